@@ -1,0 +1,1 @@
+"""roll: RL post-training of language models with DeepSpeed, vLLM and Ray, composed with Hydra."""

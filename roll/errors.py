@@ -1,0 +1,74 @@
+"""What can go wrong, as types. The command line turns each into an exit status (see `exit_status`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+BAD_INPUT = 2
+PART_FAILED = 3
+INTERRUPTED = 130
+
+
+class RollError(Exception):
+    """Base of every error that roll raises on purpose."""
+
+    exit_status = PART_FAILED
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing wrong with a configuration or with data, for a person to mend."""
+
+    place: str
+    """Key path (`actor_train.training_args.learning_rate`) or `file:row`."""
+    problem: str
+    """What is wrong, with the value that was found."""
+    remedy: str
+    """What to do about it: the allowed values, the nearest known key, the command to run."""
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.problem}\n    {self.remedy}"
+
+
+class BadInput(RollError):
+    """The configuration or the data cannot be used. Carries every fault found, not just the first."""
+
+    exit_status = BAD_INPUT
+    subject = "input"
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        assert faults, "BadInput without a fault"
+        self.faults = tuple(faults)
+        count = "1 fault" if len(self.faults) == 1 else f"{len(self.faults)} faults"
+        super().__init__(f"{count} in the {self.subject}:\n" + "\n".join(f"  {fault}" for fault in self.faults))
+
+    def __reduce__(self) -> tuple[type[BadInput], tuple[tuple[Fault, ...]]]:
+        return type(self), (self.faults,)
+
+
+class ConfigError(BadInput):
+    subject = "configuration"
+
+
+class DataError(BadInput):
+    subject = "data"
+
+
+class WorkerFailed(RollError):
+    """A worker raised, died or was late. `str()` is one line: role, rank and the first root cause."""
+
+    def __init__(self, role: str, rank: int, cause: str, traceback: str = "") -> None:
+        super().__init__(f"{role} rank {rank}: {cause}")
+        self.role, self.rank, self.cause, self.traceback = role, rank, cause, traceback
+
+    def __reduce__(self) -> tuple[type[WorkerFailed], tuple[str, int, str, str]]:
+        return type(self), (self.role, self.rank, self.cause, self.traceback)
+
+
+class WeightSyncError(RollError):
+    """The engine's weights are not what the trainer sent: names, shapes, checksum or version differ."""
+
+
+class CheckpointError(RollError):
+    """A checkpoint cannot be written, or what is on disk is not whole."""

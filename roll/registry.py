@@ -1,0 +1,49 @@
+"""A named table of interchangeable functions or classes: one line registers an entry, a name finds it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Generic, TypeVar
+
+Entry = TypeVar("Entry")
+
+
+class Registry(Mapping[str, Entry], Generic[Entry]):
+    """Maps names to entries and, for an unknown name, lists what is known and what is nearest."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._entries: dict[str, Entry] = {}
+
+    def register(self, name: str) -> Callable[[Entry], Entry]:
+        """Decorator that adds an entry under `name` and returns it unchanged.
+
+        Raises:
+            ValueError: `name` is taken.
+        """
+
+        def add(entry: Entry) -> Entry:
+            if name in self._entries:
+                raise ValueError(f"{self._kind} '{name}' is registered twice")
+            self._entries[name] = entry
+            return entry
+
+        return add
+
+    def __getitem__(self, name: str) -> Entry:
+        if name not in self._entries:
+            raise KeyError(f"no {self._kind} is named '{name}'{nearest(name, self._entries)}; known: {', '.join(sorted(self._entries))}")
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def nearest(name: str, known: Mapping[str, object] | list[str]) -> str:
+    """` (did you mean 'x'?)` for a misspelt name, or an empty string where nothing is near."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""

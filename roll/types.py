@@ -1,0 +1,160 @@
+"""What flows through the house. Frozen, ragged, typed; shapes and units stand beneath each field.
+
+P is a prompt's length in tokens, R a response's, N a number of sequences and T the sum of their lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
+Metrics = dict[str, float]
+
+
+class FinishReason(StrEnum):
+    """Why a response ended."""
+
+    STOP = "stop"
+    """The model ended it: end-of-sequence token or a stop string."""
+    LENGTH = "length"
+    """It ran into `response_length` and is truncated."""
+    ABORT = "abort"
+    """The engine gave it up; what is there is a prefix."""
+
+
+class RewardOutcome(StrEnum):
+    """How the computation of a reward ended. Only SCORED carries a verdict on the response."""
+
+    SCORED = "scored"
+    UNPARSABLE = "unparsable"
+    """No answer could be read from the response, or from the reference answer."""
+    CRASHED = "crashed"
+    """The reward function raised, or its process died."""
+    TIMED_OUT = "timed_out"
+    """It ran past its deadline and its process was ended."""
+
+
+@dataclass(frozen=True)
+class RewardResult:
+    """What a reward function says of one response."""
+
+    value: float
+    """The reward. For an outcome other than SCORED it is the configured stand-in (0 unless told)."""
+    outcome: RewardOutcome = RewardOutcome.SCORED
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Named components, for the metrics and the samples file."""
+    note: str = ""
+    """Why, in a few words: the exception of a crash, the answer that was read."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question to the policy, rendered and tokenised."""
+
+    prompt_id: int
+    """Position in the order in which the sampler drew prompts, counted from 0 over the whole run."""
+    token_ids: Ints
+    """[P]"""
+    text: str
+    """The rendered prompt: what the chat template made of the messages."""
+    domain: str
+    """Key of `rewards` that scores the responses."""
+    row: Mapping[str, Any]
+    """The data set's row, as the reward functions see it."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled response as an engine returns it."""
+
+    token_ids: Ints
+    """[R], the end-of-sequence token included if the model produced it."""
+    log_probs: Floats
+    """[R], natural log, of the sampled tokens under the distribution they were sampled from."""
+    policy_versions: Ints
+    """[R], number of optimizer updates behind the weights that produced each token."""
+    finish_reason: FinishReason
+    text: str
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One response with everything training needs to know of it."""
+
+    completion: Completion
+    reward: RewardResult
+
+
+@dataclass(frozen=True)
+class RolloutGroup:
+    """One prompt and all of its samples, finished and scored."""
+
+    prompt: Prompt
+    rollouts: Sequence[Rollout]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How responses are drawn. Neutral defaults sample from the model's own distribution."""
+
+    max_new_tokens: int
+    samples: int = 1
+    """Responses for each prompt."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1 keeps the whole vocabulary."""
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    """Generate exactly `max_new_tokens`; for benchmarks."""
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """N token sequences laid end to end; nothing is padded."""
+
+    token_ids: Ints
+    """[T]"""
+    offsets: NDArray[np.int64]
+    """[N + 1]; sequence i is `token_ids[offsets[i]:offsets[i + 1]]`."""
+    response_mask: Bools
+    """[T]; True where a token was produced by the policy (or is to be learnt) and so enters a loss."""
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """[N], tokens of each sequence."""
+        return np.diff(self.offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """What one call of `train_step` learns from. Per-token fields hold 0 outside `response_mask`.
+
+    Position t of a per-token field speaks of token t given the tokens before it.
+    """
+
+    sequences: Sequences
+    advantages: Floats
+    """[T]"""
+    behaviour_log_probs: Floats
+    """[T], natural log: the policy that sampled the token, at the version that sampled it."""
+    policy_versions: Ints
+    """[T], the version that sampled the token."""
+    ref_log_probs: Floats | None = None
+    """[T], natural log: the reference policy. None if no term of the loss uses it."""
+
+    def __len__(self) -> int:
+        return len(self.sequences)
