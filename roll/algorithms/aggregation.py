@@ -1,0 +1,34 @@
+"""How token losses become one number: a weight for each token, fixed before the batch is split.
+
+The loss of an update is `sum(weight * token loss)` over all its tokens, whatever rank or micro-batch they fall in.
+The weights of an update's tokens are normalised by the update's own totals, so no split can change the result.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roll.types import Floats, Sequences
+
+
+def loss_weights(sequences: Sequences, mode: str) -> Floats:
+    """The weight of each token, [T]; 0 outside the response mask.
+
+    `token-mean` averages over tokens, `seq-mean-token-sum` sums tokens and averages over sequences,
+    `seq-mean-token-mean` averages over a sequence's tokens and then over sequences. A sequence whose mask is empty
+    counts in neither.
+    """
+    mask = sequences.response_mask
+    tokens = np.add.reduceat(mask, sequences.offsets[:-1], dtype=np.int64)
+    per_token = np.repeat(tokens, sequences.lengths)
+    total, rows = int(tokens.sum()), int((tokens > 0).sum())
+    match mode:
+        case "token-mean":
+            weights = mask / max(total, 1)
+        case "seq-mean-token-sum":
+            weights = mask / max(rows, 1)
+        case "seq-mean-token-mean":
+            weights = mask / np.maximum(per_token * max(rows, 1), 1)
+        case _:
+            raise ValueError(f"no loss_agg_mode is named '{mode}'; known: token-mean, seq-mean-token-sum, seq-mean-token-mean")
+    return weights.astype(np.float32)

@@ -1,0 +1,105 @@
+"""Ragged sequences to micro-batches: which rank trains what, in which forward pass. Pure functions.
+
+Under ZeRO every forward pass is a collective, so all ranks must run the same number of them. `split` decides
+for all ranks at once, by counting, not by communicating.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from roll.types import Bools, Floats, Ints, Sequences
+
+FILLER = Sequences(np.zeros(2, np.int32), np.array([0, 2], np.int64), np.zeros(2, np.bool_))
+"""Two tokens that enter no loss: what a rank runs when it has fewer micro-batches than the others."""
+
+
+def concatenate(token_ids: Sequence[Ints], response_masks: Sequence[Bools]) -> Sequences:
+    """Lay sequences end to end."""
+    offsets = np.cumsum([0] + [len(ids) for ids in token_ids], dtype=np.int64)
+    return Sequences(np.concatenate(token_ids).astype(np.int32), offsets, np.concatenate(response_masks))
+
+
+def positions(offsets: np.ndarray, indices: Sequence[int]) -> np.ndarray:
+    """Token positions of the chosen sequences, in their order."""
+    return np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in indices])
+
+
+def select(sequences: Sequences, indices: Sequence[int]) -> Sequences:
+    """The chosen sequences, in their order; no index gives the filler."""
+    if not len(indices):
+        return FILLER
+    where = positions(sequences.offsets, indices)
+    offsets = np.cumsum(np.concatenate([[0], sequences.lengths[list(indices)]]), dtype=np.int64)
+    return Sequences(sequences.token_ids[where], offsets, sequences.response_mask[where])
+
+
+def select_tokens(field: Floats | Ints, sequences: Sequences, indices: Sequence[int]) -> Floats | Ints:
+    """A per-token field of the chosen sequences; no index gives the filler's zeros."""
+    return field[positions(sequences.offsets, indices)] if len(indices) else np.zeros(len(FILLER.token_ids), field.dtype)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Sequence indices by rank and micro-batch: `ranks[rank][forward]` is a list of indices, perhaps empty."""
+
+    ranks: tuple[tuple[tuple[int, ...], ...], ...]
+
+    @property
+    def forwards(self) -> int:
+        """Forward passes, the same on every rank."""
+        return len(self.ranks[0])
+
+
+def split(lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int) -> Split:
+    """Share sequences over ranks by their cost and pack each rank's share into micro-batches.
+
+    Args:
+        lengths: tokens of each sequence.
+        ranks: number of ranks.
+        token_budget: tokens of a micro-batch; a longer sequence gets one of its own.
+
+    Returns:
+        Every index exactly once; the same number of micro-batches on every rank (empty ones where a rank has no more).
+    """
+    shares = balance(lengths, ranks)
+    forwards = 1
+    while True:
+        packed = [pack(lengths, share, token_budget, forwards) for share in shares]
+        most = max(map(len, packed))
+        if most <= forwards:
+            break
+        forwards = most
+    return Split(tuple(tuple(map(tuple, bins)) + ((),) * (forwards - len(bins)) for bins in packed))
+
+
+def balance(lengths: Sequence[int] | np.ndarray, ranks: int) -> list[list[int]]:
+    """Longest first, each to the rank with the least tokens so far; every rank's share in ascending order."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for index in sorted(range(len(lengths)), key=lambda i: (-int(lengths[i]), i)):
+        lightest = min(range(ranks), key=lambda rank: (loads[rank], len(shares[rank]), rank))
+        shares[lightest].append(index)
+        loads[lightest] += int(lengths[index])
+    return [sorted(share) for share in shares]
+
+
+def pack(lengths: Sequence[int] | np.ndarray, indices: Sequence[int], token_budget: int, bins: int) -> list[list[int]]:
+    """Longest first, each into the emptiest of `bins` bins, or into a new one where the token budget allows no other."""
+    order = sorted(indices, key=lambda i: (-int(lengths[i]), i))
+    packed: list[list[int]] = [[] for _ in range(min(bins, len(order)))]
+    loads = [0] * len(packed)
+    for index in order:
+        length = int(lengths[index])
+        fits = [b for b in range(len(packed)) if not packed[b] or loads[b] + length <= token_budget]
+        if not fits:
+            packed.append([])
+            loads.append(0)
+            fits = [len(packed) - 1]
+        emptiest = min(fits, key=lambda b: (loads[b], b))
+        packed[emptiest].append(index)
+        loads[emptiest] += length
+    return [sorted(bin_) for bin_ in packed]

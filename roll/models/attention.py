@@ -1,0 +1,78 @@
+"""Attention over sequences that lie end to end in one row, through transformers' attention interface.
+
+The model is given `cu_seq_lens_q` and `max_length_q` as keyword arguments; no token attends to another sequence.
+On CUDA the kernel is torch's variable-length FlashAttention. On the CPU the rows are laid side by side for the
+length of one kernel call: with causal attention a right-padded row needs no mask, and short sequences cost
+what they are, not the square of the micro-batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+PACKED = "roll_packed"
+
+
+def register() -> str:
+    """Make the packed kernel known to transformers; returns the name for `attn_implementation`."""
+    AttentionInterface.register(PACKED, packed_attention)
+    return PACKED
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    cu_seq_lens_q: Tensor,
+    max_length_q: int,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each packed sequence.
+
+    Args:
+        query: [1, heads, T, D].
+        key, value: [1, key-value heads, T, D].
+        cu_seq_lens_q: int32 [N + 1], where each sequence starts and the last one ends.
+        max_length_q: tokens of the longest sequence.
+
+    Returns:
+        [1, T, heads, D] and None (no attention weights).
+    """
+    if sliding_window is not None and max_length_q > sliding_window:
+        raise ValueError(f"sequences of {max_length_q} tokens exceed the model's sliding window of {sliding_window}, which is not supported")
+    if query.is_cuda:
+        from torch.nn.attention.varlen import varlen_attn
+
+        packed = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
+        out = varlen_attn(*packed, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, is_causal=True, scale=scaling)
+        return out[None], None  # pyright: ignore[reportIndexIssue]
+    rows, columns = _positions(cu_seq_lens_q)
+    count = len(cu_seq_lens_q) - 1
+
+    def side_by_side(packed: Tensor) -> Tensor:
+        heads, _, width = packed.shape[1:]
+        laid = packed.new_zeros(count, max_length_q, heads, width)
+        laid[rows, columns] = packed[0].transpose(0, 1)
+        return laid.transpose(1, 2)
+
+    out = nn.functional.scaled_dot_product_attention(
+        side_by_side(query), side_by_side(key), side_by_side(value), is_causal=True, scale=scaling, enable_gqa=True
+    )
+    return out.transpose(1, 2)[rows, columns][None], None
+
+
+def _positions(offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """Sequence index and position within it, both [T], of every packed token."""
+    lengths = offsets.diff()
+    rows = torch.repeat_interleave(torch.arange(len(lengths), device=offsets.device), lengths)
+    columns = torch.arange(int(offsets[-1]), device=offsets.device) - offsets[:-1].repeat_interleave(lengths)
+    return rows, columns
