@@ -1,0 +1,139 @@
+"""What makes a folder a checkpoint: a manifest, written last, that names every file with its size and digest."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import xxhash
+from pydantic import TypeAdapter, ValidationError
+
+from roll.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a checkpoint."""
+
+    bytes: int
+    xxh3: str
+    """128-bit XXH3 of the contents, in hexadecimal."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The table of contents of a checkpoint."""
+
+    format: Literal[1]
+    step: int
+    sequence: int
+    """Counts the checkpoints written into one folder. It orders them by age also after a run went back to an earlier step."""
+    files: Mapping[str, FileEntry]
+    """By path relative to the checkpoint, with forward slashes."""
+
+
+_MANIFEST = TypeAdapter(Manifest)
+
+
+def seal(folder: Path, step: int, sequence: int, required: Iterable[str]) -> Manifest:
+    """Bring every file below `folder` to the disk, then write its manifest.
+
+    Files written by other machines must have been closed by then: a network file system shows them to us only after that.
+
+    Raises:
+        CheckpointError: a required file is absent or empty, or something below is neither file nor folder.
+    """
+    names = _files_below(folder)
+    for name in required:
+        if name not in names or (folder / name).stat().st_size == 0:
+            raise CheckpointError(f"{folder}: required file '{name}' is {'empty' if name in names else 'absent'}; nothing was kept of this checkpoint")
+    with ThreadPoolExecutor() as pool:
+        entries = list(pool.map(lambda name: _measure(folder / name, sync=True), names))
+    manifest = Manifest(1, step, sequence, dict(zip(names, entries, strict=True)))
+    with (folder / MANIFEST).open("wb") as file:
+        file.write(_MANIFEST.dump_json(manifest, indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    for inner in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        sync_folder(inner)
+    return manifest
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises CheckpointError if the manifest is absent or cannot be understood."""
+    path = folder / MANIFEST
+    try:
+        return _MANIFEST.validate_json(path.read_bytes(), strict=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder}: it holds no {MANIFEST}, so it is no whole checkpoint; name a `step_N` folder that has one") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise CheckpointError(f"{path}: {place}: {first['msg']}; take another checkpoint") from None
+
+
+def check_sizes(folder: Path) -> Manifest:
+    """Cheap test of wholeness: every file is there and as long as the manifest says.
+
+    Raises:
+        CheckpointError: with the first file that is not.
+    """
+    manifest = read_manifest(folder)
+    for name, entry in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"{path}: the manifest names this file, but it is absent; take another checkpoint")
+        if (found := path.stat().st_size) != entry.bytes:
+            raise CheckpointError(f"{path}: it has {found} bytes where {entry.bytes} were written; take another checkpoint")
+    return manifest
+
+
+def verify(folder: Path) -> Manifest:
+    """Full test of wholeness: sizes, and the digest of every file's contents.
+
+    Raises:
+        CheckpointError: with every file that differs.
+    """
+    manifest = check_sizes(folder)
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(lambda name: _measure(folder / name, sync=False), manifest.files))
+    changed = [name for (name, entry), now in zip(manifest.files.items(), found, strict=True) if now != entry]
+    if changed:
+        raise CheckpointError(f"{folder}: the contents of {', '.join(changed)} differ from what was written (XXH3 digest); take another checkpoint")
+    return manifest
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the folder's own entries (creations, renames, removals) to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _files_below(folder: Path) -> list[str]:
+    names = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise CheckpointError(f"{path}: it is neither a file nor a folder, so the checkpoint would not be whole; write the contents themselves")
+        if path.is_file():
+            names.append(path.relative_to(folder).as_posix())
+    if not names:
+        raise CheckpointError(f"{folder}: nothing was written into this checkpoint")
+    return names
+
+
+def _measure(path: Path, sync: bool) -> FileEntry:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, xxhash.xxh3_128)  # pyright: ignore[reportArgumentType]  (xxhash follows hashlib's interface)
+        if sync:
+            os.fsync(file.fileno())
+        return FileEntry(bytes=file.tell(), xxh3=digest.hexdigest())

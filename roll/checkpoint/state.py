@@ -1,0 +1,44 @@
+"""What the training loop itself carries from one process to the next. Models and optimizers are the strategies' part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from roll.errors import CheckpointError
+
+LOOP_FILE = "loop.json"
+
+
+@dataclass(frozen=True)
+class LoopState:
+    """Where the loop stands at the end of a step."""
+
+    exp_name: str
+    step: int
+    """Steps completed."""
+    policy_version: int
+    """Optimizer updates behind the policy's weights."""
+    sampler: Mapping[str, Any]
+    """The prompt sampler's own state, in JSON's types."""
+    seconds: float
+    """Wall-clock time spent so far, over all processes that ran this experiment."""
+
+    def write(self, folder: Path) -> None:
+        (folder / LOOP_FILE).write_bytes(_LOOP_STATE.dump_json(self, indent=1))
+
+    @staticmethod
+    def read(folder: Path) -> LoopState:
+        """Raises CheckpointError if the file is absent or not what `write` writes."""
+        path = folder / LOOP_FILE
+        try:
+            return _LOOP_STATE.validate_json(path.read_bytes(), strict=True)
+        except (FileNotFoundError, ValidationError) as error:
+            raise CheckpointError(f"{path}: no state of the loop can be read from it: {error}; take another checkpoint") from error
+
+
+_LOOP_STATE = TypeAdapter(LoopState)

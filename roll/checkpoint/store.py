@@ -1,0 +1,207 @@
+"""The folder of a run's checkpoints. Whoever looks finds whole checkpoints only, also after a crash at any point.
+
+    writing(step):   .step_N.partial-x  --seal-->  manifest on disk  --rename-->  step_N  -->  older ones go
+    a swap:          step_N --rename--> .step_N.replaced-x, the new one takes its place, the old one goes
+    a removal:       step_N --rename--> .step_N.removed-x, and only then files are deleted
+
+`clean` undoes or completes what a dead writer left: a checkpoint set aside whose successor never arrived comes back.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from roll.checkpoint.manifest import MANIFEST, Manifest, check_sizes, seal, sync_folder, verify
+from roll.errors import CheckpointError, ConfigError, Fault
+
+LOG = logging.getLogger(__name__)
+
+_CHECKPOINT = re.compile(r"step_\d+")
+_LEFTOVER = re.compile(r"\.(?P<name>step_\d+)\.(?P<state>partial|replaced|removed)-[0-9a-f]{32}")
+_WITHOUT_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
+
+
+class CheckpointStore:
+    """Writes checkpoints so that each is complete or absent, finds the newest and removes the old."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        """`keep` is the number of newest checkpoints that stay, at least 1."""
+        assert keep > 0, "a store that keeps nothing"
+        self.folder = folder
+        self.keep = keep
+
+    @contextmanager
+    def writing(self, step: int, required: Sequence[str] = ()) -> Iterator[Path]:
+        """Give a folder to write into, below which other processes may write too; it becomes `step_N` on a clean exit.
+
+        An exception inside the block removes the folder and passes; the earlier checkpoints stay as they were.
+        `required` names files, relative to the folder, without which there is no checkpoint.
+
+        Raises:
+            CheckpointError: the folder is empty, lacks a required file or cannot be brought to the disk,
+                or another process is writing into this store.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(self.folder.parent)
+        with self._sole_writer():
+            self._settle()
+            final = self.folder / f"step_{step}"
+            partial = self._hidden(final.name, "partial")
+            partial.mkdir()
+            try:
+                yield partial
+                whole = self._whole()
+                sequence = 1 + max((manifest.sequence for _, manifest in whole), default=0)
+                with _failures_named(final):
+                    seal(partial, step, sequence, required)
+                    check_sizes(partial)
+                    self._publish(partial, final)
+            except BaseException:
+                self._settle()
+                raise
+            for path in [path for path, _ in whole if path != final][self.keep - 1 :]:
+                self._remove(self._set_aside(path, "removed"))
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint whose files are all there in full size (`verify` reads their contents too)."""
+        whole = self._whole()
+        return whole[0][0] if whole else None
+
+    def clean(self) -> None:
+        """Remove what dead writers left unfinished, and bring back a checkpoint whose replacement never arrived.
+
+        Raises:
+            CheckpointError: another process is writing into this store.
+        """
+        if self.folder.is_dir():
+            with self._sole_writer():
+                self._settle()
+
+    def resolve(self, resume: str) -> Path | None:
+        """The checkpoint to start from, its contents verified, or None for a fresh start.
+
+        `resume` is `auto` (the newest whole checkpoint of this store, if it has any), `never`, or a checkpoint's folder.
+
+        Raises:
+            ConfigError: the path given is no checkpoint.
+            CheckpointError: the checkpoint at that path is not whole, or under `auto` none of the store's is.
+        """
+        self.clean()
+        if resume == "never":
+            return None
+        if resume == "auto":
+            return self._newest_verified()
+        path = Path(resume)
+        if not (path / MANIFEST).is_file():
+            raise ConfigError([_no_checkpoint(path, self.latest())])
+        verify(path)
+        return path
+
+    def _newest_verified(self) -> Path | None:
+        for path, _ in self._whole():
+            try:
+                verify(path)
+            except CheckpointError as error:
+                LOG.warning("checkpoint passed over: %s", error)
+            else:
+                return path
+        if broken := self._named():
+            names = ", ".join(path.name for path in broken)
+            raise CheckpointError(f"{self.folder}: none of its checkpoints ({names}) is whole; resume_from_checkpoint=never starts over")
+        return None
+
+    def _named(self) -> list[Path]:
+        """Folders that bear a checkpoint's name."""
+        if not self.folder.is_dir():
+            return []
+        return [path for path in self.folder.iterdir() if _CHECKPOINT.fullmatch(path.name) and path.is_dir()]
+
+    def _whole(self) -> list[tuple[Path, Manifest]]:
+        """Newest first. Broken ones are reported and left where they are, for a person to look at."""
+        whole = []
+        for path in self._named():
+            try:
+                whole.append((path, check_sizes(path)))
+            except CheckpointError as error:
+                LOG.warning("checkpoint passed over: %s", error)
+        return sorted(whole, key=lambda found: found[1].sequence, reverse=True)
+
+    def _publish(self, partial: Path, final: Path) -> None:
+        """Give a sealed folder its name. What bore the name before goes once the new one has it."""
+        replaced = self._set_aside(final, "replaced") if final.exists() else None
+        os.rename(partial, final)
+        sync_folder(self.folder)
+        if replaced is not None:
+            self._remove(replaced)
+
+    def _settle(self) -> None:
+        """Finish what was begun and not completed. Only the sole writer may call this."""
+        for leftover in sorted(self.folder.iterdir()):
+            match = _LEFTOVER.fullmatch(leftover.name)
+            if match is None:
+                continue
+            final = self.folder / match["name"]
+            if match["state"] == "replaced" and not final.exists():
+                os.rename(leftover, final)
+                sync_folder(self.folder)
+                LOG.warning("checkpoint brought back, its replacement was never completed: %s", final)
+            elif match["state"] == "removed":
+                self._remove(leftover)
+            else:
+                aside = self._hidden(match["name"], "removed")
+                os.rename(leftover, aside)
+                self._remove(aside)
+
+    def _set_aside(self, path: Path, state: Literal["replaced", "removed"]) -> Path:
+        aside = self._hidden(path.name, state)
+        os.rename(path, aside)
+        sync_folder(self.folder)
+        return aside
+
+    def _hidden(self, name: str, state: Literal["partial", "replaced", "removed"]) -> Path:
+        return self.folder / f".{name}.{state}-{uuid.uuid4().hex}"
+
+    def _remove(self, aside: Path) -> None:
+        shutil.rmtree(aside, ignore_errors=True)
+        if aside.exists():
+            LOG.warning("%s could not be removed; the next start tries again, or remove it by hand", aside)
+
+    @contextmanager
+    def _sole_writer(self) -> Iterator[None]:
+        """Hold the store's lock; the kernel gives it back when its holder dies."""
+        with (self.folder / ".lock").open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise CheckpointError(
+                    f"{self.folder}: another process is writing a checkpoint here; give each run its own output_dir, or wait for that run"
+                ) from None
+            except OSError as error:
+                if error.errno not in _WITHOUT_LOCKS:
+                    raise
+                LOG.warning("%s: this file system has no locks, so two runs in one folder go unnoticed", self.folder)
+            yield
+
+
+@contextmanager
+def _failures_named(final: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{final}: cannot be written: {error}; free space or mend the folder, then start again") from error
+
+
+def _no_checkpoint(path: Path, newest: Path | None) -> Fault:
+    problem = f"'{path}' is no checkpoint: " + (f"it holds no {MANIFEST}" if path.is_dir() else "there is no such folder")
+    remedy = f"name a checkpoint's folder{f', such as {newest}' if newest else ' (step_N)'}, or `auto`, or `never`"
+    return Fault("resume_from_checkpoint", problem, remedy)

@@ -1,0 +1,203 @@
+import fcntl
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from roll.checkpoint.manifest import MANIFEST, read_manifest
+from roll.checkpoint.store import CheckpointStore
+from roll.errors import CheckpointError, ConfigError
+
+
+def save(store: CheckpointStore, step: int, text: str = "weights") -> Path:
+    with store.writing(step, required=["model.pt"]) as folder:
+        (folder / "model.pt").write_text(text)
+        (folder / "optimizer").mkdir()
+        (folder / "optimizer" / "rank_0.pt").write_text(text * 100)
+    return store.folder / f"step_{step}"
+
+
+def names(store: CheckpointStore) -> set[str]:
+    return {path.name for path in store.folder.iterdir()} - {".lock"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "run" / "checkpoints", keep=2)
+
+
+def test_a_checkpoint_appears_whole_and_only_at_the_end(store: CheckpointStore) -> None:
+    assert store.latest() is None
+    with store.writing(4) as folder:
+        (folder / "model.pt").write_text("weights")
+        assert store.latest() is None
+        assert folder.name.startswith(".step_4.partial-")
+    assert names(store) == {"step_4"}
+    assert store.latest() == store.folder / "step_4"
+    assert read_manifest(store.folder / "step_4").step == 4
+
+
+def test_an_exception_removes_the_partial_folder_and_passes(store: CheckpointStore) -> None:
+    save(store, 1)
+    with pytest.raises(KeyboardInterrupt), store.writing(2) as folder:
+        (folder / "model.pt").write_text("half")
+        raise KeyboardInterrupt
+    assert names(store) == {"step_1"}
+
+
+def test_a_missing_required_file_leaves_no_checkpoint(store: CheckpointStore) -> None:
+    save(store, 1)
+    with pytest.raises(CheckpointError, match=r"'loop\.json' is absent"), store.writing(2, required=["loop.json"]) as folder:
+        (folder / "model.pt").write_text("weights")
+    assert names(store) == {"step_1"}
+
+
+def test_a_full_disk_is_named_and_leaves_no_checkpoint(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(store, 1)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(CheckpointError, match=r"step_2: cannot be written: .*No space left"), store.writing(2) as folder:
+        (folder / "model.pt").write_text("weights")
+        monkeypatch.setattr(os, "fsync", full)
+    assert names(store) == {"step_1"}
+
+
+def test_the_oldest_go_only_when_the_newest_has_its_name(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(store, 9)
+    save(store, 10)
+    seen: list[tuple[str, str]] = []
+    rename = os.rename
+
+    def record(source: Path, target: Path) -> None:
+        seen.append((source.name.split("-")[0], target.name.split("-")[0]))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", record)
+    save(store, 11)
+    assert seen == [(".step_11.partial", "step_11"), ("step_9", ".step_9.removed")]
+    assert names(store) == {"step_10", "step_11"}
+
+
+def test_every_file_and_folder_is_on_the_disk_before_the_rename(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[str] = set()
+    at_rename: list[set[str]] = []
+    fsync, rename = os.fsync, os.rename
+
+    def record_sync(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def record_rename(source: Path, target: Path) -> None:
+        at_rename.append({os.path.relpath(path, source) for path in synced})
+        synced.clear()
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "rename", record_rename)
+    save(store, 1)
+    assert at_rename[0] >= {"model.pt", "optimizer/rank_0.pt", "optimizer", MANIFEST, "."}
+    assert synced == {str(store.folder)}, "the rename itself was not brought to the disk"
+
+
+def test_an_earlier_runs_checkpoint_of_the_same_step_is_swapped(store: CheckpointStore) -> None:
+    save(store, 5, "old")
+    (store.folder / "step_5" / "stray").write_text("of the old run")
+    path = save(store, 5, "new")
+    assert (path / "model.pt").read_text() == "new"
+    assert not (path / "stray").exists()
+    assert names(store) == {"step_5"}
+
+
+def test_newest_means_last_written_also_after_going_back(store: CheckpointStore) -> None:
+    save(store, 90)
+    save(store, 100)
+    save(store, 10)
+    assert store.latest() == store.folder / "step_10"
+    assert names(store) == {"step_100", "step_10"}
+    save(store, 20)
+    assert store.latest() == store.folder / "step_20"
+    assert names(store) == {"step_10", "step_20"}
+
+
+def test_a_broken_checkpoint_is_passed_over_and_reported(store: CheckpointStore, caplog: pytest.LogCaptureFixture) -> None:
+    good, broken = save(store, 1), save(store, 2)
+    (broken / "model.pt").write_text("short")
+    with caplog.at_level(logging.WARNING):
+        assert store.latest() == good
+    assert f"{broken}/model.pt: it has 5 bytes where 7 were written" in caplog.text
+    save(store, 3)
+    assert names(store) == {"step_1", "step_2", "step_3"}, "rotation counts whole checkpoints, and leaves broken ones to a person"
+
+
+def test_auto_falls_back_to_a_checkpoint_whose_contents_are_right(store: CheckpointStore, caplog: pytest.LogCaptureFixture) -> None:
+    good, broken = save(store, 1), save(store, 2)
+    (broken / "model.pt").write_text("WEIGHTS")
+    assert store.latest() == broken, "sizes alone do not show it"
+    assert store.resolve("auto") == good
+    assert "model.pt differ" in caplog.text
+    (good / "model.pt").unlink()
+    with pytest.raises(CheckpointError, match="never starts over"):
+        store.resolve("auto")
+
+
+def test_resolve_without_checkpoints(store: CheckpointStore, tmp_path: Path) -> None:
+    assert store.resolve("auto") is None
+    assert store.resolve("never") is None
+    path = save(store, 1)
+    assert store.resolve("never") is None
+    assert store.resolve("auto") == path
+    assert store.resolve(str(path)) == path
+
+
+def test_resolve_explains_a_path_that_is_no_checkpoint(store: CheckpointStore, tmp_path: Path) -> None:
+    path = save(store, 1)
+    with pytest.raises(ConfigError, match="no such folder") as raised:
+        store.resolve(str(tmp_path / "step_7"))
+    fault = raised.value.faults[0]
+    assert fault.place == "resume_from_checkpoint" and str(path) in fault.remedy
+    with pytest.raises(ConfigError, match=f"holds no {MANIFEST}"):
+        store.resolve(str(tmp_path))
+    (path / "model.pt").write_text("WEIGHTS")
+    with pytest.raises(CheckpointError, match="model.pt differ"):
+        store.resolve(str(path))
+    (path / "model.pt").unlink()
+    with pytest.raises(CheckpointError, match="absent"):
+        store.resolve(str(path))
+
+
+def test_leftovers_of_dead_writers_go_and_a_checkpoint_set_aside_comes_back(store: CheckpointStore) -> None:
+    save(store, 1, "old")
+    token = "0" * 32
+    for name in (f".step_2.partial-{token}", f".step_0.removed-{token}", "notes"):
+        (store.folder / name).mkdir()
+        (store.folder / name / "file").touch()
+    (store.folder / "step_1").rename(store.folder / f".step_1.replaced-{token}")
+    store.clean()
+    assert names(store) == {"step_1", "notes"}
+    assert store.latest() == store.folder / "step_1"
+
+
+def test_two_writers_in_one_folder_are_an_error_for_the_second(store: CheckpointStore) -> None:
+    other = CheckpointStore(store.folder, keep=1)
+    with store.writing(1) as folder:
+        (folder / "model.pt").write_text("weights")
+        with pytest.raises(CheckpointError, match="another process is writing"), other.writing(2):
+            pass
+        with pytest.raises(CheckpointError, match="another process is writing"):
+            other.clean()
+    assert names(store) == {"step_1"}
+
+
+def test_a_file_system_without_locks_is_reported_and_used(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unsupported(file: object, operation: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    assert store.latest() is None
+    assert save(store, 1) == store.latest()
+    assert "has no locks" in caplog.text
