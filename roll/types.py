@@ -158,3 +158,14 @@ class TrainBatch:
 
     def __len__(self) -> int:
         return len(self.sequences)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of the model under the name that its checkpoint gives it."""
+
+    name: str
+    dtype: str
+    """As torch prints it: `torch.bfloat16`."""
+    shape: tuple[int, ...]
+    nbytes: int

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
@@ -69,7 +70,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     """
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise DataError([unreadable(path, "tokenizer", error)]) from error
 
 
@@ -89,7 +90,7 @@ def load_causal_model(path: str, model_args: ModelArgs, packed: bool = True) -> 
             attn_implementation=implementation,
             trust_remote_code=model_args.trust_remote_code,
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise DataError([unreadable(path, "model", error)]) from error
     if packed:
         model.set_output_embeddings(LogProbHead(model.get_output_embeddings()))

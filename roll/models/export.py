@@ -1,0 +1,56 @@
+"""Write a policy as the folder that transformers, PEFT and vLLM load."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+
+from peft import PeftModel
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+FORMAT = {"format": "pt"}
+
+
+def write_model(folder: Path, buckets: Iterator[Mapping[str, Tensor]], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """A Hugging Face folder: one safetensors file for each bucket and the index that joins them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    where: dict[str, str] = {}
+    total = 0
+    for number, tensors in enumerate(buckets, 1):
+        file = f"model-{number:05d}.safetensors"
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / file, metadata=FORMAT)
+        where |= dict.fromkeys(tensors, file)
+        total += sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    model.config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def write_adapter(folder: Path, tensors: Mapping[str, Tensor], model: object, tokenizer: PreTrainedTokenizerBase) -> None:
+    """A PEFT folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / "adapter_model.safetensors", metadata=FORMAT)
+    (folder / "adapter_config.json").write_text(adapter_config(model))
+    tokenizer.save_pretrained(folder)
+
+
+def adapter_config(model: object) -> str:
+    """PEFT's `adapter_config.json` of the model's adapter."""
+    assert isinstance(model, PeftModel)
+    description = model.peft_config["default"].to_dict() | {"inference_mode": True}
+    return json.dumps(description, indent=2, sort_keys=True, default=_plain) + "\n"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    return str(value)

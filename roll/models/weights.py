@@ -1,0 +1,81 @@
+"""A policy's parameters under the names that checkpoints and engines know, with any adapter merged in on request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from roll.types import TensorSpec
+
+ADAPTER = "default"
+
+
+class WeightView:
+    """Names, parameters and tensors of a model that may be sharded by ZeRO-3 and may carry a LoRA adapter.
+
+    Specifications can be had at any time. Tensors can be read only while the parameters behind them are gathered.
+    """
+
+    def __init__(self, model: PreTrainedModel | PeftModel) -> None:
+        causal = model.get_base_model() if isinstance(model, PeftModel) else model
+        self._model: dict[str, nn.Parameter] = {}
+        self._layers: dict[str, LoraLayer] = {}
+        for name, parameter in causal.named_parameters():
+            if ".lora_" in name:
+                continue
+            plain = name.replace(".base_layer.", ".")
+            self._model[plain] = parameter
+            if plain != name and name.endswith(".base_layer.weight"):
+                layer = causal.get_submodule(name.removesuffix(".base_layer.weight"))
+                assert isinstance(layer, LoraLayer)
+                self._layers[plain] = layer
+        self._adapter = {
+            name.replace(f".{ADAPTER}.", "."): parameter for name, parameter in model.named_parameters() if ".lora_" in name
+        }
+
+    def model_specs(self) -> list[TensorSpec]:
+        """The whole model in its own order."""
+        return [_spec(name, parameter) for name, parameter in self._model.items()]
+
+    def adapter_specs(self) -> list[TensorSpec]:
+        """The adapter under PEFT's names."""
+        return [_spec(name, parameter) for name, parameter in self._adapter.items()]
+
+    def model_parameters(self, names: Sequence[str]) -> list[nn.Parameter]:
+        """What must be gathered to read `model_tensors(names)`."""
+        needed = [self._model[name] for name in names]
+        for name in names:
+            if name in self._layers:
+                needed += [self._layers[name].lora_A[ADAPTER].weight, self._layers[name].lora_B[ADAPTER].weight]
+        return needed
+
+    def adapter_parameters(self, names: Sequence[str]) -> list[nn.Parameter]:
+        """What must be gathered to read `adapter_tensors(names)`."""
+        return [self._adapter[name] for name in names]
+
+    def model_tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Copies of the named tensors, W + (alpha / r) B A where a layer is adapted."""
+        return {name: self._merged(name) for name in names}
+
+    def adapter_tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Copies of the adapter's tensors."""
+        return {name: self._adapter[name].detach().clone() for name in names}
+
+    def _merged(self, name: str) -> Tensor:
+        weight = self._model[name].detach()
+        if name not in self._layers:
+            return weight.clone()
+        # In fp32, and rounded once: merging in bf16 would lose most of a small adapter.
+        return (weight.float() + self._layers[name].get_delta_weight(ADAPTER).detach().float()).to(weight.dtype)
+
+
+def _spec(name: str, parameter: nn.Parameter) -> TensorSpec:
+    shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+    count = 1
+    for size in shape:
+        count *= size
+    return TensorSpec(name, str(parameter.dtype), shape, count * parameter.element_size())

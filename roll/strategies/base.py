@@ -1,0 +1,143 @@
+"""What a backend must be able to do, by job: train, score given sequences, or generate.
+
+A strategy lives in one process of its role. Methods of training and scoring are collective: every rank of the
+role calls them with the same number of micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from roll.algorithms.losses import Loss
+from roll.types import Completion, Floats, Ints, Metrics, Sampling, Sequences, TensorSpec, TrainBatch
+from roll.weight_sync.bucket import Bucket
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Which process of a role this is, and how it finds the others."""
+
+    role: str
+    rank: int
+    world_size: int
+    master_address: str
+    master_port: int
+    device: str
+    """`cpu` or `cuda`; a worker sees one CUDA device."""
+    timeout: float
+    """Seconds after which a collective operation gives up."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward and backward pass trains on."""
+
+    batch: TrainBatch
+    loss_weights: Floats
+    """[T], see `algorithms.aggregation`."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """One rank's share of a training step."""
+
+    sums: Metrics
+    """Over this rank's response tokens, of each metric."""
+    tokens: int
+    """Response tokens behind `sums`."""
+    mismatch_sums: Metrics
+    """Over the tokens that the current version sampled, before the first update: trainer against engine."""
+    mismatch_tokens: int
+    scalars: Metrics
+    """The same on every rank: gradient norm, learning rate, skipped updates."""
+
+
+class TrainStrategy(Protocol):
+    """A policy that learns."""
+
+    def train_step(self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int) -> TrainResult:
+        """Run one optimizer update for each list of micro-batches. `policy_version` is the version before the first."""
+        ...
+
+    def log_probs(self, micro_batches: Sequence[Sequences], temperature: float, adapter: bool) -> list[Floats]:
+        """[T] for each micro-batch, 0 outside the response mask; `adapter=False` leaves LoRA out."""
+        ...
+
+    def tensors(self, adapter: bool) -> list[TensorSpec]:
+        """What there is to send: the adapter's tensors, or the whole model's with any adapter merged in."""
+        ...
+
+    def write_bucket(self, names: Sequence[str], adapter: bool, path: Path) -> Bucket | None:
+        """Gather some tensors over all ranks; rank 0 writes and describes them, the others return None."""
+        ...
+
+    def adapter_config(self) -> str:
+        """PEFT's description of the adapter, JSON."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write what `load` needs to go on exactly: weights that train, optimizer, schedule, random states."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote."""
+        ...
+
+    def export(self, folder: Path) -> None:
+        """Write the policy as a folder that `from_pretrained` loads: Hugging Face, or PEFT for an adapter."""
+        ...
+
+    def close(self) -> None:
+        """Leave the process group and free what is held."""
+        ...
+
+
+class ScoreStrategy(Protocol):
+    """A fixed policy that says how probable given sequences are."""
+
+    def log_probs(self, micro_batches: Sequence[Sequences], temperature: float) -> list[Floats]:
+        """[T] for each micro-batch, 0 outside the response mask."""
+        ...
+
+    def close(self) -> None:
+        """Leave the process group and free what is held."""
+        ...
+
+
+class GenerateStrategy(Protocol):
+    """A policy that answers prompts, and takes new weights between or amid answers."""
+
+    async def start(self) -> None:
+        """Load the model and be ready to generate."""
+        ...
+
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> list[Completion]:
+        """`sampling.samples` completions of one prompt. Concurrent calls are batched. A seed makes them reproducible."""
+        ...
+
+    async def pause(self) -> None:
+        """Stop producing tokens; requests in flight are kept."""
+        ...
+
+    async def load_bucket(self, bucket: Bucket) -> None:
+        """Take some of the model's weights; the first bucket of an update opens it."""
+        ...
+
+    async def load_adapter(self, bucket: Bucket) -> None:
+        """Take a LoRA adapter: the bucket's folder is a PEFT folder."""
+        ...
+
+    async def resume(self, policy_version: int) -> None:
+        """Close the update, if one is open, and produce tokens again, now at this version."""
+        ...
+
+    async def policy_version(self) -> int:
+        """Version of the weights that generate now."""
+        ...
+
+    async def close(self) -> None:
+        """End the engine and its processes."""
+        ...

@@ -1,0 +1,209 @@
+"""Train a policy with DeepSpeed: ZeRO-0 to 3, all parameters or a LoRA adapter, bf16, fp16 or fp32."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.integrations import HfDeepSpeedConfig
+
+from roll.algorithms.losses import Loss, LossInputs
+from roll.config.schema import DeepSpeedConfig, ModelArgs, TrainingArgs
+from roll.models.export import adapter_config, write_adapter, write_model
+from roll.models.load import PackedPolicy, add_lora, load_causal_model, load_tokenizer
+from roll.models.packed_inputs import packed_inputs, scored_only, spread
+from roll.models.weights import WeightView
+from roll.strategies.base import MicroBatch, Rank, TrainResult
+from roll.strategies.deepspeed_setup import deepspeed_config, join, optimizer_and_schedule
+from roll.types import Floats, Metrics, Sequences, TensorSpec
+from roll.weight_sync.bucket import Bucket, plan_buckets, write_bucket
+
+TAG = "deepspeed"
+EXPORT_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Everything the strategy reads of the configuration."""
+
+    model_path: str
+    model_args: ModelArgs
+    training: TrainingArgs
+    deepspeed: DeepSpeedConfig
+    max_grad_norm: float
+    total_updates: int
+    """Optimizer updates of the whole run; the schedule ends there."""
+    seed: int
+
+
+class DeepSpeedTrain:
+    """Implements `TrainStrategy`."""
+
+    def __init__(self, settings: TrainSettings, rank: Rank) -> None:
+        self._settings, self._rank = settings, rank
+        join(rank)
+        config = deepspeed_config(settings.deepspeed, settings.model_args.dtype, settings.max_grad_norm)
+        # Must outlive the engine: while it lives, from_pretrained shards the model as it loads (ZeRO-3).
+        self._shards_at_load = HfDeepSpeedConfig(config) if settings.deepspeed.zero_optimization.stage == 3 else None
+        model = load_causal_model(settings.model_path, settings.model_args)
+        self._is_lora = settings.model_args.lora_target is not None
+        policy = PackedPolicy(add_lora(model, settings.model_args, settings.seed) if self._is_lora else model)
+        if not settings.model_args.disable_gradient_checkpointing:
+            _checkpoint_activations(policy, self._is_lora)
+        optimizer, schedule = optimizer_and_schedule(policy, settings.training, settings.deepspeed, settings.total_updates, rank.device)
+        self._engine: Any = deepspeed.initialize(model=policy, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
+        self._policy = policy
+        self._weights = WeightView(policy.model)
+        _seed_everything(settings.seed + rank.rank)
+
+    def train_step(self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int) -> TrainResult:
+        """See `TrainStrategy`."""
+        self._engine.train()
+        tally = _Tally()
+        scalars: Metrics = {"policy/skipped_updates": 0.0}
+        for number, micro_batches in enumerate(updates):
+            skipped = self._engine.skipped_steps
+            for micro_batch in micro_batches:
+                value = self._loss(micro_batch, loss, temperature, tally, policy_version if number == 0 else None)
+                # DeepSpeed averages gradients over ranks; the weights of a loss sum to one over all of them.
+                self._engine.backward(value * self._rank.world_size)
+            self._engine.step()
+            scalars["policy/skipped_updates"] += self._engine.skipped_steps - skipped
+        if (norm := self._engine.get_global_grad_norm()) is not None:  # plain fp32 without ZeRO does not keep it
+            scalars["policy/grad_norm"] = float(norm)
+        scalars["policy/lr"] = float(self._engine.get_lr()[0])
+        return TrainResult(tally.sums, tally.tokens, tally.mismatch_sums, tally.mismatch_tokens, scalars)
+
+    def _loss(self, micro_batch: MicroBatch, loss: Loss, temperature: float, tally: _Tally, version: int | None) -> Tensor:
+        batch, device = micro_batch.batch, self._rank.device
+        sequences = batch.sequences
+        log_probs, entropy = self._engine(packed_inputs(sequences, device), temperature)
+        inputs = LossInputs(
+            advantages=scored_only(batch.advantages, sequences, device),
+            behaviour_log_probs=scored_only(batch.behaviour_log_probs, sequences, device),
+            ref_log_probs=None if batch.ref_log_probs is None else scored_only(batch.ref_log_probs, sequences, device),
+        )
+        token_losses = loss(log_probs, entropy, inputs)
+        tally.add(token_losses.metrics, len(log_probs))
+        if version is not None:
+            current = torch.from_numpy(batch.policy_versions[sequences.response_mask] == version).to(device)
+            tally.add_mismatch((log_probs.detach() - inputs.behaviour_log_probs)[current])
+        return (token_losses.losses * scored_only(micro_batch.loss_weights, sequences, device)).sum()
+
+    @torch.no_grad()
+    def log_probs(self, micro_batches: Sequence[Sequences], temperature: float, adapter: bool) -> list[Floats]:
+        """See `TrainStrategy`."""
+        self._engine.eval()
+        with nullcontext() if adapter or not self._is_lora else self._policy.model.disable_adapter():  # pyright: ignore
+            return [spread(self._engine(packed_inputs(part, self._rank.device), temperature)[0], part) for part in micro_batches]
+
+    def tensors(self, adapter: bool) -> list[TensorSpec]:
+        """See `TrainStrategy`."""
+        return self._weights.adapter_specs() if adapter else self._weights.model_specs()
+
+    def write_bucket(self, names: Sequence[str], adapter: bool, path: Path) -> Bucket | None:
+        """See `TrainStrategy`."""
+        tensors = self._gather(names, adapter)
+        return write_bucket(path, tensors) if self._rank.rank == 0 else None
+
+    def _gather(self, names: Sequence[str], adapter: bool) -> dict[str, Tensor]:
+        """Whole tensors by name on rank 0, nothing elsewhere; one all-gather for the lot."""
+        view = self._weights
+        parameters = view.adapter_parameters(names) if adapter else view.model_parameters(names)
+        with deepspeed.zero.GatheredParameters(parameters), torch.no_grad():
+            if self._rank.rank != 0:
+                return {}
+            return view.adapter_tensors(names) if adapter else view.model_tensors(names)
+
+    def adapter_config(self) -> str:
+        """See `TrainStrategy`."""
+        return adapter_config(self._policy.model)
+
+    def save(self, folder: Path) -> None:
+        """See `TrainStrategy`."""
+        self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=self._is_lora)
+        states = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
+        if self._rank.device == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state()
+        torch.save(states, folder / f"random_rank{self._rank.rank}.pt")
+
+    def load(self, folder: Path) -> None:
+        """See `TrainStrategy`."""
+        self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self._is_lora)
+        states = torch.load(folder / f"random_rank{self._rank.rank}.pt", weights_only=False)
+        torch.set_rng_state(states["torch"])
+        np.random.set_state(states["numpy"])
+        random.setstate(states["python"])
+        if self._rank.device == "cuda":
+            torch.cuda.set_rng_state(states["cuda"])
+
+    def export(self, folder: Path) -> None:
+        """See `TrainStrategy`. Written bucket by bucket: no process ever holds the whole model."""
+        buckets = (self._gather(names, self._is_lora) for names in plan_buckets(self.tensors(self._is_lora), EXPORT_BYTES))
+        if self._rank.rank != 0:
+            for _ in buckets:
+                pass
+            return
+        tokenizer = load_tokenizer(self._settings.model_path, self._settings.model_args.trust_remote_code)
+        if self._is_lora:
+            write_adapter(folder, _merge(buckets), self._policy.model, tokenizer)
+        else:
+            write_model(folder, buckets, self._policy.causal, tokenizer)
+
+    def close(self) -> None:
+        """See `TrainStrategy`."""
+        self._engine.destroy()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def _merge(buckets: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor for bucket in buckets for name, tensor in bucket.items()}
+
+
+def _checkpoint_activations(policy: PackedPolicy, is_lora: bool) -> None:
+    """Recompute decoder layers in the backward pass.
+
+    ZeRO-3 leaves empty parameters behind after a forward pass, and torch's check that the recomputation saved the
+    same shapes takes that for a fault (the error that LoRA with ZeRO-3 is known for). The re-entrant form makes no
+    such check; it needs an input with a gradient, which a frozen embedding does not give of itself.
+    """
+    causal = policy.causal
+    causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    if is_lora:
+        causal.enable_input_require_grads()
+
+
+def _seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+class _Tally:
+    """Sums of token metrics over the micro-batches of a step."""
+
+    def __init__(self) -> None:
+        self.sums: Metrics = {}
+        self.tokens = 0
+        self.mismatch_sums: Metrics = {"mismatch/logprob_abs_diff_mean": 0.0, "mismatch/kl": 0.0}
+        self.mismatch_tokens = 0
+
+    def add(self, metrics: Any, tokens: int) -> None:
+        for name, values in metrics.items():
+            self.sums[name] = self.sums.get(name, 0.0) + float(values.sum())
+        self.tokens += tokens
+
+    def add_mismatch(self, difference: Tensor) -> None:
+        """`difference` is trainer minus engine; the KL is k3 of engine against trainer."""
+        self.mismatch_sums["mismatch/logprob_abs_diff_mean"] += float(difference.abs().sum())
+        self.mismatch_sums["mismatch/kl"] += float((torch.expm1(difference) - difference).sum())
+        self.mismatch_tokens += len(difference)

@@ -1,0 +1,171 @@
+"""Generate with vLLM: one `AsyncLLM`, continuous batching, and the sampled tokens' log-probs kept.
+
+Only vLLM's public surface is used: `AsyncLLM`, its pause and resume, its weight-transfer API with a backend of our
+own (`weight_sync.vllm_plugin`), and LoRA requests that reload in place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass
+
+import numpy as np
+from vllm import AsyncEngineArgs, SamplingParams
+from vllm.config import WeightTransferConfig
+from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+from vllm.inputs import TokensPrompt
+from vllm.lora.request import LoRARequest
+from vllm.outputs import CompletionOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from roll.config.schema import ModelArgs, VllmConfig
+from roll.errors import WeightSyncError
+from roll.models.load import load_tokenizer
+from roll.strategies.base import Rank
+from roll.types import Completion, FinishReason, Ints, Sampling
+from roll.weight_sync.bucket import Bucket, verify
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+BACKEND = "roll_shared_memory"
+ADAPTER_ID = 1
+
+
+@dataclass(frozen=True)
+class VllmSettings:
+    """Everything the strategy reads of the configuration."""
+
+    model_path: str
+    model_args: ModelArgs
+    engine: VllmConfig
+    max_model_len: int
+    adapter_rank: int | None
+    """Rank of the adapter that will be loaded; None if the engine takes whole weights."""
+    seed: int
+    spans_updates: bool
+    """Weights may change while a response is generated, so each token's version must be read as it appears."""
+
+
+class VllmGenerate:
+    """Implements `GenerateStrategy`."""
+
+    def __init__(self, settings: VllmSettings, rank: Rank) -> None:
+        self._settings, self._rank = settings, rank
+        self._version = 0
+        self._request_numbers = itertools.count()
+        self._adapter: LoRARequest | None = None
+        self._update_is_open = False
+
+    async def start(self) -> None:
+        """See `GenerateStrategy`."""
+        settings, engine = self._settings, self._settings.engine
+        arguments = {
+            "model": settings.model_path,
+            "dtype": DTYPES[settings.model_args.dtype],
+            "trust_remote_code": settings.model_args.trust_remote_code,
+            "seed": settings.seed,
+            "max_model_len": settings.max_model_len,
+            "max_num_seqs": engine.max_num_seqs,
+            "max_num_batched_tokens": engine.max_num_batched_tokens,
+            "enforce_eager": engine.enforce_eager,
+            "enable_prefix_caching": engine.enable_prefix_caching,
+            "load_format": engine.load_format,
+            "tensor_parallel_size": engine.tensor_parallel_size,
+            "disable_custom_all_reduce": engine.disable_custom_all_reduce,
+            # The model's own generation_config would change the sampling behind the user's back.
+            "generation_config": "vllm",
+            # The distribution that the token was drawn from: after the temperature, as the trainer computes it.
+            "logprobs_mode": "processed_logprobs",
+            "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+            "disable_log_stats": True,
+        }
+        if engine.block_size is not None:
+            arguments["block_size"] = engine.block_size
+        if self._rank.device == "cpu":
+            arguments["kv_cache_memory_bytes"] = int(engine.kv_cache_gib * 2**30)
+        else:
+            arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
+        if settings.adapter_rank is not None:
+            arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": max(settings.adapter_rank, 16)}
+        arguments |= engine.engine_args
+        self._tokenizer = load_tokenizer(settings.model_path, settings.model_args.trust_remote_code)
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        await self._engine.init_weight_transfer_engine(WeightTransferInitRequest())
+
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> list[Completion]:
+        """See `GenerateStrategy`."""
+        params = SamplingParams(
+            n=sampling.samples,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            repetition_penalty=sampling.repetition_penalty,
+            max_tokens=sampling.max_new_tokens,
+            stop=list(sampling.stop),
+            ignore_eos=sampling.ignore_eos,
+            seed=seed,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=bool(sampling.stop),
+            output_kind=RequestOutputKind.DELTA if self._settings.spans_updates else RequestOutputKind.FINAL_ONLY,
+        )
+        pieces: list[list[tuple[CompletionOutput, int]]] = [[] for _ in range(sampling.samples)]
+        prompt = TokensPrompt(prompt_token_ids=token_ids.tolist())
+        request_id = f"{os.getpid()}-{next(self._request_numbers)}"
+        async for output in self._engine.generate(prompt, params, request_id, lora_request=self._adapter):
+            for piece in output.outputs:
+                pieces[piece.index].append((piece, self._version))
+        return [self._completion(parts) for parts in pieces]
+
+    def _completion(self, parts: list[tuple[CompletionOutput, int]]) -> Completion:
+        token_ids = np.concatenate([np.asarray(piece.token_ids, np.int32) for piece, _ in parts])
+        log_probs = np.concatenate([np.asarray(piece.logprobs.logprobs, np.float32) for piece, _ in parts])  # pyright: ignore
+        versions = np.concatenate([np.full(len(piece.token_ids), version, np.int32) for piece, version in parts])
+        reason = parts[-1][0].finish_reason
+        return Completion(
+            token_ids=token_ids,
+            log_probs=log_probs,
+            policy_versions=versions,
+            finish_reason=FinishReason(reason) if reason in ("stop", "length") else FinishReason.ABORT,
+            text=self._tokenizer.decode(token_ids, skip_special_tokens=True),  # pyright: ignore[reportArgumentType]
+        )
+
+    async def pause(self) -> None:
+        """See `GenerateStrategy`. Cached prefixes belong to the old weights and go."""
+        await self._engine.pause_generation(mode="keep", clear_cache=True)
+
+    async def load_bucket(self, bucket: Bucket) -> None:
+        """See `GenerateStrategy`."""
+        if not self._update_is_open:
+            await self._engine.start_weight_update()
+            self._update_is_open = True
+        specs = [[tensor.name, tensor.dtype, list(tensor.shape), tensor.nbytes] for tensor in bucket.tensors]
+        arrived = {"path": bucket.path, "tensors": specs, "checksum": bucket.checksum}
+        await self._engine.update_weights(WeightTransferUpdateRequest(update_info=arrived))
+
+    async def load_adapter(self, bucket: Bucket) -> None:
+        """See `GenerateStrategy`."""
+        verify(bucket)
+        self._adapter = LoRARequest("policy", ADAPTER_ID, os.path.dirname(bucket.path), load_inplace=True)
+        await self._engine.add_lora(self._adapter)
+        if ADAPTER_ID not in await self._engine.list_loras():
+            raise WeightSyncError("vLLM took the adapter but does not list it")
+        # Requests must use what was loaded, not load it again each time.
+        self._adapter = LoRARequest("policy", ADAPTER_ID, os.path.dirname(bucket.path))
+
+    async def resume(self, policy_version: int) -> None:
+        """See `GenerateStrategy`."""
+        if self._update_is_open:
+            await self._engine.finish_weight_update()
+            self._update_is_open = False
+        self._version = policy_version
+        await self._engine.resume_generation()
+
+    async def policy_version(self) -> int:
+        """See `GenerateStrategy`."""
+        return self._version
+
+    async def close(self) -> None:
+        """See `GenerateStrategy`."""
+        self._engine.shutdown()

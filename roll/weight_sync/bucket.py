@@ -1,0 +1,92 @@
+"""The unit in which weights travel: a few whole tensors, at most so many bytes, with what proves that they arrived.
+
+On one host a bucket is a safetensors file in shared memory. The file's header carries names, dtypes and shapes;
+the `Bucket` that travels beside it carries them again with a checksum of all bytes, and the reader compares.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from roll.errors import WeightSyncError
+from roll.types import TensorSpec
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Some tensors in a shared-memory file."""
+
+    path: str
+    tensors: tuple[TensorSpec, ...]
+    checksum: str
+    """xxh3-128 of the file's bytes, in hex."""
+
+
+def plan_buckets(tensors: Sequence[TensorSpec], max_bytes: int) -> list[tuple[str, ...]]:
+    """Names in order, cut so that no bucket exceeds `max_bytes` unless a single tensor does."""
+    buckets: list[list[str]] = []
+    room = 0
+    for tensor in tensors:
+        if not buckets or tensor.nbytes > room:
+            buckets.append([])
+            room = max_bytes
+        buckets[-1].append(tensor.name)
+        room -= tensor.nbytes
+    return [tuple(names) for names in buckets]
+
+
+def spec(name: str, tensor: Tensor) -> TensorSpec:
+    """Describe a tensor."""
+    return TensorSpec(name, str(tensor.dtype), tuple(tensor.shape), tensor.nbytes)
+
+
+def write_bucket(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Bucket:
+    """Write tensors to `path` (replaced whole) and describe what was written."""
+    aside = path.with_suffix(".partial")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside, metadata=dict(metadata or {}))
+    os.replace(aside, path)
+    return Bucket(str(path), tuple(spec(name, tensor) for name, tensor in tensors.items()), _checksum(path))
+
+
+def read_bucket(bucket: Bucket) -> dict[str, Tensor]:
+    """The tensors of a bucket, mapped from shared memory.
+
+    Raises:
+        WeightSyncError: bytes, names, dtypes or shapes are not those that were sent.
+    """
+    verify(bucket)
+    tensors = load_file(bucket.path)
+    found = {name: spec(name, tensor) for name, tensor in tensors.items()}
+    for sent in bucket.tensors:
+        if found.get(sent.name) != sent:
+            raise WeightSyncError(f"{sent.name} was sent as {sent.dtype}{list(sent.shape)} and arrived as {found.get(sent.name)}")
+    if extra := found.keys() - {sent.name for sent in bucket.tensors}:
+        raise WeightSyncError(f"tensors arrived that were not sent: {', '.join(sorted(extra))}")
+    return {sent.name: tensors[sent.name] for sent in bucket.tensors}
+
+
+def verify(bucket: Bucket) -> None:
+    """Compare the file's bytes with the checksum.
+
+    Raises:
+        WeightSyncError: they differ, or the file is not there.
+    """
+    if not os.path.exists(bucket.path):
+        raise WeightSyncError(f"the bucket {bucket.path} is gone; trainer and engine must share a host to sync through shared memory")
+    if (found := _checksum(Path(bucket.path))) != bucket.checksum:
+        raise WeightSyncError(f"the checksum of {bucket.path} is {found}, but {bucket.checksum} was sent")
+
+
+def _checksum(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
