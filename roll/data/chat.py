@@ -1,0 +1,85 @@
+"""From messages to text, by a chat template. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+Messages = Sequence[Mapping[str, str]]
+Render = Callable[[Messages, bool], str]
+"""(messages, whether to open an assistant turn at the end) -> text"""
+
+QWEN2_5_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+Template = Literal["native", "chatml", "qwen2_5", "raw"]
+
+
+class TemplateFault(ValueError):
+    """The template refuses these messages; `str()` says why."""
+
+
+def renderer(template: Template, tokenizer: PreTrainedTokenizerBase) -> Render:
+    """The function that renders messages with `template`.
+
+    Raises:
+        ValueError: `native`, but the tokenizer has none.
+    """
+    if template == "native":
+        if not tokenizer.chat_template:
+            raise ValueError(f"the tokenizer of '{tokenizer.name_or_path}' has no chat template of its own")
+        return lambda messages, generate: _native(messages, generate, tokenizer)
+    return {"chatml": chatml, "qwen2_5": qwen2_5, "raw": raw}[template]
+
+
+def chatml(messages: Messages, generate: bool) -> str:
+    """`<|im_start|>role`, newline, content, `<|im_end|>`, newline, for each message."""
+    turns = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
+    return turns + ("<|im_start|>assistant\n" if generate else "")
+
+
+def qwen2_5(messages: Messages, generate: bool) -> str:
+    """ChatML with Qwen2.5's own system message where the conversation has none."""
+    if messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": QWEN2_5_SYSTEM}, *messages]
+    return chatml(messages, generate)
+
+
+def raw(messages: Messages, generate: bool) -> str:
+    """The contents alone, an empty line between them; for base models."""
+    text = "\n\n".join(message["content"] for message in messages[:-1] if message["content"])
+    last = messages[-1]
+    if last["role"] == "assistant":
+        return text + last["content"]
+    return f"{text}\n\n{last['content']}" if text else last["content"]
+
+
+def render_example(messages: Messages, render: Render, eos_token: str) -> tuple[str, str]:
+    """(prompt, response) as text, for a conversation whose last message is the assistant's.
+
+    Joined they are the whole conversation. The response ends with what the template ends a turn with, or else with
+    `eos_token`; blanks after the end of the turn are left out, for the policy never gets to write them.
+
+    Raises:
+        TemplateFault: the template does not render the conversation as a continuation of its prompt.
+    """
+    prompt = render(messages[:-1], True)
+    whole = render(messages, False)
+    if not whole.startswith(prompt):
+        raise TemplateFault("the template renders the prompt differently once the response follows it")
+    response = whole[len(prompt) :]
+    ended = response.rstrip()
+    if ended.endswith(messages[-1]["content"].strip()):
+        return prompt, response + eos_token
+    return prompt, ended
+
+
+def _native(messages: Messages, generate: bool, tokenizer: PreTrainedTokenizerBase) -> str:
+    conversation = [dict(message) for message in messages]
+    try:
+        text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=generate)
+    except (TemplateError, ValueError, TypeError, KeyError) as error:
+        raise TemplateFault(f"the tokenizer's chat template refuses the messages: {error}") from error
+    assert isinstance(text, str)
+    return text

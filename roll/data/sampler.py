@@ -1,0 +1,165 @@
+"""Which rows come next: deterministic from the seed, and restored exactly from a small state.
+
+A draw depends on the seed, the domain and the position alone, so the state is a position for each stream.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roll.data.examples import Example, ExampleSet
+from roll.data.prompts import PromptSet
+from roll.errors import DataError, Fault
+from roll.registry import nearest
+from roll.types import Prompt
+
+
+class Shuffle:
+    """An endless stream over [0, size): a fresh permutation each epoch."""
+
+    def __init__(self, size: int, seed: int, name: str = "") -> None:
+        assert size > 0, "a stream over nothing never ends"
+        self.size = size
+        self.position = 0
+        """Draws so far, over all epochs."""
+        self._key = (seed, zlib.crc32(name.encode()))
+        self._epoch = -1
+        self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+    @property
+    def epoch(self) -> int:
+        """Whole passes behind the stream."""
+        return self.position // self.size
+
+    def draw(self) -> int:
+        """The next index."""
+        if self._epoch != self.epoch:
+            self._epoch = self.epoch
+            self._order = np.random.default_rng([*self._key, self._epoch]).permutation(self.size)
+        index = int(self._order[self.position % self.size])
+        self.position += 1
+        return index
+
+    def state_dict(self) -> dict[str, int]:
+        return {"size": self.size, "position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, int], place: str) -> None:
+        """Raises DataError if the state was saved over another number of rows."""
+        if state["size"] != self.size:
+            problem = f"the saved position is one of {state['size']} rows, but there are {self.size} now"
+            raise DataError([Fault(place, problem, "resume with the data that the run started with, or start a new run")])
+        self.position = state["position"]
+
+
+class PromptSampler:
+    """Draws prompts over epochs.
+
+    Without shares each epoch is one shuffle of all prompts. With them every draw goes to the domain that lags its share most,
+    so that after any number of draws each domain is within a prompt or so of its share.
+    """
+
+    def __init__(self, prompts: PromptSet, seed: int, domain_interleave_probs: Mapping[str, float] | None = None) -> None:
+        """Raises DataError if the shares name an unknown or empty domain, leave one out, or are all 0."""
+        self._prompts = prompts
+        self._shares = None if domain_interleave_probs is None else _shares(prompts, domain_interleave_probs)
+        if self._shares is None:
+            self._members = {"": np.arange(len(prompts))}
+        else:
+            self._members = {name: np.flatnonzero(prompts.domain_index == prompts.domains.index(name)) for name in self._shares}
+        self._streams = {name: Shuffle(len(members), seed, name) for name, members in self._members.items()}
+
+    @property
+    def drawn(self) -> int:
+        """Prompts drawn so far; also the next prompt's `prompt_id`."""
+        return sum(stream.position for stream in self._streams.values())
+
+    @property
+    def epochs(self) -> float:
+        """Draws so far, in passes over the whole set."""
+        return self.drawn / len(self._prompts)
+
+    def draw(self, count: int) -> list[Prompt]:
+        """The next `count` prompts, their `prompt_id` counted on from 0 over the whole run."""
+        return [self._next() for _ in range(count)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, JSON-able."""
+        return {"streams": {name: stream.state_dict() for name, stream in self._streams.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues exactly where `state_dict` was taken.
+
+        Raises:
+            DataError: the state belongs to other rows or other domains.
+        """
+        saved = state["streams"]
+        if set(saved) != set(self._streams):
+            problem = f"the saved position speaks of the domains {sorted(saved)}, this run of {sorted(self._streams)}"
+            raise DataError([Fault("data_args.domain_interleave_probs", problem, "resume with the shares that the run started with")])
+        for name, stream in self._streams.items():
+            stream.load_state_dict(saved[name], f"domain '{name}'" if name else "data_args.file_name")
+
+    def _next(self) -> Prompt:
+        prompt_id = self.drawn
+        name = "" if self._shares is None else self._most_behind(self._shares, prompt_id)
+        return self._prompts.prompt(int(self._members[name][self._streams[name].draw()]), prompt_id)
+
+    def _most_behind(self, shares: Mapping[str, float], drawn: int) -> str:
+        return max(shares, key=lambda name: shares[name] * (drawn + 1) - self._streams[name].position)
+
+
+class ExampleSampler:
+    """Draws SFT examples; each epoch is one shuffle of the set."""
+
+    def __init__(self, examples: ExampleSet, seed: int) -> None:
+        self._examples = examples
+        self._stream = Shuffle(len(examples), seed)
+
+    @property
+    def drawn(self) -> int:
+        """Examples drawn so far."""
+        return self._stream.position
+
+    def draw(self, count: int) -> list[Example]:
+        """The next `count` examples; a batch may span two epochs."""
+        return [self._examples.example(self._stream.draw()) for _ in range(count)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, JSON-able."""
+        return {"stream": self._stream.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues exactly where `state_dict` was taken. Raises DataError if the state belongs to other rows."""
+        self._stream.load_state_dict(state["stream"], "data_args.file_name")
+
+
+def _shares(prompts: PromptSet, probabilities: Mapping[str, float]) -> dict[str, float]:
+    """Shares that sum to 1, of the domains that have one above 0."""
+    place = "data_args.domain_interleave_probs"
+    rows = {name: int(np.count_nonzero(prompts.domain_index == index)) for index, name in enumerate(prompts.domains)}
+    faults = [
+        Fault(f"{place}.{name}", f"names no reward domain{nearest(name, rows)}", f"name some of: {', '.join(rows)}")
+        for name in probabilities
+        if name not in rows
+    ]
+    faults += [
+        Fault(f"{place}.{name}", f"is {share}, but no prompt belongs to that domain", "set it to 0, or add rows with one of its tags")
+        for name, share in probabilities.items()
+        if share > 0 and rows.get(name) == 0
+    ]
+    faults += [
+        Fault(place, f"leaves out the domain '{name}', which has {count} prompts", "give it a share; 0 draws none of them")
+        for name, count in rows.items()
+        if count and name not in probabilities
+    ]
+    total = sum(probabilities.values())
+    if total <= 0:
+        faults.append(Fault(place, "sums to 0", "give at least one domain a share above 0"))
+    if faults:
+        raise DataError(faults)
+    return {name: share / total for name, share in probabilities.items() if share > 0}

@@ -1,0 +1,206 @@
+"""Where rows come from: JSON, JSONL, Parquet and Arrow files, folders of them, and data sets of the Hub.
+
+A source hands out its rows one by one as JSON text, each with its number, so that a report can say `file:row`
+and a reward sees the row exactly as its author wrote it (Arrow would unify types over rows and turn dates into timestamps).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time
+from pathlib import Path
+from typing import Any, Literal
+
+import datasets
+from datasets.data_files import DataFilesDict, get_data_patterns
+from datasets.exceptions import DatasetsError
+
+from roll.errors import DataError, Fault
+
+SUFFIXES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class RawRow:
+    """One row as it was read. Either `text` is a JSON object or `problem` says why it is not."""
+
+    number: int
+    """Counted from 1. In JSONL it is the number of the line."""
+    text: str
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file, one saved data set or one data set of the Hub."""
+
+    name: str
+    """As reports name it: the file's path, or the Hub name."""
+    kind: Literal["json", "parquet", "arrow", "table"]
+    stamp: str
+    """Changes whenever the rows may have changed: path, size and modification time of the files behind the source."""
+    table: datasets.Dataset | None = None
+    """For kind `table`: the rows, memory-mapped."""
+
+    def rows(self) -> Iterator[RawRow]:
+        """Every row in order.
+
+        Raises:
+            DataError: the file as a whole cannot be read.
+        """
+        if self.kind == "json":
+            yield from _json_rows(Path(self.name))
+            return
+        try:
+            loaded = self.table
+            if loaded is None:
+                loaded = datasets.load_dataset(self.kind, data_files=[self.name], split="train", streaming=True)
+            for number, row in enumerate(loaded, start=1):
+                yield _as_json(number, row)
+        except (OSError, ValueError, DatasetsError) as error:
+            raise DataError([_unreadable(self.name, f"is not a readable {self.kind} file: {error}")]) from error
+
+
+def find_sources(file_name: str | Sequence[str], split: str) -> list[Source]:
+    """Resolves the names of `data_args.file_name`, in the order given; a folder's files come sorted by path.
+
+    A name that is no file or folder is looked up on the Hub, as `owner/name` or `owner/name:config`.
+
+    Raises:
+        DataError: with a fault for each name that leads nowhere.
+    """
+    names = [file_name] if isinstance(file_name, str) else list(file_name)
+    sources: list[Source] = []
+    faults: list[Fault] = []
+    for name in names:
+        try:
+            sources += _resolve(name, split)
+        except DataError as error:
+            faults += error.faults
+    if not names:
+        faults.append(Fault("data_args.file_name", "names no file", "give at least one file, folder or Hub name"))
+    if faults:
+        raise DataError(faults)
+    return sources
+
+
+def _resolve(name: str, split: str) -> list[Source]:
+    path = Path(name)
+    if path.is_file():
+        return [_file(path)]
+    if path.is_dir():
+        saved = any((path / marker).exists() for marker in ("state.json", "dataset_dict.json"))
+        return [_saved(path, split)] if saved else _folder(path, split)
+    if path.suffix in SUFFIXES or not HUB_NAME.fullmatch(name):
+        raise DataError([Fault(name, "there is no such file or folder", f"give a path that exists; relative ones start at {Path.cwd()}")])
+    return [_hub(name, split)]
+
+
+def _file(path: Path) -> Source:
+    if path.suffix not in SUFFIXES:
+        raise DataError([_unreadable(str(path), f"has the suffix '{path.suffix}'")])
+    status = path.stat()
+    return Source(str(path), SUFFIXES[path.suffix], f"{path.resolve()}|{status.st_size}|{status.st_mtime_ns}")  # type: ignore[arg-type]
+
+
+def _folder(path: Path, split: str) -> list[Source]:
+    """The folder's files that belong to `split`, told apart by their names as on the Hub (`train-0.parquet`, `test/a.jsonl`)."""
+    try:
+        by_split = DataFilesDict.from_patterns(get_data_patterns(str(path)), base_path=str(path))
+    except FileNotFoundError:
+        by_split = {}
+    usable = {str(key): sorted(file for file in files if Path(file).suffix in SUFFIXES) for key, files in by_split.items()}
+    usable = {key: files for key, files in usable.items() if files}
+    if not usable:
+        raise DataError([_unreadable(str(path), "is a folder without data files")])
+    if split not in usable:
+        remedy = f"set data_args.split to one of: {', '.join(sorted(usable))}"
+        raise DataError([Fault(str(path), f"has no files of the split '{split}'", remedy)])
+    return [_file(Path(file) if path.is_absolute() else Path(os.path.relpath(file))) for file in usable[split]]
+
+
+def _saved(path: Path, split: str) -> Source:
+    """A folder written by `Dataset.save_to_disk`."""
+    try:
+        loaded = datasets.load_from_disk(str(path))
+    except (OSError, ValueError) as error:
+        raise DataError([_unreadable(str(path), f"is not a whole saved data set: {error}")]) from error
+    return _table(str(path), _of_split(str(path), loaded, split))
+
+
+def _hub(name: str, split: str) -> Source:
+    hub_name, _, configuration = name.partition(":")
+    try:
+        loaded = datasets.load_dataset(hub_name, configuration or None, split=split)
+    except Exception as error:  # The client raises a dozen kinds: network, name, format.
+        problem = f"is neither a path here nor a data set that the Hub hands out: {type(error).__name__}: {error}"
+        remedy = f"check the name (`owner/name` or `owner/name:config`), the split ('{split}') and the network, or give a path"
+        raise DataError([Fault(name, problem, remedy)]) from error
+    return _table(name, _of_split(name, loaded, split))
+
+
+def _of_split(name: str, loaded: Any, split: str) -> datasets.Dataset:
+    if not isinstance(loaded, datasets.DatasetDict):
+        return loaded
+    if split not in loaded:
+        raise DataError([Fault(name, f"has no split '{split}'", f"set data_args.split to one of: {', '.join(map(str, loaded))}")])
+    return loaded[split]
+
+
+def _table(name: str, table: datasets.Dataset) -> Source:
+    files = [Path(entry["filename"]) for entry in table.cache_files]
+    stamp = "|".join(f"{file.resolve()}|{file.stat().st_size}|{file.stat().st_mtime_ns}" for file in files)
+    return Source(name, "table", f"{name}|{len(table)}|{stamp}", table)
+
+
+def _json_rows(path: Path) -> Iterator[RawRow]:
+    """A JSON array of objects, or one object a line; told apart by the first character, whatever the suffix."""
+    with path.open("rb") as file:
+        first = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+        file.seek(0)
+        if first != b"[":
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield _parsed(number, line)
+            return
+        try:
+            rows = json.load(file)
+        except ValueError as error:
+            raise DataError([_unreadable(str(path), f"is not JSON: {error}")]) from error
+        for number, row in enumerate(rows, start=1):
+            yield _as_json(number, row)
+
+
+def _parsed(number: int, line: bytes) -> RawRow:
+    try:
+        text = line.decode("utf-8-sig").strip()
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return RawRow(number, "", f"is not JSON: {error}")
+    if not isinstance(row, dict):
+        return RawRow(number, "", f"is not an object but a {type(row).__name__}")
+    return RawRow(number, text)
+
+
+def _as_json(number: int, row: Any) -> RawRow:
+    if not isinstance(row, dict):
+        return RawRow(number, "", f"is not an object but a {type(row).__name__}")
+    try:
+        return RawRow(number, json.dumps(row, ensure_ascii=False, default=_plain))
+    except (TypeError, ValueError) as error:
+        return RawRow(number, "", f"holds a value that JSON cannot express: {error}")
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    raise TypeError(f"a {type(value).__name__}")
+
+
+def _unreadable(place: str, problem: str) -> Fault:
+    return Fault(place, problem, f"give a whole file of a known kind ({', '.join(SUFFIXES)}), a folder of such files or a Hub name")

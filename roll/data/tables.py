@@ -1,0 +1,236 @@
+"""Prepared tables: every row read, checked, rendered and tokenised once, and kept on disk as memory-mapped Arrow.
+
+A table's folder in the cache is named by a fingerprint of all that went into it, so a changed file, template or tokenizer
+never meets an old table. It appears by one rename while a lock is held: a reader sees a whole table or none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+from datasets.config import HF_DATASETS_CACHE
+from datasets.exceptions import DatasetGenerationError
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+
+from roll.config.schema import DataArgs
+from roll.data.chat import TemplateFault
+from roll.data.rows import RowFault
+from roll.data.sources import Source
+from roll.errors import DataError, Fault, RollError
+
+FORMAT = "1"
+"""Part of the fingerprint; another value leaves all tables of earlier versions of this file aside."""
+REPORTED_ROWS = 20
+BATCH_ROWS = 1000
+LOCK_SECONDS = 3600.0
+"""How long to wait for another process that prepares the same rows."""
+
+RAW = datasets.Features(
+    {
+        "file": datasets.Value("int32"),
+        "number": datasets.Value("int64"),
+        "row": datasets.Value("large_string"),
+        "problem": datasets.Value("string"),
+    }
+)
+PREPARED = datasets.Features(
+    {
+        "file": datasets.Value("int32"),
+        "number": datasets.Value("int64"),
+        "row": datasets.Value("large_string"),
+        "token_ids": datasets.LargeList(datasets.Value("int32")),
+        "prompt_tokens": datasets.Value("int32"),
+        "response_tokens": datasets.Value("int32"),
+        "text": datasets.Value("large_string"),
+        "label": datasets.Value("string"),
+        "tag": datasets.Value("string"),
+        "reason": datasets.Value("string"),
+        "problem": datasets.Value("string"),
+        "remedy": datasets.Value("string"),
+    }
+)
+"""`token_ids` are the prompt's and then the response's; `text` is the rendered prompt; `reason` is empty for a row without fault."""
+
+Texts = Callable[[Mapping[str, Any]], tuple[str, str]]
+"""row -> (prompt, response) as they are tokenised; the response is empty in RL. Raises RowFault or TemplateFault."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How rows become tokens. Goes to the processes that tokenise."""
+
+    texts: Texts
+    tokenizer: PreTrainedTokenizerBase
+    special_tokens: bool
+    """Whether the tokenizer adds its own (BOS) to a prompt; a chat template has written them already."""
+    data_args: DataArgs
+
+    def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+        """A batch of RAW rows as PREPARED ones."""
+        records = [self._record(row, problem) for row, problem in zip(batch["row"], batch["problem"], strict=True)]
+        prompts = self._tokenised([record["text"] for record in records], self.special_tokens)
+        responses = self._tokenised([record.pop("response") for record in records], False)
+        for record, prompt, response in zip(records, prompts, responses, strict=True):
+            record |= {"token_ids": prompt + response, "prompt_tokens": len(prompt), "response_tokens": len(response)}
+        columns = {name: [record[name] for record in records] for name in PREPARED if name not in ("file", "number", "row")}
+        return {**{name: batch[name] for name in ("file", "number", "row")}, **columns}
+
+    def _record(self, row_text: str, problem: str) -> dict[str, Any]:
+        record = {"text": "", "response": "", "label": None, "tag": None, "reason": "", "problem": "", "remedy": ""}
+        if problem:
+            return record | {"reason": "not a JSON object", "problem": problem, "remedy": "make each row one JSON object"}
+        row = json.loads(row_text)
+        record |= {name: None if row.get(column) is None else str(row[column]) for name, column in self._named_columns().items()}
+        try:
+            record["text"], record["response"] = self.texts(row)
+        except RowFault as fault:
+            record |= {"reason": fault.reason, "problem": fault.problem, "remedy": fault.remedy}
+        except TemplateFault as fault:
+            record |= {"reason": "template refuses the messages", "problem": str(fault), "remedy": "change the row, or data_args.template"}
+        return record
+
+    def _named_columns(self) -> dict[str, str]:
+        return {"tag": self.data_args.tag} | ({"label": self.data_args.id} if self.data_args.id else {})
+
+    def _tokenised(self, texts: list[str], special_tokens: bool) -> list[list[int]]:
+        if not any(texts):
+            return [[] for _ in texts]
+        # verbose=False: lengths are checked afterwards, against the run's own limits.
+        found = self.tokenizer(texts, add_special_tokens=special_tokens, verbose=False)["input_ids"]
+        return [ids if text else [] for ids, text in zip(found, texts, strict=True)]  # type: ignore[arg-type]
+
+
+def prepared_table(sources: Sequence[Source], preparation: Preparation, purpose: str, cache_folder: Path | None) -> datasets.Dataset:
+    """The PREPARED rows of all sources, from the cache if they are there. Rows with a fault are in it too, marked.
+
+    Any number of processes may ask for the same table at once; one builds it and the others wait.
+
+    Raises:
+        DataError: a source cannot be read, or there is no row at all.
+        RollError: another process held the lock for longer than LOCK_SECONDS.
+    """
+    root = cache_folder or Path(HF_DATASETS_CACHE) / "roll"
+    root.mkdir(parents=True, exist_ok=True)
+    folder = root / fingerprint(sources, preparation, purpose)
+    try:
+        with FileLock(f"{folder}.lock", timeout=LOCK_SECONDS):
+            if not folder.exists():
+                _build(folder, sources, preparation)
+    except Timeout as error:
+        raise RollError(f"{folder}.lock: another process has held it for {LOCK_SECONDS:.0f} s to prepare the same data") from error
+    return datasets.concatenate_datasets([datasets.Dataset.from_file(str(file)) for file in sorted(folder.glob("rows*.arrow"))])
+
+
+def fingerprint(sources: Sequence[Source], preparation: Preparation, purpose: str) -> str:
+    """Names a table by the rows, the columns, the template and the tokenizer that went into it."""
+    tokenizer = preparation.tokenizer
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    vocabulary = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    settings = preparation.data_args.model_dump(include={"template", "messages", "prompt", "response", "system", "tag", "id"})
+    parts = [FORMAT, purpose, *(f"{source.kind}|{source.name}|{source.stamp}" for source in sources), json.dumps(settings, sort_keys=True)]
+    parts += [type(tokenizer).__name__, vocabulary, str(tokenizer.special_tokens_map), str(tokenizer.chat_template)]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(f"{len(part)}:{part}".encode())
+    return digest.hexdigest()[:32]
+
+
+def check_rows(table: datasets.Dataset, sources: Sequence[Source], further: Sequence[tuple[int, RowFault]] = ()) -> None:
+    """Raises DataError if any row has a fault: its own, or one of `further` (position in the table, fault).
+
+    The first REPORTED_ROWS rows are named; a last fault counts all of them by reason.
+    """
+    reasons = np.asarray(column(table, "reason"), dtype=object)
+    positions = np.flatnonzero(reasons != "")
+    counts = Counter(str(reason) for reason in reasons[positions]) + Counter(fault.reason for _, fault in further)
+    if not counts:
+        return
+    named = [(int(position), _stored_fault(table, int(position))) for position in positions[:REPORTED_ROWS]]
+    named = sorted([*named, *further[:REPORTED_ROWS]], key=lambda pair: pair[0])[:REPORTED_ROWS]
+    faults = [Fault(row_place(table, position, sources), fault.problem, fault.remedy) for position, fault in named]
+    if counts.total() > len(faults):
+        summary = ", ".join(f"{count} x {reason}" for reason, count in counts.most_common())
+        names = ", ".join(source.name for source in sources)
+        problem = f"{counts.total()} of {len(table)} rows cannot be used: {summary}"
+        faults.append(Fault(names, problem, f"mend or remove them; the first {len(faults)} are named above"))
+    raise DataError(faults)
+
+
+def row_place(table: datasets.Dataset, position: int, sources: Sequence[Source]) -> str:
+    """`file:row` of a row, with its id where `data_args.id` names a column."""
+    entry = table.select_columns(["file", "number", "label"])[position]
+    return f"{sources[entry['file']].name}:{entry['number']}" + (f" (id {entry['label']})" if entry["label"] is not None else "")
+
+
+def column(table: datasets.Dataset, name: str) -> NDArray[Any]:
+    """[rows], one column; nothing else of the table is read."""
+    return table.data.column(name).to_numpy()
+
+
+def count_by_file(table: datasets.Dataset, positions: NDArray[np.int64], sources: Sequence[Source]) -> dict[str, int]:
+    """How many of the rows at `positions` come from each source; sources with none are left out."""
+    counts = np.bincount(column(table, "file")[positions], minlength=len(sources))
+    return {source.name: int(count) for source, count in zip(sources, counts, strict=True) if count}
+
+
+def _stored_fault(table: datasets.Dataset, position: int) -> RowFault:
+    entry = table.select_columns(["reason", "problem", "remedy"])[position]
+    return RowFault(entry["reason"], entry["problem"], entry["remedy"])
+
+
+def _build(folder: Path, sources: Sequence[Source], preparation: Preparation) -> None:
+    """Writes the table beside `folder` and moves it there. Whoever holds the lock owns, and so may clear, the building site."""
+    site = folder.with_suffix(".building")
+    shutil.rmtree(site, ignore_errors=True)
+    (site / "table").mkdir(parents=True)
+    workers = preparation.data_args.preprocessing_num_workers
+    try:
+        raw = _raw_table(sources, site / "raw", folder.name)
+        raw.map(
+            preparation,
+            batched=True,
+            batch_size=BATCH_ROWS,
+            num_proc=workers if workers > 1 else None,
+            features=PREPARED,
+            remove_columns=raw.column_names,
+            cache_file_name=str(site / "table" / "rows.arrow"),
+            new_fingerprint=folder.name,
+            load_from_cache_file=False,
+            desc="tokenise",
+        )
+        (site / "table").rename(folder)
+    finally:
+        shutil.rmtree(site, ignore_errors=True)
+
+
+def _raw_table(sources: Sequence[Source], folder: Path, name: str) -> datasets.Dataset:
+    try:
+        return datasets.Dataset.from_generator(
+            _raw_rows, features=RAW, cache_dir=str(folder), gen_kwargs={"sources": tuple(sources)}, fingerprint=name
+        )
+    except DatasetGenerationError as error:
+        cause = error.__cause__
+        if isinstance(cause, DataError):
+            raise cause from None
+        raise
+
+
+def _raw_rows(sources: tuple[Source, ...]) -> Iterator[dict[str, Any]]:
+    empty = True
+    for index, source in enumerate(sources):
+        for row in source.rows():
+            empty = False
+            yield {"file": index, "number": row.number, "row": row.text, "problem": row.problem}
+    if empty:
+        raise DataError([Fault(source.name, "has no rows", "give a source with at least one row") for source in sources])

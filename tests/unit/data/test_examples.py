@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from roll.config.schema import DataArgs
+from roll.data.examples import Example, prepare_examples
+from roll.errors import DataError
+
+Write = Callable[..., str]
+MESSAGES = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "Two."}]
+
+
+def only(path: str, folder: Path, tokenizer: PreTrainedTokenizerFast, **columns: Any) -> Example:
+    examples = prepare_examples(DataArgs.model_validate({"file_name": path, **columns}), tokenizer, 100, 100, folder / "cache")
+    assert len(examples) == 1
+    return examples.example(0)
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "response"),
+    [
+        ("chatml", "<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n", "Two.<|im_end|>"),
+        ("native", "[user]One?<|endoftext|>\n[assistant]", "Two.<|endoftext|>"),
+        ("raw", "One?", "Two.<|endoftext|>"),
+    ],
+)
+@pytest.mark.parametrize("shape", ["messages", "prompt"])
+def test_the_mask_is_true_on_the_response_alone(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, template: str, prompt: str, response: str, shape: str
+) -> None:
+    path = write_jsonl([{"messages": MESSAGES} if shape == "messages" else {"question": "One?", "solution": "Two."}])
+    columns = {"messages": "messages"} if shape == "messages" else {"prompt": "question", "response": "solution"}
+    example = only(path, tmp_path, tokenizer, template=template, **columns)
+    assert tokenizer.decode(example.token_ids[~example.response_mask]) == prompt
+    assert tokenizer.decode(example.token_ids[example.response_mask]) == response
+    assert example.token_ids.dtype == np.int32 and example.response_mask.dtype == np.bool_
+    assert np.flatnonzero(example.response_mask).tolist() == list(range((~example.response_mask).sum(), len(example.token_ids)))
+
+
+def test_the_prompt_s_tokens_are_those_that_generation_starts_from(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    # "answ" + "er is" would merge into one token across the boundary if the two were tokenised together.
+    example = only(write_jsonl([{"q": "The answ", "a": "er is"}]), tmp_path, tokenizer, template="raw", prompt="q", response="a")
+    assert example.token_ids[~example.response_mask].tolist() == tokenizer("The answ")["input_ids"]
+    together = tokenizer("The answer is")["input_ids"]
+    assert example.token_ids[:-1].tolist() != together
+
+
+def test_only_the_last_response_of_a_conversation_is_learnt(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    path = write_jsonl([{"messages": [*MESSAGES, {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Three."}]}])
+    example = only(path, tmp_path, tokenizer, template="chatml", messages="messages")
+    assert tokenizer.decode(example.token_ids[example.response_mask]) == "Three.<|im_end|>"
+    assert "Two." in tokenizer.decode(example.token_ids[~example.response_mask])
+
+
+def test_examples_beyond_either_limit_are_dropped_and_counted(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    path = write_jsonl([{"q": "q", "a": "a"}, {"q": "q" * 200, "a": "a"}, {"q": "q", "a": "a" * 200}])
+    data_args = DataArgs.model_validate({"file_name": path, "template": "raw", "prompt": "q", "response": "a"})
+    examples = prepare_examples(data_args, tokenizer, 20, 20, tmp_path / "cache")
+    assert (len(examples), examples.too_long) == (1, {path: 2})
+    with pytest.raises(DataError, match="no example fits prompt_length 20 and response_length 1; 3 rows"):
+        prepare_examples(data_args, tokenizer, 20, 1, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"messages": MESSAGES[:1]}, "ends with a message of the role 'user'"),
+        ({"messages": MESSAGES[1:]}, "'messages' holds the response alone"),
+        ({"messages": [MESSAGES[0], {"role": "assistant", "content": ""}]}, "item 1 (role 'assistant') has no text"),
+    ],
+)
+def test_bad_examples_are_faults(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, row: dict, problem: str
+) -> None:
+    path = write_jsonl([row])
+    with pytest.raises(DataError) as caught:
+        only(path, tmp_path, tokenizer, template="chatml", messages="messages")
+    assert caught.value.faults[0].place == f"{path}:1"
+    assert problem in caught.value.faults[0].problem
+
+
+def test_a_missing_response_is_a_fault(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    path = write_jsonl([{"q": "One?"}])
+    with pytest.raises(DataError, match="column 'a' is missing"):
+        only(path, tmp_path, tokenizer, template="raw", prompt="q", response="a")
+    with pytest.raises(DataError, match="data_args.response: is not set"):
+        only(path, tmp_path, tokenizer, template="raw", prompt="q")

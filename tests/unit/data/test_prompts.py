@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from roll.config.schema import DataArgs, Reward
+from roll.data import tables
+from roll.data.prompts import PromptSet, prepare_prompts
+from roll.errors import ConfigError, DataError
+
+Write = Callable[..., str]
+
+
+def arguments(file_name: str | Sequence[str], **others: Any) -> DataArgs:
+    columns = {} if "messages" in others else {"prompt": "prompt"}
+    names = file_name if isinstance(file_name, str) else tuple(file_name)
+    return DataArgs.model_validate({"file_name": names, "template": "chatml", **columns, **others})
+
+
+def two_domains() -> dict[str, Reward]:
+    return {"math": Reward.model_validate({"tag_included": ("gsm8k", "aime")}), "code": Reward.model_validate({})}
+
+
+def test_rows_become_tokenised_prompts(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict) -> None:
+    rows = [{"prompt": "What is one?", "answer": 1, "when": "2026-01-02"}, {"prompt": "Two?", "answer": "x", "extra": [1, None]}]
+    prompts = prepare_prompts(arguments(write_jsonl(rows), system="Count."), tokenizer, 100, one_domain, tmp_path / "cache")
+    prompt = prompts.prompt(0, prompt_id=7)
+    text = "<|im_start|>system\nCount.<|im_end|>\n<|im_start|>user\nWhat is one?<|im_end|>\n<|im_start|>assistant\n"
+    assert (len(prompts), prompt.prompt_id, prompt.domain, prompt.text) == (2, 7, "math_rule", text)
+    assert prompt.token_ids.dtype == np.int32
+    assert prompt.token_ids.tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(prompt.token_ids) == text
+    assert [prompts.prompt(index, 0).row for index in range(2)] == rows
+    assert prompts.too_long == {}
+
+
+def test_messages_and_parquet(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict) -> None:
+    messages = [{"role": "system", "content": "Count."}, {"role": "user", "content": "One?"}]
+    datasets.Dataset.from_list([{"messages": messages, "ground_truth": "1"}]).to_parquet(tmp_path / "rows.parquet")
+    prompts = prepare_prompts(
+        arguments(str(tmp_path / "rows.parquet"), messages="messages", template="native"), tokenizer, 100, one_domain, tmp_path / "cache"
+    )
+    prompt = prompts.prompt(0, 0)
+    assert prompt.text == "[system]Count.<|endoftext|>\n[user]One?<|endoftext|>\n[assistant]"
+    assert prompt.row == {"messages": messages, "ground_truth": "1"}
+
+
+BAD_PROMPTS = [
+    ('{"prompt": "a"', "is not JSON"),
+    ("[1]", "is not an object but a list"),
+    ({"promt": "a", "answer": 1}, "column 'prompt' is missing (did you mean 'promt'?); the row has: promt, answer"),
+    ({"prompt": None}, "column 'prompt' is null"),
+    ({"prompt": 7}, "'prompt' is a int: 7"),
+    ({"prompt": ["a"]}, "'prompt' is a list: ['a']"),
+    ({"prompt": " \n"}, "'prompt' has no text"),
+]
+BAD_MESSAGES = [
+    ({"messages": "hello"}, "'messages' is a str: 'hello'"),
+    ({"messages": []}, "'messages' is an empty list"),
+    ({"messages": ["hello"]}, "'messages' item 0 is a str, not an object: 'hello'"),
+    ({"messages": [{"content": "a"}]}, "'messages' item 0 has the role None"),
+    ({"messages": [{"role": "human", "content": "a"}]}, "'messages' item 0 has the role 'human'"),
+    ({"messages": [{"role": "user", "content": None}]}, "'messages' item 0 has a NoneType as content: None"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "'messages' item 0 has a list as content"),
+    ({"messages": [{"role": "user", "content": ""}]}, "'messages' item 0 (role 'user') has no text"),
+    ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "ends with a message of the role 'ass"),
+]
+
+
+@pytest.mark.parametrize(("column", "cases"), [("prompt", BAD_PROMPTS), ("messages", BAD_MESSAGES)])
+def test_every_bad_row_is_named_with_its_problem_before_training(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict, column: str, cases: list
+) -> None:
+    good = {"prompt": "fine", "messages": [{"role": "user", "content": "fine"}]}
+    path = write_jsonl([good, *(row for row, _ in cases), good])
+    with pytest.raises(DataError) as caught:
+        prepare_prompts(arguments(path, **{column: column}), tokenizer, 100, one_domain, tmp_path / "cache")
+    faults = caught.value.faults
+    assert [fault.place for fault in faults] == [f"{path}:{number}" for number in range(2, 2 + len(cases))]
+    for fault, (_, problem) in zip(faults, cases, strict=True):
+        assert problem in fault.problem
+        assert fault.remedy
+
+
+def test_many_bad_rows_are_counted_by_reason(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
+) -> None:
+    path = write_jsonl([{"prompt": ""}] * 30 + [{"other": 1}] * 5 + [{"prompt": "fine"}])
+    with pytest.raises(DataError) as caught:
+        prepare_prompts(arguments(path), tokenizer, 100, one_domain, tmp_path / "cache")
+    assert len(caught.value.faults) == 21
+    assert caught.value.faults[-1].place == path
+    assert caught.value.faults[-1].problem == "35 of 36 rows cannot be used: 30 x 'prompt' is empty, 5 x 'prompt' is missing"
+
+
+def test_a_row_is_named_by_its_id(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict) -> None:
+    path = write_jsonl([{"prompt": "", "uid": 17}])
+    with pytest.raises(DataError) as caught:
+        prepare_prompts(arguments(path, id="uid"), tokenizer, 100, one_domain, tmp_path / "cache")
+    assert caught.value.faults[0].place == f"{path}:1 (id 17)"
+
+
+def test_long_prompts_are_dropped_and_counted_by_file(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
+) -> None:
+    first = write_jsonl([{"prompt": "a" * 10}, {"prompt": "xyz" * 99}, {"prompt": "zyx" * 99}], "first.jsonl")
+    second = write_jsonl([{"prompt": "b"}], "second.jsonl")
+    third = write_jsonl([{"prompt": "c"}, {"prompt": "c" * 999}], "third.jsonl")
+    prompts = prepare_prompts(arguments([first, second, third], template="raw"), tokenizer, 60, one_domain, tmp_path / "cache")
+    assert prompts.too_long == {first: 2, third: 1}
+    assert [prompts.prompt(index, 0).text for index in range(len(prompts))] == ["a" * 10, "b", "c"]
+
+
+def test_the_limit_is_inclusive_and_nothing_left_is_an_error(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
+) -> None:
+    path = write_jsonl([{"prompt": "qqqq"}, {"prompt": "zzzz"}])
+    longest = max(len(tokenizer(text)["input_ids"]) for text in ("qqqq", "zzzz"))
+    assert len(prepare_prompts(arguments(path, template="raw"), tokenizer, longest, one_domain, tmp_path / "cache")) == 2
+    with pytest.raises(DataError, match="all of its 2 prompts are longer than prompt_length, 1 tokens"):
+        prepare_prompts(arguments(path, template="raw"), tokenizer, 1, one_domain, tmp_path / "cache")
+
+
+def test_tags_route_rows_to_domains(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    path = write_jsonl([{"prompt": "p", "tag": tag} for tag in ("gsm8k", "code", "aime")])
+    prompts = prepare_prompts(arguments(path), tokenizer, 100, two_domains(), tmp_path / "cache")
+    assert [prompts.prompt(index, 0).domain for index in range(3)] == ["math", "code", "math"]
+
+
+def test_rows_that_no_domain_takes_are_faults(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    path = write_jsonl([{"prompt": "p", "tag": "code"}, {"prompt": "p", "tag": "gsm8"}, {"prompt": "p"}, {"prompt": "", "tag": "what"}])
+    with pytest.raises(DataError) as caught:
+        prepare_prompts(arguments(path), tokenizer, 100, two_domains(), tmp_path / "cache")
+    assert [(fault.place, fault.problem) for fault in caught.value.faults] == [
+        (f"{path}:2", "no reward domain includes the tag 'gsm8' (did you mean 'gsm8k'?)"),
+        (f"{path}:3", "column 'tag' is missing or null, so no reward domain scores the row"),
+        (f"{path}:4", "'prompt' has no text"),
+    ]
+
+
+def test_an_unknown_tag_is_a_fault_even_with_one_domain(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
+) -> None:
+    with pytest.raises(DataError, match="no reward domain includes the tag 'other'"):
+        prepare_prompts(arguments(write_jsonl([{"prompt": "p", "tag": "other"}])), tokenizer, 100, one_domain, tmp_path / "cache")
+
+
+def test_a_tag_that_two_domains_claim_is_an_error(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    rewards = {"math": Reward.model_validate({"tag_included": ("code",)}), "code": Reward.model_validate({})}
+    with pytest.raises(ConfigError, match="claims the tag 'code', as does the domain 'math'"):
+        prepare_prompts(arguments(write_jsonl([{"prompt": "p"}])), tokenizer, 100, rewards, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("columns", "place"),
+    [({}, "data_args.messages"), ({"messages": "m", "prompt": "p"}, "data_args.messages"), ({"prompt": "p"}, "data_args.template")],
+)
+def test_contradicting_settings_are_errors(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict, columns: dict, place: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", None)
+    data_args = DataArgs.model_validate({"file_name": write_jsonl([{"p": "p"}]), **columns})
+    with pytest.raises(DataError) as caught:
+        prepare_prompts(data_args, tokenizer, 100, one_domain, tmp_path / "cache")
+    assert caught.value.faults[0].place == place
+
+
+def test_an_empty_file_is_an_error(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict) -> None:
+    with pytest.raises(DataError, match="has no rows"):
+        prepare_prompts(arguments(write_jsonl([""])), tokenizer, 100, one_domain, tmp_path / "cache")
+    assert [path.name for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"] == []
+
+
+def test_a_broken_parquet_file_is_an_error_of_the_data(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict) -> None:
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1 nothing")
+    with pytest.raises(DataError, match="is not a readable parquet file"):
+        prepare_prompts(arguments(str(tmp_path / "rows.parquet")), tokenizer, 100, one_domain, tmp_path / "cache")
+
+
+def test_the_second_preparation_does_not_tokenise(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_jsonl([{"prompt": f"question {number}"} for number in range(5)])
+    first = prepare_prompts(arguments(path), tokenizer, 100, one_domain, tmp_path / "cache")
+    calls = []
+    monkeypatch.setattr(tables, "_build", lambda folder, *others: calls.append(folder) or pytest.fail("tokenised again"))
+    second = prepare_prompts(arguments(path), tokenizer, 100, one_domain, tmp_path / "cache")
+    assert _texts(second) == _texts(first)
+    assert len(prepare_prompts(arguments(path), tokenizer, 99, one_domain, tmp_path / "cache")) == 5
+    assert calls == []
+
+
+def test_what_goes_into_a_table_names_it(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    path = write_jsonl([{"prompt": "one"}])
+
+    def tables_kept() -> int:
+        return sum(entry.is_dir() for entry in cache.iterdir())
+
+    prepare_prompts(arguments(path), tokenizer, 100, one_domain, cache)
+    prepare_prompts(arguments(path, template="raw"), tokenizer, 100, one_domain, cache)
+    assert tables_kept() == 2
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ messages[0]['content'] }}")
+    prepare_prompts(arguments(path), tokenizer, 100, one_domain, cache)
+    assert tables_kept() == 3
+    Path(path).write_text(json.dumps({"prompt": "changed"}))
+    prompts = prepare_prompts(arguments(path, template="raw"), tokenizer, 100, one_domain, cache)
+    assert tables_kept() == 4
+    assert prompts.prompt(0, 0).text == "changed"
+
+
+def test_several_tokenising_processes_give_the_same(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
+) -> None:
+    path = write_jsonl([{"prompt": f"question {number}"} for number in range(25)])
+    one = prepare_prompts(arguments(path), tokenizer, 100, one_domain, tmp_path / "one")
+    two = prepare_prompts(arguments(path, preprocessing_num_workers=2), tokenizer, 100, one_domain, tmp_path / "two")
+    assert _texts(one) == _texts(two)
+    for index in range(25):
+        assert np.array_equal(one.prompt(index, 0).token_ids, two.prompt(index, 0).token_ids)
+
+
+def _texts(prompts: PromptSet) -> list[str]:
+    return [prompts.prompt(index, 0).text for index in range(len(prompts))]
+
+
+def _prepare_counting_builds(path: str, folder: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    build = tables._build
+
+    def counted(*others: Any) -> None:
+        (Path(folder) / f"built-{os.getpid()}").touch()
+        build(*others)
+
+    tables._build = counted
+    prompts = prepare_prompts(arguments(path), tokenizer, 100, {"math": Reward.model_validate({})}, Path(folder) / "cache")
+    (Path(folder) / f"done-{os.getpid()}").write_text(json.dumps(_texts(prompts)))
+
+
+def test_processes_that_prepare_the_same_rows_at_once_build_them_once(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    path = write_jsonl([{"prompt": f"question {number}"} for number in range(50)])
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_prepare_counting_builds, args=(path, str(tmp_path), tokenizer)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    done = [json.loads(file.read_text()) for file in tmp_path.glob("done-*")]
+    assert len(done) == 2 and done[0] == done[1] and len(done[0]) == 50
+    assert len(list(tmp_path.glob("built-*"))) == 1
+
+
+def test_what_a_killed_builder_left_is_cleared(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_jsonl([{"prompt": "one"}])
+    prepare_prompts(arguments(path), tokenizer, 100, one_domain, tmp_path / "cache")
+    (folder,) = (entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir())
+    folder.rename(folder.with_suffix(".building"))
+    prompts = prepare_prompts(arguments(path), tokenizer, 100, one_domain, tmp_path / "cache")
+    assert len(prompts) == 1
+    assert [entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()] == [folder]

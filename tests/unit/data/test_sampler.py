@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from roll.config.schema import DataArgs, Reward
+from roll.data.examples import prepare_examples
+from roll.data.prompts import PromptSet, prepare_prompts
+from roll.data.sampler import ExampleSampler, PromptSampler
+from roll.errors import DataError
+
+
+@pytest.fixture
+def prompts(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> PromptSet:
+    """Twelve rows of the domain `a`, four of `b`, none of `c`."""
+    return make_prompts(tmp_path, tokenizer, 12)
+
+
+def make_prompts(folder: Path, tokenizer: PreTrainedTokenizerFast, rows_of_a: int) -> PromptSet:
+    rows = [{"prompt": f"{tag}{number}", "tag": tag} for tag, count in (("a", rows_of_a), ("b", 4)) for number in range(count)]
+    path = folder / f"rows{rows_of_a}.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    data_args = DataArgs.model_validate({"file_name": str(path), "template": "raw", "prompt": "prompt"})
+    rewards = {name: Reward.model_validate({}) for name in ("a", "b", "c")}
+    return prepare_prompts(data_args, tokenizer, 10, rewards, folder / "cache")
+
+
+def texts(sampler: PromptSampler, count: int) -> list[str]:
+    return [prompt.text for prompt in sampler.draw(count)]
+
+
+def test_every_epoch_holds_each_prompt_once_in_another_order(prompts: PromptSet) -> None:
+    sampler = PromptSampler(prompts, seed=1)
+    first, second = texts(sampler, 16), texts(sampler, 16)
+    assert sorted(first) == sorted(second) == sorted(prompts.prompt(index, 0).text for index in range(16))
+    assert first != second
+    assert sampler.epochs == 2.0
+
+
+def test_the_seed_alone_decides(prompts: PromptSet) -> None:
+    drawn = texts(PromptSampler(prompts, seed=1), 40)
+    one_by_one = PromptSampler(prompts, seed=1)
+    assert [texts(one_by_one, 1)[0] for _ in range(40)] == drawn
+    assert texts(PromptSampler(prompts, seed=2), 40) != drawn
+
+
+def test_prompt_ids_count_the_draws_of_the_run(prompts: PromptSet) -> None:
+    sampler = PromptSampler(prompts, seed=1)
+    assert [prompt.prompt_id for prompt in [*sampler.draw(10), *sampler.draw(30)]] == list(range(40))
+
+
+@pytest.mark.parametrize("shares", [None, {"a": 0.3, "b": 0.7}])
+@pytest.mark.parametrize("before", [0, 7, 16, 37])
+def test_a_restored_sampler_continues_exactly(prompts: PromptSet, shares: dict | None, before: int) -> None:
+    whole = PromptSampler(prompts, 3, shares)
+    expected = [(prompt.prompt_id, prompt.text) for prompt in whole.draw(before + 50)][before:]
+    interrupted = PromptSampler(prompts, 3, shares)
+    interrupted.draw(before)
+    state = json.loads(json.dumps(interrupted.state_dict()))
+    restored = PromptSampler(prompts, 3, shares)
+    restored.draw(5)
+    restored.load_state_dict(state)
+    assert [(prompt.prompt_id, prompt.text) for prompt in restored.draw(50)] == expected
+
+
+def test_shares_hold_at_every_point_and_scale_does_not_matter(prompts: PromptSet) -> None:
+    drawn = [prompt.domain for prompt in PromptSampler(prompts, 1, {"a": 0.25, "b": 0.75}).draw(200)]
+    for count in range(1, 201):
+        assert abs(Counter(drawn[:count])["a"] - 0.25 * count) <= 1
+    assert Counter(drawn) == {"a": 50, "b": 150}
+    assert [prompt.domain for prompt in PromptSampler(prompts, 1, {"a": 1.0, "b": 3.0}).draw(200)] == drawn
+
+
+def test_without_shares_domains_come_in_proportion_to_their_rows(prompts: PromptSet) -> None:
+    drawn = Counter(prompt.domain for prompt in PromptSampler(prompts, 1).draw(160))
+    assert drawn == {"a": 120, "b": 40}
+
+
+def test_a_domain_with_share_0_is_not_drawn(prompts: PromptSet) -> None:
+    assert {prompt.domain for prompt in PromptSampler(prompts, 1, {"a": 0.0, "b": 1.0}).draw(20)} == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("shares", "problem"),
+    [
+        ({"a": 0.5, "b": 0.5, "d": 0.1}, "names no reward domain"),
+        ({"a": 0.5, "b": 0.5, "c": 0.1}, "no prompt belongs to that domain"),
+        ({"a": 1.0}, "leaves out the domain 'b', which has 4 prompts"),
+        ({"a": 0.0, "b": 0.0}, "sums to 0"),
+    ],
+)
+def test_shares_that_cannot_be_are_errors(prompts: PromptSet, shares: dict[str, float], problem: str) -> None:
+    with pytest.raises(DataError, match=problem):
+        PromptSampler(prompts, 1, shares)
+
+
+def test_a_state_of_other_rows_or_domains_is_refused(prompts: PromptSet, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    other = make_prompts(tmp_path, tokenizer, 11)
+    with pytest.raises(DataError, match="the saved position is one of 15 rows, but there are 16 now"):
+        PromptSampler(prompts, 1).load_state_dict(PromptSampler(other, 1).state_dict())
+    with pytest.raises(DataError, match="speaks of the domains"):
+        PromptSampler(prompts, 1).load_state_dict(PromptSampler(prompts, 1, {"a": 0.5, "b": 0.5}).state_dict())
+
+
+def test_examples_are_drawn_and_resumed_the_same_way(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    path = tmp_path / "sft.jsonl"
+    path.write_text("\n".join(json.dumps({"q": "q", "a": f"{number}"}) for number in range(9)))
+    columns: dict[str, Any] = {"file_name": str(path), "template": "raw", "prompt": "q", "response": "a"}
+    examples = prepare_examples(DataArgs.model_validate(columns), tokenizer, 10, 10, tmp_path / "cache")
+    whole = [tuple(example.token_ids) for example in ExampleSampler(examples, 5).draw(27)]
+    assert len(set(whole[:9])) == len(set(whole[9:18])) == 9
+    assert whole[:9] != whole[9:18]
+    sampler = ExampleSampler(examples, 5)
+    sampler.draw(13)
+    restored = ExampleSampler(examples, 5)
+    restored.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
+    assert restored.drawn == 13
+    assert [tuple(example.token_ids) for example in restored.draw(14)] == whole[13:]
+    assert np.array_equal(restored.state_dict()["stream"]["position"], 27)

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+from datetime import date
+from pathlib import Path
+
+import datasets
+import pytest
+from datasets.arrow_writer import ArrowWriter
+
+from roll.data.sources import find_sources
+from roll.errors import DataError
+
+ROWS = [{"prompt": "one", "answer": 1}, {"prompt": "two", "answer": 2}]
+
+
+def read(*names: str, split: str = "train") -> list[tuple[str, int, dict]]:
+    return [(source.name, row.number, json.loads(row.text)) for source in find_sources(names, split) for row in source.rows()]
+
+
+def write_all_kinds(folder: Path) -> list[str]:
+    (folder / "a.json").write_text(json.dumps(ROWS, indent=2))
+    (folder / "b.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    datasets.Dataset.from_list(ROWS).to_parquet(folder / "c.parquet")
+    with ArrowWriter(path=str(folder / "d.arrow")) as writer:
+        for row in ROWS:
+            writer.write(row)
+        writer.finalize()
+    return [str(folder / name) for name in ("a.json", "b.jsonl", "c.parquet", "d.arrow")]
+
+
+@pytest.mark.parametrize("kind", range(4))
+def test_every_kind_of_file_gives_its_rows_with_file_and_number(tmp_path: Path, kind: int) -> None:
+    name = write_all_kinds(tmp_path)[kind]
+    assert read(name) == [(name, 1, ROWS[0]), (name, 2, ROWS[1])]
+
+
+def test_a_folder_gives_its_files_sorted(tmp_path: Path) -> None:
+    names = write_all_kinds(tmp_path)
+    (tmp_path / "README.md").write_text("not rows")
+    assert [name for name, number, _ in read(str(tmp_path)) if number == 1] == names
+
+
+def test_a_relative_folder_names_relative_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a.jsonl").write_text(json.dumps(ROWS[0]))
+    monkeypatch.chdir(tmp_path)
+    assert read("rows") == [("rows/a.jsonl", 1, ROWS[0])]
+
+
+def test_split_picks_among_the_files_of_a_folder(tmp_path: Path) -> None:
+    for number, split in enumerate(("train", "test")):
+        (tmp_path / f"{split}-0.jsonl").write_text(json.dumps(ROWS[number]))
+    assert [row for *_, row in read(str(tmp_path), split="test")] == [ROWS[1]]
+    with pytest.raises(DataError, match="has no files of the split 'dev'.*\n.*one of: test, train"):
+        find_sources(str(tmp_path), "dev")
+
+
+def test_a_saved_data_set_and_a_saved_dict(tmp_path: Path) -> None:
+    table = datasets.Dataset.from_list(ROWS)
+    table.save_to_disk(tmp_path / "single")
+    datasets.DatasetDict({"train": table, "test": table.select([1])}).save_to_disk(tmp_path / "several")
+    assert [row for *_, row in read(str(tmp_path / "single"))] == ROWS
+    assert [row for *_, row in read(str(tmp_path / "several"), split="test")] == ROWS[1:]
+    with pytest.raises(DataError, match="has no split 'dev'"):
+        find_sources(str(tmp_path / "several"), "dev")
+
+
+def test_a_hub_name_is_loaded_with_its_configuration_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(*names: str | None, **options: str) -> datasets.Dataset:
+        asked.append((names, options))
+        return datasets.Dataset.from_list(ROWS)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert read("owner/set:main", split="test") == [("owner/set:main", 1, ROWS[0]), ("owner/set:main", 2, ROWS[1])]
+    assert asked == [(("owner/set", "main"), {"split": "test"})]
+
+
+def test_a_hub_that_does_not_answer_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(*names: str | None, **options: str) -> datasets.Dataset:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(DataError, match="owner/set: .*ConnectionError: no route"):
+        find_sources("owner/set", "train")
+
+
+def test_all_names_that_lead_nowhere_are_reported_at_once(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("a,b")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError) as caught:
+        find_sources([str(tmp_path / "absent.jsonl"), str(tmp_path / "rows.csv"), str(tmp_path / "empty")], "train")
+    assert [fault.problem for fault in caught.value.faults] == [
+        "there is no such file or folder",
+        "has the suffix '.csv'",
+        "is a folder without data files",
+    ]
+
+
+def test_lines_that_are_not_objects_carry_the_problem_and_the_line_number(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n{"a": \n[1]\n{"a": "\xff"}\n"x"\n')
+    rows = list(find_sources(str(path), "train")[0].rows())
+    assert [row.number for row in rows] == [1, 3, 4, 5, 6]
+    assert rows[0].problem == "" and json.loads(rows[0].text) == {"a": 1}
+    assert rows[1].problem.startswith("is not JSON")
+    assert rows[2].problem == "is not an object but a list"
+    assert "utf-8" in rows[3].problem
+    assert rows[4].problem == "is not an object but a str"
+
+
+def test_a_json_array_may_hold_rows_of_different_shapes_and_bad_items(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text('[{"answer": 1}, {"answer": "2026-01-02", "more": {"x": [1]}}, 7]')
+    rows = list(find_sources(str(path), "train")[0].rows())
+    assert [json.loads(row.text) for row in rows[:2]] == [{"answer": 1}, {"answer": "2026-01-02", "more": {"x": [1]}}]
+    assert rows[2].problem == "is not an object but a int"
+
+
+@pytest.mark.parametrize("name", ["broken.json", "broken.parquet", "broken.arrow"])
+def test_a_broken_file_is_a_fault(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"[{]" if name.endswith("json") else b"PAR1 nothing of the sort")
+    with pytest.raises(DataError, match=name):
+        list(find_sources(str(path), "train")[0].rows())
+
+
+def test_dates_become_text_and_bytes_a_problem(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    datasets.Dataset.from_list([{"when": date(2026, 1, 2)}]).to_parquet(path)
+    assert read(str(path)) == [(str(path), 1, {"when": "2026-01-02"})]
+    datasets.Dataset.from_list([{"image": b"\x00"}]).to_parquet(path)
+    (row,) = find_sources(str(path), "train")[0].rows()
+    assert row.problem == "holds a value that JSON cannot express: a bytes"
+
+
+def test_the_stamp_changes_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}')
+    before = find_sources(str(path), "train")[0].stamp
+    assert find_sources(str(path), "train")[0].stamp == before
+    path.write_text('{"a": 12}')
+    assert find_sources(str(path), "train")[0].stamp != before
