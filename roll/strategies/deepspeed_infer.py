@@ -1,0 +1,52 @@
+"""Log-probs of a model that ZeRO-3 shards over its ranks, for references too large for one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import deepspeed
+import torch
+from transformers.integrations import HfDeepSpeedConfig
+
+from roll.config.schema import DeepSpeedConfig, ModelArgs
+from roll.models.load import PackedPolicy, load_causal_model
+from roll.models.packed_inputs import packed_inputs, spread
+from roll.strategies.base import Rank
+from roll.strategies.deepspeed_setup import deepspeed_config, join
+from roll.types import Floats, Sequences
+
+
+@dataclass(frozen=True)
+class ShardedScoreSettings:
+    """Everything the strategy reads of the configuration."""
+
+    model_path: str
+    model_args: ModelArgs
+    deepspeed: DeepSpeedConfig
+
+
+class DeepSpeedScore:
+    """Implements `ScoreStrategy`."""
+
+    def __init__(self, settings: ShardedScoreSettings, rank: Rank) -> None:
+        self._device = rank.device
+        join(rank)
+        config = deepspeed_config(settings.deepspeed, settings.model_args.dtype, max_grad_norm=None)
+        config["zero_optimization"].pop("offload_optimizer", None)
+        # Must outlive the engine: while it lives, from_pretrained shards the model as it loads.
+        self._shards_at_load = HfDeepSpeedConfig(config)
+        policy = PackedPolicy(load_causal_model(settings.model_path, settings.model_args))
+        self._engine: Any = deepspeed.initialize(model=policy, config=config)[0]
+        self._engine.eval()
+
+    @torch.no_grad()
+    def log_probs(self, micro_batches: Sequence[Sequences], temperature: float) -> list[Floats]:
+        """See `ScoreStrategy`."""
+        return [spread(self._engine(packed_inputs(part, self._device), temperature)[0], part) for part in micro_batches]
+
+    def close(self) -> None:
+        """See `ScoreStrategy`."""
+        self._engine.destroy()
+        torch.distributed.destroy_process_group()

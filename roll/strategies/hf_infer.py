@@ -1,0 +1,151 @@
+"""transformers on one device: log-probs of given sequences, and generation where vLLM cannot run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from peft import PeftModel
+from transformers import GenerationConfig
+
+from roll.config.schema import ModelArgs
+from roll.errors import WeightSyncError
+from roll.models.load import PackedPolicy, load_causal_model, load_tokenizer
+from roll.models.packed_inputs import packed_inputs, spread
+from roll.strategies.base import Rank
+from roll.types import Completion, FinishReason, Floats, Ints, Sampling, Sequences
+from roll.weight_sync.bucket import Bucket, read_bucket, verify
+
+
+@dataclass(frozen=True)
+class HfSettings:
+    """Everything the strategies read of the configuration."""
+
+    model_path: str
+    model_args: ModelArgs
+
+
+class HfScore:
+    """Implements `ScoreStrategy`."""
+
+    def __init__(self, settings: HfSettings, rank: Rank) -> None:
+        self._device = rank.device
+        self._policy = PackedPolicy(load_causal_model(settings.model_path, settings.model_args)).to(rank.device).eval()
+
+    @torch.no_grad()
+    def log_probs(self, micro_batches: Sequence[Sequences], temperature: float) -> list[Floats]:
+        """See `ScoreStrategy`."""
+        return [spread(self._policy(packed_inputs(part, self._device), temperature)[0], part) for part in micro_batches]
+
+    def close(self) -> None:
+        """See `ScoreStrategy`."""
+        del self._policy
+
+
+class HfGenerate:
+    """Implements `GenerateStrategy`, one prompt at a time: correct and slow."""
+
+    def __init__(self, settings: HfSettings, rank: Rank) -> None:
+        self._settings, self._device = settings, rank.device
+        self._version = 0
+        self._generates = asyncio.Lock()
+        self._missing: set[str] | None = None
+
+    async def start(self) -> None:
+        """See `GenerateStrategy`."""
+        self._tokenizer = load_tokenizer(self._settings.model_path, self._settings.model_args.trust_remote_code)
+        self._base = load_causal_model(self._settings.model_path, self._settings.model_args, packed=False).to(self._device).eval()
+        self._model = self._base
+
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> list[Completion]:
+        """See `GenerateStrategy`."""
+        async with self._generates:
+            return await asyncio.to_thread(self._generate, token_ids, sampling, seed)
+
+    @torch.no_grad()
+    def _generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> list[Completion]:
+        if seed is not None:
+            torch.manual_seed(seed)
+        prompt = torch.from_numpy(token_ids.astype(np.int64))[None].to(self._device)
+        output = self._model.generate(  # pyright: ignore[reportCallIssue]
+            prompt.repeat(sampling.samples, 1),
+            attention_mask=torch.ones_like(prompt).repeat(sampling.samples, 1),
+            generation_config=self._generation_config(sampling),
+            tokenizer=self._tokenizer,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        scores = torch.stack(output.scores, dim=1).float().log_softmax(-1)
+        sampled = output.sequences[:, prompt.shape[1] :]
+        log_probs = scores.gather(2, sampled[..., None])[..., 0].cpu().numpy()
+        return [self._completion(ids, row, sampling) for ids, row in zip(sampled.cpu().numpy(), log_probs, strict=True)]
+
+    def _generation_config(self, sampling: Sampling) -> GenerationConfig:
+        greedy = sampling.temperature == 0
+        return GenerationConfig(
+            max_new_tokens=sampling.max_new_tokens,
+            min_new_tokens=sampling.max_new_tokens if sampling.ignore_eos else None,
+            do_sample=not greedy,
+            temperature=None if greedy else sampling.temperature,
+            top_p=None if greedy else sampling.top_p,
+            top_k=0 if greedy or sampling.top_k < 1 else sampling.top_k,
+            repetition_penalty=sampling.repetition_penalty,
+            stop_strings=list(sampling.stop) or None,
+            eos_token_id=self._tokenizer.eos_token_id,
+            pad_token_id=self._tokenizer.eos_token_id,
+        )
+
+    def _completion(self, token_ids: Ints, log_probs: Floats, sampling: Sampling) -> Completion:
+        """Cut what follows the first end-of-sequence token: it is the batch's padding."""
+        ends = np.flatnonzero(token_ids == self._tokenizer.eos_token_id)
+        length = int(ends[0]) + 1 if len(ends) and not sampling.ignore_eos else len(token_ids)
+        stopped = length < sampling.max_new_tokens or (length > 0 and token_ids[length - 1] == self._tokenizer.eos_token_id)
+        return Completion(
+            token_ids=token_ids[:length].astype(np.int32),
+            log_probs=log_probs[:length].astype(np.float32),
+            policy_versions=np.full(length, self._version, np.int32),
+            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            text=self._tokenizer.decode(token_ids[:length], skip_special_tokens=True),
+        )
+
+    async def pause(self) -> None:
+        """See `GenerateStrategy`. Waits for the prompt that is being answered."""
+        await self._generates.acquire()
+
+    async def load_bucket(self, bucket: Bucket) -> None:
+        """See `GenerateStrategy`."""
+        targets = dict(self._base.named_parameters())
+        self._missing = set(targets) if self._missing is None else self._missing
+        for name, tensor in read_bucket(bucket).items():
+            if name not in targets or targets[name].shape != tensor.shape:
+                raise WeightSyncError(f"{name} {list(tensor.shape)} is no parameter of the engine's model")
+            targets[name].data.copy_(tensor)
+            self._missing.discard(name)
+
+    async def load_adapter(self, bucket: Bucket) -> None:
+        """See `GenerateStrategy`."""
+        verify(bucket)
+        if isinstance(self._model, PeftModel):
+            self._base = self._model.unload()  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+        self._model = PeftModel.from_pretrained(self._base, str(Path(bucket.path).parent)).eval()
+
+    async def resume(self, policy_version: int) -> None:
+        """See `GenerateStrategy`."""
+        missing, self._missing = self._missing, None
+        if missing:
+            raise WeightSyncError(f"{len(missing)} parameters of the engine were not sent: {', '.join(sorted(missing)[:5])}")
+        self._version = policy_version
+        if self._generates.locked():
+            self._generates.release()
+
+    async def policy_version(self) -> int:
+        """See `GenerateStrategy`."""
+        return self._version
+
+    async def close(self) -> None:
+        """See `GenerateStrategy`."""
+        del self._model, self._base

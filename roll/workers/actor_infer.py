@@ -1,0 +1,48 @@
+"""The role that generates, as the scheduler and the weight sync see it: one or more engines that share the load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from roll.types import Completion, Ints, Sampling
+from roll.weight_sync.bucket import Bucket
+from roll.workers.group import WorkerGroup
+
+
+class ActorInfer:
+    """Facade of the `actor_infer` group."""
+
+    def __init__(self, group: WorkerGroup, rollout_seconds: float, sync_seconds: float) -> None:
+        self._group = group
+        self._rollout_seconds, self._sync_seconds = rollout_seconds, sync_seconds
+        self._tokens_in_flight = [0] * len(group)
+
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> Sequence[Completion]:
+        """Samples of one prompt, from the engine with the fewest tokens in flight."""
+        engine = min(range(len(self._group)), key=lambda rank: self._tokens_in_flight[rank])
+        cost = sampling.samples * (len(token_ids) + sampling.max_new_tokens)
+        self._tokens_in_flight[engine] += cost
+        try:
+            return await self._group.one(engine, "generate", token_ids, sampling, seed, seconds=self._rollout_seconds)
+        finally:
+            self._tokens_in_flight[engine] -= cost
+
+    async def pause(self) -> None:
+        """Stop producing tokens on every engine."""
+        await self._group.all("pause", seconds=self._sync_seconds)
+
+    async def load_bucket(self, bucket: Bucket) -> None:
+        """Every engine takes some of the weights."""
+        await self._group.all("load_bucket", bucket, seconds=self._sync_seconds)
+
+    async def load_adapter(self, bucket: Bucket) -> None:
+        """Every engine takes the adapter."""
+        await self._group.all("load_adapter", bucket, seconds=self._sync_seconds)
+
+    async def resume(self, policy_version: int) -> None:
+        """Every engine produces tokens again, at this version."""
+        await self._group.all("resume", policy_version, seconds=self._sync_seconds)
+
+    async def policy_versions(self) -> list[int]:
+        """The version of each engine's weights."""
+        return await self._group.all("policy_version", seconds=self._sync_seconds)

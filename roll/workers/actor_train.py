@@ -1,0 +1,120 @@
+"""The role that learns, as the loop sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from roll.algorithms.aggregation import loss_weights
+from roll.algorithms.losses import Loss
+from roll.data import packing
+from roll.strategies.base import MicroBatch, TrainResult
+from roll.types import Floats, Metrics, Sequences, TensorSpec, TrainBatch
+from roll.weight_sync.bucket import Bucket
+from roll.workers.group import WorkerGroup
+from roll.workers.scoring import gather_tokens, share_out
+
+
+@dataclass(frozen=True)
+class TrainShape:
+    """How a step's sequences become updates and forward passes."""
+
+    sequences_per_update: int
+    epochs: int
+    """Passes over a step's sequences."""
+    token_budget: int
+    """Of one forward pass."""
+    loss_agg_mode: str
+    temperature: float
+
+
+class ActorTrain:
+    """Facade of the `actor_train` group."""
+
+    def __init__(self, group: WorkerGroup, shape: TrainShape, train_seconds: float, sync_seconds: float, save_seconds: float) -> None:
+        self._group, self._shape = group, shape
+        self._train_seconds, self._sync_seconds, self._save_seconds = train_seconds, sync_seconds, save_seconds
+
+    async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
+        """Run the updates of one step; means over the step's response tokens, all ranks and updates."""
+        shape = self._shape
+        ranks: list[list[list[MicroBatch]]] = [[] for _ in range(len(self._group))]
+        for start in list(range(0, len(batch), shape.sequences_per_update)) * shape.epochs:
+            update = range(start, min(start + shape.sequences_per_update, len(batch)))
+            for rank, micro_batches in enumerate(micro_batches_of(batch, update, len(ranks), shape)):
+                ranks[rank].append(micro_batches)
+        arguments = [(updates, loss, shape.temperature, policy_version) for updates in ranks]
+        return merge(await self._group.each("train_step", arguments, self._train_seconds))
+
+    async def ref_log_probs(self, sequences: Sequences) -> Floats:
+        """[T] natural-log probs with the LoRA adapter off: the policy as it was before training."""
+        split, parts = share_out(sequences, len(self._group), self._shape.token_budget)
+        results = await self._group.each("log_probs", [(part, self._shape.temperature, False) for part in parts], self._train_seconds)
+        return gather_tokens(sequences, split, results)
+
+    async def tensors(self, adapter: bool) -> list[TensorSpec]:
+        """What a weight sync sends."""
+        return await self._group.one(0, "tensors", adapter, seconds=self._sync_seconds)
+
+    async def write_bucket(self, names: Sequence[str], adapter: bool, path: Path) -> Bucket:
+        """Gather some tensors over all ranks and write them where the engines find them."""
+        return (await self._group.all("write_bucket", names, adapter, path, seconds=self._sync_seconds))[0]
+
+    async def adapter_config(self) -> str:
+        """PEFT's description of the adapter."""
+        return await self._group.one(0, "adapter_config", seconds=self._sync_seconds)
+
+    async def save(self, folder: Path) -> None:
+        """Write what `load` needs to go on exactly."""
+        await self._group.all("save", folder, seconds=self._save_seconds)
+
+    async def load(self, folder: Path) -> None:
+        """Restore what `save` wrote."""
+        await self._group.all("load", folder, seconds=self._save_seconds)
+
+    async def export(self, folder: Path) -> None:
+        """Write the policy as a Hugging Face or PEFT folder."""
+        await self._group.all("export", folder, seconds=self._save_seconds)
+
+
+def micro_batches_of(batch: TrainBatch, update: Sequence[int], ranks: int, shape: TrainShape) -> list[list[MicroBatch]]:
+    """By rank, the micro-batches of one update. Loss weights are fixed here, before anything is split."""
+    chosen = take(batch, update)
+    weights = loss_weights(chosen.sequences, shape.loss_agg_mode)
+    split = packing.split(chosen.sequences.lengths, ranks, shape.token_budget)
+    return [
+        [MicroBatch(take(chosen, indices), packing.select_tokens(weights, chosen.sequences, indices)) for indices in forwards]
+        for forwards in split.ranks
+    ]
+
+
+def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
+    """The chosen sequences of a batch."""
+    sequences = batch.sequences
+
+    def tokens(field: np.ndarray) -> np.ndarray:
+        return packing.select_tokens(field, sequences, indices)
+
+    return TrainBatch(
+        packing.select(sequences, indices),
+        tokens(batch.advantages),
+        tokens(batch.behaviour_log_probs),
+        tokens(batch.policy_versions),
+        None if batch.ref_log_probs is None else tokens(batch.ref_log_probs),
+    )
+
+
+def merge(results: Sequence[TrainResult]) -> Metrics:
+    """Ranks' sums to means over all response tokens."""
+    metrics = dict(results[0].scalars)
+    for sums, tokens in (
+        ([result.sums for result in results], sum(result.tokens for result in results)),
+        ([result.mismatch_sums for result in results], sum(result.mismatch_tokens for result in results)),
+    ):
+        for name in {name for part in sums for name in part}:
+            if tokens:
+                metrics[name] = sum(part.get(name, 0.0) for part in sums) / tokens
+    return metrics

@@ -1,0 +1,100 @@
+"""The Ray cluster of a run: joined or started, and left without a trace."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+
+from roll.errors import Fault, RollError
+
+PREFIX = "roll-"
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class MissingResources(RollError):
+    """The cluster lacks what the plan asks for."""
+
+
+@dataclass(frozen=True)
+class ClusterSession:
+    """A connection to Ray and the folders that live as long as it."""
+
+    shared_memory: Path
+    """Folder in memory shared by the processes of this host."""
+    logs: Path
+    """Where each worker process writes what it prints."""
+
+
+@contextmanager
+def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[ClusterSession]:
+    """Join the cluster that `RAY_ADDRESS` names, as Ray itself reads it, or start one on this host.
+
+    Raises:
+        MissingResources: fewer GPUs than the plan's roles are mapped to.
+    """
+    _sweep()
+    logs = run_folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+    shared = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
+    joins = bool(os.environ.get("RAY_ADDRESS"))
+    try:
+        if joins:
+            ray.init(log_to_driver=False, logging_level="ERROR")
+        else:
+            ray.init(
+                address="local",
+                num_gpus=None if gpus else 0,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                object_store_memory=1 << 30,
+                _temp_dir=str(scratch),
+            )
+        check_gpus(gpus, gpus_per_node)
+        yield ClusterSession(shared, logs)
+    except BaseException:
+        _keep_ray_logs(scratch, logs)
+        raise
+    finally:
+        ray.shutdown()
+        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(shared, ignore_errors=True)
+
+
+def check_gpus(gpus: int, gpus_per_node: int) -> None:
+    """Compare what the plan maps with what the cluster has."""
+    if not gpus:
+        return
+    counts = sorted((int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]), reverse=True)
+    nodes = -(-gpus // gpus_per_node)
+    needed = min(gpus, gpus_per_node)
+    if sum(count >= needed for count in counts) < nodes:
+        fault = Fault(
+            "device_mapping",
+            f"asks for {gpus} GPUs on {nodes} node(s) of {gpus_per_node}; the cluster has {len(counts)} node(s) with {counts} GPUs",
+            "map the roles to fewer devices, set num_gpus_per_node, or start Ray on more nodes and set RAY_ADDRESS",
+        )
+        raise MissingResources(str(fault))
+
+
+def _keep_ray_logs(scratch: Path, logs: Path) -> None:
+    for source in scratch.glob("session_*/logs"):
+        if not source.parent.is_symlink():
+            shutil.copytree(source, logs / "ray", dirs_exist_ok=True, ignore=shutil.ignore_patterns("old"))
+
+
+def _sweep() -> None:
+    """Remove the folders of runs whose driver was killed before it could."""
+    for parent in (Path(tempfile.gettempdir()), SHARED_MEMORY):
+        for folder in parent.glob(f"{PREFIX}[0-9]*-*"):
+            owner = folder.name.removeprefix(PREFIX).split("-")[0]
+            if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+                shutil.rmtree(folder, ignore_errors=True)

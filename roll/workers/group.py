@@ -1,0 +1,149 @@
+"""The processes of one role: started together, asked together, waited for with a deadline, ended for certain."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from roll.errors import BadInput, RollError, WorkerFailed
+from roll.strategies.base import Rank
+from roll.workers.placement import Seat
+from roll.workers.process import AsyncProcess, Factory, Process
+
+GRACE = 2.0
+"""Seconds in which the other ranks may report too, so that the first cause is found and not its echo."""
+ECHOES = ("Connection closed by peer", "Connection reset by peer", "NCCL", "timed out")
+"""What a rank says when another one failed first."""
+
+
+class WorkerGroup:
+    """One role's Ray actors, in rank order."""
+
+    def __init__(self, role: str, seats: Sequence[Seat], logs: Path, blocking: bool) -> None:
+        """Ask Ray for the processes; `blocking` says whether the strategy's methods block or are coroutines."""
+        self.role = role
+        self._seats = seats
+        kind = Process if blocking else AsyncProcess
+        self._actors = [
+            kind.options(  # pyright: ignore[reportAttributeAccessIssue]
+                runtime_env={"env_vars": seat.environment},
+                scheduling_strategy=NodeAffinitySchedulingStrategy(seat.node_id, soft=False) if seat.node_id else "DEFAULT",
+            ).remote(str(logs / f"{role}-{rank}.log"))
+            for rank, seat in enumerate(seats)
+        ]
+        self._pids: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._actors)
+
+    async def start(self, factory: Factory, settings: Sequence[Any], collective_timeout: float, seconds: float) -> None:
+        """Build every rank's strategy; they meet at rank 0's address.
+
+        Raises:
+            WorkerFailed: a rank failed, or was not ready within `seconds`.
+            BadInput: a rank could not use the configured model.
+        """
+        address, port = (await self._gather([self._actors[0].free_address.remote()], "start", seconds))[0]
+        self._pids = await self._gather([actor.pid.remote() for actor in self._actors], "start", seconds)
+        refs = []
+        for number, (actor, seat) in enumerate(zip(self._actors, self._seats, strict=True)):
+            rank = Rank(self.role, number, len(self), address, port, seat.device, collective_timeout)
+            refs.append(actor.build.remote(factory, settings[number], rank))
+        await self._gather(refs, "start", seconds)
+
+    async def each(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
+        """Call a method on every rank with that rank's arguments; results in rank order.
+
+        Raises:
+            WorkerFailed: with the first root cause, or naming the ranks that are late.
+        """
+        refs = [actor.call.remote(method, *rank) for actor, rank in zip(self._actors, arguments, strict=True)]
+        return await self._gather(refs, method, seconds)
+
+    async def all(self, method: str, *arguments: Any, seconds: float) -> list[Any]:
+        """Call a method on every rank with the same arguments."""
+        return await self.each(method, [arguments] * len(self), seconds)
+
+    async def one(self, rank: int, method: str, *arguments: Any, seconds: float) -> Any:
+        """Call a method on one rank."""
+        return (await self._gather([self._actors[rank].call.remote(method, *arguments)], method, seconds, [rank]))[0]
+
+    async def _gather(self, refs: list[Any], method: str, seconds: float, ranks: Sequence[int] | None = None) -> list[Any]:
+        ranks = range(len(refs)) if ranks is None else ranks
+        waits = [asyncio.ensure_future(_result(ref)) for ref in refs]
+        try:
+            done, pending = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+            if pending and any(wait.exception() for wait in done):
+                await asyncio.wait(pending, timeout=GRACE)
+            failures = [(rank, wait.exception()) for rank, wait in zip(ranks, waits, strict=True) if wait.done() and wait.exception()]
+            if failures:
+                raise self._failure(failures)
+            if pending:
+                late = [rank for rank, wait in zip(ranks, waits, strict=True) if not wait.done()]
+                raise WorkerFailed(self.role, late[0], f"{method} was not done after {seconds:.0f} s on rank(s) {', '.join(map(str, late))}")
+            return [wait.result() for wait in waits]
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _failure(self, failures: Sequence[tuple[int, BaseException | None]]) -> RollError:
+        """The failure to report: one that is not the echo of another, if there is one."""
+        causes = [(rank, _cause(error)) for rank, error in failures]
+        for _, cause in causes:
+            if isinstance(cause, BadInput):
+                return cause
+        first = [pair for pair in causes if not any(echo in str(pair[1]) for echo in ECHOES)] or causes
+        rank, cause = first[0]
+        if isinstance(cause, WorkerFailed):
+            return cause
+        lines = str(cause).strip().splitlines() or [""]
+        trace = str(dict(failures)[rank])
+        if isinstance(cause, ray.exceptions.RayActorError):
+            return WorkerFailed(self.role, rank, f"the process died ({lines[0]}); see its file in logs/", trace)
+        return WorkerFailed(self.role, rank, f"{type(cause).__name__}: {lines[0]}", trace)
+
+    async def stop(self, seconds: float) -> None:
+        """Close the strategies in order, then end the processes and wait until they are gone."""
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(*(_result(actor.call.remote("close")) for actor in self._actors), return_exceptions=True)
+        except TimeoutError:
+            pass  # what does not close in time is ended below
+        for actor in self._actors:
+            ray.kill(actor, no_restart=True)
+        for _ in range(int(seconds / 0.05)):
+            if not any(_runs(pid) for pid in self._local_pids()):
+                return
+            await asyncio.sleep(0.05)
+        for pid in self._local_pids():
+            if _runs(pid):
+                os.kill(pid, signal.SIGKILL)
+
+    def _local_pids(self) -> list[int]:
+        here = ray.get_runtime_context().get_node_id()
+        return [pid for pid, seat in zip(self._pids, self._seats, strict=False) if seat.node_id in (None, here)]
+
+
+async def _result(ref: Any) -> Any:
+    return await ref
+
+
+def _cause(error: BaseException | None) -> BaseException:
+    """Ray wraps what a worker raised; the original is what happened."""
+    assert error is not None
+    return error.cause if isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None else error
+
+
+def _runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

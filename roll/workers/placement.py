@@ -1,0 +1,61 @@
+"""From the plan's ranks to seats: on which node of the cluster a process runs, what it sees, and its environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ray
+
+from roll.config.placement import RolePlan
+
+QUIET = {
+    # Deprecation notices of torch.distributed, one a collective, are DeepSpeed's to act on.
+    "PYTHONWARNINGS": "ignore::FutureWarning,ignore::UserWarning",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TQDM_DISABLE": "1",
+}
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where one rank of a role runs."""
+
+    node_id: str | None
+    """Ray's id of the node; None where any node will do."""
+    device: str
+    """`cpu` or `cuda`."""
+    environment: Mapping[str, str]
+    """Environment variables of the process."""
+
+
+def seats(role: RolePlan, gpus_per_node: int, system_envs: Mapping[str, str]) -> list[Seat]:
+    """A seat for each rank. Roles on one device share it: a process sees the devices of its rank and no others."""
+    nodes = gpu_nodes()
+    out = []
+    for rank, devices in enumerate(role.devices):
+        environment = rank_environment(rank, role.ranks, [device % gpus_per_node for device in devices]) | system_envs
+        node = nodes[devices[0] // gpus_per_node] if devices else None
+        out.append(Seat(node, "cuda" if devices else "cpu", environment))
+    return out
+
+
+def gpu_nodes() -> list[str]:
+    """Ids of the nodes that have GPUs, in the order of their addresses: the order in which devices are counted."""
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
+    return [node["NodeID"] for node in sorted(nodes, key=lambda node: [int(part) for part in node["NodeManagerAddress"].split(".")])]
+
+
+def rank_environment(rank: int, world_size: int, devices: list[int]) -> dict[str, str]:
+    """What torch, DeepSpeed and vLLM read of a process's place. `LOCAL_RANK` is 0: a worker sees its own devices only."""
+    environment = QUIET | {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
+    if devices:
+        return environment | {
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices)),
+            "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+        }
+    threads = max(1, (os.cpu_count() or 1) // world_size)
+    return environment | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads)}

@@ -1,0 +1,82 @@
+"""The Ray actor: one process of a role, which builds a strategy and does what its facade asks of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.util
+
+from roll.strategies.base import Rank
+
+Factory = Callable[[Any, Rank], Any]
+
+
+@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)
+class Process:
+    """Hosts a strategy whose methods block. Calls run one after another."""
+
+    def __init__(self, log_file: str) -> None:
+        _own_log(Path(log_file))
+
+    def free_address(self) -> tuple[str, int]:
+        """This host's address and a port that is free now, for the role's rendezvous."""
+        return _free_address()
+
+    def pid(self) -> int:
+        """Process id, to make sure of its end."""
+        return os.getpid()
+
+    def build(self, factory: Factory, settings: Any, rank: Rank) -> None:
+        """Make the strategy."""
+        self._strategy = factory(settings, rank)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Run one of the strategy's methods."""
+        return getattr(self._strategy, method)(*arguments)
+
+
+@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=4096)
+class AsyncProcess:
+    """Hosts a strategy whose methods are coroutines. Calls run side by side."""
+
+    def __init__(self, log_file: str) -> None:
+        _own_log(Path(log_file))
+
+    async def free_address(self) -> tuple[str, int]:
+        """See `Process`."""
+        return _free_address()
+
+    async def pid(self) -> int:
+        """See `Process`."""
+        return os.getpid()
+
+    async def build(self, factory: Factory, settings: Any, rank: Rank) -> None:
+        """Make the strategy and start it."""
+        self._strategy = factory(settings, rank)
+        await self._strategy.start()
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Run one of the strategy's methods."""
+        return await getattr(self._strategy, method)(*arguments)
+
+
+def _own_log(path: Path) -> None:
+    """Send what this process and its children print to a file of the run, and leave Ctrl-C to the driver."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stream = path.open("ab", buffering=0)
+    os.dup2(stream.fileno(), sys.stdout.fileno())
+    os.dup2(stream.fileno(), sys.stderr.fileno())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _free_address() -> tuple[str, int]:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return ray.util.get_node_ip_address(), probe.getsockname()[1]

@@ -1,0 +1,40 @@
+"""Share sequences out over a role's ranks for a pass without a gradient, and put the results back in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from roll.data import packing
+from roll.types import Floats, Sequences
+from roll.workers.group import WorkerGroup
+
+
+def share_out(sequences: Sequences, ranks: int, token_budget: int) -> tuple[packing.Split, list[list[Sequences]]]:
+    """The split, and by rank its micro-batches."""
+    split = packing.split(sequences.lengths, ranks, token_budget)
+    return split, [[packing.select(sequences, indices) for indices in forwards] for forwards in split.ranks]
+
+
+def gather_tokens(sequences: Sequences, split: packing.Split, results: Sequence[Sequence[Floats]]) -> Floats:
+    """[T] from each rank's and micro-batch's values; the filler's are dropped."""
+    out = np.zeros(len(sequences.token_ids), np.float32)
+    for forwards, values in zip(split.ranks, results, strict=True):
+        for indices, part in zip(forwards, values, strict=True):
+            if indices:
+                out[packing.positions(sequences.offsets, indices)] = part
+    return out
+
+
+class Reference:
+    """Facade of the `reference` group: log-probs under a policy that does not change."""
+
+    def __init__(self, group: WorkerGroup, token_budget: int, temperature: float, seconds: float) -> None:
+        self._group, self._token_budget, self._temperature, self._seconds = group, token_budget, temperature, seconds
+
+    async def ref_log_probs(self, sequences: Sequences) -> Floats:
+        """[T] natural-log probs of the response tokens, 0 elsewhere."""
+        split, parts = share_out(sequences, len(self._group), self._token_budget)
+        results = await self._group.each("log_probs", [(part, self._temperature) for part in parts], self._seconds)
+        return gather_tokens(sequences, split, results)
