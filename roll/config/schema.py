@@ -21,7 +21,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 class Section(BaseModel):
     """A block of the configuration: strict types, no unknown keys, frozen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ModelArgs(Section):
@@ -69,7 +69,8 @@ class DataArgs(Section):
         description="JSON, JSONL, Parquet or Arrow files, folders of them, or Hub names; relative to the working directory."
     )
     split: str = Field("train", description="Split to read where a source has several.")
-    template: str = Field("native", description="Chat template: `native` (the tokenizer's own), `chatml`, `qwen2_5`, or `raw` (no template).")
+    template: Literal["native", "chatml", "qwen2_5", "raw"] = Field(
+        "native", description="Chat template: `native` (the tokenizer's own), `chatml`, `qwen2_5`, or `raw` (no template).")
     messages: str | None = Field(None, description="Column that holds a list of `{role, content}`. Exclusive with `prompt`.")
     prompt: str | None = Field(None, description="Column that holds the prompt as text.")
     response: str | None = Field(None, description="SFT with `prompt`: column that holds the response to learn.")

@@ -1,0 +1,103 @@
+"""Batch arithmetic: what one step generates, what one update learns from, and what one forward pass holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roll.config.placement import model_roles, vllm_config
+from roll.config.schema import ActorTrain, Config, RlvrConfig
+from roll.errors import Fault
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Counts of one step of the loop."""
+
+    prompts_per_step: int
+    """0 for SFT."""
+    sequences_per_step: int
+    sequences_per_update: int
+    updates_per_step: int
+    """Optimizer updates, over all `ppo_epochs`."""
+    longest_sequence: int
+    """Tokens of prompt and response."""
+
+
+def learner(config: Config) -> tuple[str, ActorTrain]:
+    """The role that trains, and its name."""
+    return ("actor_train", config.actor_train) if isinstance(config, RlvrConfig) else ("sft_train", config.sft_train)
+
+
+def sequences_per_update(role: ActorTrain) -> int:
+    """`per_device_train_batch_size` x `gradient_accumulation_steps` x ranks."""
+    ranks = len(role.device_mapping) if role.device_mapping else role.world_size or 1
+    return role.training_args.per_device_train_batch_size * role.training_args.gradient_accumulation_steps * ranks
+
+
+def plan_batch(config: Config) -> BatchPlan:
+    """Counts of a configuration without batch faults."""
+    update = sequences_per_update(learner(config)[1])
+    longest = config.prompt_length + config.response_length
+    if not isinstance(config, RlvrConfig):
+        return BatchPlan(0, update, update, 1, longest)
+    step = config.rollout_batch_size * config.num_return_sequences_in_group
+    return BatchPlan(config.rollout_batch_size, step, update, step // update * config.ppo_epochs, longest)
+
+
+def batch_faults(config: Config) -> list[Fault]:
+    """Numbers that do not divide, and lengths that do not fit."""
+    faults = _engine_faults(config)
+    if not isinstance(config, RlvrConfig):
+        return faults
+    step, update = config.rollout_batch_size * config.num_return_sequences_in_group, sequences_per_update(config.actor_train)
+    if step % update:
+        arguments = config.actor_train.training_args
+        problem = (
+            f"{step} sequences a step (rollout_batch_size {config.rollout_batch_size} x num_return_sequences_in_group "
+            f"{config.num_return_sequences_in_group}) are no whole number of updates of {update}"
+        )
+        one_pass = update // arguments.gradient_accumulation_steps
+        if step % one_pass == 0:
+            remedy = f"for one update a step set it to {step // one_pass}; or choose a divisor of that"
+        else:
+            remedy = f"make rollout_batch_size x num_return_sequences_in_group a multiple of {one_pass} (batch per device x ranks)"
+        faults.append(Fault("actor_train.training_args.gradient_accumulation_steps", problem, remedy))
+    return faults + _sampling_faults(config)
+
+
+def _engine_faults(config: Config) -> list[Fault]:
+    longest, faults = config.prompt_length + config.response_length, []
+    for name, role in model_roles(config).items():
+        engine, where = vllm_config(role), f"{name}.strategy_args.strategy_config"
+        if engine is None:
+            continue
+        if engine.max_model_len is not None and engine.max_model_len < longest:
+            problem = f"{engine.max_model_len} is less than prompt_length + response_length = {longest}"
+            faults.append(Fault(f"{where}.max_model_len", problem, f"give at least {longest}, or remove the key"))
+        if engine.max_num_batched_tokens < engine.max_num_seqs:
+            problem = f"{engine.max_num_batched_tokens} is less than max_num_seqs {engine.max_num_seqs}: a step gives each sequence a token"
+            faults.append(Fault(f"{where}.max_num_batched_tokens", problem, f"give at least {engine.max_num_seqs}; 8192 is usual"))
+    return faults
+
+
+def _sampling_faults(config: RlvrConfig) -> list[Fault]:
+    faults, samples = [], config.num_return_sequences_in_group
+    limits = {"actor_infer": config.actor_infer.generating_args}
+    if config.validation:
+        limits["validation"] = config.validation.generating_args
+    for name, sampling in limits.items():
+        if sampling.max_new_tokens and sampling.max_new_tokens > config.response_length:
+            problem = f"{sampling.max_new_tokens} is more than response_length {config.response_length}"
+            faults.append(Fault(f"{name}.generating_args.max_new_tokens", problem, f"give at most {config.response_length}, or remove the key"))
+    rollout = config.actor_infer.generating_args
+    if rollout.num_return_sequences not in (None, samples):
+        problem = f"{rollout.num_return_sequences}, but num_return_sequences_in_group is {samples}"
+        faults.append(Fault("actor_infer.generating_args.num_return_sequences", problem, "remove it, or make the two equal"))
+    by_group = config.adv_estimator == "grpo" or "group" in (config.norm_mean_type, config.norm_std_type)
+    if by_group and samples == 1:
+        problem = "1, and rewards are compared within a group: every advantage would be 0"
+        faults.append(Fault("num_return_sequences_in_group", problem, "give at least 2 (8 is usual), or adv_estimator=reinforce without group norms"))
+    if by_group and rollout.temperature == 0:
+        problem = "0 makes all samples of a prompt equal, so no reward differs within a group"
+        faults.append(Fault("actor_infer.generating_args.temperature", problem, "give a temperature above 0; 1.0 is usual"))
+    return faults

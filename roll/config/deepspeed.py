@@ -1,0 +1,75 @@
+"""DeepSpeed's configuration against the role's other keys. Reads names only; DeepSpeed itself is not imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from roll.config.batch import sequences_per_update
+from roll.config.placement import model_roles
+from roll.config.schema import ActorTrain, Config, DeepSpeedConfig, DeepSpeedInferStrategy, DeepSpeedTrainStrategy, Role
+from roll.errors import Fault
+from roll.registry import nearest
+
+ZERO_KEYS = ["stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "use_multi_rank_bucket_allreduce", "allgather_partitions", "allgather_bucket_size", "overlap_comm", "load_from_fp32_weights", "elastic_checkpoint", "offload_param", "offload_optimizer", "zenflow", "sub_group_size", "compute_grad_norm", "cpu_offload_param", "cpu_offload_use_pin_memory", "cpu_offload", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_gather_16bit_weights_on_model_save", "stage3_module_granularity_threshold", "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential", "stage3_gather_fp16_weights_on_model_save", "ignore_unused_parameters", "legacy_stage1", "round_robin_gradients", "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients", "mics_shard_size", "mics_hierarchical_params_gather", "memory_efficient_linear", "pipeline_loading_checkpoint", "override_module_apply", "log_trace_cache_warnings", "enable_sanity_checks", "leaf_module"]
+"""Keys of `zero_optimization` in DeepSpeed 0.19 (`deepspeed/runtime/zero/config.py`)."""
+
+
+def deepspeed_config(role: Role) -> DeepSpeedConfig | None:
+    """DeepSpeed's configuration, if the role runs on it."""
+    strategy = role.strategy_args
+    return strategy.strategy_config if isinstance(strategy, DeepSpeedTrainStrategy | DeepSpeedInferStrategy) else None
+
+
+def deepspeed_faults(config: Config) -> list[Fault]:
+    """Contradictions between DeepSpeed's configuration and the keys it is made from."""
+    faults: list[Fault] = []
+    for name, role in model_roles(config).items():
+        settings, where = deepspeed_config(role), f"{name}.strategy_args.strategy_config"
+        if settings is None:
+            continue
+        faults += [*_zero(settings, f"{where}.zero_optimization"), *_precision(settings, where, name, role)]
+        if isinstance(role, ActorTrain):
+            faults += _batch(settings, where, name, role, config.max_grad_norm)
+    return faults
+
+
+def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
+    zero = settings.zero_optimization
+    for key, value in (zero.model_extra or {}).items():
+        if key not in ZERO_KEYS:
+            yield Fault(f"{where}.{key}", f"unknown key, with the value {value!r}{nearest(key, ZERO_KEYS)}", "see DeepSpeed's zero_optimization")
+    if zero.offload_param and zero.offload_param.device != "none" and zero.stage != 3:
+        problem = f"'{zero.offload_param.device}', but stage {zero.stage} does not shard parameters"
+        yield Fault(f"{where}.offload_param.device", problem, "use stage 3, or remove offload_param")
+    if zero.offload_optimizer and zero.offload_optimizer.device != "none" and zero.stage == 0:
+        problem = f"'{zero.offload_optimizer.device}', but stage 0 shards no optimizer states"
+        yield Fault(f"{where}.offload_optimizer.device", problem, "use stage 1, 2 or 3, or remove offload_optimizer")
+    for key in ("offload_optimizer", "offload_param"):
+        offload = getattr(zero, key)
+        if offload and offload.device == "nvme" and not offload.nvme_path:
+            yield Fault(f"{where}.{key}.nvme_path", "missing, and device is nvme", "give a folder on the NVMe device")
+
+
+def _precision(settings: DeepSpeedConfig, where: str, name: str, role: Role) -> Iterator[Fault]:
+    dtype = role.model_args.dtype
+    for key in ("bf16", "fp16"):
+        block = getattr(settings, key) or {}
+        enabled = block.get("enabled", "auto")
+        if enabled != "auto" and bool(enabled) != (dtype == key):
+            problem = f"{str(enabled).lower()}, but {name}.model_args.dtype is {dtype}"
+            yield Fault(f"{where}.{key}.enabled", problem, f"remove it; {name}.model_args.dtype says the precision")
+
+
+def _batch(settings: DeepSpeedConfig, where: str, name: str, role: ActorTrain, max_grad_norm: float) -> Iterator[Fault]:
+    arguments = role.training_args
+    same = (
+        ("train_micro_batch_size_per_gpu", arguments.per_device_train_batch_size, f"{name}.training_args.per_device_train_batch_size"),
+        ("gradient_accumulation_steps", arguments.gradient_accumulation_steps, f"{name}.training_args.gradient_accumulation_steps"),
+        ("train_batch_size", sequences_per_update(role), "the sequences of one update (batch per device x accumulation x ranks)"),
+        ("gradient_clipping", max_grad_norm, "max_grad_norm"),
+    )
+    for key, ours, meaning in same:
+        theirs = getattr(settings, key)
+        if theirs not in (None, "auto", ours):
+            remedy = f"remove it, or make it auto; it follows from {meaning}"
+            yield Fault(f"{where}.{key}", f"{theirs}, but {meaning} gives {ours}", remedy)

@@ -1,0 +1,51 @@
+"""`device_mapping`: a list, or the expressions of ROLL's files (`list(range(0,16))`), parsed and never evaluated."""
+
+from __future__ import annotations
+
+import ast
+
+LARGEST = 1_000_000
+FORMS = "[0, 1], range(4), list(range(0,16)), or several of them joined by +"
+
+
+def parse_devices(text: str) -> list[int]:
+    """Device numbers of an expression made of integer lists, `range(...)`, `list(...)` and `+`.
+
+    Raises:
+        ValueError: Anything else stands in the expression.
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ValueError("this is not an expression") from None
+    return _devices(tree)
+
+
+def _devices(node: ast.expr) -> list[int]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _devices(node.left) + _devices(node.right)
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_integer(item) for item in node.elts]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+        if node.func.id == "list" and len(node.args) == 1:
+            return _devices(node.args[0])
+        if node.func.id == "range" and 1 <= len(node.args) <= 3:
+            return _range([_integer(bound) for bound in node.args])
+    raise ValueError(f"'{ast.unparse(node)}' is not a list of devices")
+
+
+def _range(bounds: list[int]) -> list[int]:
+    if len(bounds) == 3 and bounds[2] == 0:
+        raise ValueError("the step of a range cannot be 0")
+    if any(abs(bound) > LARGEST for bound in bounds):
+        raise ValueError(f"a bound beyond {LARGEST}")
+    return list(range(*bounds))
+
+
+def _integer(node: ast.expr) -> int:
+    sign = 1
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        sign, node = -1, node.operand
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return sign * node.value
+    raise ValueError(f"'{ast.unparse(node)}' is not a whole number")

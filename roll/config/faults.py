@@ -1,0 +1,142 @@
+"""pydantic's errors as faults: place, problem with the value, remedy."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from roll.config.fields import DISCRIMINATOR, dotted, homes, section_at
+from roll.errors import Fault
+
+KINDS = {
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "dict_type": "a block of keys",
+    "model_type": "a block of keys",
+    "model_attributes_type": "a block of keys",
+    "tuple_type": "a list",
+    "list_type": "a list",
+}
+BOUNDS = {"greater_than": ("gt", "above"), "greater_than_equal": ("ge", "at least"), "less_than": ("lt", "below"), "less_than_equal": ("le", "at most")}
+
+
+def schema_faults(error: ValidationError, root: type[BaseModel], values: Mapping[str, Any]) -> list[Fault]:
+    """Everything that pydantic found, one fault for each place.
+
+    Args:
+        error: What validation of `values` raised.
+        root: The schema.
+        values: The plain configuration that was validated.
+    """
+    details: dict[tuple[str | int, ...], list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        details.setdefault(_place(detail, values), []).append(detail)
+    # Of a union (a text or a list of texts), the alternative that got further into the value says more.
+    whole = [place for place in details if not any(len(other) > len(place) and other[: len(place)] == place for other in details)]
+    return [_fault(place, details[place], root, values) for place in whole]
+
+
+def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], values: Mapping[str, Any]) -> Fault:
+    """The fault of a key that the schema does not know, with the nearest key there, or where it is at home."""
+    name = str(place[-1])
+    section = section_at(root, place[:-1], values)
+    known = sorted(section.model_fields) if section else []
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    elsewhere = [path for path in homes(root, name) if path != dotted(place)]
+    above = dotted(place[:-1]) or "the root"
+    if close:
+        remedy = f"did you mean '{close[0]}'?"
+    elif elsewhere:
+        remedy = f"this key belongs to {' or '.join(elsewhere[:4])}"
+    elif section is not None and section.__name__ == "VllmConfig":
+        remedy = "if it is an argument of vLLM's AsyncEngineArgs, put it under engine_args"
+    else:
+        far = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        remedy = f"did you mean '{far[0]}'? " if far else ""
+        remedy += f"known keys of {above}: {', '.join(known) or 'none'}"
+    return Fault(dotted(place), f"unknown key, with the value {shown(value)}", remedy)
+
+
+def shown(value: Any) -> str:
+    """A value for a message, as YAML would have it, cut at 120 characters."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _place(detail: ErrorDetails, values: Any) -> tuple[str | int, ...]:
+    """pydantic's location without the tags of union members: only steps that exist in the values, and a missing key."""
+    place: list[str | int] = []
+    last = len(detail["loc"]) - 1
+    for index, step in enumerate(detail["loc"]):
+        here = isinstance(values, Mapping) and step in values or isinstance(values, list) and isinstance(step, int) and step < len(values)
+        if here:
+            place.append(step)
+            values = values[step]
+        elif index == last and detail["type"] == "missing":
+            place.append(step)
+    return tuple(place)
+
+
+def _fault(place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: type[BaseModel], values: Mapping[str, Any]) -> Fault:
+    detail, kind = details[0], details[0]["type"]
+    value = shown(detail["input"])
+    if kind == "extra_forbidden":
+        return unknown_key(place, detail["input"], root, values)
+    if kind == "missing":
+        return _missing(place, root, values)
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        expected = detail.get("ctx", {}).get("expected_tags") or "'deepspeed_train', 'deepspeed_infer', 'hf_infer', 'vllm'"
+        chosen = detail["input"].get(DISCRIMINATOR) if isinstance(detail["input"], Mapping) else detail["input"]
+        problem = f"unknown strategy {shown(chosen)}" if kind == "union_tag_invalid" else "required, but missing"
+        return Fault(dotted((*place, DISCRIMINATOR)), problem, f"known strategies: {expected}")
+    if kind == "literal_error":
+        expected = detail.get("ctx", {}).get("expected", "")
+        choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
+        close = difflib.get_close_matches(str(detail["input"]), choices, n=1)
+        hint = f" (did you mean '{close[0]}'?)" if close else ""
+        others = [_expected(other) for other in details[1:]]
+        return Fault(dotted(place), f"{value} is not allowed", f"allowed: {', or '.join([expected, *others])}{hint}")
+    return Fault(dotted(place), f"{value} is not allowed", f"give {' or '.join(dict.fromkeys(_expected(one) for one in details))}{_quotes(details)}")
+
+
+def _missing(place: tuple[str | int, ...], root: type[BaseModel], values: Mapping[str, Any]) -> Fault:
+    section = section_at(root, place[:-1], values)
+    field = section.model_fields.get(str(place[-1])) if section else None
+    meaning = f": {field.description}" if field and field.description else ""
+    return Fault(dotted(place), "required, but missing", f"add the key{meaning}")
+
+
+def _expected(detail: ErrorDetails) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind in KINDS:
+        return KINDS[kind]
+    if kind in BOUNDS:
+        bound, word = BOUNDS[kind]
+        return f"a number {word} {context[bound]}"
+    if kind == "finite_number":
+        return "a finite number"
+    if kind == "string_pattern_mismatch":
+        return f"a text of the form {context['pattern']}"
+    if kind == "literal_error":
+        return str(context["expected"])
+    if kind == "too_short":
+        return f"at least {context['min_length']} of them"
+    message = detail["msg"]
+    return message[0].lower() + message[1:]
+
+
+def _quotes(details: Sequence[ErrorDetails]) -> str:
+    """The commonest cause of a wrong type: a number or a truth value in quotes."""
+    value = details[0]["input"]
+    if not isinstance(value, str) or not any(one["type"] in ("int_type", "float_type", "bool_type") for one in details):
+        return ""
+    plain = value.strip().lower()
+    return ", without quotes" if plain in ("true", "false") or plain.replace(".", "", 1).lstrip("-").isdigit() else ""

@@ -1,0 +1,84 @@
+"""A composed configuration to a checked, frozen one."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Collection
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
+from pydantic import ValidationError
+
+from roll.config.faults import schema_faults
+from roll.config.schema import Config, RlvrConfig, SftConfig
+from roll.config.shipped import preset_names
+from roll.config.translate import referenced_text, translate
+from roll.errors import ConfigError, Fault
+
+
+class ConfigWarning(UserWarning):
+    """Something in the configuration that is accepted, but should be written differently."""
+
+
+def load_config(composed: DictConfig, presets: Collection[str] | None = None) -> Config:
+    """Resolve, translate from ROLL's words, and check.
+
+    Args:
+        composed: What Hydra made of the files and the command line, without its own `hydra` node.
+        presets: Root keys that presets brought in and that are dropped once `${...}` has used them;
+            the names of the shipped presets if not given.
+
+    Returns:
+        The configuration: `SftConfig` where `pipeline` is `sft`, else `RlvrConfig`.
+
+    Raises:
+        ConfigError: with every fault that the schema finds.
+
+    Warns:
+        ConfigWarning: for each key of ROLL's that has another name or no meaning here.
+    """
+    plain = _resolve(composed)
+    for name in preset_names() if presets is None else presets:
+        plain.pop(name, None)
+    done = translate(plain, referenced_text(OmegaConf.to_container(composed, resolve=False)))
+    for text in done.warnings:
+        warnings.warn(text, ConfigWarning, stacklevel=2)
+    return _check(done.values, done.faults)
+
+
+def _resolve(composed: DictConfig) -> dict[str, Any]:
+    try:
+        plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError([resolution_fault(error)]) from error
+    assert isinstance(plain, dict), "a composed configuration is a mapping"
+    return {str(key): value for key, value in plain.items()}
+
+
+def resolution_fault(error: OmegaConfBaseException) -> Fault:
+    """What OmegaConf found wrong while it put values in the place of `${...}` and `???`."""
+    place = str(error.full_key or error.key or "the configuration")
+    message = str(error).split("\n    full_key")[0].strip()
+    if isinstance(error, MissingMandatoryValue):
+        return Fault(place, "the value ??? was never given", f"give it in the file or as {place}=... on the command line")
+    if isinstance(error, InterpolationKeyError):
+        remedy = "define that key, or add the preset that does to `defaults`: ../config/deepspeed_zero3@_here_"
+        return Fault(place, message, remedy)
+    if isinstance(error, InterpolationResolutionError):
+        return Fault(place, message, "mend the expression in ${...}")
+    return Fault(place, message, "mend this key in the file or on the command line")
+
+
+def _check(values: dict[str, Any], faults: list[Fault]) -> Config:
+    schema = SftConfig if values.get("pipeline") == "sft" else RlvrConfig
+    if schema is RlvrConfig and "sft_train" in values and "pipeline" not in values:
+        raise ConfigError([Fault("pipeline", "missing, and sft_train is given", "add pipeline: sft"), *faults])
+    try:
+        config = schema.model_validate_json(json.dumps(values, default=str), strict=True)
+    except ValidationError as error:
+        raise ConfigError([*faults, *schema_faults(error, schema, values)]) from None
+    if faults:
+        raise ConfigError(faults)
+    return config

@@ -1,0 +1,96 @@
+"""Estimates of memory, from the model's shape, ZeRO's arithmetic and the token budget. Pure functions.
+
+With Φ parameters, mixed precision holds 2Φ bytes of weights, 2Φ of gradients and 12Φ of optimizer states
+(fp32 copy and two moments); fp32 holds 4Φ, 4Φ and 8Φ (Rajbhandari et al., ZeRO, 2020, section 3.1). Stage 1
+shares out the optimizer states over the ranks, stage 2 also gradients, stage 3 also weights. Under LoRA only
+the adapters have gradients and optimizer states. Activations follow Korthikanti et al., 2022, for fused attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from roll.config.deepspeed import deepspeed_config
+from roll.config.model_shape import ModelShape
+from roll.config.placement import RolePlan, vllm_config
+from roll.config.schema import ActorTrain, Role
+
+GIB = 2**30
+HEAD_CHUNK = 1024
+"""Tokens whose logits exist at a time (roll/models/head.py)."""
+
+
+@dataclass(frozen=True)
+class RoleMemory:
+    """What one role holds on each of its devices (on the CPU: each rank)."""
+
+    device: Mapping[str, int]
+    """Bytes on the device by kind: weights, gradients, optimizer, activations, logits."""
+    host: int = 0
+    """Bytes of host memory for each rank: what is offloaded."""
+    reserved_fraction: float | None = None
+    """vLLM: the share of the device that the engine takes for weights and KV cache together."""
+
+    @property
+    def device_total(self) -> int:
+        return sum(self.device.values())
+
+
+def estimate(plan: RolePlan, role: Role, shape: ModelShape, longest: int) -> RoleMemory:
+    """Memory of one rank's device.
+
+    Args:
+        longest: tokens of the longest sequence; a micro-batch is never smaller than one sequence.
+    """
+    engine = vllm_config(role)
+    width = 4 if role.model_args.dtype == "fp32" else 2
+    if engine:
+        weights = width * shape.parameters // engine.tensor_parallel_size
+        if plan.on_cpu:
+            return RoleMemory({"weights": weights, "kv_cache": int(engine.kv_cache_gib * GIB)})
+        return RoleMemory({"weights": weights}, reserved_fraction=engine.gpu_memory_utilization)
+    tokens = max(plan.tokens_per_microbatch or 0, longest)
+    logits = 2 * 4 * min(HEAD_CHUNK, tokens) * shape.vocab_size
+    if isinstance(role, ActorTrain):
+        states, host = _training_states(plan, role, shape)
+        checkpointing = not role.model_args.disable_gradient_checkpointing
+        return RoleMemory(states | {"activations": _activations(shape, tokens, width, checkpointing), "logits": logits}, host)
+    shards = plan.ranks if deepspeed_config(role) else 1
+    layer = _layer_activations(shape, tokens, width)
+    return RoleMemory({"weights": width * shape.parameters // shards, "activations": layer, "logits": logits})
+
+
+def _training_states(plan: RolePlan, role: ActorTrain, shape: ModelShape) -> tuple[dict[str, int], int]:
+    """Bytes on the device by kind, and bytes moved to the host."""
+    settings = deepspeed_config(role)
+    assert settings is not None, "a role that trains runs on DeepSpeed"
+    zero, model, ranks = settings.zero_optimization, role.model_args, plan.ranks
+    full, width, states = shape.parameters, 4 if model.dtype == "fp32" else 2, 8 if model.dtype == "fp32" else 12
+    trained = shape.adapter_parameters(model.lora_target, model.lora_rank) if model.lora_target else full
+    held = full + trained if model.lora_target else full
+    device = {
+        "weights": width * held // (ranks if zero.stage == 3 else 1),
+        "gradients": width * trained // (ranks if zero.stage >= 2 else 1),
+        "optimizer": states * trained // (ranks if zero.stage >= 1 else 1),
+    }
+    host = 0
+    for kind, offload in (("optimizer", zero.offload_optimizer), ("weights", zero.offload_param)):
+        if offload and offload.device != "none":
+            moved = device.pop(kind)
+            host += moved if offload.device == "cpu" else 0
+    return device, host
+
+
+def _layer_activations(shape: ModelShape, tokens: int, width: int) -> int:
+    """What one layer keeps for its backward pass: its input, two norms, q, k, v, attention's output and its projection, the gated MLP."""
+    query, key = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+    return width * tokens * (5 * shape.hidden_size + 2 * query + 2 * key + 4 * shape.intermediate_size)
+
+
+def _activations(shape: ModelShape, tokens: int, width: int, checkpointing: bool) -> int:
+    """With checkpointing each layer keeps its input alone, and one layer at a time is recomputed."""
+    layer = _layer_activations(shape, tokens, width)
+    if checkpointing:
+        return width * tokens * shape.hidden_size * shape.num_hidden_layers + layer
+    return layer * shape.num_hidden_layers

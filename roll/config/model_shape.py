@@ -1,0 +1,83 @@
+"""A model's shape as its config.json tells it, and what follows from it: numbers of parameters."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+NAMES = ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size", "num_attention_heads")
+HUB_CACHE = Path.home() / ".cache" / "huggingface" / "hub"
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder of the Llama and Qwen kind: gated MLP, grouped-query attention."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    vocab_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    tie_word_embeddings: bool
+    attention_bias: bool
+    max_position_embeddings: int | None
+
+    @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """Input and output width of each linear layer of a block."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        query, key = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        attention = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key), "o_proj": (query, hidden)}
+        return attention | {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
+
+    @property
+    def parameters(self) -> int:
+        """All parameters; exact for Llama, Qwen2 and, but for its two norms a layer, Qwen3."""
+        layer = sum(rows * columns for rows, columns in self.linears.values()) + 2 * self.hidden_size
+        if self.attention_bias:
+            layer += sum(self.linears[name][1] for name in ("q_proj", "k_proj", "v_proj"))
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        return embeddings + self.num_hidden_layers * layer + self.hidden_size
+
+    def adapter_parameters(self, lora_target: str, rank: int) -> int:
+        """Parameters of LoRA adapters on comma-separated modules or `all-linear`; names of no linear layer count nothing."""
+        names = list(self.linears) if lora_target == "all-linear" else [name.strip() for name in lora_target.split(",")]
+        return self.num_hidden_layers * sum(rank * sum(self.linears[name]) for name in names if name in self.linears)
+
+
+def read_shape(file: Path) -> ModelShape | None:
+    """The shape in a config.json; None for a model of another kind.
+
+    Raises:
+        ValueError: the file cannot be read, or is not a JSON object.
+    """
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(values, dict):
+        raise ValueError("it holds no JSON object")
+    if not all(isinstance(values.get(name), int) and values[name] > 0 for name in NAMES):
+        return None
+    heads = values["num_attention_heads"]
+    qwen2 = values.get("model_type") == "qwen2"
+    return ModelShape(
+        **{name: values[name] for name in NAMES},
+        num_key_value_heads=values.get("num_key_value_heads") or heads,
+        head_dim=values.get("head_dim") or values["hidden_size"] // heads,
+        tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
+        attention_bias=bool(values.get("attention_bias", qwen2)),
+        max_position_embeddings=values.get("max_position_embeddings"),
+    )
+
+
+def config_file(model: str) -> Path | None:
+    """config.json of a folder, or of a Hub name in the local cache; None if it is not on this machine."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder / "config.json"
+    snapshots = sorted((HUB_CACHE / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/config.json"))
+    return snapshots[-1] if snapshots else None

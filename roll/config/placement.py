@@ -1,0 +1,172 @@
+"""Which role runs where: ranks, devices and engines. Pure functions of the configuration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roll.config.schema import ActorTrain, Config, DeepSpeedInferStrategy, RlvrConfig, Role, VllmConfig, VllmStrategy
+from roll.errors import Fault
+
+STRATEGIES = {
+    "actor_train": ("deepspeed_train",),
+    "sft_train": ("deepspeed_train",),
+    "actor_infer": ("vllm", "hf_infer"),
+    "reference": ("hf_infer", "deepspeed_infer"),
+}
+LARGEST_WORLD = 1024
+"""Workers of a role, and devices of a run. Beyond it a slip of the pen is likelier than such a cluster."""
+
+
+@dataclass(frozen=True)
+class RolePlan:
+    """One group of workers."""
+
+    name: str
+    """`actor_train`, `rewards.math_rule`, ..."""
+    strategy: str
+    """Name of the strategy; `reward` for the domains of `rewards`."""
+    devices: tuple[tuple[int, ...], ...]
+    """By rank, the devices it uses; empty tuples on the CPU. A vLLM rank is one engine with its tensor-parallel devices."""
+    tokens_per_microbatch: int | None = None
+    """Token budget of one forward pass; None for roles that run none."""
+
+    @property
+    def ranks(self) -> int:
+        return len(self.devices)
+
+    @property
+    def on_cpu(self) -> bool:
+        return not any(self.devices)
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Devices of one rank, 1 on the CPU."""
+        return max(1, *map(len, self.devices))
+
+    @property
+    def all_devices(self) -> frozenset[int]:
+        return frozenset(device for rank in self.devices for device in rank)
+
+
+def model_roles(config: Config) -> dict[str, Role]:
+    """The roles that hold a model, by name, in the order in which they are listed."""
+    if not isinstance(config, RlvrConfig):
+        return {"sft_train": config.sft_train}
+    roles: dict[str, Role] = {"actor_train": config.actor_train, "actor_infer": config.actor_infer}
+    return roles | ({"reference": config.reference} if config.reference else {})
+
+
+def vllm_config(role: Role) -> VllmConfig | None:
+    """The engine's settings, if the role runs on vLLM."""
+    strategy = role.strategy_args
+    return strategy.strategy_config if isinstance(strategy, VllmStrategy) else None
+
+
+def place(name: str, role: Role, longest: int) -> RolePlan:
+    """Ranks of a role whose `device_mapping` is sound, and its token budget.
+
+    Args:
+        longest: tokens of the longest sequence, prompt and response.
+    """
+    engine = vllm_config(role)
+    batch = role.training_args.per_device_train_batch_size if isinstance(role, ActorTrain) else role.infer_batch_size
+    budget = None if engine else role.max_tokens_per_microbatch or batch * longest
+    if role.device_mapping is None:
+        return RolePlan(name, role.strategy_args.strategy_name, ((),) * (role.world_size or 1), budget)
+    width = engine.tensor_parallel_size if engine else 1
+    mapping = role.device_mapping
+    groups = tuple(mapping[start : start + width] for start in range(0, len(mapping), width))
+    return RolePlan(name, role.strategy_args.strategy_name, groups, budget)
+
+
+def placement_faults(config: Config) -> list[Fault]:
+    """Roles that cannot run where, or on what, they are told to."""
+    roles = model_roles(config)
+    faults = [fault for name, role in roles.items() for fault in (*_strategy_faults(name, role), *_device_faults(name, role, config))]
+    if isinstance(config, RlvrConfig):
+        faults += _sharing_faults(config)
+        worlds = {f"rewards.{name}.world_size": reward.world_size for name, reward in config.rewards.items()}
+        faults += [_too_many(where, size) for where, size in worlds.items() if size > LARGEST_WORLD]
+    return faults
+
+
+def _strategy_faults(name: str, role: Role) -> list[Fault]:
+    strategy, allowed = role.strategy_args, STRATEGIES[name]
+    where = f"{name}.strategy_args.strategy_name"
+    if strategy.strategy_name not in allowed:
+        return [Fault(where, f"'{strategy.strategy_name}' cannot do the work of {name}", f"use {' or '.join(allowed)}")]
+    if isinstance(strategy, DeepSpeedInferStrategy) and strategy.strategy_config.zero_optimization.stage != 3:
+        stage = strategy.strategy_config.zero_optimization.stage
+        where = f"{name}.strategy_args.strategy_config.zero_optimization.stage"
+        return [Fault(where, f"stage {stage} shards no parameters, which is what deepspeed_infer is for", "use stage 3, or hf_infer")]
+    return []
+
+
+def _device_faults(name: str, role: Role, config: Config) -> list[Fault]:
+    engine, mapping, where = vllm_config(role), role.device_mapping, f"{name}.device_mapping"
+    width = engine.tensor_parallel_size if engine else 1
+    wide = f"{name}.strategy_args.strategy_config.tensor_parallel_size"
+    if mapping is None:
+        faults = [_too_many(f"{name}.world_size", role.world_size)] if (role.world_size or 1) > LARGEST_WORLD else []
+        return faults + ([Fault(wide, f"{width}, but {name} runs on the CPU", "use 1, or give device_mapping")] if width > 1 else [])
+    if not mapping:
+        return [Fault(where, "[] holds no device", "name devices, or remove the key to run on the CPU")]
+    faults = []
+    twice = [device for device, count in Counter(mapping).items() if count > 1]
+    if twice:
+        faults.append(Fault(where, f"devices {_listed(twice)} stand in it more than once", "name each device once"))
+    if max(mapping) >= LARGEST_WORLD:
+        faults.append(Fault(where, f"device {max(mapping)}", f"devices are counted from 0 over all nodes, up to {LARGEST_WORLD - 1}"))
+    if len(mapping) % width:
+        problem = f"{len(mapping)} devices cannot be shared out to engines of tensor_parallel_size {width}"
+        faults.append(Fault(where, problem, f"give a multiple of {width} devices, or another tensor_parallel_size"))
+    elif role.world_size and role.world_size != len(mapping) // width:
+        problem = f"{role.world_size}, but device_mapping makes {len(mapping) // width} workers"
+        faults.append(Fault(f"{name}.world_size", problem, "remove world_size; it is for roles on the CPU"))
+    for engine_devices in place(name, role, 1).devices:
+        nodes = sorted({device // config.num_gpus_per_node for device in engine_devices})
+        if len(nodes) > 1:
+            problem = f"the engine on devices {_listed(engine_devices)} lies on nodes {_listed(nodes)}"
+            remedy = f"order the devices so that each group of {width} is of one node ({config.num_gpus_per_node} devices each)"
+            faults.append(Fault(where, problem, remedy))
+    return faults
+
+
+def _sharing_faults(config: RlvrConfig) -> list[Fault]:
+    train, infer = config.actor_train.device_mapping, config.actor_infer.device_mapping
+    if (train is None) != (infer is None):
+        on_gpu, on_cpu = ("actor_infer", "actor_train") if train is None else ("actor_train", "actor_infer")
+        problem = f"missing, so {on_cpu} runs on the CPU while {on_gpu} has devices"
+        return [Fault(f"{on_cpu}.device_mapping", problem, "give devices to both, or to none of the two")]
+    shared = sorted(set(train or ()) & set(infer or ()))
+    if shared and config.async_generation_ratio > 0:
+        problem = f"{config.async_generation_ratio:g}, but actor_train and actor_infer share devices {_listed(shared)}"
+        remedy = "give them separate devices, or set it to 0: shared devices generate and train in turn"
+        return [Fault("async_generation_ratio", problem, remedy)]
+    return []
+
+
+def placement_warnings(config: Config) -> list[str]:
+    """Placements that work, but perhaps not as meant."""
+    if not isinstance(config, RlvrConfig):
+        return []
+    engine, infer = vllm_config(config.actor_infer), set(config.actor_infer.device_mapping or ())
+    warnings = []
+    others = {name: set(role.device_mapping or ()) & infer for name, role in model_roles(config).items() if name != "actor_infer"}
+    sharing = [name for name, shared in others.items() if shared]
+    where = "actor_infer.strategy_args.strategy_config.gpu_memory_utilization"
+    if engine and sharing and engine.gpu_memory_utilization > 0.85:
+        warnings.append(f"{where}: {engine.gpu_memory_utilization:g} leaves little beside {' and '.join(sharing)}; 0.6 is usual on shared devices")
+    if "reference" in sharing and config.async_generation_ratio > 0:
+        warnings.append("reference.device_mapping: shared with actor_infer, which never pauses for it; both must fit at once")
+    return warnings
+
+
+def _too_many(where: str, size: int | None) -> Fault:
+    return Fault(where, f"{size} workers", f"give at most {LARGEST_WORLD}")
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

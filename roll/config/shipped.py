@@ -1,0 +1,73 @@
+"""The experiments and presets that come with the package, and how a name finds its file."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from roll.errors import ConfigError, Fault
+
+PACKAGE = Path(__file__).resolve().parent.parent
+PRESETS = "config"
+"""Folder of the presets among the examples."""
+
+
+def examples_folder() -> Path:
+    """The shipped examples: inside an installed package, or beside the package in a checkout."""
+    installed = PACKAGE / "_examples"
+    return installed if installed.is_dir() else PACKAGE.parent / "examples"
+
+
+def preset_names(*folders: Path) -> set[str]:
+    """Names of the presets in the shipped folder and in the folders given: each is one file and one root key."""
+    return {file.stem for folder in (examples_folder() / PRESETS, *folders) for file in folder.glob("*.yaml")}
+
+
+def experiments() -> dict[str, Path]:
+    """Every shipped experiment by `folder/name`."""
+    root = examples_folder()
+    files = sorted(file for file in root.rglob("*.yaml") if file.relative_to(root).parts[0] != PRESETS)
+    return {file.relative_to(root).with_suffix("").as_posix(): file for file in files}
+
+
+def find_experiment(name: str) -> Path:
+    """The file of a name, or of `folder/name`.
+
+    Raises:
+        ConfigError: nothing has this name, or several files have.
+    """
+    known = experiments()
+    wanted = name.removesuffix(".yaml")
+    found = [path for path in known if path == wanted or path.endswith(f"/{wanted}")]
+    if wanted in known:
+        return known[wanted]
+    if len(found) == 1:
+        return known[found[0]]
+    if found:
+        choices = ", ".join(found)
+        raise ConfigError([Fault("--config-name", f"'{name}' is the name of {len(found)} experiments", f"give one of: {choices}")])
+    raise ConfigError([Fault("--config-name", f"no experiment is named '{name}'", _nearest(wanted, list(known)))])
+
+
+def find_in(folder: Path, name: str, option: str) -> Path:
+    """The file of a name in a folder that the user gave.
+
+    Raises:
+        ConfigError: the folder or the file does not exist.
+    """
+    if not folder.is_dir():
+        raise ConfigError([Fault(option, f"'{folder}' is not a folder", "give the folder that holds the YAML file")])
+    file = folder / f"{name.removesuffix('.yaml')}.yaml"
+    if not file.is_file():
+        names = sorted(path.stem for path in folder.glob("*.yaml"))
+        raise ConfigError([Fault("--config-name", f"there is no '{file.name}' in {folder}", _nearest(name, names))])
+    return file
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    by_stem = {path.rpartition("/")[2]: path for path in known}
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    close += [by_stem[stem] for stem in difflib.get_close_matches(name, list(by_stem), n=3, cutoff=0.5)]
+    if close:
+        return f"did you mean {' or '.join(dict.fromkeys(close))}?"
+    return f"known: {', '.join(known) or 'none'}; another folder is given with --config-path"

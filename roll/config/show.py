@@ -1,0 +1,105 @@
+"""A plan on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from roll.config.memory import GIB
+from roll.config.placement import RolePlan
+from roll.config.plan import Plan
+from roll.config.schema import Config, RlvrConfig
+
+REFERENCE = {
+    "unused": "none, no term of the loss or the reward uses them; a reference role is not started",
+    "role": "the role reference",
+    "adapter_off": "actor_train with its adapter off",
+}
+
+
+def show_plan(config: Config, plan: Plan, console: Console) -> None:
+    """Print roles, batch arithmetic and memory."""
+    console.print(f"[bold]{config.exp_name}[/bold]: {config.max_steps} steps of {config.pipeline}, into {config.output_dir}", highlight=False)
+    console.print(_roles(plan))
+    for line in _arithmetic(config, plan):
+        console.print(line, highlight=False, markup=False)
+    if plan.memory:
+        console.print(_memory(plan))
+        console.print(f"A device holds at most, with all roles on it at once: {_device_sums(plan)}", highlight=False)
+    for note in plan.notes:
+        console.print(f"note: {note}", highlight=False, markup=False)
+
+
+def _roles(plan: Plan) -> Table:
+    table = Table(title="Roles", title_justify="left")
+    for column in ("role", "strategy", "ranks", "devices", "tokens of a micro-batch"):
+        table.add_column(column)
+    for name, role in plan.roles.items():
+        tokens = f"{role.tokens_per_microbatch:,}" if role.tokens_per_microbatch else "-"
+        table.add_row(name, role.strategy, str(role.ranks), _devices(role), tokens)
+    return table
+
+
+def _devices(role: RolePlan) -> str:
+    if role.on_cpu:
+        return "CPU"
+    width = f", {role.tensor_parallel} for each engine" if role.tensor_parallel > 1 else ""
+    return ranges(sorted(role.all_devices)) + width
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`0-3, 6` for 0, 1, 2, 3, 6."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
+def _arithmetic(config: Config, plan: Plan) -> list[str]:
+    batch = plan.batch
+    lines = [f"Nodes: {plan.nodes} of {config.num_gpus_per_node} devices"] if plan.nodes else []
+    if isinstance(config, RlvrConfig):
+        samples = config.num_return_sequences_in_group
+        lines.append(f"A step: {batch.prompts_per_step} prompts x {samples} samples = {batch.sequences_per_step} sequences")
+        kind = "synchronous" if not config.async_generation_ratio else f"up to {config.async_generation_ratio:g} steps ahead of training"
+        lines.append(f"Generation: {kind}")
+        lines.append(f"Reference log-probs: {REFERENCE[plan.reference]}")
+    updates = "1 update" if batch.updates_per_step == 1 else f"{batch.updates_per_step} updates"
+    lines.append(f"Training: {updates} a step, of {batch.sequences_per_update} sequences")
+    lines.append(f"Longest sequence: {config.prompt_length} + {config.response_length} = {batch.longest_sequence} tokens")
+    return lines
+
+
+def _memory(plan: Plan) -> Table:
+    kinds = list(dict.fromkeys(kind for memory in plan.memory.values() for kind in memory.device))
+    table = Table(title="Memory of each device of a role, in GiB, estimated", title_justify="left")
+    table.add_column("role")
+    for column in (*kinds, "sum", "host"):
+        table.add_column(column.replace("_", " "), justify="right")
+    for name, memory in plan.memory.items():
+        cells = [_gib(memory.device[kind]) if kind in memory.device else "-" for kind in kinds]
+        reserved = f" + KV cache, {memory.reserved_fraction:.0%} of the device" if memory.reserved_fraction else ""
+        table.add_row(name, *cells, _gib(memory.device_total) + reserved, _gib(memory.host) if memory.host else "-")
+    return table
+
+
+def _device_sums(plan: Plan) -> str:
+    """Devices with the same roles, and what these hold together."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for device in plan.devices:
+        roles = tuple(name for name in plan.memory if device in plan.roles[name].all_devices)
+        groups.setdefault(roles, []).append(device)
+    parts = [f"{ranges(devices)}: {_gib(sum(plan.memory[name].device_total for name in roles))} GiB" for roles, devices in groups.items()]
+    if not parts:
+        total = sum(memory.device_total * plan.roles[name].ranks for name, memory in plan.memory.items())
+        return f"CPU: {_gib(total)} GiB"
+    return "; ".join(parts)
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f}"

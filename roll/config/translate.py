@@ -1,0 +1,144 @@
+"""A plain configuration in ROLL's words to the same configuration in ours. Pure: returns a new mapping, warnings and faults."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from roll.config.devices import FORMS, parse_devices
+from roll.config.faults import shown
+from roll.config.fields import dotted
+from roll.config.roll_keys import IGNORED, RENAMED, REWARD_CLASSES, ROLES, VALUES, VARIABLES
+from roll.errors import Fault
+
+TRACKERS = ("tensorboard", "wandb", "none")
+
+
+@dataclass
+class Translation:
+    """What became of a configuration."""
+
+    values: dict[str, Any]
+    warnings: list[str] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+
+def translate(plain: dict[str, Any], references: str) -> Translation:
+    """Bring ROLL's keys, values and device expressions into the schema's form.
+
+    Args:
+        plain: The composed and resolved configuration; left as it is.
+        references: Text of the unresolved configuration, in which `${name}` shows the use of a variable.
+    """
+    done = Translation(copy.deepcopy(plain))
+    for name in VARIABLES:
+        if name in done.values and f"${{{name}}}" in references:
+            del done.values[name]
+    _rewards(done)
+    _ignored(done)
+    _renamed(done)
+    _values(done)
+    _tracker_kwargs(done)
+    _strategies(done)
+    _devices(done)
+    return done
+
+
+def _matches(values: Any, pattern: Sequence[str], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Places that a pattern finds in the values, each with the block that holds its last step."""
+    if not isinstance(values, dict):
+        return
+    steps = list(values) if pattern[0] == "*" else [pattern[0]] if pattern[0] in values else []
+    for step in steps:
+        if len(pattern) == 1:
+            yield (*above, step), values
+        else:
+            yield from _matches(values[step], pattern[1:], (*above, step))
+
+
+def _ignored(done: Translation) -> None:
+    for pattern, reason in IGNORED.items():
+        for place, block in _matches(done.values, pattern.split(".")):
+            done.warnings.append(f"{dotted(place)}: {shown(block.pop(place[-1]))} is ignored; {reason}")
+
+
+def _renamed(done: Translation) -> None:
+    for pattern, new in RENAMED.items():
+        for place, block in _matches(done.values, pattern.split(".")):
+            value = block.pop(place[-1])
+            if block.get(new, value) != value:
+                done.faults.append(
+                    Fault(dotted(place), f"{shown(value)}, but {new} is {shown(block[new])}", f"remove {place[-1]}; it is {new} here")
+                )
+                continue
+            block[new] = value
+            done.warnings.append(f"{dotted(place)}: read as {new}; rename the key")
+
+
+def _values(done: Translation) -> None:
+    for pattern, translations in VALUES.items():
+        for place, block in _matches(done.values, pattern.split(".")):
+            old = block[place[-1]]
+            if isinstance(old, str | bool | None) and old in translations:
+                block[place[-1]] = translations[old]
+                done.warnings.append(f"{dotted(place)}: {shown(old)} is read as {translations[old]}; write it so")
+
+
+def _rewards(done: Translation) -> None:
+    """`worker_cls` names the reward function, unless `reward` does."""
+    for place, block in _matches(done.values, ("rewards", "*", "worker_cls")):
+        class_path = str(block.pop("worker_cls"))
+        name = REWARD_CLASSES.get(class_path.rpartition(".")[2])
+        if name and "reward" not in block:
+            if name != place[1]:
+                block["reward"] = name
+            done.warnings.append(f"{dotted(place)}: read as reward={name}; write it so")
+        else:
+            done.warnings.append(f"{dotted(place)}: {shown(class_path)} is ignored; use reward, the name of a reward function")
+
+
+def _tracker_kwargs(done: Translation) -> None:
+    """ROLL gives the one tracker's arguments directly; here they stand under the tracker's name."""
+    tracker, arguments = done.values.get("track_with", "tensorboard"), done.values.get("tracker_kwargs")
+    if not isinstance(tracker, str) or not isinstance(arguments, dict) or not arguments or any(name in TRACKERS for name in arguments):
+        return
+    done.values["tracker_kwargs"] = {} if tracker == "none" else {tracker: arguments}
+    done.warnings.append(f"tracker_kwargs: read as tracker_kwargs.{tracker}; put the arguments under the tracker's name")
+
+
+def _strategies(done: Translation) -> None:
+    """`strategy_config: ~` means the defaults; `dtype` among vLLM's arguments is the role's own `model_args.dtype`."""
+    for role in ROLES:
+        for _, block in _matches(done.values, (role, "strategy_args", "strategy_config")):
+            if block["strategy_config"] is None and block.get("strategy_name") in ("hf_infer", "vllm"):
+                del block["strategy_config"]
+        for place, block in _matches(done.values, (role, "strategy_args", "strategy_config", "dtype")):
+            value, model_args = block.pop("dtype"), done.values[role].setdefault("model_args", {})
+            short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(str(value), value)
+            where = f"{role}.model_args.dtype"
+            if isinstance(model_args, dict) and model_args.setdefault("dtype", short) != short:
+                problem = f"{shown(value)}, but {where} is {model_args['dtype']}"
+                done.faults.append(Fault(dotted(place), problem, f"remove it; {where} says the precision"))
+            else:
+                done.warnings.append(f"{dotted(place)}: read as {where}; move it there")
+
+
+def _devices(done: Translation) -> None:
+    for role in ROLES:
+        for place, block in _matches(done.values, (role, "device_mapping")):
+            text = block["device_mapping"]
+            if not isinstance(text, str):
+                continue
+            try:
+                block["device_mapping"] = parse_devices(text)
+            except ValueError as error:
+                done.faults.append(Fault(dotted(place), f"{shown(text)} is not a list of devices: {error}", f"write {FORMS}"))
+                block["device_mapping"] = None
+
+
+def referenced_text(raw: Any) -> str:
+    """Text in which the interpolations of an unresolved configuration can be looked up."""
+    return json.dumps(raw, default=str)

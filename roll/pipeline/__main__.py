@@ -1,0 +1,83 @@
+"""`python -m roll.pipeline --config-name NAME [key=value ...]`: compose, check, plan, run.
+
+Exit status: 0 done, 2 bad configuration or data, 3 a part failed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+
+from omegaconf import DictConfig
+from rich.console import Console
+
+from roll.config.compose import compose
+from roll.config.loader import load_config
+from roll.config.plan import Plan, make_plan
+from roll.config.schema import Config
+from roll.config.show import show_plan
+from roll.errors import INTERRUPTED, PART_FAILED, ConfigError, Fault, RollError
+
+Job = tuple[Config, Plan]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for; the exit status."""
+    try:
+        for config, plan in _jobs(sys.argv[1:] if argv is None else argv):
+            _run(config, plan)
+    except RollError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else PART_FAILED
+    except Exception:
+        traceback.print_exc()
+        return PART_FAILED
+    return 0
+
+
+def _jobs(argv: Sequence[str]) -> list[Job]:
+    """Every job of the command line, checked and planned before the first one starts."""
+    jobs: list[Job] = []
+
+    def check(composed: DictConfig, presets: set[str]) -> None:
+        config = load_config(composed, presets)
+        jobs.append((config, make_plan(config)))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            compose(argv, check)
+        finally:
+            texts = [str(warning.message) for warning in caught] + [text for _, plan in jobs for text in plan.warnings]
+            for text in dict.fromkeys(texts):
+                print(f"warning: {text}", file=sys.stderr)
+    _refuse_shared_folders(jobs)
+    return jobs
+
+
+def _refuse_shared_folders(jobs: Sequence[Job]) -> None:
+    folders = [config.output_dir for config, _ in jobs]
+    for folder in folders:
+        if folders.count(folder) > 1:
+            problem = f"'{folder}' is the run folder of {folders.count(folder)} jobs of the sweep"
+            raise ConfigError([Fault("output_dir", problem, "interpolate the job's number: 'output_dir=./output/sweep_${hydra:job.num}'")])
+
+
+def _run(config: Config, plan: Plan) -> None:
+    show_plan(config, plan, Console(width=None if sys.stdout.isatty() else 160))
+    if config.dry_run:
+        return
+    from roll.pipeline.assemble import run  # Here, so that a dry run imports neither torch nor ray.
+
+    run(config, plan)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
