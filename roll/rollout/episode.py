@@ -1,0 +1,38 @@
+"""One prompt to one scored group. What the rollout side needs of the others is said here as protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from roll.types import Completion, Ints, Prompt, RewardResult, Rollout, RolloutGroup, Sampling
+
+
+class Generator(Protocol):
+    """Something that answers prompts with the current policy."""
+
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> Sequence[Completion]:
+        """`sampling.samples` completions; a seed makes them reproducible."""
+        ...
+
+
+class Scorer(Protocol):
+    """Something that rewards responses."""
+
+    async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
+        """One result for each response, whatever happens to its reward function."""
+        ...
+
+
+async def episode(prompt: Prompt, generator: Generator, scorer: Scorer, sampling: Sampling, seed: int | None) -> RolloutGroup:
+    """Sample a prompt's responses and score them. Other episodes generate meanwhile."""
+    completions = await generator.generate(prompt.token_ids, sampling, seed)
+    results = await scorer.score(prompt, [completion.text for completion in completions])
+    return RolloutGroup(prompt, [Rollout(completion, result) for completion, result in zip(completions, results, strict=True)])
+
+
+def prompt_seed(seed: int, stream: int, prompt_id: int) -> int:
+    """A 31-bit seed for one prompt, independent of when or where it is answered. `stream` tells training from validation."""
+    return int(np.random.SeedSequence((seed, stream, prompt_id)).generate_state(1)[0]) >> 1
