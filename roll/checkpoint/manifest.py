@@ -53,7 +53,8 @@ def seal(folder: Path, step: int, sequence: int, required: Iterable[str]) -> Man
     names = _files_below(folder)
     for name in required:
         if name not in names or (folder / name).stat().st_size == 0:
-            raise CheckpointError(f"{folder}: required file '{name}' is {'empty' if name in names else 'absent'}; nothing was kept of this checkpoint")
+            state = "empty" if name in names else "absent"
+            raise CheckpointError(f"{folder}: required file '{name}' is {state}; nothing was kept of this checkpoint")
     with ThreadPoolExecutor() as pool:
         entries = list(pool.map(lambda name: _measure(folder / name, sync=True), names))
     manifest = Manifest(1, step, sequence, dict(zip(names, entries, strict=True)))
@@ -72,7 +73,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return _MANIFEST.validate_json(path.read_bytes(), strict=True)
     except FileNotFoundError:
-        raise CheckpointError(f"{folder}: it holds no {MANIFEST}, so it is no whole checkpoint; name a `step_N` folder that has one") from None
+        raise CheckpointError(f"{folder}: it holds no {MANIFEST}, so it is not whole; take another checkpoint") from None
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the file"
@@ -106,7 +107,8 @@ def verify(folder: Path) -> Manifest:
         found = list(pool.map(lambda name: _measure(folder / name, sync=False), manifest.files))
     changed = [name for (name, entry), now in zip(manifest.files.items(), found, strict=True) if now != entry]
     if changed:
-        raise CheckpointError(f"{folder}: the contents of {', '.join(changed)} differ from what was written (XXH3 digest); take another checkpoint")
+        names = ", ".join(changed)
+        raise CheckpointError(f"{folder}: the contents of {names} differ from what was written (XXH3 digest); take another checkpoint")
     return manifest
 
 
@@ -123,7 +125,7 @@ def _files_below(folder: Path) -> list[str]:
     names = []
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise CheckpointError(f"{path}: it is neither a file nor a folder, so the checkpoint would not be whole; write the contents themselves")
+            raise CheckpointError(f"{path}: it is neither a file nor a folder, so a checkpoint cannot hold it; write its contents")
         if path.is_file():
             names.append(path.relative_to(folder).as_posix())
     if not names:

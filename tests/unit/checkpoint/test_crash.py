@@ -1,6 +1,7 @@
 """kill -9 before every single file system call of a save, then look at what a reader finds."""
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -63,12 +64,13 @@ def read(path: Path) -> tuple[str, str]:
     ids=["rotation", "swap"],
 )
 def test_a_kill_at_any_call_leaves_a_whole_checkpoint(tmp_path: Path, step: int, found: set[tuple[str, str]]) -> None:
+    before = CheckpointStore(tmp_path / "before", keep=2)
+    save(before, 1, "old")
+    save(before, 2, "old")
     seen: list[tuple[str, str]] = []
     calls, ended = 0, False
     while not ended:
-        store = CheckpointStore(tmp_path / str(calls), keep=2)
-        save(store, 1, "old")
-        save(store, 2, "old")
+        store = CheckpointStore(shutil.copytree(before.folder, tmp_path / str(calls)), keep=2)
         ended = run_and_die(store.folder, lambda store=store: save(store, step, "new"), calls)
 
         valid = [path for path in store.folder.iterdir() if path.name.startswith("step_")]

@@ -48,7 +48,8 @@ def test_a_short_or_absent_file_is_found_by_its_size(sealed: Path, harm: str, wo
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"format": 2, "step": 3, "sequence": 1, "files": {}}', '{"format": 1, "step": "3", "sequence": 1, "files": {}}']
+    "text",
+    ["", "{", "[]", '{"format": 2, "step": 3, "sequence": 1, "files": {}}', '{"format": 1, "step": "3", "sequence": 1, "files": {}}'],
 )
 def test_a_manifest_that_cannot_be_understood_is_an_error_with_its_path(sealed: Path, text: str) -> None:
     (sealed / MANIFEST).write_text(text)

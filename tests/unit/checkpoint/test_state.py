@@ -9,7 +9,8 @@ from roll.checkpoint.random_state import RANDOM_FILE, restore_random_state, writ
 from roll.checkpoint.state import LOOP_FILE, LoopState
 from roll.errors import CheckpointError
 
-STATE = LoopState("run", step=12, policy_version=48, sampler={"epoch": 1, "cursors": {"math": [3, 4]}, "share": 0.1 + 0.2}, seconds=1234.567890123)
+SAMPLER = {"epoch": 1, "cursors": {"math": [3, 4]}, "share": 0.1 + 0.2}
+STATE = LoopState("run", step=12, policy_version=48, sampler=SAMPLER, seconds=1234.567890123)
 
 
 def test_the_loop_state_comes_back_exactly(tmp_path: Path) -> None:

@@ -1,0 +1,194 @@
+"""The report's curves. Each figure is drawn only if the run has a metric for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+# Mid-tones, legible on white and on near-black.
+PALETTE = ("#4f83e0", "#e8833a", "#2fa37c", "#9467d6", "#d9534f", "#3aa9c4", "#b8901c", "#c2629b")
+PARTS = ("rollout", "reference", "log_probs", "train", "weight_sync", "evaluate", "checkpoint")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One figure and the words around it."""
+
+    title: str
+    note: str
+    figure: go.Figure
+
+
+@dataclass(frozen=True)
+class Section:
+    """Charts under one heading."""
+
+    title: str
+    charts: Sequence[Chart]
+
+
+def sections(rows: Sequence[Row]) -> list[Section]:
+    """All charts for the rows of `metrics.jsonl`; sections without any are left out."""
+    named = [
+        ("Learning", [_reward(rows), _by_domain(rows), *_validation(rows), *_supervised(rows)]),
+        ("Responses", [_one(rows, "Response length", "mean, tokens", "response/length_mean"), _truncated(rows)]),
+        ("Policy", _policy(rows)),
+        ("Trainer against engine", _mismatch(rows)),
+        ("Speed and memory", [_time_split(rows), *_throughput(rows), _memory(rows)]),
+    ]
+    found = [Section(title, [chart for chart in charts if chart is not None]) for title, charts in named]
+    return [section for section in found if section.charts]
+
+
+def series(rows: Sequence[Row], name: str) -> tuple[list[int], list[float]]:
+    """Steps and values of a metric, without the steps at which it is absent or was not finite."""
+    found = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def names_like(rows: Sequence[Row], prefix: str, suffix: str) -> list[str]:
+    """Metrics that begin and end so, sorted."""
+    return sorted({name for row in rows for name in row if name.startswith(prefix) and name.endswith(suffix)})
+
+
+def _reward(rows: Sequence[Row]) -> Chart | None:
+    chart = _one(rows, "Reward", "mean over the step's responses; the band is one standard deviation", "reward/mean")
+    by_step = {row["step"]: row["reward/std"] for row in rows if row.get("reward/std") is not None}
+    if chart is None or not by_step:
+        return chart
+    steps, means = series(rows, "reward/mean")
+    band = [(step, mean - by_step[step], mean + by_step[step]) for step, mean in zip(steps, means, strict=True) if step in by_step]
+    # There and back again: one closed outline, filled.
+    outline_x = [step for step, _, _ in band] + [step for step, _, _ in reversed(band)]
+    outline_y = [low for _, low, _ in band] + [high for _, _, high in reversed(band)]
+    band_style = {"fill": "toself", "fillcolor": "rgba(79,131,224,0.16)", "line": {"width": 0}, "mode": "lines"}
+    chart.figure.add_scatter(x=outline_x, y=outline_y, hoverinfo="skip", showlegend=False, **band_style)
+    return chart
+
+
+def _by_domain(rows: Sequence[Row]) -> Chart | None:
+    lines = {name.split("/", 1)[1].removesuffix("/mean"): name for name in names_like(rows, "reward/", "/mean") if name != "reward/mean"}
+    return _lines(rows, "Reward by domain", "mean", lines)
+
+
+def _validation(rows: Sequence[Row]) -> list[Chart | None]:
+    measured = [name for name in names_like(rows, "val/", "") if series(rows, name)[0]]
+    passes = {name.removeprefix("val/"): name for name in measured if "/pass@" in name}
+    charts = [_lines(rows, "Validation", "share of held-out prompts solved", passes, markers=True)]
+    rest = [name for name in measured if "/pass@" not in name]
+    charts += [_one(rows, name.removeprefix("val/"), "validation", name, markers=True) for name in rest]
+    return charts
+
+
+def _supervised(rows: Sequence[Row]) -> list[Chart | None]:
+    return [
+        _one(rows, "Loss", "cross-entropy of the responses' tokens, nats", "sft/loss"),
+        _one(rows, "Learning rate", "", "sft/learning_rate"),
+    ]
+
+
+def _truncated(rows: Sequence[Row]) -> Chart | None:
+    chart = _one(rows, "Truncated responses", "share that ran into the length limit", "response/truncated_fraction")
+    if chart is not None:
+        chart.figure.update_yaxes(tickformat=".0%", rangemode="tozero")
+    return chart
+
+
+def _policy(rows: Sequence[Row]) -> list[Chart | None]:
+    return [
+        _one(rows, "Policy loss", "", "policy/loss"),
+        _one(rows, "KL to the reference", "nats a token", "policy/kl_ref"),
+        _one(rows, "Entropy", "nats a token", "policy/entropy"),
+        _one(rows, "Clip fraction", "share of tokens whose ratio was clipped", "policy/clip_fraction"),
+        _one(rows, "Gradient norm", "before clipping", "policy/grad_norm"),
+        _one(rows, "Learning rate", "", "policy/lr"),
+    ]
+
+
+def _mismatch(rows: Sequence[Row]) -> list[Chart | None]:
+    lines = {"|Δ log-prob|, mean": "mismatch/logprob_abs_diff_mean", "KL": "mismatch/kl"}
+    note = "nats, on the same tokens; the axis is logarithmic and shows values above 0"
+    chart = _lines(rows, "Mismatch", note, lines)
+    if chart is not None:
+        chart.figure.update_yaxes(type="log", dtick=1)
+    ages = {"mean": "staleness/mean", "max": "staleness/max"}
+    staleness = _lines(rows, "Staleness", "optimizer updates between sampling and training", ages)
+    if staleness is not None:
+        staleness.figure.update_yaxes(rangemode="tozero")
+    return [chart, staleness]
+
+
+def _time_split(rows: Sequence[Row]) -> Chart | None:
+    known = [f"time/{part}" for part in PARTS]
+    parts = known + [name for name in names_like(rows, "time/", "") if name not in known and name != "time/step"]
+    parts = [part for part in parts if any(row.get(part) for row in rows)]
+    timed = [row for row in rows if any(row.get(part) for part in parts)]
+    if not timed:
+        return None
+    figure = _figure()
+    steps = [row["step"] for row in timed]
+    for part, colour in zip(parts, PALETTE * len(parts), strict=False):
+        label = part.removeprefix("time/").replace("_", " ")
+        figure.add_bar(x=steps, y=[row.get(part) or 0.0 for row in timed], name=label, marker={"color": colour, "line": {"width": 0}})
+    other = [max(0.0, (row.get("time/step") or 0.0) - sum(row.get(part) or 0.0 for part in parts)) for row in timed]
+    if any(seconds > 0.01 for seconds in other):
+        figure.add_bar(x=steps, y=other, name="other", marker={"color": "#9aa0a6", "line": {"width": 0}})
+    figure.update_layout(barmode="stack", bargap=0, showlegend=True, legend_traceorder="normal")
+    return Chart("Time of a step", "seconds by part", figure)
+
+
+def _throughput(rows: Sequence[Row]) -> list[Chart | None]:
+    charts = [
+        _one(rows, "Tokens per second", "prompts and responses, all devices", "throughput/tokens_per_second"),
+        _one(rows, "Tokens per second and device", "", "throughput/tokens_per_second_per_device"),
+    ]
+    for chart in charts:
+        if chart is not None:
+            chart.figure.update_yaxes(rangemode="tozero", tickformat=",")
+    return charts
+
+
+def _memory(rows: Sequence[Row]) -> Chart | None:
+    lines = {name.split("/")[1]: name for name in names_like(rows, "memory/", "/peak_bytes")}
+    gib = [{"step": row["step"], **{name: row[name] / 2**30 for name in lines.values() if row.get(name) is not None}} for row in rows]
+    chart = _lines(gib, "Peak memory", "GiB by role", lines)
+    if chart is not None:
+        chart.figure.update_yaxes(rangemode="tozero")
+    return chart
+
+
+def _one(rows: Sequence[Row], title: str, note: str, name: str, markers: bool = False) -> Chart | None:
+    return _lines(rows, title, note, {title: name}, markers)
+
+
+def _lines(rows: Sequence[Row], title: str, note: str, lines: dict[str, str], markers: bool = False) -> Chart | None:
+    """One line for each metric of `lines` (label to name) that the run has; None if it has none."""
+    drawn = [(label, *series(rows, name)) for label, name in lines.items()]
+    drawn = [(label, steps, values) for label, steps, values in drawn if steps]
+    if not drawn:
+        return None
+    figure = _figure()
+    for (label, steps, values), colour in zip(drawn, PALETTE * len(drawn), strict=False):
+        mode = "lines+markers" if markers or len(steps) < 3 else "lines"
+        figure.add_scatter(x=steps, y=values, name=label, mode=mode, line={"color": colour, "width": 2}, marker={"size": 6})
+    figure.update_layout(showlegend=len(drawn) > 1)
+    return Chart(title, note, figure)
+
+
+def _figure() -> go.Figure:
+    figure = go.Figure()
+    figure.update_layout(
+        template={},
+        height=240,
+        margin={"l": 8, "r": 8, "t": 8, "b": 8},
+        hovermode="x unified",
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        xaxis={"automargin": True, "showgrid": False, "zeroline": False, "title": {"text": "step", "standoff": 6, "font": {"size": 12}}},
+        yaxis={"automargin": True, "zeroline": False, "nticks": 6, "exponentformat": "power"},
+    )
+    return figure

@@ -1,0 +1,210 @@
+"""The run in the terminal: a live view where a person watches, one plain line a step everywhere else."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from roll.tracking.base import Tracker
+from roll.types import Metrics, RolloutGroup
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+STEPS_OF_ETA = 10
+SHORT = {"weight_sync": "sync", "log_probs": "log-probs", "evaluate": "eval", "checkpoint": "save"}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the console remembers of a run."""
+
+    max_steps: int
+    step: int = 0
+    metrics: Mapping[str, float] | None = None
+    """Of the last step."""
+    headline: str = "reward"
+    headlines: tuple[float, ...] = ()
+    """The mean reward of every step, or the loss in supervised fine-tuning."""
+    validation: Mapping[str, float] | None = None
+    """The last one: pass@1, or the loss, of each set."""
+    validated_at: int = 0
+    step_seconds: tuple[float, ...] = ()
+    """Of the last few steps."""
+
+    def after(self, step: int, metrics: Metrics) -> Progress:
+        """The progress once `metrics` of `step` are known."""
+        name, value = ("reward", metrics.get("reward/mean")) if "sft/loss" not in metrics else ("loss", metrics["sft/loss"])
+        validation = _validation(metrics)
+        seconds = [metrics["time/step"]] if "time/step" in metrics else []
+        return replace(
+            self,
+            step=step,
+            metrics=metrics,
+            headline=self.headline if value is None else name,
+            headlines=self.headlines if value is None else (*self.headlines, value),
+            validation=validation or self.validation,
+            validated_at=step if validation else self.validated_at,
+            step_seconds=(*self.step_seconds, *seconds)[-STEPS_OF_ETA:],
+        )
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Time to the last step at the pace of the last few; None before the first step is timed."""
+        if not self.step_seconds:
+            return None
+        return sum(self.step_seconds) / len(self.step_seconds) * (self.max_steps - self.step)
+
+
+def console_tracker(title: str, max_steps: int) -> Tracker:
+    """The live view if stdout is a terminal, plain lines if not."""
+    return LiveConsole(title, max_steps) if sys.stdout.isatty() else PlainConsole(max_steps)
+
+
+class PlainConsole:
+    """One line a step on stdout."""
+
+    name = "console"
+
+    def __init__(self, max_steps: int) -> None:
+        self._progress = Progress(max_steps)
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self._progress = self._progress.after(step, metrics)
+        print(plain_line(self._progress), flush=True)
+
+    def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class LiveConsole:
+    """A few lines at the bottom of the terminal; what is printed meanwhile scrolls past above them."""
+
+    name = "console"
+
+    def __init__(self, title: str, max_steps: int, console: Console | None = None) -> None:
+        """The view appears with the first metrics, so that nothing is to be cleared away if the start fails."""
+        self._title = title
+        self._progress = Progress(max_steps)
+        self._logged_at = time.monotonic()
+        self._live = Live(get_renderable=self._view, console=console or Console(), refresh_per_second=2)
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self._progress = self._progress.after(step, metrics)
+        self._logged_at = time.monotonic()
+        if self._live.is_started:
+            self._live.refresh()
+        else:
+            self._live.start(refresh=True)
+
+    def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
+        pass
+
+    def close(self) -> None:
+        """Leave the last state on the screen, and give back the cursor and the streams."""
+        self._live.stop()
+
+    def _view(self) -> RenderableType:
+        return live_view(self._title, self._progress, time.monotonic() - self._logged_at)
+
+
+def plain_line(progress: Progress) -> str:
+    """`step 12/100  reward 0.61  val 0.55  2.3 s (rollout 1.2, train 0.8, sync 0.1)  1,234 tok/s  eta 3m20s`."""
+    metrics = progress.metrics or {}
+    fields = [f"step {progress.step}/{progress.max_steps}"]
+    if progress.headlines:
+        fields.append(f"{progress.headline} {_number(progress.headlines[-1])}")
+    if progress.validation:
+        fields.append(f"val {_sets(progress.validation)}")
+    if "time/step" in metrics:
+        split = ", ".join(f"{part} {seconds:.1f}" for part, seconds in time_split(metrics).items())
+        fields.append(f"{metrics['time/step']:.1f} s" + (f" ({split})" if split else ""))
+    if (rate := metrics.get("throughput/tokens_per_second")) is not None:
+        fields.append(f"{rate:,.0f} tok/s")
+    if progress.eta_seconds is not None and progress.step < progress.max_steps:
+        fields.append(f"eta {duration(progress.eta_seconds)}")
+    return "  ".join(fields)
+
+
+def live_view(title: str, progress: Progress, seconds_since: float) -> RenderableType:
+    """Three lines: how far, how good, how fast. `seconds_since` is the time since the last metrics."""
+    metrics = progress.metrics or {}
+    first = Table.grid(padding=(0, 2))
+    eta = "" if progress.eta_seconds is None else f"eta {duration(max(0.0, progress.eta_seconds - seconds_since))}"
+    bar = ProgressBar(total=progress.max_steps, completed=progress.step, width=36)
+    first.add_row(Text(title, style="bold"), bar, f"step {progress.step}/{progress.max_steps}", Text(eta, style="dim"))
+    second = Text(f"{progress.headline} ")
+    second.append(_number(progress.headlines[-1]) if progress.headlines else "…", style="bold green")
+    second.append(f"  {sparkline(progress.headlines, 40)}", style="green")
+    if progress.validation:
+        second.append("   validation ").append(_sets(progress.validation), style="bold cyan")
+        second.append(f" (step {progress.validated_at})", style="dim")
+    third = Text(f"this step {duration(seconds_since)}", style="dim")
+    if "time/step" in metrics:
+        split = " · ".join(f"{part} {seconds:.1f}" for part, seconds in time_split(metrics).items())
+        third.append(f"   last {metrics['time/step']:.1f} s" + (f": {split}" if split else ""))
+    if (rate := metrics.get("throughput/tokens_per_second")) is not None:
+        third.append(f"   {rate:,.0f} tok/s")
+    return Group(first, second, third)
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The course of `values` in at most `width` characters, each the mean of as many neighbours as needed."""
+    finite = [value for value in values if math.isfinite(value)]
+    size = math.ceil(len(finite) / width) or 1
+    means = [sum(part) / len(part) for part in (finite[start : start + size] for start in range(0, len(finite), size))]
+    if not means:
+        return ""
+    low, high = min(means), max(means)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((mean - low) * scale)] for mean in means)
+
+
+def time_split(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of the step's parts, by a short name; those that took less than a tenth of a second are left out."""
+    parts = {name.removeprefix("time/"): seconds for name, seconds in metrics.items() if name.startswith("time/") and name != "time/step"}
+    return {SHORT.get(part, part): seconds for part, seconds in parts.items() if seconds >= 0.05}
+
+
+def duration(seconds: float) -> str:
+    """`42s`, `3m20s`, `5h07m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def _validation(metrics: Metrics) -> dict[str, float]:
+    """`val/<set>/pass@1` by set; the loss where there is no pass@1."""
+    for measure in ("pass@1", "loss"):
+        suffix = f"/{measure}"
+        found = {
+            name.removeprefix("val/").removesuffix(suffix): value
+            for name, value in metrics.items()
+            if name.startswith("val/") and name.endswith(suffix)
+        }
+        if found:
+            return found
+    return {}
+
+
+def _sets(validation: Mapping[str, float]) -> str:
+    if len(validation) == 1:
+        return _number(next(iter(validation.values())))
+    return ", ".join(f"{name} {_number(value)}" for name, value in validation.items())
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.3g}"

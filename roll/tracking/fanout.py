@@ -1,0 +1,68 @@
+"""Several trackers as one. The record must not fail; nothing else may stop the training."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from roll.tracking.base import Tracker
+from roll.types import Metrics, RolloutGroup
+
+LOG = logging.getLogger(__name__)
+
+
+class Tracking:
+    """Hands everything to the record first and then to the other trackers."""
+
+    name = "tracking"
+
+    def __init__(self, record: Tracker, others: Sequence[Tracker] = ()) -> None:
+        """An error of `record` passes to the caller. One of `others` that fails is reported, closed and left out."""
+        self._record = record
+        self._others = list(others)
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self._record.log(step, metrics)
+        self._tell_others(lambda tracker: tracker.log(step, metrics))
+
+    def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
+        self._record.samples(step, groups)
+        self._tell_others(lambda tracker: tracker.samples(step, groups))
+
+    def close(self) -> None:
+        """Close all of them, whatever fails on the way; the record's error passes last."""
+        others, self._others = self._others, []
+        try:
+            for tracker in others:
+                _close(tracker)
+        finally:
+            self._record.close()
+
+    def __enter__(self) -> Tracking:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _tell_others(self, tell: Callable[[Tracker], None]) -> None:
+        for tracker in list(self._others):
+            try:
+                tell(tracker)
+            except Exception as error:  # noqa: BLE001  (whatever a tracker's library raises, the training goes on)
+                self._others.remove(tracker)
+                _report(tracker, error)
+                _close(tracker)
+
+
+def _close(tracker: Tracker) -> None:
+    try:
+        tracker.close()
+    except Exception as error:  # noqa: BLE001  (as above)
+        _report(tracker, error)
+
+
+def _report(tracker: Tracker, error: Exception) -> None:
+    """One line for the person, the traceback for the log file."""
+    LOG.warning("tracker '%s' failed and is left out from here on: %s: %s", tracker.name, type(error).__name__, error)
+    LOG.info("where tracker '%s' failed", tracker.name, exc_info=error)

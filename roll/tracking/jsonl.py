@@ -1,0 +1,125 @@
+"""The record of a run: `metrics.jsonl` and `samples.jsonl`, one JSON object a line, each step once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from roll.tracking.base import group_record
+from roll.types import Metrics, RolloutGroup
+
+LOG = logging.getLogger(__name__)
+
+METRICS_FILE = "metrics.jsonl"
+SAMPLES_FILE = "samples.jsonl"
+
+
+class JsonlTracker:
+    """Appends to the two files, each line whole and flushed when the call returns."""
+
+    name = "jsonl"
+
+    def __init__(self, folder: Path, resumed_from: int | None = None, groups_per_step: int = 4) -> None:
+        """Continue the files in `folder` after the step of the checkpoint resumed from, or begin them anew if it is None.
+
+        Steps after that checkpoint are cut off: a run that died wrote them, and they will be written again.
+        Begun anew, the files of an earlier run stay beside the new ones as `<name>.previous`.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self._groups_per_step = groups_per_step
+        self._metrics = _continue(folder / METRICS_FILE, resumed_from)
+        self._samples = _continue(folder / SAMPLES_FILE, resumed_from)
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self._metrics.write(to_line({"step": step, **metrics}))
+        self._metrics.flush()
+
+    def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
+        for group in groups[: self._groups_per_step]:
+            self._samples.write(to_line(group_record(step, group)))
+        self._samples.flush()
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._samples.close()
+
+
+def to_line(record: dict[str, Any]) -> bytes:
+    """One line of valid JSON: what is not finite becomes null, what UTF-8 cannot say becomes a JSON escape."""
+    text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", errors="backslashreplace") + b"\n"
+
+
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The records of a file, and how many lines hold none (a process that was killed may leave half a line)."""
+    records, unreadable = [], 0
+    for _, record in _lines(path):
+        if record is None:
+            unreadable += 1
+        else:
+            records.append(record)
+    return records, unreadable
+
+
+def truncate_after(path: Path, step: int) -> int:
+    """Cut off the lines of later steps and the lines that hold no record; give their number.
+
+    The file is replaced in one move: a crash leaves the old one or the new one.
+    """
+    shorter = path.with_name(f".{path.name}.shorter")
+    cut = 0
+    with shorter.open("wb") as kept:
+        for line, record in _lines(path):
+            if record is not None and record["step"] <= step:
+                kept.write(line)
+            else:
+                cut += 1
+        kept.flush()
+        os.fsync(kept.fileno())
+    if cut:
+        os.replace(shorter, path)
+        LOG.info("%s: %d lines cut off after step %d", path, cut, step)
+    else:
+        shorter.unlink()
+    return cut
+
+
+def _continue(path: Path, resumed_from: int | None) -> IO[bytes]:
+    if path.exists():
+        if resumed_from is None:
+            os.replace(path, path.with_name(f"{path.name}.previous"))
+        else:
+            truncate_after(path, resumed_from)
+    return path.open("ab")
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    with path.open("rb") as file:
+        for line in file:
+            yield line, _record(line)
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    whole = line.endswith(b"\n") and isinstance(record, dict) and isinstance(record.get("step"), int)
+    return record if whole else None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,53 @@
+"""The driver's log file. The terminal is left to the live view and to warnings."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+
+class RunLog:
+    """Sends Python's logging to `<run>/logs/driver.log`, and warnings to stderr as well, from `__init__` to `close`."""
+
+    def __init__(self, run_dir: Path, level: int = logging.INFO) -> None:
+        self.path = run_dir / "logs" / "driver.log"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        root = logging.getLogger()
+        self._before = (root.level, root.handlers[:])
+        to_file = logging.FileHandler(self.path, encoding="utf-8")
+        to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        to_terminal = _CurrentStderr(logging.WARNING)
+        to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        self._handlers = [to_file, to_terminal]
+        root.handlers[:] = self._handlers
+        root.setLevel(level)
+        logging.captureWarnings(True)
+
+    def close(self) -> None:
+        """Close the file and put the logging back as it was."""
+        logging.captureWarnings(False)
+        root = logging.getLogger()
+        level, root.handlers[:] = self._before
+        root.setLevel(level)
+        for handler in self._handlers:
+            handler.close()
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class _CurrentStderr(logging.StreamHandler[TextIO]):
+    """Writes to what `sys.stderr` is at that moment: the live view puts itself there to print above its bars."""
+
+    def __init__(self, level: int) -> None:
+        logging.Handler.__init__(self, level)
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr

@@ -1,0 +1,93 @@
+"""A run as it might have been: the shapes of the curves are those of a small GRPO run."""
+
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from roll.tracking.jsonl import JsonlTracker
+from roll.types import Completion, FinishReason, Metrics, Prompt, RewardOutcome, RewardResult, Rollout, RolloutGroup
+
+STEPS = 120
+PROMPT = "<|im_start|>user\nWhat is 17 · 23?<|im_end|>\n<|im_start|>assistant\n"
+CONFIG = "exp_name: qwen2.5-7B-rlvr\npretrain: Qwen/Qwen2.5-7B-Instruct\nmax_steps: 120\nrollout_batch_size: 64\n"
+
+
+def metrics_of(step: int, rng: random.Random) -> Metrics:
+    learnt = 1 - math.exp(-step / 40)
+    metrics: Metrics = {}
+    if step % 20 == 0:
+        metrics["val/gsm8k/pass@1"] = 0.31 + 0.36 * learnt + rng.gauss(0, 0.012)
+        metrics["val/gsm8k/pass@k"] = 0.52 + 0.3 * learnt + rng.gauss(0, 0.01)
+        metrics["time/evaluate"] = 6.5 + rng.random()
+    if step == 0:
+        return metrics
+    mean = 0.28 + 0.5 * learnt + rng.gauss(0, 0.035)
+    parts = {
+        "rollout": 7.5 + 2.5 * learnt + rng.gauss(0, 0.5),
+        "reference": 0.8 + rng.gauss(0, 0.03),
+        "train": 5.2 + rng.gauss(0, 0.2),
+        "weight_sync": 0.35 + abs(rng.gauss(0, 0.03)),
+        "checkpoint": 2.4 if step % 50 == 0 else 0.0,
+    }
+    seconds = sum(parts.values()) + metrics.get("time/evaluate", 0.0) + 0.4
+    metrics |= {f"time/{part}": value for part, value in parts.items()} | {"time/step": seconds}
+    metrics |= {
+        "reward/mean": mean,
+        "reward/std": 0.46 * math.sqrt(max(0.02, mean * (1 - mean)) / 0.25),
+        "reward/math/mean": mean - 0.06 + rng.gauss(0, 0.02),
+        "reward/code/mean": mean + 0.06 + rng.gauss(0, 0.03),
+        "response/length_mean": 210 + 160 * learnt + rng.gauss(0, 12),
+        "response/truncated_fraction": max(0.0, 0.14 * math.exp(-step / 25) + rng.gauss(0, 0.006)),
+        "policy/loss": rng.gauss(0, 0.012),
+        "policy/kl_ref": 0.02 * learnt + abs(rng.gauss(0, 0.001)),
+        "policy/entropy": 0.72 - 0.4 * learnt + rng.gauss(0, 0.012),
+        "policy/clip_fraction": abs(rng.gauss(0.004, 0.0015)),
+        "policy/grad_norm": 0.35 + abs(rng.gauss(0, 0.08)),
+        "policy/lr": 1e-6 * min(1.0, step / 10),
+        "mismatch/logprob_abs_diff_mean": 0.011 * math.exp(rng.gauss(0, 0.15)),
+        "mismatch/kl": 3e-4 * math.exp(rng.gauss(0, 0.4)),
+        "staleness/mean": 0.6 + 0.2 * rng.random(),
+        "staleness/max": 1.0,
+        "throughput/tokens_per_second": 64 * 8 * (330 + 160 * learnt) / seconds,
+        "memory/actor_train/peak_bytes": 41.3 * 2**30,
+        "memory/actor_infer/peak_bytes": 62.0 * 2**30,
+    }
+    return metrics
+
+
+def completion(text: str, length: int, finish: FinishReason = FinishReason.STOP) -> Completion:
+    return Completion(np.arange(length, dtype=np.int32), np.zeros(length, np.float32), np.zeros(length, np.int32), finish, text)
+
+
+@pytest.fixture
+def group() -> Callable[..., RolloutGroup]:
+    def make(prompt_id: int = 0, prompt: str = PROMPT) -> RolloutGroup:
+        right = completion("17 · 23 = 17 · 20 + 17 · 3 = 340 + 51 = 391.\n\nThe answer is \\boxed{391}.", 41)
+        late = RewardResult(0.35, RewardOutcome.TIMED_OUT, {"format": float("nan")}, "10 s passed")
+        answers = [
+            Rollout(right, RewardResult(1.0, parts={"format": 1.0})),
+            Rollout(completion("17 · 23 is 381, so \\boxed{381}.", 18), RewardResult(0.0, parts={"format": 1.0}, note="read 381")),
+            Rollout(completion("Let me think step by step. " * 12, 256, FinishReason.LENGTH), RewardResult(0.0, RewardOutcome.UNPARSABLE)),
+            Rollout(completion("It is \\boxed{391", 9), late),
+        ]
+        return RolloutGroup(Prompt(prompt_id, np.arange(24, dtype=np.int32), prompt, "math", {}), answers)
+
+    return make
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, group: Callable[..., RolloutGroup]) -> Path:
+    """The folder of a finished run of 120 steps."""
+    folder = tmp_path / "run"
+    tracker, rng = JsonlTracker(folder), random.Random(0)
+    for step in range(STEPS + 1):
+        tracker.log(step, metrics_of(step, rng))
+        if step:
+            tracker.samples(step, [group(2 * step), group(2 * step + 1)])
+    tracker.close()
+    (folder / "config.yaml").write_text(CONFIG)
+    return folder

@@ -1,0 +1,116 @@
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from roll.tracking.console import LiveConsole, PlainConsole, Progress, console_tracker, duration, sparkline
+from roll.types import Metrics
+
+STEP: Metrics = {
+    "reward/mean": 0.61,
+    "val/gsm8k/pass@1": 0.55,
+    "val/gsm8k/pass@k": 0.7,
+    "time/step": 2.31,
+    "time/rollout": 1.2,
+    "time/train": 0.84,
+    "time/weight_sync": 0.1,
+    "time/reference": 0.0,
+    "throughput/tokens_per_second": 1234.4,
+}
+
+
+def test_a_plain_line_says_how_far_how_good_and_how_fast(capsys: pytest.CaptureFixture[str]) -> None:
+    tracker = PlainConsole(max_steps=100)
+    tracker.log(12, STEP)
+    tracker.close()
+    expected = "step 12/100  reward 0.61  val 0.55  2.3 s (rollout 1.2, train 0.8, sync 0.1)  1,234 tok/s  eta 3m23s\n"
+    assert capsys.readouterr().out == expected
+
+
+def test_plain_lines_of_the_first_and_the_last_step(capsys: pytest.CaptureFixture[str]) -> None:
+    tracker = PlainConsole(max_steps=1)
+    tracker.log(0, {"val/a/pass@1": 0.25, "val/b/pass@1": 0.012, "time/evaluate": 3.0})
+    tracker.log(1, {"reward/mean": -0.5, "time/step": 9.96})
+    assert capsys.readouterr().out.splitlines() == [
+        "step 0/1  val a 0.25, b 0.012",
+        "step 1/1  reward -0.50  val a 0.25, b 0.012  10.0 s",
+    ]
+
+
+def test_supervised_fine_tuning_shows_its_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    tracker = PlainConsole(max_steps=2)
+    tracker.log(1, {"sft/loss": 2.345, "val/held_out/loss": 2.5})
+    assert capsys.readouterr().out == "step 1/2  loss 2.35  val 2.50\n"
+
+
+def test_without_a_terminal_lines_are_plain() -> None:
+    assert isinstance(console_tracker("run", 10), PlainConsole)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0s"), (59.6, "1m00s"), (200, "3m20s"), (3599.7, "1h00m"), (18_420, "5h07m")])
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_sparkline() -> None:
+    assert sparkline([], 10) == ""
+    assert sparkline([0.5, 0.5], 10) == "▁▁"
+    assert sparkline([0.0, float("nan"), 7.0], 10) == "▁█"
+    assert sparkline([float(value) for value in range(8)], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0.0, 2.0, 6.0, 8.0, 15.0], 3) == "▁▄█", "means 1, 7 and 15"
+
+
+def test_eta_follows_the_last_ten_steps() -> None:
+    progress = Progress(max_steps=100)
+    assert progress.eta_seconds is None
+    for step in range(1, 21):
+        progress = progress.after(step, {"time/step": 50.0 if step <= 10 else 2.0})
+    assert progress.eta_seconds == 160.0
+
+
+def test_the_live_view_shows_the_run() -> None:
+    out = io.StringIO()
+    tracker = LiveConsole("qwen-rlvr", 100, Console(file=out, force_terminal=True, width=120))
+    for step in (1, 2, 3):
+        tracker.log(step, STEP | {"reward/mean": step / 4})
+    tracker.close()
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    for part in ("qwen-rlvr", "step 3/100", "eta 3m", "reward 0.75  ▁▅█", "0.55 (step 3)", "rollout 1.2 · train 0.8", "1,234 tok/s"):
+        assert part in shown, part
+
+
+def test_a_terminal_is_left_sane_when_the_run_fails() -> None:
+    """In a real pseudo-terminal: prints stand above the view, and the cursor is shown again at the end."""
+    program = (
+        "from roll.tracking.console import LiveConsole, console_tracker\n"
+        "from roll.tracking.fanout import Tracking\n"
+        "console = console_tracker('run', 10)\n"
+        "assert isinstance(console, LiveConsole)\n"
+        "with Tracking(console) as tracking:\n"
+        "    tracking.log(1, {'reward/mean': 0.5, 'time/step': 1.0})\n"
+        "    print('printed meanwhile')\n"
+        "    raise KeyboardInterrupt\n"
+    )
+    leader, follower = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "PYTHONPATH": str(Path(__file__).parents[3])}
+    child = subprocess.Popen([sys.executable, "-c", program], stdin=follower, stdout=follower, stderr=follower, env=environment)
+    os.close(follower)
+    shown = b""
+    try:
+        while chunk := os.read(leader, 65536):
+            shown += chunk
+    except OSError:  # The other side of a pseudo-terminal is gone: its end of file.
+        pass
+    finally:
+        os.close(leader)
+        child.wait(timeout=30)
+    text = shown.decode()
+    assert "step 1/10" in text and "printed meanwhile" in text and "KeyboardInterrupt" in text
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor is hidden once and shown again once"
+    assert text.index("\x1b[?25h") < text.index("Traceback")

@@ -1,0 +1,71 @@
+import logging
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from roll.tracking.fanout import Tracking
+from roll.types import Metrics, RolloutGroup
+
+
+class Recorder:
+    def __init__(self, name: str, fails_on: Sequence[str] = ()) -> None:
+        self.name = name
+        self.calls: list[tuple[str, int]] = []
+        self._fails_on = fails_on
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self._note("log", step)
+
+    def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
+        self._note("samples", step)
+
+    def close(self) -> None:
+        self._note("close", -1)
+
+    def _note(self, call: str, step: int) -> None:
+        self.calls.append((call, step))
+        if call in self._fails_on:
+            raise ConnectionError(f"{call} went wrong")
+
+
+def test_all_hear_of_everything(group: Callable[..., RolloutGroup]) -> None:
+    record, first, second = Recorder("jsonl"), Recorder("a"), Recorder("b")
+    with Tracking(record, [first, second]) as tracking:
+        tracking.log(1, {"reward/mean": 1.0})
+        tracking.samples(1, [group()])
+    assert record.calls == first.calls == second.calls == [("log", 1), ("samples", 1), ("close", -1)]
+
+
+def test_a_failing_tracker_is_reported_once_closed_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    record, broken, sound = Recorder("jsonl"), Recorder("wandb", ["log"]), Recorder("tensorboard")
+    with caplog.at_level(logging.INFO), Tracking(record, [broken, sound]) as tracking:
+        for step in range(3):
+            tracking.log(step, {})
+    assert broken.calls == [("log", 0), ("close", -1)]
+    assert record.calls == sound.calls == [("log", 0), ("log", 1), ("log", 2), ("close", -1)]
+    warnings = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
+    assert warnings == ["tracker 'wandb' failed and is left out from here on: ConnectionError: log went wrong"]
+    assert "Traceback" in caplog.text, "the traceback belongs into the log file"
+
+
+def test_a_tracker_that_fails_to_close_does_not_keep_the_others_open(caplog: pytest.LogCaptureFixture) -> None:
+    record, broken, sound = Recorder("jsonl"), Recorder("wandb", ["close"]), Recorder("tensorboard")
+    Tracking(record, [broken, sound]).close()
+    assert record.calls == sound.calls == [("close", -1)]
+    assert "tracker 'wandb' failed" in caplog.text
+
+
+def test_a_failing_record_stops_the_run_and_the_others_are_still_closed() -> None:
+    record, sound = Recorder("jsonl", ["log"]), Recorder("console")
+    with pytest.raises(ConnectionError), Tracking(record, [sound]) as tracking:
+        tracking.log(1, {})
+    assert ("close", -1) in sound.calls and ("close", -1) in record.calls
+
+
+def test_an_interrupt_inside_a_tracker_is_no_failure_of_the_tracker() -> None:
+    class Interrupted(Recorder):
+        def log(self, step: int, metrics: Metrics) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Tracking(Recorder("jsonl"), [Interrupted("console")]).log(1, {})

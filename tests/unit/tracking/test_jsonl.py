@@ -1,0 +1,105 @@
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from roll.tracking.jsonl import METRICS_FILE, SAMPLES_FILE, JsonlTracker, read_lines, to_line, truncate_after
+from roll.types import RolloutGroup
+
+
+def steps(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_each_line_is_on_the_file_when_the_call_returns(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path)
+    tracker.log(0, {"val/gsm8k/pass@1": 0.25})
+    tracker.log(1, {"reward/mean": 0.5, "time/step": 2.0})
+    lines = [json.loads(line) for line in (tmp_path / METRICS_FILE).read_text().splitlines()]
+    assert lines == [{"step": 0, "val/gsm8k/pass@1": 0.25}, {"step": 1, "reward/mean": 0.5, "time/step": 2.0}]
+    tracker.close()
+
+
+def test_what_json_cannot_say_becomes_null() -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    line = to_line({"step": 1, "a": math.nan, "b": {"c": [math.inf, 1.5, np.float32("-inf")]}, "d": np.float32(0.5), "e": np.int64(3)})
+    assert json.loads(line, parse_constant=refuse) == {"step": 1, "a": None, "b": {"c": [None, 1.5, None]}, "d": 0.5, "e": 3}
+
+
+def test_any_text_makes_one_line_of_valid_utf8() -> None:
+    text = "数学\n\u2028 ∑ half a surrogate: \ud83d"
+    line = to_line({"step": 1, "text": text})
+    assert line.count(b"\n") == 1 and line.endswith(b"\n")
+    assert "数学".encode() in line
+    assert json.loads(line.decode("utf-8"))["text"] == text
+
+
+def test_samples_hold_the_whole_group_and_are_bounded(tmp_path: Path, group: Callable[..., RolloutGroup]) -> None:
+    tracker = JsonlTracker(tmp_path, groups_per_step=2)
+    tracker.samples(3, [group(index) for index in range(5)])
+    records, unreadable = read_lines(tmp_path / SAMPLES_FILE)
+    assert [record["prompt_id"] for record in records] == [0, 1] and unreadable == 0
+    assert records[0]["step"] == 3 and records[0]["domain"] == "math" and records[0]["prompt_length"] == 24
+    assert "17 · 23" in records[0]["prompt"]
+    assert records[0]["responses"][1] == {
+        "text": "17 · 23 is 381, so \\boxed{381}.",
+        "reward": 0.0,
+        "outcome": "scored",
+        "parts": {"format": 1.0},
+        "note": "read 381",
+        "finish_reason": "stop",
+        "length": 18,
+    }
+    assert records[0]["responses"][2]["finish_reason"] == "length" and records[0]["responses"][2]["outcome"] == "unparsable"
+    assert records[0]["responses"][3]["parts"] == {"format": None}
+    tracker.close()
+
+
+def test_on_resume_later_steps_and_a_torn_line_are_cut_off(tmp_path: Path, group: Callable[..., RolloutGroup]) -> None:
+    tracker = JsonlTracker(tmp_path)
+    for step in range(6):
+        tracker.log(step, {"reward/mean": step})
+        tracker.samples(step, [group(), group()])
+    tracker.close()
+    with (tmp_path / METRICS_FILE).open("a") as file:
+        file.write('{"step": 2, "reward/me')
+
+    resumed = JsonlTracker(tmp_path, resumed_from=3)
+    assert steps(tmp_path / METRICS_FILE) == [0, 1, 2, 3]
+    assert steps(tmp_path / SAMPLES_FILE) == [0, 0, 1, 1, 2, 2, 3, 3]
+    resumed.log(4, {"reward/mean": 40})
+    resumed.close()
+    assert steps(tmp_path / METRICS_FILE) == [0, 1, 2, 3, 4]
+    assert json.loads((tmp_path / METRICS_FILE).read_text().splitlines()[-1])["reward/mean"] == 40
+
+
+def test_nothing_to_cut_leaves_the_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(to_line({"step": 1}) + to_line({"step": 2}))
+    before = path.stat()
+    assert truncate_after(path, 2) == 0
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert truncate_after(path, 1) == 1
+    assert steps(path) == [1]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("line", ['{"step": 1}', "null\n", '{"reward": 1}\n', '{"step": "1"}\n', "\n"])
+def test_a_line_without_a_record_is_counted(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(to_line({"step": 0}) + line.encode())
+    assert read_lines(path) == ([{"step": 0}], 1)
+
+
+def test_a_run_begun_anew_keeps_the_earlier_record_aside(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        tracker = JsonlTracker(tmp_path)
+        tracker.log(1, {"reward/mean": value})
+        tracker.close()
+    assert json.loads((tmp_path / METRICS_FILE).read_text()) == {"step": 1, "reward/mean": 2.0}
+    assert json.loads((tmp_path / f"{METRICS_FILE}.previous").read_text()) == {"step": 1, "reward/mean": 1.0}

@@ -1,0 +1,153 @@
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from roll.errors import DataError
+from roll.tracking.charts import sections, series
+from roll.tracking.jsonl import METRICS_FILE, JsonlTracker, read_lines
+from roll.tracking.report import write_report
+from roll.types import RolloutGroup
+
+LOADS = {"src", "href", "srcset", "data", "poster", "action"}
+
+
+class Page(HTMLParser):
+    """Collects what a browser would load, the ids and the text outside of scripts and styles."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.loads: list[tuple[str, str | None]] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self._inside: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._inside.append(tag)
+        self.loads += [(name, value) for name, value in attrs if name in LOADS]
+        self.ids += [value for name, value in attrs if name == "id" and value]
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._inside and self._inside.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if not {"script", "style"} & set(self._inside):
+            self.text += data
+
+
+def test_the_report_is_one_file_that_loads_nothing(run_dir: Path) -> None:
+    path = write_report(run_dir)
+    assert path == run_dir / "report.html"
+    html = path.read_text()
+    page = Page(html)
+    assert page.loads == []
+    assert "link" not in page.tags and "img" not in page.tags and "iframe" not in page.tags
+    own = html.split("<style>")[1].split("</style>")[0]
+    assert "url(" not in own and "@import" not in own
+    assert html.count("plotly.js v") == 1, "plotly is inlined once"
+    assert sorted(path.name for path in run_dir.iterdir()) == ["config.yaml", "metrics.jsonl", "report.html", "samples.jsonl"]
+
+
+def test_the_page_says_what_came_of_the_run(run_dir: Path) -> None:
+    page = Page(write_report(run_dir).read_text())
+    for part in ("7B-rlvr", "Qwen/Qwen2.5-7B-Instruct · 120 steps", "Samples of step 1\n", "Samples of step 120\n", "max_steps: 120"):
+        assert part in page.text, part
+    rows, _ = read_lines(run_dir / METRICS_FILE)
+    _, solved = series(rows, "val/gsm8k/pass@1")
+    assert (round(solved[0], 3), round(solved[-1], 3), round(max(solved), 3)) == (0.321, 0.667, 0.667)
+    assert "from 0.321, best 0.667" in page.text
+    assert "unparsable" in page.text and "truncated" in page.text and "timed out" in page.text
+
+
+def test_every_chart_has_its_place_on_the_page(run_dir: Path) -> None:
+    rows, _ = read_lines(run_dir / METRICS_FILE)
+    titles = [chart.title for section in sections(rows) for chart in section.charts]
+    assert titles == [
+        "Reward", "Reward by domain", "Validation", "Response length", "Truncated responses",
+        "Policy loss", "KL to the reference", "Entropy", "Clip fraction", "Gradient norm", "Learning rate",
+        "Mismatch", "Staleness", "Time of a step", "Tokens per second", "Peak memory",
+    ]  # fmt: skip
+    html = write_report(run_dir).read_text()
+    drawn = set(re.findall(r'"(chart-\d+-\d+)":', html))
+    assert len(drawn) == len(titles) and drawn == {element for element in Page(html).ids if element.startswith("chart-")}
+
+
+def test_the_curves_are_the_metrics() -> None:
+    rows = [
+        {"step": 0, "val/a/pass@1": 0.25, "time/evaluate": 4.0},
+        {"step": 1, "reward/mean": 0.5, "reward/std": 0.25, "mismatch/kl": None, "time/step": 10.0, "time/rollout": 6.0, "time/train": 3.0},
+        {"step": 2, "reward/mean": 0.75, "reward/std": 0.5, "mismatch/kl": 0.01, "time/step": 8.0, "time/rollout": 5.0, "time/train": 3.0},
+    ]
+    figures = {chart.title: chart.figure.to_plotly_json() for section in sections(rows) for chart in section.charts}
+    assert set(figures) == {"Reward", "Validation", "Mismatch", "Time of a step"}
+    line, band = figures["Reward"]["data"]
+    assert (line["x"], line["y"]) == ([1, 2], [0.5, 0.75])
+    assert (band["x"], band["y"]) == ([1, 2, 2, 1], [0.25, 0.25, 1.25, 0.75])
+    assert figures["Mismatch"]["data"][0]["x"] == [2] and figures["Mismatch"]["layout"]["yaxis"]["type"] == "log"
+    bars = {bar["name"]: bar["y"] for bar in figures["Time of a step"]["data"]}
+    assert bars == {"rollout": [0.0, 6.0, 5.0], "train": [0.0, 3.0, 3.0], "evaluate": [4.0, 0.0, 0.0], "other": [0.0, 1.0, 0.0]}
+
+
+def test_text_of_the_run_cannot_become_markup(tmp_path: Path, group: Callable[..., RolloutGroup]) -> None:
+    evil = "</script></pre><script>alert('x')</script><img src=x onerror=alert(1)> & {{ 7 * 7 }}"
+    tracker = JsonlTracker(tmp_path)
+    tracker.log(1, {"reward/mean": 0.5, f"reward/{evil}/mean": 0.5, f"val/{evil}/pass@1": 0.1})
+    tracker.samples(1, [group(prompt=evil)])
+    tracker.close()
+    (tmp_path / "config.yaml").write_text(f"exp_name: run\nnote: \"{evil}\"\n")
+    page = Page(write_report(tmp_path).read_text())
+    assert page.text.count(evil) >= 4, "prompt, configuration, validation table and list of metrics show it as it is"
+    assert "img" not in page.tags and page.tags.count("script") == 3
+
+
+def test_a_run_of_supervised_fine_tuning(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path / "sft-run")
+    for step in (1, 2, 3):
+        tracker.log(step, {"sft/loss": 3.0 - step / 2, "sft/learning_rate": 1e-5, "time/step": 1.0, "val/held_out/loss": 3.0 - step / 4})
+    tracker.close()
+    page = Page(write_report(tmp_path / "sft-run").read_text())
+    assert "sft-run" in page.text and "Learning rate" in page.text and "held_out/loss" in page.text
+    assert "from 2.75, best 2.25" in page.text, "of a loss the least is the best"
+
+
+def test_a_torn_line_is_left_out_and_said(run_dir: Path) -> None:
+    with (run_dir / METRICS_FILE).open("a") as file:
+        file.write('{"step": 121, "rew')
+    assert "1 line(s) of the records could not be read" in Page(write_report(run_dir).read_text()).text
+
+
+def test_without_metrics_the_error_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=str(tmp_path / METRICS_FILE)):
+        write_report(tmp_path)
+    (tmp_path / METRICS_FILE).touch()
+    with pytest.raises(DataError, match="no metrics"):
+        write_report(tmp_path)
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_report(run_dir)
+    before = (run_dir / "report.html").read_bytes()
+    monkeypatch.setattr("os.replace", lambda source, target: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_report(run_dir)
+    assert (run_dir / "report.html").read_bytes() == before
+    assert not list(run_dir.glob(".report*"))
+
+
+def test_the_command_prints_the_path(run_dir: Path) -> None:
+    command = [sys.executable, "-m", "roll.tracking.report"]
+    root = Path(__file__).parents[3]
+    done = subprocess.run([*command, str(run_dir)], cwd=root, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == str(run_dir / "report.html")
+    shutil.rmtree(run_dir)
+    failed = subprocess.run([*command, str(run_dir)], cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    assert failed.returncode == 2 and "there is no such file" in failed.stderr and "Traceback" not in failed.stderr
