@@ -1,0 +1,77 @@
+"""What a reward is: a function of a prompt, a response and the data set's row, found by name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from roll.errors import ConfigError, Fault
+from roll.registry import Registry, nearest
+from roll.types import RewardResult
+
+RewardFunction = Callable[..., RewardResult]
+"""Called as `reward(prompt: Prompt, response: str, row: Mapping[str, Any], **reward_args)`.
+
+It may raise, hang or crash: it runs in a process of its own (see pool.py) and the outcome is recorded.
+"""
+
+REWARDS: Registry[RewardFunction] = Registry("reward")
+
+
+def load_reward(name: str, place: str = "reward") -> RewardFunction:
+    """The reward function called `name`: `roll/rewards/<name>.py` registers it. `package.module:function` names any other.
+
+    Raises:
+        ConfigError: there is no such function, or its module cannot be imported; `place` is the key to report.
+    """
+    module_name, _, function_name = name.partition(":")
+    if not function_name and not name.isidentifier():
+        raise ConfigError([Fault(place, f"'{name}' cannot be the name of a reward", _remedy(name))])
+    try:
+        module = importlib.import_module(module_name if function_name else f"{__package__}.{name}")
+    except ModuleNotFoundError as error:
+        raise ConfigError([Fault(place, f"no reward is named '{name}': {error}", _remedy(name))]) from error
+    except Exception as error:
+        raise ConfigError([Fault(place, f"'{name}' cannot be imported: {type(error).__name__}: {error}", "mend the module")]) from error
+    reward: RewardFunction | None = getattr(module, function_name, None) if function_name else REWARDS.get(name)
+    if reward is None or not callable(reward):
+        raise ConfigError([Fault(place, f"no reward is named '{name}': {module.__name__} has no such function", _remedy(name))])
+    return reward
+
+
+def load_rewards(table: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, RewardFunction]:
+    """The function of each domain, for a table of (name of the reward, reward_args).
+
+    Raises:
+        ConfigError: with a fault for each domain whose reward is not found or does not take its `reward_args`.
+    """
+    found: dict[str, RewardFunction] = {}
+    faults: list[Fault] = []
+    for domain, (name, reward_args) in table.items():
+        try:
+            found[domain] = load_reward(name, f"rewards.{domain}.reward")
+            inspect.signature(found[domain]).bind(None, "", {}, **reward_args)
+        except ConfigError as error:
+            faults += error.faults
+        except TypeError as error:
+            takes = f"the function takes {inspect.signature(found[domain])}"
+            faults.append(Fault(f"rewards.{domain}.reward_args", f"does not fit '{name}': {error}", takes))
+    if faults:
+        raise ConfigError(faults)
+    return found
+
+
+def known_rewards() -> list[str]:
+    """Names of the rewards that come with roll: the files here that register a function of their own name. Imports none."""
+    folder = Path(__file__).parent
+    names = [module.name for module in pkgutil.iter_modules([str(folder)])]
+    return [name for name in names if f'REWARDS.register("{name}")' in (folder / f"{name}.py").read_text(encoding="utf-8")]
+
+
+def _remedy(name: str) -> str:
+    known = known_rewards()
+    return f"name one of {', '.join(known)}{nearest(name, known)}, or a function of yours as `package.module:function`"

@@ -1,0 +1,106 @@
+"""A process that computes rewards: `python -m roll.rewards.child DESCRIPTOR PARENT`. Started, watched and ended by pool.py.
+
+    pool                                        child
+      ── {domain: (reward, reward_args)} ─────▶  imports what they need
+      ◀───────────────────── faults, or none ──
+      ── (domain, prompt, responses) ─────────▶
+      ◀── RewardResult ── RewardResult ── ... ──  one for each response as soon as it is known
+
+Each message is a pickle behind its length. The socket is a descriptor of its own: what rewards print stays out of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import pickle
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from roll.errors import ConfigError
+from roll.rewards.base import RewardFunction, load_rewards
+from roll.types import RewardOutcome, RewardResult
+
+HEADER = struct.Struct(">Q")
+NOTE_CHARACTERS = 300
+PR_SET_PDEATHSIG = 1
+
+
+def encoded(message: Any) -> bytes:
+    """A message as it travels."""
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return HEADER.pack(len(body)) + body
+
+
+def score(reward: RewardFunction, prompt: Any, response: str, reward_args: Mapping[str, Any]) -> RewardResult:
+    """The reward of one response. Whatever the function raises or returns in place of a result is CRASHED, with a note."""
+    try:
+        result = reward(prompt, response, prompt.row, **reward_args)
+    except BaseException as error:  # A reward that calls sys.exit() must not end the process either.
+        return _crashed(traceback.format_exception_only(error)[-1].strip())
+    if not isinstance(result, RewardResult):
+        return _crashed(f"returned a {type(result).__name__}, not a RewardResult: {result!r}")
+    try:
+        return RewardResult(
+            value=_finite("value", result.value),
+            outcome=RewardOutcome(result.outcome),
+            parts={str(name): _finite(f"part '{name}'", part) for name, part in result.parts.items()},
+            note=str(result.note),
+        )
+    except (TypeError, ValueError, AttributeError) as error:
+        return _crashed(f"returned a malformed RewardResult: {error}")
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serves the pool at the other end of the socket until it closes it."""
+    _die_with(parent)
+    with socket.socket(fileno=descriptor) as connection:
+        connection.set_inheritable(False)
+        with connection.makefile("rb") as incoming:
+            table: Mapping[str, tuple[str, Mapping[str, Any]]] = _receive(incoming)
+            try:
+                rewards = load_rewards(table)
+            except ConfigError as error:
+                connection.sendall(encoded(error.faults))
+                return
+            connection.sendall(encoded(()))
+            while (request := _receive(incoming)) is not None:
+                domain, prompt, responses = request
+                for response in responses:
+                    connection.sendall(encoded(score(rewards[domain], prompt, response, table[domain][1])))
+
+
+def _receive(incoming: Any) -> Any:
+    """The next message, or None once the pool has closed its end."""
+    header = incoming.read(HEADER.size)
+    return pickle.loads(incoming.read(HEADER.unpack(header)[0])) if len(header) == HEADER.size else None
+
+
+def _die_with(parent: int) -> None:
+    """Asks Linux for a SIGKILL when the parent ends, so that not even a hanging reward outlives it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        sys.exit("the parent ended before the reward process was ready")
+
+
+def _finite(name: str, number: Any) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"its {name} is {value}")
+    return value
+
+
+def _crashed(note: str) -> RewardResult:
+    return RewardResult(0.0, RewardOutcome.CRASHED, note=note[:NOTE_CHARACTERS])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,23 @@
+"""Is the response the reference answer, letter by letter?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roll.rewards.answers import final_text, ground_truth
+from roll.rewards.base import REWARDS
+from roll.types import Prompt, RewardResult
+
+
+@REWARDS.register("exact_match")
+def exact_match(prompt: Prompt, response: str, row: Mapping[str, Any], *, ignore_case: bool = False) -> RewardResult:
+    """1 if what follows `</think>` (else the whole response) equals the reference, blanks around both aside; else 0.
+
+    Raises:
+        ValueError: the row has no reference answer.
+    """
+    answer, reference = final_text(response), ground_truth(row).strip()
+    if ignore_case:
+        answer, reference = answer.casefold(), reference.casefold()
+    return RewardResult(float(answer == reference))

@@ -1,0 +1,59 @@
+"""Is the response's final answer mathematically equal to the reference answer? Judged by math-verify."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from math_verify import parse, verify
+
+from roll.rewards.answers import final_text, ground_truth, last_boxed
+from roll.rewards.base import REWARDS
+from roll.types import Prompt, RewardOutcome, RewardResult
+
+# math-verify warns once that its alarm-based timeouts are off. They are: the pool ends late processes from outside.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+PLAIN_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,6})?")
+"""Numbers of which math-verify's verdict is exact equality: it rounds to 6 decimals and computes with 15 digits."""
+SEARCHED_CHARACTERS = 4000
+"""How far from the end an answer outside a box is looked for; the time of math-verify's search grows with the square of it."""
+
+
+@REWARDS.register("math_rule")
+def math_rule(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
+    """1 for the right answer, 0 for a wrong one; UNPARSABLE where there is none.
+
+    The answer is the last `\\boxed{...}` of what follows `</think>` (of the whole response where nothing does), or else
+    the last mathematical expression there. The reference is the row's `ground_truth`, else its `answer`.
+
+    Raises:
+        ValueError: the row has no reference answer.
+    """
+    reference = ground_truth(row)
+    text = final_text(response)
+    boxed = last_boxed(text)
+    answer = text if boxed is None else boxed
+    if PLAIN_NUMBER.fullmatch(reference) and PLAIN_NUMBER.fullmatch(answer):
+        return RewardResult(float(Decimal(reference) == Decimal(answer)), note=f"answer {answer}")
+    return judge(reference, text[-SEARCHED_CHARACTERS:] if boxed is None else f"\\boxed{{{boxed}}}")
+
+
+def judge(reference: str, answer: str) -> RewardResult:
+    """math-verify's verdict. `answer` is a text to search, or a `\\boxed{...}` alone."""
+    expected = parse(_as_latex(reference), parsing_timeout=None)  # type: ignore[arg-type]  # None turns the alarm off
+    if not expected:
+        return RewardResult(0.0, RewardOutcome.UNPARSABLE, note=f"the reference answer {reference[:80]!r} is not mathematics")
+    found = parse(answer, parsing_timeout=None)  # type: ignore[arg-type]
+    if not found:
+        return RewardResult(0.0, RewardOutcome.UNPARSABLE, note="no answer in the response")
+    return RewardResult(float(verify(expected, found, timeout_seconds=None)), note=f"answer {str(found[-1])[:80]}")
+
+
+def _as_latex(reference: str) -> str:
+    """Boxed, unless the reference says itself where its mathematics stands."""
+    marked = "\\boxed" in reference or "$" in reference or "\\(" in reference or "\\[" in reference
+    return reference if marked else f"\\boxed{{{reference}}}"

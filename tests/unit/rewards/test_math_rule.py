@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import time
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from roll.rewards import math_rule as module
+from roll.rewards.math_rule import PLAIN_NUMBER, judge, math_rule
+from roll.types import Prompt, RewardOutcome, RewardResult
+
+PROMPT = Prompt(0, np.zeros(1, dtype=np.int32), "", "math_rule", {})
+
+
+def outcome(response: str, reference: Any) -> RewardResult:
+    return math_rule(PROMPT, response, {"ground_truth": reference})
+
+
+RIGHT = [
+    ("\\boxed{42}", "42"),
+    ("42", "42"),
+    ("42", 42),
+    ("\\boxed{0.5}", 0.5),
+    ("\\boxed{0.00001}", 1e-5),
+    ("The answer is 42.", "42"),
+    ("So we get $x = 42$.", "42"),
+    ("reasoning without any blank line, so \\boxed{42}", "42"),
+    ("<think>maybe \\boxed{41}</think>\\boxed{42}", "42"),
+    ("<think>maybe 41</think>\nThe answer is 42", "42"),
+    ("It is \\boxed{42}</think>", "42"),
+    ("first \\boxed{41}, no: \\boxed{42}", "42"),
+    ("\\boxed{42} and an unfinished \\boxed{4", "42"),
+    ("\\boxed{42} and an empty \\boxed{}", "42"),
+    ("\\boxed{\\frac{1}{2}}", "0.5"),
+    ("\\boxed{\\frac{1}{2}}", "\\frac12"),
+    ("\\boxed{0.5}", "$\\frac{1}{2}$"),
+    ("\\boxed{1,234}", "1234"),
+    ("\\boxed{2x+1}", "1+2x"),
+    ("\\boxed{\\{1, 2\\}}", "\\{2, 1\\}"),
+    ("\\boxed{42.0}", "42"),
+    ("\\boxed{42}", "First 6, then 7.\n#### 42"),
+]
+WRONG = [
+    ("\\boxed{41}", "42"),
+    ("41", "42"),
+    ("<think>it is \\boxed{42}</think>\\boxed{41}", "42"),
+    ("\\boxed{42} or rather \\boxed{41}", "42"),
+    ("\\boxed{-42}", "42"),
+    ("\\boxed{\\frac{1}{3}}", "0.5"),
+    ("\\boxed{2x}", "2y"),
+]
+UNREADABLE = ["", "   ", "I do not know.", "<think>hm</think>no idea", "\\boxed{}", "\\boxed{", "</think>"]
+
+
+@pytest.mark.parametrize(("response", "reference"), RIGHT)
+def test_right_answers(response: str, reference: Any) -> None:
+    assert (outcome(response, reference).value, outcome(response, reference).outcome) == (1.0, RewardOutcome.SCORED)
+
+
+@pytest.mark.parametrize(("response", "reference"), WRONG)
+def test_wrong_answers(response: str, reference: Any) -> None:
+    assert (outcome(response, reference).value, outcome(response, reference).outcome) == (0.0, RewardOutcome.SCORED)
+
+
+@pytest.mark.parametrize("response", UNREADABLE)
+def test_no_answer_is_unparsable_and_not_wrong(response: str) -> None:
+    assert outcome(response, "42").outcome == RewardOutcome.UNPARSABLE
+
+
+def test_a_reference_that_is_no_mathematics_is_unparsable() -> None:
+    result = outcome("\\boxed{x+1}", "\\boxed{}")
+    assert result.outcome == RewardOutcome.UNPARSABLE
+    assert "reference" in result.note
+
+
+def test_the_reference_comes_from_ground_truth_and_else_from_answer() -> None:
+    assert math_rule(PROMPT, "42", {"ground_truth": "42", "answer": "7"}).value == 1.0
+    assert math_rule(PROMPT, "42", {"ground_truth": None, "answer": "42"}).value == 1.0
+    with pytest.raises(ValueError, match="neither 'ground_truth' nor 'answer'"):
+        math_rule(PROMPT, "42", {"solution": "42"})
+    with pytest.raises(ValueError, match="'answer' is a list"):
+        math_rule(PROMPT, "42", {"answer": ["42"]})
+
+
+numbers = st.from_regex(PLAIN_NUMBER, fullmatch=True)
+small = st.integers(-20, 20).map(str) | st.decimals(-2, 2, places=6, allow_nan=False).map(lambda number: format(number, "f"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(reference=numbers | small, answer=numbers | small, boxed=st.booleans())
+@example(reference="0", answer="-0", boxed=True)
+@example(reference="0", answer="-0.0", boxed=False)
+@example(reference="7", answer="7.000", boxed=True)
+@example(reference="-10", answer="-010", boxed=False)
+@example(reference="0.000001", answer="0.000002", boxed=True)
+@example(reference="999999999.999999", answer="999999999.999998", boxed=False)
+@example(reference="123456789", answer="123456789.000001", boxed=True)
+def test_the_fast_path_agrees_with_math_verify(reference: str, answer: str, boxed: bool) -> None:
+    shown = f"\\boxed{{{answer}}}" if boxed else answer
+    assert outcome(shown, reference).value == judge(reference, shown).value
+
+
+@settings(max_examples=100, deadline=None)
+@given(number=numbers, padding=st.integers(0, 3))
+def test_another_spelling_of_the_same_number_is_right_by_both(number: str, padding: int) -> None:
+    decimals = len(number.partition(".")[2])
+    spelling = f"{Decimal(number):.{min(6, decimals + padding)}f}"
+    assert outcome(f"\\boxed{{{spelling}}}", number).value == judge(number, f"\\boxed{{{spelling}}}").value == 1.0
+
+
+def test_plain_numbers_never_reach_math_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "judge", lambda *_: pytest.fail("took the slow path"))
+    assert outcome("<think>6 * 7</think>So \\boxed{42.0}.", "42").value == 1.0
+    assert outcome("41", "42").value == 0.0
+    start = time.perf_counter()
+    for _ in range(1000):
+        outcome("<think>6 * 7</think>So \\boxed{42.0}.", "42")
+    assert time.perf_counter() - start < 0.5
+
+
+def test_a_long_response_without_an_answer_takes_no_long_time() -> None:
+    start = time.perf_counter()
+    outcome("we add 1 and \\( x + $ 2 and so on ( " * 2000, "42")
+    assert time.perf_counter() - start < 5

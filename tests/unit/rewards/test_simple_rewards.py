@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from roll.errors import ConfigError
+from roll.rewards.base import known_rewards, load_reward, load_rewards
+from roll.rewards.exact_match import exact_match
+from roll.rewards.multiple_choice import multiple_choice
+from roll.types import Prompt, RewardOutcome
+
+PROMPT = Prompt(0, np.zeros(1, dtype=np.int32), "", "any", {})
+
+
+@pytest.mark.parametrize(
+    ("response", "value"),
+    [("Paris", 1.0), (" Paris\n", 1.0), ("<think>Rome?</think> Paris", 1.0), ("paris", 0.0), ("Paris.", 0.0), ("", 0.0)],
+)
+def test_exact_match(response: str, value: float) -> None:
+    assert exact_match(PROMPT, response, {"ground_truth": "Paris"}).value == value
+
+
+def test_exact_match_can_ignore_case() -> None:
+    assert exact_match(PROMPT, "PARIS", {"answer": "Paris"}, ignore_case=True).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("response", "letter"),
+    [
+        ("\\boxed{B}", "B"),
+        ("\\boxed{\\text{B}}", "B"),
+        ("\\boxed{B) because}", "B"),
+        ("The answer is B.", "B"),
+        ("The answer is A, no: the answer is (B)", "B"),
+        ("Answer: **B**", "B"),
+        ("B", "B"),
+        ("(B)", "B"),
+        ("Let me see.\nB) both of them", "B"),
+        ("<think>The answer is A</think>The answer is B", "B"),
+        ("The answer is A fine thing. I think so", "A"),
+        ("I cannot say", None),
+        ("A good question", None),
+        ("The answer is Apple", None),
+        ("", None),
+    ],
+)
+def test_multiple_choice(response: str, letter: str | None) -> None:
+    for reference in ("A", "B"):
+        result = multiple_choice(PROMPT, response, {"answer": reference})
+        if letter is None:
+            assert result.outcome == RewardOutcome.UNPARSABLE
+        else:
+            assert (result.value, result.outcome) == (float(letter == reference), RewardOutcome.SCORED)
+
+
+def test_a_reward_is_found_by_name_and_a_user_s_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_rewards.py").write_text("def length(prompt, response, row): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_reward("exact_match") is exact_match
+    assert load_reward("own_rewards:length").__name__ == "length"
+    assert known_rewards() == ["exact_match", "math_rule", "multiple_choice"]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("math_rul", "no reward is named 'math_rul'"),
+        ("pool", "no reward is named 'pool'"),
+        ("no.such.module:reward", "No module named 'no'"),
+        ("roll.rewards.base:nothing", "has no such function"),
+        ("a-b", "cannot be the name of a reward"),
+    ],
+)
+def test_a_reward_that_is_not_there_is_a_fault_with_the_known_names(name: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_reward(name, "rewards.math.reward")
+    (fault,) = caught.value.faults
+    assert fault.place == "rewards.math.reward"
+    assert problem in fault.problem
+    assert "exact_match, math_rule, multiple_choice" in fault.remedy
+
+
+def test_a_module_that_does_not_import_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_rewards.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="ZeroDivisionError: division by zero"):
+        load_reward("broken_rewards:any")
+
+
+def test_all_domains_are_checked_with_their_arguments() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_rewards({"a": ("absent", {}), "b": ("exact_match", {"ignore_cas": True}), "c": ("exact_match", {"ignore_case": True})})
+    assert [fault.place for fault in caught.value.faults] == ["rewards.a.reward", "rewards.b.reward_args"]
+    assert "unexpected keyword argument 'ignore_cas'" in caught.value.faults[1].problem
