@@ -11,6 +11,8 @@ import plotly.graph_objects as go
 # Mid-tones, legible on white and on near-black.
 PALETTE = ("#4f83e0", "#e8833a", "#2fa37c", "#9467d6", "#d9534f", "#3aa9c4", "#b8901c", "#c2629b")
 PARTS = ("rollout", "reference", "log_probs", "train", "weight_sync", "evaluate", "checkpoint")
+STEPS_TICKED_EACH = 12
+"""A run of at most so many steps has a tick at each, for there is no step 1.5."""
 
 Row = dict[str, Any]
 
@@ -42,6 +44,9 @@ def sections(rows: Sequence[Row]) -> list[Section]:
         ("Speed and memory", [_time_split(rows), *_throughput(rows), _memory(rows)]),
     ]
     found = [Section(title, [chart for chart in charts if chart is not None]) for title, charts in named]
+    if max((row["step"] for row in rows), default=0) <= STEPS_TICKED_EACH:
+        for chart in (chart for section in found for chart in section.charts):
+            chart.figure.update_xaxes(dtick=1)
     return [section for section in found if section.charts]
 
 
@@ -117,7 +122,7 @@ def _mismatch(rows: Sequence[Row]) -> list[Chart | None]:
     if chart is not None:
         chart.figure.update_yaxes(type="log", dtick=1)
     ages = {"mean": "staleness/mean", "max": "staleness/max"}
-    staleness = _lines(rows, "Staleness", "optimizer updates between sampling and training", ages)
+    staleness = _lines(rows, "Staleness", "policy versions between sampling and training", ages)
     if staleness is not None:
         staleness.figure.update_yaxes(rangemode="tozero")
     return [chart, staleness]
