@@ -1,0 +1,31 @@
+# make demo   install, then train the tiny world end to end on the CPU
+# make test   install, then run the tests
+# make lint   install, then ruff and pyright
+# Each works from a fresh clone; what is done is not done again.
+
+KIND := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+PACKAGES := .venv/packages-$(KIND)
+ROLL := .venv/roll-$(KIND)
+
+.PHONY: demo test lint install
+.DEFAULT_GOAL := install
+
+install: $(ROLL)
+
+demo: $(ROLL)
+	@.venv/bin/python examples/tiny/demo.py
+
+test: $(ROLL)
+	.venv/bin/python -m pytest
+
+lint: $(ROLL)
+	.venv/bin/ruff check .
+	.venv/bin/pyright --pythonpath .venv/bin/python
+
+$(PACKAGES): requirements/$(KIND).lock requirements/install.sh
+	@requirements/install.sh $(KIND)
+	@touch $@
+
+$(ROLL): $(PACKAGES) pyproject.toml
+	@.venv/bin/python -m pip install -qq --disable-pip-version-check --no-input --no-deps --no-build-isolation --editable .
+	@touch $@

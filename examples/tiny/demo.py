@@ -1,0 +1,127 @@
+"""The tiny world from nothing to a trained policy: model, problems, warm-up, RLVR. Run it in the root of the checkout.
+
+    python examples/tiny/demo.py
+
+What is finished is not done again; an interrupted run goes on from its last checkpoint. Remove `output/` to start afresh.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).resolve().parent
+MODEL, PROBLEMS = Path("output/tiny/model"), Path("output/tiny/problems")
+WARM_UP, RLVR = HERE / "tiny_warm_up.yaml", HERE / "tiny_rlvr_lora_zero3.yaml"
+ACCURACY = "val/heldout/pass@1"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of the demo."""
+
+    title: str
+    arguments: Sequence[str]
+    """Of the Python interpreter."""
+    done: bool
+    """Whether its result is there already."""
+
+
+def main() -> int:
+    """Takes the steps that are left, and tells what came of them. Returns the exit status of the step that failed, or 0."""
+    for step in (
+        Step("a model of random weights", (str(HERE / "make_model.py"), str(MODEL)), MODEL.exists()),
+        Step("arithmetic problems", (str(HERE / "make_problems.py"), str(PROBLEMS)), PROBLEMS.exists()),
+        Step("warm-up: supervised fine-tuning", pipeline(WARM_UP), finished(WARM_UP)),
+        Step("RLVR: GRPO with LoRA, ZeRO-3 and vLLM", pipeline(RLVR), finished(RLVR)),
+    ):
+        if step.done:
+            print(f"== {step.title}: done before", flush=True)
+            continue
+        print(f"== {step.title}", flush=True)
+        started = time.monotonic()
+        if status := run(step.arguments):
+            return status
+        print(f"== {step.title}: {time.monotonic() - started:.0f} s", flush=True)
+    print(summary(run_folder(RLVR)))
+    return 0
+
+
+def pipeline(experiment: Path) -> tuple[str, ...]:
+    """Arguments of the interpreter that run an experiment of this folder."""
+    return "-m", "roll.pipeline", "--config-name", f"{HERE.name}/{experiment.stem}"
+
+
+def run_folder(experiment: Path) -> Path:
+    """Where the experiment writes."""
+    return Path(read_experiment(experiment)["output_dir"])
+
+
+def finished(experiment: Path) -> bool:
+    """Whether the experiment took its last step and exported its policy."""
+    folder = run_folder(experiment)
+    steps = [line["step"] for line in read_metrics(folder)]
+    return (folder / "export").is_dir() and max(steps, default=0) >= read_experiment(experiment)["max_steps"]
+
+
+def read_experiment(experiment: Path) -> dict[str, Any]:
+    """The experiment's own keys, its presets left out."""
+    return yaml.safe_load(experiment.read_text(encoding="utf-8"))
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """One mapping for each whole line of the run's metrics; none if it did not start."""
+    file = folder / "metrics.jsonl"
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs Python with these arguments to its end and returns its exit status; 128 + n for one that signal n ended.
+
+    Ctrl-C reaches the step itself, which saves a checkpoint and ends; it must not be cut short. SIGTERM is passed on.
+    """
+    step: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, _: object) -> None:
+        if step is not None and number == signal.SIGTERM:
+            step.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        step = subprocess.Popen([sys.executable, *arguments])
+        status = step.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
+
+
+def summary(folder: Path) -> str:
+    """Accuracy on the held-out problems before and after, and where to look on.
+
+    Raises:
+        ValueError: the run has not validated twice.
+    """
+    evaluated = [(int(line["step"]), 100 * line[ACCURACY]) for line in read_metrics(folder) if ACCURACY in line]
+    if len(evaluated) < 2:
+        raise ValueError(f"{folder / 'metrics.jsonl'} has {len(evaluated)} lines with {ACCURACY}; remove {folder} and run again")
+    (_, before), (last, after) = evaluated[0], evaluated[-1]
+    return (
+        f"\nRight answers to held-out problems: {before:.1f}% before, {after:.1f}% after {last} steps ({after - before:+.1f} points).\n"
+        f"The whole run, to open in a browser: {folder / 'report.html'}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

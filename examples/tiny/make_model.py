@@ -1,0 +1,75 @@
+"""Writes the model of the tiny world: a Qwen2 of 1.1 million random weights, with a tokenizer of single bytes.
+
+    python examples/tiny/make_model.py FOLDER [--seed 0]
+
+FOLDER becomes a Hugging Face model folder like any other. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers.utils.logging import disable_progress_bar
+
+VOCABULARY = 320
+"""Rows of the embedding and of the head: 256 bytes and three special tokens, padded to a multiple of 64."""
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+PAD_ID, START_ID, END_ID = 256, 257, 258
+
+
+def build_tokenizer() -> PreTrainedTokenizerBase:
+    """Byte-level BPE without merges: every byte of a text is one token, and no text is unknown."""
+    vocabulary = {token: number for number, token in enumerate(sorted(ByteLevel.alphabet()))}
+    vocabulary |= {PAD: PAD_ID, START: START_ID, END: END_ID}
+    return Qwen2Tokenizer(vocab=vocabulary, merges=[], eos_token=END, pad_token=PAD, additional_special_tokens=[START], model_max_length=64)
+
+
+def build_model(seed: int) -> Qwen2ForCausalLM:
+    """Random weights, in fp32. The same seed gives the same weights."""
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        # Wider than the usual 0.02: the head is frozen under LoRA, and a small one bounds how sure the policy can become.
+        initializer_range=0.05,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=END_ID,
+        pad_token_id=PAD_ID,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=END_ID, pad_token_id=PAD_ID)
+    return model
+
+
+def write_model(folder: Path, seed: int) -> None:
+    """Writes model and tokenizer. The folder appears when it is whole; what stood there before is replaced."""
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    build_model(seed).save_pretrained(partial)
+    build_tokenizer().save_pretrained(partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(partial, folder)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    disable_progress_bar()
+    write_model(given.folder, given.seed)

@@ -1,0 +1,56 @@
+"""Writes the arithmetic problems of the tiny world: sums of four digits, `7+4+9+2=` -> `22`.
+
+    python examples/tiny/make_problems.py FOLDER [--seed 0]
+
+writes FOLDER/train.jsonl and FOLDER/heldout.jsonl. They share no problem.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+DIGITS = 4
+TRAIN, HELDOUT = 4000, 256
+
+
+def problem(digits: str) -> dict[str, str]:
+    """The row of one problem: `prompt` to show, `response` to learn, `ground_truth` to score by, `tag` of the reward domain."""
+    answer = str(sum(map(int, digits)))
+    return {"prompt": "+".join(digits) + "=", "response": answer, "ground_truth": answer, "tag": "arithmetic"}
+
+
+def draw_problems(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """(TRAIN rows, HELDOUT rows), drawn without replacement from the 10,000 problems there are."""
+    drawn = random.Random(seed).sample(range(10**DIGITS), TRAIN + HELDOUT)
+    rows = [problem(f"{number:0{DIGITS}d}") for number in drawn]
+    return rows[:TRAIN], rows[TRAIN:]
+
+
+def write_problems(folder: Path, seed: int) -> None:
+    """Writes both files. The folder appears when they are whole; what stood there before is replaced."""
+    train, heldout = draw_problems(seed)
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    _write_jsonl(partial / "train.jsonl", train)
+    _write_jsonl(partial / "heldout.jsonl", heldout)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(partial, folder)
+
+
+def _write_jsonl(file: Path, rows: Iterable[dict[str, str]]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    write_problems(given.folder, given.seed)

@@ -1,0 +1,67 @@
+"""The two experiments of the tiny world: they check, they plan, and one starts from what the other leaves."""
+
+from pathlib import Path
+
+import pytest
+
+from examples.tiny import demo
+from examples.tiny.make_problems import write_problems
+from roll.config.compose import compose
+from roll.config.loader import load_config
+from roll.config.plan import make_plan
+from roll.config.schema import Config, RlvrConfig, SftConfig
+
+
+def load(experiment: Path) -> Config:
+    loaded: list[Config] = []
+    words = ["--config-name", f"tiny/{experiment.stem}", "dry_run=true"]
+    compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
+    return loaded[0]
+
+
+@pytest.fixture(scope="module")
+def warm_up() -> SftConfig:
+    config = load(demo.WARM_UP)
+    assert isinstance(config, SftConfig)
+    return config
+
+
+@pytest.fixture(scope="module")
+def rlvr() -> RlvrConfig:
+    config = load(demo.RLVR)
+    assert isinstance(config, RlvrConfig)
+    return config
+
+
+def test_each_experiment_reads_what_the_step_before_it_writes(warm_up: SftConfig, rlvr: RlvrConfig) -> None:
+    assert Path(warm_up.pretrain) == demo.MODEL
+    assert Path(rlvr.pretrain) == Path(warm_up.output_dir) / "export"
+    assert rlvr.validation is not None
+    train, heldout = demo.PROBLEMS / "train.jsonl", demo.PROBLEMS / "heldout.jsonl"
+    assert [warm_up.sft_train.data_args.file_name, rlvr.actor_train.data_args.file_name] == [str(train)] * 2
+    assert rlvr.validation.data_args.file_name == str(heldout)
+
+
+def test_the_metric_of_the_summary_is_that_of_the_validation_set(rlvr: RlvrConfig) -> None:
+    assert rlvr.validation is not None
+    assert f"val/{rlvr.validation.name}/pass@1" == demo.ACCURACY
+    assert rlvr.eval_steps > 0
+
+
+def test_the_plan_runs_every_role_on_the_cpu(rlvr: RlvrConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_problems(demo.PROBLEMS, seed=0)
+    plan = make_plan(rlvr)
+    assert plan.devices == ()
+    assert set(plan.roles) == {"actor_train", "actor_infer", "reference", "rewards.arithmetic"}
+    assert plan.reference == "role"
+
+
+def test_the_warm_up_has_rows_for_all_its_steps(warm_up: SftConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_problems(demo.PROBLEMS, seed=0)
+    rows = len((demo.PROBLEMS / "train.jsonl").read_text().splitlines())
+    arguments = warm_up.sft_train.training_args
+    assert warm_up.sft_train.world_size is not None
+    batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * warm_up.sft_train.world_size
+    assert arguments.num_train_epochs * (rows // batch) >= warm_up.max_steps

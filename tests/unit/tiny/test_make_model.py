@@ -1,0 +1,75 @@
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from examples.tiny.make_model import VOCABULARY, build_model, write_model
+from examples.tiny.make_problems import draw_problems
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    write_model(folder, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"], max_codepoint=0x7F) | st.sampled_from("üß数☃")))
+def test_a_token_is_a_byte_and_nothing_is_lost(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+    token_ids = tokenizer(text).input_ids
+    assert len(token_ids) == len(text.encode())
+    assert tokenizer.decode(token_ids) == text
+
+
+def test_the_end_of_a_turn_is_one_token_apart_from_the_padding(tokenizer: PreTrainedTokenizerBase) -> None:
+    assert tokenizer("22<|im_end|>").input_ids[2:] == [tokenizer.eos_token_id]
+    assert tokenizer.eos_token_id != tokenizer.pad_token_id
+    assert len(tokenizer) <= VOCABULARY
+
+
+def test_the_folder_loads_in_fp32_and_predicts_over_the_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.dtype == torch.float32
+    assert model.lm_head.weight.data_ptr() != model.model.embed_tokens.weight.data_ptr()
+    assert 1e6 < sum(weight.numel() for weight in model.parameters()) < 3e6
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    with torch.no_grad():
+        logits = model(**tokenizer("7+4+9+2=", return_tensors="pt")).logits
+    assert logits.shape == (1, len("7+4+9+2="), VOCABULARY)
+    assert torch.isfinite(logits).all()
+
+
+def test_the_seed_decides_the_weights_and_the_callers_random_numbers_stay() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first, again, other = (build_model(seed).lm_head.weight for seed in (0, 0, 1))
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_writing_again_replaces_the_folder_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    (tmp_path / "model.partial").mkdir()
+    folder.mkdir()
+    (folder / "stale").touch()
+    write_model(folder, seed=1)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+    assert not (folder / "stale").exists()
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_problems_and_answers_fit_the_lengths_of_the_experiments(tokenizer: PreTrainedTokenizerBase) -> None:
+    rows = draw_problems(0)[1]
+    assert max(len(tokenizer(row["prompt"]).input_ids) for row in rows) <= 16
+    assert max(len(tokenizer(row["response"] + "<|im_end|>").input_ids) for row in rows) <= 8

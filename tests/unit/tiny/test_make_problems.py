@@ -1,0 +1,35 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from examples.tiny.make_problems import HELDOUT, TRAIN, draw_problems, problem, write_problems
+
+
+@pytest.mark.parametrize(
+    ("digits", "prompt", "answer"), [("7492", "7+4+9+2=", "22"), ("0000", "0+0+0+0=", "0"), ("9999", "9+9+9+9=", "36")]
+)
+def test_a_problem_and_its_answer(digits: str, prompt: str, answer: str) -> None:
+    assert problem(digits) == {"prompt": prompt, "response": answer, "ground_truth": answer, "tag": "arithmetic"}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_problem_occurs_twice_or_in_both_sets(seed: int) -> None:
+    train, heldout = draw_problems(seed)
+    assert (len(train), len(heldout)) == (TRAIN, HELDOUT)
+    assert len({row["prompt"] for row in train + heldout}) == TRAIN + HELDOUT
+
+
+def test_the_seed_decides_the_problems() -> None:
+    assert draw_problems(0) == draw_problems(0)
+    assert draw_problems(0) != draw_problems(1)
+
+
+def test_the_files_hold_the_rows_and_replace_what_stood_there(tmp_path: Path) -> None:
+    folder = tmp_path / "problems"
+    write_problems(folder, seed=0)
+    write_problems(folder, seed=1)
+    train, heldout = draw_problems(1)
+    for name, rows in (("train", train), ("heldout", heldout)):
+        assert [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()] == rows
+    assert [entry.name for entry in tmp_path.iterdir()] == ["problems"]
