@@ -32,9 +32,12 @@ class ModelArgs(Section):
     attn_implementation: Literal["auto", "sdpa", "eager", "fa2"] = Field(
         "auto", description="Attention kernel. `auto` picks the fastest packed kernel that the machine has."
     )
-    disable_gradient_checkpointing: bool = Field(False, description="Keep all activations instead of recomputing them in the backward pass.")
+    disable_gradient_checkpointing: bool = Field(
+        False, description="Keep all activations instead of recomputing them in the backward pass."
+    )
     lora_target: str | None = Field(
-        None, description="Modules that get a LoRA adapter, comma-separated (`q_proj,v_proj`), or `all-linear`. Without it all parameters train."
+        None,
+        description="Modules that get a LoRA adapter, comma-separated (`q_proj,v_proj`), or `all-linear`. Without it all parameters train.",
     )
     lora_rank: PositiveInt = Field(8, description="Rank of the adapters.")
     lora_alpha: PositiveFloat = Field(16.0, description="Scale of the adapters: their output is multiplied by `lora_alpha / lora_rank`.")
@@ -70,7 +73,8 @@ class DataArgs(Section):
     )
     split: str = Field("train", description="Split to read where a source has several.")
     template: Literal["native", "chatml", "qwen2_5", "raw"] = Field(
-        "native", description="Chat template: `native` (the tokenizer's own), `chatml`, `qwen2_5`, or `raw` (no template).")
+        "native", description="Chat template: `native` (the tokenizer's own), `chatml`, `qwen2_5`, or `raw` (no template)."
+    )
     messages: str | None = Field(None, description="Column that holds a list of `{role, content}`. Exclusive with `prompt`.")
     prompt: str | None = Field(None, description="Column that holds the prompt as text.")
     response: str | None = Field(None, description="SFT with `prompt`: column that holds the response to learn.")
@@ -95,6 +99,9 @@ class GeneratingArgs(Section):
         None, description="Samples of each prompt; `num_return_sequences_in_group` in training and 1 in validation if not given."
     )
     stop_strings: tuple[str, ...] = Field((), description="Texts that end a response.")
+    seeded: bool = Field(
+        False, description="Give every prompt a random seed of its own, so that a run can be repeated and resumed exactly; slower on GPUs."
+    )
     ignore_eos: bool = Field(False, description="Generate to the limit whatever the model says; for benchmarks.")
 
 
@@ -114,7 +121,9 @@ class ZeroOptimization(Section):
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
-    stage: Literal[0, 1, 2, 3] = Field(description="What is partitioned over the ranks: 1 optimizer states, 2 also gradients, 3 also parameters.")
+    stage: Literal[0, 1, 2, 3] = Field(
+        description="What is partitioned over the ranks: 1 optimizer states, 2 also gradients, 3 also parameters."
+    )
     offload_optimizer: ZeroOffload | None = Field(None, description="Keep optimizer states off the device.")
     offload_param: ZeroOffload | None = Field(None, description="Keep parameters off the device (stage 3).")
 
@@ -130,7 +139,9 @@ class DeepSpeedConfig(Section):
         None, description="Must agree with `per_device_train_batch_size` if given."
     )
     gradient_accumulation_steps: PositiveInt | Literal["auto"] | None = Field(None, description="Must agree with `training_args` if given.")
-    train_batch_size: PositiveInt | Literal["auto"] | None = Field(None, description="Must agree with the plan's batch arithmetic if given.")
+    train_batch_size: PositiveInt | Literal["auto"] | None = Field(
+        None, description="Must agree with the plan's batch arithmetic if given."
+    )
     steps_per_print: PositiveInt | None = Field(None, description="DeepSpeed's own progress line, every so many steps.")
     wall_clock_breakdown: bool = Field(False, description="DeepSpeed's own timers.")
     communication_data_type: Literal["fp32", "fp16", "bf16"] | None = Field(None, description="Precision of gradient reduction.")
@@ -145,15 +156,21 @@ class VllmConfig(Section):
     """The engine. `engine_args` hands anything else to vLLM's `AsyncEngineArgs`."""
 
     tensor_parallel_size: PositiveInt = Field(1, description="Devices that share one engine's layers.")
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(0.9, description="Share of a device's memory that the engine may take.")
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.9, description="Share of a device's memory that the engine may take."
+    )
     kv_cache_gib: PositiveFloat = Field(1.0, description="On the CPU: GiB of memory for the KV cache.")
     cpu_threads: PositiveInt | None = Field(None, description="On the CPU: threads of the engine; all cores if not given.")
-    max_model_len: PositiveInt | None = Field(None, description="Longest prompt + response; `prompt_length + response_length` if not given.")
+    max_model_len: PositiveInt | None = Field(
+        None, description="Longest prompt + response; `prompt_length + response_length` if not given."
+    )
     max_num_seqs: PositiveInt = Field(512, description="Sequences that generate at the same time.")
     max_num_batched_tokens: PositiveInt = Field(8192, description="Tokens of one engine step.")
     block_size: PositiveInt | None = Field(None, description="Tokens of one KV-cache block; vLLM's choice if not given.")
     enforce_eager: bool = Field(False, description="Do not compile or capture graphs; starts faster, generates slower.")
-    enable_prefix_caching: bool = Field(True, description="Share the KV cache of common prefixes: the samples of a group share their prompt.")
+    enable_prefix_caching: bool = Field(
+        True, description="Share the KV cache of common prefixes: the samples of a group share their prompt."
+    )
     load_format: Literal["auto", "dummy", "safetensors"] = Field(
         "auto", description="How the engine first loads weights. `dummy` skips the load; the first weight sync then brings them."
     )
@@ -194,9 +211,7 @@ class VllmStrategy(Section):
     strategy_config: VllmConfig = Field(default_factory=lambda: VllmConfig.model_validate({}), description="The engine's settings.")
 
 
-Strategy = Annotated[
-    DeepSpeedTrainStrategy | DeepSpeedInferStrategy | HfInferStrategy | VllmStrategy, Field(discriminator="strategy_name")
-]
+Strategy = Annotated[DeepSpeedTrainStrategy | DeepSpeedInferStrategy | HfInferStrategy | VllmStrategy, Field(discriminator="strategy_name")]
 
 
 class Role(Section):
@@ -220,6 +235,7 @@ class Role(Section):
 class ActorTrain(Role):
     """The policy that learns."""
 
+    strategy_args: DeepSpeedTrainStrategy = Field(description="The backend.")
     training_args: TrainingArgs = Field(default_factory=lambda: TrainingArgs.model_validate({}), description="Optimizer and batch.")
     data_args: DataArgs = Field(description="The prompts (RLVR) or examples (SFT).")
 
@@ -227,11 +243,16 @@ class ActorTrain(Role):
 class ActorInfer(Role):
     """The policy that generates."""
 
+    strategy_args: Annotated[VllmStrategy | HfInferStrategy, Field(discriminator="strategy_name")] = Field(description="The backend.")
     generating_args: GeneratingArgs = Field(default_factory=lambda: GeneratingArgs.model_validate({}), description="Sampling of rollouts.")
 
 
 class Reference(Role):
     """The policy that KL terms compare with."""
+
+    strategy_args: Annotated[HfInferStrategy | DeepSpeedInferStrategy, Field(discriminator="strategy_name")] = Field(
+        description="The backend."
+    )
 
 
 class Reward(Section):
@@ -239,7 +260,9 @@ class Reward(Section):
 
     reward: str | None = Field(None, description="Name of the reward function; the domain's own name if not given.")
     reward_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
-    tag_included: tuple[str, ...] | None = Field(None, description="Values of the `tag` column that this domain scores; the domain's name if not given.")
+    tag_included: tuple[str, ...] | None = Field(
+        None, description="Values of the `tag` column that this domain scores; the domain's name if not given."
+    )
     world_size: PositiveInt = Field(1, description="Worker processes.")
     timeout: PositiveFloat = Field(10.0, description="Deadline of one reward, in seconds.")
     failed_value: float = Field(0.0, description="Reward of a response whose reward crashed, timed out or could not be parsed.")
@@ -250,7 +273,9 @@ class Validation(Section):
     """Held-out prompts, answered every `eval_steps`."""
 
     data_args: DataArgs = Field(description="The held-out prompts.")
-    generating_args: GeneratingArgs = Field(default_factory=lambda: GeneratingArgs.model_validate({}), description="Sampling in validation.")
+    generating_args: GeneratingArgs = Field(
+        default_factory=lambda: GeneratingArgs.model_validate({}), description="Sampling in validation."
+    )
     name: str = Field("validation", pattern=r"^[A-Za-z0-9_.-]+$", description="Name of the set in the metrics: `val/<name>/pass@1`.")
 
 
@@ -260,7 +285,9 @@ class WeightSync(Section):
     lora: Literal["adapter", "merged"] = Field(
         "adapter", description="With LoRA: send the adapter alone, or the whole model with the adapter merged in (generates faster)."
     )
-    bucket_mib: PositiveInt = Field(512, description="Weights are gathered and sent in buckets of at most so many MiB (one tensor at least).")
+    bucket_mib: PositiveInt = Field(
+        512, description="Weights are gathered and sent in buckets of at most so many MiB (one tensor at least)."
+    )
 
 
 class Deadlines(Section):
@@ -287,8 +314,12 @@ class Experiment(Section):
     keep_checkpoints: PositiveInt = Field(2, description="Older checkpoints are removed once a newer one is whole.")
     eval_steps: NonNegativeInt = Field(0, description="Validate every so many steps, before the first and after the last; 0 never.")
     logging_steps: PositiveInt = Field(1, description="Write metrics every so many steps.")
-    resume_from_checkpoint: str = Field("auto", description="`auto` (the newest whole checkpoint of `output_dir`), `never`, or a checkpoint's folder.")
-    track_with: str | tuple[str, ...] = Field("tensorboard", description="Trackers beside `metrics.jsonl`: `tensorboard`, `wandb`, `none`, or several.")
+    resume_from_checkpoint: str = Field(
+        "auto", description="`auto` (the newest whole checkpoint of `output_dir`), `never`, or a checkpoint's folder."
+    )
+    track_with: str | tuple[str, ...] = Field(
+        "tensorboard", description="Trackers beside `metrics.jsonl`: `tensorboard`, `wandb`, `none`, or several."
+    )
     tracker_kwargs: dict[str, Any] = Field(default_factory=dict, description="By tracker, further keyword arguments.")
     num_gpus_per_node: PositiveInt = Field(8, description="GPUs of one node: global device d is device d % n of node d // n.")
     prompt_length: PositiveInt = Field(1024, description="Longest prompt in tokens; longer rows are dropped and counted.")
@@ -312,8 +343,12 @@ class RlvrConfig(Experiment):
 
     adv_estimator: Literal["grpo", "reinforce"] = Field("grpo", description="Advantage estimator; see docs/algorithms.md.")
     gamma: Fraction = Field(1.0, description="Discount of later rewards (`reinforce`).")
-    norm_mean_type: Literal["batch", "group"] | None = Field(None, description="`reinforce`: subtract the mean reward of the batch or of the group.")
-    norm_std_type: Literal["batch", "group"] | None = Field(None, description="`reinforce`: divide by the standard deviation of the batch or group.")
+    norm_mean_type: Literal["batch", "group"] | None = Field(
+        None, description="`reinforce`: subtract the mean reward of the batch or of the group."
+    )
+    norm_std_type: Literal["batch", "group"] | None = Field(
+        None, description="`reinforce`: divide by the standard deviation of the batch or group."
+    )
     whiten_advantages: bool = Field(False, description="Bring the advantages of a step's response tokens to mean 0 and variance 1.")
     reward_clip: PositiveFloat | None = Field(None, description="Clip rewards to this magnitude.")
     advantage_clip: PositiveFloat | None = Field(None, description="Clip advantages to this magnitude.")

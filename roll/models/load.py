@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
@@ -72,6 +73,29 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise DataError([unreadable(path, "tokenizer", error)]) from error
+
+
+def check_readable(path: str) -> None:
+    """Read the headers of a local model's weights, so that a broken file is known before anything starts.
+
+    Raises:
+        DataError: a file is missing or cannot be read.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return
+    files = sorted(folder.glob("*.safetensors"))
+    index = folder / "model.safetensors.index.json"
+    try:
+        if index.exists():
+            files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        if not files and not list(folder.glob("*.bin")):
+            raise FileNotFoundError("it holds no weights (*.safetensors)")
+        for file in files:
+            with safe_open(file, "pt"):
+                pass
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise DataError([unreadable(path, "model", error)]) from error
 
 
 def load_causal_model(path: str, model_args: ModelArgs, packed: bool = True) -> PreTrainedModel:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from roll.algorithms.advantages import Normalisation, Scores, advantages
+from roll.algorithms.kl import kl_estimate
 from roll.data.packing import concatenate
 from roll.errors import RollError
 from roll.types import Bools, FinishReason, Floats, Ints, Metrics, RewardOutcome, Rollout, RolloutGroup, Sequences, TrainBatch
@@ -69,19 +71,28 @@ def _mask(group: RolloutGroup, rollout: Rollout, max_len_mask: bool) -> Bools:
     return np.concatenate([np.zeros(len(group.prompt.token_ids), np.bool_), np.full(len(rollout.completion.token_ids), learns)])
 
 
-def train_batch(
-    step: Experience, ref_log_probs: Floats | None, estimator: str, norm: Normalisation, token_penalties: Floats | None
-) -> TrainBatch:
-    """Advantages joined to the step's sequences.
+@dataclass(frozen=True)
+class Credit:
+    """How rewards become advantages."""
 
-    Args:
-        ref_log_probs: [T], for a KL term in the loss.
-        token_penalties: [T], subtracted from the reward of each token: a KL term in the reward.
-    """
-    scores = Scores(step.sequences, step.rewards, step.groups, token_penalties)
-    return TrainBatch(
-        step.sequences, advantages(estimator, scores, norm), step.behaviour_log_probs, step.policy_versions, ref_log_probs
-    )
+    estimator: str
+    """Name in `ADVANTAGES`."""
+    normalisation: Normalisation
+    kl_coef: float = 0.0
+    """Weight of the KL to the reference that is subtracted from the reward, token by token."""
+    kl_estimator: str = "k1"
+
+
+def train_batch(step: Experience, ref_log_probs: Floats | None, credit: Credit) -> TrainBatch:
+    """Advantages joined to the step's sequences. `ref_log_probs` is [T]; None if no term uses it."""
+    penalties = None
+    if credit.kl_coef:
+        assert ref_log_probs is not None, "a KL term in the reward without reference log-probs"
+        kl = kl_estimate(torch.from_numpy(step.behaviour_log_probs), torch.from_numpy(ref_log_probs), credit.kl_estimator)
+        penalties = credit.kl_coef * kl.numpy()
+    scores = Scores(step.sequences, step.rewards, step.groups, penalties)
+    estimated = advantages(credit.estimator, scores, credit.normalisation)
+    return TrainBatch(step.sequences, estimated, step.behaviour_log_probs, step.policy_versions, ref_log_probs)
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metrics:

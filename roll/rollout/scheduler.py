@@ -69,7 +69,7 @@ class RolloutScheduler:
         """The oldest `batch_size` groups, finished and scored.
 
         Raises:
-            RollError: what an episode raised; the others are cancelled when the scheduler is closed.
+            RollError: what an episode raised; the others are cancelled when it is closed.
         """
         while len(self._in_flight) < self._capacity:
             self._admit()
@@ -95,7 +95,7 @@ class RolloutScheduler:
         assert not self._in_flight, "the scheduler is already running"
         self._source.load_state_dict(state)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Give up what is in flight."""
         for flight in self._in_flight:
             flight.task.cancel()

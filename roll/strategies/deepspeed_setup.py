@@ -39,6 +39,8 @@ def deepspeed_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float |
     (`managed_gradient_accumulation: false`) and the loss carries its own normalisation.
     """
     out = config.model_dump(exclude_none=True)
+    # `auto` is an invitation to the transformers Trainer; for DeepSpeed a key that is absent means its own choice.
+    out["zero_optimization"] = {key: value for key, value in out["zero_optimization"].items() if value != "auto"}
     out |= {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,

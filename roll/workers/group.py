@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -39,6 +39,7 @@ class WorkerGroup:
             for rank, seat in enumerate(seats)
         ]
         self._pids: list[int] = []
+        self._started = False
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -57,6 +58,7 @@ class WorkerGroup:
             rank = Rank(self.role, number, len(self), address, port, seat.device, collective_timeout)
             refs.append(actor.build.remote(factory, settings[number], rank))
         await self._gather(refs, "start", seconds)
+        self._started = True
 
     async def each(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
         """Call a method on every rank with that rank's arguments; results in rank order.
@@ -109,26 +111,36 @@ class WorkerGroup:
             return WorkerFailed(self.role, rank, f"the process died ({lines[0]}); see its file in logs/", trace)
         return WorkerFailed(self.role, rank, f"{type(cause).__name__}: {lines[0]}", trace)
 
+    async def peak_bytes(self) -> list[int]:
+        """Most memory that each rank has held."""
+        return await self._gather([actor.peak_bytes.remote() for actor in self._actors], "peak_bytes", GRACE * 30)
+
     async def stop(self, seconds: float) -> None:
-        """Close the strategies in order, then end the processes and wait until they are gone."""
-        try:
-            async with asyncio.timeout(seconds):
-                await asyncio.gather(*(_result(actor.call.remote("close")) for actor in self._actors), return_exceptions=True)
-        except TimeoutError:
-            pass  # what does not close in time is ended below
+        """Close the strategies, then end their processes and what those started, and see to it that they are gone."""
+        family = self._family()
+        if self._started:
+            closing = [asyncio.ensure_future(_result(actor.call.remote("close"))) for actor in self._actors]
+            _, late = await asyncio.wait(closing, timeout=seconds)
+            for wait in late:
+                wait.cancel()
         for actor in self._actors:
             ray.kill(actor, no_restart=True)
-        for _ in range(int(seconds / 0.05)):
-            if not any(_runs(pid) for pid in self._local_pids()):
-                return
-            await asyncio.sleep(0.05)
-        for pid in self._local_pids():
-            if _runs(pid):
-                os.kill(pid, signal.SIGKILL)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, family, timeout=GRACE)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        await asyncio.to_thread(psutil.wait_procs, alive, timeout=seconds)
 
-    def _local_pids(self) -> list[int]:
+    def _family(self) -> list[psutil.Process]:
+        """This host's processes of the role and all that they started."""
         here = ray.get_runtime_context().get_node_id()
-        return [pid for pid, seat in zip(self._pids, self._seats, strict=False) if seat.node_id in (None, here)]
+        family = []
+        for pid, seat in zip(self._pids, self._seats, strict=False):
+            if seat.node_id in (None, here):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process = psutil.Process(pid)
+                    family += [process, *process.children(recursive=True)]
+        return family
 
 
 async def _result(ref: Any) -> Any:
@@ -139,11 +151,3 @@ def _cause(error: BaseException | None) -> BaseException:
     """Ray wraps what a worker raised; the original is what happened."""
     assert error is not None
     return error.cause if isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None else error
-
-
-def _runs(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 import ray.util
 
@@ -32,6 +34,10 @@ class Process:
     def pid(self) -> int:
         """Process id, to make sure of its end."""
         return os.getpid()
+
+    def peak_bytes(self) -> int:
+        """See `_peak_bytes`."""
+        return _peak_bytes()
 
     def build(self, factory: Factory, settings: Any, rank: Rank) -> None:
         """Make the strategy."""
@@ -57,6 +63,10 @@ class AsyncProcess:
         """See `Process`."""
         return os.getpid()
 
+    async def peak_bytes(self) -> int:
+        """See `_peak_bytes`."""
+        return _peak_bytes()
+
     async def build(self, factory: Factory, settings: Any, rank: Rank) -> None:
         """Make the strategy and start it."""
         self._strategy = factory(settings, rank)
@@ -80,3 +90,12 @@ def _free_address() -> tuple[str, int]:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return ray.util.get_node_ip_address(), probe.getsockname()[1]
+
+
+def _peak_bytes() -> int:
+    """Most memory held so far: of the CUDA device by this process, or of the host by it and its children now."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_allocated())
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return own + sum(child.memory_info().rss for child in psutil.Process().children(recursive=True))

@@ -1,0 +1,78 @@
+"""A checked configuration to a run: look through model and data, open the run folder, start the roles, run the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from roll.checkpoint.store import CheckpointStore
+from roll.config.plan import Plan
+from roll.config.schema import Config, RlvrConfig
+from roll.pipeline import wire_rlvr, wire_sft
+from roll.pipeline.interrupt import Interrupt
+from roll.pipeline.keeper import Keeper
+from roll.pipeline.roles import Roles
+from roll.pipeline.stage import Stage
+from roll.tracking.base import Tracker
+from roll.tracking.console import console_tracker
+from roll.tracking.fanout import Tracking
+from roll.tracking.jsonl import JsonlTracker
+from roll.tracking.logs import RunLog
+from roll.tracking.report import write_report
+from roll.tracking.tensorboard import TensorBoardTracker
+from roll.tracking.wandb import WandbTracker
+from roll.workers.cluster import cluster
+
+
+def run(config: Config, plan: Plan) -> None:
+    """Run an experiment. Model and data are looked through first: nothing starts for a run that cannot go on.
+
+    Raises:
+        BadInput: the data or the model cannot be used.
+        RollError: a part failed.
+        KeyboardInterrupt: the run was interrupted; its checkpoint is written.
+    """
+    folder = Path(config.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        stack.enter_context(RunLog(folder))
+        keeper = Keeper(config, CheckpointStore(folder / "checkpoints", config.keep_checkpoints))
+        if keeper.is_finished():
+            print(f"{config.exp_name} has taken its {config.max_steps} steps before; its run folder is {folder}")
+            return
+        loop = wire_rlvr.prepare(config) if isinstance(config, RlvrConfig) else wire_sft.prepare(config)
+        (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))
+        stack.callback(write_report, folder)
+        tracker = stack.enter_context(open_trackers(config, keeper.resumed_step))
+        gpus = max(plan.devices, default=-1) + 1
+        with cluster(folder, gpus, config.num_gpus_per_node) as session:
+            asyncio.run(_run(config, plan, loop, Stage(plan, session, keeper, tracker)))
+    print(f"report: {folder / 'report.html'}")
+
+
+async def _run(config: Config, plan: Plan, loop: wire_rlvr.Loop, stage: Stage) -> None:
+    async with AsyncExitStack() as stack:
+        with Interrupt() as interrupt:
+            roles = Roles(config, plan, stage.session, stack)
+            position = await loop(roles, stage, interrupt)
+            await stage.keeper.finish(position)
+            if interrupt.happened():
+                raise KeyboardInterrupt
+
+
+def open_trackers(config: Config, resumed_step: int | None) -> Tracking:
+    """The record, the console, and whatever `track_with` names."""
+    folder = Path(config.output_dir)
+    names: Sequence[str] = (config.track_with,) if isinstance(config.track_with, str) else config.track_with
+    others: list[Tracker] = [console_tracker(config.exp_name, config.max_steps)]
+    for name in names:
+        if name == "tensorboard":
+            others.append(TensorBoardTracker(folder / "tensorboard", resumed_step))
+        elif name == "wandb":
+            settings = config.tracker_kwargs.get(name, {})
+            others.append(WandbTracker(folder, config.exp_name, config.model_dump(mode="json"), settings))
+    return Tracking(JsonlTracker(folder, resumed_step), others)

@@ -1,0 +1,59 @@
+"""Validation: held-out prompts answered by the current policy and scored as in training."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+
+from roll.rollout.episode import Generator, Scorer, episode, prompt_seed
+from roll.types import FinishReason, Metrics, Prompt, RolloutGroup, Sampling
+
+VALIDATION = 1
+"""Seed stream of validation prompts."""
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Answers every held-out prompt and reports how many answers pass."""
+
+    name: str
+    prompts: Sequence[Prompt]
+    generator: Generator
+    scorer: Scorer
+    sampling: Sampling
+    seed: int
+    """Every prompt keeps its own seed, so two evaluations of one policy give the same answers."""
+
+    async def run(self) -> Metrics:
+        """`val/<name>/pass@1`, pass@k for k samples a prompt, and length."""
+        groups = await asyncio.gather(
+            *(
+                episode(prompt, self.generator, self.scorer, self.sampling, prompt_seed(self.seed, VALIDATION, prompt.prompt_id))
+                for prompt in self.prompts
+            )
+        )
+        return validation_metrics(self.name, groups, self.sampling.samples)
+
+
+def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int) -> Metrics:
+    """A response passes if its reward is above 0."""
+    passed = [sum(rollout.reward.value > 0 for rollout in group.rollouts) for group in groups]
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    metrics = {f"val/{name}/pass@{k}": float(np.mean([pass_at_k(samples, c, k) for c in passed])) for k in sorted({1, samples})}
+    truncated = sum(rollout.completion.finish_reason is FinishReason.LENGTH for rollout in rollouts)
+    return metrics | {
+        f"val/{name}/length_mean": float(np.mean([len(rollout.completion.token_ids) for rollout in rollouts])),
+        f"val/{name}/truncated_fraction": truncated / len(rollouts),
+    }
+
+
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+    """Probability that one of k samples passes, without bias, from `passed` of `samples`.
+
+    1 - C(n - c, k) / C(n, k). Source: Chen et al., arXiv 2107.03374, eq. 1.
+    """
+    return 1.0 - comb(samples - passed, k) / comb(samples, k)

@@ -1,0 +1,91 @@
+"""What a run leaves and finds again: checkpoints while it goes on, the exported policy at its end."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from roll.checkpoint.state import LOOP_FILE, LoopState
+from roll.checkpoint.store import CheckpointStore
+from roll.config.schema import Config
+from roll.pipeline.rlvr import Position
+from roll.workers.actor_train import ActorTrain
+
+EXPORT = "export"
+
+
+class Source(Protocol):
+    """Where a loop's input comes from."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, JSON-able."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a position."""
+        ...
+
+
+class Keeper:
+    """Knows what to resume from, when a checkpoint is due, and what belongs in one."""
+
+    def __init__(self, config: Config, store: CheckpointStore) -> None:
+        """Looks for what `resume_from_checkpoint` asks for.
+
+        Raises:
+            ConfigError, CheckpointError: it is not there, or not whole.
+        """
+        self._config, self._store = config, store
+        self._began = time.monotonic()
+        self._folder = store.resolve(config.resume_from_checkpoint)
+        self._state = LoopState.read(self._folder) if self._folder else None
+        self._saved_step = self.resumed_step
+
+    @property
+    def resumed_step(self) -> int | None:
+        """Steps behind the checkpoint that the run goes on from; None for a fresh start."""
+        return self._state.step if self._state else None
+
+    def is_finished(self) -> bool:
+        """Whether an earlier run took the last step and exported its policy."""
+        return (self.resumed_step or 0) >= self._config.max_steps and (Path(self._config.output_dir) / EXPORT).is_dir()
+
+    async def restore(self, trainer: ActorTrain, source: Source) -> Position:
+        """Bring trainer and source to where the checkpoint was written; the start of the run if there is none."""
+        self._trainer, self._source = trainer, source
+        if self._folder is None or self._state is None:
+            return Position(0, 0)
+        await trainer.load(self._folder.absolute())
+        source.load_state_dict(self._state.sampler)
+        return Position(self._state.step, self._state.policy_version)
+
+    async def save_if_due(self, position: Position) -> None:
+        """Write a checkpoint every `save_steps`."""
+        if self._config.save_steps and position.step % self._config.save_steps == 0:
+            await self._save(position)
+
+    async def finish(self, position: Position) -> None:
+        """Write the last checkpoint, if it is not written, and, at the end of the run, the policy."""
+        if position.step != self._saved_step:
+            await self._save(position)
+        if position.step >= self._config.max_steps:
+            await self._export()
+
+    async def _save(self, position: Position) -> None:
+        spent = time.monotonic() - self._began + (self._state.seconds if self._state else 0.0)
+        state = LoopState(self._config.exp_name, position.step, position.policy_version, self._source.state_dict(), spent)
+        with self._store.writing(position.step, required=[LOOP_FILE]) as folder:
+            await self._trainer.save(folder.absolute())
+            state.write(folder)
+        self._saved_step = position.step
+
+    async def _export(self) -> None:
+        final = Path(self._config.output_dir).absolute() / EXPORT
+        aside = final.with_name(f".{EXPORT}.partial")
+        shutil.rmtree(aside, ignore_errors=True)
+        await self._trainer.export(aside)
+        shutil.rmtree(final, ignore_errors=True)
+        aside.rename(final)

@@ -1,0 +1,46 @@
+"""What a step took: seconds by part, tokens per second, memory by role."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import ParamSpec, TypeVar
+
+from roll.tracking.stopwatch import Stopwatch
+from roll.types import Metrics
+from roll.workers.group import WorkerGroup
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Meter:
+    """Times the parts that it wraps, and sums a step up."""
+
+    def __init__(self, groups: Mapping[str, WorkerGroup], devices: int) -> None:
+        """`devices` is the number of GPUs of the run, or of worker processes on the CPU, that throughput is shared over."""
+        self._groups, self._devices = groups, devices
+        self._watch = Stopwatch()
+        self._step_began = time.perf_counter()
+
+    def timed(self, part: str, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        """The same coroutine function, its seconds added to `time/<part>`."""
+
+        async def wrapped(*arguments: P.args, **keywords: P.kwargs) -> T:
+            with self._watch(part):
+                return await function(*arguments, **keywords)
+
+        return wrapped
+
+    async def step(self, tokens: int) -> Metrics:
+        """Metrics of the step that ends now, in which `tokens` prompt and response tokens were processed."""
+        now = time.perf_counter()
+        seconds, self._step_began = now - self._step_began, now
+        metrics = self._watch.take() | {
+            "time/step": seconds,
+            "throughput/tokens_per_second": tokens / seconds,
+            "throughput/tokens_per_second_per_device": tokens / seconds / self._devices,
+        }
+        for role, group in self._groups.items():
+            metrics[f"memory/{role}/peak_bytes"] = float(max(await group.peak_bytes()))
+        return metrics

@@ -1,0 +1,75 @@
+"""Reinforcement learning from verifiable rewards: the loop.
+
+      scheduler ──groups──▶ experience ──▶ reference ──▶ advantages ──▶ actor_train
+          ▲                                                                  │
+          └──────────── actor_infer ◀──── weight_sync ◀──── version n + 1 ───┘
+
+The loop waits for: the step's groups; the reference, if a term of the loss or the reward uses it; the update; the
+sync, after which the engines generate at the new version. Generation goes on while the trainer works if
+`async_generation_ratio` is above 0. Every part keeps its own time and its own deadlines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from roll.algorithms.losses import Loss
+from roll.rollout.batch import Credit, experience, rollout_metrics, train_batch
+from roll.tracking.base import Tracker
+from roll.types import Floats, Metrics, RolloutGroup, Sequences, TrainBatch
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run has come."""
+
+    step: int
+    """Steps completed."""
+    policy_version: int
+    """Optimizer updates behind the policy's weights."""
+
+
+@dataclass(frozen=True)
+class Rlvr:
+    """The wired parts of a run. `assemble` makes them; what is due when is decided there."""
+
+    take: Callable[[], Awaitable[list[RolloutGroup]]]
+    ref_log_probs: Callable[[Sequences], Awaitable[Floats]] | None
+    train: Callable[[TrainBatch, Loss, int], Awaitable[Metrics]]
+    sync: Callable[[int], Awaitable[None]]
+    evaluate: Callable[[int], Awaitable[Metrics]]
+    """Validation metrics after a step; none where validation is not due."""
+    measure: Callable[[Sequence[RolloutGroup]], Awaitable[Metrics]]
+    """Times of the step's parts, throughput, memory."""
+    save: Callable[[Position], Awaitable[None]]
+    """Write a checkpoint, where one is due."""
+    interrupted: Callable[[], bool]
+    tracker: Tracker
+    loss: Loss
+    credit: Credit
+    max_len_mask: bool
+    max_steps: int
+    updates_per_step: int
+
+
+async def train(run: Rlvr, position: Position) -> Position:
+    """Run the loop from `position` to the last step, or to the end of the step in which the run is interrupted."""
+    await run.sync(position.policy_version)
+    if position.step == 0:
+        run.tracker.log(0, await run.evaluate(0) | await run.measure([]))
+    while position.step < run.max_steps and not run.interrupted():
+        groups = await run.take()
+        step = experience(groups, run.max_len_mask)
+        ref_log_probs = await run.ref_log_probs(step.sequences) if run.ref_log_probs else None
+        batch = train_batch(step, ref_log_probs, run.credit)
+        metrics = rollout_metrics(groups, position.policy_version)
+        metrics |= await run.train(batch, run.loss, position.policy_version)
+        position = Position(position.step + 1, position.policy_version + run.updates_per_step)
+        await run.sync(position.policy_version)
+        metrics |= await run.evaluate(position.step)
+        metrics |= await run.measure(groups)
+        run.tracker.log(position.step, metrics)
+        run.tracker.samples(position.step, groups)
+        await run.save(position)
+    return position

@@ -1,0 +1,179 @@
+"""From a role's keys to a started group of workers behind its facade."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+from roll.config.plan import Plan
+from roll.config.schema import ActorTrain as ActorTrainRole
+from roll.config.schema import (
+    Config,
+    DeepSpeedInferStrategy,
+    DeepSpeedTrainStrategy,
+    ModelArgs,
+    RlvrConfig,
+    Role,
+    SftConfig,
+    VllmStrategy,
+)
+from roll.strategies.base import Rank
+from roll.workers.actor_infer import ActorInfer
+from roll.workers.actor_train import ActorTrain, TrainShape
+from roll.workers.cluster import ClusterSession
+from roll.workers.group import WorkerGroup
+from roll.workers.placement import seats
+from roll.workers.process import Factory
+from roll.workers.rewards import Rewards, RewardWorker
+from roll.workers.scoring import Reference
+
+
+class Roles:
+    """Starts a run's groups side by side and ends them all when the run ends, however it ends."""
+
+    def __init__(self, config: Config, plan: Plan, session: ClusterSession, stack: AsyncExitStack) -> None:
+        self._config, self._plan, self._session, self._stack = config, plan, session, stack
+        self._starts: list[Coroutine[Any, Any, None]] = []
+        self.groups: dict[str, WorkerGroup] = {}
+
+    def actor_train(self, name: str, role: ActorTrainRole, total_updates: int, temperature: float) -> ActorTrain:
+        """The group that learns."""
+        config, plan = self._config, self._plan
+        strategy = role.strategy_args
+        assert isinstance(strategy, DeepSpeedTrainStrategy)
+
+        settings = {
+            "model_path": model_path(config, role.model_args),
+            "model_args": role.model_args,
+            "training": role.training_args,
+            "deepspeed": strategy.strategy_config,
+            "max_grad_norm": config.max_grad_norm,
+            "total_updates": total_updates,
+            "seed": config.seed,
+        }
+        group = self._group(name, role, make_train, settings, blocking=True)
+        shape = TrainShape(
+            sequences_per_update=plan.batch.sequences_per_update,
+            epochs=config.ppo_epochs if isinstance(config, RlvrConfig) else 1,
+            token_budget=self._token_budget(name),
+            loss_agg_mode=config.loss_agg_mode if isinstance(config, RlvrConfig) else "token-mean",
+            temperature=temperature,
+        )
+        limits = config.deadlines
+        return ActorTrain(group, shape, limits.train, limits.weight_sync, limits.checkpoint)
+
+    def actor_infer(self, config: RlvrConfig) -> ActorInfer:
+        """The group that generates."""
+        role = config.actor_infer
+        learner = config.actor_train.model_args
+        sends_adapter = learner.lora_target is not None and config.weight_sync.lora == "adapter"
+        settings: dict[str, Any] = {"model_path": model_path(config, role.model_args), "model_args": role.model_args}
+        if isinstance(role.strategy_args, VllmStrategy):
+            engine = role.strategy_args.strategy_config
+            settings |= {
+                "engine": engine,
+                "max_model_len": engine.max_model_len or config.prompt_length + config.response_length,
+                "adapter_rank": learner.lora_rank if sends_adapter else None,
+                "seed": config.seed,
+                "spans_updates": config.async_generation_ratio > 0,
+            }
+            group = self._group("actor_infer", role, make_vllm, settings, blocking=False)
+        else:
+            group = self._group("actor_infer", role, make_hf_generate, settings, blocking=False)
+        return ActorInfer(group, config.deadlines.rollout, config.deadlines.weight_sync)
+
+    def reference(self, config: RlvrConfig, temperature: float) -> Reference:
+        """The group whose policy stays as it was."""
+        role = config.reference
+        assert role is not None
+        settings: dict[str, Any] = {"model_path": model_path(config, role.model_args), "model_args": role.model_args}
+        if isinstance(role.strategy_args, DeepSpeedInferStrategy):
+            settings["deepspeed"] = role.strategy_args.strategy_config
+            group = self._group("reference", role, make_sharded_score, settings, blocking=True)
+        else:
+            group = self._group("reference", role, make_hf_score, settings, blocking=True)
+        return Reference(group, self._token_budget("reference"), temperature, config.deadlines.train)
+
+    def rewards(self, config: RlvrConfig) -> Rewards:
+        """The reward workers of every domain."""
+        groups = {}
+        for domain, section in config.rewards.items():
+            name = f"rewards.{domain}"
+            group = self._new_group(name, section.system_envs, blocking=False)
+            self._starts.append(group.start(RewardWorker, [(domain, section)] * len(group), config.deadlines.train, config.deadlines.start))
+            groups[domain] = group
+        return Rewards(groups, config.rewards)
+
+    async def start(self) -> None:
+        """Start every group that was asked for; the first failure ends them all."""
+        tasks = [asyncio.ensure_future(start) for start in self._starts]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _group(self, name: str, role: Role, factory: Factory, settings: Any, blocking: bool) -> WorkerGroup:
+        group = self._new_group(name, role.system_envs, blocking)
+        limits = self._config.deadlines
+        self._starts.append(group.start(factory, [settings] * len(group), limits.train, limits.start))
+        self.groups[name] = group
+        return group
+
+    def _new_group(self, name: str, system_envs: Mapping[str, str], blocking: bool) -> WorkerGroup:
+        environment = {**self._config.system_envs, **system_envs}
+        places = seats(self._plan.roles[name], self._config.num_gpus_per_node, environment)
+        group = WorkerGroup(name, places, self._session.logs, blocking)
+        self._stack.push_async_callback(group.stop, self._config.deadlines.shutdown)
+        return group
+
+    def _token_budget(self, name: str) -> int:
+        budget = self._plan.roles[name].tokens_per_microbatch
+        assert budget is not None
+        return budget
+
+
+def model_path(config: RlvrConfig | SftConfig, model_args: ModelArgs) -> str:
+    """The folder or Hub name of a role's model."""
+    return model_args.model_name_or_path or config.pretrain
+
+
+# The strategies' modules bring their engines; each is imported in the process that runs it, and in no other.
+
+
+def make_train(settings: dict[str, Any], rank: Rank) -> Any:
+    """A `DeepSpeedTrain`."""
+    from roll.strategies.deepspeed_train import DeepSpeedTrain, TrainSettings
+
+    return DeepSpeedTrain(TrainSettings(**settings), rank)
+
+
+def make_vllm(settings: dict[str, Any], rank: Rank) -> Any:
+    """A `VllmGenerate`."""
+    from roll.strategies.vllm import VllmGenerate, VllmSettings
+
+    return VllmGenerate(VllmSettings(**settings), rank)
+
+
+def make_hf_generate(settings: dict[str, Any], rank: Rank) -> Any:
+    """An `HfGenerate`."""
+    from roll.strategies.hf_infer import HfGenerate, HfSettings
+
+    return HfGenerate(HfSettings(**settings), rank)
+
+
+def make_hf_score(settings: dict[str, Any], rank: Rank) -> Any:
+    """An `HfScore`."""
+    from roll.strategies.hf_infer import HfScore, HfSettings
+
+    return HfScore(HfSettings(**settings), rank)
+
+
+def make_sharded_score(settings: dict[str, Any], rank: Rank) -> Any:
+    """A `DeepSpeedScore`."""
+    from roll.strategies.deepspeed_infer import DeepSpeedScore, ShardedScoreSettings
+
+    return DeepSpeedScore(ShardedScoreSettings(**settings), rank)

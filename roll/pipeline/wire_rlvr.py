@@ -1,0 +1,146 @@
+"""RLVR: from the configuration to the parts of its loop."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+
+from roll.algorithms.advantages import Normalisation
+from roll.algorithms.losses import PolicyLoss
+from roll.config.schema import GeneratingArgs, RlvrConfig
+from roll.data.prompts import PromptSet, prepare_prompts
+from roll.data.sampler import PromptSampler
+from roll.models.load import check_readable, load_tokenizer
+from roll.pipeline import rlvr
+from roll.pipeline.evaluate import Evaluator
+from roll.pipeline.interrupt import Interrupt
+from roll.pipeline.meter import Meter
+from roll.pipeline.roles import Roles, model_path
+from roll.pipeline.stage import Stage
+from roll.rollout.batch import Credit, token_count
+from roll.rollout.scheduler import RolloutScheduler
+from roll.types import Metrics, Sampling
+from roll.weight_sync.sync import WeightSync
+from roll.workers.actor_infer import ActorInfer
+from roll.workers.rewards import Rewards
+
+Loop = Callable[[Roles, Stage, Interrupt], Awaitable[rlvr.Position]]
+
+
+def prepare(config: RlvrConfig) -> Loop:
+    """Check the model's files and prepare all prompts; the loop, ready to be given its surroundings.
+
+    Raises:
+        BadInput: model or data cannot be used.
+    """
+    for role in (config.actor_train, config.actor_infer, config.reference):
+        if role is not None:
+            check_readable(model_path(config, role.model_args))
+    learner = config.actor_train.model_args
+    tokenizer = load_tokenizer(model_path(config, learner), learner.trust_remote_code)
+    training = prepare_prompts(config.actor_train.data_args, tokenizer, config.prompt_length, config.rewards)
+    held_out = config.validation and prepare_prompts(config.validation.data_args, tokenizer, config.prompt_length, config.rewards)
+    return partial(_loop, config, training, held_out)
+
+
+async def _loop(
+    config: RlvrConfig, training: PromptSet, held_out: PromptSet | None, roles: Roles, stage: Stage, interrupt: Interrupt
+) -> rlvr.Position:
+    plan = stage.plan
+    sampling = sampling_of(config.actor_infer.generating_args, config, config.num_return_sequences_in_group)
+    total_updates = config.max_steps * plan.batch.updates_per_step
+    actor_train = roles.actor_train("actor_train", config.actor_train, total_updates, sampling.temperature)
+    actor_infer = roles.actor_infer(config)
+    reference = roles.reference(config, sampling.temperature) if plan.reference == "role" else actor_train
+    rewards = roles.rewards(config)
+    await roles.start()
+
+    source = PromptSampler(training, config.seed, config.actor_train.data_args.domain_interleave_probs)
+    seed = config.seed if config.actor_infer.generating_args.seeded else None
+    batch_size, ratio = config.rollout_batch_size, config.async_generation_ratio
+    async with aclosing(RolloutScheduler(source, actor_infer, rewards, sampling, batch_size, ratio, seed)) as scheduler:
+        position = await stage.keeper.restore(actor_train, scheduler)
+        sync = WeightSync(
+            actor_train, actor_infer, sends_adapter(config), config.weight_sync.bucket_mib << 20, stage.session.shared_memory
+        )
+        meter = Meter(roles.groups, len(plan.devices) or sum(map(len, roles.groups.values())))
+        parts = rlvr.Rlvr(
+            take=meter.timed("rollout", scheduler.take),
+            ref_log_probs=None if plan.reference == "unused" else meter.timed("reference", reference.ref_log_probs),
+            train=meter.timed("train", actor_train.train_step),
+            sync=meter.timed("weight_sync", sync.push),
+            evaluate=meter.timed("evaluate", evaluation(config, held_out, actor_infer, rewards)),
+            measure=lambda groups: meter.step(token_count(groups)),
+            save=meter.timed("checkpoint", stage.keeper.save_if_due),
+            interrupted=interrupt.happened,
+            tracker=stage.tracker,
+            loss=policy_loss(config),
+            credit=credit(config),
+            max_len_mask=config.max_len_mask,
+            max_steps=config.max_steps,
+            updates_per_step=plan.batch.updates_per_step,
+        )
+        return await rlvr.train(parts, position)
+
+
+def evaluation(
+    config: RlvrConfig, held_out: PromptSet | None, actor_infer: ActorInfer, rewards: Rewards
+) -> Callable[[int], Awaitable[Metrics]]:
+    """Validates before the first step, every `eval_steps` and after the last; otherwise yields no metrics."""
+
+    async def evaluate(step: int) -> Metrics:
+        if config.validation is None or held_out is None or not config.eval_steps:
+            return {}
+        if step % config.eval_steps and step != config.max_steps:
+            return {}
+        sampling = sampling_of(config.validation.generating_args, config, 1)
+        prompts = [held_out.prompt(index, index) for index in range(len(held_out))]
+        return await Evaluator(config.validation.name, prompts, actor_infer, rewards, sampling, config.seed).run()
+
+    return evaluate
+
+
+def sampling_of(generating: GeneratingArgs, config: RlvrConfig, samples: int) -> Sampling:
+    """A role's sampling, with `samples` for each prompt unless it says otherwise."""
+    return Sampling(
+        max_new_tokens=generating.max_new_tokens or config.response_length,
+        samples=generating.num_return_sequences or samples,
+        temperature=generating.temperature,
+        top_p=generating.top_p,
+        top_k=generating.top_k if generating.top_k > 0 else -1,
+        repetition_penalty=generating.repetition_penalty,
+        stop=generating.stop_strings,
+        ignore_eos=generating.ignore_eos,
+    )
+
+
+def sends_adapter(config: RlvrConfig) -> bool:
+    """Whether a sync sends the LoRA adapter alone."""
+    return config.actor_train.model_args.lora_target is not None and config.weight_sync.lora == "adapter"
+
+
+def policy_loss(config: RlvrConfig) -> PolicyLoss:
+    """The loss that the keys describe."""
+    dual_clip = 3.0 if config.dual_clip_loss is True else config.dual_clip_loss or None
+    return PolicyLoss(
+        clip_low=config.pg_clip_low or config.pg_clip,
+        clip_high=config.pg_clip_high or config.pg_clip,
+        dual_clip=dual_clip,
+        kl_coef=config.kl_loss_coef if config.use_kl_loss else 0.0,
+        kl_estimator=config.kl_loss_type,
+        entropy_coef=config.entropy_loss_coef,
+    )
+
+
+def credit(config: RlvrConfig) -> Credit:
+    """How rewards become advantages."""
+    normalisation = Normalisation(
+        mean=config.norm_mean_type,
+        std=config.norm_std_type,
+        gamma=config.gamma,
+        whiten=config.whiten_advantages,
+        reward_clip=config.reward_clip,
+        advantage_clip=config.advantage_clip,
+    )
+    return Credit(config.adv_estimator, normalisation, config.init_kl_coef if config.add_token_level_kl else 0.0, config.kl_penalty)

@@ -1,0 +1,53 @@
+"""The reward workers: Ray actors that each keep one process of a reward pool, wherever in the cluster they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from roll.config.schema import Reward
+from roll.rewards.pool import RewardPool
+from roll.strategies.base import Rank
+from roll.types import Prompt, RewardResult
+from roll.workers.group import WorkerGroup
+
+SLACK = 60.0
+"""Seconds for what surrounds the scoring of a group: the queue, a process that is replaced, the way there and back."""
+
+
+class RewardWorker:
+    """Hosted by a Ray actor; scores one group at a time."""
+
+    def __init__(self, section: tuple[str, Reward], rank: Rank) -> None:
+        self._domain, reward = section
+        self._pool = RewardPool({self._domain: reward}, workers=1)
+
+    async def start(self) -> None:
+        """Start the process and load the reward function."""
+        await self._pool.start()
+
+    async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
+        """One result for each response."""
+        return await self._pool.score(self._domain, prompt, responses)
+
+    async def close(self) -> None:
+        """End the process."""
+        await self._pool.close()
+
+
+class Rewards:
+    """Facade of the reward groups: routes a prompt to its domain's least busy worker."""
+
+    def __init__(self, groups: Mapping[str, WorkerGroup], sections: Mapping[str, Reward]) -> None:
+        self._groups, self._sections = groups, sections
+        self._waiting = {domain: [0] * len(group) for domain, group in groups.items()}
+
+    async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
+        """One result for each response of a prompt."""
+        group, waiting = self._groups[prompt.domain], self._waiting[prompt.domain]
+        worker = min(range(len(waiting)), key=waiting.__getitem__)
+        waiting[worker] += len(responses)
+        try:
+            seconds = self._sections[prompt.domain].timeout * waiting[worker] + SLACK
+            return await group.one(worker, "score", prompt, responses, seconds=seconds)
+        finally:
+            waiting[worker] -= len(responses)
