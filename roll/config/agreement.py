@@ -17,8 +17,6 @@ LORA_KEYS = ("lora_rank", "lora_alpha", "lora_dropout")
 LARGEST_ENGINE_RANK = 512
 """vLLM's largest `max_lora_rank`."""
 REWARDS_FOLDER = Path(__file__).resolve().parent.parent / "rewards"
-NO_REWARDS = ("__init__", "pool")
-"""Files of that folder that hold no reward function."""
 
 
 def agreement_faults(config: Config) -> list[Fault]:
@@ -41,7 +39,9 @@ def _experiment(config: Config) -> Iterator[Fault]:
         if name not in trackers:
             yield Fault(f"tracker_kwargs.{name}", f"'{name}' is no tracker of this run", f"track_with is {', '.join(trackers) or 'empty'}")
     if isinstance(config, RlvrConfig) and config.eval_steps and config.validation is None:
-        yield Fault("eval_steps", f"{config.eval_steps}, but there is no validation block", "add validation.data_args, or set eval_steps to 0")
+        yield Fault(
+            "eval_steps", f"{config.eval_steps}, but there is no validation block", "add validation.data_args, or set eval_steps to 0"
+        )
     if not isinstance(config, RlvrConfig) and config.eval_steps:
         yield Fault("eval_steps", f"{config.eval_steps}, but pipeline sft does not validate", "set it to 0")
 
@@ -61,7 +61,9 @@ def _columns(where: str, columns: DataArgs, sft: bool) -> Iterator[Fault]:
     if columns.messages and columns.prompt:
         yield Fault(f"{where}.prompt", f"'{columns.prompt}', and messages is '{columns.messages}'", "give one of the two")
     if not columns.messages and not columns.prompt:
-        yield Fault(where, "neither messages nor prompt is given", "name the column that holds the prompt: messages: messages, or prompt: question")
+        yield Fault(
+            where, "neither messages nor prompt is given", "name the column that holds the prompt: messages: messages, or prompt: question"
+        )
     if sft and columns.prompt and not columns.response:
         yield Fault(f"{where}.response", f"missing, and prompt is '{columns.prompt}'", "name the column that holds the response to learn")
     if columns.messages and columns.system:
@@ -97,7 +99,11 @@ def _kl(config: RlvrConfig) -> Iterator[Fault]:
     for switch, weight in (("use_kl_loss", "kl_loss_coef"), ("add_token_level_kl", "init_kl_coef")):
         on, coefficient = getattr(config, switch), getattr(config, weight)
         if on and not coefficient:
-            yield Fault(weight, f"0, but {switch} is true: the term would weigh nothing", f"give it a weight (0.001 is usual), or set {switch}=false")
+            yield Fault(
+                weight,
+                f"0, but {switch} is true: the term would weigh nothing",
+                f"give it a weight (0.001 is usual), or set {switch}=false",
+            )
         if coefficient and not on:
             yield Fault(switch, f"false, but {weight} is {coefficient:g}", f"set {switch}=true, or remove {weight}")
     if uses_reference(config) and config.reference is None and not config.actor_train.model_args.lora_target:
@@ -141,18 +147,19 @@ def _adapter(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def known_rewards() -> list[str]:
-    """Names of the reward functions: each is a file of the rewards folder. Nothing is imported."""
-    return sorted(file.stem for file in REWARDS_FOLDER.glob("*.py") if file.stem not in NO_REWARDS)
+    """Names of the reward functions: the files of the rewards folder that register one of their own name. Imports none."""
+    files = sorted(REWARDS_FOLDER.glob("*.py"))
+    return [file.stem for file in files if f'REWARDS.register("{file.stem}")' in file.read_text(encoding="utf-8")]
 
 
 def _rewards(config: RlvrConfig) -> Iterator[Fault]:
     known = known_rewards()
     for domain, reward in config.rewards.items():
         name = reward.reward or domain
-        if name not in known:
+        if ":" not in name and name not in known:
             where = f"rewards.{domain}.reward" if reward.reward else f"rewards.{domain}"
             problem = f"there is no reward function '{name}'{nearest(name, known)}"
-            yield Fault(where, problem, f"set reward to one of: {', '.join(known)}; or add it as docs/extending.md shows")
+            yield Fault(where, problem, f"set reward to one of: {', '.join(known)}; or to your own, as package.module:function")
     tags = {domain: set(reward.tag_included or (domain,)) for domain, reward in config.rewards.items()}
     for first, second in combinations(tags, 2):
         for tag in sorted(tags[first] & tags[second]):

@@ -88,7 +88,9 @@ def _sampling_faults(config: RlvrConfig) -> list[Fault]:
     for name, sampling in limits.items():
         if sampling.max_new_tokens and sampling.max_new_tokens > config.response_length:
             problem = f"{sampling.max_new_tokens} is more than response_length {config.response_length}"
-            faults.append(Fault(f"{name}.generating_args.max_new_tokens", problem, f"give at most {config.response_length}, or remove the key"))
+            faults.append(
+                Fault(f"{name}.generating_args.max_new_tokens", problem, f"give at most {config.response_length}, or remove the key")
+            )
     rollout = config.actor_infer.generating_args
     if rollout.num_return_sequences not in (None, samples):
         problem = f"{rollout.num_return_sequences}, but num_return_sequences_in_group is {samples}"
@@ -96,7 +98,9 @@ def _sampling_faults(config: RlvrConfig) -> list[Fault]:
     by_group = config.adv_estimator == "grpo" or "group" in (config.norm_mean_type, config.norm_std_type)
     if by_group and samples == 1:
         problem = "1, and rewards are compared within a group: every advantage would be 0"
-        faults.append(Fault("num_return_sequences_in_group", problem, "give at least 2 (8 is usual), or adv_estimator=reinforce without group norms"))
+        faults.append(
+            Fault("num_return_sequences_in_group", problem, "give at least 2 (8 is usual), or adv_estimator=reinforce without group norms")
+        )
     if by_group and rollout.temperature == 0:
         problem = "0 makes all samples of a prompt equal, so no reward differs within a group"
         faults.append(Fault("actor_infer.generating_args.temperature", problem, "give a temperature above 0; 1.0 is usual"))

@@ -221,5 +221,7 @@ def _translated(cause: Exception) -> RollError | None:
     if isinstance(cause, HydraException):
         inner = f": {cause.__cause__}" if cause.__cause__ else ""
         problem = " ".join(f"{cause}{inner}".split("\n    full_key")[0].split())
-        return ConfigError([Fault("command line or defaults", problem, "correct the override or the entry of `defaults`; see --info defaults")])
+        return ConfigError(
+            [Fault("command line or defaults", problem, "correct the override or the entry of `defaults`; see --info defaults")]
+        )
     return None

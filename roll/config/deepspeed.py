@@ -10,7 +10,20 @@ from roll.config.schema import ActorTrain, Config, DeepSpeedConfig, DeepSpeedInf
 from roll.errors import Fault
 from roll.registry import nearest
 
-ZERO_KEYS = ["stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "use_multi_rank_bucket_allreduce", "allgather_partitions", "allgather_bucket_size", "overlap_comm", "load_from_fp32_weights", "elastic_checkpoint", "offload_param", "offload_optimizer", "zenflow", "sub_group_size", "compute_grad_norm", "cpu_offload_param", "cpu_offload_use_pin_memory", "cpu_offload", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_gather_16bit_weights_on_model_save", "stage3_module_granularity_threshold", "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential", "stage3_gather_fp16_weights_on_model_save", "ignore_unused_parameters", "legacy_stage1", "round_robin_gradients", "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients", "mics_shard_size", "mics_hierarchical_params_gather", "memory_efficient_linear", "pipeline_loading_checkpoint", "override_module_apply", "log_trace_cache_warnings", "enable_sanity_checks", "leaf_module"]
+# fmt: off
+ZERO_KEYS = (
+    "stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "use_multi_rank_bucket_allreduce",
+    "allgather_partitions", "allgather_bucket_size", "overlap_comm", "load_from_fp32_weights", "elastic_checkpoint", "offload_param",
+    "offload_optimizer", "zenflow", "sub_group_size", "compute_grad_norm", "cpu_offload_param", "cpu_offload_use_pin_memory",
+    "cpu_offload", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
+    "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_gather_16bit_weights_on_model_save",
+    "stage3_module_granularity_threshold", "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
+    "stage3_gather_fp16_weights_on_model_save", "ignore_unused_parameters", "legacy_stage1", "round_robin_gradients",
+    "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients",
+    "mics_shard_size", "mics_hierarchical_params_gather", "memory_efficient_linear", "pipeline_loading_checkpoint",
+    "override_module_apply", "log_trace_cache_warnings", "enable_sanity_checks", "leaf_module",
+)
+# fmt: on
 """Keys of `zero_optimization` in DeepSpeed 0.19 (`deepspeed/runtime/zero/config.py`)."""
 
 
@@ -37,7 +50,11 @@ def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
     zero = settings.zero_optimization
     for key, value in (zero.model_extra or {}).items():
         if key not in ZERO_KEYS:
-            yield Fault(f"{where}.{key}", f"unknown key, with the value {value!r}{nearest(key, ZERO_KEYS)}", "see DeepSpeed's zero_optimization")
+            yield Fault(
+                f"{where}.{key}",
+                f"unknown key, with the value {value!r}{nearest(key, list(ZERO_KEYS))}",
+                "see DeepSpeed's zero_optimization",
+            )
     if zero.offload_param and zero.offload_param.device != "none" and zero.stage != 3:
         problem = f"'{zero.offload_param.device}', but stage {zero.stage} does not shard parameters"
         yield Fault(f"{where}.offload_param.device", problem, "use stage 3, or remove offload_param")

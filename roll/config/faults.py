@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from roll.config.fields import DISCRIMINATOR, dotted, homes, section_at
+from roll.config.fields import DISCRIMINATOR, dotted, homes, section_at, sections
 from roll.errors import Fault
 
 KINDS = {
@@ -25,7 +25,12 @@ KINDS = {
     "tuple_type": "a list",
     "list_type": "a list",
 }
-BOUNDS = {"greater_than": ("gt", "above"), "greater_than_equal": ("ge", "at least"), "less_than": ("lt", "below"), "less_than_equal": ("le", "at most")}
+BOUNDS = {
+    "greater_than": ("gt", "above"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "below"),
+    "less_than_equal": ("le", "at most"),
+}
 
 
 def schema_faults(error: ValidationError, root: type[BaseModel], values: Mapping[str, Any]) -> list[Fault]:
@@ -76,13 +81,19 @@ def _place(detail: ErrorDetails, values: Any) -> tuple[str | int, ...]:
     place: list[str | int] = []
     last = len(detail["loc"]) - 1
     for index, step in enumerate(detail["loc"]):
-        here = isinstance(values, Mapping) and step in values or isinstance(values, list) and isinstance(step, int) and step < len(values)
-        if here:
+        if step in _steps(values):
             place.append(step)
             values = values[step]
         elif index == last and detail["type"] == "missing":
             place.append(step)
     return tuple(place)
+
+
+def _steps(values: Any) -> Iterable[str | int]:
+    """Keys of a block, or positions of a list."""
+    if isinstance(values, Mapping):
+        return values.keys()
+    return range(len(values)) if isinstance(values, list) else ()
 
 
 def _fault(place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: type[BaseModel], values: Mapping[str, Any]) -> Fault:
@@ -93,10 +104,9 @@ def _fault(place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: 
     if kind == "missing":
         return _missing(place, root, values)
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        expected = detail.get("ctx", {}).get("expected_tags") or "'deepspeed_train', 'deepspeed_infer', 'hf_infer', 'vllm'"
         chosen = detail["input"].get(DISCRIMINATOR) if isinstance(detail["input"], Mapping) else detail["input"]
         problem = f"unknown strategy {shown(chosen)}" if kind == "union_tag_invalid" else "required, but missing"
-        return Fault(dotted((*place, DISCRIMINATOR)), problem, f"known strategies: {expected}")
+        return Fault(dotted((*place, DISCRIMINATOR)), problem, f"known strategies of this role: {_strategies(place, root, values)}")
     if kind == "literal_error":
         expected = detail.get("ctx", {}).get("expected", "")
         choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
@@ -104,7 +114,17 @@ def _fault(place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: 
         hint = f" (did you mean '{close[0]}'?)" if close else ""
         others = [_expected(other) for other in details[1:]]
         return Fault(dotted(place), f"{value} is not allowed", f"allowed: {', or '.join([expected, *others])}{hint}")
-    return Fault(dotted(place), f"{value} is not allowed", f"give {' or '.join(dict.fromkeys(_expected(one) for one in details))}{_quotes(details)}")
+    return Fault(
+        dotted(place), f"{value} is not allowed", f"give {' or '.join(dict.fromkeys(_expected(one) for one in details))}{_quotes(details)}"
+    )
+
+
+def _strategies(place: tuple[str | int, ...], root: type[BaseModel], values: Mapping[str, Any]) -> str:
+    """Names that the schema allows at `strategy_args`."""
+    section = section_at(root, place[:-1], values)
+    blocks = sections(section.model_fields[str(place[-1])].annotation) if section else ()
+    names = [name for block, _ in blocks for name in get_args(block.model_fields[DISCRIMINATOR].annotation)]
+    return ", ".join(f"'{name}'" for name in names)
 
 
 def _missing(place: tuple[str | int, ...], root: type[BaseModel], values: Mapping[str, Any]) -> Fault:

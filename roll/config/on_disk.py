@@ -58,7 +58,9 @@ def _model(model: str, where: str, longest: int, found: Found) -> ModelShape | N
     file = config_file(model)
     if file is None:
         if _is_local(model) or not HUB_NAME.fullmatch(model):
-            found.missing.append(Fault(where, f"there is no folder '{model}'", "give a folder with a config.json, or a Hub name such as Qwen/Qwen2.5-7B"))
+            found.missing.append(
+                Fault(where, f"there is no folder '{model}'", "give a folder with a config.json, or a Hub name such as Qwen/Qwen2.5-7B")
+            )
         else:
             found.notes.append(f"{where}: '{model}' is taken as a Hub name; it is not in the local cache, so no memory is estimated for it")
         return None
@@ -109,7 +111,9 @@ def _run_folder(config: Config, found: Found) -> None:
     elif not nearest.is_dir():
         found.faults.append(Fault("output_dir", f"'{config.output_dir}' lies below the file {nearest}", "give another folder"))
     elif not os.access(nearest, os.W_OK | os.X_OK):
-        found.faults.append(Fault("output_dir", f"'{config.output_dir}' cannot be written: {nearest} is read-only for you", "give another folder"))
+        found.faults.append(
+            Fault("output_dir", f"'{config.output_dir}' cannot be written: {nearest} is read-only for you", "give another folder")
+        )
 
 
 def _checkpoint(config: Config, found: Found) -> None:

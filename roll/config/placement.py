@@ -9,12 +9,6 @@ from dataclasses import dataclass
 from roll.config.schema import ActorTrain, Config, DeepSpeedInferStrategy, RlvrConfig, Role, VllmConfig, VllmStrategy
 from roll.errors import Fault
 
-STRATEGIES = {
-    "actor_train": ("deepspeed_train",),
-    "sft_train": ("deepspeed_train",),
-    "actor_infer": ("vllm", "hf_infer"),
-    "reference": ("hf_infer", "deepspeed_infer"),
-}
 LARGEST_WORLD = 1024
 """Workers of a role, and devices of a run. Beyond it a slip of the pen is likelier than such a cluster."""
 
@@ -93,10 +87,7 @@ def placement_faults(config: Config) -> list[Fault]:
 
 
 def _strategy_faults(name: str, role: Role) -> list[Fault]:
-    strategy, allowed = role.strategy_args, STRATEGIES[name]
-    where = f"{name}.strategy_args.strategy_name"
-    if strategy.strategy_name not in allowed:
-        return [Fault(where, f"'{strategy.strategy_name}' cannot do the work of {name}", f"use {' or '.join(allowed)}")]
+    strategy = role.strategy_args
     if isinstance(strategy, DeepSpeedInferStrategy) and strategy.strategy_config.zero_optimization.stage != 3:
         stage = strategy.strategy_config.zero_optimization.stage
         where = f"{name}.strategy_args.strategy_config.zero_optimization.stage"
@@ -158,7 +149,9 @@ def placement_warnings(config: Config) -> list[str]:
     sharing = [name for name, shared in others.items() if shared]
     where = "actor_infer.strategy_args.strategy_config.gpu_memory_utilization"
     if engine and sharing and engine.gpu_memory_utilization > 0.85:
-        warnings.append(f"{where}: {engine.gpu_memory_utilization:g} leaves little beside {' and '.join(sharing)}; 0.6 is usual on shared devices")
+        warnings.append(
+            f"{where}: {engine.gpu_memory_utilization:g} leaves little beside {' and '.join(sharing)}; 0.6 is usual on shared devices"
+        )
     if "reference" in sharing and config.async_generation_ratio > 0:
         warnings.append("reference.device_mapping: shared with actor_infer, which never pauses for it; both must fit at once")
     return warnings

@@ -67,13 +67,16 @@ def _plan(config: Config, found: Found, warnings: list[str]) -> Plan:
     reference = _reference(config)
     models = {name: role for name, role in model_roles(config).items() if name != "reference" or reference == "role"}
     roles = {name: place(name, role, batch.longest_sequence) for name, role in models.items()}
-    memory = {name: estimate(roles[name], role, found.shapes[name], batch.longest_sequence) for name, role in models.items() if name in found.shapes}
-    for name, role in roles.items():
-        if role.tokens_per_microbatch and role.tokens_per_microbatch < batch.longest_sequence:
-            longest = batch.longest_sequence
-            warnings.append(f"{name}.max_tokens_per_microbatch: {role.tokens_per_microbatch} is less than the longest sequence, {longest}; such a one runs alone")
+    memory = {
+        name: estimate(roles[name], role, found.shapes[name], batch.longest_sequence)
+        for name, role in models.items()
+        if name in found.shapes
+    }
+    warnings += [_tight_budget(role, batch) for role in roles.values() if 0 < (role.tokens_per_microbatch or 0) < batch.longest_sequence]
     if isinstance(config, RlvrConfig):
-        roles |= {f"rewards.{name}": RolePlan(f"rewards.{name}", "reward", ((),) * reward.world_size) for name, reward in config.rewards.items()}
+        roles |= {
+            f"rewards.{name}": RolePlan(f"rewards.{name}", "reward", ((),) * reward.world_size) for name, reward in config.rewards.items()
+        }
     last = max((device for role in roles.values() for device in role.all_devices), default=-1)
     nodes = -(-(last + 1) // config.num_gpus_per_node)
     return Plan(roles, batch, reference, nodes, memory, tuple(found.notes), tuple(warnings))
@@ -83,6 +86,11 @@ def _reference(config: Config) -> ReferencePlan:
     if not isinstance(config, RlvrConfig) or not uses_reference(config):
         return "unused"
     return "role" if config.reference else "adapter_off"
+
+
+def _tight_budget(role: RolePlan, batch: BatchPlan) -> str:
+    longest = f"the longest sequence, {batch.longest_sequence} tokens, which then runs alone"
+    return f"{role.name}.max_tokens_per_microbatch: {role.tokens_per_microbatch} is less than {longest}"
 
 
 def _unique(faults: list[Fault]) -> list[Fault]:

@@ -71,6 +71,7 @@ IGNORED = {
     "actor_infer.generating_args.num_beams": "responses are sampled, not searched; use temperature and top_p",
     "actor_infer.generating_args.logprobs": "log-probs are always kept; remove the key",
     "actor_infer.strategy_args.strategy_config.VLLM_USE_V1": "vLLM has one engine; remove the key",
+    "actor_train.max_tokens_per_microbatch_in_infer": "max_tokens_per_microbatch bounds training and log-probs alike",
     "reference.data_args": "prompts come from actor_train.data_args",
     "reference.generating_args": "the reference generates nothing",
     "reference.training_args": "the reference does not learn",
@@ -97,17 +98,20 @@ IGNORED = {
     }.items()
 }
 
-RENAMED = {
-    "max_ckpt_to_keep": "keep_checkpoints",
-} | {
-    f"{role}.{old}": new
-    for role in ROLES
-    for old, new in {
-        "max_tokens_per_microbatch_in_train": "max_tokens_per_microbatch",
-        "model_args.flash_attn": "attn_implementation",
-    }.items()
-} | {f"{role}.max_tokens_per_microbatch_in_infer": "max_tokens_per_microbatch" for role in ("actor_infer", "reference")}
-RENAMED["actor_train.max_tokens_per_microbatch_in_infer"] = "max_tokens_per_microbatch"
+RENAMED = (
+    {
+        "max_ckpt_to_keep": "keep_checkpoints",
+    }
+    | {
+        f"{role}.{old}": new
+        for role in ROLES
+        for old, new in {
+            "max_tokens_per_microbatch_in_train": "max_tokens_per_microbatch",
+            "model_args.flash_attn": "attn_implementation",
+        }.items()
+    }
+    | {f"{role}.max_tokens_per_microbatch_in_infer": "max_tokens_per_microbatch" for role in ("actor_infer", "reference")}
+)
 """Old place to the new name in the same block."""
 
 VALUES: dict[str, dict[Any, Any]] = {
@@ -117,7 +121,10 @@ VALUES: dict[str, dict[Any, Any]] = {
 } | {
     f"{role}.model_args.{key}": values
     for role in ROLES
-    for key, values in {"lora_target": {"all": "all-linear"}, "attn_implementation": {"flash_attention_2": "fa2", "flash_attn": "fa2"}}.items()
+    for key, values in {
+        "lora_target": {"all": "all-linear"},
+        "attn_implementation": {"flash_attention_2": "fa2", "flash_attn": "fa2"},
+    }.items()
 }
 """ROLL's values that are written differently here."""
 
@@ -127,7 +134,7 @@ REWARD_CLASSES = {
     "LLMJudgeRewardWorker": "llm_judge",
     "GeneralRuleRewardWorker": "ifeval",
     "CrossThinkQARuleRewardWorker": "crossthinkqa",
-    "MultipleChoiceBoxedRuleRewardWorker": "multiple_choice_boxed",
+    "MultipleChoiceBoxedRuleRewardWorker": "multiple_choice",
     "GeneralValRuleRewardWorker": "general_val",
 }
 """Last part of `rewards.*.worker_cls` to the name of the reward function."""

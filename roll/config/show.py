@@ -21,7 +21,9 @@ REFERENCE = {
 
 def show_plan(config: Config, plan: Plan, console: Console) -> None:
     """Print roles, batch arithmetic and memory."""
-    console.print(f"[bold]{config.exp_name}[/bold]: {config.max_steps} steps of {config.pipeline}, into {config.output_dir}", highlight=False)
+    console.print(
+        f"[bold]{config.exp_name}[/bold]: {config.max_steps} steps of {config.pipeline}, into {config.output_dir}", highlight=False
+    )
     console.print(_roles(plan))
     for line in _arithmetic(config, plan):
         console.print(line, highlight=False, markup=False)

@@ -1,0 +1,163 @@
+"""The reference of all keys, in Markdown, from the schema. `python -m roll.config.docs [FILE]` prints or writes it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from roll.config.fields import ANY_NAME, sections
+from roll.config.roll_keys import IGNORED, RENAMED, REWARD_CLASSES, ROLES, VALUES, VARIABLES
+from roll.config.schema import Experiment, RlvrConfig, SftConfig
+
+INTRODUCTION = """# Configuration
+
+One YAML file says the whole experiment. This page is generated from `roll/config/schema.py` by
+`python -m roll.config.docs docs/configuration.md`.
+
+```
+python -m roll.pipeline --config-name rlvr_lora_zero3 actor_train.training_args.learning_rate=2e-5 dry_run=true
+```
+
+- The name is looked up in every folder of `examples/`; `folder/name` tells two of the same name apart.
+  `--config-path DIR` or `--config-dir DIR` names another folder.
+- `key=value` sets a key, whether or not the file has it. `+key=value`, `++key=value` and `~key` are Hydra's.
+- Presets come in by `defaults: [../config/deepspeed_zero3@_here_]` and are used as `strategy_config: ${deepspeed_zero3}`.
+  From a folder outside the examples the same line finds the shipped presets.
+  To change one key of a preset, set it there: `deepspeed_zero3.zero_optimization.stage3_max_live_parameters=500000000`.
+- `dry_run=true` prints the plan: roles on devices, batch arithmetic, memory. It imports neither torch nor ray.
+- `--multirun` checks every job of a sweep before the first starts. Each needs its own `output_dir`: interpolate `${hydra:job.num}`.
+- All faults are listed at once, each with its key, its value and a remedy; the exit status is then 2.
+- Nothing that is written is overwritten. Two keys that contradict each other are a fault.
+"""
+
+
+def reference() -> str:
+    """The page."""
+    parts = [INTRODUCTION]
+    parts.append(_section("Every run", "", Experiment))
+    shared = set(Experiment.model_fields)
+    parts.append(_section("RLVR", "", RlvrConfig, leave_out=shared))
+    parts.append(_section("SFT", "", SftConfig, leave_out=shared))
+    for block in _blocks():
+        places = ", ".join(f"`{place}`" for place in _places(block))
+        parts.append(_section(_title(block), places, block))
+    parts.append(_roll_keys())
+    return "\n".join(parts)
+
+
+def _blocks() -> list[type[BaseModel]]:
+    """Every block below the root, in the order in which the schema reaches it."""
+    found: list[type[BaseModel]] = []
+    waiting: list[type[BaseModel]] = [RlvrConfig, SftConfig]
+    while waiting:
+        block = waiting.pop(0)
+        below = [inner for field in block.model_fields.values() for inner, _ in sections(field.annotation)]
+        waiting += [inner for inner in below if inner not in found and inner not in waiting]
+        if block not in (RlvrConfig, SftConfig) and block not in found:
+            found.append(block)
+    return [block for block in found if block.model_fields]
+
+
+def _places(block: type[BaseModel]) -> list[str]:
+    """Key paths of a block; one that several roles have stands at `<role>`."""
+    places = list(dict.fromkeys(place for root in (RlvrConfig, SftConfig) for place in _below(root, "", block)))
+    of_roles = [place for place in places if place.split(".")[0] in ROLES]
+    if len({place.split(".")[0] for place in of_roles}) < len(ROLES):
+        return places
+    return list(dict.fromkeys(f"<role>.{place.partition('.')[2]}" if place in of_roles else place for place in places))
+
+
+def _below(section: type[BaseModel], above: str, wanted: type[BaseModel]) -> list[str]:
+    places: list[str] = []
+    for name, field in section.model_fields.items():
+        for inner, keyed in sections(field.annotation):
+            place = f"{above}{name}" + (f".{ANY_NAME}" if keyed else "")
+            places += [place] if inner is wanted else []
+            places += _below(inner, f"{place}.", wanted)
+    return places
+
+
+def _title(block: type[BaseModel]) -> str:
+    return (block.__doc__ or block.__name__).strip().split("\n")[0].rstrip(".")
+
+
+def _section(title: str, places: str, block: type[BaseModel], leave_out: set[str] | None = None) -> str:
+    lines = [f"## {title}", ""]
+    lines += [f"At {places}.", ""] if places else []
+    lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for name, field in block.model_fields.items():
+        if name in (leave_out or ()):
+            continue
+        cells = (f"`{name}`", _type(field.annotation, field.metadata), _default(field), field.description or "")
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def _type(annotation: object, metadata: Sequence[object] = ()) -> str:
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _type(inner[0], [bound for extra in inner[1:] for bound in getattr(extra, "metadata", ())])
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_type(part) for part in inner if part is not type(None))) + _bounds(metadata)
+    return _name(annotation) + _bounds(metadata)
+
+
+def _name(part: object) -> str:
+    origin = typing.get_origin(part)
+    if origin is typing.Literal:
+        return ", ".join(f"`{json.dumps(value).strip(chr(34))}`" for value in typing.get_args(part))
+    if origin is tuple:
+        return f"list of {_type(typing.get_args(part)[0])}"
+    if origin is dict or part is dict:
+        return "block"
+    if isinstance(part, type) and issubclass(part, BaseModel):
+        return "block"
+    return {str: "text", int: "whole number", float: "number", bool: "true or false"}.get(part, "any")  # type: ignore[arg-type]
+
+
+def _bounds(metadata: Sequence[object]) -> str:
+    signs = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
+    found = [f"{sign} {getattr(bound, key):g}" for bound in metadata for key, sign in signs if getattr(bound, key, None) is not None]
+    return f" {', '.join(found)}" if found else ""
+
+
+def _default(field: typing.Any) -> str:
+    if field.default_factory is not None:
+        return ""
+    if field.default is PydanticUndefined:
+        return "required"
+    return "" if field.default is None else f"`{json.dumps(field.default)}`"
+
+
+def _roll_keys() -> str:
+    lines = ["## Keys of ROLL", "", "A file of ROLL v0.2.1 loads; each of these keys gives one warning.", ""]
+    lines += ["| key | what becomes of it |", "|---|---|"]
+    lines += [f"| `{place}` | ignored; {reason} |" for place, reason in IGNORED.items()]
+    lines += [f"| `{place}` | read as `{new}` |" for place, new in RENAMED.items()]
+    for place, values in VALUES.items():
+        pairs = ", ".join(f"`{json.dumps(old)}` is read as `{new}`" for old, new in values.items())
+        lines.append(f"| `{place}` | {pairs} |")
+    classes = ", ".join(f"`{name}` is `{reward}`" for name, reward in REWARD_CLASSES.items())
+    lines.append(f"| `rewards.*.worker_cls` | read as `reward` by the class's name: {classes} |")
+    variables = ", ".join(f"`{name}`" for name in VARIABLES)
+    lines.append(f"| {variables} at the root | variables for `${{...}}`; unknown keys if nothing uses them |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    """Print the page, or write it to the file that is named."""
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(reference(), encoding="utf-8")
+    else:
+        print(reference(), end="")
+
+
+if __name__ == "__main__":
+    main()

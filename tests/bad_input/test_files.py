@@ -1,0 +1,87 @@
+"""Files and names that cannot be used, through the same door; and a few cases through a real process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from roll.pipeline.__main__ import main
+
+FILES = [
+    ("a: [1\n", "broken.yaml:2", "not YAML", "mend this line"),
+    ("a: 1\na: 2\n", "broken.yaml:2", "duplicate key a", "mend this line"),
+    ("defaults:\n  - ../config/deepspeed_zero9@_here_\n  - _self_\n", "defaults", "deepspeed_zero9", "deepspeed_zero3"),
+    ("exp_name: x\n", "actor_train", "missing", "add the key"),
+    ("sft_train: {}\n", "pipeline", "sft_train", "add pipeline: sft"),
+    ("exp_name: ${oc.env:ROLL_UNSET_VARIABLE}\n", "exp_name", "ROLL_UNSET_VARIABLE", "mend the expression"),
+]
+MODELS = [
+    (b"{", "cannot be read", "save the model again"),
+    (b"[]", "no JSON object", "save the model again"),
+    (b"\xff\xfe", "cannot be read", "save the model again"),
+]
+NAMES = [
+    (["--config-name", "rlvr_lora_zreo3"], "--config-name", "rlvr_lora_zreo3", "qwen2.5-7B-rlvr/rlvr_lora_zero3"),
+    (["--config-path", "nowhere", "--config-name", "a"], "--config-path", "nowhere", "folder"),
+    (["--config-dir", "exp", "--config-name", "sund"], "--config-name", "sund", "did you mean sound"),
+    (["max_steps=3"], "--config-name", "missing", "qwen2.5-7B-rlvr/rlvr_zero3"),
+]
+
+
+@pytest.mark.parametrize(("text", "place", "value", "remedy"), FILES)
+def test_a_bad_file_is_refused(folder: Path, refused: Callable[..., str], text: str, place: str, value: str, remedy: str) -> None:
+    (folder / "exp" / "broken.yaml").write_text(text)
+    message = refused(name="broken")
+    assert f"{place}:" in message
+    assert value in message
+    assert remedy in message
+
+
+@pytest.mark.parametrize(("content", "value", "remedy"), MODELS)
+def test_a_bad_model_config_is_refused(folder: Path, refused: Callable[..., str], content: bytes, value: str, remedy: str) -> None:
+    (folder / "model" / "config.json").write_bytes(content)
+    message = refused()
+    assert "pretrain: model/config.json" in message
+    assert value in message
+    assert remedy in message
+
+
+@pytest.mark.parametrize(("argv", "place", "value", "remedy"), NAMES)
+def test_a_bad_name_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], argv: list[str], place: str, value: str, remedy: str
+) -> None:
+    assert main(argv) == 2
+    message = capsys.readouterr().err
+    assert f"{place}:" in message
+    assert value in message
+    assert remedy in message
+
+
+def test_an_unknown_flag_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config-path", "exp", "--config-name", "sound", "--nope"]) == 2
+    assert "unrecognized arguments: --nope" in capsys.readouterr().err
+
+
+def test_nothing_is_written_by_a_refusal(folder: Path, refused: Callable[..., str]) -> None:
+    before = sorted(folder.rglob("*"))
+    refused("--multirun", "seed=1,2")
+    refused("max_step=1")
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("override", "place"), [("max_step=3", "max_step:"), ("a=[1", "command line:"), ("pretrain=./nowhere", "pretrain:")]
+)
+def test_a_process_ends_with_status_2_and_no_traceback(folder: Path, override: str, place: str) -> None:
+    command = [sys.executable, "-m", "roll.pipeline", "--config-path", "exp", "--config-name", "sound", override]
+    package = str(Path(sys.modules["roll"].__path__[0]).parent)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": package, "PATH": ""}, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert place in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,208 @@
+"""One wrong key or value on the command line: exit status 2, and a message with place, value and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+TRAIN = "actor_train.training_args"
+ENGINE = "actor_infer.strategy_args.strategy_config"
+ZERO = "deepspeed_zero3.zero_optimization"
+REFERENCE = "reference.strategy_args.strategy_name"
+GPUS = ("actor_train.device_mapping=[0,1]", "rollout_batch_size=8")
+
+KEYS = [
+    (["max_step=3"], "max_step", "3", "did you mean 'max_steps'"),
+    (["lr=0.1"], "lr", "0.1", "known keys of the root"),
+    ([f"{TRAIN}.learning_rte=0.1"], f"{TRAIN}.learning_rte", "0.1", "did you mean 'learning_rate'"),
+    (["actor_train.learning_rate=0.1"], "actor_train.learning_rate", "0.1", "belongs to actor_train.training_args.learning_rate"),
+    (["learning_rate=0.1"], "learning_rate", "0.1", "belongs to actor_train.training_args.learning_rate"),
+    (["actor_trian.world_size=2"], "actor_trian", "world_size", "did you mean 'actor_train'"),
+    (["actor_train.model_args.dtpe=fp32"], "actor_train.model_args.dtpe", "fp32", "did you mean 'dtype'"),
+    ([f"{ENGINE}.max_num_seq=4"], f"{ENGINE}.max_num_seq", "4", "did you mean 'max_num_seqs'"),
+    ([f"{ENGINE}.swap_space=4"], f"{ENGINE}.swap_space", "4", "engine_args"),
+    (["deepspeed_zero3.zero_optimisation.stage=2"], "strategy_config.zero_optimisation", "stage", "did you mean 'zero_optimization'"),
+    ([f"{ZERO}.overlap_com=true"], "zero_optimization.overlap_com", "True", "did you mean 'overlap_comm'"),
+    (["rewards.math_rule.time_out=3"], "rewards.math_rule.time_out", "3", "did you mean 'timeout'"),
+    (["validation.data_args.file_names=x"], "validation.data_args.file_names", "x", "did you mean 'file_name'"),
+    (["deadlines.rolout=3"], "deadlines.rolout", "3", "did you mean 'rollout'"),
+    (["weight_sync.buckets=3"], "weight_sync.buckets", "3", "bucket_mib"),
+    (["lora_rank=8"], "lora_rank", "8", "belongs to actor_train.model_args.lora_rank"),
+]
+VALUES = [
+    (["max_steps=abc"], "max_steps", '"abc"', "a whole number"),
+    (["max_steps='3'"], "max_steps", '"3"', "without quotes"),
+    (["max_steps=0"], "max_steps", "0", "a number above 0"),
+    (["max_steps=1.5"], "max_steps", "1.5", "a whole number"),
+    (["max_steps=null"], "max_steps", "null", "a whole number"),
+    (["max_steps=???"], "max_steps", "???", "max_steps=..."),
+    (["seed=-1"], "seed", "-1", "a number at least 0"),
+    ([f"{TRAIN}.learning_rate=fast"], f"{TRAIN}.learning_rate", '"fast"', "a number"),
+    ([f"{TRAIN}.learning_rate=inf"], f"{TRAIN}.learning_rate", "Infinity", "a finite number"),
+    ([f"{TRAIN}.adam_beta1=1.5"], f"{TRAIN}.adam_beta1", "1.5", "at most 1"),
+    (["actor_train.model_args.dtype=bf61"], "actor_train.model_args.dtype", '"bf61"', "did you mean 'bf16'"),
+    (["actor_train=3"], "actor_train", "3", "a block of keys"),
+    (["actor_train.data_args.file_name=[1]"], "actor_train.data_args.file_name[0]", "1", "a text"),
+    (["actor_train.data_args.template=qwen9"], "actor_train.data_args.template", '"qwen9"', "'native'"),
+    (["adv_estimator=gae"], "adv_estimator", '"gae"', "'grpo' or 'reinforce'"),
+    (["exp_name='a b'"], "exp_name", '"a b"', "a text of the form"),
+    (["use_kl_loss=maybe"], "use_kl_loss", '"maybe"', "true or false"),
+    (["pipeline=rlhf"], "pipeline", '"rlhf"', "'rlvr'"),
+    (["~rewards"], "rewards", "missing", "Reward of each domain"),
+    (["track_with=[tensorbord]"], "track_with", "tensorbord", "did you mean 'tensorboard'"),
+    ([f"{ENGINE}.gpu_memory_utilization=60"], f"{ENGINE}.gpu_memory_utilization", "60", "at most 1"),
+    (["dual_clip_loss=0.5"], "dual_clip_loss", "0.5", "above 1"),
+    (["pretrain=${nope}"], "pretrain", "nope", "define that key"),
+]
+STRATEGIES = [
+    (
+        ["actor_train.strategy_args.strategy_name=megatron_train"],
+        "actor_train.strategy_args.strategy_name",
+        "megatron_train",
+        "'deepspeed_train'",
+    ),
+    (["~actor_train.strategy_args.strategy_name"], "actor_train.strategy_args.strategy_name", "missing", "Trains with DeepSpeed"),
+    (["actor_train.strategy_args.strategy_name=vllm"], "actor_train.strategy_args.strategy_name", '"vllm"', "'deepspeed_train'"),
+    (["actor_infer.strategy_args.strategy_name=sglang"], "actor_infer.strategy_args.strategy_name", "sglang", "'vllm', 'hf_infer'"),
+    (["~actor_infer.strategy_args.strategy_name"], "actor_infer.strategy_args.strategy_name", "missing", "'vllm', 'hf_infer'"),
+    ([f"{REFERENCE}=vllm"], REFERENCE, "vllm", "'hf_infer', 'deepspeed_infer'"),
+    (
+        [f"{REFERENCE}=deepspeed_infer", "++reference.strategy_args.strategy_config={zero_optimization:{stage:2}}"],
+        "reference.strategy_args.strategy_config.zero_optimization.stage",
+        "stage 2",
+        "stage 3",
+    ),
+]
+DEVICES = [
+    (["actor_train.device_mapping=foo"], "actor_train.device_mapping", "foo", "list(range(0,16))"),
+    (["actor_train.device_mapping='__import__(\"os\")'"], "actor_train.device_mapping", "__import__", "list(range(0,16))"),
+    (["actor_train.device_mapping=[-1]"], "actor_train.device_mapping[0]", "-1", "at least 0"),
+    (["actor_train.device_mapping=[]", "actor_infer.device_mapping=[0]"], "actor_train.device_mapping", "[]", "name devices"),
+    ([*GPUS, "actor_infer.device_mapping=[2,2]"], "actor_infer.device_mapping", "devices 2", "once"),
+    (
+        [*GPUS, "actor_infer.device_mapping=[2,3,4]", f"{ENGINE}.tensor_parallel_size=2"],
+        "actor_infer.device_mapping",
+        "3 devices",
+        "multiple of 2",
+    ),
+    (
+        [*GPUS, "actor_infer.device_mapping=[7,8]", f"{ENGINE}.tensor_parallel_size=2"],
+        "actor_infer.device_mapping",
+        "nodes 0, 1",
+        "one node",
+    ),
+    ([*GPUS, "actor_infer.device_mapping=[2]", "actor_infer.world_size=3"], "actor_infer.world_size", "3", "remove world_size"),
+    ([*GPUS], "actor_infer.device_mapping", "missing", "to both"),
+    ([*GPUS, "actor_infer.device_mapping=[1]", "async_generation_ratio=1"], "async_generation_ratio", "share devices 1", "separate"),
+    ([f"{ENGINE}.tensor_parallel_size=2"], f"{ENGINE}.tensor_parallel_size", "2", "device_mapping"),
+    (["actor_infer.world_size=100000"], "actor_infer.world_size", "100000", "at most 1024"),
+    (["actor_train.device_mapping=[5000]", "actor_infer.device_mapping=[0]"], "actor_train.device_mapping", "5000", "1023"),
+]
+CONTRADICTIONS = [
+    (["rollout_batch_size=5"], f"{TRAIN}.gradient_accumulation_steps", "10 sequences", "multiple of 8"),
+    (["num_return_sequences_in_group=1", f"{TRAIN}.per_device_train_batch_size=4"], "num_return_sequences_in_group", "1", "at least 2"),
+    (["actor_infer.generating_args.num_return_sequences=3"], "actor_infer.generating_args.num_return_sequences", "3", "equal"),
+    (["actor_infer.generating_args.max_new_tokens=9"], "actor_infer.generating_args.max_new_tokens", "9", "at most 8"),
+    (["actor_infer.generating_args.temperature=0"], "actor_infer.generating_args.temperature", "0", "above 0"),
+    ([f"{ENGINE}.max_model_len=20"], f"{ENGINE}.max_model_len", "20", "at least 24"),
+    ([f"{ENGINE}.max_num_batched_tokens=4"], f"{ENGINE}.max_num_batched_tokens", "4", "at least 8"),
+    ([f"{ENGINE}.engine_args.block_size=16"], f"{ENGINE}.engine_args.block_size", "16", f"{ENGINE}.block_size"),
+    (["use_kl_loss=true", "kl_loss_coef=0.1"], "reference", "missing", "hf_infer"),
+    (["use_kl_loss=true", "actor_train.model_args.lora_target=all-linear"], "kl_loss_coef", "0", "0.001"),
+    (["kl_loss_coef=0.1"], "use_kl_loss", "0.1", "use_kl_loss=true"),
+    (["init_kl_coef=0.1"], "add_token_level_kl", "0.1", "add_token_level_kl=true"),
+    ([f"{TRAIN}.warmup_steps=2", f"{TRAIN}.warmup_ratio=0.1"], f"{TRAIN}.warmup_ratio", "0.1", "one of the two"),
+    (["actor_train.data_args.messages=m"], "actor_train.data_args.prompt", "'m'", "one of the two"),
+    (["~actor_train.data_args.prompt"], "actor_train.data_args", "neither", "messages: messages"),
+    (["eval_steps=5"], "eval_steps", "5", "validation.data_args"),
+    (["actor_train.model_args.lora_rank=4"], "actor_train.model_args.lora_rank", "4", "lora_target"),
+    (
+        ["actor_train.model_args.lora_target=all-linear", "actor_infer.model_args.lora_target=q_proj"],
+        "actor_infer.model_args.lora_target",
+        "q_proj",
+        "equal",
+    ),
+    (
+        ["actor_train.model_args.lora_target=all-linear", "actor_train.model_args.lora_rank=1024"],
+        "actor_train.model_args.lora_rank",
+        "1024",
+        "weight_sync.lora=merged",
+    ),
+    (["actor_train.model_args.lora_target=all-linear", f"{ENGINE}.load_format=dummy"], f"{ENGINE}.load_format", "dummy", "auto"),
+    (["norm_mean_type=batch"], "norm_mean_type", "batch", "adv_estimator=reinforce"),
+    (
+        ["deepspeed_zero3.train_micro_batch_size_per_gpu=4"],
+        "strategy_config.train_micro_batch_size_per_gpu",
+        "4",
+        "per_device_train_batch_size",
+    ),
+    (["deepspeed_zero3.train_batch_size=4"], "strategy_config.train_batch_size", "4", "auto"),
+    (["deepspeed_zero3.gradient_clipping=0.5"], "strategy_config.gradient_clipping", "0.5", "max_grad_norm"),
+    (["deepspeed_zero3.bf16.enabled=true"], "strategy_config.bf16.enabled", "true", "model_args.dtype"),
+    ([f"{ZERO}.stage=2", f"{ZERO}.offload_param.device=cpu"], "zero_optimization.offload_param.device", "stage 2", "stage 3"),
+    ([f"{ZERO}.offload_optimizer.device=nvme"], "offload_optimizer.nvme_path", "missing", "folder"),
+    (["rewards.code.world_size=1"], "rewards.code", "'code'", "math_rule"),
+    (["rewards.other={reward:math_rule,tag_included:[math_rule]}"], "rewards.other.tag_included", "math_rule", "one domain"),
+    (
+        ["actor_train.data_args.domain_interleave_probs={maths:1}"],
+        "actor_train.data_args.domain_interleave_probs.maths",
+        "maths",
+        "math_rule",
+    ),
+    (
+        ["actor_train.model_args.flash_attn=fa2", "actor_train.model_args.attn_implementation=sdpa"],
+        "actor_train.model_args.flash_attn",
+        "fa2",
+        "remove",
+    ),
+    ([f"{ENGINE}.dtype=bfloat16"], f"{ENGINE}.dtype", "bfloat16", "actor_infer.model_args.dtype"),
+]
+PATHS = [
+    (["pretrain=./nowhere"], "pretrain", "./nowhere", "config.json"),
+    (["pretrain=exp"], "pretrain", "'exp'", "saved model"),
+    (["actor_train.data_args.file_name=[train.jsonl,gone.jsonl]"], "actor_train.data_args.file_name[1]", "gone.jsonl", "correct the path"),
+    (["actor_train.data_args.file_name=exp/sound.yaml"], "actor_train.data_args.file_name", "sound.yaml", ".jsonl"),
+    (["output_dir=train.jsonl/run"], "output_dir", "train.jsonl/run", "another folder"),
+    (["output_dir=''"], "output_dir", "''", "./output"),
+    (["resume_from_checkpoint=./step_9"], "resume_from_checkpoint", "./step_9", "auto"),
+    (["response_length=60"], "response_length", "76", "64"),
+]
+GRAMMAR = [
+    (["a=[1"], "command line", "a=[1", "key=value"),
+    (["seed=1,2"], "command line", "1,2", "--multirun"),
+    (["+max_steps=3"], "command line", "max_steps", "++max_steps=3"),
+    (["~nope"], "command line", "nope", "override"),
+    (["hydra.nope=1"], "command line", "hydra.nope", "override"),
+    (["db@x=1"], "command line", "db@x=1", "override"),
+    (
+        ["actor_train.strategy_args.strategy_config.zero_optimization.stage=2"],
+        "actor_train.strategy_args.strategy_config.zero_optimization.stage",
+        "${deepspeed_zero3}",
+        "set deepspeed_zero3.zero_optimization.stage instead",
+    ),
+    (["--multirun", "seed=1,2"], "output_dir", "'output'", "${hydra:job.num}"),
+]
+CASES = KEYS + VALUES + STRATEGIES + DEVICES + CONTRADICTIONS + PATHS + GRAMMAR
+
+
+@pytest.mark.parametrize(("overrides", "place", "value", "remedy"), CASES, ids=[" ".join(case[0])[:70] for case in CASES])
+def test_a_bad_override_is_refused(refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str) -> None:
+    message = refused(*overrides)
+    faults = message.split("\n  ")
+    said = [index for index, line in enumerate(faults) if f"{place}:" in line or f"{place} or defaults:" in line]
+    assert said, message
+    fault = "\n".join(faults[said[0] : said[0] + 2])
+    assert value in fault, message
+    assert remedy in fault, message
+
+
+def test_all_faults_are_listed_at_once(refused: Callable[..., str]) -> None:
+    message = refused("max_step=3", "seed=-1", "actor_train.model_args.dtype=bf61")
+    assert message.startswith("3 faults in the configuration:")
+    assert all(place in message for place in ("max_step:", "seed:", "actor_train.model_args.dtype:"))
+
+
+def test_faults_of_the_plan_are_listed_at_once(refused: Callable[..., str]) -> None:
+    message = refused("rollout_batch_size=5", "kl_loss_coef=1", "pretrain=./nowhere")
+    assert message.startswith("3 faults in the configuration:")

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from roll.config.docs import reference
+from roll.config.fields import walk
+from roll.config.schema import RlvrConfig, SftConfig
+from roll.config.shipped import PACKAGE
+
+
+def test_the_page_in_docs_is_current() -> None:
+    page = PACKAGE.parent / "docs" / "configuration.md"
+    assert page.read_text(encoding="utf-8") == reference(), "run: python -m roll.config.docs docs/configuration.md"
+
+
+def test_every_key_has_a_description_and_is_on_the_page() -> None:
+    page = reference()
+    for root in (RlvrConfig, SftConfig):
+        for key in walk(root):
+            assert key.field.description, key.path
+            assert f"`{key.path[-1]}`" in page

@@ -1,0 +1,276 @@
+"""Composition, ROLL's keys and the plan's decisions, on a small experiment in ROLL's own words."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from roll.config import shipped
+from roll.config.compose import compose
+from roll.config.loader import ConfigWarning, load_config
+from roll.config.plan import Plan, make_plan
+from roll.config.schema import Config, HfConfig, RlvrConfig
+from roll.errors import ConfigError
+from roll.pipeline.__main__ import main
+
+ROLL_WORDS = """
+defaults:
+  - ../config/deepspeed_zero@_here_
+  - ../config/deepspeed_zero2@_here_
+  - ../config/deepspeed_zero3@_here_
+  - ../config/deepspeed_zero3_cpuoffload@_here_
+
+hydra:
+  run:
+    dir: .
+  output_subdir: null
+
+exp_name: in-the-words-of-roll
+seed: 42
+logging_dir: ./output/logs
+output_dir: ./output
+system_envs:
+  USE_MODELSCOPE: '1'
+checkpoint_config:
+  type: file_system
+  output_dir: /data/models/${exp_name}
+track_with: tensorboard
+tracker_kwargs:
+  log_dir: ./output/tensorboard
+num_gpus_per_node: 8
+max_steps: 500
+save_steps: 100
+logging_steps: 1
+eval_steps: 10
+resume_from_checkpoint: false
+rollout_batch_size: 64
+prompt_length: 2048
+response_length: 4096
+num_return_sequences_in_group: 8
+ppo_epochs: 1
+adv_estimator: "reinforce"
+value_clip: 0.5
+reward_clip: 10
+advantage_clip: 2.0
+dual_clip_loss: true
+norm_mean_type: ~
+norm_std_type: ~
+max_len_mask: true
+difficulty_mask: true
+difficulty_low_threshold: 0.1
+difficulty_high_threshold: 0.95
+error_max_len_clip: false
+difficulty_loss_weight: false
+length_loss_weight: false
+add_token_level_kl: false
+whiten_advantages: true
+lora_target: o_proj,q_proj,k_proj,v_proj
+lora_rank: 32
+lora_alpha: 32
+pretrain: Qwen/Qwen2.5-7B
+reward_pretrain: Qwen/Qwen2.5-7B
+
+validation:
+  data_args: {template: qwen2_5, file_name: [data/math_benchmarks.jsonl], messages: messages}
+  generating_args: {top_p: 0.6, top_k: 50, num_beams: 1, temperature: 0.6, num_return_sequences: 1}
+  eval_steps: 10
+
+actor_train:
+  worker_cls: roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker
+  model_args:
+    flash_attn: fa2
+    disable_gradient_checkpointing: true
+    dtype: bf16
+    lora_target: ${lora_target}
+    lora_rank: ${lora_rank}
+    lora_alpha: ${lora_alpha}
+    model_type: ~
+  training_args:
+    learning_rate: 1.0e-5
+    weight_decay: 0
+    per_device_train_batch_size: 1
+    gradient_accumulation_steps: 32
+    warmup_steps: 20
+    num_train_epochs: 50
+  data_args:
+    template: qwen2_5
+    file_name: [data/math_deepmath_deal.jsonl]
+    domain_interleave_probs: {math_rule: 1.0}
+    dataset_dir: data
+    messages: messages
+    interleave_probs: "1.0"
+    preprocessing_num_workers: 16
+  strategy_args:
+    strategy_name: deepspeed_train
+    strategy_config: ${deepspeed_zero3}
+  use_dynamic_batching_in_train: true
+  max_tokens_per_microbatch_in_train: 8192
+  device_mapping: list(range(0,16))
+  infer_batch_size: 4
+
+actor_infer:
+  model_args: {disable_gradient_checkpointing: true, dtype: bf16}
+  generating_args:
+    max_new_tokens: ${response_length}
+    top_p: 0.99
+    top_k: 100
+    num_beams: 1
+    temperature: 0.99
+    num_return_sequences: ${num_return_sequences_in_group}
+    logprobs: 1
+  data_args: {template: qwen2_5}
+  strategy_args:
+    strategy_name: vllm
+    strategy_config: {gpu_memory_utilization: 0.6, enforce_eager: false, block_size: 16, max_model_len: 8000, dtype: bfloat16}
+  device_mapping: list(range(0,8)) + list(range(8,12))
+  infer_batch_size: 1
+
+reference:
+  model_args: {attn_implementation: fa2, disable_gradient_checkpointing: true, dtype: bf16, model_type: ~}
+  data_args: {template: qwen2_5}
+  strategy_args: {strategy_name: hf_infer, strategy_config: ~}
+  device_mapping: list(range(0,16))
+  infer_batch_size: 4
+
+rewards:
+  maths:
+    worker_cls: roll.pipeline.rlvr.rewards.math_rule_reward_worker.MathRuleRewardWorker
+    model_args: {model_name_or_path: "${reward_pretrain}"}
+    data_args: {template: qwen2_5}
+    tag_included: [deepmath_103k, aime, math_rule]
+    world_size: 8
+    infer_batch_size: 1
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder outside the examples that holds one experiment, `mine/roll_words.yaml`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "roll_words.yaml").write_text(ROLL_WORDS.replace("[data/math_deepmath_deal.jsonl]", "[a.jsonl]"))
+    return tmp_path
+
+
+def jobs_of(folder: Path, *words: str) -> list[tuple[Config, Plan]]:
+    jobs: list[tuple[Config, Plan]] = []
+
+    def check(composed: DictConfig, presets: set[str]) -> None:
+        config = load_config(composed, presets)
+        jobs.append((config, make_plan(config)))
+
+    compose(["--config-path", str(folder / "mine"), "--config-name", "roll_words", "dry_run=true", *words], check)
+    return jobs
+
+
+def test_a_file_of_roll_loads_with_one_warning_for_each_key(folder: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ((config, plan),) = jobs_of(folder)
+    texts = [str(warning.message) for warning in caught if warning.category is ConfigWarning]
+    places = [text.split(":")[0] for text in texts]
+    assert len(places) == len(set(places))
+    assert {"logging_dir", "checkpoint_config", "value_clip", "difficulty_mask", "actor_train.model_args.flash_attn"} <= set(places)
+    assert {"rewards.maths.worker_cls", "resume_from_checkpoint", "actor_infer.generating_args.logprobs", "tracker_kwargs"} <= set(places)
+    assert isinstance(config, RlvrConfig)
+    assert config.actor_train.model_args.attn_implementation == "fa2"
+    assert config.actor_train.model_args.lora_rank == 32
+    assert config.actor_train.max_tokens_per_microbatch == 8192
+    assert config.actor_infer.device_mapping == tuple(range(12))
+    assert config.rewards["maths"].reward == "math_rule"
+    assert config.resume_from_checkpoint == "never"
+    assert config.tracker_kwargs == {"tensorboard": {"log_dir": "./output/tensorboard"}}
+    assert config.reference
+    assert isinstance(config.reference.strategy_args.strategy_config, HfConfig)
+    assert plan.roles["actor_train"].tokens_per_microbatch == 8192
+
+
+def test_a_sweep_is_checked_as_a_whole_and_leaves_nothing(folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    jobs = jobs_of(folder, "--multirun", "seed=1,2", "output_dir=runs/${hydra:job.num}")
+    assert [(config.seed, config.output_dir) for config, _ in jobs] == [(1, "runs/0"), (2, "runs/1")]
+    with pytest.raises(ConfigError, match="max_steps"):
+        jobs_of(folder, "--multirun", "max_steps=1,0", "output_dir=runs/${hydra:job.num}")
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_overrides_set_or_add(folder: Path) -> None:
+    ((config, _),) = jobs_of(folder, "deadlines.start=7", "actor_train.training_args.learning_rate=2e-5", "+gamma=0.5", "~value_clip")
+    assert isinstance(config, RlvrConfig)
+    assert (config.deadlines.start, config.actor_train.training_args.learning_rate, config.gamma) == (7, 2e-5, 0.5)
+
+
+def test_one_key_of_a_preset_changes_in_the_preset(folder: Path) -> None:
+    ((config, _),) = jobs_of(folder, "deepspeed_zero3.zero_optimization.stage3_max_live_parameters=7")
+    assert isinstance(config, RlvrConfig)
+    zero = config.actor_train.strategy_args.strategy_config.zero_optimization
+    assert zero.model_extra is not None
+    assert (zero.stage, zero.model_extra["stage3_max_live_parameters"], zero.model_extra["overlap_comm"]) == (3, 7, True)
+
+
+def test_a_preset_of_ones_own_beside_the_experiment(folder: Path) -> None:
+    (folder / "config").mkdir()
+    (folder / "config" / "my_zero.yaml").write_text("my_zero:\n  zero_optimization: {stage: 1}\n")
+    file = folder / "mine" / "roll_words.yaml"
+    text = file.read_text().replace("  - ../config/deepspeed_zero@_here_", "  - ../config/my_zero@_here_")
+    file.write_text(text.replace("${deepspeed_zero3}", "${my_zero}"))
+    ((config, _),) = jobs_of(folder)
+    assert isinstance(config, RlvrConfig)
+    assert config.actor_train.strategy_args.strategy_config.zero_optimization.stage == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "reference", "started"),
+    [
+        ((), "unused", False),
+        (("use_kl_loss=true", "kl_loss_coef=0.1"), "role", True),
+        (("use_kl_loss=true", "kl_loss_coef=0.1", "~reference"), "adapter_off", False),
+        (("add_token_level_kl=true", "init_kl_coef=0.1", "kl_penalty=kl", "~reference"), "adapter_off", False),
+    ],
+)
+def test_where_the_reference_runs(folder: Path, words: tuple[str, ...], reference: str, started: bool) -> None:
+    ((_, plan),) = jobs_of(folder, *words)
+    assert plan.reference == reference
+    assert ("reference" in plan.roles) is started
+
+
+def test_a_missing_file_is_a_fault_of_a_run_and_a_warning_of_a_dry_run(folder: Path) -> None:
+    ((config, plan),) = jobs_of(folder)
+    assert any(warning.startswith("actor_train.data_args.file_name[0]: there is no file 'a.jsonl'") for warning in plan.warnings)
+    with pytest.raises(ConfigError) as error:
+        make_plan(config.model_copy(update={"dry_run": False}))
+    assert "actor_train.data_args.file_name[0]" in [fault.place for fault in error.value.faults]
+
+
+def test_a_resolved_configuration_loads_again(folder: Path) -> None:
+    ((config, _),) = jobs_of(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_config(OmegaConf.create(config.model_dump(mode="json"))) == config
+
+
+def test_flags_of_hydra(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--config-path", "mine", "--config-name", "roll_words"]
+    assert main([*where, "--cfg", "job", "--resolve", "max_steps=7"]) == 0
+    assert "max_steps: 7" in capsys.readouterr().out
+    assert main([*where, "--info", "defaults"]) == 0
+    assert main([*where, "--help"]) == 0
+    assert "roll.pipeline is powered by Hydra" in capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert "qwen2.5-7B-rlvr/rlvr_lora_zero3" in capsys.readouterr().out
+
+
+def test_an_ambiguous_name_lists_the_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a/same.yaml", "b/same.yaml", "b/other.yaml", "config/preset.yaml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    monkeypatch.setattr(shipped, "examples_folder", lambda: tmp_path)
+    assert shipped.find_experiment("other") == tmp_path / "b" / "other.yaml"
+    assert shipped.find_experiment("a/same") == tmp_path / "a" / "same.yaml"
+    with pytest.raises(ConfigError, match="a/same, b/same"):
+        shipped.find_experiment("same")
+    with pytest.raises(ConfigError, match="no experiment"):
+        shipped.find_experiment("preset")

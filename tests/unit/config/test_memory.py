@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from roll.config.memory import GIB, estimate
+from roll.config.model_shape import ModelShape, config_file, read_shape
+from roll.config.placement import place
+from roll.config.schema import ActorInfer, ActorTrain, Reference
+
+QWEN_7B = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "num_hidden_layers": 28,
+    "vocab_size": 152064,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 131072,
+}
+PUBLISHED_QWEN_7B = 7_615_616_512
+PUBLISHED_LLAMA_8B = 8_030_261_248
+
+
+@pytest.fixture
+def shape(tmp_path: Path) -> ModelShape:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))
+    found = read_shape(tmp_path / "config.json")
+    assert found
+    return found
+
+
+def trainer(stage: int, ranks: int, **keys: object) -> ActorTrain:
+    zero = {"stage": stage} | {key: value for key, value in keys.items() if key.startswith("offload")}
+    return ActorTrain.model_validate(
+        {
+            "model_args": {key: value for key, value in keys.items() if not key.startswith("offload")},
+            "data_args": {"file_name": "x", "prompt": "p"},
+            "strategy_args": {"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": zero}},
+            "device_mapping": tuple(range(ranks)),
+        }
+    )
+
+
+def states(role: ActorTrain, shape: ModelShape) -> dict[str, int]:
+    memory = estimate(place("actor_train", role, 6144), role, shape, 6144)
+    return {kind: size for kind, size in memory.device.items() if kind in ("weights", "gradients", "optimizer")}
+
+
+def test_parameters_are_those_published(shape: ModelShape, tmp_path: Path) -> None:
+    assert shape.parameters == PUBLISHED_QWEN_7B
+    llama = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "vocab_size": 128256,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(llama))
+    found = read_shape(tmp_path / "config.json")
+    assert found
+    assert found.parameters == PUBLISHED_LLAMA_8B
+
+
+def test_adapter_parameters_by_hand(shape: ModelShape) -> None:
+    # q and o: 3584 + 3584; k and v: 3584 + 512; rank 32, 28 layers.
+    assert shape.adapter_parameters("q_proj,k_proj,v_proj,o_proj", 32) == 28 * 32 * (2 * 7168 + 2 * 4096)
+    assert shape.adapter_parameters("all-linear", 8) == 28 * 8 * (2 * 7168 + 2 * 4096 + 3 * (3584 + 18944))
+
+
+def test_zero_stages_share_out_what_they_say(shape: ModelShape) -> None:
+    full = PUBLISHED_QWEN_7B
+    assert states(trainer(0, 8), shape) == {"weights": 2 * full, "gradients": 2 * full, "optimizer": 12 * full}
+    assert states(trainer(1, 8), shape) == {"weights": 2 * full, "gradients": 2 * full, "optimizer": 12 * full // 8}
+    assert states(trainer(2, 8), shape) == {"weights": 2 * full, "gradients": 2 * full // 8, "optimizer": 12 * full // 8}
+    assert states(trainer(3, 8), shape) == {"weights": 2 * full // 8, "gradients": 2 * full // 8, "optimizer": 12 * full // 8}
+    assert states(trainer(0, 1, dtype="fp32"), shape) == {"weights": 4 * full, "gradients": 4 * full, "optimizer": 8 * full}
+
+
+def test_lora_trains_only_its_adapters(shape: ModelShape) -> None:
+    adapters = shape.adapter_parameters("all-linear", 8)
+    held = states(trainer(3, 4, lora_target="all-linear", lora_rank=8), shape)
+    assert held["optimizer"] == 12 * adapters // 4
+    assert held["gradients"] == 2 * adapters // 4
+    assert held["weights"] == 2 * (PUBLISHED_QWEN_7B + adapters) // 4
+
+
+def test_offload_moves_to_the_host(shape: ModelShape) -> None:
+    role = trainer(3, 4, offload_optimizer={"device": "cpu"})
+    memory = estimate(place("actor_train", role, 6144), role, shape, 6144)
+    assert "optimizer" not in memory.device
+    assert memory.host == 12 * PUBLISHED_QWEN_7B // 4
+
+
+def test_checkpointing_holds_fewer_activations(shape: ModelShape) -> None:
+    kept, recomputed = (trainer(3, 8, disable_gradient_checkpointing=flag) for flag in (True, False))
+    sizes = [estimate(place("actor_train", role, 6144), role, shape, 6144).device["activations"] for role in (kept, recomputed)]
+    assert sizes[0] > 10 * sizes[1]
+
+
+def test_an_engine_and_a_reference(shape: ModelShape) -> None:
+    settings = {"tensor_parallel_size": 2, "gpu_memory_utilization": 0.6}
+    infer = ActorInfer.model_validate(
+        {"strategy_args": {"strategy_name": "vllm", "strategy_config": settings}, "device_mapping": (0, 1, 2, 3)}
+    )
+    plan = place("actor_infer", infer, 6144)
+    assert plan.devices == ((0, 1), (2, 3))
+    assert (plan.ranks, plan.tensor_parallel, plan.on_cpu) == (2, 2, False)
+    memory = estimate(plan, infer, shape, 6144)
+    assert memory.device == {"weights": PUBLISHED_QWEN_7B}
+    assert memory.reserved_fraction == 0.6
+    reference = Reference.model_validate({"strategy_args": {"strategy_name": "hf_infer"}, "device_mapping": (0, 1)})
+    assert estimate(place("reference", reference, 6144), reference, shape, 6144).device["weights"] == 2 * PUBLISHED_QWEN_7B
+    assert 14 < 2 * PUBLISHED_QWEN_7B / GIB < 15
+
+
+def test_a_model_of_another_kind_has_no_shape(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 768}')
+    assert read_shape(tmp_path / "config.json") is None
+    assert config_file(str(tmp_path)) == tmp_path / "config.json"
+    assert config_file("nobody/has-this-model") is None
