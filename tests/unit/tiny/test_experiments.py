@@ -2,14 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from examples.tiny import demo
-from examples.tiny.make_problems import write_problems
+from examples.tiny.make_problems import problem, write_problems
 from roll.config.compose import compose
 from roll.config.loader import load_config
 from roll.config.plan import make_plan
 from roll.config.schema import Config, RlvrConfig, SftConfig
+from roll.rewards.base import load_reward
+from roll.types import Prompt
 
 
 def load(experiment: Path) -> Config:
@@ -65,3 +68,12 @@ def test_the_warm_up_has_rows_for_all_its_steps(warm_up: SftConfig, tmp_path: Pa
     assert warm_up.sft_train.world_size is not None
     batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * warm_up.sft_train.world_size
     assert arguments.num_train_epochs * (rows // batch) >= warm_up.max_steps
+
+
+@pytest.mark.parametrize(("response", "reward"), [("22", 1.0), ("21", 0.0), ("7+4+9+2", 0.0), ("7+15", 0.0), ("", 0.0)])
+def test_only_the_worked_out_sum_is_rewarded(rlvr: RlvrConfig, response: str, reward: float) -> None:
+    row = problem("7492")
+    prompt = Prompt(0, np.zeros(1, dtype=np.int32), row["prompt"], row["tag"], row)
+    domain = rlvr.rewards[row["tag"]]
+    assert domain.reward is not None
+    assert load_reward(domain.reward)(prompt, response, row, **domain.reward_args).value == reward
