@@ -52,7 +52,6 @@ class CommandLine:
     """For Hydra, as they were given."""
     overrides: tuple[str, ...]
     """For Hydra, as they were given."""
-    multirun: bool
 
 
 def parse(argv: Sequence[str]) -> CommandLine:
@@ -75,13 +74,13 @@ def parse(argv: Sequence[str]) -> CommandLine:
             raise SystemExit(0)
         if not {"--hydra-help", "--version"} & set(flags):
             raise ConfigError([Fault("--config-name", "missing", f"give one of: {', '.join(experiments())}")])
-        return CommandLine(None, flags, overrides, False)
+        return CommandLine(None, flags, overrides)
     option = "--config-path" if given.config_path else "--config-dir"
     folder = given.config_path or given.config_dir
     file = find_in(Path(folder).resolve(), given.config_name, option) if folder else find_experiment(given.config_name)
     if given.config_path and given.config_dir:
         flags += (f"--config-dir={given.config_dir}",)
-    return CommandLine(file, flags, overrides, bool({"--multirun", "-m"} & set(flags)))
+    return CommandLine(file, flags, overrides)
 
 
 def compose(argv: Sequence[str], check: Callable[[DictConfig, set[str]], None]) -> None:

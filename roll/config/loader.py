@@ -41,7 +41,8 @@ def load_config(composed: DictConfig, presets: Collection[str] | None = None) ->
     """
     plain = _resolve(composed)
     for name in preset_names() if presets is None else presets:
-        plain.pop(name, None)
+        if name not in RlvrConfig.model_fields | SftConfig.model_fields:
+            plain.pop(name, None)
     done = translate(plain, referenced_text(OmegaConf.to_container(composed, resolve=False)))
     for text in done.warnings:
         warnings.warn(text, ConfigWarning, stacklevel=2)

@@ -85,7 +85,7 @@ def _memory(plan: Plan) -> Table:
         table.add_column(column.replace("_", " "), justify="right")
     for name, memory in plan.memory.items():
         cells = [_gib(memory.device[kind]) if kind in memory.device else "-" for kind in kinds]
-        reserved = f" + KV cache, {memory.reserved_fraction:.0%} of the device" if memory.reserved_fraction else ""
+        reserved = f"; {memory.reserved_fraction:.0%} of the device with the KV cache" if memory.reserved_fraction else ""
         table.add_row(name, *cells, _gib(memory.device_total) + reserved, _gib(memory.host) if memory.host else "-")
     return table
 

@@ -16,6 +16,8 @@ from roll.config.schema import Config, HfConfig, RlvrConfig
 from roll.errors import ConfigError
 from roll.pipeline.__main__ import main
 
+pytestmark = pytest.mark.filterwarnings("ignore::roll.config.loader.ConfigWarning")
+
 ROLL_WORDS = """
 defaults:
   - ../config/deepspeed_zero@_here_
@@ -98,7 +100,7 @@ actor_train:
   data_args:
     template: qwen2_5
     file_name: [data/math_deepmath_deal.jsonl]
-    domain_interleave_probs: {math_rule: 1.0}
+    domain_interleave_probs: {maths: 1.0}
     dataset_dir: data
     messages: messages
     interleave_probs: "1.0"
