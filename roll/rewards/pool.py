@@ -197,10 +197,12 @@ class _Child:
         # -P: the parent's sys.path, handed over as PYTHONPATH, says where modules are; not the working directory.
         command = [sys.executable, "-P", "-m", "roll.rewards.child", str(theirs.fileno()), str(os.getpid())]
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        # One thread each unless told otherwise: BLAS would start one for every core as soon as numpy is imported.
+        inherited = {"OMP_NUM_THREADS": "1", **os.environ}
         try:
             self._process = subprocess.Popen(
                 command,
-                env={**os.environ, "PYTHONPATH": paths, **environment},
+                env={**inherited, "PYTHONPATH": paths, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 pass_fds=(theirs.fileno(),),

@@ -82,9 +82,9 @@ def faulty_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Any:
     """No process and no descriptor may outlive a pool."""
-    descriptors = open_descriptors()
+    descriptors, processes = open_descriptors(), descendants(os.getpid())
     yield
-    assert descendants(os.getpid()) == []
+    assert [pid for pid in descendants(os.getpid()) if pid not in processes] == []
     assert open_descriptors() == descriptors
 
 
@@ -92,8 +92,13 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def reward_children() -> list[int]:
+    """Processes of pools that this process holds."""
+    return [pid for pid in descendants(os.getpid()) if b"roll.rewards.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
 def descendants(pid: int) -> list[int]:
-    """Living processes in the tree beneath `pid`, and those of sessions that its children lead."""
+    """Processes in the tree beneath `pid`, those of earlier tests included."""
     found: list[int] = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (fields := stat_fields(int(entry))) and int(fields[1]) == pid:
@@ -214,7 +219,7 @@ def test_children_import_neither_torch_nor_ray_and_get_their_environment() -> No
 def test_what_a_reward_started_ends_with_it(response: str) -> None:
     async def go() -> list[int]:
         async with RewardPool({"act": section()}, 1) as pool:
-            (leader,) = descendants(os.getpid())
+            (leader,) = reward_children()
             await pool.score("act", PROMPT, [response])
             return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and stat_fields(int(pid))[3:4] == [str(leader)]]
 
@@ -224,9 +229,9 @@ def test_what_a_reward_started_ends_with_it(response: str) -> None:
 def test_a_child_that_died_while_idle_is_replaced() -> None:
     async def go() -> list[RewardResult]:
         async with RewardPool({"act": section()}, 1) as pool:
-            (child,) = descendants(os.getpid())
+            (child,) = reward_children()
             os.kill(child, signal.SIGKILL)
-            assert gone([child])
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
             return await pool.score("act", PROMPT, ["ok"])
 
     assert run(go())[0].value == 102.0
