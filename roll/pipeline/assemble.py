@@ -20,7 +20,7 @@ from roll.pipeline.stage import Stage
 from roll.tracking.base import Tracker
 from roll.tracking.console import console_tracker
 from roll.tracking.fanout import Tracking
-from roll.tracking.jsonl import JsonlTracker
+from roll.tracking.jsonl import METRICS_FILE, JsonlTracker
 from roll.tracking.logs import RunLog
 from roll.tracking.report import write_report
 from roll.tracking.tensorboard import TensorBoardTracker
@@ -46,12 +46,17 @@ def run(config: Config, plan: Plan) -> None:
             return
         loop = wire_rlvr.prepare(config) if isinstance(config, RlvrConfig) else wire_sft.prepare(config)
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))
-        stack.callback(write_report, folder)
+        stack.callback(_report, folder)
         tracker = stack.enter_context(open_trackers(config, keeper.resumed_step))
         gpus = max(plan.devices, default=-1) + 1
         with cluster(folder, gpus, config.num_gpus_per_node) as session:
             asyncio.run(_run(config, plan, loop, Stage(plan, session, keeper, tracker)))
-    print(f"report: {folder / 'report.html'}")
+
+
+def _report(folder: Path) -> None:
+    """Also of a run that failed, if it came to a first line of metrics."""
+    if (folder / METRICS_FILE).stat().st_size:
+        print(f"report: {write_report(folder)}")
 
 
 async def _run(config: Config, plan: Plan, loop: wire_rlvr.Loop, stage: Stage) -> None:

@@ -124,7 +124,7 @@ class Roles:
         return group
 
     def _new_group(self, name: str, system_envs: Mapping[str, str], blocking: bool) -> WorkerGroup:
-        environment = {**self._config.system_envs, **system_envs}
+        environment = {"TMPDIR": str(self._session.scratch), **self._config.system_envs, **system_envs}
         places = seats(self._plan.roles[name], self._config.num_gpus_per_node, environment)
         group = WorkerGroup(name, places, self._session.logs, blocking)
         self._stack.push_async_callback(group.stop, self._config.deadlines.shutdown)

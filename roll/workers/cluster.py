@@ -30,6 +30,8 @@ class ClusterSession:
     """Folder in memory shared by the processes of this host."""
     logs: Path
     """Where each worker process writes what it prints."""
+    scratch: Path
+    """Temporary folder of this host's worker processes: sockets of the engine and the like."""
 
 
 @contextmanager
@@ -59,7 +61,7 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
                 _temp_dir=str(scratch),
             )
         check_gpus(gpus, gpus_per_node)
-        yield ClusterSession(shared, logs)
+        yield ClusterSession(shared, logs, scratch)
     except BaseException:
         _keep_ray_logs(scratch, logs)
         raise

@@ -108,7 +108,8 @@ class WorkerGroup:
         lines = str(cause).strip().splitlines() or [""]
         trace = str(dict(failures)[rank])
         if isinstance(cause, ray.exceptions.RayActorError):
-            return WorkerFailed(self.role, rank, f"the process died ({lines[0]}); see its file in logs/", trace)
+            # The last line is the exception of a process that failed as it started, or the way in which it ended.
+            return WorkerFailed(self.role, rank, f"the process died ({lines[-1].strip()}); see logs/{self.role}-{rank}.log", trace)
         return WorkerFailed(self.role, rank, f"{type(cause).__name__}: {lines[0]}", trace)
 
     async def peak_bytes(self) -> list[int]:

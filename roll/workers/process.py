@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -78,12 +77,11 @@ class AsyncProcess:
 
 
 def _own_log(path: Path) -> None:
-    """Send what this process and its children print to a file of the run, and leave Ctrl-C to the driver."""
+    """Send what this process and its children print to a file of the run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     stream = path.open("ab", buffering=0)
     os.dup2(stream.fileno(), sys.stdout.fileno())
     os.dup2(stream.fileno(), sys.stderr.fileno())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _free_address() -> tuple[str, int]:
