@@ -1,0 +1,104 @@
+"""The import direction: who may know whom. Read from the source, so that a lazy import counts as well."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SOURCES = sorted((ROOT / "roll").rglob("*.py"))
+LINES = [
+    {"types", "errors", "registry"},
+    {"models", "algorithms", "config"},
+    {"strategies", "weight_sync", "rewards", "data"},
+    {"rollout", "workers", "checkpoint", "tracking"},
+    {"pipeline"},
+]
+HEIGHT = {name: height for height, line in enumerate(LINES) for name in line}
+KEPT_TO = {
+    "ray": ["roll/workers/*"],
+    "deepspeed": ["roll/strategies/deepspeed_*", "roll/weight_sync/*"],
+    "vllm": ["roll/strategies/vllm.py", "roll/weight_sync/*"],
+}
+HEAVY = {"torch", "ray", "transformers", "deepspeed", "vllm", "peft", "numpy"}
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and full name of every import, wherever it stands. `from a import b` is `a.b`: b may be a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def package(path: Path) -> str:
+    """`models` of roll/models/load.py, `types` of roll/types.py."""
+    return path.relative_to(ROOT / "roll").parts[0].removesuffix(".py")
+
+
+def house_imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and package of every import of roll itself."""
+    for line, name in imports(ast.parse(path.read_text())):
+        if name.startswith("roll."):
+            yield line, name.split(".")[1]
+
+
+def test_every_package_has_its_place() -> None:
+    assert {package(path) for path in SOURCES} - {"__init__"} == set(HEIGHT)
+
+
+def test_no_line_of_the_house_imports_from_above_it() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports roll.{target}"
+        for path in SOURCES
+        for line, target in house_imports(path)
+        if HEIGHT[target] > HEIGHT[package(path)]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_two_packages_import_each_other_in_a_circle() -> None:
+    knows: dict[str, set[str]] = defaultdict(set)
+    for path in SOURCES:
+        knows[package(path)] |= {target for _, target in house_imports(path)} - {package(path)}
+
+    def reachable(start: str) -> set[str]:
+        found: set[str] = set()
+        waiting = [start]
+        while waiting:
+            new = knows[waiting.pop()] - found
+            found |= new
+            waiting += new
+        return found
+
+    circles = [name for name in sorted(HEIGHT) if name in reachable(name)]
+    assert not circles, f"packages that import themselves by way of others: {', '.join(circles)}"
+
+
+@pytest.mark.parametrize("library", sorted(KEPT_TO))
+def test_an_engine_is_imported_where_it_belongs_and_nowhere_else(library: str) -> None:
+    users = {path.relative_to(ROOT) for path in SOURCES for _, name in imports(ast.parse(path.read_text())) if name.split(".")[0] == library}
+    assert users, f"nothing imports {library}: this test looks in the wrong place"
+    assert not [str(path) for path in users if not any(path.match(pattern) for pattern in KEPT_TO[library])]
+
+
+def test_the_configuration_imports_nothing_heavy() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in SOURCES
+        if package(path) in ("config", "errors", "registry")
+        for line, name in imports(ast.parse(path.read_text()))
+        if name.split(".")[0] in HEAVY
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_tests_see_an_import_that_is_wrong() -> None:
+    source = "def late():\n    from roll.pipeline import rlvr\n    import ray.util\n"
+    assert list(imports(ast.parse(source))) == [(2, "roll.pipeline.rlvr"), (3, "ray.util")]
