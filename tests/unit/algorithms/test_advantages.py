@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roll.algorithms.advantages import ADVANTAGES, Normalisation, Scores, advantages
+from roll.data.packing import concatenate, positions, select
+from roll.types import Sequences
+
+
+def responses(*masks: str) -> Sequences:
+    """Sequences from pictures: `..xx` is two prompt and two response tokens."""
+    return concatenate(
+        [np.arange(len(mask), dtype=np.int32) for mask in masks],
+        [np.array([letter == "x" for letter in mask]) for mask in masks],
+    )
+
+
+def scores(rewards: list[float], groups: list[int], masks: list[str], penalties: list[float] | None = None) -> Scores:
+    return Scores(
+        responses(*masks),
+        np.array(rewards, np.float32),
+        np.array(groups, np.int32),
+        None if penalties is None else np.array(penalties, np.float32),
+    )
+
+
+def test_grpo_of_two_groups_by_hand() -> None:
+    # Group 0: mean 1/2, sample std sqrt(1/2). Group 1: mean 2, std 1.
+    got = advantages("grpo", scores([0, 1, 1, 2, 3], [0, 0, 1, 1, 1], [".x", ".xx", ".x", ".x", "..x"]), Normalisation())
+    half = 0.5 / (0.5**0.5 + 1e-6)
+    np.testing.assert_allclose(got, [0, -half, 0, half, half, 0, -1, 0, 0, 0, 0, 1], rtol=2e-6, atol=1e-6)
+    assert got.dtype == np.float32
+
+
+def test_grpo_ignores_the_settings_of_reinforce() -> None:
+    given_scores = scores([0, 1, 4], [0, 0, 0], [".xx", ".xx", ".x"])
+    plain = advantages("grpo", given_scores, Normalisation())
+    np.testing.assert_array_equal(advantages("grpo", given_scores, Normalisation(mean="batch", std="batch", gamma=0.5)), plain)
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.1, 1 / 3, -7.3, 1e4])
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_a_group_of_equal_rewards_teaches_nothing(reward: float, size: int) -> None:
+    got = advantages("grpo", scores([reward] * size, [0] * size, [".xx"] * size), Normalisation())
+    np.testing.assert_allclose(got, 0, atol=1e-5)
+
+
+def test_reinforce_is_the_reward_itself_unless_told() -> None:
+    got = advantages("reinforce", scores([3, -2], [0, 0], [".xxx", ".x"]), Normalisation())
+    np.testing.assert_array_equal(got, [0, 3, 3, 3, 0, -2])
+
+
+def test_reinforce_discounts_from_the_last_token_back() -> None:
+    got = advantages("reinforce", scores([8], [0], ["..xxxx"]), Normalisation(gamma=0.5))
+    np.testing.assert_array_equal(got, [0, 0, 1, 2, 4, 8])
+
+
+def test_gamma_zero_pays_the_last_token_alone() -> None:
+    got = advantages("reinforce", scores([8], [0], [".xxx"]), Normalisation(gamma=0.0))
+    np.testing.assert_array_equal(got, [0, 0, 0, 8])
+
+
+def test_penalties_are_paid_by_every_token_at_or_before_them() -> None:
+    # Immediate rewards -1, -2, 5 - 4 = 1; from the end: 1, -1, -2. The prompt's penalty of 9 is nobody's.
+    given_scores = scores([5], [0], [".xxx"], [9, 1, 2, 4])
+    np.testing.assert_array_equal(advantages("reinforce", given_scores, Normalisation()), [0, -2, -1, 1])
+    # Discounted by a half: 1, -2 + 1/2, -1 + (-3/2)/2.
+    np.testing.assert_array_equal(advantages("reinforce", given_scores, Normalisation(gamma=0.5)), [0, -1.75, -1.5, 1])
+
+
+def test_penalties_act_on_tokens_between_which_the_mask_has_a_gap() -> None:
+    got = advantages("reinforce", scores([1], [0], [".x.x"], [0, 0.25, 100, 0.5]), Normalisation())
+    np.testing.assert_array_equal(got, [0, 0.25, 0, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "expected"),
+    [
+        ("batch", None, [-2.5, -1.5, 0.5, 3.5]),
+        ("group", None, [-0.5, 0.5, -1.5, 1.5]),
+        # Group stds: sqrt(1/2), sqrt(9/2). Batch: mean 5/2, squares 6.25 + 2.25 + 0.25 + 12.25 = 21, std sqrt(7).
+        ("group", "group", [-0.5 / 0.5**0.5, 0.5 / 0.5**0.5, -1.5 / 4.5**0.5, 1.5 / 4.5**0.5]),
+        ("batch", "batch", [-2.5 / 7**0.5, -1.5 / 7**0.5, 0.5 / 7**0.5, 3.5 / 7**0.5]),
+        ("group", "batch", [-0.5 / 7**0.5, 0.5 / 7**0.5, -1.5 / 7**0.5, 1.5 / 7**0.5]),
+        (None, "batch", [0, 1 / 7**0.5, 3 / 7**0.5, 6 / 7**0.5]),
+    ],
+)
+def test_reinforce_normalises_over_what_it_is_told(mean: str, std: str, expected: list[float]) -> None:
+    got = advantages("reinforce", scores([0, 1, 3, 6], [0, 0, 1, 1], [".x"] * 4), Normalisation(mean=mean, std=std))  # pyright: ignore
+    np.testing.assert_allclose(got[1::2], expected, rtol=3e-6)
+    np.testing.assert_array_equal(got[::2], 0)
+
+
+def test_rewards_are_clipped_before_and_advantages_after() -> None:
+    clipped_rewards = advantages("reinforce", scores([9, -9, 1], [0, 0, 0], [".x"] * 3), Normalisation(reward_clip=2))
+    np.testing.assert_array_equal(clipped_rewards[1::2], [2, -2, 1])
+    # Clipping to [-2, 2] first makes the two rewards equal, so their group teaches nothing.
+    np.testing.assert_allclose(advantages("grpo", scores([9, 5], [0, 0], [".x"] * 2), Normalisation(reward_clip=2)), 0, atol=1e-6)
+    clipped = advantages("reinforce", scores([9, -9, 1], [0, 0, 0], [".x"] * 3), Normalisation(mean="batch", advantage_clip=2))
+    np.testing.assert_allclose(clipped[1::2], [2, -2, 1 - 1 / 3], rtol=1e-6)
+
+
+def test_whitening_counts_tokens_and_leaves_the_prompt_at_zero() -> None:
+    # Tokens: 1 once and 4 three times: mean 13/4, variance (2.25^2 + 3 * 0.75^2) / 4 = 27/16.
+    got = advantages("reinforce", scores([1, 4], [0, 1], ["..x", ".xxx"]), Normalisation(whiten=True))
+    low, high = -2.25 / (27 / 16) ** 0.5, 0.75 / (27 / 16) ** 0.5
+    np.testing.assert_allclose(got, [0, 0, low, 0, high, high, high], rtol=3e-6)
+
+
+def test_whitening_nothing_is_nothing() -> None:
+    np.testing.assert_array_equal(advantages("reinforce", scores([1, 4], [0, 0], ["..", "..."]), Normalisation(whiten=True)), 0)
+
+
+def test_a_masked_response_counts_in_its_group_and_not_in_the_loss() -> None:
+    got = advantages("grpo", scores([0, 1, 2], [0, 0, 0], [".x", "...", ".x"]), Normalisation())
+    np.testing.assert_allclose(got, [0, -1, 0, 0, 0, 0, 1], atol=2e-6)
+
+
+def test_an_unknown_estimator_is_named_with_the_known_ones() -> None:
+    with pytest.raises(KeyError, match=r"'grpp' \(did you mean 'grpo'\?\); known: grpo, reinforce"):
+        advantages("grpp", scores([1], [0], [".x"]), Normalisation())
+
+
+RESPONSES = st.lists(
+    st.tuples(st.floats(-100, 100, width=32), st.integers(0, 3), st.text("x.", min_size=1, max_size=6).map(lambda mask: "." + mask)),
+    min_size=1,
+    max_size=12,
+)
+NORMALISATIONS = st.builds(
+    Normalisation,
+    mean=st.sampled_from([None, "batch", "group"]),
+    std=st.sampled_from([None, "batch", "group"]),
+    gamma=st.sampled_from([1.0, 0.9, 0.0]),
+    whiten=st.booleans(),
+    reward_clip=st.none() | st.just(5.0),
+    advantage_clip=st.none() | st.just(1.5),
+)
+
+
+def build(rows: list[tuple[float, int, str]]) -> Scores:
+    rewards, groups, masks = zip(*rows, strict=True)
+    return scores(list(rewards), list(groups), list(masks))
+
+
+@given(rows=RESPONSES, norm=NORMALISATIONS, estimator=st.sampled_from(sorted(ADVANTAGES)))
+def test_nothing_outside_the_mask_and_nothing_beyond_the_clip(rows: list[tuple[float, int, str]], norm: Normalisation, estimator: str) -> None:
+    given_scores = build(rows)
+    got = advantages(estimator, given_scores, norm)
+    assert np.isfinite(got).all()
+    assert not got[~given_scores.sequences.response_mask].any()
+    if norm.advantage_clip is not None:
+        assert np.abs(got).max() <= norm.advantage_clip
+
+
+@settings(deadline=None)
+@given(rows=RESPONSES, norm=NORMALISATIONS, estimator=st.sampled_from(sorted(ADVANTAGES)), random=st.randoms(use_true_random=False))
+def test_the_order_of_responses_does_not_matter(
+    rows: list[tuple[float, int, str]], norm: Normalisation, estimator: str, random: np.random.RandomState
+) -> None:
+    given_scores = build(rows)
+    order = list(range(len(rows)))
+    random.shuffle(order)
+    shuffled = Scores(select(given_scores.sequences, order), given_scores.rewards[order], given_scores.groups[order])
+    expected = advantages(estimator, given_scores, norm)[positions(given_scores.sequences.offsets, order)]
+    np.testing.assert_allclose(advantages(estimator, shuffled, norm), expected, rtol=1e-4, atol=1e-3)
+
+
+@given(rows=RESPONSES)
+def test_grpo_against_its_formula_in_float64(rows: list[tuple[float, int, str]]) -> None:
+    given_scores = build(rows)
+    got = advantages("grpo", given_scores, Normalisation())
+    for index, (reward, group, _) in enumerate(rows):
+        peers = [float(np.float32(other)) for other, its_group, _ in rows if its_group == group]
+        mean = sum(peers) / len(peers)
+        std = (sum((peer - mean) ** 2 for peer in peers) / (len(peers) - 1)) ** 0.5 if len(peers) > 1 else 0.0
+        begin, end = given_scores.sequences.offsets[index : index + 2]
+        mask = given_scores.sequences.response_mask[begin:end]
+        np.testing.assert_allclose(got[begin:end], mask * (reward - mean) / (std + 1e-6), rtol=1e-4, atol=1e-4)

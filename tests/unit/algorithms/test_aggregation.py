@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roll.algorithms.aggregation import loss_weights
+from roll.data.packing import concatenate, select_tokens, split
+from roll.types import Sequences
+
+MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
+
+
+def responses(*masks: str) -> Sequences:
+    return concatenate(
+        [np.zeros(len(mask), np.int32) for mask in masks],
+        [np.array([letter == "x" for letter in mask]) for mask in masks],
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token-mean", [0, 1 / 4, 0, 0, 1 / 4, 1 / 4, 1 / 4, 0, 0]),
+        ("seq-mean-token-sum", [0, 1 / 2, 0, 0, 1 / 2, 1 / 2, 1 / 2, 0, 0]),
+        ("seq-mean-token-mean", [0, 1 / 2, 0, 0, 1 / 6, 1 / 6, 1 / 6, 0, 0]),
+    ],
+)
+def test_weights_by_hand(mode: str, expected: list[float]) -> None:
+    # One and three response tokens; the last sequence is masked out and counts in neither denominator.
+    got = loss_weights(responses(".x", "..xxx", ".."), mode)
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    assert got.dtype == np.float32
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_to_learn_weighs_nothing(mode: str) -> None:
+    assert not loss_weights(responses("..", "...."), mode).any()
+
+
+def test_an_unknown_mode_is_named_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="'mean'; known: token-mean, seq-mean-token-sum, seq-mean-token-mean"):
+        loss_weights(responses(".x"), "mean")
+
+
+MASKS = st.lists(st.text("x.", min_size=1, max_size=8).map(lambda mask: "." + mask), min_size=1, max_size=12)
+
+
+def direct(sequences: Sequences, losses: np.ndarray, mode: str) -> float:
+    """The aggregate by its definition, over whole sequences, in float64."""
+    rows = [losses[begin:end][sequences.response_mask[begin:end]] for begin, end in zip(sequences.offsets, sequences.offsets[1:], strict=False)]
+    rows = [row for row in rows if len(row)]
+    if not rows:
+        return 0.0
+    match mode:
+        case "token-mean":
+            return float(np.concatenate(rows).mean())
+        case "seq-mean-token-sum":
+            return float(np.mean([row.sum() for row in rows]))
+        case _:
+            return float(np.mean([row.mean() for row in rows]))
+
+
+@settings(deadline=None)
+@given(masks=MASKS, mode=st.sampled_from(MODES), ranks=st.integers(1, 4), budget=st.integers(1, 30), seed=st.integers(0, 1000))
+def test_no_split_into_ranks_and_micro_batches_changes_the_loss(masks: list[str], mode: str, ranks: int, budget: int, seed: int) -> None:
+    sequences = responses(*masks)
+    losses = np.random.default_rng(seed).normal(size=len(sequences.token_ids))
+    weights = loss_weights(sequences, mode)
+    whole = direct(sequences, losses, mode)
+    assert float(weights.astype(np.float64) @ losses) == pytest.approx(whole, rel=1e-5, abs=1e-6)
+    parts = 0.0
+    for micro_batches in split(sequences.lengths, ranks, budget).ranks:
+        for indices in micro_batches:
+            part_weights = select_tokens(weights, sequences, indices).astype(np.float64)
+            part_losses = select_tokens(losses.astype(np.float64), sequences, indices)
+            parts += float(part_weights @ part_losses)
+    assert parts == pytest.approx(whole, rel=1e-5, abs=1e-6)
