@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roll.data.packing import FILLER, balance, concatenate, pack, positions, select, select_tokens, split
+from roll.types import Sequences
+
+LENGTHS = st.lists(st.integers(1, 50), max_size=40)
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, ranks=st.integers(1, 5), budget=st.integers(1, 120))
+def test_split_gives_every_index_once_and_every_rank_as_many_forwards(lengths: list[int], ranks: int, budget: int) -> None:
+    found = split(lengths, ranks, budget)
+    assert len(found.ranks) == ranks
+    assert {len(forwards) for forwards in found.ranks} == {found.forwards}
+    assert found.forwards >= 1
+    assert sorted(index for forwards in found.ranks for indices in forwards for index in indices) == list(range(len(lengths)))
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, ranks=st.integers(1, 5), budget=st.integers(1, 120))
+def test_a_micro_batch_exceeds_its_budget_for_one_long_sequence_only(lengths: list[int], ranks: int, budget: int) -> None:
+    for forwards in split(lengths, ranks, budget).ranks:
+        for indices in forwards:
+            assert len(indices) <= 1 or sum(lengths[index] for index in indices) <= budget
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, ranks=st.integers(1, 5), budget=st.integers(1, 120))
+def test_no_more_forwards_than_twice_what_the_tokens_need(lengths: list[int], ranks: int, budget: int) -> None:
+    # Two bins that are both at most half full would have been one.
+    heaviest = max(sum(lengths[index] for index in share) for share in balance(lengths, ranks))
+    longer = sum(length > budget for length in lengths)
+    assert split(lengths, ranks, budget).forwards <= 1 + longer + 2 * heaviest // budget
+
+
+@given(lengths=LENGTHS, ranks=st.integers(1, 5))
+def test_ranks_differ_by_one_sequence_at_most(lengths: list[int], ranks: int) -> None:
+    loads = [sum(lengths[index] for index in share) for share in balance(lengths, ranks)]
+    assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+def test_balance_by_hand() -> None:
+    # 9 | 7 | then 5 to the second (12), 4 to the first (13), 2 to the second (14), 1 to the first (14).
+    assert balance([1, 2, 4, 5, 7, 9], 2) == [[0, 2, 5], [1, 3, 4]]
+
+
+def test_pack_by_hand() -> None:
+    assert pack([5, 3, 3, 9], [0, 1, 2, 3], token_budget=8, bins=1) == [[3], [0, 1], [2]]
+    assert pack([5, 3], [0, 1], token_budget=100, bins=2) == [[0], [1]]
+    assert pack([5, 3], [], token_budget=100, bins=2) == []
+
+
+def test_a_rank_with_nothing_gets_as_many_empty_forwards() -> None:
+    assert split([4, 4], ranks=3, token_budget=4).ranks == (((0,),), ((1,),), ((),))
+    assert split([], ranks=2, token_budget=4).ranks == (((),), ((),))
+    assert split([8, 8, 8], ranks=2, token_budget=8).ranks == (((0,), (2,)), ((1,), ()))
+
+
+def test_a_rank_spreads_its_share_over_the_forwards_that_all_run() -> None:
+    # Rank 0 needs two forwards for its long sequences; rank 1's two short ones fill its second forward too.
+    found = split([10, 10, 10, 5, 5], ranks=2, token_budget=10)
+    assert found.forwards == 2
+    assert all(indices for forwards in found.ranks for indices in forwards)
+
+
+def three() -> Sequences:
+    return concatenate(
+        [np.array([1, 2], np.int32), np.array([3, 4, 5], np.int64), np.array([6], np.int32)],
+        [np.array([False, True]), np.array([False, False, True]), np.array([False])],
+    )
+
+
+def test_concatenate_lays_end_to_end() -> None:
+    sequences = three()
+    assert sequences.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
+    assert sequences.token_ids.dtype == np.int32
+    assert sequences.offsets.tolist() == [0, 2, 5, 6]
+    assert sequences.lengths.tolist() == [2, 3, 1]
+    assert sequences.response_mask.tolist() == [False, True, False, False, True, False]
+    assert len(sequences) == 3
+
+
+def test_select_takes_sequences_and_their_fields_in_the_order_asked_for() -> None:
+    sequences = three()
+    chosen = select(sequences, [2, 0])
+    assert chosen.token_ids.tolist() == [6, 1, 2]
+    assert chosen.offsets.tolist() == [0, 1, 3]
+    assert chosen.response_mask.tolist() == [False, False, True]
+    assert positions(sequences.offsets, [2, 0]).tolist() == [5, 0, 1]
+    assert select_tokens(np.arange(6, dtype=np.float32), sequences, [2, 0]).tolist() == [5, 0, 1]
+
+
+def test_selecting_nothing_gives_the_filler() -> None:
+    sequences = three()
+    assert select(sequences, []) is FILLER
+    assert not FILLER.response_mask.any()
+    assert len(FILLER) == 1
+    field = select_tokens(np.arange(6, dtype=np.int32), sequences, [])
+    assert field.tolist() == [0] * len(FILLER.token_ids)
+    assert field.dtype == np.int32
+
+
+@pytest.mark.parametrize("budget", [1, 7, 64])
+def test_selecting_every_part_of_a_split_gives_every_token_once(budget: int) -> None:
+    lengths = [3, 1, 8, 2, 2, 5]
+    sequences = concatenate([np.full(n, i, np.int32) for i, n in enumerate(lengths)], [np.zeros(n, np.bool_) for n in lengths])
+    numbers = np.arange(sum(lengths), dtype=np.int32)
+    parts = [indices for forwards in split(lengths, 2, budget).ranks for indices in forwards if indices]
+    assert sorted(np.concatenate([select_tokens(numbers, sequences, indices) for indices in parts])) == list(range(sum(lengths)))

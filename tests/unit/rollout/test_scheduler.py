@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from roll.errors import RollError
+from roll.rollout.episode import prompt_seed
+from roll.rollout.scheduler import TRAINING, RolloutScheduler
+from roll.types import Completion, FinishReason, Ints, Prompt, RewardResult, RolloutGroup, Sampling
+from tests.unit.rollout.build import make_prompt
+
+
+class Counting:
+    """A source of prompts 0, 1, 2, ... whose only token is their number."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def draw(self, count: int) -> list[Prompt]:
+        drawn = [make_prompt(self.position + n, [self.position + n]) for n in range(count)]
+        self.position += count
+        return drawn
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.position = state["position"]
+
+
+class Gated:
+    """A generator whose prompts finish when the test lets them."""
+
+    def __init__(self, *, is_open: bool) -> None:
+        self.is_open = is_open
+        self.gates: dict[int, asyncio.Event] = {}
+        self.seeds: dict[int, int | None] = {}
+        self.running: set[int] = set()
+        self.cancelled: list[int] = []
+        self.fails_on: int | None = None
+
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> Sequence[Completion]:
+        prompt_id = int(token_ids[0])
+        self.seeds[prompt_id] = seed
+        self.gates[prompt_id] = asyncio.Event()
+        self.running.add(prompt_id)
+        try:
+            if prompt_id == self.fails_on:
+                raise RollError("the engine died")
+            if not self.is_open:
+                await self.gates[prompt_id].wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(prompt_id)
+            raise
+        finally:
+            self.running.remove(prompt_id)
+        empty = np.zeros(1, np.int32)
+        return [Completion(empty, empty.astype(np.float32), empty, FinishReason.STOP, f"{prompt_id}/{n}") for n in range(sampling.samples)]
+
+
+class ByText:
+    """Scores a response with the number of its prompt."""
+
+    async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
+        return [RewardResult(float(text.split("/")[0])) for text in responses]
+
+
+def scheduler(generator: Gated, batch_size: int = 4, ratio: float = 0.0, seed: int | None = 7) -> tuple[RolloutScheduler, Counting]:
+    source = Counting()
+    return RolloutScheduler(source, generator, ByText(), Sampling(8, samples=2), batch_size, ratio, seed), source
+
+
+def ids(groups: Sequence[RolloutGroup]) -> list[int]:
+    return [group.prompt.prompt_id for group in groups]
+
+
+async def settle() -> None:
+    """Let every task run until it waits."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_synchronous_training_drains_before_it_hands_over() -> None:
+    async def run() -> None:
+        generator = Gated(is_open=True)
+        rollouts, source = scheduler(generator)
+        for step in range(3):
+            groups = await rollouts.take()
+            assert ids(groups) == list(range(4 * step, 4 * step + 4))
+            assert source.position == 4 * (step + 1)
+            assert not generator.running
+        assert [[rollout.reward.value for rollout in group.rollouts] for group in groups] == [[n, n] for n in range(8, 12)]
+
+    asyncio.run(run())
+
+
+def test_asynchronous_training_keeps_the_ratio_in_flight() -> None:
+    async def run() -> None:
+        generator = Gated(is_open=False)
+        rollouts, _ = scheduler(generator, batch_size=4, ratio=0.5)
+        taking = asyncio.create_task(rollouts.take())
+        await settle()
+        assert generator.running == set(range(6))
+        for prompt_id in range(4):
+            generator.gates[prompt_id].set()
+        assert ids(await taking) == [0, 1, 2, 3]
+        assert generator.running == {4, 5}
+        taking = asyncio.create_task(rollouts.take())
+        await settle()
+        assert generator.running == set(range(4, 10))
+        for prompt_id in range(4, 8):
+            generator.gates[prompt_id].set()
+        assert ids(await taking) == [4, 5, 6, 7]
+        await rollouts.aclose()
+
+    asyncio.run(run())
+
+
+def test_groups_leave_in_the_order_in_which_they_were_drawn() -> None:
+    async def run() -> None:
+        generator = Gated(is_open=False)
+        rollouts, _ = scheduler(generator, batch_size=2, ratio=1.0)
+        taking = asyncio.create_task(rollouts.take())
+        await settle()
+        for prompt_id in (3, 2, 1):
+            generator.gates[prompt_id].set()
+        await settle()
+        assert not taking.done()
+        generator.gates[0].set()
+        assert ids(await taking) == [0, 1]
+        # 2 and 3 are finished already: the next batch is them, at once.
+        assert ids(await asyncio.wait_for(rollouts.take(), 1)) == [2, 3]
+        await rollouts.aclose()
+
+    asyncio.run(run())
+
+
+def test_a_saved_position_repeats_what_was_in_flight_and_nothing_that_was_handed_over() -> None:
+    async def run() -> None:
+        generator = Gated(is_open=True)
+        rollouts, source = scheduler(generator, batch_size=4, ratio=1.0)
+        assert rollouts.state_dict() == {"position": 0}
+        await rollouts.take()
+        assert source.position == 8
+        assert rollouts.state_dict() == {"position": 4}
+        await rollouts.take()
+        saved = rollouts.state_dict()
+        assert saved == {"position": 8}
+        seeds = dict(generator.seeds)
+        await rollouts.aclose()
+
+        resumed_generator = Gated(is_open=True)
+        resumed, _ = scheduler(resumed_generator, batch_size=4, ratio=1.0)
+        resumed.load_state_dict(saved)
+        assert ids(await resumed.take()) == [8, 9, 10, 11]
+        shared = seeds.keys() & resumed_generator.seeds.keys()
+        assert shared == {8, 9, 10, 11}
+        assert {n: seeds[n] for n in shared} == {n: resumed_generator.seeds[n] for n in shared}
+        with pytest.raises(AssertionError, match="already running"):
+            resumed.load_state_dict(saved)
+        await resumed.aclose()
+
+    asyncio.run(run())
+
+
+def test_every_prompt_has_a_seed_of_its_own_or_none() -> None:
+    async def run(seed: int | None) -> dict[int, int | None]:
+        generator = Gated(is_open=True)
+        rollouts, _ = scheduler(generator, seed=seed)
+        await rollouts.take()
+        return generator.seeds
+
+    assert asyncio.run(run(7)) == {n: prompt_seed(7, TRAINING, n) for n in range(4)}
+    assert asyncio.run(run(None)) == dict.fromkeys(range(4))
+
+
+def test_a_failure_passes_to_the_loop_and_the_rest_is_cancelled_on_close() -> None:
+    async def run() -> None:
+        generator = Gated(is_open=False)
+        generator.fails_on = 2
+        rollouts, _ = scheduler(generator, batch_size=3, ratio=1.0)
+        with pytest.raises(RollError, match="the engine died"):
+            await rollouts.take()
+        await rollouts.aclose()
+        assert sorted(generator.cancelled) == [0, 1, 3, 4, 5]
+        assert not generator.running
+
+    asyncio.run(run())
+
+
+def test_a_failure_that_is_still_in_flight_does_not_break_the_close() -> None:
+    async def run() -> None:
+        generator = Gated(is_open=True)
+        generator.fails_on = 3
+        rollouts, source = scheduler(generator, batch_size=2, ratio=1.0)
+        assert ids(await rollouts.take()) == [0, 1]
+        await settle()
+        with pytest.raises(RollError, match="the engine died"):
+            await rollouts.take()
+        await rollouts.aclose()
+        # Nothing is in flight: the position is the source's own.
+        assert rollouts.state_dict() == source.state_dict()
+
+    asyncio.run(run())
+
+
+def test_prompt_seeds_differ_by_seed_stream_and_prompt_and_fit_31_bits() -> None:
+    seeds = {(run, stream, prompt): prompt_seed(run, stream, prompt) for run in range(4) for stream in range(2) for prompt in range(500)}
+    assert len(set(seeds.values())) == len(seeds)
+    assert all(0 <= seed < 2**31 for seed in seeds.values())
+    assert prompt_seed(1, 0, 3) == seeds[1, 0, 3]
