@@ -86,11 +86,19 @@ class WeightSync:
 
     async def _push_model(self) -> None:
         buckets = plan_buckets(await self._sender.tensors(adapter=False), self._bucket_bytes)
-        loading: asyncio.Task[None] | None = None
+        written: Bucket | None = None
         for number, names in enumerate(buckets):
-            bucket = await self._sender.write_bucket(names, False, self._folder / f"bucket{number % 2}.safetensors")
-            if loading is not None:
-                await loading
-            loading = asyncio.create_task(self._receiver.load_bucket(bucket))
-        if loading is not None:
-            await loading
+            written = await self._write_while_loading(names, self._folder / f"bucket{number % 2}.safetensors", written)
+        if written is not None:
+            await self._receiver.load_bucket(written)
+
+    async def _write_while_loading(self, names: Sequence[str], path: Path, written: Bucket | None) -> Bucket:
+        """Write the next bucket while the engines load the one before. If one side fails, the other is given up."""
+        try:
+            async with asyncio.TaskGroup() as sides:
+                writing = sides.create_task(self._sender.write_bucket(names, False, path))
+                if written is not None:
+                    sides.create_task(self._receiver.load_bucket(written))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
+        return writing.result()
