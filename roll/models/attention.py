@@ -48,7 +48,7 @@ def packed_attention(
         [1, T, heads, D] and None (no attention weights).
     """
     if sliding_window is not None and max_length_q > sliding_window:
-        raise ValueError(f"sequences of {max_length_q} tokens exceed the model's sliding window of {sliding_window}, which is not supported")
+        raise ValueError(f"sequences of {max_length_q} tokens exceed the model's sliding window of {sliding_window}: not supported")
     if query.is_cuda:
         from torch.nn.attention.varlen import varlen_attn
 

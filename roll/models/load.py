@@ -142,4 +142,5 @@ def unreadable(path: str, what: str, error: Exception) -> Fault:
     """The fault of a model or tokenizer that cannot be loaded."""
     first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     where = "" if Path(path).exists() else " (there is no such folder here, and it could not be had from the Hub)"
-    return Fault("pretrain", f"the {what} '{path}' cannot be read{where}: {first_line}", "give the folder or Hub name of a causal language model")
+    problem = f"the {what} '{path}' cannot be read{where}: {first_line}"
+    return Fault("pretrain", problem, "give the folder or Hub name of a causal language model")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.algorithms.advantages import ADVANTAGES, Normalisation, Scores, advantages
+from roll.algorithms.advantages import ADVANTAGES, Normalisation, Scope, Scores, advantages
 from roll.data.packing import concatenate, positions, select
 from roll.types import Sequences
 
@@ -88,8 +88,8 @@ def test_penalties_act_on_tokens_between_which_the_mask_has_a_gap() -> None:
         (None, "batch", [0, 1 / 7**0.5, 3 / 7**0.5, 6 / 7**0.5]),
     ],
 )
-def test_reinforce_normalises_over_what_it_is_told(mean: str, std: str, expected: list[float]) -> None:
-    got = advantages("reinforce", scores([0, 1, 3, 6], [0, 0, 1, 1], [".x"] * 4), Normalisation(mean=mean, std=std))  # pyright: ignore
+def test_reinforce_normalises_over_what_it_is_told(mean: Scope, std: Scope, expected: list[float]) -> None:
+    got = advantages("reinforce", scores([0, 1, 3, 6], [0, 0, 1, 1], [".x"] * 4), Normalisation(mean=mean, std=std))
     np.testing.assert_allclose(got[1::2], expected, rtol=3e-6)
     np.testing.assert_array_equal(got[::2], 0)
 
@@ -146,7 +146,7 @@ def build(rows: list[tuple[float, int, str]]) -> Scores:
 
 
 @given(rows=RESPONSES, norm=NORMALISATIONS, estimator=st.sampled_from(sorted(ADVANTAGES)))
-def test_nothing_outside_the_mask_and_nothing_beyond_the_clip(rows: list[tuple[float, int, str]], norm: Normalisation, estimator: str) -> None:
+def test_nothing_outside_the_mask_or_beyond_the_clip(rows: list[tuple[float, int, str]], norm: Normalisation, estimator: str) -> None:
     given_scores = build(rows)
     got = advantages(estimator, given_scores, norm)
     assert np.isfinite(got).all()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -49,7 +51,8 @@ MASKS = st.lists(st.text("x.", min_size=1, max_size=8).map(lambda mask: "." + ma
 
 def direct(sequences: Sequences, losses: np.ndarray, mode: str) -> float:
     """The aggregate by its definition, over whole sequences, in float64."""
-    rows = [losses[begin:end][sequences.response_mask[begin:end]] for begin, end in zip(sequences.offsets, sequences.offsets[1:], strict=False)]
+    bounds = itertools.pairwise(sequences.offsets)
+    rows = [losses[begin:end][sequences.response_mask[begin:end]] for begin, end in bounds]
     rows = [row for row in rows if len(row)]
     if not rows:
         return 0.0
@@ -66,14 +69,13 @@ def direct(sequences: Sequences, losses: np.ndarray, mode: str) -> float:
 @given(masks=MASKS, mode=st.sampled_from(MODES), ranks=st.integers(1, 4), budget=st.integers(1, 30), seed=st.integers(0, 1000))
 def test_no_split_into_ranks_and_micro_batches_changes_the_loss(masks: list[str], mode: str, ranks: int, budget: int, seed: int) -> None:
     sequences = responses(*masks)
-    losses = np.random.default_rng(seed).normal(size=len(sequences.token_ids))
+    losses = np.random.default_rng(seed).normal(size=len(sequences.token_ids)).astype(np.float32)
     weights = loss_weights(sequences, mode)
-    whole = direct(sequences, losses, mode)
-    assert float(weights.astype(np.float64) @ losses) == pytest.approx(whole, rel=1e-5, abs=1e-6)
+    whole = direct(sequences, losses.astype(np.float64), mode)
+    assert float(weights.astype(np.float64) @ losses.astype(np.float64)) == pytest.approx(whole, rel=1e-5, abs=1e-6)
     parts = 0.0
     for micro_batches in split(sequences.lengths, ranks, budget).ranks:
         for indices in micro_batches:
             part_weights = select_tokens(weights, sequences, indices).astype(np.float64)
-            part_losses = select_tokens(losses.astype(np.float64), sequences, indices)
-            parts += float(part_weights @ part_losses)
+            parts += float(part_weights @ select_tokens(losses, sequences, indices))
     assert parts == pytest.approx(whole, rel=1e-5, abs=1e-6)

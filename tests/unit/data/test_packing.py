@@ -70,7 +70,7 @@ def test_a_rank_spreads_its_share_over_the_forwards_that_all_run() -> None:
 
 def three() -> Sequences:
     return concatenate(
-        [np.array([1, 2], np.int32), np.array([3, 4, 5], np.int64), np.array([6], np.int32)],
+        [np.array([1, 2], np.int32), np.array([3, 4, 5], np.int32), np.array([6], np.int32)],
         [np.array([False, True]), np.array([False, False, True]), np.array([False])],
     )
 

@@ -8,7 +8,7 @@ import pytest
 from roll.algorithms.advantages import Normalisation
 from roll.errors import RollError
 from roll.rollout.batch import Credit, experience, rollout_metrics, token_count, train_batch
-from roll.types import FinishReason, RewardOutcome
+from roll.types import FinishReason, RewardOutcome, Rollout
 from tests.unit.rollout.build import make_group, make_rollout
 
 REINFORCE = Credit("reinforce", Normalisation())
@@ -16,7 +16,7 @@ REINFORCE = Credit("reinforce", Normalisation())
 
 def test_rollouts_lie_end_to_end() -> None:
     groups = [
-        make_group(7, [make_rollout([5, 6], 1.0, log_probs=[-0.5, -0.25], versions=[3, 4]), make_rollout([8], 2.0, log_probs=[-2])], [1, 2]),
+        make_group(7, [make_rollout([5, 6], 1.0, log_probs=[-0.5, -0.25], versions=[3, 4]), make_rollout([8], 2.0, log_probs=[-2])]),
         make_group(9, [make_rollout([4], 3.0, log_probs=[-3], versions=[1])], [3]),
     ]
     step = experience(groups, max_len_mask=False)
@@ -38,8 +38,8 @@ def test_rollouts_lie_end_to_end() -> None:
     ],
     ids=["crashed", "timed out", "aborted"],
 )
-def test_a_response_without_a_verdict_is_left_out(unusable: object) -> None:
-    step = experience([make_group(0, [make_rollout([5], 1.0), unusable, make_rollout([7], 0.0)])], max_len_mask=False)  # pyright: ignore
+def test_a_response_without_a_verdict_is_left_out(unusable: Rollout) -> None:
+    step = experience([make_group(0, [make_rollout([5], 1.0), unusable, make_rollout([7], 0.0)])], max_len_mask=False)
     assert step.rewards.tolist() == [1, 0]
     assert step.sequences.token_ids.tolist() == [1, 2, 5, 1, 2, 7]
 
@@ -95,7 +95,7 @@ def test_the_kl_to_the_reference_is_paid_from_the_reward() -> None:
 
 def test_metrics_by_hand() -> None:
     groups = [
-        make_group(0, [make_rollout([5, 6], 1.0, versions=[3, 4]), make_rollout([7, 7, 7], 0.0, finish=FinishReason.LENGTH)], domain="sums"),
+        make_group(0, [make_rollout([5, 6], 1.0, versions=[3, 4]), make_rollout([7, 7, 7], finish=FinishReason.LENGTH)], domain="sums"),
         make_group(1, [make_rollout([5], 4.0, versions=[2], outcome=RewardOutcome.UNPARSABLE)], domain="words"),
         make_group(2, [make_rollout([5, 5], 9.0, versions=[5, 5], outcome=RewardOutcome.CRASHED)], domain="words"),
     ]
