@@ -62,9 +62,11 @@ def _report(folder: Path) -> None:
 async def _run(config: Config, plan: Plan, loop: wire_rlvr.Loop, stage: Stage) -> None:
     async with AsyncExitStack() as stack:
         with Interrupt() as interrupt:
-            roles = Roles(config, plan, stage.session, stack)
-            position = await loop(roles, stage, interrupt)
-            await stage.keeper.finish(position)
+            try:
+                position = await loop(Roles(config, plan, stage.session, stack), stage, interrupt)
+                await stage.keeper.finish(position)
+            except asyncio.CancelledError:
+                raise KeyboardInterrupt from None
             if interrupt.happened():
                 raise KeyboardInterrupt
 

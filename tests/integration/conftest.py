@@ -1,0 +1,121 @@
+"""The tiny world, warmed up once through the SFT pipeline, and the means to run experiments and look at what they leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / "examples" / "tiny"
+LIMIT = 300
+"""Seconds that any one run may take."""
+SMALL = (
+    "rollout_batch_size=16",
+    "actor_train.training_args.per_device_train_batch_size=32",
+    "eval_steps=0",
+    "actor_infer.generating_args.seeded=true",
+    "rewards.arithmetic.world_size=1",
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run printed and how it ended."""
+
+    status: int
+    output: str
+    """stdout and stderr in the order in which they came."""
+
+    @property
+    def last_line(self) -> str:
+        return self.output.strip().splitlines()[-1]
+
+
+@dataclass(frozen=True)
+class World:
+    """A folder with model, problems and warmed-up policy, in which runs are started."""
+
+    folder: Path
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start `python -m roll.pipeline` in a session of its own."""
+        command = [sys.executable, "-m", "roll.pipeline", *arguments]
+        return subprocess.Popen(
+            command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+
+    def run(self, *arguments: str) -> Outcome:
+        """Run to the end."""
+        return self.wait(self.start(*arguments))
+
+    def wait(self, process: subprocess.Popen[str]) -> Outcome:
+        """Wait for the end."""
+        output, _ = process.communicate(timeout=LIMIT)
+        return Outcome(process.returncode, output)
+
+    def rlvr(self, name: str, *overrides: str) -> tuple[str, ...]:
+        """Arguments of a small RLVR run into the folder `name`."""
+        return "--config-name", "tiny/tiny_rlvr_lora_zero3", f"output_dir={name}", "pretrain=warm/export", *SMALL, *overrides
+
+    def metrics(self, name: str) -> list[dict[str, Any]]:
+        """The lines of a run's metrics.jsonl."""
+        return [json.loads(line) for line in (self.folder / name / "metrics.jsonl").read_text().splitlines()]
+
+    def wait_for_step(self, name: str, step: int, process: subprocess.Popen[str]) -> None:
+        """Return once the run has logged a step."""
+        deadline = time.monotonic() + LIMIT
+        path = self.folder / name / "metrics.jsonl"
+        while time.monotonic() < deadline:
+            assert process.poll() is None, f"the run ended before step {step}: {process.communicate()[0]}"
+            if path.exists() and any(json.loads(line)["step"] >= step for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"no step {step} after {LIMIT} s")
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """The warmed-up tiny world. The warm-up is itself a run of the SFT pipeline."""
+    folder = tmp_path_factory.mktemp("world")
+    for script, name in (("make_model.py", "model"), ("make_problems.py", "problems")):
+        subprocess.run([sys.executable, str(TINY / script), f"output/tiny/{name}"], cwd=folder, check=True, timeout=LIMIT)
+    tiny_world = World(folder)
+    outcome = tiny_world.run("--config-name", "tiny/tiny_warm_up", "output_dir=warm", "max_steps=60")
+    assert outcome.status == 0, outcome.output
+    return tiny_world
+
+
+@pytest.fixture
+def leaves_nothing() -> Iterator[Callable[[], None]]:
+    """Checks, when called, that what the test started is gone from the machine."""
+    before = _traces()
+
+    def check() -> None:
+        deadline = time.monotonic() + 15
+        while (left := {kind: found - before[kind] for kind, found in _traces().items()}) and any(left.values()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert not any(left.values()), left
+
+    yield check
+
+
+def _traces() -> dict[str, set[str]]:
+    """Ray's, vLLM's and the rewards' processes; files in shared memory; temporary folders of runs and of Ray."""
+    names = ("ray::", "raylet", "gcs_server", "EngineCore", "VLLM", "roll.rewards.child", "roll.pipeline")
+    processes = set()
+    for process in psutil.process_iter(["pid", "name", "cmdline"]):
+        line = f"{process.info['name']} {' '.join(process.info['cmdline'] or ())}"
+        if any(name in line for name in names):
+            processes.add(f"{process.info['pid']} {line[:120]}")
+    temporary = {path.name for path in Path(os.environ.get("TMPDIR", "/tmp")).iterdir() if path.name.startswith(("roll-", "ray"))}
+    return {"processes": processes, "shared memory": {path.name for path in Path("/dev/shm").iterdir()}, "temporary": temporary}

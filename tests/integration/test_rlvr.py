@@ -1,0 +1,199 @@
+"""Whole runs on the real engines: Ray, DeepSpeed ZeRO-3, vLLM, PEFT."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from tests.integration.conftest import World
+
+pytestmark = pytest.mark.engines
+
+PROMISED = (
+    "reward/mean reward/std reward/arithmetic/mean response/length_mean response/truncated_fraction policy/loss policy/kl_ref "
+    "policy/clip_fraction policy/entropy policy/grad_norm policy/lr mismatch/logprob_abs_diff_mean mismatch/kl staleness/mean "
+    "staleness/max time/step time/rollout time/reference time/train time/weight_sync throughput/tokens_per_second "
+    "throughput/tokens_per_second_per_device memory/actor_train/peak_bytes memory/actor_infer/peak_bytes"
+).split()
+TIMED = ("time/", "throughput/", "memory/")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(world: World) -> str:
+    """Six steps in one go."""
+    outcome = world.run(*world.rlvr("whole", "max_steps=6", "save_steps=2", "eval_steps=3"))
+    assert outcome.status == 0, outcome.output
+    return "whole"
+
+
+def test_warm_up_learns(world: World) -> None:
+    losses = [line["sft/loss"] for line in world.metrics("warm")]
+    assert len(losses) == 60
+    assert losses[-1] < losses[0] / 4
+
+
+def test_run_folder_is_complete(world: World, uninterrupted: str) -> None:
+    folder = world.folder / uninterrupted
+    for name in ("config.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "tensorboard", "logs", "export/adapter_config.json"):
+        assert (folder / name).exists(), name
+    assert sorted(path.name for path in (folder / "checkpoints").glob("step_*")) == ["step_4", "step_6"]
+    lines = world.metrics(uninterrupted)
+    assert [line["step"] for line in lines] == list(range(7))
+    for line in lines[1:]:
+        assert not [name for name in PROMISED if name not in line]
+    assert [line["step"] for line in lines if "val/heldout/pass@1" in line] == [0, 3, 6]
+    sample = json.loads((folder / "samples.jsonl").read_text().splitlines()[0])
+    assert sample["step"] == 1 and len(sample["responses"]) == 8
+
+
+def test_trainer_and_engine_agree_after_every_sync(world: World, uninterrupted: str) -> None:
+    for line in world.metrics(uninterrupted)[1:]:
+        assert line["mismatch/logprob_abs_diff_mean"] < 1e-4
+        assert line["staleness/max"] == 0
+
+
+def test_export_is_the_policy_that_trained(world: World, uninterrupted: str) -> None:
+    base = AutoModelForCausalLM.from_pretrained(world.folder / "warm" / "export")
+    tokens = torch.arange(40, 56)[None]
+    before = base(tokens).logits
+    policy = PeftModel.from_pretrained(base, str(world.folder / uninterrupted / "export"))
+    assert policy.peft_config["default"].r == 16
+    assert (policy(tokens).logits - before).abs().max() > 1e-4
+
+
+def test_killed_and_resumed_gives_the_same_metrics(world: World, uninterrupted: str) -> None:
+    arguments = world.rlvr("killed", "max_steps=6", "save_steps=2", "eval_steps=3")
+    process = world.start(*arguments)
+    world.wait_for_step("killed", 5, process)
+    psutil.Process(process.pid).send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    outcome = world.run(*arguments)
+    assert outcome.status == 0, outcome.output
+    whole, resumed = world.metrics(uninterrupted), world.metrics("killed")
+    assert [line["step"] for line in resumed] == list(range(7))
+    for expected, found in zip(whole, resumed, strict=True):
+        for name, value in expected.items():
+            if not name.startswith(TIMED):
+                assert found[name] == pytest.approx(value, abs=1e-5, rel=1e-5), f"step {expected['step']}: {name}"
+
+
+def test_finished_run_is_not_run_again(world: World, uninterrupted: str) -> None:
+    outcome = world.run(*world.rlvr(uninterrupted, "max_steps=6", "save_steps=2", "eval_steps=3"))
+    assert outcome.status == 0
+    assert "has taken its 6 steps before" in outcome.last_line
+
+
+def test_merged_adapter_in_bf16(world: World, leaves_nothing: Callable[[], None]) -> None:
+    bf16 = [f"{role}.model_args.dtype=bf16" for role in ("actor_train", "actor_infer", "reference")]
+    checkpointing = "actor_train.model_args.disable_gradient_checkpointing=false"
+    outcome = world.run(*world.rlvr("merged", "max_steps=3", "weight_sync.lora=merged", checkpointing, *bf16))
+    assert outcome.status == 0, outcome.output
+    lines = world.metrics("merged")[1:]
+    assert all(line["mismatch/logprob_abs_diff_mean"] < 0.02 for line in lines)
+    assert lines[-1]["policy/kl_ref"] > 0
+    leaves_nothing()
+
+
+def test_full_parameters_ahead_of_the_trainer(world: World, leaves_nothing: Callable[[], None]) -> None:
+    """All weights in small buckets, one batch generating while the trainer works, the reference sharded by ZeRO-3."""
+    outcome = world.run(
+        *world.rlvr(
+            "full",
+            "max_steps=4",
+            "async_generation_ratio=1",
+            "weight_sync.bucket_mib=1",
+            "lora_target=null",
+            "actor_train.training_args.learning_rate=1e-4",
+            "reference.strategy_args={strategy_name: deepspeed_infer, strategy_config: ${deepspeed_zero3}}",
+            "reference.world_size=2",
+            "add_token_level_kl=true",
+            "init_kl_coef=0.01",
+        )
+    )
+    assert outcome.status == 0, outcome.output
+    lines = world.metrics("full")[1:]
+    assert lines[0]["staleness/max"] == 0
+    assert max(line["staleness/max"] for line in lines) > 0
+    assert all(line["mismatch/logprob_abs_diff_mean"] < 1e-4 for line in lines if "mismatch/logprob_abs_diff_mean" in line)
+    AutoModelForCausalLM.from_pretrained(world.folder / "full" / "export")
+    leaves_nothing()
+
+
+def test_without_vllm_and_with_the_adapter_off_as_reference(world: World) -> None:
+    outcome = world.run(
+        *world.rlvr(
+            "plain",
+            "max_steps=2",
+            "rollout_batch_size=8",
+            "actor_train.training_args.per_device_train_batch_size=16",
+            "actor_infer.strategy_args={strategy_name: hf_infer}",
+            "~reference",
+            "adv_estimator=reinforce",
+            "norm_mean_type=batch",
+            "whiten_advantages=true",
+        )
+    )
+    assert outcome.status == 0, outcome.output
+    lines = world.metrics("plain")[1:]
+    assert all(line["mismatch/logprob_abs_diff_mean"] < 1e-4 for line in lines)
+    assert lines[0]["policy/kl_ref"] == pytest.approx(0.0, abs=1e-6) and lines[1]["policy/kl_ref"] > 0
+
+
+def test_interrupt_ends_after_a_checkpoint(world: World, leaves_nothing: Callable[[], None]) -> None:
+    process = world.start(*world.rlvr("interrupted", "max_steps=500"))
+    world.wait_for_step("interrupted", 2, process)
+    process.send_signal(signal.SIGINT)
+    outcome = world.wait(process)
+    assert outcome.status == 130, outcome.output
+    last = world.metrics("interrupted")[-1]["step"]
+    assert (world.folder / "interrupted" / "checkpoints" / f"step_{last}" / "manifest.json").exists()
+    leaves_nothing()
+
+
+def test_engine_that_dies_ends_the_run_with_its_cause(world: World, leaves_nothing: Callable[[], None]) -> None:
+    process = world.start(*world.rlvr("dies", "max_steps=500"))
+    world.wait_for_step("dies", 2, process)
+    engines = [child for child in psutil.Process(process.pid).children(recursive=True) if "EngineCore" in child.name()]
+    assert engines, "vLLM's engine process was not found"
+    engines[0].kill()
+    outcome = world.wait(process)
+    assert outcome.status == 3, outcome.output
+    assert "actor_infer rank 0" in outcome.last_line and "EngineDeadError" in outcome.last_line, outcome.output
+    assert "Traceback" not in outcome.output
+    leaves_nothing()
+
+
+def test_engine_that_cannot_start_ends_the_run_with_its_cause(world: World, leaves_nothing: Callable[[], None]) -> None:
+    outcome = world.run(*world.rlvr("unstartable", "max_steps=2", "+actor_infer.strategy_args.strategy_config.engine_args={quantization: nonsense}"))
+    assert outcome.status == 3, outcome.output
+    assert "actor_infer rank 0" in outcome.last_line and "nonsense" in outcome.last_line, outcome.output
+    leaves_nothing()
+
+
+def test_bad_rows_are_reported_before_anything_starts(world: World, leaves_nothing: Callable[[], None], tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1+1=", "ground_truth": "2", "tag": "arithmetic"}\n{"question": "1+2="}\n')
+    outcome = world.run(*world.rlvr("bad_rows", f"actor_train.data_args.file_name={rows}"))
+    assert outcome.status == 2
+    assert f"{rows}:2" in outcome.output and "Traceback" not in outcome.output
+    leaves_nothing()
+
+
+def test_unreadable_model_is_reported_before_anything_starts(world: World, leaves_nothing: Callable[[], None], tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (model / name).write_bytes((world.folder / "warm" / "export" / name).read_bytes())
+    (model / "model.safetensors").write_bytes(b"\x00" * 64)
+    outcome = world.run(*world.rlvr("bad_model", f"pretrain={model}"))
+    assert outcome.status == 2
+    assert str(model) in outcome.output and "pretrain" in outcome.output and "Traceback" not in outcome.output
+    leaves_nothing()
