@@ -1,0 +1,79 @@
+"""Every command on the pages does what the page says, as far as a dry run can tell."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from roll.pipeline.__main__ import main
+from tests.unit.docs.pages import PAGES, ROOT, blocks, commands, read
+
+PIPELINE = ["python", "-m", "roll.pipeline"]
+SHELL = [block for page in PAGES for block in blocks(page) if block.info in ("", "bash")]
+COMMANDS = [words for block in SHELL for words in commands(block)]
+RUNS = [words[len(PIPELINE) :] for words in COMMANDS if words[: len(PIPELINE)] == PIPELINE]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory that holds the experiments of the pages."""
+    monkeypatch.chdir(tmp_path)
+    for page in PAGES:
+        for block in blocks(page):
+            if block.info.startswith("yaml") and (name := block.option("file")):
+                (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / name).write_text(block.text, encoding="utf-8")
+    return tmp_path
+
+
+def test_the_pages_have_commands() -> None:
+    assert len(RUNS) >= 10
+
+
+@pytest.mark.parametrize("words", RUNS, ids=" ".join)
+def test_a_command_composes_and_plans(words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = set(folder.rglob("*"))
+    status = main([*words, *([] if "dry_run=true" in words else ["dry_run=true"])])
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    assert printed.out
+    assert "unknown" not in printed.err
+    assert set(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_refused_command_says_what_the_page_says(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    on_page = blocks(page)
+    for refused, answer in zip(on_page, on_page[1:], strict=False):
+        if refused.info == "bash refused":
+            (words,) = commands(refused)
+            assert main(words[len(PIPELINE) :]) == 2
+            assert capsys.readouterr().err == answer.text
+
+
+def test_experiments_of_the_pages_are_all_used_by_a_command(folder: Path) -> None:
+    written = {file.stem for file in folder.rglob("*.yaml")}
+    assert written
+    assert written <= {words[words.index("--config-name") + 1] for words in RUNS if "--config-path" in words}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_command_stands_in_a_block_that_is_tested_or_marked(page: str) -> None:
+    for block in blocks(page):
+        if "python -m roll.pipeline" in block.text:
+            assert block.info in ("", "bash", "bash cluster", "bash refused"), f"{page}: ```{block.info}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_targets_modules_and_scripts_exist(page: str) -> None:
+    text = read(page)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"(?:^|`)make (\w+)", text, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    for module in re.findall(r"python -m (roll[\w.]*)", text):
+        assert importlib.util.find_spec(module) is not None, module
+    for script in re.findall(r"python ([\w./-]+\.py)", text):
+        assert (ROOT / script).is_file(), script

@@ -1,0 +1,177 @@
+"""The code of `docs/extending.md` and of the README, run."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import json
+import math
+import pickle
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast, get_args
+
+import numpy as np
+import pytest
+import torch
+
+from roll.algorithms.advantages import ADVANTAGES, Normalisation, Scores, advantages
+from roll.algorithms.losses import LossInputs
+from roll.config.schema import DataArgs, Reward, RlvrConfig
+from roll.data.packing import concatenate
+from roll.data.rows import prompt_conversation
+from roll.rewards.pool import RewardPool
+from roll.strategies.base import Rank, ScoreStrategy
+from roll.tracking.base import Tracker
+from roll.tracking.fanout import Tracking
+from roll.types import Prompt, RewardOutcome, Sequences
+from roll.workers.group import WorkerGroup
+from roll.workers.scoring import Reference
+from tests.unit.docs.pages import ROOT, Block, blocks, read
+
+PAGE = "docs/extending.md"
+LINES = 30
+
+
+def code(where: str) -> Block:
+    """The page's Python block for a file."""
+    (found,) = [block for block in blocks(PAGE) if where in (block.option("file"), block.option("append"))]
+    return found
+
+
+def written(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module of a `file=` block, importable under its name while the test runs."""
+    file = tmp_path / Path(name).name
+    file.write_text(code(name).text, encoding="utf-8")
+    module_name = name.removesuffix(".py").replace("/", ".")
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, module_name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def appended(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module that an `append=` block extends, with the block's names in it while the test runs."""
+    module = importlib.import_module(name.removesuffix(".py").replace("/", "."))
+    namespace = dict(vars(module))
+    exec(compile(f"from __future__ import annotations\n{code(name).text}", PAGE, "exec"), namespace)
+    for added in namespace.keys() - vars(module).keys():
+        monkeypatch.setattr(module, added, namespace[added], raising=False)
+    return module
+
+
+def sequences(*responses: int) -> Sequences:
+    """Prompts of 1 token with responses of these lengths."""
+    return concatenate([np.zeros(1 + length, np.int32) for length in responses], [np.arange(1 + length) > 0 for length in responses])
+
+
+@pytest.mark.parametrize("section", re.split(r"^## ", read(PAGE), flags=re.MULTILINE)[1:], ids=lambda text: text.split("\n")[0])
+def test_an_addition_is_short(section: str) -> None:
+    code_blocks = re.findall(r"^```(?:python|yaml)[^\n]*\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    lines = [line for block in code_blocks if "reward:" not in block for line in block.splitlines() if line.strip()]
+    assert 0 < len(lines) <= LINES
+
+
+async def scored(module: ModuleType, responses: Sequence[str]) -> list[Any]:
+    section = Reward.model_validate({"reward": f"{module.__name__}:brief_and_right", "reward_args": {"limit": 10}, "failed_value": -1.0})
+    prompt = Prompt(0, np.zeros(1, np.int32), "17 * 3", "short_answers", {"ground_truth": "51"})
+    async with RewardPool({"short_answers": section}, workers=1) as pool:
+        return await pool.score("short_answers", prompt, responses)
+
+
+def test_the_reward_scores_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = written("my_rewards.py", tmp_path, monkeypatch)
+    monkeypatch.syspath_prepend(tmp_path)
+    right, long, wrong, none = asyncio.run(scored(module, ["51", "It is surely 51.", "52", "  "]))
+    assert right.value == pytest.approx(1 - 0.5 * 0.2)
+    assert long.value == pytest.approx(0.5)
+    assert wrong.value == 0.0
+    assert wrong.parts == {"right": 0.0, "length": 0.2}
+    assert (none.outcome, none.value) == (RewardOutcome.UNPARSABLE, -1.0)
+
+
+def test_the_estimator_ranks_within_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ADVANTAGES, "_entries", dict(ADVANTAGES._entries))
+    appended("roll/algorithms/advantages.py", monkeypatch)
+    rewards = np.array([0.0, 10.0, 1.0, 5.0, 5.0], np.float32)
+    scores = Scores(sequences(2, 1, 1, 1, 1), rewards, np.array([0, 0, 0, 1, 1], np.int32))
+    estimated = advantages("group_rank", scores, Normalisation(advantage_clip=0.5))
+    assert estimated.tolist() == [0, -0.5, -0.5, 0, 0.5, 0, 0, 0, 0, 0, 0]
+
+
+def test_the_schema_and_the_table_of_estimators_agree() -> None:
+    assert set(get_args(RlvrConfig.model_fields["adv_estimator"].annotation)) == set(ADVANTAGES)
+
+
+def test_the_loss_weighs_without_a_gradient_through_the_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = appended("roll/algorithms/losses.py", monkeypatch)
+    loss = pickle.loads(pickle.dumps(module.ClippedImportance(clip_high=0.5)))
+    log_probs = torch.log(torch.tensor([0.2, 0.8])).requires_grad_()
+    inputs = LossInputs(torch.tensor([2.0, -1.0]), torch.log(torch.tensor([0.4, 0.4])), None)
+    result = loss(log_probs, torch.zeros(2), inputs)
+    assert result.losses.tolist() == pytest.approx([-0.5 * 2 * math.log(0.2), 1.5 * math.log(0.8)])
+    assert result.metrics["policy/clip_fraction"].tolist() == [0.0, 1.0]
+    result.losses.sum().backward()
+    assert log_probs.grad is not None
+    assert log_probs.grad.tolist() == pytest.approx([-0.5 * 2, 1.5])
+
+
+class InProcess:
+    """A group of workers without processes."""
+
+    def __init__(self, strategies: Sequence[Any]) -> None:
+        self._strategies = strategies
+
+    def __len__(self) -> int:
+        return len(self._strategies)
+
+    async def each(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
+        return [getattr(strategy, method)(*rank) for strategy, rank in zip(self._strategies, arguments, strict=True)]
+
+
+def test_the_strategy_serves_as_a_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = written("roll/strategies/uniform.py", tmp_path, monkeypatch)
+    for name, wanted in inspect.getmembers(ScoreStrategy, inspect.isfunction):
+        if not name.startswith("_"):
+            assert inspect.signature(getattr(module.UniformScore, name)).parameters.keys() == inspect.signature(wanted).parameters.keys()
+    block = appended("roll/config/schema.py", monkeypatch).UniformStrategy
+    strategy = block.model_validate({"strategy_name": "uniform", "strategy_config": {"vocab_size": 8}})
+    make = appended("roll/pipeline/roles.py", monkeypatch).make_uniform
+    ranks = [Rank("reference", number, 2, "localhost", 0, "cpu", 1.0) for number in range(2)]
+    group = InProcess([make(strategy.strategy_config.model_dump(), rank) for rank in ranks])
+    step = sequences(2, 3, 1)
+    reference = Reference(cast(WorkerGroup, group), token_budget=4, temperature=1.0, seconds=1.0)
+    values = asyncio.run(reference.ref_log_probs(step))
+    assert values.tolist() == pytest.approx([-math.log(8) if learns else 0.0 for learns in step.response_mask])
+
+
+def test_the_tracker_writes_beside_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = written("roll/tracking/csv.py", tmp_path, monkeypatch)
+    file = tmp_path / "metrics.csv"
+    record: Tracker = module.CsvTracker(tmp_path / "record.csv")
+    with Tracking(record, [module.CsvTracker(file)]) as tracking:
+        tracking.log(1, {"reward/mean": 0.5, "time/step": 2.0})
+        assert file.read_text(encoding="utf-8").splitlines() == ["1,reward/mean,0.5", "1,time/step,2.0"]
+        tracking.samples(1, [])
+    assert file.read_bytes() == (tmp_path / "record.csv").read_bytes()
+
+
+def test_the_row_of_the_experiment_reads_as_a_prompt() -> None:
+    (row,) = [json.loads(block.text) for block in blocks(PAGE) if block.info == "json row"]
+    messages = prompt_conversation(row, DataArgs.model_validate({"file_name": "my_problems.jsonl", "prompt": "question"}))
+    assert messages == [{"role": "user", "content": "What is 17 * 3?"}]
+    assert row["tag"] == "math_rule"
+
+
+def test_the_readme_shows_the_loop_as_it_is() -> None:
+    (shown,) = [block for block in blocks("README.md") if block.option("source")]
+    source = (ROOT / str(shown.option("source"))).read_text(encoding="utf-8")
+    assert source.endswith(shown.text)

@@ -1,0 +1,167 @@
+"""Every name on the pages exists: paths, keys, metrics, messages, identifiers, links."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from roll.config.fields import ANY_NAME, walk
+from roll.config.schema import RlvrConfig, SftConfig
+from roll.errors import BAD_INPUT, INTERRUPTED, PART_FAILED
+from roll.types import RewardOutcome
+from tests.unit.docs.pages import PAGES, ROOT, WRITTEN, anchors, blocks, first_column, links, read, spans
+
+SOURCES = sorted((ROOT / "roll").rglob("*.py"))
+TREES = {file: ast.parse(file.read_text(encoding="utf-8")) for file in SOURCES}
+KEYS = {key.path for root in (RlvrConfig, SftConfig) for key in walk(root)}
+STEPS = {step for path in KEYS for step in path} - {ANY_NAME}
+WRITERS = ("pipeline/evaluate.py", "pipeline/meter.py", "rollout/batch.py", "algorithms/losses.py", "strategies/deepspeed_train.py")
+"""Modules that make metrics; others read them."""
+METRIC = re.compile(r"(reward|response|staleness|policy|mismatch|val|time|throughput|memory|sft)/[^ ]+")
+PLACEHOLDERS = {"domain": "<domain>", "name": "<set>", "k": "<k>", "role": "<role>"}
+FOREIGN = {"RAY_JOB_STOP_WAIT_TIME_S"}
+"""Names of other projects that the source does not mention."""
+FILES = {"config.json", "config.yaml"}
+"""Files whose names read like key paths."""
+
+
+def texts(tree: ast.AST) -> list[str]:
+    """Every text of a module; what an f-string puts in is an ellipsis, or the placeholder of a metric's name."""
+    inner = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    found = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inner]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            found.append("".join(str(part.value) if isinstance(part, ast.Constant) else _inserted(part) for part in node.values))
+    return found
+
+
+def _inserted(part: ast.expr) -> str:
+    assert isinstance(part, ast.FormattedValue)
+    return f"{{{ast.unparse(part.value)}}}"
+
+
+def metrics_of_the_source() -> set[str]:
+    """Names that the source writes into `metrics.jsonl`, with placeholders as the pages have them."""
+    names = {text for file in WRITERS for text in texts(TREES[ROOT / "roll" / file]) if METRIC.fullmatch(text)}
+    outcome = "reward/{outcome.value}_fraction"
+    assert outcome in names
+    names = (names - {outcome}) | {outcome.replace("{outcome.value}", each.value) for each in RewardOutcome}
+    parts = {
+        str(node.args[0].value)
+        for file, tree in TREES.items()
+        if file.parent.name == "pipeline"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "timed"
+        if isinstance(node.args[0], ast.Constant)
+    }
+    names |= {f"time/{part}" for part in parts}
+    return {re.sub(r"\{(\w+)\}", lambda found: PLACEHOLDERS[found[1]], name) for name in names}
+
+
+def resolves(path: str, anywhere: bool = False) -> bool:
+    """Whether the schema has the key path, from the root or `anywhere` below it; `<name>` stands for any name."""
+    steps = tuple(ANY_NAME if step.startswith("<") else step for step in path.split("."))
+    starts = [(key, start) for key in KEYS for start in range(len(key) if anywhere else 1)]
+    return any(len(key) - start >= len(steps) and all(map(_same, steps, key[start:])) for key, start in starts)
+
+
+def _same(ours: str, theirs: str) -> bool:
+    return theirs in (ours, ANY_NAME)
+
+
+def paths_of(values: object, above: str = "") -> list[str]:
+    """Key paths of a YAML mapping."""
+    if not isinstance(values, dict):
+        return []
+    found = []
+    for name, value in values.items():
+        found += [f"{above}{name}", *paths_of(value, f"{above}{name}.")]
+    return found
+
+
+def test_architecture_lists_exactly_the_metrics_that_are_written() -> None:
+    listed = {name for name in first_column("docs/ARCHITECTURE.md", "name") if METRIC.fullmatch(name)}
+    assert listed == metrics_of_the_source()
+
+
+@pytest.mark.parametrize("page", WRITTEN)
+def test_metrics_named_in_passing_exist(page: str) -> None:
+    known = metrics_of_the_source()
+    for name in spans(page):
+        if METRIC.fullmatch(name):
+            assert name in known, f"{page}: {name}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for target in links(page):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / name if name else ROOT / page
+        assert file.is_file(), f"{page}: {target}"
+        if anchor:
+            assert anchor in anchors(file.resolve().relative_to(ROOT).as_posix()), f"{page}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_paths_exist(page: str) -> None:
+    for span in spans(page):
+        if re.fullmatch(r"(roll|examples|tests|docs|requirements|benchmarks|\.ci)/[\w./<>*-]*", span):
+            assert list(ROOT.glob(re.sub(r"<\w+>", "*", span).rstrip("/"))), f"{page}: {span}"
+        elif re.fullmatch(r"\w+\.py", span):
+            assert any(file.name == span for file in SOURCES), f"{page}: {span}"
+
+
+@pytest.mark.parametrize("page", WRITTEN)
+def test_key_paths_and_settings_exist(page: str) -> None:
+    for span in spans(page):
+        setting = re.fullmatch(r"([a-z_<>.]+)(=|: )[^=]*", span)
+        path = setting[1] if setting else span
+        is_path = re.fullmatch(r"[a-z_]+(\.[a-z_<>]+)+", path) and path.split(".")[0] in STEPS and path not in FILES
+        if setting or is_path:
+            assert resolves(path, anywhere=True), f"{page}: {span}"
+
+
+@pytest.mark.parametrize("page", WRITTEN)
+def test_first_column_of_key_tables_holds_keys(page: str) -> None:
+    for span in first_column(page, "key"):
+        assert resolves(span, anywhere=True), f"{page}: {span}"
+
+
+@pytest.mark.parametrize("page", WRITTEN)
+def test_keys_of_yaml_blocks_exist(page: str) -> None:
+    for block in blocks(page):
+        if block.info.startswith("yaml"):
+            for path in paths_of(yaml.safe_load(block.text)):
+                assert resolves(path) or path == "defaults" or ".reward_args." in path, f"{page}: {path}"
+
+
+@pytest.mark.parametrize("page", WRITTEN)
+def test_identifiers_occur_in_the_project(page: str) -> None:
+    files = [*SOURCES, ROOT / "Makefile", ROOT / "pyproject.toml", *(ROOT / "examples").rglob("*.py"), *(ROOT / "examples").rglob("*.yaml")]
+    words = set(re.findall(r"\w+", "\n".join(file.read_text(encoding="utf-8") for file in files)))
+    words |= set(re.findall(r"\w+", "\n".join(f"{block.info}\n{block.text}" for name in WRITTEN for block in blocks(name)))) | FOREIGN
+    for span in spans(page):
+        if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", span) and Path(span).suffix != ".md":
+            missing = set(span.split(".")) - words
+            assert not missing, f"{page}: {span}"
+
+
+def test_messages_of_the_troubleshooting_table_are_real() -> None:
+    real = [re.sub(r"\{[^{}]*(\{[^{}]*\})?[^{}]*\}", "…", text) for tree in TREES.values() for text in texts(tree)]
+    real.append((ROOT / "requirements" / "install.sh").read_text(encoding="utf-8"))
+    messages = first_column("docs/running.md", "message")
+    assert len(messages) >= 20
+    for message in messages:
+        pattern = re.compile(".*".join(re.escape(part) for part in message.split("…")))
+        assert any(pattern.search(text) for text in real), message
+
+
+def test_exit_statuses_are_those_of_the_code() -> None:
+    table = re.findall(r"^\| (\d+) \|", read("docs/running.md"), re.MULTILINE)
+    assert [int(status) for status in table] == [0, BAD_INPUT, PART_FAILED, INTERRUPTED]
