@@ -1,20 +1,24 @@
 """Attention over sequences that lie end to end in one row, through transformers' attention interface.
 
 The model is given `cu_seq_lens_q` and `max_length_q` as keyword arguments; no token attends to another sequence.
-On CUDA the kernel is torch's variable-length FlashAttention. On the CPU the rows are laid side by side for the
-length of one kernel call: with causal attention a right-padded row needs no mask, and short sequences cost
-what they are, not the square of the micro-batch.
+On CUDA the kernel is torch's variable-length FlashAttention, which takes bf16 and fp16. On the CPU, and in fp32,
+the rows are laid side by side for the length of one kernel call: with causal attention a right-padded row needs no
+mask, and short sequences cost what they are, not the square of the micro-batch.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 PACKED = "roll_packed"
+GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+"""torch 2.11 takes fewer key than query heads as they come; later versions want to be told."""
 
 
 def register() -> str:
@@ -49,12 +53,12 @@ def packed_attention(
     """
     if sliding_window is not None and max_length_q > sliding_window:
         raise ValueError(f"sequences of {max_length_q} tokens exceed the model's sliding window of {sliding_window}: not supported")
-    if query.is_cuda:
-        from torch.nn.attention.varlen import varlen_attn
-
-        packed = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
-        out = varlen_attn(*packed, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, is_causal=True, scale=scaling)
-        return out[None], None  # pyright: ignore[reportIndexIssue]
+    if query.is_cuda and query.dtype != torch.float32:
+        q, k, v = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
+        offsets, longest = cu_seq_lens_q, max_length_q
+        out = varlen_attn(q, k, v, offsets, offsets, longest, longest, scale=scaling, window_size=(-1, 0), **GROUPED)
+        assert isinstance(out, Tensor)
+        return out[None], None
     rows, columns = _positions(cu_seq_lens_q)
     count = len(cu_seq_lens_q) - 1
 

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from roll.models.attention import packed_attention
+
+HEADS, KEY_HEADS, WIDTH = 4, 2, 16
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def packed(lengths: list[int], device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], Tensor]:
+    """Query, key and value of sequences that lie end to end, and their offsets."""
+    generator = torch.Generator().manual_seed(sum(lengths))
+    parts = [torch.randn(1, heads, sum(lengths), WIDTH, generator=generator) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
+    offsets = torch.tensor([0, *lengths]).cumsum(0).int()
+    return [part.to(device, dtype) for part in parts], offsets.to(device)
+
+
+def run(parts: list[Tensor], offsets: Tensor, scaling: float | None = None, sliding_window: int | None = None) -> Tensor:
+    """[T, heads, width]"""
+    out, weights = packed_attention(
+        nn.Identity(),
+        *parts,
+        None,
+        cu_seq_lens_q=offsets,
+        max_length_q=int(offsets.diff().max()),
+        scaling=scaling,
+        sliding_window=sliding_window,
+    )
+    assert weights is None
+    assert out.shape[0] == 1
+    return out[0]
+
+
+def one_by_one(parts: list[Tensor], offsets: Tensor, scaling: float) -> Tensor:
+    """softmax(q k' scale + causal mask) v of each sequence alone, in float64."""
+    out = []
+    for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        query, key, value = (part[0, :, begin:end].double() for part in parts)
+        key, value = (part.repeat_interleave(HEADS // KEY_HEADS, 0) for part in (key, value))
+        scores = query @ key.transpose(1, 2) * scaling
+        future = torch.ones(end - begin, end - begin, dtype=torch.bool, device=scores.device).triu(1)
+        out.append((scores.masked_fill(future, -torch.inf).softmax(-1) @ value).transpose(0, 1))
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("lengths", [[1], [7], [3, 1, 9, 2], [5, 5, 5]], ids=str)
+@pytest.mark.parametrize("scaling", [WIDTH**-0.5, 0.1])
+def test_packed_is_each_sequence_alone(lengths: list[int], scaling: float, device: str) -> None:
+    parts, offsets = packed(lengths, device)
+    expected = one_by_one(parts, offsets, scaling)
+    torch.testing.assert_close(run(parts, offsets, scaling).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("lengths", [[7], [3, 1, 9, 2], [300, 20]], ids=str)
+def test_packed_is_each_sequence_alone_in_bf16(lengths: list[int], device: str) -> None:
+    parts, offsets = packed(lengths, device, torch.bfloat16)
+    expected = one_by_one(parts, offsets, WIDTH**-0.5)
+    torch.testing.assert_close(run(parts, offsets).double(), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)], ids=str)
+def test_gradients_are_those_of_each_sequence_alone(dtype: torch.dtype) -> None:
+    parts, offsets = packed([3, 1, 9], "cuda" if dtype == torch.bfloat16 else "cpu", dtype)
+    for part in parts:
+        part.requires_grad_()
+    direction = torch.randn(13, HEADS, WIDTH, generator=torch.Generator().manual_seed(1)).to(parts[0].device).double()
+    expected = torch.autograd.grad((one_by_one(parts, offsets, 0.25) * direction).sum(), parts)
+    got = torch.autograd.grad((run(parts, offsets, 0.25).double() * direction).sum(), parts)
+    tolerance = 1e-4 if dtype == torch.float32 else 6e-2
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_no_token_sees_its_future_or_another_sequence() -> None:
+    parts, offsets = packed([4, 6, 3])
+    before = run(parts, offsets)
+    changed = [part.clone() for part in parts]
+    for part in changed:
+        part[:, :, 7] += 1.0
+    after = run(changed, offsets)
+    same = (before == after).all(dim=-1).all(dim=-1)
+    assert same.tolist() == [True] * 7 + [False] * 3 + [True] * 3
+
+
+def test_a_sliding_window_that_would_cut_is_refused() -> None:
+    parts, offsets = packed([4, 6])
+    with pytest.raises(ValueError, match="sequences of 6 tokens exceed the model's sliding window of 5"):
+        run(parts, offsets, sliding_window=5)
+    torch.testing.assert_close(run(parts, offsets, sliding_window=6), run(parts, offsets))

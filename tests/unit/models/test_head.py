@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from roll.models import head
+from roll.models.head import LogProbHead, chunked_log_probs
+
+VOCABULARY, WIDTH = 61, 12
+
+
+def inputs(tokens: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(tokens)
+    hidden = torch.randn(tokens, WIDTH, generator=generator)
+    weight = torch.randn(VOCABULARY, WIDTH, generator=generator)
+    targets = torch.randint(VOCABULARY, (tokens,), generator=generator)
+    return hidden.to(dtype), weight.to(dtype), targets
+
+
+def formula(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """The same in float64 with the whole of log softmax."""
+    log_p = (hidden.double() @ weight.double().t() / temperature).log_softmax(-1)
+    return log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
+
+
+@pytest.fixture(params=[1, 4, 7, 1024], ids=lambda size: f"chunks of {size}")
+def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(head, "CHUNK_TOKENS", request.param)
+    return request.param
+
+
+@pytest.mark.usefixtures("chunk")
+@pytest.mark.parametrize("tokens", [0, 1, 7, 13])
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.5])
+def test_log_probs_and_entropy_in_float64(tokens: int, temperature: float) -> None:
+    given = inputs(tokens)
+    log_probs, entropy = chunked_log_probs(*given, temperature)
+    expected_log_probs, expected_entropy = formula(*given, temperature)
+    assert log_probs.dtype == entropy.dtype == torch.float32
+    torch.testing.assert_close(log_probs.double(), expected_log_probs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropy.double(), expected_entropy, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("chunk")
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("terms", ["log_probs", "entropy", "both"])
+def test_gradients_in_float64(terms: str, temperature: float) -> None:
+    hidden, weight, targets = inputs(13)
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    directions = torch.randn(2, 13, generator=torch.Generator().manual_seed(5))
+
+    def objective(log_probs: Tensor, entropy: Tensor) -> Tensor:
+        parts = {"log_probs": (log_probs * directions[0]).sum(), "entropy": (entropy * directions[1]).sum()}
+        return sum(parts.values()) if terms == "both" else parts[terms]  # pyright: ignore[reportReturnType]
+
+    got = torch.autograd.grad(objective(*chunked_log_probs(hidden, weight, targets, temperature)), (hidden, weight))
+    expected = torch.autograd.grad(objective(*formula(hidden, weight, targets, temperature)), (hidden, weight))
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=2e-5)
+
+
+def test_the_formula_itself_against_finite_differences() -> None:
+    hidden, weight, targets = (part.double() if part.is_floating_point() else part for part in inputs(3))
+    assert torch.autograd.gradcheck(lambda h, w: formula(h, w, targets, 0.7), (hidden.requires_grad_(), weight.requires_grad_()))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_bf16_weights_lose_nothing_beyond_their_own_rounding(device: str) -> None:
+    hidden, weight, targets = (part.to(device) for part in inputs(50, torch.bfloat16))
+    expected_log_probs, expected_entropy = formula(hidden, weight, targets, 0.9)
+    log_probs, entropy = chunked_log_probs(hidden, weight, targets, 0.9)
+    # The products are exact in fp32 and sums are made there: no trace of bf16's 3 digits.
+    torch.testing.assert_close(log_probs.double(), expected_log_probs, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(entropy.double(), expected_entropy, rtol=1e-4, atol=1e-4)
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    got = torch.autograd.grad(chunked_log_probs(hidden, weight, targets, 0.9)[0].sum(), (hidden, weight))
+    expected = torch.autograd.grad(formula(hidden, weight, targets, 0.9)[0].sum(), (hidden, weight))
+    for mine, theirs in zip(got, expected, strict=True):
+        assert mine.dtype == torch.bfloat16
+        torch.testing.assert_close(mine, theirs, rtol=3e-2, atol=6e-2)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, Tensor):
+                self.numel = max(self.numel, tensor.numel())
+        return out
+
+
+def test_no_tensor_of_tokens_by_vocabulary_exists_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, chunk_tokens = 640, 16
+    monkeypatch.setattr(head, "CHUNK_TOKENS", chunk_tokens)
+    hidden, weight, targets = inputs(tokens)
+    hidden.requires_grad_()
+    kept: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    with Largest() as seen, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        log_probs, entropy = chunked_log_probs(hidden, weight, targets, 0.7)
+        (log_probs.sum() + entropy.sum()).backward()
+    assert kept
+    assert max(kept) == tokens * WIDTH
+    assert seen.numel == tokens * WIDTH
+    assert tokens * WIDTH < tokens * VOCABULARY // 5
+    with Largest() as whole:
+        formula(hidden, weight, targets, 0.7)
+    assert whole.numel == tokens * VOCABULARY
+
+
+def test_a_frozen_weight_gets_no_gradient() -> None:
+    hidden, weight, targets = inputs(5)
+    chunked_log_probs(hidden.requires_grad_(), weight, targets)[0].sum().backward()
+    assert weight.grad is None
+    assert hidden.grad is not None and hidden.grad.any()
+
+
+def test_a_micro_batch_without_response_tokens_has_a_gradient_of_zero() -> None:
+    hidden, weight, targets = inputs(0)
+    log_probs, entropy = chunked_log_probs(hidden.requires_grad_(), weight.requires_grad_(), targets)
+    (log_probs.sum() + entropy.sum()).backward()
+    assert weight.grad is not None and not weight.grad.any()
+
+
+def test_the_head_shares_its_weight_and_still_gives_logits() -> None:
+    linear = nn.Linear(WIDTH, VOCABULARY, bias=False)
+    log_prob_head = LogProbHead(linear)
+    assert log_prob_head.weight is linear.weight
+    hidden, _, targets = inputs(5)
+    torch.testing.assert_close(log_prob_head(hidden), linear(hidden))
+    expected = formula(hidden, linear.weight, targets, 0.5)
+    for mine, theirs in zip(log_prob_head(hidden, targets, 0.5), expected, strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_head_with_a_bias_is_refused() -> None:
+    with pytest.raises(ValueError, match="bias"):
+        LogProbHead(nn.Linear(WIDTH, VOCABULARY))
