@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from roll.config.schema import ModelArgs
+from roll.errors import DataError
+from roll.models.load import check_readable, load_causal_model, load_tokenizer
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def folder(tiny_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
+
+
+def without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def cut_short(folder: Path) -> None:
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+
+def not_safetensors(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"<html>404</html>")
+
+
+def empty(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def part_missing(folder: Path) -> None:
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "model-00002.safetensors"}}))
+
+
+def index_is_no_json(folder: Path) -> None:
+    (folder / INDEX).write_text("{")
+
+
+def index_without_map(folder: Path) -> None:
+    (folder / INDEX).write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (without_weights, "it holds no weights"),
+        (cut_short, ""),
+        (not_safetensors, ""),
+        (empty, ""),
+        (part_missing, "model-00002.safetensors"),
+        (index_is_no_json, ""),
+        (index_without_map, "weight_map"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else None,
+)
+def test_broken_weights_are_known_from_their_headers(folder: Path, damage: Callable[[Path], None], problem: str) -> None:
+    check_readable(str(folder))
+    damage(folder)
+    with pytest.raises(DataError) as raised:
+        check_readable(str(folder))
+    [fault] = raised.value.faults
+    assert fault.place == "pretrain"
+    assert f"the model '{folder}' cannot be read: " in fault.problem
+    assert problem in fault.problem
+    assert fault.remedy
+
+
+def test_a_whole_index_is_readable(folder: Path) -> None:
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model.safetensors"}}))
+    check_readable(str(folder))
+
+
+def test_a_hub_name_cannot_be_checked_here(tmp_path: Path) -> None:
+    check_readable(str(tmp_path / "Qwen" / "Qwen2.5-7B"))
+
+
+@pytest.mark.parametrize("what", ["model", "tokenizer"])
+def test_what_does_not_load_is_a_fault_and_not_a_traceback(what: str, tmp_path: Path) -> None:
+    missing = str(tmp_path / "nowhere" / "at" / "all")
+    with pytest.raises(DataError, match=f"the {what} '{missing}' cannot be read \\(there is no such folder here"):
+        load_causal_model(missing, ModelArgs()) if what == "model" else load_tokenizer(missing)
+
+
+def test_a_folder_that_is_no_model_is_a_fault(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "teapot"}')
+    with pytest.raises(DataError, match="cannot be read"):
+        load_causal_model(str(folder), ModelArgs())
+
+
+def test_weights_that_are_cut_short_are_a_fault_when_loaded_too(folder: Path) -> None:
+    cut_short(folder)
+    with pytest.raises(DataError, match="cannot be read"):
+        load_causal_model(str(folder), ModelArgs(dtype="fp32"))
