@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from roll.types import Bools, Floats, Ints, Sequences
+from roll.types import Bools, Ints, Sequences
+
+Number = TypeVar("Number", np.float32, np.int32)
 
 FILLER = Sequences(np.zeros(2, np.int32), np.array([0, 2], np.int64), np.zeros(2, np.bool_))
 """Two tokens that enter no loss: what a rank runs when it has fewer micro-batches than the others."""
@@ -37,9 +41,11 @@ def select(sequences: Sequences, indices: Sequence[int]) -> Sequences:
     return Sequences(sequences.token_ids[where], offsets, sequences.response_mask[where])
 
 
-def select_tokens(field: Floats | Ints, sequences: Sequences, indices: Sequence[int]) -> Floats | Ints:
+def select_tokens(field: NDArray[Number], sequences: Sequences, indices: Sequence[int]) -> NDArray[Number]:
     """A per-token field of the chosen sequences; no index gives the filler's zeros."""
-    return field[positions(sequences.offsets, indices)] if len(indices) else np.zeros(len(FILLER.token_ids), field.dtype)
+    if not len(indices):
+        return np.zeros(len(FILLER.token_ids), field.dtype)
+    return field[positions(sequences.offsets, indices)]
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,9 @@ class PackedPolicy(nn.Module):
     @property
     def causal(self) -> PreTrainedModel:
         """The transformers model, beneath the adapter if there is one."""
-        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        causal = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        assert isinstance(causal, PreTrainedModel)
+        return causal
 
     def forward(self, inputs: PackedInputs, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """fp32 [S] log-probs and fp32 [S] entropies of the tokens at `inputs.scored`."""
@@ -60,6 +62,7 @@ class PackedPolicy(nn.Module):
             max_length_k=inputs.max_length,
         ).last_hidden_state[0]
         head = self.causal.get_output_embeddings()
+        assert isinstance(head, LogProbHead)
         return head(hidden[inputs.scored - 1], inputs.token_ids[inputs.scored], temperature)
 
 
@@ -117,7 +120,9 @@ def load_causal_model(path: str, model_args: ModelArgs, packed: bool = True) -> 
     except (OSError, ValueError, SafetensorError) as error:
         raise DataError([unreadable(path, "model", error)]) from error
     if packed:
-        model.set_output_embeddings(LogProbHead(model.get_output_embeddings()))
+        head = model.get_output_embeddings()
+        assert isinstance(head, nn.Linear)
+        model.set_output_embeddings(LogProbHead(head))
     return model
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from peft import PeftModel
-from peft.tuners.lora import LoraLayer
+from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -23,7 +23,7 @@ class WeightView:
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:
         causal = model.get_base_model() if isinstance(model, PeftModel) else model
         self._model: dict[str, nn.Parameter] = {}
-        self._layers: dict[str, LoraLayer] = {}
+        self._layers: dict[str, LoraLinear] = {}
         for name, parameter in causal.named_parameters():
             if ".lora_" in name:
                 continue
@@ -31,7 +31,7 @@ class WeightView:
             self._model[plain] = parameter
             if plain != name and name.endswith(".base_layer.weight"):
                 layer = causal.get_submodule(name.removesuffix(".base_layer.weight"))
-                assert isinstance(layer, LoraLayer)
+                assert isinstance(layer, LoraLinear)
                 self._layers[plain] = layer
         self._adapter = {
             name.replace(f".{ADAPTER}.", "."): parameter for name, parameter in model.named_parameters() if ".lora_" in name
@@ -50,7 +50,8 @@ class WeightView:
         needed = [self._model[name] for name in names]
         for name in names:
             if name in self._layers:
-                needed += [self._layers[name].lora_A[ADAPTER].weight, self._layers[name].lora_B[ADAPTER].weight]
+                layer = self._layers[name]
+                needed += [layer.lora_A[ADAPTER].get_parameter("weight"), layer.lora_B[ADAPTER].get_parameter("weight")]
         return needed
 
     def adapter_parameters(self, names: Sequence[str]) -> list[nn.Parameter]:

@@ -89,7 +89,7 @@ def train_batch(step: Experience, ref_log_probs: Floats | None, credit: Credit) 
     if credit.kl_coef:
         assert ref_log_probs is not None, "a KL term in the reward without reference log-probs"
         kl = kl_estimate(torch.from_numpy(step.behaviour_log_probs), torch.from_numpy(ref_log_probs), credit.kl_estimator)
-        penalties = credit.kl_coef * kl.numpy()
+        penalties = (credit.kl_coef * kl).numpy()
     scores = Scores(step.sequences, step.rewards, step.groups, penalties)
     estimated = advantages(credit.estimator, scores, credit.normalisation)
     return TrainBatch(step.sequences, estimated, step.behaviour_log_probs, step.policy_versions, ref_log_probs)

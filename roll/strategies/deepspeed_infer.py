@@ -8,7 +8,7 @@ from typing import Any
 
 import deepspeed
 import torch
-from transformers.integrations import HfDeepSpeedConfig
+from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from roll.config.schema import DeepSpeedConfig, ModelArgs
 from roll.models.load import PackedPolicy, load_causal_model

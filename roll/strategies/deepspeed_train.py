@@ -13,7 +13,7 @@ import deepspeed
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.integrations import HfDeepSpeedConfig
+from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from roll.algorithms.losses import Loss, LossInputs
 from roll.config.schema import DeepSpeedConfig, ModelArgs, TrainingArgs
@@ -102,7 +102,7 @@ class DeepSpeedTrain:
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float, adapter: bool) -> list[Floats]:
         """See `TrainStrategy`."""
         self._engine.eval()
-        with nullcontext() if adapter or not self._is_lora else self._policy.model.disable_adapter():  # pyright: ignore
+        with nullcontext() if adapter or not self._is_lora else self._policy.model.disable_adapter():  # pyright: ignore[reportCallIssue]
             return [spread(self._engine(packed_inputs(part, self._rank.device), temperature)[0], part) for part in micro_batches]
 
     def tensors(self, adapter: bool) -> list[TensorSpec]:

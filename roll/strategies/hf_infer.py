@@ -58,7 +58,8 @@ class HfGenerate:
     async def start(self) -> None:
         """See `GenerateStrategy`."""
         self._tokenizer = load_tokenizer(self._settings.model_path, self._settings.model_args.trust_remote_code)
-        self._base = load_causal_model(self._settings.model_path, self._settings.model_args, packed=False).to(self._device).eval()
+        self._base = load_causal_model(self._settings.model_path, self._settings.model_args, packed=False).eval()
+        self._base.to(self._device)  # pyright: ignore[reportArgumentType]
         self._model = self._base
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> list[Completion]:
@@ -109,7 +110,7 @@ class HfGenerate:
             log_probs=log_probs[:length].astype(np.float32),
             policy_versions=np.full(length, self._version, np.int32),
             finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
-            text=self._tokenizer.decode(token_ids[:length], skip_special_tokens=True),
+            text=self._tokenizer.decode(token_ids[:length], skip_special_tokens=True),  # pyright: ignore[reportArgumentType]
         )
 
     async def pause(self) -> None:

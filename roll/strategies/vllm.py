@@ -120,7 +120,7 @@ class VllmGenerate:
 
     def _completion(self, parts: list[tuple[CompletionOutput, int]]) -> Completion:
         token_ids = np.concatenate([np.asarray(piece.token_ids, np.int32) for piece, _ in parts])
-        log_probs = np.concatenate([np.asarray(piece.logprobs.logprobs, np.float32) for piece, _ in parts])  # pyright: ignore
+        log_probs = np.concatenate([np.asarray(piece.logprobs.logprobs, np.float32) for piece, _ in parts])  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
         versions = np.concatenate([np.full(len(piece.token_ids), version, np.int32) for piece, version in parts])
         reason = parts[-1][0].finish_reason
         return Completion(

@@ -68,7 +68,7 @@ class SharedMemoryReceiver(WeightTransferEngine[NoHandshake, BucketArrived]):
 
     def receive_weights(self, update_info: BucketArrived) -> None:
         """Verify a bucket and hand its tensors to the model."""
-        loaded = self.model.load_weights(iter(read_bucket(update_info.bucket()).items()))
+        loaded = self.model.load_weights(iter(read_bucket(update_info.bucket()).items()))  # pyright: ignore[reportCallIssue]
         self._received |= set(loaded or ())
 
     def finish_weight_update(self) -> None:

@@ -22,7 +22,9 @@ def run(parts: list[Tensor], offsets: Tensor, scaling: float | None = None, slid
     """[T, heads, width]"""
     out, weights = packed_attention(
         nn.Identity(),
-        *parts,
+        parts[0],
+        parts[1],
+        parts[2],
         None,
         cu_seq_lens_q=offsets,
         max_length_q=int(offsets.diff().max()),

@@ -15,7 +15,7 @@ from roll.models.load import PackedPolicy, load_causal_model
 from roll.models.packed_inputs import packed_inputs, scored_only, spread
 from roll.types import Sequences
 
-FP32 = ModelArgs(dtype="fp32")
+FP32 = ModelArgs.model_validate({"dtype": "fp32"})
 
 
 def sequences(lengths: list[int], prompt: int = 2, seed: int = 0) -> Sequences:
@@ -59,7 +59,7 @@ def test_log_probs_are_those_of_each_sequence_alone(folder: Path, temperature: f
 def test_bf16_agrees_within_its_rounding(tiny_model: Path) -> None:
     batch = sequences([9, 3, 20])
     expected, _ = one_by_one(AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32), batch, 1.0)
-    policy = PackedPolicy(load_causal_model(str(tiny_model), ModelArgs(dtype="bf16")))
+    policy = PackedPolicy(load_causal_model(str(tiny_model), ModelArgs.model_validate({"dtype": "bf16"})))
     assert {parameter.dtype for parameter in policy.parameters()} == {torch.bfloat16}
     got, _ = policy(packed_inputs(batch, "cpu"))
     difference = (got.double() - expected).abs()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +20,10 @@ from roll.models.packed_inputs import packed_inputs
 from roll.models.weights import WeightView
 from roll.weight_sync.bucket import plan_buckets
 
-Loader = Callable[..., PreTrainedModel | PeftModel]
-
 
 def load(folder: Path, dtype: str = "fp32", targets: str | None = None) -> PreTrainedModel | PeftModel:
     """The policy's model; an adapter's B, which starts at zero, is made random."""
-    model_args = ModelArgs(dtype=dtype, lora_target=targets, lora_rank=4, lora_alpha=12.0)  # pyright: ignore[reportArgumentType]
+    model_args = ModelArgs.model_validate({"dtype": dtype, "lora_target": targets, "lora_rank": 4, "lora_alpha": 12.0})
     model = load_causal_model(str(folder), model_args)
     if targets is None:
         return model
@@ -82,8 +79,8 @@ def test_merging_in_bf16_rounds_once(tiny_model: Path) -> None:
     model = load(tiny_model, "bf16", "q_proj")
     name = "model.layers.2.self_attn.q_proj.weight"
     layer = model.get_submodule("base_model.model.model.layers.2.self_attn.q_proj")
-    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight  # pyright: ignore
-    exact = layer.base_layer.weight.double() + 3.0 * b.double() @ a.double()  # pyright: ignore
+    weight, a, b = (layer.get_parameter(f"{part}.weight").double() for part in ("base_layer", "lora_A.default", "lora_B.default"))
+    exact = weight + 3.0 * b @ a
     got = WeightView(model).model_tensors([name])[name]
     assert got.dtype == torch.bfloat16
     # One rounding of bf16's eight bits, and what the product itself lost.
@@ -111,7 +108,7 @@ def test_tensors_are_copies(tiny_model: Path) -> None:
 
 
 def test_an_adapter_starts_as_nothing_and_alike_on_every_rank(tiny_model: Path) -> None:
-    model_args = ModelArgs(dtype="fp32", lora_target="all-linear", lora_rank=4)
+    model_args = ModelArgs.model_validate({"dtype": "fp32", "lora_target": "all-linear", "lora_rank": 4})
     torch.manual_seed(1)
     first = add_lora(load_causal_model(str(tiny_model), model_args), model_args, seed=5)
     torch.manual_seed(2)
@@ -148,7 +145,7 @@ def test_an_exported_adapter_loads_and_is_the_same_policy(tiny_model: Path, tmp_
     model = load(tiny_model, targets="all-linear")
     folder = tmp_path / "adapter"
     write_adapter(folder, all_tensors(WeightView(model), adapter=True), model, load_tokenizer(str(tiny_model)))
-    loaded = PeftModel.from_pretrained(load_causal_model(str(tiny_model), ModelArgs(dtype="fp32")), str(folder))
+    loaded = PeftModel.from_pretrained(load_causal_model(str(tiny_model), ModelArgs.model_validate({"dtype": "fp32"})), str(folder))
     torch.testing.assert_close(log_probs(loaded), log_probs(model), rtol=0, atol=0)
     described = json.loads(adapter_config(model))
     assert described["r"] == 4
