@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 # Mid-tones, legible on white and on near-black.
 PALETTE = ("#4f83e0", "#e8833a", "#2fa37c", "#9467d6", "#d9534f", "#3aa9c4", "#b8901c", "#c2629b")
-PARTS = ("rollout", "reference", "log_probs", "train", "weight_sync", "evaluate", "checkpoint")
+PARTS = ("rollout", "reference", "train", "weight_sync", "evaluate", "checkpoint")
 STEPS_TICKED_EACH = 12
 """A run of at most so many steps has a tick at each, for there is no step 1.5."""
 
@@ -37,7 +37,7 @@ class Section:
 def sections(rows: Sequence[Row]) -> list[Section]:
     """All charts for the rows of `metrics.jsonl`; sections without any are left out."""
     named = [
-        ("Learning", [_reward(rows), _by_domain(rows), *_validation(rows), *_supervised(rows)]),
+        ("Learning", [_reward(rows), _by_domain(rows), *_validation(rows), _supervised(rows)]),
         ("Responses", [_one(rows, "Response length", "mean, tokens", "response/length_mean"), _truncated(rows)]),
         ("Policy", _policy(rows)),
         ("Trainer against engine", _mismatch(rows)),
@@ -90,11 +90,8 @@ def _validation(rows: Sequence[Row]) -> list[Chart | None]:
     return charts
 
 
-def _supervised(rows: Sequence[Row]) -> list[Chart | None]:
-    return [
-        _one(rows, "Loss", "cross-entropy of the responses' tokens, nats", "sft/loss"),
-        _one(rows, "Learning rate", "", "sft/learning_rate"),
-    ]
+def _supervised(rows: Sequence[Row]) -> Chart | None:
+    return _one(rows, "Loss", "cross-entropy of the responses' tokens, nats", "sft/loss")
 
 
 def _truncated(rows: Sequence[Row]) -> Chart | None:

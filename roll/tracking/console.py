@@ -19,7 +19,7 @@ from roll.types import Metrics, RolloutGroup
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 STEPS_OF_ETA = 10
-SHORT = {"weight_sync": "sync", "log_probs": "log-probs", "evaluate": "eval", "checkpoint": "save"}
+SHORT = {"weight_sync": "sync", "evaluate": "eval", "checkpoint": "save"}
 
 
 @dataclass(frozen=True)

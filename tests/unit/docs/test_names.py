@@ -12,6 +12,8 @@ import yaml
 from roll.config.fields import ANY_NAME, walk
 from roll.config.schema import RlvrConfig, SftConfig
 from roll.errors import BAD_INPUT, INTERRUPTED, PART_FAILED
+from roll.tracking.charts import PARTS
+from roll.tracking.console import SHORT
 from roll.types import RewardOutcome
 from tests.unit.docs.pages import PAGES, ROOT, WRITTEN, anchors, blocks, first_column, links, read, spans
 
@@ -86,6 +88,19 @@ def paths_of(values: object, above: str = "") -> list[str]:
 def test_architecture_lists_exactly_the_metrics_that_are_written() -> None:
     listed = {name for name in first_column("docs/ARCHITECTURE.md", "name") if METRIC.fullmatch(name)}
     assert listed == metrics_of_the_source()
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "roll" / "tracking").glob("*.py")), ids=lambda file: file.stem)
+def test_metrics_that_are_shown_are_written(file: Path) -> None:
+    known = metrics_of_the_source()
+    shown = {text for text in texts(TREES[file]) if METRIC.fullmatch(text) and "{" not in text}
+    assert shown <= known
+
+
+def test_the_parts_of_a_step_that_are_shown_are_timed() -> None:
+    timed = {name.removeprefix("time/") for name in metrics_of_the_source() if name.startswith("time/")}
+    assert set(PARTS) == timed - {"step"}
+    assert set(SHORT) <= timed
 
 
 @pytest.mark.parametrize("page", WRITTEN)

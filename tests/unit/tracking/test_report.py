@@ -112,7 +112,7 @@ def test_text_of_the_run_cannot_become_markup(tmp_path: Path, group: Callable[..
 def test_a_run_of_supervised_fine_tuning(tmp_path: Path) -> None:
     tracker = JsonlTracker(tmp_path / "sft-run")
     for step in (1, 2, 3):
-        tracker.log(step, {"sft/loss": 3.0 - step / 2, "sft/learning_rate": 1e-5, "time/step": 1.0, "val/held_out/loss": 3.0 - step / 4})
+        tracker.log(step, {"sft/loss": 3.0 - step / 2, "policy/lr": 1e-5, "time/step": 1.0, "val/held_out/loss": 3.0 - step / 4})
     tracker.close()
     page = Page(write_report(tmp_path / "sft-run").read_text())
     assert "sft-run" in page.text and "Learning rate" in page.text and "held_out/loss" in page.text
