@@ -126,7 +126,7 @@ def _train_rank(rank: int, work: dict[str, Any], queue: Any) -> None:
     import deepspeed
     import torch
     from peft import LoraConfig, get_peft_model
-    from transformers.integrations import HfDeepSpeedConfig
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // work["ranks"]))
     config = {
@@ -137,7 +137,8 @@ def _train_rank(rank: int, work: dict[str, Any], queue: Any) -> None:
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
     }
-    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False, init_method=f"file://{work['rendezvous']}", rank=rank, world_size=work["ranks"])
+    place = {"init_method": f"file://{work['rendezvous']}", "rank": rank, "world_size": work["ranks"]}
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False, **place)
     sharded = HfDeepSpeedConfig(config) if work["stage"] == 3 else None
     model = packed_model(work)
     if work["lora_rank"]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
+from types import TracebackType
 
 from omegaconf import OmegaConf
 
 from roll.checkpoint.store import CheckpointStore
 from roll.config.plan import Plan
 from roll.config.schema import Config, RlvrConfig
+from roll.errors import WorkerFailed
 from roll.pipeline import wire_rlvr, wire_sft
-from roll.pipeline.interrupt import Interrupt
+from roll.pipeline.interrupt import Interrupt, terminate
 from roll.pipeline.keeper import Keeper
 from roll.pipeline.roles import Roles
 from roll.pipeline.stage import Stage
@@ -27,6 +31,8 @@ from roll.tracking.tensorboard import TensorBoardTracker
 from roll.tracking.wandb import WandbTracker
 from roll.workers.cluster import cluster
 
+LOG = logging.getLogger(__name__)
+
 
 def run(config: Config, plan: Plan) -> None:
     """Run an experiment. Model and data are looked through first: nothing starts for a run that cannot go on.
@@ -38,8 +44,10 @@ def run(config: Config, plan: Plan) -> None:
     """
     folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, terminate)
     with ExitStack() as stack:
         stack.enter_context(RunLog(folder))
+        stack.push(_log_failure)
         keeper = Keeper(config, CheckpointStore(folder / "checkpoints", config.keep_checkpoints))
         if keeper.is_finished():
             print(f"{config.exp_name} has taken its {config.max_steps} steps before; its run folder is {folder}")
@@ -57,6 +65,12 @@ def _report(folder: Path) -> None:
     """Also of a run that failed, if it came to a first line of metrics."""
     if (folder / METRICS_FILE).stat().st_size:
         print(f"report: {write_report(folder)}")
+
+
+def _log_failure(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    """The worker's own traceback goes to the driver's log; the terminal gets one line."""
+    if isinstance(error, WorkerFailed):
+        LOG.info("%s\n%s", error, error.traceback)
 
 
 async def _run(config: Config, plan: Plan, loop: wire_rlvr.Loop, stage: Stage) -> None:

@@ -10,7 +10,7 @@ from math import comb
 import numpy as np
 
 from roll.rollout.episode import Generator, Scorer, episode, prompt_seed
-from roll.types import FinishReason, Metrics, Prompt, RolloutGroup, Sampling
+from roll.types import FinishReason, Metrics, Prompt, RewardOutcome, RewardResult, RolloutGroup, Sampling
 
 VALIDATION = 1
 """Seed stream of validation prompts."""
@@ -40,8 +40,8 @@ class Evaluator:
 
 
 def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int) -> Metrics:
-    """A response passes if its reward is above 0."""
-    passed = [sum(rollout.reward.value > 0 for rollout in group.rollouts) for group in groups]
+    """A response passes if it was scored and its reward is above 0."""
+    passed = [sum(_passes(rollout.reward) for rollout in group.rollouts) for group in groups]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     metrics = {f"val/{name}/pass@{k}": float(np.mean([pass_at_k(samples, c, k) for c in passed])) for k in sorted({1, samples})}
     truncated = sum(rollout.completion.finish_reason is FinishReason.LENGTH for rollout in rollouts)
@@ -49,6 +49,10 @@ def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int) 
         f"val/{name}/length_mean": float(np.mean([len(rollout.completion.token_ids) for rollout in rollouts])),
         f"val/{name}/truncated_fraction": truncated / len(rollouts),
     }
+
+
+def _passes(reward: RewardResult) -> bool:
+    return reward.outcome is RewardOutcome.SCORED and reward.value > 0
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from types import TracebackType
+from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def terminate(number: int, frame: FrameType | None) -> None:
+    """Handler of SIGTERM outside the loop: as Ctrl-C, so that everything on the way is put in order."""
+    raise KeyboardInterrupt
 
 
 class Interrupt:
@@ -22,6 +27,7 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._before = {number: signal.getsignal(number) for number in SIGNALS}
         for number in SIGNALS:
             self._loop.add_signal_handler(number, self._handle)
         return self
@@ -29,6 +35,7 @@ class Interrupt:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number in SIGNALS:
             self._loop.remove_signal_handler(number)
+            signal.signal(number, self._before[number])
 
     def _handle(self) -> None:
         if self._happened and self._task is not None:

@@ -55,7 +55,7 @@ class Roles:
         }
         group = self._group(name, role, make_train, settings, blocking=True)
         shape = TrainShape(
-            sequences_per_update=plan.batch.sequences_per_update,
+            updates=plan.batch.sequences_per_step // plan.batch.sequences_per_update,
             epochs=config.ppo_epochs if isinstance(config, RlvrConfig) else 1,
             token_budget=self._token_budget(name),
             loss_agg_mode=config.loss_agg_mode if isinstance(config, RlvrConfig) else "token-mean",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 
@@ -25,6 +26,7 @@ from roll.weight_sync.sync import WeightSync
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.rewards import Rewards
 
+LOG = logging.getLogger(__name__)
 Loop = Callable[[Roles, Stage, Interrupt], Awaitable[rlvr.Position]]
 
 
@@ -41,7 +43,15 @@ def prepare(config: RlvrConfig) -> Loop:
     tokenizer = load_tokenizer(model_path(config, learner), learner.trust_remote_code)
     training = prepare_prompts(config.actor_train.data_args, tokenizer, config.prompt_length, config.rewards)
     held_out = config.validation and prepare_prompts(config.validation.data_args, tokenizer, config.prompt_length, config.rewards)
+    report_dropped(training.too_long, "prompt_length", config.prompt_length)
     return partial(_loop, config, training, held_out)
+
+
+def report_dropped(too_long: Mapping[str, int], key: str, limit: int) -> None:
+    """Warn of rows that were left out, by file."""
+    for file, count in too_long.items():
+        if count:
+            LOG.warning("%s: %d rows are longer than %s=%d tokens and were left out", file, count, key, limit)
 
 
 async def _loop(

@@ -14,7 +14,7 @@ from roll.pipeline.meter import Meter
 from roll.pipeline.rlvr import Position
 from roll.pipeline.roles import Roles, model_path
 from roll.pipeline.stage import Stage
-from roll.pipeline.wire_rlvr import Loop
+from roll.pipeline.wire_rlvr import Loop, report_dropped
 
 
 def prepare(config: SftConfig) -> Loop:
@@ -27,6 +27,7 @@ def prepare(config: SftConfig) -> Loop:
     check_readable(model_path(config, model_args))
     tokenizer = load_tokenizer(model_path(config, model_args), model_args.trust_remote_code)
     examples = prepare_examples(config.sft_train.data_args, tokenizer, config.prompt_length, config.response_length)
+    report_dropped(examples.too_long, "prompt_length + response_length", config.prompt_length + config.response_length)
     return partial(_loop, config, examples)
 
 

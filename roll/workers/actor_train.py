@@ -22,7 +22,8 @@ from roll.workers.scoring import gather_tokens, share_out
 class TrainShape:
     """How a step's sequences become updates and forward passes."""
 
-    sequences_per_update: int
+    updates: int
+    """Optimizer updates of one pass over a step's sequences."""
     epochs: int
     """Passes over a step's sequences."""
     token_budget: int
@@ -39,12 +40,14 @@ class ActorTrain:
         self._train_seconds, self._sync_seconds, self._save_seconds = train_seconds, sync_seconds, save_seconds
 
     async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
-        """Run the updates of one step; means over the step's response tokens, all ranks and updates."""
+        """Run the updates of one step; means over the step's response tokens, all ranks and updates.
+
+        The number of updates is fixed: where rewards gave no verdict on some responses, updates are smaller, not fewer.
+        """
         shape = self._shape
         ranks: list[list[list[MicroBatch]]] = [[] for _ in range(len(self._group))]
-        for start in list(range(0, len(batch), shape.sequences_per_update)) * shape.epochs:
-            update = range(start, min(start + shape.sequences_per_update, len(batch)))
-            for rank, micro_batches in enumerate(micro_batches_of(batch, update, len(ranks), shape)):
+        for indices in np.array_split(np.arange(len(batch)), shape.updates) * shape.epochs:
+            for rank, micro_batches in enumerate(micro_batches_of(batch, indices.tolist(), len(ranks), shape)):
                 ranks[rank].append(micro_batches)
         arguments = [(updates, loss, shape.temperature, policy_version) for updates in ranks]
         return merge(await self._group.each("train_step", arguments, self._train_seconds))

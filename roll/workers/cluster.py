@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -42,21 +43,21 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
         MissingResources: fewer GPUs than the plan's roles are mapped to.
     """
     _sweep()
-    logs = run_folder / "logs"
+    logs = run_folder.absolute() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
     shared = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
     joins = bool(os.environ.get("RAY_ADDRESS"))
     try:
         if joins:
-            ray.init(log_to_driver=False, logging_level="ERROR")
+            ray.init(log_to_driver=False, logging_level=logging.ERROR)
         else:
             ray.init(
                 address="local",
                 num_gpus=None if gpus else 0,
                 include_dashboard=False,
                 log_to_driver=False,
-                logging_level="ERROR",
+                logging_level=logging.ERROR,
                 object_store_memory=1 << 30,
                 _temp_dir=str(scratch),
             )

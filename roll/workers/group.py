@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
+from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roll.errors import BadInput, RollError, WorkerFailed
 from roll.strategies.base import Rank
 from roll.workers.placement import Seat
 from roll.workers.process import AsyncProcess, Factory, Process
+from roll.workers.remains import Remains
 
 GRACE = 2.0
 """Seconds in which the other ranks may report too, so that the first cause is found and not its echo."""
+LONGEST_CAUSE = 500
+"""Characters of a cause that are shown; the log has the rest."""
 ECHOES = ("Connection closed by peer", "Connection reset by peer", "NCCL", "timed out")
 """What a rank says when another one failed first."""
 
@@ -31,7 +33,7 @@ class WorkerGroup:
         self.role = role
         self._seats = seats
         kind = Process if blocking else AsyncProcess
-        self._actors = [
+        self._actors: list[Any] = [
             kind.options(  # pyright: ignore[reportAttributeAccessIssue]
                 runtime_env={"env_vars": seat.environment},
                 scheduling_strategy=NodeAffinitySchedulingStrategy(seat.node_id, soft=False) if seat.node_id else "DEFAULT",
@@ -40,6 +42,7 @@ class WorkerGroup:
         ]
         self._pids: list[int] = []
         self._started = False
+        self._remains = Remains()
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -59,6 +62,7 @@ class WorkerGroup:
             refs.append(actor.build.remote(factory, settings[number], rank))
         await self._gather(refs, "start", seconds)
         self._started = True
+        await asyncio.to_thread(self._remains.look, self._local_pids())
 
     async def each(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
         """Call a method on every rank with that rank's arguments; results in rank order.
@@ -89,7 +93,8 @@ class WorkerGroup:
                 raise self._failure(failures)
             if pending:
                 late = [rank for rank, wait in zip(ranks, waits, strict=True) if not wait.done()]
-                raise WorkerFailed(self.role, late[0], f"{method} was not done after {seconds:.0f} s on rank(s) {', '.join(map(str, late))}")
+                names = ", ".join(map(str, late))
+                raise WorkerFailed(self.role, late[0], f"{method} was not done after {seconds:.0f} s on rank(s) {names}")
             return [wait.result() for wait in waits]
         finally:
             for wait in waits:
@@ -105,20 +110,20 @@ class WorkerGroup:
         rank, cause = first[0]
         if isinstance(cause, WorkerFailed):
             return cause
-        lines = str(cause).strip().splitlines() or [""]
         trace = str(dict(failures)[rank])
-        if isinstance(cause, ray.exceptions.RayActorError):
+        log = f"(logs/{self.role}-{rank}.log)"
+        if isinstance(cause, RayActorError):
             # The last line is the exception of a process that failed as it started, or the way in which it ended.
-            return WorkerFailed(self.role, rank, f"the process died ({lines[-1].strip()}); see logs/{self.role}-{rank}.log", trace)
-        return WorkerFailed(self.role, rank, f"{type(cause).__name__}: {lines[0]}", trace)
+            return WorkerFailed(self.role, rank, f"the process died: {str(cause).strip().splitlines()[-1].strip()} {log}", trace)
+        return WorkerFailed(self.role, rank, f"{type(cause).__name__}: {' '.join(str(cause).split())[:LONGEST_CAUSE]} {log}", trace)
 
     async def peak_bytes(self) -> list[int]:
         """Most memory that each rank has held."""
         return await self._gather([actor.peak_bytes.remote() for actor in self._actors], "peak_bytes", GRACE * 30)
 
     async def stop(self, seconds: float) -> None:
-        """Close the strategies, then end their processes and what those started, and see to it that they are gone."""
-        family = self._family()
+        """Close the strategies, then end their processes and what those started, and see to it that nothing is left."""
+        await asyncio.to_thread(self._remains.look, self._local_pids())
         if self._started:
             closing = [asyncio.ensure_future(_result(actor.call.remote("close"))) for actor in self._actors]
             _, late = await asyncio.wait(closing, timeout=seconds)
@@ -126,22 +131,11 @@ class WorkerGroup:
                 wait.cancel()
         for actor in self._actors:
             ray.kill(actor, no_restart=True)
-        _, alive = await asyncio.to_thread(psutil.wait_procs, family, timeout=GRACE)
-        for process in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        await asyncio.to_thread(psutil.wait_procs, alive, timeout=seconds)
+        await asyncio.to_thread(self._remains.remove, GRACE)
 
-    def _family(self) -> list[psutil.Process]:
-        """This host's processes of the role and all that they started."""
+    def _local_pids(self) -> list[int]:
         here = ray.get_runtime_context().get_node_id()
-        family = []
-        for pid, seat in zip(self._pids, self._seats, strict=False):
-            if seat.node_id in (None, here):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process = psutil.Process(pid)
-                    family += [process, *process.children(recursive=True)]
-        return family
+        return [pid for pid, seat in zip(self._pids, self._seats, strict=False) if seat.node_id in (None, here)]
 
 
 async def _result(ref: Any) -> Any:
@@ -151,4 +145,6 @@ async def _result(ref: Any) -> Any:
 def _cause(error: BaseException | None) -> BaseException:
     """Ray wraps what a worker raised; the original is what happened."""
     assert error is not None
-    return error.cause if isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None else error
+    if isinstance(error, RayTaskError):
+        return getattr(error, "cause", None) or error
+    return error

@@ -37,7 +37,7 @@ def seats(role: RolePlan, gpus_per_node: int, system_envs: Mapping[str, str]) ->
     nodes = gpu_nodes()
     out = []
     for rank, devices in enumerate(role.devices):
-        environment = rank_environment(rank, role.ranks, [device % gpus_per_node for device in devices]) | system_envs
+        environment = rank_environment(rank, role.ranks, [device % gpus_per_node for device in devices]) | dict(system_envs)
         node = nodes[devices[0] // gpus_per_node] if devices else None
         out.append(Seat(node, "cuda" if devices else "cpu", environment))
     return out

@@ -6,13 +6,15 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
 import ray.util
+from ray import cloudpickle
 
 from roll.strategies.base import Rank
 
@@ -40,14 +42,16 @@ class Process:
 
     def build(self, factory: Factory, settings: Any, rank: Rank) -> None:
         """Make the strategy."""
-        self._strategy = factory(settings, rank)
+        with _portable_errors():
+            self._strategy = factory(settings, rank)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Run one of the strategy's methods."""
-        return getattr(self._strategy, method)(*arguments)
+        with _portable_errors():
+            return getattr(self._strategy, method)(*arguments)
 
 
-@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=4096)
+@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=4096)  # pyright: ignore[reportCallIssue]
 class AsyncProcess:
     """Hosts a strategy whose methods are coroutines. Calls run side by side."""
 
@@ -68,12 +72,27 @@ class AsyncProcess:
 
     async def build(self, factory: Factory, settings: Any, rank: Rank) -> None:
         """Make the strategy and start it."""
-        self._strategy = factory(settings, rank)
-        await self._strategy.start()
+        with _portable_errors():
+            self._strategy = factory(settings, rank)
+            await self._strategy.start()
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Run one of the strategy's methods."""
-        return await getattr(self._strategy, method)(*arguments)
+        with _portable_errors():
+            return await getattr(self._strategy, method)(*arguments)
+
+
+@contextmanager
+def _portable_errors() -> Iterator[None]:
+    """An exception that cannot be pickled reaches the driver as its text, not as Ray's complaint about it."""
+    try:
+        yield
+    except Exception as error:
+        try:
+            cloudpickle.loads(cloudpickle.dumps(error))  # pyright: ignore[reportPrivateImportUsage]
+        except Exception:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from None
+        raise
 
 
 def _own_log(path: Path) -> None:

@@ -77,7 +77,8 @@ class World:
         path = self.folder / name / "metrics.jsonl"
         while time.monotonic() < deadline:
             assert process.poll() is None, f"the run ended before step {step}: {process.communicate()[0]}"
-            if path.exists() and any(json.loads(line)["step"] >= step for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")):
+            lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+            if any(json.loads(line)["step"] >= step for line in lines if line.endswith("\n")):
                 return
             time.sleep(0.05)
         raise AssertionError(f"no step {step} after {LIMIT} s")
@@ -102,7 +103,10 @@ def leaves_nothing() -> Iterator[Callable[[], None]]:
 
     def check() -> None:
         deadline = time.monotonic() + 15
-        while (left := {kind: found - before[kind] for kind, found in _traces().items()}) and any(left.values()) and time.monotonic() < deadline:
+        while True:
+            left = {kind: found - before[kind] for kind, found in _traces().items()}
+            if not any(left.values()) or time.monotonic() > deadline:
+                break
             time.sleep(0.2)
         assert not any(left.values()), left
 

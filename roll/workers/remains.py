@@ -1,0 +1,39 @@
+"""What the processes of this host leave behind when they are ended, and its removal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class Remains:
+    """The processes of some workers, all that they started, and the shared-memory files that they hold open."""
+
+    def __init__(self) -> None:
+        self._processes: set[psutil.Process] = set()
+        self._files: set[Path] = set()
+
+    def look(self, pids: Sequence[int]) -> None:
+        """Note what there is now. Once a process is gone, nothing says any more what was its own: look early, and again."""
+        for pid in pids:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                self._processes |= {process, *process.children(recursive=True)}
+        for process in self._processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._files |= {Path(region.path) for region in process.memory_maps() if region.path.startswith(f"{SHARED_MEMORY}/")}
+
+    def remove(self, seconds: float) -> None:
+        """Wait for the processes to end for at most `seconds`, end those that do not, and unlink their files."""
+        _, alive = psutil.wait_procs(list(self._processes), timeout=seconds)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(alive, timeout=seconds)
+        for file in self._files:
+            file.unlink(missing_ok=True)
