@@ -148,8 +148,8 @@ class DeepSpeedConfig(Section):
     data_types: dict[str, Any] | None = Field(None, description="DeepSpeed's `data_types` block (`grad_accum_dtype`).")
     activation_checkpointing: dict[str, Any] | None = Field(None, description="DeepSpeed's block of this name.")
     aio: dict[str, Any] | None = Field(None, description="Asynchronous NVMe I/O.")
-    zero_allow_untested_optimizer: bool | None = Field(None, description="DeepSpeed's key of this name.")
-    zero_force_ds_cpu_optimizer: bool | None = Field(None, description="DeepSpeed's key of this name.")
+    zero_allow_untested_optimizer: Literal[True] | None = Field(None, description="True whether or not it is given: roll makes the optimizer.")
+    zero_force_ds_cpu_optimizer: Literal[False] | None = Field(None, description="False whether or not it is given, for the same reason.")
 
 
 class VllmConfig(Section):
@@ -160,7 +160,6 @@ class VllmConfig(Section):
         0.9, description="Share of a device's memory that the engine may take."
     )
     kv_cache_gib: PositiveFloat = Field(1.0, description="On the CPU: GiB of memory for the KV cache.")
-    cpu_threads: PositiveInt | None = Field(None, description="On the CPU: threads of the engine; all cores if not given.")
     max_model_len: PositiveInt | None = Field(
         None, description="Longest prompt + response; `prompt_length + response_length` if not given."
     )
@@ -175,7 +174,6 @@ class VllmConfig(Section):
         "auto", description="How the engine first loads weights. `dummy` skips the load; the first weight sync then brings them."
     )
     disable_custom_all_reduce: bool = Field(False, description="Tensor parallelism: use NCCL's all-reduce.")
-    sleep_level: Literal[1, 2] = Field(1, description="Time-shared devices: 1 keeps a copy of the weights on the host, 2 drops them.")
     engine_args: dict[str, Any] = Field(default_factory=dict, description="Further arguments of `AsyncEngineArgs`.")
 
 
@@ -313,7 +311,6 @@ class Experiment(Section):
     save_steps: NonNegativeInt = Field(0, description="Checkpoint every so many steps, and at the end; 0 saves at the end only.")
     keep_checkpoints: PositiveInt = Field(2, description="Older checkpoints are removed once a newer one is whole.")
     eval_steps: NonNegativeInt = Field(0, description="Validate every so many steps, before the first and after the last; 0 never.")
-    logging_steps: PositiveInt = Field(1, description="Write metrics every so many steps.")
     resume_from_checkpoint: str = Field(
         "auto", description="`auto` (the newest whole checkpoint of `output_dir`), `never`, or a checkpoint's folder."
     )

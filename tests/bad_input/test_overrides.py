@@ -138,6 +138,7 @@ CONTRADICTIONS = [
         "per_device_train_batch_size",
     ),
     (["deepspeed_zero3.train_batch_size=4"], "strategy_config.train_batch_size", "4", "auto"),
+    (["deepspeed_zero3.zero_allow_untested_optimizer=false"], "strategy_config.zero_allow_untested_optimizer", "false", "allowed: True"),
     (["deepspeed_zero3.gradient_clipping=0.5"], "strategy_config.gradient_clipping", "0.5", "max_grad_norm"),
     (["deepspeed_zero3.bf16.enabled=true"], "strategy_config.bf16.enabled", "true", "model_args.dtype"),
     ([f"{ZERO}.stage=2", f"{ZERO}.offload_param.device=cpu"], "zero_optimization.offload_param.device", "stage 2", "stage 3"),

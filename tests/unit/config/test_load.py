@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -126,7 +128,8 @@ actor_infer:
   data_args: {template: qwen2_5}
   strategy_args:
     strategy_name: vllm
-    strategy_config: {gpu_memory_utilization: 0.6, enforce_eager: false, block_size: 16, max_model_len: 8000, dtype: bfloat16}
+    strategy_config:
+      {gpu_memory_utilization: 0.6, enforce_eager: false, block_size: 16, max_model_len: 8000, dtype: bfloat16, sleep_level: 2}
   device_mapping: list(range(0,8)) + list(range(8,12))
   infer_batch_size: 1
 
@@ -177,6 +180,9 @@ def test_a_file_of_roll_loads_with_one_warning_for_each_key(folder: Path) -> Non
     assert len(places) == len(set(places))
     assert {"logging_dir", "checkpoint_config", "value_clip", "difficulty_mask", "actor_train.model_args.flash_attn"} <= set(places)
     assert {"rewards.maths.worker_cls", "resume_from_checkpoint", "actor_infer.generating_args.logprobs", "tracker_kwargs"} <= set(places)
+    assert "logging_steps: 1 is ignored; every step is logged; remove the key" in texts
+    (asleep,) = [text for text in texts if text.startswith("actor_infer.strategy_args.strategy_config.sleep_level: 2 is ignored;")]
+    assert "keep their memory side by side" in asleep
     assert isinstance(config, RlvrConfig)
     assert config.actor_train.model_args.attn_implementation == "fa2"
     assert config.actor_train.model_args.lora_rank == 32
@@ -254,6 +260,16 @@ def test_a_resolved_configuration_loads_again(folder: Path) -> None:
         assert load_config(OmegaConf.create(config.model_dump(mode="json"))) == config
 
 
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """Takes away the handler that Hydra's `--info` leaves, whose stream is closed when the test ends."""
+    handlers, level = list(logging.root.handlers), logging.root.level
+    yield
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
+
+
+@pytest.mark.usefixtures("logging_as_before")
 def test_flags_of_hydra(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--config-path", "mine", "--config-name", "roll_words"]
     assert main([*where, "--cfg", "job", "--resolve", "max_steps=7"]) == 0
