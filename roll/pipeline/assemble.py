@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from types import TracebackType
 
+import datasets
 from omegaconf import OmegaConf
 
 from roll.checkpoint.store import CheckpointStore
@@ -52,6 +54,8 @@ def run(config: Config, plan: Plan) -> None:
         if keeper.is_finished():
             print(f"{config.exp_name} has taken its {config.max_steps} steps before; its run folder is {folder}")
             return
+        if not sys.stderr.isatty():
+            datasets.disable_progress_bars()
         loop = wire_rlvr.prepare(config) if isinstance(config, RlvrConfig) else wire_sft.prepare(config)
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))
         stack.callback(_report, folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 from roll.config.plan import Plan
@@ -137,8 +138,9 @@ class Roles:
 
 
 def model_path(config: RlvrConfig | SftConfig, model_args: ModelArgs) -> str:
-    """The folder or Hub name of a role's model."""
-    return model_args.model_name_or_path or config.pretrain
+    """The folder, absolute since workers may start elsewhere, or the Hub name of a role's model."""
+    name = model_args.model_name_or_path or config.pretrain
+    return str(Path(name).absolute()) if Path(name).exists() else name
 
 
 # The strategies' modules bring their engines; each is imported in the process that runs it, and in no other.
