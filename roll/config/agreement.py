@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
-from pathlib import Path
 
 from roll.config.batch import learner
 from roll.config.placement import model_roles, vllm_config
-from roll.config.schema import Config, DataArgs, ModelArgs, RlvrConfig, Role, VllmConfig
+from roll.config.schema import Config, DataArgs, GeneratingArgs, ModelArgs, RlvrConfig, Role, VllmConfig
+from roll.config.shipped import known_rewards
 from roll.config.translate import TRACKERS
 from roll.errors import Fault
 from roll.registry import nearest
@@ -16,7 +16,6 @@ from roll.registry import nearest
 LORA_KEYS = ("lora_rank", "lora_alpha", "lora_dropout")
 LARGEST_ENGINE_RANK = 512
 """vLLM's largest `max_lora_rank`."""
-REWARDS_FOLDER = Path(__file__).resolve().parent.parent / "rewards"
 
 
 def agreement_faults(config: Config) -> list[Fault]:
@@ -146,12 +145,6 @@ def _adapter(config: RlvrConfig) -> Iterator[Fault]:
         yield Fault("actor_infer.strategy_args.strategy_config.load_format", problem, "use auto, or weight_sync.lora=merged")
 
 
-def known_rewards() -> list[str]:
-    """Names of the reward functions: the files of the rewards folder that register one of their own name. Imports none."""
-    files = sorted(REWARDS_FOLDER.glob("*.py"))
-    return [file.stem for file in files if f'REWARDS.register("{file.stem}")' in file.read_text(encoding="utf-8")]
-
-
 def _rewards(config: RlvrConfig) -> Iterator[Fault]:
     known = known_rewards()
     for domain, reward in config.rewards.items():
@@ -175,7 +168,7 @@ def agreement_warnings(config: Config) -> list[str]:
     """Keys that have no effect as things stand."""
     if not isinstance(config, RlvrConfig):
         return []
-    warnings = []
+    warnings = list(_truncated_sampling(config.actor_infer.generating_args))
     if config.validation and not config.eval_steps:
         warnings.append("validation: given, but eval_steps is 0, so it never runs")
     if "num_train_epochs" in config.actor_train.training_args.model_fields_set:
@@ -183,6 +176,16 @@ def agreement_warnings(config: Config) -> list[str]:
     if config.reference and uses_reference(config) and config.actor_train.model_args.lora_target and _is_start(config):
         warnings.append("reference: with LoRA, actor_train with its adapter off is the same policy; without this block its memory is free")
     return warnings
+
+
+def _truncated_sampling(rollout: GeneratingArgs) -> Iterator[str]:
+    truncated = {"top_p": (rollout.top_p, rollout.top_p < 1), "top_k": (rollout.top_k, rollout.top_k > 0)}
+    given = [f"{key} {value:g}" for key, (value, cuts) in truncated.items() if cuts]
+    if given:
+        yield (
+            f"actor_infer.generating_args: {' and '.join(given)} truncate the distribution that the engine's log-probs are of, and the "
+            "trainer's are of the whole one, so the ratio of an on-policy token is below 1 (docs/algorithms.md); top_p=1 and top_k=-1 agree"
+        )
 
 
 def _is_start(config: RlvrConfig) -> bool:

@@ -1,4 +1,4 @@
-"""The experiments and presets that come with the package, and how a name finds its file."""
+"""What comes with the package: experiments, presets and rewards, and how a name finds its file."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ def experiments() -> dict[str, Path]:
     root = examples_folder()
     files = sorted(file for file in root.rglob("*.yaml") if file.relative_to(root).parts[0] != PRESETS)
     return {file.relative_to(root).with_suffix("").as_posix(): file for file in files}
+
+
+def known_rewards() -> list[str]:
+    """Names of the reward functions: the files of `roll/rewards/` that register one of their own name. Imports none."""
+    files = sorted((PACKAGE / "rewards").glob("*.py"))
+    return [file.stem for file in files if f'REWARDS.register("{file.stem}")' in file.read_text(encoding="utf-8")]
 
 
 def find_experiment(name: str) -> Path:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+from roll.config.shipped import known_rewards
 from roll.errors import ConfigError, Fault
 from roll.registry import Registry, nearest
 from roll.types import RewardResult
@@ -63,13 +62,6 @@ def load_rewards(table: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str
     if faults:
         raise ConfigError(faults)
     return found
-
-
-def known_rewards() -> list[str]:
-    """Names of the rewards that come with roll: the files here that register a function of their own name. Imports none."""
-    folder = Path(__file__).parent
-    names = [module.name for module in pkgutil.iter_modules([str(folder)])]
-    return [name for name in names if f'REWARDS.register("{name}")' in (folder / f"{name}.py").read_text(encoding="utf-8")]
 
 
 def _remedy(name: str) -> str:

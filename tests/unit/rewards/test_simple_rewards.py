@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from roll.config.shipped import known_rewards
 from roll.errors import ConfigError
-from roll.rewards.base import known_rewards, load_reward, load_rewards
+from roll.rewards.base import REWARDS, load_reward, load_rewards
 from roll.rewards.exact_match import exact_match
 from roll.rewards.multiple_choice import multiple_choice
 from roll.types import Prompt, RewardOutcome
@@ -60,7 +61,11 @@ def test_a_reward_is_found_by_name_and_a_user_s_by_path(tmp_path: Path, monkeypa
     monkeypatch.syspath_prepend(tmp_path)
     assert load_reward("exact_match") is exact_match
     assert load_reward("own_rewards:length").__name__ == "length"
+
+
+def test_the_known_rewards_are_those_that_register() -> None:
     assert known_rewards() == ["exact_match", "math_rule", "multiple_choice"]
+    assert [load_reward(name) for name in known_rewards()] == [REWARDS[name] for name in known_rewards()]
 
 
 @pytest.mark.parametrize(
