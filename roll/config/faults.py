@@ -46,11 +46,17 @@ def schema_faults(error: ValidationError, root: type[BaseModel], values: Mapping
         details.setdefault(_place(detail, values), []).append(detail)
     # Of a union (a text or a list of texts), the alternative that got further into the value says more.
     whole = [place for place in details if not any(len(other) > len(place) and other[: len(place)] == place for other in details)]
-    return [_fault(place, details[place], root, values) for place in whole]
+    return list(dict.fromkeys(_fault(place, details[place], root, values) for place in whole))
 
 
 def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], values: Mapping[str, Any]) -> Fault:
-    """The fault of a key that the schema does not know, with the nearest key there, or where it is at home."""
+    """The fault of a key that the schema does not know, with the nearest key there, or where it is at home.
+
+    In the settings of a strategy that is not the chosen one it is the fault of the whole block, the same for each of its keys.
+    """
+    foreign = _foreign_block(place, root, values)
+    if foreign:
+        return foreign
     name = str(place[-1])
     section = section_at(root, place[:-1], values)
     known = sorted(section.model_fields) if section else []
@@ -68,6 +74,21 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
         remedy = f"did you mean '{far[0]}'? " if far else ""
         remedy += f"known keys of {above}: {', '.join(known) or 'none'}"
     return Fault(dotted(place), f"unknown key, with the value {shown(value)}", remedy)
+
+
+def _foreign_block(place: Sequence[str | int], root: type[BaseModel], values: Mapping[str, Any]) -> Fault | None:
+    """What an override of `strategy_name` leaves behind: a `strategy_config` for the strategy that the file had chosen."""
+    role = section_at(root, place[:1], values) if len(place) == 4 and place[2] == "strategy_config" else None
+    if role is None:
+        return None
+    strategy_args = values[str(place[0])][place[1]]
+    for strategy, _ in sections(role.model_fields["strategy_args"].annotation):
+        if any(place[3] in settings.model_fields for settings, _ in sections(strategy.model_fields["strategy_config"].annotation)):
+            (owner,) = get_args(strategy.model_fields[DISCRIMINATOR].annotation)
+            keys, chosen = ", ".join(strategy_args["strategy_config"]), strategy_args[DISCRIMINATOR]
+            problem = f"holds settings of {owner} ({keys}), but {DISCRIMINATOR} is {chosen}"
+            return Fault(dotted(place[:-1]), problem, f"the block belongs to another strategy; drop it: ~{dotted(place[:-1])}")
+    return None
 
 
 def shown(value: Any) -> str:
