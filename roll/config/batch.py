@@ -101,7 +101,7 @@ def _sampling_faults(config: RlvrConfig) -> list[Fault]:
         faults.append(
             Fault("num_return_sequences_in_group", problem, "give at least 2 (8 is usual), or adv_estimator=reinforce without group norms")
         )
-    if by_group and rollout.temperature == 0:
-        problem = "0 makes all samples of a prompt equal, so no reward differs within a group"
+    if rollout.temperature == 0:
+        problem = "0 is greedy: rollouts explore nothing, and the trainer divides its logits by it"
         faults.append(Fault("actor_infer.generating_args.temperature", problem, "give a temperature above 0; 1.0 is usual"))
     return faults

@@ -26,6 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from roll.config.loader import resolution_fault
+from roll.config.roll_keys import VARIABLES
 from roll.config.shipped import PRESETS, examples_folder, experiments, find_experiment, find_in, preset_names
 from roll.errors import ConfigError, Fault, RollError
 
@@ -90,7 +91,8 @@ def compose(argv: Sequence[str], check: Callable[[DictConfig, set[str]], None]) 
 
     Args:
         argv: The words after the program's name.
-        check: Called with the composed configuration and the root keys that presets may have brought in. It must not run the job.
+        check: Called with the composed configuration and the root keys that only `${...}` uses: those of presets, and ROLL's variables
+            where they stand in the file and not on the command line. It must not run the job.
 
     Raises:
         ConfigError: the name, Hydra's composition or an override is at fault.
@@ -98,17 +100,18 @@ def compose(argv: Sequence[str], check: Callable[[DictConfig, set[str]], None]) 
         SystemExit: 0 after help, 2 for a wrong flag.
     """
     line = parse(argv)
-    folder = line.file.parent if line.file else None
-    presets = preset_names(folder.parent / PRESETS) if folder else set()
     overrides = list(line.overrides)
+    passing: set[str] = set()
     if line.file:
+        on_the_line = {_parsed(word).key_or_group for word in overrides}
+        passing = preset_names(line.file.parent.parent / PRESETS) | (set(VARIABLES) - on_the_line)
         overrides = [_add_or_override(word, line.file.parent) for word in overrides]
     with tempfile.TemporaryDirectory(prefix="roll-sweep-") as scratch:
         quiet = [*QUIET, "hydra.run.dir=.", f"hydra.sweep.dir={scratch}", "hydra.sweep.subdir=."] if line.file else []
         quiet += _search_path(line)
         if line.file:
             _refuse_partial_blocks(line.file, quiet, overrides)
-        _run_hydra(line.file, [*line.flags, *quiet, *overrides], lambda composed: check(composed, presets))
+        _run_hydra(line.file, [*line.flags, *quiet, *overrides], lambda composed: check(composed, passing))
 
 
 def _run_hydra(file: Path | None, words: Sequence[str], task: Callable[[DictConfig], None]) -> None:

@@ -145,9 +145,9 @@ def _roll_keys() -> str:
         pairs = ", ".join(f"`{json.dumps(old)}` is read as `{new}`" for old, new in values.items())
         lines.append(f"| `{place}` | {pairs} |")
     classes = ", ".join(f"`{name}` is `{reward}`" for name, reward in REWARD_CLASSES.items())
-    lines.append(f"| `rewards.*.worker_cls` | read as `reward` by the class's name: {classes} |")
+    lines.append(f"| `rewards.*.worker_cls` | read as `reward` by the class's name: {classes}; any other needs `reward` beside it |")
     variables = ", ".join(f"`{name}`" for name in VARIABLES)
-    lines.append(f"| {variables} at the root | variables for `${{...}}`; unknown keys if nothing uses them |")
+    lines.append(f"| {variables} at the root | variables for `${{...}}`; in a file they may stand unused |")
     return "\n".join([*lines, ""])
 
 

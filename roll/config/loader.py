@@ -22,13 +22,12 @@ class ConfigWarning(UserWarning):
     """Something in the configuration that is accepted, but should be written differently."""
 
 
-def load_config(composed: DictConfig, presets: Collection[str] | None = None) -> Config:
+def load_config(composed: DictConfig, passing: Collection[str] | None = None) -> Config:
     """Resolve, translate from ROLL's words, and check.
 
     Args:
         composed: What Hydra made of the files and the command line, without its own `hydra` node.
-        presets: Root keys that presets brought in and that are dropped once `${...}` has used them;
-            the names of the shipped presets if not given.
+        passing: Root keys that only `${...}` uses and that are dropped then; the names of the shipped presets if not given.
 
     Returns:
         The configuration: `SftConfig` where `pipeline` is `sft`, else `RlvrConfig`.
@@ -40,7 +39,7 @@ def load_config(composed: DictConfig, presets: Collection[str] | None = None) ->
         ConfigWarning: for each key of ROLL's that has another name or no meaning here.
     """
     plain = _resolve(composed)
-    for name in preset_names() if presets is None else presets:
+    for name in preset_names() if passing is None else passing:
         if name not in RlvrConfig.model_fields | SftConfig.model_fields:
             plain.pop(name, None)
     done = translate(plain, referenced_text(OmegaConf.to_container(composed, resolve=False)))

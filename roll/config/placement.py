@@ -134,9 +134,24 @@ def _sharing_faults(config: RlvrConfig) -> list[Fault]:
     shared = sorted(set(train or ()) & set(infer or ()))
     if shared and config.async_generation_ratio > 0:
         problem = f"{config.async_generation_ratio:g}, but actor_train and actor_infer share devices {_listed(shared)}"
-        remedy = "give them separate devices, or set it to 0: shared devices generate and train in turn"
+        remedy = "give them separate devices, or set it to 0"
         return [Fault("async_generation_ratio", problem, remedy)]
     return []
+
+
+def sync_faults(config: Config) -> list[Fault]:
+    """Engines out of reach: weights travel through the shared memory of one host, that of actor_train's rank 0."""
+    if not isinstance(config, RlvrConfig) or not config.actor_train.device_mapping:
+        return []
+    size = config.num_gpus_per_node
+    node = config.actor_train.device_mapping[0] // size
+    beyond = [device for device in config.actor_infer.device_mapping or () if device // size != node]
+    if not beyond:
+        return []
+    why = "weights travel through the shared memory of one node"
+    problem = f"devices {_listed(beyond)} are not of node {node}, where actor_train's first device is; {why}"
+    remedy = f"map the engines to devices of that node, {node * size} to {node * size + size - 1}"
+    return [Fault("actor_infer.device_mapping", problem, remedy)]
 
 
 def placement_warnings(config: Config) -> list[str]:

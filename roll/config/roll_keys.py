@@ -9,8 +9,8 @@ from typing import Any
 
 ROLES = ("actor_train", "actor_infer", "reference", "sft_train")
 
-VARIABLES = ("lora_target", "lora_rank", "lora_alpha", "lora_dropout", "pg_variant")
-"""Root keys that ROLL's files use as variables of `${...}`; unknown keys like any other where nothing refers to them."""
+VARIABLES = ("lora_target", "lora_rank", "lora_alpha", "lora_dropout", "pg_variant", "reward_pretrain")
+"""Root keys that ROLL's files use as variables of `${...}`. In a file they may stand unused; on the command line that is a fault."""
 
 IGNORED = {
     "logging_dir": "logs go to `logs/` in output_dir",
@@ -71,7 +71,7 @@ IGNORED = {
     "actor_infer.data_args": "prompts come from actor_train.data_args",
     "actor_infer.generating_args.num_beams": "responses are sampled, not searched; use temperature and top_p",
     "actor_infer.generating_args.logprobs": "log-probs are always kept; remove the key",
-    "actor_infer.strategy_args.strategy_config.sleep_level": "nothing sleeps: engines and trainer keep their memory side by side, and a dry run shows the sum; remove the key",
+    "actor_infer.strategy_args.strategy_config.sleep_level": "nothing sleeps: engines and trainer keep their memory side by side",
     "actor_infer.strategy_args.strategy_config.VLLM_USE_V1": "vLLM has one engine; remove the key",
     "actor_train.max_tokens_per_microbatch_in_infer": "max_tokens_per_microbatch bounds training and log-probs alike",
     "reference.data_args": "prompts come from actor_train.data_args",
@@ -130,13 +130,5 @@ VALUES: dict[str, dict[Any, Any]] = {
 }
 """ROLL's values that are written differently here."""
 
-REWARD_CLASSES = {
-    "MathRuleRewardWorker": "math_rule",
-    "CodeSandboxRewardWorker": "code_sandbox",
-    "LLMJudgeRewardWorker": "llm_judge",
-    "GeneralRuleRewardWorker": "ifeval",
-    "CrossThinkQARuleRewardWorker": "crossthinkqa",
-    "MultipleChoiceBoxedRuleRewardWorker": "multiple_choice",
-    "GeneralValRuleRewardWorker": "general_val",
-}
-"""Last part of `rewards.*.worker_cls` to the name of the reward function."""
+REWARD_CLASSES = {"MathRuleRewardWorker": "math_rule", "MultipleChoiceBoxedRuleRewardWorker": "multiple_choice"}
+"""Last part of `rewards.*.worker_cls` to the name of the reward function, for the classes that have a counterpart here."""

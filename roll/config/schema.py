@@ -148,8 +148,8 @@ class DeepSpeedConfig(Section):
     data_types: dict[str, Any] | None = Field(None, description="DeepSpeed's `data_types` block (`grad_accum_dtype`).")
     activation_checkpointing: dict[str, Any] | None = Field(None, description="DeepSpeed's block of this name.")
     aio: dict[str, Any] | None = Field(None, description="Asynchronous NVMe I/O.")
-    zero_allow_untested_optimizer: Literal[True] | None = Field(None, description="True whether or not it is given: roll makes the optimizer.")
-    zero_force_ds_cpu_optimizer: Literal[False] | None = Field(None, description="False whether or not it is given, for the same reason.")
+    zero_allow_untested_optimizer: Literal[True] | None = Field(None, description="True also where not given: roll makes the optimizer.")
+    zero_force_ds_cpu_optimizer: Literal[False] | None = Field(None, description="False also where not given, for the same reason.")
 
 
 class VllmConfig(Section):
@@ -263,7 +263,9 @@ class Reward(Section):
     )
     world_size: PositiveInt = Field(1, description="Worker processes.")
     timeout: PositiveFloat = Field(10.0, description="Deadline of one reward, in seconds.")
-    failed_value: float = Field(0.0, description="Reward of a response whose reward crashed, timed out or could not be parsed.")
+    failed_value: float = Field(
+        0.0, description="Reward of a response from which no answer could be read. One whose reward crashed or timed out is not trained on."
+    )
     system_envs: dict[str, str] = Field(default_factory=dict, description="Environment variables of the worker processes.")
 
 

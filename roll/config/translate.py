@@ -12,6 +12,7 @@ from roll.config.devices import FORMS, parse_devices
 from roll.config.faults import shown
 from roll.config.fields import dotted
 from roll.config.roll_keys import IGNORED, RENAMED, REWARD_CLASSES, ROLES, VALUES, VARIABLES
+from roll.config.shipped import known_rewards
 from roll.errors import Fault
 
 TRACKERS = ("tensorboard", "wandb", "none")
@@ -88,16 +89,20 @@ def _values(done: Translation) -> None:
 
 
 def _rewards(done: Translation) -> None:
-    """`worker_cls` names the reward function, unless `reward` does."""
+    """`worker_cls` names the reward function, unless `reward` does. A class without a counterpart here scores nothing, which is a fault."""
     for place, block in _matches(done.values, ("rewards", "*", "worker_cls")):
         class_path = str(block.pop("worker_cls"))
         name = REWARD_CLASSES.get(class_path.rpartition(".")[2])
-        if name and "reward" not in block:
+        if "reward" in block:
+            done.warnings.append(f"{dotted(place)}: {shown(class_path)} is ignored; reward says what scores this domain")
+        elif name:
             if name != place[1]:
                 block["reward"] = name
             done.warnings.append(f"{dotted(place)}: read as reward={name}; write it so")
         else:
-            done.warnings.append(f"{dotted(place)}: {shown(class_path)} is ignored; use reward, the name of a reward function")
+            domain = dotted(place[:-1])
+            remedy = f"set {domain}.reward to {', '.join(known_rewards())} or to your own package.module:function, or drop ~{domain}"
+            done.faults.append(Fault(dotted(place), f"{shown(class_path)} has no counterpart here", remedy))
 
 
 def _tracker_kwargs(done: Translation) -> None:

@@ -73,6 +73,18 @@ STRATEGIES = [
         "stage 2",
         "stage 3",
     ),
+    (
+        ["actor_infer.strategy_args={strategy_name: hf_infer}"],
+        "actor_infer.strategy_args.strategy_config",
+        "settings of vllm (max_num_seqs), but strategy_name is hf_infer",
+        "~actor_infer.strategy_args.strategy_config",
+    ),
+    (
+        ["++reference.strategy_args={strategy_name: hf_infer, strategy_config: {zero_optimization: {stage: 3}, steps_per_print: 9}}"],
+        "reference.strategy_args.strategy_config",
+        "settings of deepspeed_infer (zero_optimization, steps_per_print), but strategy_name is hf_infer",
+        "~reference.strategy_args.strategy_config",
+    ),
 ]
 DEVICES = [
     (["actor_train.device_mapping=foo"], "actor_train.device_mapping", "foo", "list(range(0,16))"),
@@ -95,6 +107,13 @@ DEVICES = [
     ([*GPUS, "actor_infer.device_mapping=[2]", "actor_infer.world_size=3"], "actor_infer.world_size", "3", "remove world_size"),
     ([*GPUS], "actor_infer.device_mapping", "missing", "to both"),
     ([*GPUS, "actor_infer.device_mapping=[1]", "async_generation_ratio=1"], "async_generation_ratio", "share devices 1", "separate"),
+    ([*GPUS, "actor_infer.device_mapping=[6,7,8,9]"], "actor_infer.device_mapping", "devices 8, 9 are not of node 0", "0 to 7"),
+    (
+        ["actor_train.device_mapping=[9,1]", "rollout_batch_size=8", "actor_infer.device_mapping=[0,10]"],
+        "actor_infer.device_mapping",
+        "devices 0 are not of node 1",
+        "8 to 15",
+    ),
     ([f"{ENGINE}.tensor_parallel_size=2"], f"{ENGINE}.tensor_parallel_size", "2", "device_mapping"),
     (["actor_infer.world_size=100000"], "actor_infer.world_size", "100000", "at most 1024"),
     (["actor_train.device_mapping=[5000]", "actor_infer.device_mapping=[0]"], "actor_train.device_mapping", "5000", "1023"),
@@ -105,6 +124,12 @@ CONTRADICTIONS = [
     (["actor_infer.generating_args.num_return_sequences=3"], "actor_infer.generating_args.num_return_sequences", "3", "equal"),
     (["actor_infer.generating_args.max_new_tokens=9"], "actor_infer.generating_args.max_new_tokens", "9", "at most 8"),
     (["actor_infer.generating_args.temperature=0"], "actor_infer.generating_args.temperature", "0", "above 0"),
+    (
+        ["actor_infer.generating_args.temperature=0", "adv_estimator=reinforce"],
+        "actor_infer.generating_args.temperature",
+        "0 is greedy",
+        "above 0",
+    ),
     ([f"{ENGINE}.max_model_len=20"], f"{ENGINE}.max_model_len", "20", "at least 24"),
     ([f"{ENGINE}.max_num_batched_tokens=4"], f"{ENGINE}.max_num_batched_tokens", "4", "at least 8"),
     ([f"{ENGINE}.engine_args.block_size=16"], f"{ENGINE}.engine_args.block_size", "16", f"{ENGINE}.block_size"),
@@ -157,6 +182,12 @@ CONTRADICTIONS = [
         "fa2",
         "remove",
     ),
+    (
+        ["rewards.math_rule.worker_cls=roll.pipeline.rlvr.rewards.CodeSandboxRewardWorker"],
+        "rewards.math_rule.worker_cls",
+        "CodeSandboxRewardWorker",
+        "set rewards.math_rule.reward to exact_match, math_rule, multiple_choice",
+    ),
     ([f"{ENGINE}.dtype=bfloat16"], f"{ENGINE}.dtype", "bfloat16", "actor_infer.model_args.dtype"),
 ]
 PATHS = [
@@ -196,6 +227,13 @@ def test_a_bad_override_is_refused(refused: Callable[..., str], overrides: list[
     fault = "\n".join(faults[said[0] : said[0] + 2])
     assert value in fault, message
     assert remedy in fault, message
+
+
+def test_a_block_of_another_strategy_is_one_fault_that_its_remedy_mends(refused: Callable[..., str]) -> None:
+    chosen = ("actor_infer.strategy_args={strategy_name: hf_infer}", f"{ENGINE}.block_size=16", "max_steps=0")
+    assert refused(*chosen).startswith("2 faults")
+    message = refused(*chosen, "~actor_infer.strategy_args.strategy_config")
+    assert message.startswith("1 fault in the configuration:\n  max_steps:")
 
 
 def test_all_faults_are_listed_at_once(refused: Callable[..., str]) -> None:

@@ -14,6 +14,7 @@ from roll.config import shipped
 from roll.config.compose import compose
 from roll.config.loader import ConfigWarning, load_config
 from roll.config.plan import Plan, make_plan
+from roll.config.roll_keys import REWARD_CLASSES
 from roll.config.schema import Config, HfConfig, RlvrConfig
 from roll.errors import ConfigError
 from roll.pipeline.__main__ import main
@@ -251,6 +252,63 @@ def test_a_missing_file_is_a_fault_of_a_run_and_a_warning_of_a_dry_run(folder: P
     with pytest.raises(ConfigError) as error:
         make_plan(config.model_copy(update={"dry_run": False}))
     assert "actor_train.data_args.file_name[0]" in [fault.place for fault in error.value.faults]
+
+
+def test_engines_out_of_reach_are_a_fault_of_a_run_and_a_warning_of_a_dry_run(folder: Path) -> None:
+    ((config, plan),) = jobs_of(folder)
+    (warning,) = [warning for warning in plan.warnings if warning.startswith("actor_infer.device_mapping:")]
+    assert "devices 8, 9, 10, 11 are not of node 0" in warning
+    with pytest.raises(ConfigError) as error:
+        make_plan(config.model_copy(update={"dry_run": False}))
+    assert "actor_infer.device_mapping" in [fault.place for fault in error.value.faults]
+    ((_, plan),) = jobs_of(folder, "actor_infer.device_mapping=[4,5,6,7]")
+    assert not [warning for warning in plan.warnings if warning.startswith("actor_infer.device_mapping:")]
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ((), "top_p 0.99 and top_k 100 truncate"),
+        (("actor_infer.generating_args.top_p=1",), ": top_k 100 truncate"),
+        (("actor_infer.generating_args.top_k=0",), ": top_p 0.99 truncate"),
+        (("actor_infer.generating_args.top_p=1", "actor_infer.generating_args.top_k=-1"), None),
+    ],
+)
+def test_a_truncated_rollout_distribution_is_warned_of(folder: Path, words: tuple[str, ...], given: str | None) -> None:
+    ((_, plan),) = jobs_of(folder, *words)
+    texts = [warning for warning in plan.warnings if warning.startswith("actor_infer.generating_args:")]
+    assert len(texts) == (given is not None)
+    assert not texts or (given in texts[0] and "top_p=1 and top_k=-1" in texts[0])
+
+
+def test_a_variable_of_the_file_may_lose_its_last_use(folder: Path) -> None:
+    gone = [f"actor_train.model_args.{key}" for key in ("lora_target=q_proj", "lora_rank=4", "lora_alpha=4")]
+    gone += ["~rewards.maths.model_args"]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ((config, _),) = jobs_of(folder, *gone)
+    assert isinstance(config, RlvrConfig)
+    assert config.actor_train.model_args.lora_rank == 4
+    assert not [str(one.message) for one in caught if str(one.message).startswith(("lora", "reward_pretrain"))]
+    with pytest.raises(ConfigError, match="lora_rank: unknown key, with the value 64"):
+        jobs_of(folder, *gone, "lora_rank=64")
+
+
+def test_a_reward_class_of_roll_without_a_counterpart_is_a_fault_unless_reward_is_given(folder: Path) -> None:
+    judge = "rewards.maths.worker_cls=roll.pipeline.rlvr.rewards.LLMJudgeRewardWorker"
+    with pytest.raises(ConfigError) as error:
+        jobs_of(folder, judge)
+    (fault,) = error.value.faults
+    assert fault.place == "rewards.maths.worker_cls"
+    assert "exact_match, math_rule, multiple_choice" in fault.remedy
+    assert "~rewards.maths" in fault.remedy
+    ((config, _),) = jobs_of(folder, judge, "rewards.maths.reward=multiple_choice")
+    assert isinstance(config, RlvrConfig)
+    assert config.rewards["maths"].reward == "multiple_choice"
+
+
+def test_every_reward_class_that_is_translated_exists_here() -> None:
+    assert set(REWARD_CLASSES.values()) <= set(shipped.known_rewards())
 
 
 def test_a_resolved_configuration_loads_again(folder: Path) -> None:
