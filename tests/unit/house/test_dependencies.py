@@ -1,0 +1,54 @@
+"""What the code imports is what pyproject.toml asks for, in versions that the locks have."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PART_OF_ANOTHER = {"pydantic-core"}
+"""pydantic pins it to one version."""
+
+
+def requirements(*extras: str) -> list[Requirement]:
+    """What the project asks for, with these extras."""
+    lines = [*PROJECT["dependencies"], *(line for extra in extras for line in PROJECT["optional-dependencies"][extra])]
+    return [Requirement(line) for line in lines]
+
+
+def imported() -> set[str]:
+    """Top-level packages of others that the package and the examples import."""
+    found = set()
+    for file in [*(ROOT / "roll").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.split(".")[0])
+    return found - {"roll"} - set(sys.stdlib_module_names)
+
+
+def test_every_import_is_asked_for() -> None:
+    asked = {canonicalize_name(requirement.name) for requirement in requirements("gpu", "cpu", "trackers")} | PART_OF_ANOTHER
+    distributions = packages_distributions()
+    missing = {name for name in imported() if not asked & {canonicalize_name(one) for one in distributions.get(name, [name])}}
+    assert missing == set()
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_the_lock_has_what_is_asked_for(kind: str) -> None:
+    lines = (ROOT / "requirements" / f"{kind}.lock").read_text(encoding="utf-8").splitlines()
+    locked = {match[1]: match[2] for line in lines if (match := re.match(r"([a-z][\w.-]*)==([^\s;]+)", line))}
+    for requirement in requirements(kind):
+        name = canonicalize_name(requirement.name)
+        assert name in locked, requirement
+        assert requirement.specifier.contains(locked[name], prereleases=True), f"{requirement}: {locked[name]}"
