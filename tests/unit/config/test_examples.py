@@ -68,9 +68,9 @@ def test_presets_are_root_keys_named_as_their_files() -> None:
     from omegaconf import OmegaConf
 
     for name in preset_names():
-        loaded = OmegaConf.load(examples_folder() / "config" / f"{name}.yaml")
-        assert list(loaded) == [name]
-        assert "auto" not in loaded[name].zero_optimization.values(), "a key that is auto says nothing"
+        file = examples_folder() / "config" / f"{name}.yaml"
+        assert list(OmegaConf.load(file)) == [name]
+        assert ": auto" not in file.read_text(), "a key that is auto says nothing"
     assert {"deepspeed_zero", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3", "deepspeed_zero3_cpuoffload"} <= preset_names()
 
 

@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import ast
+from typing import get_args
 
 import pytest
 
 from roll.config import schema
-from roll.config.schema import Section
+from roll.config.schema import DeepSpeedConfig, Section
 from roll.config.shipped import PACKAGE
 
-SECTIONS = {name: kind for name, kind in vars(schema).items() if isinstance(kind, type) and issubclass(kind, Section) and kind is not Section}
-GO_THROUGH = {
-    "DeepSpeedConfig": {
-        "wall_clock_breakdown",
-        "communication_data_type",
-        "data_types",
-        "activation_checkpointing",
-        "aio",
-        "bf16",  # Merged with model_args.dtype in the dictionary, and compared by name, like the next five.
-        "fp16",
-        "gradient_clipping",
-        "train_micro_batch_size_per_gpu",
-        "train_batch_size",
-        "zero_allow_untested_optimizer",
-        "zero_force_ds_cpu_optimizer",
-    },
-    "ZeroOffload": {"pin_memory", "buffer_count", "fast_init", "ratio"},
+SECTIONS = {kind.__name__: kind for kind in vars(schema).values() if isinstance(kind, type) and issubclass(kind, Section)}
+COMPARED = {"bf16", "fp16", "gradient_clipping", "train_micro_batch_size_per_gpu", "train_batch_size"}
+"""Keys that `roll/config/deepspeed.py` reads by name, to compare them with the role's other keys."""
+FIXED = {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"}
+"""Keys that may be given with the one value that holds anyway."""
+GO_THROUGH = {"wall_clock_breakdown", "communication_data_type", "data_types", "activation_checkpointing", "aio"}
+"""Keys that DeepSpeed reads, from the dictionary that `roll/strategies/deepspeed_setup.py` makes of its whole block."""
+EXCEPTIONS = {
+    "DeepSpeedConfig": COMPARED | FIXED | GO_THROUGH,
+    "ZeroOffload": {"pin_memory", "buffer_count", "fast_init", "ratio"},  # They go through too.
 }
-"""Keys that DeepSpeed reads, from the dictionary that `model_dump` makes of its block (`roll/strategies/deepspeed_setup.py`)."""
+
+
+def tree_of(file: str) -> ast.Module:
+    return ast.parse((PACKAGE / file).read_text(encoding="utf-8"))
 
 
 def attributes_read() -> set[str]:
     """Names behind a dot, where a value is read, anywhere in the package but in the schema."""
-    files = [file for file in PACKAGE.rglob("*.py") if file.name != "schema.py"]
-    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    files = [file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if file.name != "schema.py"]
+    nodes = (node for file in files for node in ast.walk(tree_of(file)))
     return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
 
 
@@ -42,10 +39,15 @@ def attributes_read() -> set[str]:
 def test_every_key_is_read(name: str) -> None:
     unread = set(SECTIONS[name].model_fields) - attributes_read()
     inherited = set().union(*(parent.model_fields for parent in SECTIONS[name].__mro__[1:] if issubclass(parent, Section)))
-    assert unread - inherited == GO_THROUGH.get(name, set())
+    assert unread - inherited == EXCEPTIONS.get(name, set())
 
 
-def test_what_goes_through_reaches_deepspeed() -> None:
-    tree = ast.parse((PACKAGE / "strategies" / "deepspeed_setup.py").read_text(encoding="utf-8"))
-    (function,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "deepspeed_config"]
-    assert any(isinstance(node, ast.Attribute) and node.attr == "model_dump" for node in ast.walk(function))
+def test_the_exceptions_are_what_they_are_said_to_be() -> None:
+    compared = {node.value for node in ast.walk(tree_of("config/deepspeed.py")) if isinstance(node, ast.Constant)}
+    assert compared >= COMPARED
+    for key in FIXED:
+        literal, nothing = get_args(DeepSpeedConfig.model_fields[key].annotation)
+        assert len(get_args(literal)) == 1 and nothing is type(None)
+    setup = [node for node in tree_of("strategies/deepspeed_setup.py").body if isinstance(node, ast.FunctionDef)]
+    (whole,) = [node for node in setup if node.name == "deepspeed_config"]
+    assert "config.model_dump(exclude_none=True)" in ast.unparse(whole)
