@@ -77,6 +77,22 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     return [group for group in groups if group["params"]]
 
 
+class CheckedAdamW(torch.optim.AdamW):
+    """AdamW that leaves everything as it is if a gradient is not finite.
+
+    DeepSpeed checks gradients wherever it wraps the optimizer, which it does not in fp32 without ZeRO. There it reads
+    `overflow` as it would of its own: it counts the update as skipped and holds the schedule.
+    """
+
+    overflow = False
+
+    def step(self, closure: Any = None) -> Any:
+        """One update, or none."""
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        self.overflow = not bool(torch.isfinite(nn.utils.get_total_norm(gradients)))
+        return None if self.overflow else super().step(closure)
+
+
 def optimizer_and_schedule(
     model: nn.Module, training: TrainingArgs, config: DeepSpeedConfig, total_updates: int, device: str
 ) -> tuple[torch.optim.Optimizer, Any]:
@@ -93,7 +109,8 @@ def optimizer_and_schedule(
 
         optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, adamw_mode=True, **settings)
     else:
-        optimizer = torch.optim.AdamW(groups, fused=True, **settings)
+        kind = CheckedAdamW if config.zero_optimization.stage == 0 else torch.optim.AdamW
+        optimizer = kind(groups, fused=True, **settings)
     warmup = training.warmup_steps or math.ceil(training.warmup_ratio * total_updates)
     schedule = get_scheduler(training.lr_scheduler_type, optimizer, num_warmup_steps=warmup, num_training_steps=max(total_updates, 1))
     return optimizer, schedule

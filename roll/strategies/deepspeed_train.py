@@ -17,6 +17,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from roll.algorithms.losses import Loss, LossInputs
 from roll.config.schema import DeepSpeedConfig, ModelArgs, TrainingArgs
+from roll.errors import CheckpointError
 from roll.models.export import adapter_config, write_adapter, write_model
 from roll.models.load import PackedPolicy, add_lora, load_causal_model, load_tokenizer
 from roll.models.packed_inputs import packed_inputs, scored_only, spread
@@ -137,6 +138,8 @@ class DeepSpeedTrain:
 
     def load(self, folder: Path) -> None:
         """See `TrainStrategy`."""
+        if not (folder / TAG).is_dir():
+            raise CheckpointError(f"there is no state of the trainer in {folder}: it lacks the folder '{TAG}'")
         self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self._is_lora)
         states = torch.load(folder / f"random_rank{self._rank.rank}.pt", weights_only=False)
         torch.set_rng_state(states["torch"])

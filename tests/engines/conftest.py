@@ -1,0 +1,40 @@
+"""The model of the engines' tests, and the promise that no engine outlives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with two of its four layers."""
+    import torch
+    from transformers import GenerationConfig, Qwen2ForCausalLM
+
+    from examples.tiny.make_model import END_ID, PAD_ID, build_model, build_tokenizer
+
+    config = build_model(seed=0).config
+    config.num_hidden_layers = 2
+    config.layer_types = config.layer_types[:2]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        model = Qwen2ForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=END_ID, pad_token_id=PAD_ID)
+    folder = tmp_path_factory.mktemp("models") / "small"
+    model.save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    """Every process that a module starts ends with it."""
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    yield
+    left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
+    left = [process for process in left if "resource_tracker" not in " ".join(process.cmdline())]
+    assert not left, f"still running: {left}"

@@ -1,0 +1,78 @@
+"""The update that DeepSpeed must make, written out: transformers' logits, one process, float64, torch's AdamW."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+
+from roll.algorithms.losses import LossInputs
+from roll.models.load import add_lora, load_causal_model
+from roll.types import Sequences, TrainBatch
+from tests.engines.training import ADAM_EPSILON, LEARNING_RATE, LOSS, MAX_GRAD_NORM, SEED, TEMPERATURE, WEIGHT_DECAY, Case, model_args
+
+TOTAL_UPDATES = 10
+
+
+@dataclass(frozen=True)
+class PlainUpdate:
+    """After one update."""
+
+    weights: dict[str, Tensor]
+    """Of the model, any adapter merged in."""
+    grad_norm: float
+    """Before clipping."""
+    means: dict[str, float]
+    """Metrics of the loss over the response tokens."""
+
+
+def token_statistics(model: nn.Module, sequences: Sequences, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies [S] of the response tokens, a sequence at a time."""
+    log_probs, entropies = [], []
+    for begin, end in zip(sequences.offsets[:-1], sequences.offsets[1:], strict=True):
+        ids = torch.from_numpy(sequences.token_ids[begin:end]).long()
+        log_p = (model(input_ids=ids[None]).logits[0] / temperature).log_softmax(-1)
+        where = torch.from_numpy(np.flatnonzero(sequences.response_mask[begin:end]))
+        log_probs.append(log_p[where - 1].gather(1, ids[where][:, None])[:, 0])
+        entropies.append(-(log_p[where - 1].exp() * log_p[where - 1]).sum(-1))
+    return torch.cat(log_probs), torch.cat(entropies)
+
+
+def plain_updates(folder: Path, lora: bool, batches: Sequence[TrainBatch]) -> list[PlainUpdate]:
+    """AdamW over whole batches; the loss is the mean over an update's response tokens."""
+    arguments = model_args(Case(stage=0, lora=lora))
+    loaded = load_causal_model(str(folder), arguments, packed=False)
+    model = (add_lora(loaded, arguments, SEED) if lora else loaded).double()
+    trains = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [parameter for parameter in trains if parameter.ndim >= 2], "weight_decay": WEIGHT_DECAY},
+        {"params": [parameter for parameter in trains if parameter.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=LEARNING_RATE, eps=ADAM_EPSILON)
+    out = []
+    for number, batch in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * (1 - number / TOTAL_UPDATES)
+        mask = batch.sequences.response_mask
+        fields = (batch.advantages, batch.behaviour_log_probs, batch.ref_log_probs)
+        advantages, behaviour, ref = (torch.from_numpy(field[mask]).double() for field in fields if field is not None)
+        said = LOSS(*token_statistics(model, batch.sequences, TEMPERATURE), LossInputs(advantages, behaviour, ref))
+        optimizer.zero_grad()
+        said.losses.mean().backward()
+        norm = nn.utils.clip_grad_norm_(trains, MAX_GRAD_NORM)
+        optimizer.step()
+        means = {name: float(values.mean()) for name, values in said.metrics.items()}
+        out.append(PlainUpdate(_whole(model), float(norm), means))
+    return out
+
+
+def _whole(model: nn.Module) -> dict[str, Tensor]:
+    whole = copy.deepcopy(model)
+    merged = whole.merge_and_unload() if isinstance(whole, PeftModel) else whole  # pyright: ignore[reportCallIssue]
+    return {name: parameter.detach().float() for name, parameter in merged.named_parameters()}

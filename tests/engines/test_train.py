@@ -1,0 +1,303 @@
+"""The contract of `TrainStrategy`, kept by `DeepSpeedTrain`: every ZeRO stage, with and without LoRA, on one rank and on two."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from torch import Tensor
+
+from roll.config.schema import ModelArgs
+from roll.data import packing
+from roll.models.load import PackedPolicy, load_causal_model
+from roll.models.packed_inputs import packed_inputs, spread
+from roll.strategies.base import MicroBatch
+from roll.types import Floats, Sequences, TrainBatch
+from roll.workers.actor_train import TrainShape, merge, micro_batches_of
+from tests.engines.plain import PlainUpdate, plain_updates, token_statistics
+from tests.engines.ranks import run_ranks
+from tests.engines.training import TEMPERATURE, VERSION, Case, Outcome, Work, train_cases
+
+EXACT = [Case(stage, lora) for stage in range(4) for lora in (False, True)]
+WHOLE = [Case(stage, lora, whole=True) for stage, lora in [(0, False), (3, True)]]
+STORED = [Case(stage, lora, checkpointing=False) for stage, lora in [(0, False), (3, True)]]
+BF16 = [Case(stage, lora, dtype="bf16") for stage, lora in [(0, False), (1, True), (2, False), (3, False), (3, True)]]
+DROPOUT = [Case(3, True, dropout=0.2)]
+RUNS = [(1, case) for case in EXACT + WHOLE] + [(2, case) for case in EXACT + STORED + BF16 + DROPOUT]
+
+LENGTHS = [9, 4, 14, 6, 11, 3, 8, 5]
+FP32 = ModelArgs.model_validate({"dtype": "fp32"})
+
+Runs = dict[tuple[int, Case], list[Outcome]]
+
+
+def identify(value: object) -> str | None:
+    """Names of cases in the report."""
+    return value.name if isinstance(value, Case) else f"{value}_ranks" if isinstance(value, int) else None
+
+
+each_run = pytest.mark.parametrize(("ranks", "case"), RUNS, ids=identify)
+each_exact_run = pytest.mark.parametrize(("ranks", "case"), [run for run in RUNS if run[1] not in BF16 + DROPOUT], ids=identify)
+
+
+@pytest.fixture(scope="module")
+def batch(small_model: Path) -> TrainBatch:
+    """Eight sequences; behaviour and reference are the model itself, slightly off."""
+    generator = np.random.default_rng(0)
+    sequences = packing.concatenate(
+        [generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS],
+        [np.arange(length) >= 2 for length in LENGTHS],
+    )
+    mask = sequences.response_mask
+    model = load_causal_model(str(small_model), FP32, packed=False)
+    with torch.no_grad():
+        own = spread(token_statistics(model, sequences, TEMPERATURE)[0], sequences)
+
+    def noise(scale: float) -> Floats:
+        return np.where(mask, generator.normal(scale=scale, size=len(mask)), 0).astype(np.float32)
+
+    versions = np.where(mask, np.repeat(VERSION - np.arange(len(LENGTHS)) % 2, LENGTHS), 0).astype(np.int32)
+    return TrainBatch(sequences, noise(1.0), own + noise(0.3), versions, own + noise(0.2))
+
+
+def take(batch: TrainBatch, indices: list[int]) -> TrainBatch:
+    """The chosen sequences."""
+    chosen = packing.positions(batch.sequences.offsets, indices)
+    assert batch.ref_log_probs is not None
+    return TrainBatch(
+        packing.select(batch.sequences, indices),
+        batch.advantages[chosen],
+        batch.behaviour_log_probs[chosen],
+        batch.policy_versions[chosen],
+        batch.ref_log_probs[chosen],
+    )
+
+
+def shares(batch: TrainBatch, ranks: int, whole: bool) -> list[Work]:
+    """What each rank trains on."""
+    shape = TrainShape(4, 1, 10**6 if whole else 14, "token-mean", TEMPERATURE)
+    updates = [micro_batches_of(batch, range(start, start + 4), ranks, shape) for start in (0, 4)]
+    single = micro_batches_of(batch, [2], ranks, shape)
+    scored = packing.split(LENGTHS, ranks, 14)
+    advantages = batch.advantages.copy()
+    advantages[5] = np.nan
+    broken = micro_batches_of(dataclasses.replace(batch, advantages=advantages), range(4), ranks, shape)
+
+    def share(rank: int) -> Work:
+        first, second = ([*updates[number][rank]] for number in (0, 1))
+        parts = [packing.select(batch.sequences, indices) for indices in scored.ranks[rank]]
+        return Work([first], [second, first, second], [single[rank]], [broken[rank]], parts)
+
+    return [share(rank) for rank in range(ranks)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("train")
+
+
+@pytest.fixture(scope="module")
+def outcomes(batch: TrainBatch, small_model: Path, folder: Path) -> Runs:
+    """Every run, by rank. Two groups of processes are started for all of them."""
+    out: Runs = {}
+    for ranks in (1, 2):
+        cases = [case for count, case in RUNS if count == ranks]
+        works = {whole: shares(batch, ranks, whole) for whole in (False, True)}
+        by_rank = run_ranks(train_cases, ranks, folder / str(ranks), cases, small_model, works, folder / str(ranks), seconds=240)
+        out |= {(ranks, case): [outcome[number] for outcome in by_rank] for number, case in enumerate(cases)}
+    return out
+
+
+@pytest.fixture(scope="module")
+def plain(batch: TrainBatch, small_model: Path) -> dict[bool, list[PlainUpdate]]:
+    """The four updates by hand; key: with LoRA."""
+    one, two = take(batch, [0, 1, 2, 3]), take(batch, [4, 5, 6, 7])
+    return {lora: plain_updates(small_model, lora, [one, two, one, two]) for lora in (False, True)}
+
+
+def assert_close(got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    """Every tensor, by name."""
+    assert got.keys() == expected.keys()
+    assert got
+    for name, tensor in got.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def moved(got: dict[str, Tensor], base: dict[str, Tensor]) -> float:
+    """The largest change of any weight."""
+    return max(float((tensor.float() - base[name].float()).abs().max()) for name, tensor in got.items())
+
+
+@each_exact_run
+def test_the_first_update_is_adamws(outcomes: Runs, plain: dict[bool, list[PlainUpdate]], small_model: Path, ranks: int, case: Case) -> None:
+    first = outcomes[ranks, case][0].first
+    assert_close(first, plain[case.lora][0].weights, 1e-5)
+    assert moved(first, load_file(small_model / "model.safetensors")) > 1e-3
+
+
+@each_exact_run
+def test_two_epochs_of_two_updates_are_adamws(outcomes: Runs, plain: dict[bool, list[PlainUpdate]], ranks: int, case: Case) -> None:
+    assert_close(outcomes[ranks, case][0].second, plain[case.lora][3].weights, 3e-5)
+    assert moved(outcomes[ranks, case][0].second, outcomes[ranks, case][0].first) > 1e-3
+
+
+@each_exact_run
+def test_metrics_are_means_over_all_ranks_and_updates(
+    outcomes: Runs, plain: dict[bool, list[PlainUpdate]], batch: TrainBatch, ranks: int, case: Case
+) -> None:
+    by_rank = outcomes[ranks, case]
+    first = merge([outcome.first_result for outcome in by_rank])
+    for name, mean in plain[case.lora][0].means.items():
+        assert first[name] == pytest.approx(mean, rel=1e-3, abs=1e-5), name
+    counts = [int(take(batch, half).sequences.response_mask.sum()) for half in ([0, 1, 2, 3], [4, 5, 6, 7])]
+    assert sum(outcome.first_result.tokens for outcome in by_rank) == counts[0]
+    assert sum(outcome.second_result.tokens for outcome in by_rank) == counts[0] + 2 * counts[1]
+    if case.stage > 0:
+        assert first["policy/grad_norm"] == pytest.approx(plain[case.lora][0].grad_norm, rel=1e-3)
+    # The rate that the next update will use: linear to nothing over ten.
+    assert first["policy/lr"] == pytest.approx(0.9e-2)
+    assert by_rank[0].second_result.scalars["policy/lr"] == pytest.approx(0.6e-2)
+
+
+@each_exact_run
+def test_trainer_and_engine_are_compared_on_the_tokens_of_the_current_version(
+    outcomes: Runs, batch: TrainBatch, ranks: int, case: Case
+) -> None:
+    by_rank = outcomes[ranks, case]
+    mask = take(batch, [0, 1, 2, 3]).sequences.response_mask
+    current = mask & (take(batch, [0, 1, 2, 3]).policy_versions == VERSION)
+    assert 0 < current.sum() < mask.sum()
+    assert sum(outcome.first_result.mismatch_tokens for outcome in by_rank) == current.sum()
+    # The next call says version + 1, and no token was sampled by it.
+    assert sum(outcome.second_result.mismatch_tokens for outcome in by_rank) == 0
+    own = gathered(batch, ranks, [outcome.scored_before for outcome in by_rank])
+    difference = (own - batch.behaviour_log_probs)[: len(current)][current]
+    merged = merge([outcome.first_result for outcome in by_rank])
+    assert merged["mismatch/logprob_abs_diff_mean"] == pytest.approx(np.abs(difference).mean(), rel=1e-3)
+    assert merged["mismatch/kl"] == pytest.approx((np.expm1(difference) - difference).mean(), rel=1e-3)
+
+
+@each_run
+def test_a_resumed_run_goes_on_as_if_nothing_had_happened(outcomes: Runs, ranks: int, case: Case) -> None:
+    by_rank = outcomes[ranks, case]
+    assert_close(by_rank[0].resumed, by_rank[0].second, 0.0)
+    for outcome in by_rank:
+        assert outcome.resumed_result == outcome.second_result
+
+
+@each_run
+def test_a_loss_that_is_no_number_is_skipped_and_counted(outcomes: Runs, ranks: int, case: Case) -> None:
+    by_rank = outcomes[ranks, case]
+    assert_close(by_rank[0].broken, by_rank[0].resumed, 0.0)
+    for outcome in by_rank:
+        assert outcome.broken_result.scalars["policy/skipped_updates"] == 1
+        for result in (outcome.first_result, outcome.second_result, outcome.resumed_result, outcome.single_result):
+            assert result.scalars["policy/skipped_updates"] == 0
+    assert moved(by_rank[0].single, by_rank[0].broken) > 0
+
+
+@pytest.mark.parametrize("case", EXACT, ids=identify)
+def test_a_rank_without_a_sequence_runs_along(outcomes: Runs, case: Case) -> None:
+    alone, together = outcomes[1, case], outcomes[2, case]
+    assert [outcome.single_result.tokens for outcome in alone] == [LENGTHS[2] - 2]
+    assert sorted(outcome.single_result.tokens for outcome in together) == [0, LENGTHS[2] - 2]
+    assert_close(together[0].single, alone[0].single, 5e-5)
+
+
+@pytest.mark.parametrize("case", STORED, ids=identify)
+def test_recomputing_activations_changes_nothing(outcomes: Runs, case: Case) -> None:
+    recomputed = outcomes[2, dataclasses.replace(case, checkpointing=True)][0]
+    stored = outcomes[2, case][0]
+    assert_close(stored.first, recomputed.first, 1e-6)
+    assert_close(stored.second, recomputed.second, 5e-6)
+
+
+def score(policy: PackedPolicy, sequences: Sequences) -> Floats:
+    """[T] by one direct forward pass."""
+    with torch.no_grad():
+        return spread(policy(packed_inputs(sequences, "cpu"), TEMPERATURE)[0], sequences)
+
+
+def gathered(batch: TrainBatch, ranks: int, by_rank: list[list[Floats]]) -> Floats:
+    """[T] in the batch's own order."""
+    out = np.zeros(len(batch.sequences.token_ids), np.float32)
+    for forwards, fields in zip(packing.split(LENGTHS, ranks, 14).ranks, by_rank, strict=True):
+        assert len(forwards) == len(fields)
+        for indices, field in zip(forwards, fields, strict=True):
+            if indices:
+                out[packing.positions(batch.sequences.offsets, indices)] = field
+    return out
+
+
+@each_exact_run
+def test_log_probs_are_the_policys_and_without_the_adapter_the_base_models(
+    outcomes: Runs, batch: TrainBatch, small_model: Path, folder: Path, ranks: int, case: Case
+) -> None:
+    by_rank = outcomes[ranks, case]
+    before, after, without = (
+        gathered(batch, ranks, [getattr(outcome, name) for outcome in by_rank])
+        for name in ("scored_before", "scored_after", "scored_without_adapter")
+    )
+    base = score(PackedPolicy(load_causal_model(str(small_model), FP32)), batch.sequences)
+    np.testing.assert_allclose(before, base, atol=2e-5)
+    np.testing.assert_allclose(without, base if case.lora else after, atol=2e-5)
+    assert np.abs(after - before).max() > 0.1
+    export = str(folder / str(ranks) / case.name / "export")
+    if case.lora:
+        exported = PackedPolicy(PeftModel.from_pretrained(load_causal_model(str(small_model), FP32), export))
+    else:
+        exported = PackedPolicy(load_causal_model(export, FP32))
+    np.testing.assert_allclose(after, score(exported, batch.sequences), atol=2e-5)
+
+
+@each_run
+def test_buckets_carry_what_an_export_holds(outcomes: Runs, folder: Path, ranks: int, case: Case) -> None:
+    outcome = outcomes[ranks, case][0]
+    exported: dict[str, Tensor] = {}
+    for file in (folder / str(ranks) / case.name / "export").glob("*.safetensors"):
+        exported |= load_file(file)
+    assert_close(outcome.adapter if case.lora else outcome.second, exported, 0.0)
+
+
+@pytest.mark.parametrize("case", BF16, ids=identify)
+def test_bf16_trains_near_fp32(outcomes: Runs, batch: TrainBatch, small_model: Path, case: Case) -> None:
+    half, full = outcomes[2, case], outcomes[2, dataclasses.replace(case, dtype="fp32")]
+    dtypes = {tensor.dtype for tensor in half[0].second.values()}
+    assert dtypes == {torch.bfloat16}
+    mine, theirs = (gathered(batch, 2, [outcome.scored_before for outcome in by_rank]) for by_rank in (half, full))
+    assert np.abs(mine - theirs).max() < 0.2
+    loss, exact = (merge([outcome.first_result for outcome in by_rank])["policy/loss"] for by_rank in (half, full))
+    assert loss == pytest.approx(exact, abs=0.05)
+    base = load_file(small_model / "model.safetensors")
+    assert moved(half[0].second, base) > 5e-3
+    assert moved(half[0].second, full[0].second) < 0.04
+
+
+@pytest.mark.parametrize("case", DROPOUT, ids=identify)
+def test_dropout_is_on_while_training_and_off_while_scoring(outcomes: Runs, batch: TrainBatch, case: Case) -> None:
+    dropped, exact = outcomes[2, case], outcomes[2, dataclasses.replace(case, dropout=0.0)]
+    assert moved(dropped[0].second, exact[0].second) > 1e-4
+    mine, theirs = (gathered(batch, 2, [outcome.scored_before for outcome in by_rank]) for by_rank in (dropped, exact))
+    np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
+@each_run
+def test_a_checkpoint_that_is_not_there_is_an_error(outcomes: Runs, folder: Path, ranks: int, case: Case) -> None:
+    for outcome in outcomes[ranks, case]:
+        assert outcome.load_of_nothing.startswith(f"CheckpointError: there is no state of the trainer in {folder}")
+
+
+def test_micro_batches_of_the_test_are_many_and_uneven(batch: TrainBatch) -> None:
+    """The test would prove little if there were nothing to split."""
+    many = shares(batch, 1, whole=False)[0]
+    assert len(many.first[0]) > 1
+    assert [len(micro_batch.batch) for micro_batch in shares(batch, 1, whole=True)[0].first[0]] == [4]
+    alone = [work.single[0] for work in shares(batch, 2, whole=False)]
+    assert {len(part) for part in alone} == {1}
+    fillers = [part[0].batch.sequences for part in alone if not isinstance(part[0], MicroBatch) or not part[0].loss_weights.any()]
+    assert fillers == [packing.FILLER]

@@ -1,0 +1,217 @@
+"""What the contract test of `TrainStrategy` runs on each rank: one process group, many trainers one after another."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.losses import PolicyLoss
+from roll.config.schema import DeepSpeedConfig, ModelArgs, TrainingArgs
+from roll.strategies.base import MicroBatch, Rank, TrainResult
+from roll.types import Floats, Sequences
+from roll.weight_sync.bucket import plan_buckets, read_bucket
+
+LOSS = PolicyLoss(kl_coef=0.1, entropy_coef=0.01)
+TEMPERATURE = 0.8
+VERSION = 3
+"""Of the policy before the first update."""
+LEARNING_RATE = 1e-2
+# Adam divides by |g| + epsilon: with the usual 1e-8 the sign of a gradient that is noise decides the first update.
+ADAM_EPSILON = 1e-3
+WEIGHT_DECAY = 0.1
+MAX_GRAD_NORM = 0.5
+SEED = 11
+
+ZERO: list[dict[str, Any]] = [
+    {"stage": 0},
+    {"stage": 1},
+    {"stage": 2},
+    # By default ZeRO-3 leaves parameters as small as these whole on every rank.
+    {"stage": 3, "stage3_param_persistence_threshold": 0},
+]
+
+Updates = Sequence[Sequence[MicroBatch]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to train."""
+
+    stage: int
+    lora: bool
+    dtype: str = "fp32"
+    checkpointing: bool = True
+    dropout: float = 0.0
+    whole: bool = False
+    """All sequences of an update in one micro-batch, where there is one rank."""
+
+    @property
+    def name(self) -> str:
+        """Of its folder and in the report."""
+        parts = [f"ZeRO-{self.stage}", "LoRA" if self.lora else "full", self.dtype]
+        parts += ["no checkpointing"] * (not self.checkpointing) + ["dropout"] * (self.dropout > 0) + ["one micro-batch"] * self.whole
+        return ", ".join(parts).replace(" ", "_")
+
+
+@dataclass(frozen=True)
+class Work:
+    """One rank's share of the work: the same for every case but for how it is packed."""
+
+    first: Updates
+    """One update."""
+    second: Updates
+    """Three more: the rest of two epochs of two updates."""
+    single: Updates
+    """One update of a single sequence: other ranks get fillers."""
+    broken: Updates
+    """One update whose loss is not a number."""
+    scored: Sequence[Sequences]
+    """Micro-batches to score."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one rank saw. Weights are whole on rank 0 and empty elsewhere."""
+
+    scored_before: list[Floats]
+    first: dict[str, Tensor]
+    first_result: TrainResult
+    second: dict[str, Tensor]
+    second_result: TrainResult
+    scored_after: list[Floats]
+    scored_without_adapter: list[Floats]
+    adapter: dict[str, Tensor]
+    resumed: dict[str, Tensor]
+    resumed_result: TrainResult
+    broken: dict[str, Tensor]
+    broken_result: TrainResult
+    single: dict[str, Tensor]
+    single_result: TrainResult
+    load_of_nothing: str
+    """What `load` says of a folder in which there is no checkpoint."""
+
+
+def model_args(case: Case) -> ModelArgs:
+    """Of the policy."""
+    return ModelArgs.model_validate(
+        {
+            "dtype": case.dtype,
+            "lora_target": "all-linear" if case.lora else None,
+            "lora_rank": 4,
+            "lora_alpha": 16.0,
+            "lora_dropout": case.dropout,
+            "disable_gradient_checkpointing": not case.checkpointing,
+        }
+    )
+
+
+def settings(case: Case, model: Path, seed: int) -> Any:
+    """`TrainSettings` of a case."""
+    from roll.strategies.deepspeed_train import TrainSettings
+
+    training = {"learning_rate": LEARNING_RATE, "adam_epsilon": ADAM_EPSILON, "weight_decay": WEIGHT_DECAY}
+    return TrainSettings(
+        str(model),
+        model_args(case),
+        TrainingArgs.model_validate(training),
+        DeepSpeedConfig.model_validate({"zero_optimization": ZERO[case.stage]}),
+        max_grad_norm=MAX_GRAD_NORM,
+        total_updates=10,
+        seed=seed,
+    )
+
+
+@contextmanager
+def trainer(case: Case, model: Path, rank: Rank, seed: int) -> Iterator[Any]:
+    """A trainer that is closed and forgotten afterwards; the process group stays for the next one."""
+    from roll.strategies.deepspeed_train import DeepSpeedTrain
+
+    gc.freeze()  # what is collected below is the trainer, not all of torch
+    strategy = DeepSpeedTrain(settings(case, model, seed), rank)
+    try:
+        yield strategy
+    finally:
+        with mock.patch.object(torch.distributed, "destroy_process_group"):
+            strategy.close()
+        del strategy
+        gc.collect()
+
+
+def tensors_of(strategy: Any, adapter: bool, folder: Path) -> dict[str, Tensor]:
+    """All tensors as a weight sync sends them, in buckets of half a megabyte."""
+    out: dict[str, Tensor] = {}
+    for number, names in enumerate(plan_buckets(strategy.tensors(adapter), 1 << 19)):
+        path = folder / f"bucket{number}.safetensors"
+        if (bucket := strategy.write_bucket(names, adapter, path)) is not None:
+            out |= {name: tensor.clone() for name, tensor in read_bucket(bucket).items()}
+            path.unlink()
+    return out
+
+
+def train_case(rank: Rank, case: Case, model: Path, work: Work, folder: Path) -> Outcome:
+    """Everything the tests ask of one case."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def step(strategy: Any, updates: Updates, version: int) -> TrainResult:
+        return strategy.train_step(updates, LOSS, TEMPERATURE, version)
+
+    seen: dict[str, Any] = {}
+    with trainer(case, model, rank, SEED) as strategy:
+        seen["scored_before"] = strategy.log_probs(work.scored, TEMPERATURE, True)
+        seen["first_result"] = step(strategy, work.first, VERSION)
+        seen["first"] = tensors_of(strategy, False, folder)
+        strategy.save(folder / "checkpoint")
+        seen["second_result"] = step(strategy, work.second, VERSION + 1)
+        seen["second"] = tensors_of(strategy, False, folder)
+        seen["scored_after"] = strategy.log_probs(work.scored, TEMPERATURE, True)
+        seen["scored_without_adapter"] = strategy.log_probs(work.scored, TEMPERATURE, False)
+        seen["adapter"] = tensors_of(strategy, True, folder)
+        strategy.export(folder / "export")
+    # Another seed: what is the same afterwards was restored and is no coincidence.
+    with trainer(case, model, rank, SEED + 1) as strategy:
+        seen["load_of_nothing"] = _refusal(strategy, folder / "nothing")
+        strategy.load(folder / "checkpoint")
+        seen["resumed_result"] = step(strategy, work.second, VERSION + 1)
+        seen["resumed"] = tensors_of(strategy, False, folder)
+        seen["broken_result"] = step(strategy, work.broken, VERSION + 4)
+        seen["broken"] = tensors_of(strategy, False, folder)
+        seen["single_result"] = step(strategy, work.single, VERSION + 4)
+        seen["single"] = tensors_of(strategy, False, folder)
+    if rank.rank == 0:
+        shutil.rmtree(folder / "checkpoint")
+    return Outcome(**seen)
+
+
+def _refusal(strategy: Any, folder: Path) -> str:
+    try:
+        strategy.load(folder)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def train_cases(rank: Rank, cases: Sequence[Case], model: Path, works: dict[bool, Sequence[Work]], folder: Path) -> list[Outcome]:
+    """Run cases one after another. `works[whole][rank]` is this rank's share."""
+    outcomes = [train_case(rank, case, model, works[case.whole][rank.rank], folder / case.name) for case in cases]
+    torch.distributed.destroy_process_group()
+    return outcomes
+
+
+def score_sharded(rank: Rank, model: Path, parts: Sequence[Sequence[Sequences]], stage_config: dict[str, Any]) -> list[Floats]:
+    """Log-probs of this rank's micro-batches by `DeepSpeedScore`."""
+    from roll.strategies.deepspeed_infer import DeepSpeedScore, ShardedScoreSettings
+
+    config = DeepSpeedConfig.model_validate({"zero_optimization": stage_config})
+    strategy = DeepSpeedScore(ShardedScoreSettings(str(model), ModelArgs.model_validate({"dtype": "fp32"}), config), rank)
+    scored = strategy.log_probs(parts[rank.rank], TEMPERATURE)
+    strategy.close()
+    return scored
