@@ -19,8 +19,8 @@ PREFIX = "roll-"
 SHARED_MEMORY = Path("/dev/shm")
 
 
-class MissingResources(RollError):
-    """The cluster lacks what the plan asks for."""
+class ClusterUnavailable(RollError):
+    """The cluster cannot be joined, or lacks what the plan asks for."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
     """Join the cluster that `RAY_ADDRESS` names, as Ray itself reads it, or start one on this host.
 
     Raises:
-        MissingResources: fewer GPUs than the plan's roles are mapped to.
+        ClusterUnavailable: it cannot be joined, or has fewer GPUs than the plan's roles are mapped to.
     """
     _sweep()
     logs = run_folder.absolute() / "logs"
@@ -50,7 +50,7 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
     joins = bool(os.environ.get("RAY_ADDRESS"))
     try:
         if joins:
-            ray.init(log_to_driver=False, logging_level=logging.ERROR)
+            _join()
         else:
             ray.init(
                 address="local",
@@ -72,6 +72,19 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
         shutil.rmtree(shared, ignore_errors=True)
 
 
+def _join() -> None:
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        fault = Fault(
+            "RAY_ADDRESS",
+            f"the Ray cluster at '{os.environ['RAY_ADDRESS']}' cannot be joined: {' '.join(str(error).split())}",
+            "check the address with `ray status`; a cluster with token authentication also needs RAY_AUTH_MODE=token;"
+            " unset RAY_ADDRESS to start a cluster here",
+        )
+        raise ClusterUnavailable(str(fault)) from error
+
+
 def check_gpus(gpus: int, gpus_per_node: int) -> None:
     """Compare what the plan maps with what the cluster has."""
     if not gpus:
@@ -85,7 +98,7 @@ def check_gpus(gpus: int, gpus_per_node: int) -> None:
             f"asks for {gpus} GPUs on {nodes} node(s) of {gpus_per_node}; the cluster has {len(counts)} node(s) with {counts} GPUs",
             "map the roles to fewer devices, set num_gpus_per_node, or start Ray on more nodes and set RAY_ADDRESS",
         )
-        raise MissingResources(str(fault))
+        raise ClusterUnavailable(str(fault))
 
 
 def _keep_ray_logs(scratch: Path, logs: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import ray
 
@@ -52,6 +53,8 @@ def gpu_nodes() -> list[str]:
 def rank_environment(rank: int, world_size: int, devices: list[int]) -> dict[str, str]:
     """What torch, DeepSpeed and vLLM read of a process's place. `LOCAL_RANK` is 0: a worker sees its own devices only."""
     environment = QUIET | {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
+    # By default compiled kernels lie among the temporary files, which end with the run; the next run is to find them.
+    environment["TORCHINDUCTOR_CACHE_DIR"] = str(Path.home() / ".cache" / "roll" / "torchinductor")
     if devices:
         return environment | {
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices)),

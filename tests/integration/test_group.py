@@ -1,0 +1,108 @@
+"""The Ray layer by itself, with strategies that need no model: deadlines, first causes, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from roll.config.placement import RolePlan
+from roll.errors import DataError, Fault, WorkerFailed
+from roll.strategies.base import Rank
+from roll.workers.cluster import ClusterUnavailable, check_gpus, cluster
+from roll.workers.group import WorkerGroup
+from roll.workers.placement import seats
+
+pytestmark = pytest.mark.engines
+
+
+class Picky(Exception):
+    """An exception that pickle cannot rebuild."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+class Worker:
+    """Does what a test asks."""
+
+    def __init__(self, settings: Any, rank: Rank) -> None:
+        if settings == "unreadable":
+            raise DataError([Fault("pretrain", "it cannot be read", "give another")])
+        self.rank = rank.rank
+
+    def environment(self, name: str) -> str:
+        return os.environ[name]
+
+    def fail(self, rank: int) -> int:
+        if self.rank == rank:
+            raise Picky("a cause", "its detail")
+        time.sleep(0.2)
+        raise RuntimeError("Connection closed by peer")
+
+    def sleep(self, rank: int, seconds: float) -> int:
+        time.sleep(seconds if self.rank == rank else 0)
+        return self.rank
+
+    def die(self, rank: int) -> None:
+        if self.rank == rank:
+            os._exit(7)
+
+    def close(self) -> None:
+        pass
+
+
+@asynccontextmanager
+async def group_of_two(logs: Path, settings: Any = None) -> AsyncIterator[WorkerGroup]:
+    group = WorkerGroup("trainer", seats(RolePlan("trainer", "none", ((), ())), 8, {"COLOUR": "blue"}), logs, blocking=True)
+    try:
+        await group.start(Worker, [settings, settings], 10, 60)
+        yield group
+    finally:
+        await group.stop(5)
+
+
+def test_group(tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
+    """One cluster for all of it: starting Ray takes seconds."""
+
+    async def behaves() -> None:
+        async with group_of_two(tmp_path / "logs") as group:
+            assert await group.all("environment", "COLOUR", seconds=10) == ["blue", "blue"]
+            assert await group.all("environment", "RANK", seconds=10) == ["0", "1"]
+            assert await group.each("sleep", [(0, 0.0), (0, 0.0)], 10) == [0, 1]
+            with pytest.raises(WorkerFailed, match=r"^trainer rank 1: RuntimeError: Picky: a cause and its detail \(logs/trainer-1.log\)$"):
+                await group.all("fail", 1, seconds=10)
+            with pytest.raises(WorkerFailed, match=r"^trainer rank 1: sleep was not done after 1 s on rank\(s\) 1$"):
+                await group.all("sleep", 1, 3.0, seconds=1)
+            assert min(await group.peak_bytes()) > 1 << 20
+            with pytest.raises(WorkerFailed, match="^trainer rank 0: the process died"):
+                await group.all("die", 0, seconds=10)
+
+    async def refuses() -> None:
+        with pytest.raises(DataError, match="it cannot be read"):
+            async with group_of_two(tmp_path / "logs", "unreadable"):
+                pass
+
+    async def ends_what_hangs() -> None:
+        async with group_of_two(tmp_path / "logs") as group:
+            pids = [int(pid) for pid in await group._gather([actor.pid.remote() for actor in group._actors], "pid", 10)]
+            hanging = asyncio.ensure_future(group.all("sleep", 0, 600.0, seconds=600))
+            await asyncio.sleep(0.2)
+        hanging.cancel()
+        assert not any(psutil.pid_exists(pid) for pid in pids)
+
+    with cluster(tmp_path, gpus=0, gpus_per_node=8) as session:
+        assert session.shared_memory.is_dir() and session.scratch.is_dir()
+        for scenario in (behaves, refuses, ends_what_hangs):
+            asyncio.run(scenario())
+        with pytest.raises(ClusterUnavailable, match=r"asks for 16 GPUs on 2 node\(s\) of 8; the cluster has 1 node\(s\) with \[0\] GPUs"):
+            check_gpus(16, 8)
+    assert (tmp_path / "logs" / "trainer-0.log").exists()
+    leaves_nothing()

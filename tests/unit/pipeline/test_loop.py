@@ -1,0 +1,217 @@
+"""The loops with parts that record what is asked of them, the evaluation by hand, and the keeper's arithmetic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from roll.algorithms.advantages import Normalisation
+from roll.algorithms.losses import Loss, PolicyLoss
+from roll.data.examples import Example
+from roll.pipeline import rlvr, sft
+from roll.pipeline.evaluate import Evaluator, pass_at_k
+from roll.pipeline.meter import Meter
+from roll.pipeline.rlvr import Position, Rlvr
+from roll.rollout.batch import Credit
+from roll.types import (
+    Completion,
+    FinishReason,
+    Floats,
+    Ints,
+    Metrics,
+    Prompt,
+    RewardOutcome,
+    RewardResult,
+    Rollout,
+    RolloutGroup,
+    Sampling,
+    Sequences,
+    TrainBatch,
+)
+
+
+def completion(token: int, version: int) -> Completion:
+    return Completion(
+        np.array([token, 1], np.int32), np.array([-0.5, -0.25], np.float32), np.full(2, version, np.int32), FinishReason.STOP, str(token)
+    )
+
+
+def group(number: int, version: int) -> RolloutGroup:
+    prompt = Prompt(number, np.array([7, 8, 9], np.int32), "789", "digits", {})
+    return RolloutGroup(prompt, [Rollout(completion(token, version), RewardResult(float(token % 2))) for token in (2, 3)])
+
+
+class Parts:
+    """Stands in for everything the loop calls, and keeps the calls in order."""
+
+    def __init__(self, interrupt_after: int = 10**9) -> None:
+        self.calls: list[Any] = []
+        self.batches: list[TrainBatch] = []
+        self.version = -1
+        self.interrupt_after = interrupt_after
+
+    async def take(self) -> list[RolloutGroup]:
+        self.calls.append("take")
+        return [group(0, self.version), group(1, self.version)]
+
+    async def ref_log_probs(self, sequences: Sequences) -> Floats:
+        self.calls.append("reference")
+        return np.full(len(sequences.token_ids), -0.75, np.float32) * sequences.response_mask
+
+    async def train(self, batch: TrainBatch, loss: Loss, version: int) -> Metrics:
+        self.calls.append(("train", version))
+        self.batches.append(batch)
+        return {"policy/loss": 0.5}
+
+    async def sync(self, version: int) -> None:
+        self.calls.append(("sync", version))
+        self.version = version
+
+    async def evaluate(self, step: int) -> Metrics:
+        self.calls.append(("evaluate", step))
+        return {"val/set/pass@1": 0.5} if step == 0 else {}
+
+    async def measure(self, groups: Sequence[RolloutGroup]) -> Metrics:
+        return {"time/step": 1.0}
+
+    async def save(self, position: Position) -> None:
+        self.calls.append(("save", position.step, position.policy_version))
+
+    def interrupted(self) -> bool:
+        return sum(call == "take" for call in self.calls) >= self.interrupt_after
+
+    name = "recorder"
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self.calls.append(("log", step, sorted(metrics)))
+
+    def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
+        self.calls.append(("samples", step, len(groups)))
+
+    def close(self) -> None:
+        pass
+
+
+def wired(parts: Parts, **changes: Any) -> Rlvr:
+    run = Rlvr(
+        take=parts.take,
+        ref_log_probs=parts.ref_log_probs,
+        train=parts.train,
+        sync=parts.sync,
+        evaluate=parts.evaluate,
+        measure=parts.measure,
+        save=parts.save,
+        interrupted=parts.interrupted,
+        tracker=parts,
+        loss=PolicyLoss(),
+        credit=Credit("grpo", Normalisation()),
+        max_len_mask=False,
+        max_steps=2,
+        updates_per_step=3,
+    )
+    return replace(run, **changes)
+
+
+def test_the_loop_runs_its_parts_in_order() -> None:
+    parts = Parts()
+    end = asyncio.run(rlvr.train(wired(parts), Position(0, 0)))
+    assert end == Position(2, 6)
+    order = [call if isinstance(call, str) else call[:2] for call in parts.calls]
+    step = ["take", "reference"]
+    first = [*step, ("train", 0), ("sync", 3), ("evaluate", 1), ("log", 1), ("samples", 1), ("save", 1)]
+    second = [*step, ("train", 3), ("sync", 6), ("evaluate", 2), ("log", 2), ("samples", 2), ("save", 2)]
+    assert order == [("sync", 0), ("evaluate", 0), ("log", 0), *first, *second]
+
+
+def test_the_batch_carries_advantages_and_behaviour() -> None:
+    parts = Parts()
+    asyncio.run(rlvr.train(wired(parts, max_steps=1), Position(0, 0)))
+    [batch] = parts.batches
+    assert batch.sequences.token_ids.tolist() == [7, 8, 9, 2, 1, 7, 8, 9, 3, 1] * 2
+    # Rewards 0 and 1 in each group: mean 0.5, sample deviation sqrt(0.5).
+    expected = 0.5 / (np.sqrt(0.5) + 1e-6)
+    assert batch.advantages[[3, 4, 8, 9]].tolist() == pytest.approx([-expected, -expected, expected, expected])
+    assert batch.behaviour_log_probs[:5].tolist() == [0, 0, 0, -0.5, -0.25]
+    assert batch.ref_log_probs is not None and batch.ref_log_probs[:5].tolist() == [0, 0, 0, -0.75, -0.75]
+
+
+def test_kl_in_the_reward_lowers_the_return_of_earlier_tokens_more() -> None:
+    parts = Parts()
+    credit = Credit("reinforce", Normalisation(), kl_coef=0.1, kl_estimator="k1")
+    asyncio.run(rlvr.train(wired(parts, max_steps=1, credit=credit), Position(0, 0)))
+    # k1 is behaviour minus reference: 0.25 and 0.5 on the two tokens; the reward of the first response is 0.
+    assert parts.batches[0].advantages[3:5].tolist() == pytest.approx([-0.075, -0.05])
+
+
+def test_an_interrupt_ends_the_loop_after_its_step() -> None:
+    parts = Parts(interrupt_after=1)
+    assert asyncio.run(rlvr.train(wired(parts, max_steps=50), Position(0, 0))) == Position(1, 3)
+    assert parts.calls[-1] == ("save", 1, 3)
+
+
+def test_a_resumed_run_syncs_first_and_does_not_validate_again() -> None:
+    parts = Parts()
+    asyncio.run(rlvr.train(wired(parts), Position(1, 3)))
+    assert parts.calls[:2] == [("sync", 3), "take"]
+
+
+def test_the_sft_loop() -> None:
+    parts = Parts()
+    examples = [Example(np.array([5, 6, 7], np.int32), np.array([False, True, True]))]
+
+    async def measure(batch: TrainBatch) -> Metrics:
+        return {}
+
+    run = sft.Sft(lambda: examples, parts.train, measure, parts.save, parts.interrupted, parts, max_steps=2)
+    assert asyncio.run(sft.train(run, Position(0, 0))) == Position(2, 2)
+    assert parts.batches[0].sequences.response_mask.tolist() == [False, True, True]
+    assert [call for call in parts.calls if call[0] == "train"] == [("train", 0), ("train", 1)]
+
+
+@pytest.mark.parametrize(("samples", "passed"), [(4, 0), (4, 1), (4, 3), (5, 5), (6, 2)])
+def test_pass_at_k_counts_subsets(samples: int, passed: int) -> None:
+    for k in range(1, samples + 1):
+        subsets = list(combinations(range(samples), k))
+        expected = sum(any(index < passed for index in subset) for subset in subsets) / len(subsets)
+        assert pass_at_k(samples, passed, k) == pytest.approx(expected)
+
+
+class Answers:
+    """Answers a prompt with its own number, and rewards even ones; a crash never passes, whatever its value."""
+
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> list[Completion]:
+        assert seed is not None
+        return [completion(int(token_ids[0]) + sample, 0) for sample in range(sampling.samples)]
+
+    async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
+        if prompt.prompt_id == 2:
+            return [RewardResult(1.0, RewardOutcome.CRASHED) for _ in responses]
+        return [RewardResult(float(int(response) % 2 == 0)) for response in responses]
+
+
+def test_evaluation() -> None:
+    prompts = [Prompt(number, np.array([10 + number], np.int32), "", "digits", {}) for number in range(3)]
+    metrics = asyncio.run(Evaluator("held", prompts, Answers(), Answers(), Sampling(4, samples=2), 0).run())
+    assert metrics["val/held/pass@1"] == pytest.approx((0.5 + 0.5 + 0) / 3)
+    assert metrics["val/held/pass@2"] == pytest.approx(2 / 3)
+    assert metrics["val/held/length_mean"] == 2
+
+
+def test_the_meter_times_parts_and_counts_tokens() -> None:
+    async def scenario() -> tuple[Metrics, Metrics]:
+        meter = Meter({}, devices=4)
+        nap = meter.timed("nap", asyncio.sleep)
+        await nap(0.05)
+        return await meter.step(1000), await meter.step(0)
+
+    first, second = asyncio.run(scenario())
+    assert 0.05 <= first["time/nap"] <= first["time/step"]
+    assert first["throughput/tokens_per_second"] == pytest.approx(1000 / first["time/step"])
+    assert first["throughput/tokens_per_second_per_device"] == pytest.approx(first["throughput/tokens_per_second"] / 4)
+    assert "time/nap" not in second
