@@ -26,10 +26,12 @@ from roll.models.load import load_tokenizer
 from roll.strategies.base import Rank
 from roll.types import Completion, FinishReason, Ints, Sampling
 from roll.weight_sync.bucket import Bucket, verify
+from roll.weight_sync.vllm_plugin import BACKEND
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-BACKEND = "roll_shared_memory"
 ADAPTER_ID = 1
+ADAPTER_RANKS = (16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM makes room for; a smaller adapter takes the next."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ class VllmGenerate:
         else:
             arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
         if settings.adapter_rank is not None:
-            arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": max(settings.adapter_rank, 16)}
+            room = min(rank for rank in ADAPTER_RANKS if rank >= settings.adapter_rank)
+            arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
         arguments |= engine.engine_args
         self._tokenizer = load_tokenizer(settings.model_path, settings.model_args.trust_remote_code)
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
