@@ -123,15 +123,27 @@ class GenerateStrategy(Protocol):
         ...
 
     async def load_bucket(self, bucket: Bucket) -> None:
-        """Take some of the model's weights; the first bucket of an update opens it."""
+        """Take some of the model's weights; the first bucket of an update opens it.
+
+        Raises:
+            WeightSyncError: the bucket is not what was sent. The engine is then between two models and only fit to be closed.
+        """
         ...
 
     async def load_adapter(self, bucket: Bucket) -> None:
-        """Take a LoRA adapter: the bucket's folder is a PEFT folder."""
+        """Take a LoRA adapter: the bucket's folder is a PEFT folder.
+
+        Raises:
+            WeightSyncError: the adapter is not what was sent. The one before is still in place.
+        """
         ...
 
     async def resume(self, policy_version: int) -> None:
-        """Close the update, if one is open, and produce tokens again, now at this version."""
+        """Close the update, if one is open, and produce tokens again, now at this version.
+
+        Raises:
+            WeightSyncError: some of the model's weights were not sent. The engine is then only fit to be closed.
+        """
         ...
 
     async def policy_version(self) -> int:

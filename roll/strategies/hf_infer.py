@@ -60,6 +60,8 @@ class HfGenerate:
         self._tokenizer = load_tokenizer(self._settings.model_path, self._settings.model_args.trust_remote_code)
         self._base = load_causal_model(self._settings.model_path, self._settings.model_args, packed=False).eval()
         self._base.to(self._device)  # pyright: ignore[reportArgumentType]
+        # The model's own generation_config would change the sampling behind the user's back.
+        self._base.generation_config = GenerationConfig()
         self._model = self._base
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> list[Completion]:
@@ -89,29 +91,38 @@ class HfGenerate:
         greedy = sampling.temperature == 0
         return GenerationConfig(
             max_new_tokens=sampling.max_new_tokens,
-            min_new_tokens=sampling.max_new_tokens if sampling.ignore_eos else None,
             do_sample=not greedy,
             temperature=None if greedy else sampling.temperature,
             top_p=None if greedy else sampling.top_p,
             top_k=0 if greedy or sampling.top_k < 1 else sampling.top_k,
             repetition_penalty=sampling.repetition_penalty,
             stop_strings=list(sampling.stop) or None,
-            eos_token_id=self._tokenizer.eos_token_id,
+            eos_token_id=None if sampling.ignore_eos else self._tokenizer.eos_token_id,
             pad_token_id=self._tokenizer.eos_token_id,
         )
 
     def _completion(self, token_ids: Ints, log_probs: Floats, sampling: Sampling) -> Completion:
-        """Cut what follows the first end-of-sequence token: it is the batch's padding."""
-        ends = np.flatnonzero(token_ids == self._tokenizer.eos_token_id)
-        length = int(ends[0]) + 1 if len(ends) and not sampling.ignore_eos else len(token_ids)
-        stopped = length < sampling.max_new_tokens or (length > 0 and token_ids[length - 1] == self._tokenizer.eos_token_id)
+        length, reason = self._end(token_ids, sampling)
         return Completion(
             token_ids=token_ids[:length].astype(np.int32),
             log_probs=log_probs[:length].astype(np.float32),
             policy_versions=np.full(length, self._version, np.int32),
-            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            finish_reason=reason,
             text=self._tokenizer.decode(token_ids[:length], skip_special_tokens=True),  # pyright: ignore[reportArgumentType]
         )
+
+    def _end(self, token_ids: Ints, sampling: Sampling) -> tuple[int, FinishReason]:
+        """Where the response ended, and why. What follows is the batch's padding, made of end-of-sequence tokens."""
+
+        def has_stop_string(count: int) -> bool:
+            return any(stop in self._tokenizer.decode(token_ids[:count]) for stop in sampling.stop)
+
+        for where in np.flatnonzero(token_ids == self._tokenizer.eos_token_id):
+            if has_stop_string(where):
+                return int(where), FinishReason.STOP
+            if not sampling.ignore_eos:
+                return int(where) + 1, FinishReason.STOP
+        return len(token_ids), FinishReason.STOP if has_stop_string(len(token_ids)) else FinishReason.LENGTH
 
     async def pause(self) -> None:
         """See `GenerateStrategy`. Waits for the prompt that is being answered."""

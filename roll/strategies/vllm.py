@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Awaitable
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,17 +142,17 @@ class VllmGenerate:
     async def load_bucket(self, bucket: Bucket) -> None:
         """See `GenerateStrategy`."""
         if not self._update_is_open:
-            await self._engine.start_weight_update()
+            await _taken(self._engine.start_weight_update())
             self._update_is_open = True
         specs = [[tensor.name, tensor.dtype, list(tensor.shape), tensor.nbytes] for tensor in bucket.tensors]
         arrived = {"path": bucket.path, "tensors": specs, "checksum": bucket.checksum}
-        await self._engine.update_weights(WeightTransferUpdateRequest(update_info=arrived))
+        await _taken(self._engine.update_weights(WeightTransferUpdateRequest(update_info=arrived)))
 
     async def load_adapter(self, bucket: Bucket) -> None:
         """See `GenerateStrategy`."""
         verify(bucket)
         self._adapter = LoRARequest("policy", ADAPTER_ID, os.path.dirname(bucket.path), load_inplace=True)
-        await self._engine.add_lora(self._adapter)
+        await _taken(self._engine.add_lora(self._adapter))
         if ADAPTER_ID not in await self._engine.list_loras():
             raise WeightSyncError("vLLM took the adapter but does not list it")
         # Requests must use what was loaded, not load it again each time.
@@ -160,7 +161,7 @@ class VllmGenerate:
     async def resume(self, policy_version: int) -> None:
         """See `GenerateStrategy`."""
         if self._update_is_open:
-            await self._engine.finish_weight_update()
+            await _taken(self._engine.finish_weight_update())
             self._update_is_open = False
         self._version = policy_version
         await self._engine.resume_generation()
@@ -172,3 +173,11 @@ class VllmGenerate:
     async def close(self) -> None:
         """See `GenerateStrategy`."""
         self._engine.shutdown()
+
+
+async def _taken(step: Awaitable[object]) -> None:
+    """Wait for a step of an update. vLLM hands on what its workers raise as a plain `Exception`."""
+    try:
+        await step
+    except Exception as error:
+        raise WeightSyncError(f"vLLM did not take the weights: {error}") from error

@@ -72,12 +72,31 @@ class SharedMemoryReceiver(WeightTransferEngine[NoHandshake, BucketArrived]):
         self._received |= set(loaded or ())
 
     def finish_weight_update(self) -> None:
-        """Let the layers take their final form, and check that nothing was left out."""
+        """Let the layers take their final form, and check that nothing was left out: no parameter, no part of a fused one."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
+        missing = (self._expected - self._received) | {f"{name} (in part)" for name in self._half_loaded()}
         finalize_layerwise_reload(self.model, self.model_config)
-        if missing := self._expected - self._received:
+        self._finish_tied_heads()
+        if missing:
             raise WeightSyncError(f"{len(missing)} parameters of the engine were not sent: {', '.join(sorted(missing)[:5])}")
+
+    def _half_loaded(self) -> list[str]:
+        """Layers that join several tensors of the checkpoint (q, k and v, say) and did not get them all."""
+        from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+        fused = getattr(self.model, "packed_modules_mapping", {})
+        layers = [(name, get_layerwise_info(layer)) for name, layer in self.model.named_modules() if name.rpartition(".")[2] in fused]
+        # A layer that got everything has been finished and forgotten.
+        return [name for name, info in layers if 0 < info.load_numel < (info.load_numel_total or 0)]
+
+    def _finish_tied_heads(self) -> None:
+        """A head that shares the embedding's tensor is sent nothing and so was not finished; on the CPU it keeps a packed copy."""
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+        for name, layer in self.model.named_modules():
+            if isinstance(layer, ParallelLMHead) and f"{name}.weight" not in self._expected:
+                layer.quant_method.process_weights_after_loading(layer)
 
     def shutdown(self) -> None:
         """Holds nothing."""

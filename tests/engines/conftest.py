@@ -9,9 +9,8 @@ import psutil
 import pytest
 
 
-@pytest.fixture(scope="session")
-def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with two of its four layers."""
+def write_small(folder: Path, tied: bool) -> Path:
+    """The tiny model with half its layers and room for long sequences."""
     import torch
     from transformers import GenerationConfig, Qwen2ForCausalLM
 
@@ -19,15 +18,28 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     config = build_model(seed=0).config
     config.num_hidden_layers = 2
-    config.layer_types = config.layer_types[:2]
+    config.max_position_embeddings = 1024
+    config.tie_word_embeddings = tied
+    config.layer_types = ["full_attention"] * 2
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
         model = Qwen2ForCausalLM(config)
     model.generation_config = GenerationConfig(eos_token_id=END_ID, pad_token_id=PAD_ID)
-    folder = tmp_path_factory.mktemp("models") / "small"
     model.save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tensors for embedding and head."""
+    return write_small(tmp_path_factory.mktemp("models") / "small", tied=False)
+
+
+@pytest.fixture(scope="session")
+def small_tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One tensor for both."""
+    return write_small(tmp_path_factory.mktemp("models") / "small_tied", tied=True)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -34,6 +34,7 @@ LENGTHS = [9, 4, 14, 6, 11, 3, 8, 5]
 FP32 = ModelArgs.model_validate({"dtype": "fp32"})
 
 Runs = dict[tuple[int, Case], list[Outcome]]
+Plain = dict[bool, list[PlainUpdate]]
 
 
 def identify(value: object) -> str | None:
@@ -114,7 +115,7 @@ def outcomes(batch: TrainBatch, small_model: Path, folder: Path) -> Runs:
 
 
 @pytest.fixture(scope="module")
-def plain(batch: TrainBatch, small_model: Path) -> dict[bool, list[PlainUpdate]]:
+def plain(batch: TrainBatch, small_model: Path) -> Plain:
     """The four updates by hand; key: with LoRA."""
     one, two = take(batch, [0, 1, 2, 3]), take(batch, [4, 5, 6, 7])
     return {lora: plain_updates(small_model, lora, [one, two, one, two]) for lora in (False, True)}
@@ -134,21 +135,21 @@ def moved(got: dict[str, Tensor], base: dict[str, Tensor]) -> float:
 
 
 @each_exact_run
-def test_the_first_update_is_adamws(outcomes: Runs, plain: dict[bool, list[PlainUpdate]], small_model: Path, ranks: int, case: Case) -> None:
+def test_the_first_update_is_adamws(outcomes: Runs, plain: Plain, small_model: Path, ranks: int, case: Case) -> None:
     first = outcomes[ranks, case][0].first
     assert_close(first, plain[case.lora][0].weights, 1e-5)
     assert moved(first, load_file(small_model / "model.safetensors")) > 1e-3
 
 
 @each_exact_run
-def test_two_epochs_of_two_updates_are_adamws(outcomes: Runs, plain: dict[bool, list[PlainUpdate]], ranks: int, case: Case) -> None:
+def test_two_epochs_of_two_updates_are_adamws(outcomes: Runs, plain: Plain, ranks: int, case: Case) -> None:
     assert_close(outcomes[ranks, case][0].second, plain[case.lora][3].weights, 3e-5)
     assert moved(outcomes[ranks, case][0].second, outcomes[ranks, case][0].first) > 1e-3
 
 
 @each_exact_run
 def test_metrics_are_means_over_all_ranks_and_updates(
-    outcomes: Runs, plain: dict[bool, list[PlainUpdate]], batch: TrainBatch, ranks: int, case: Case
+    outcomes: Runs, plain: Plain, batch: TrainBatch, ranks: int, case: Case
 ) -> None:
     by_rank = outcomes[ranks, case]
     first = merge([outcome.first_result for outcome in by_rank])

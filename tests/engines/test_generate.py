@@ -1,0 +1,261 @@
+"""The contract of `GenerateStrategy`, kept by `VllmGenerate` and `HfGenerate`. Engines start once and are reused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from examples.tiny.make_model import END_ID
+from roll.errors import WeightSyncError
+from roll.models.load import load_tokenizer
+from roll.models.weights import WeightView
+from roll.strategies.hf_infer import HfGenerate
+from roll.types import Completion, FinishReason, Ints, Sampling
+from tests.engines.generating import Running, adapted, flip_a_byte, log_probs, most_probable, policy, running
+
+PROMPTS: list[Ints] = [np.array(ids, np.int32) for ids in ([5, 6, 7], [100], [40, 41, 42, 43, 44, 45, 46], [9, 9])]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet() -> Iterator[None]:
+    """What the worker layer sets for an engine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="module", params=["vllm", "hf"])
+def engine(request: pytest.FixtureRequest, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """An engine that takes whole weights."""
+    with running(request.param, small_model, tmp_path_factory.mktemp(request.param)) as one:
+        yield one
+
+
+@pytest.fixture(scope="module", params=["vllm_lora", "hf_lora"])
+def adapter_engine(request: pytest.FixtureRequest, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """An engine that takes adapters."""
+    with running(request.param, small_model, tmp_path_factory.mktemp(request.param)) as one:
+        yield one
+
+
+def assert_at_the_policy(one: Running, sampling: Sampling | None = None) -> float:
+    """What the engine says of its tokens is what the policy says of them; returns the mean log-prob."""
+    sampling = sampling or Sampling(12, samples=3)
+    said = []
+    for prompt, completions in zip(PROMPTS, one.generate(PROMPTS, sampling), strict=True):
+        assert len(completions) == sampling.samples
+        for completion in completions:
+            count = len(completion.token_ids)
+            assert 0 < count <= sampling.max_new_tokens
+            assert completion.token_ids.dtype == completion.policy_versions.dtype == np.int32
+            assert completion.log_probs.dtype == np.float32
+            assert completion.policy_versions.tolist() == [one.version] * count
+            expected = log_probs(one.policy, prompt, completion, sampling.temperature or 1.0)
+            np.testing.assert_allclose(completion.log_probs, expected, atol=1e-4)
+            said.append(expected.mean())
+    assert one.wait(one.engine.policy_version()) == one.version
+    return float(np.mean(said))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_are_the_trainers(engine: Running, temperature: float) -> None:
+    assert_at_the_policy(engine, Sampling(30, samples=4, temperature=temperature))
+
+
+def test_text_is_the_tokens(engine: Running, small_model: Path) -> None:
+    tokenizer = load_tokenizer(str(small_model))
+    for [completion] in engine.generate(PROMPTS, Sampling(20)):
+        assert completion.text == tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+
+
+def test_a_seed_decides_the_samples(engine: Running) -> None:
+    sampling = Sampling(20, samples=2)
+
+    def tokens(seed: int) -> list[list[int]]:
+        [completions] = engine.generate(PROMPTS[:1], sampling, seed)
+        return [completion.token_ids.tolist() for completion in completions]
+
+    first = tokens(1)
+    engine.generate(PROMPTS, sampling)
+    assert tokens(1) == first
+    assert tokens(2) != first
+    assert first[0] != first[1]
+
+
+def test_without_a_seed_every_call_differs(engine: Running) -> None:
+    first, second = (engine.generate(PROMPTS[:1], Sampling(20))[0][0].token_ids.tolist() for _ in range(2))
+    assert first != second
+
+
+def test_greedy_takes_the_most_probable_token(engine: Running) -> None:
+    sampling = Sampling(15, temperature=0.0)
+    for prompt, [completion] in zip(PROMPTS, engine.generate(PROMPTS, sampling), strict=True):
+        assert completion.token_ids.tolist() == most_probable(engine.policy, prompt, completion).tolist()
+    assert_at_the_policy(engine, sampling)
+
+
+def test_a_response_ends_with_the_end_of_sequence_or_at_its_limit(engine: Running) -> None:
+    limit = 60
+    reasons = set()
+    for completions in engine.generate(PROMPTS, Sampling(limit, samples=24), seed=0):
+        for completion in completions:
+            ended = completion.token_ids[-1] == END_ID
+            assert END_ID not in completion.token_ids[:-1]
+            assert ended or len(completion.token_ids) == limit
+            assert completion.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
+            assert len(completion.log_probs) == len(completion.policy_versions) == len(completion.token_ids)
+            reasons.add(completion.finish_reason)
+    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
+
+
+def test_ignoring_the_end_runs_to_the_limit_and_does_not_bend_the_distribution(engine: Running) -> None:
+    sampling = Sampling(60, samples=24, ignore_eos=True)
+    found = False
+    for completions in engine.generate(PROMPTS, sampling, seed=0):
+        for completion in completions:
+            assert len(completion.token_ids) == 60
+            assert completion.finish_reason is FinishReason.LENGTH
+            found |= END_ID in completion.token_ids
+    assert found
+    assert_at_the_policy(engine, sampling)
+
+
+def test_a_stop_string_ends_a_response_after_it(engine: Running) -> None:
+    free = engine.generate(PROMPTS[:1], Sampling(30, samples=3), seed=3)[0]
+    # A byte below 128 is a character of its own, and a token of its own.
+    where, stop = next((n, chr(letter)) for n, letter in enumerate(free[0].text.encode()[4:], 4) if 32 < letter < 127)
+    stopped = engine.generate(PROMPTS[:1], Sampling(30, samples=3, stop=(stop,)), seed=3)[0]
+    assert where < 29
+    for before, after in zip(free, stopped, strict=True):
+        count = len(after.token_ids)
+        assert after.token_ids.tolist() == before.token_ids[:count].tolist()
+        np.testing.assert_allclose(after.log_probs, before.log_probs[:count], atol=1e-4)
+        assert stop not in after.text[:-1]
+        if stop in before.text:
+            assert after.text.endswith(stop)
+            assert after.finish_reason is FinishReason.STOP
+        else:
+            assert count == len(before.token_ids)
+    assert len(stopped[0].token_ids) < len(free[0].token_ids)
+
+
+def test_top_k_and_top_p_keep_what_they_say_and_renormalise(engine: Running) -> None:
+    for completions in engine.generate(PROMPTS, Sampling(10, samples=2, top_k=1)):
+        for completion in completions:
+            np.testing.assert_allclose(completion.log_probs, 0, atol=1e-5)
+    for prompt, [completion] in zip(PROMPTS, engine.generate(PROMPTS, Sampling(10, top_p=0.5)), strict=True):
+        full = log_probs(engine.policy, prompt, completion, 1.0)
+        assert (completion.log_probs > full).all()
+
+
+def test_new_weights_are_the_engines(engine: Running, small_model: Path) -> None:
+    likely = assert_at_the_policy(engine)
+    for seed in (1, 2):
+        before = engine.policy
+        engine.push(policy(small_model, seed))
+        assert_at_the_policy(engine, Sampling(12, samples=3, temperature=0.7))
+        [[completion]] = engine.generate(PROMPTS[:1], Sampling(12))
+        old = log_probs(before, PROMPTS[0], completion, 1.0)
+        assert np.abs(old - completion.log_probs).max() > 0.1
+    engine.push(policy(small_model))
+    assert assert_at_the_policy(engine) == pytest.approx(likely, abs=1.0)
+
+
+def test_merged_weights_are_the_engines(engine: Running, small_model: Path) -> None:
+    engine.push(adapted(small_model, 5))
+    assert_at_the_policy(engine)
+
+
+def test_a_prefix_that_was_cached_belongs_to_the_old_weights(engine: Running, small_model: Path) -> None:
+    prompt = np.arange(40, dtype=np.int32)
+    for seed in (6, 7):
+        engine.push(policy(small_model, seed))
+        for [completion] in engine.generate([prompt, prompt], Sampling(5)):
+            np.testing.assert_allclose(completion.log_probs, log_probs(engine.policy, prompt, completion, 1.0), atol=1e-4)
+
+
+def test_every_token_knows_the_version_that_sampled_it(engine: Running, small_model: Path) -> None:
+    sampling = Sampling(500, samples=4, ignore_eos=True)
+    prompt, before, after = PROMPTS[1], engine.policy, policy(small_model, 8)
+    buckets = engine.buckets(WeightView(after.model))
+    engine.policy, engine.version = after, engine.version + 1
+
+    async def run() -> list[Completion]:
+        answer = asyncio.create_task(engine.engine.generate(prompt, sampling, None))
+        await asyncio.sleep(0.5)
+        await engine.update(buckets, engine.version)
+        return await answer
+
+    completions = engine.wait(run())
+    versions = np.stack([completion.policy_versions for completion in completions])
+    assert set(np.unique(versions)) <= {engine.version - 1, engine.version}
+    assert (np.diff(versions, axis=1) >= 0).all()
+    old = versions == engine.version - 1
+    assert old[:, 0].all(), "the update came before the first token"
+    said = np.stack([completion.log_probs for completion in completions])
+    expected = np.stack([log_probs(before, prompt, completion, 1.0) for completion in completions])
+    np.testing.assert_allclose(said[old], expected[old], atol=1e-4)
+    if isinstance(engine.engine, HfGenerate):
+        assert old.all(), "a prompt that is being answered is waited for"
+    else:
+        assert not old.all(), "the update came after the last token"
+        # From the very first token at the new version on, the old policy is not what drew them.
+        first_new = old.argmin(axis=1)
+        rows = np.arange(len(first_new))
+        assert (np.abs(said - expected)[rows, first_new] > 1e-3).all()
+    assert_at_the_policy(engine)
+
+
+def test_adapters_are_the_engines_one_after_another(adapter_engine: Running, small_model: Path) -> None:
+    assert_at_the_policy(adapter_engine)
+    for seed in (1, 2, 3):
+        adapter_engine.push_adapter(adapted(small_model, seed))
+        assert_at_the_policy(adapter_engine)
+        assert_at_the_policy(adapter_engine, Sampling(20, samples=2, temperature=0.7))
+
+
+def test_a_broken_adapter_is_refused_and_the_one_before_stays(adapter_engine: Running, small_model: Path) -> None:
+    bucket = adapter_engine.adapter_bucket(adapted(small_model, 9))
+    flip_a_byte(bucket)
+
+    async def update() -> None:
+        await adapter_engine.engine.pause()
+        try:
+            await adapter_engine.engine.load_adapter(bucket)
+        finally:
+            await adapter_engine.engine.resume(adapter_engine.version)
+
+    with pytest.raises(WeightSyncError, match=bucket.path):
+        adapter_engine.wait(update())
+    assert_at_the_policy(adapter_engine)
+
+
+# An engine that refused weights is only fit to be closed: each of the last two tests is the last of its engine.
+
+
+def test_a_broken_bucket_is_refused_and_named(engine: Running, small_model: Path) -> None:
+    buckets = engine.buckets(WeightView(policy(small_model, 1).model))
+    flip_a_byte(buckets[1])
+    with pytest.raises(WeightSyncError, match=f"the checksum of {buckets[1].path} is"):
+        engine.wait(engine.update(buckets, engine.version + 1))
+    assert engine.wait(engine.engine.policy_version()) == engine.version
+
+
+@pytest.mark.parametrize("name", ["vllm", "hf"])
+def test_tied_weights_are_the_engines_and_none_may_be_missing(name: str, small_tied_model: Path, tmp_path: Path) -> None:
+    with running(name, small_tied_model, tmp_path) as one:
+        assert_at_the_policy(one)
+        for seed in (1, 2):
+            one.push(policy(small_tied_model, seed))
+            assert_at_the_policy(one)
+        left_out = {"model.norm.weight", "model.layers.1.self_attn.k_proj.weight", "model.layers.0.mlp.up_proj.weight"}
+        buckets = one.buckets(WeightView(policy(small_tied_model, 3).model), left_out)
+        with pytest.raises(WeightSyncError, match="3 parameters of the engine were not sent") as raised:
+            one.wait(one.update(buckets, one.version + 1))
+        assert all(layer in str(raised.value) for layer in ("model.norm", "model.layers.1.self_attn", "model.layers.0.mlp"))
+        assert one.wait(one.engine.policy_version()) == one.version
