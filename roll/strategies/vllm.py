@@ -173,6 +173,7 @@ class VllmGenerate:
     async def close(self) -> None:
         """See `GenerateStrategy`."""
         self._engine.shutdown()
+        del self._engine
 
 
 async def _taken(step: Awaitable[object]) -> None:

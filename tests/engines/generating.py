@@ -24,7 +24,8 @@ from roll.weight_sync.bucket import Bucket, plan_buckets, write_bucket
 
 Result = TypeVar("Result")
 SECONDS = 60.0
-"""Deadline of every wait."""
+"""Deadline of every wait but the start's."""
+START_SECONDS = 240.0
 MAX_MODEL_LEN = 1024
 BUCKET_BYTES = 1 << 19
 MODEL_ARGS = ModelArgs.model_validate({"dtype": "fp32", "lora_target": "all-linear", "lora_rank": 4, "lora_alpha": 16.0})
@@ -84,11 +85,11 @@ class Running:
     folder: Path
     version: int = 0
 
-    def wait(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+    def wait(self, coroutine: Coroutine[Any, Any, Result], seconds: float = SECONDS) -> Result:
         """Run a coroutine to its end, or past the deadline."""
 
         async def bounded() -> Result:
-            return await asyncio.wait_for(coroutine, SECONDS)
+            return await asyncio.wait_for(coroutine, seconds)
 
         return self.runner.run(bounded())
 
@@ -181,7 +182,7 @@ def running(name: str, model: Path, folder: Path) -> Iterator[Running]:
     with asyncio.Runner() as runner:
         engine = make(name, model)
         one = Running(engine, runner, policy(model), folder)
-        one.wait(engine.start())
+        one.wait(engine.start(), START_SECONDS)
         try:
             yield one
         finally:

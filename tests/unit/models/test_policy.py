@@ -67,6 +67,23 @@ def test_bf16_agrees_within_its_rounding(tiny_model: Path) -> None:
     assert difference.mean() < 0.02
 
 
+@pytest.mark.gpu
+def test_the_gpus_kernels_agree_with_the_cpus(tiny_model: Path) -> None:
+    batch = sequences([9, 3, 20, 60])
+    exact = PackedPolicy(load_causal_model(str(tiny_model), FP32))
+    policy = PackedPolicy(load_causal_model(str(tiny_model), ModelArgs.model_validate({"dtype": "bf16"}))).cuda()
+    expected, _ = exact(packed_inputs(batch, "cpu"), 0.8)
+    got, _ = policy(packed_inputs(batch, "cuda"), 0.8)
+    assert (got.cpu() - expected).abs().max() < 0.15
+    assert (got.cpu() - expected).abs().mean() < 0.02
+    expected.sum().backward()
+    got.sum().backward()
+    for name, parameter in policy.causal.named_parameters():
+        theirs = exact.causal.get_parameter(name).grad
+        assert theirs is not None and parameter.grad is not None
+        assert nn.functional.cosine_similarity(parameter.grad.cpu().float().flatten(), theirs.flatten(), dim=0) > 0.99, name
+
+
 def test_gradients_are_those_of_transformers(folder: Path) -> None:
     batch = sequences([9, 3, 20])
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
