@@ -11,7 +11,7 @@ import pytest
 
 from examples.tiny.make_model import END_ID
 from roll.errors import WeightSyncError
-from roll.models.load import load_tokenizer
+from roll.models.load import PackedPolicy, load_tokenizer
 from roll.models.weights import WeightView
 from roll.strategies.hf_infer import HfGenerate
 from roll.types import Completion, FinishReason, Ints, Sampling
@@ -179,24 +179,33 @@ def test_a_prefix_that_was_cached_belongs_to_the_old_weights(engine: Running, sm
             np.testing.assert_allclose(completion.log_probs, log_probs(engine.policy, prompt, completion, 1.0), atol=1e-4)
 
 
-def test_every_token_knows_the_version_that_sampled_it(engine: Running, small_model: Path) -> None:
-    sampling = Sampling(500, samples=4, ignore_eos=True)
-    prompt, before, after = PROMPTS[1], engine.policy, policy(small_model, 8)
-    buckets = engine.buckets(WeightView(after.model))
-    engine.policy, engine.version = after, engine.version + 1
+def update_amid_an_answer(engine: Running, new: PackedPolicy, prompt: Ints, seconds: float) -> list[Completion]:
+    """Samples of a prompt, begun so many seconds before the engine takes new weights."""
+    buckets = engine.buckets(WeightView(new.model))
+    engine.policy, engine.version = new, engine.version + 1
 
     async def run() -> list[Completion]:
-        answer = asyncio.create_task(engine.engine.generate(prompt, sampling, None))
-        await asyncio.sleep(0.5)
+        answer = asyncio.create_task(engine.engine.generate(prompt, Sampling(900, samples=4, ignore_eos=True), None))
+        await asyncio.sleep(seconds)
         await engine.update(buckets, engine.version)
         return await answer
 
-    completions = engine.wait(run())
+    return engine.wait(run())
+
+
+def test_every_token_knows_the_version_that_sampled_it(engine: Running, small_model: Path) -> None:
+    prompt = PROMPTS[1]
+    # How long an answer takes is the machine's affair: try until an update falls into one.
+    for attempt, seconds in enumerate((0.3, 0.1, 1.0, 3.0)):
+        before = engine.policy
+        completions = update_amid_an_answer(engine, policy(small_model, 20 + attempt), prompt, seconds)
+        old = np.stack([completion.policy_versions == engine.version - 1 for completion in completions])
+        if isinstance(engine.engine, HfGenerate) or (old.any() and not old.all()):
+            break
     versions = np.stack([completion.policy_versions for completion in completions])
     assert set(np.unique(versions)) <= {engine.version - 1, engine.version}
     assert (np.diff(versions, axis=1) >= 0).all()
-    old = versions == engine.version - 1
-    assert old[:, 0].all(), "the update came before the first token"
+    assert old.any(), "the update came before the first token"
     said = np.stack([completion.log_probs for completion in completions])
     expected = np.stack([log_probs(before, prompt, completion, 1.0) for completion in completions])
     np.testing.assert_allclose(said[old], expected[old], atol=1e-4)
@@ -205,9 +214,8 @@ def test_every_token_knows_the_version_that_sampled_it(engine: Running, small_mo
     else:
         assert not old.all(), "the update came after the last token"
         # From the very first token at the new version on, the old policy is not what drew them.
-        first_new = old.argmin(axis=1)
-        rows = np.arange(len(first_new))
-        assert (np.abs(said - expected)[rows, first_new] > 1e-3).all()
+        rows = np.flatnonzero(~old.all(axis=1))
+        assert (np.abs(said - expected)[rows, old.argmin(axis=1)[rows]] > 1e-3).all()
     assert_at_the_policy(engine)
 
 
