@@ -45,8 +45,16 @@ def small_tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", autouse=True)
 def no_process_is_left() -> Iterator[None]:
     """Every process that a module starts ends with it."""
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    before = set(psutil.Process().children(recursive=True))
     yield
-    left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
-    left = [process for process in left if "resource_tracker" not in " ".join(process.cmdline())]
+    started = [process for process in psutil.Process().children(recursive=True) if process not in before and not lives_with_python(process)]
+    _, left = psutil.wait_procs(started, timeout=10)
     assert not left, f"still running: {left}"
+
+
+def lives_with_python(process: psutil.Process) -> bool:
+    """Whether it is multiprocessing's own, which ends when Python does."""
+    try:
+        return "resource_tracker" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
