@@ -100,7 +100,8 @@ def measure_floors(scratch: Path, sync: str) -> dict[str, float]:
     floors = {}
     for kind in ("generate", "forward", "train"):
         command = [sys.executable, str(HERE / "floors.py"), str(path), kind]
-        output = subprocess.run(command, check=True, env=QUIET, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+        environment = QUIET | {"TMPDIR": str(scratch)}  # vLLM leaves its sockets among the temporary files
+        output = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
         floors[kind] = statistics.median(json.loads(output.strip().splitlines()[-1])["seconds"])
     return floors
 

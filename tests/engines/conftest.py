@@ -42,6 +42,14 @@ def small_tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_small(tmp_path_factory.mktemp("models") / "small_tied", tied=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def sockets_of_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """vLLM does not remove its sockets; they go where pytest cleans up."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path_factory.mktemp("sockets")))
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_process_is_left() -> Iterator[None]:
     """Every process that a module starts ends with it."""
