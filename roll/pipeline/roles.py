@@ -68,15 +68,13 @@ class Roles:
     def actor_infer(self, config: RlvrConfig) -> ActorInfer:
         """The group that generates."""
         role = config.actor_infer
-        learner = config.actor_train.model_args
-        sends_adapter = learner.lora_target is not None and config.weight_sync.lora == "adapter"
         settings: dict[str, Any] = {"model_path": model_path(config, role.model_args), "model_args": role.model_args}
         if isinstance(role.strategy_args, VllmStrategy):
             engine = role.strategy_args.strategy_config
             settings |= {
                 "engine": engine,
                 "max_model_len": engine.max_model_len or config.prompt_length + config.response_length,
-                "adapter_rank": learner.lora_rank if sends_adapter else None,
+                "adapter_rank": config.actor_train.model_args.lora_rank if sends_adapter(config) else None,
                 "seed": config.seed,
                 "spans_updates": config.async_generation_ratio > 0,
             }
@@ -135,6 +133,11 @@ class Roles:
         budget = self._plan.roles[name].tokens_per_microbatch
         assert budget is not None
         return budget
+
+
+def sends_adapter(config: RlvrConfig) -> bool:
+    """Whether a sync sends the LoRA adapter alone."""
+    return config.actor_train.model_args.lora_target is not None and config.weight_sync.lora == "adapter"
 
 
 def model_path(config: RlvrConfig | SftConfig, model_args: ModelArgs) -> str:

@@ -17,7 +17,7 @@ from roll.pipeline import rlvr
 from roll.pipeline.evaluate import Evaluator
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.meter import Meter
-from roll.pipeline.roles import Roles, model_path
+from roll.pipeline.roles import Roles, model_path, sends_adapter
 from roll.pipeline.stage import Stage
 from roll.rollout.batch import Credit, token_count
 from roll.rollout.scheduler import RolloutScheduler
@@ -123,11 +123,6 @@ def sampling_of(generating: GeneratingArgs, config: RlvrConfig, samples: int) ->
         stop=generating.stop_strings,
         ignore_eos=generating.ignore_eos,
     )
-
-
-def sends_adapter(config: RlvrConfig) -> bool:
-    """Whether a sync sends the LoRA adapter alone."""
-    return config.actor_train.model_args.lora_target is not None and config.weight_sync.lora == "adapter"
 
 
 def policy_loss(config: RlvrConfig) -> PolicyLoss:
