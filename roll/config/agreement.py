@@ -7,7 +7,9 @@ from itertools import combinations
 
 from roll.config.batch import learner
 from roll.config.placement import model_roles, vllm_config
-from roll.config.schema import Config, DataArgs, GeneratingArgs, ModelArgs, RlvrConfig, Role, VllmConfig
+from roll.config.schema import Config, RlvrConfig, Role
+from roll.config.schema_engine import VllmConfig
+from roll.config.schema_model import DataArgs, GeneratingArgs, ModelArgs
 from roll.config.shipped import known_rewards
 from roll.config.translate import TRACKERS
 from roll.errors import Fault

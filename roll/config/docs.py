@@ -18,7 +18,7 @@ from roll.config.schema import Experiment, RlvrConfig, SftConfig
 
 INTRODUCTION = """# Configuration
 
-One YAML file says the whole experiment. This page is generated from `roll/config/schema.py` by
+One YAML file says the whole experiment. This page is generated from the schema (`roll/config/schema*.py`) by
 `python -m roll.config.docs docs/configuration.md`.
 
 ```

@@ -10,7 +10,8 @@ from pathlib import Path
 from roll.config.batch import learner
 from roll.config.model_shape import ModelShape, config_file, read_shape
 from roll.config.placement import model_roles
-from roll.config.schema import Config, DataArgs, RlvrConfig
+from roll.config.schema import Config, RlvrConfig
+from roll.config.schema_model import DataArgs
 from roll.errors import Fault
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roll.config.schema import ActorTrain, Config, DeepSpeedInferStrategy, RlvrConfig, Role, VllmConfig, VllmStrategy
+from roll.config.schema import ActorTrain, Config, RlvrConfig, Role
+from roll.config.schema_engine import DeepSpeedInferStrategy, VllmConfig, VllmStrategy
 from roll.errors import Fault
 
 LARGEST_WORLD = 1024

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from roll.config.schema import DataArgs
+from roll.config.schema_model import DataArgs
 from roll.data.chat import Render, render_example
 from roll.data.prompts import checked_renderer
 from roll.data.rows import check_columns, example_conversation

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from roll.config.schema import DataArgs
+from roll.config.schema_model import DataArgs
 from roll.errors import DataError, Fault
 from roll.registry import nearest
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from roll.config.schema import ModelArgs
+from roll.config.schema_model import ModelArgs
 from roll.errors import DataError, Fault
 from roll.models import attention
 from roll.models.head import LogProbHead

@@ -33,9 +33,7 @@ class WeightView:
                 layer = causal.get_submodule(name.removesuffix(".base_layer.weight"))
                 assert isinstance(layer, LoraLinear)
                 self._layers[plain] = layer
-        self._adapter = {
-            name.replace(f".{ADAPTER}.", "."): parameter for name, parameter in model.named_parameters() if ".lora_" in name
-        }
+        self._adapter = {name.replace(f".{ADAPTER}.", "."): parameter for name, parameter in model.named_parameters() if ".lora_" in name}
 
     def model_specs(self) -> list[TensorSpec]:
         """The whole model in its own order."""

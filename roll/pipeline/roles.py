@@ -10,16 +10,9 @@ from typing import Any
 
 from roll.config.plan import Plan
 from roll.config.schema import ActorTrain as ActorTrainRole
-from roll.config.schema import (
-    Config,
-    DeepSpeedInferStrategy,
-    DeepSpeedTrainStrategy,
-    ModelArgs,
-    RlvrConfig,
-    Role,
-    SftConfig,
-    VllmStrategy,
-)
+from roll.config.schema import Config, RlvrConfig, Role, SftConfig
+from roll.config.schema_engine import DeepSpeedInferStrategy, DeepSpeedTrainStrategy, VllmStrategy
+from roll.config.schema_model import ModelArgs
 from roll.strategies.base import Rank
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain, TrainShape

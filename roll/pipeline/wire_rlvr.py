@@ -9,7 +9,8 @@ from functools import partial
 
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.losses import PolicyLoss
-from roll.config.schema import GeneratingArgs, RlvrConfig
+from roll.config.schema import RlvrConfig
+from roll.config.schema_model import GeneratingArgs
 from roll.data.prompts import PromptSet, prepare_prompts
 from roll.data.sampler import PromptSampler
 from roll.models.load import check_readable, load_tokenizer
@@ -71,9 +72,7 @@ async def _loop(
     batch_size, ratio = config.rollout_batch_size, config.async_generation_ratio
     async with aclosing(RolloutScheduler(source, actor_infer, rewards, sampling, batch_size, ratio, seed)) as scheduler:
         position = await stage.keeper.restore(actor_train, scheduler)
-        sync = WeightSync(
-            actor_train, actor_infer, sends_adapter(config), config.weight_sync.bucket_mib << 20, stage.session.shared_memory
-        )
+        sync = WeightSync(actor_train, actor_infer, sends_adapter(config), config.weight_sync.bucket_mib << 20, stage.session.shared_memory)
         meter = Meter(roles.groups, len(plan.devices) or sum(map(len, roles.groups.values())))
         parts = rlvr.Rlvr(
             take=meter.timed("rollout", scheduler.take),

@@ -10,7 +10,8 @@ import deepspeed
 import torch
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
-from roll.config.schema import DeepSpeedConfig, ModelArgs
+from roll.config.schema_engine import DeepSpeedConfig
+from roll.config.schema_model import ModelArgs
 from roll.models.load import PackedPolicy, load_causal_model
 from roll.models.packed_inputs import packed_inputs, spread
 from roll.strategies.base import Rank

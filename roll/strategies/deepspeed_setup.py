@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from transformers import get_scheduler
 
-from roll.config.schema import DeepSpeedConfig, TrainingArgs
+from roll.config.schema_engine import DeepSpeedConfig
+from roll.config.schema_model import TrainingArgs
 from roll.strategies.base import Rank
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}

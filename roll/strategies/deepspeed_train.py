@@ -16,7 +16,8 @@ from torch import Tensor
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from roll.algorithms.losses import Loss, LossInputs
-from roll.config.schema import DeepSpeedConfig, ModelArgs, TrainingArgs
+from roll.config.schema_engine import DeepSpeedConfig
+from roll.config.schema_model import ModelArgs, TrainingArgs
 from roll.errors import CheckpointError
 from roll.models.export import adapter_config, write_adapter, write_model
 from roll.models.load import PackedPolicy, add_lora, load_causal_model, load_tokenizer

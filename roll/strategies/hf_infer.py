@@ -12,7 +12,7 @@ import torch
 from peft import PeftModel
 from transformers import GenerationConfig
 
-from roll.config.schema import ModelArgs
+from roll.config.schema_model import ModelArgs
 from roll.errors import WeightSyncError
 from roll.models.load import PackedPolicy, load_causal_model, load_tokenizer
 from roll.models.packed_inputs import packed_inputs, spread

@@ -21,7 +21,8 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from roll.config.schema import ModelArgs, VllmConfig
+from roll.config.schema_engine import VllmConfig
+from roll.config.schema_model import ModelArgs
 from roll.errors import WeightSyncError
 from roll.models.load import load_tokenizer
 from roll.strategies.base import Rank

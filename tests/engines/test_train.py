@@ -12,7 +12,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
 
-from roll.config.schema import ModelArgs
+from roll.config.schema_model import ModelArgs
 from roll.data import packing
 from roll.models.load import PackedPolicy, load_causal_model
 from roll.models.packed_inputs import packed_inputs, spread
@@ -148,9 +148,7 @@ def test_two_epochs_of_two_updates_are_adamws(outcomes: Runs, plain: Plain, rank
 
 
 @each_exact_run
-def test_metrics_are_means_over_all_ranks_and_updates(
-    outcomes: Runs, plain: Plain, batch: TrainBatch, ranks: int, case: Case
-) -> None:
+def test_metrics_are_means_over_all_ranks_and_updates(outcomes: Runs, plain: Plain, batch: TrainBatch, ranks: int, case: Case) -> None:
     by_rank = outcomes[ranks, case]
     first = merge([outcome.first_result for outcome in by_rank])
     for name, mean in plain[case.lora][0].means.items():

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.losses import PolicyLoss
-from roll.config.schema import DeepSpeedConfig, ModelArgs, TrainingArgs
+from roll.config.schema_engine import DeepSpeedConfig
+from roll.config.schema_model import ModelArgs, TrainingArgs
 from roll.strategies.base import MicroBatch, Rank, TrainResult
 from roll.types import Floats, Sequences
 from roll.weight_sync.bucket import plan_buckets, read_bucket

@@ -15,7 +15,8 @@ from roll.config.compose import compose
 from roll.config.loader import ConfigWarning, load_config
 from roll.config.plan import Plan, make_plan
 from roll.config.roll_keys import REWARD_CLASSES
-from roll.config.schema import Config, HfConfig, RlvrConfig
+from roll.config.schema import Config, RlvrConfig
+from roll.config.schema_engine import HfConfig
 from roll.errors import ConfigError
 from roll.pipeline.__main__ import main
 

@@ -8,7 +8,8 @@ from typing import get_args
 import pytest
 
 from roll.config import schema
-from roll.config.schema import DeepSpeedConfig, Section
+from roll.config.schema_base import Section
+from roll.config.schema_engine import DeepSpeedConfig
 from roll.config.shipped import PACKAGE
 
 SECTIONS = {kind.__name__: kind for kind in vars(schema).values() if isinstance(kind, type) and issubclass(kind, Section)}
@@ -30,7 +31,7 @@ def tree_of(file: str) -> ast.Module:
 
 def attributes_read() -> set[str]:
     """Names behind a dot, where a value is read, anywhere in the package but in the schema."""
-    files = [file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if file.name != "schema.py"]
+    files = [file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if not file.name.startswith("schema")]
     nodes = (node for file in files for node in ast.walk(tree_of(file)))
     return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from roll.config.schema import DataArgs
+from roll.config.schema_model import DataArgs
 from roll.data.examples import Example, prepare_examples
 from roll.errors import DataError
 
@@ -53,9 +53,7 @@ def test_the_prompt_s_tokens_are_those_that_generation_starts_from(
     assert example.token_ids[:-1].tolist() != together
 
 
-def test_only_the_last_response_of_a_conversation_is_learnt(
-    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_only_the_last_response_of_a_conversation_is_learnt(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     path = write_jsonl([{"messages": [*MESSAGES, {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Three."}]}])
     example = only(path, tmp_path, tokenizer, template="chatml", messages="messages")
     assert tokenizer.decode(example.token_ids[example.response_mask]) == "Three.<|im_end|>"
@@ -81,9 +79,7 @@ def test_examples_beyond_either_limit_are_dropped_and_counted(
         ({"messages": [MESSAGES[0], {"role": "assistant", "content": ""}]}, "item 1 (role 'assistant') has no text"),
     ],
 )
-def test_bad_examples_are_faults(
-    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, row: dict, problem: str
-) -> None:
+def test_bad_examples_are_faults(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, row: dict, problem: str) -> None:
     path = write_jsonl([row])
     with pytest.raises(DataError) as caught:
         only(path, tmp_path, tokenizer, template="chatml", messages="messages")

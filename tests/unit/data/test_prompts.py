@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from roll.config.schema import DataArgs, Reward
+from roll.config.schema import Reward
+from roll.config.schema_model import DataArgs
 from roll.data import tables
 from roll.data.prompts import PromptSet, prepare_prompts
 from roll.errors import ConfigError, DataError
@@ -165,7 +166,12 @@ def test_a_tag_that_two_domains_claim_is_an_error(write_jsonl: Write, tmp_path: 
     [({}, "data_args.messages"), ({"messages": "m", "prompt": "p"}, "data_args.messages"), ({"prompt": "p"}, "data_args.template")],
 )
 def test_contradicting_settings_are_errors(
-    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict, columns: dict, place: str,
+    write_jsonl: Write,
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    one_domain: dict,
+    columns: dict,
+    place: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", None)

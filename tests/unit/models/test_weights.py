@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from roll.config.schema import ModelArgs
+from roll.config.schema_model import ModelArgs
 from roll.data.packing import concatenate
 from roll.models.export import adapter_config, write_adapter, write_model
 from roll.models.load import PackedPolicy, add_lora, load_causal_model, load_tokenizer

@@ -18,7 +18,7 @@ from roll.errors import ConfigError, RollError, WorkerFailed
 from roll.rewards.pool import RewardPool
 from roll.types import Prompt, RewardOutcome, RewardResult
 
-FAULTY = '''
+FAULTY = """
 import ctypes, os, signal, subprocess, sys, time
 from roll.types import RewardOutcome, RewardResult
 
@@ -69,7 +69,7 @@ def act(prompt, response, row, bonus=0.0):
     if response == "environment":
         return RewardResult(float(os.environ["REWARD_LEVEL"]))
     return RewardResult(row["base"] + len(response) + bonus, parts={"length": float(len(response))}, note=response[:10])
-'''
+"""
 PROMPT = Prompt(3, np.arange(4, dtype=np.int32), "text", "act", {"base": 100.0})
 
 

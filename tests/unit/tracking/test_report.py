@@ -103,7 +103,7 @@ def test_text_of_the_run_cannot_become_markup(tmp_path: Path, group: Callable[..
     tracker.log(1, {"reward/mean": 0.5, f"reward/{evil}/mean": 0.5, f"val/{evil}/pass@1": 0.1})
     tracker.samples(1, [group(prompt=evil)])
     tracker.close()
-    (tmp_path / "config.yaml").write_text(f"exp_name: run\nnote: \"{evil}\"\n")
+    (tmp_path / "config.yaml").write_text(f'exp_name: run\nnote: "{evil}"\n')
     page = Page(write_report(tmp_path).read_text())
     assert page.text.count(evil) >= 4, "prompt, configuration, validation table and list of metrics show it as it is"
     assert "img" not in page.tags and page.tags.count("script") == 3
