@@ -1,0 +1,123 @@
+"""Writes a model of random weights in one of Qwen2.5's shapes, and random prompts of exactly 128 tokens for it.
+
+    python benchmarks/models.py SHAPE FOLDER [--prompts 64] [--prompt-tokens 128] [--seed 0] [--dtype bfloat16]
+
+    SHAPE: tiny | 0.5b | 1.5b | 7b
+
+FOLDER becomes a Hugging Face model folder like any other, and FOLDER/prompts.jsonl the problems of an RLVR run with the
+template `raw`. Nothing is downloaded; the weights are drawn on the GPU where there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import shutil
+import string
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2Tokenizer
+from transformers.utils.logging import disable_progress_bar
+
+SHAPES: dict[str, dict[str, Any]] = {
+    # Heads of 64, as FlashAttention wants them; the CPU runs it too.
+    "tiny": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 512}
+    | {"vocab_size": 2048, "tie_word_embeddings": False},
+    "0.5b": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864}
+    | {"vocab_size": 151936, "tie_word_embeddings": True},
+    "1.5b": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2, "intermediate_size": 8960}
+    | {"vocab_size": 151936, "tie_word_embeddings": True},
+    "7b": {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944}
+    | {"vocab_size": 152064, "tie_word_embeddings": False},
+}
+"""Of the configs of Qwen2.5-0.5B, 1.5B and 7B."""
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+PAD_ID, START_ID, END_ID = 256, 257, 258
+STANDARD_DEVIATION = 0.02
+
+
+def build_config(shape: str, dtype: str = "bfloat16") -> Qwen2Config:
+    """The shape's config."""
+    rope = {"rope_type": "default", "rope_theta": 1_000_000.0}
+    return Qwen2Config(
+        **SHAPES[shape],
+        max_position_embeddings=32768,
+        rms_norm_eps=1e-6,
+        rope_parameters=rope,
+        initializer_range=STANDARD_DEVIATION,
+        bos_token_id=None,
+        eos_token_id=END_ID,
+        pad_token_id=PAD_ID,
+        dtype=dtype,
+    )
+
+
+def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerBase:
+    """Byte-level BPE without merges: every byte of a text is one token.
+
+    The other ids stand for words that no text is split into, so that decoding what a random model says costs what it
+    costs with a real vocabulary.
+    """
+    tokens = {token: number for number, token in enumerate(sorted(ByteLevel.alphabet()))}
+    tokens |= {PAD: PAD_ID, START: START_ID, END: END_ID}
+    words = ("".join(letters) for letters in itertools.product(string.ascii_lowercase, repeat=4))
+    tokens |= dict(zip(words, range(END_ID + 1, vocabulary), strict=False))
+    return Qwen2Tokenizer(vocab=tokens, merges=[], eos_token=END, pad_token=PAD, additional_special_tokens=[START])
+
+
+@torch.no_grad()
+def build_model(shape: str, seed: int, dtype: str = "bfloat16") -> torch.nn.Module:
+    """Normal weights, biases of zero, norms of one; on the GPU where there is one."""
+    config = build_config(shape, dtype)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    generator = torch.Generator(device).manual_seed(seed)
+    model = model.to_empty(device=device)
+    model.tie_weights()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
+        else:
+            parameter.normal_(std=STANDARD_DEVIATION, generator=generator)
+    model.generation_config = GenerationConfig(eos_token_id=END_ID, pad_token_id=PAD_ID)
+    return model
+
+
+def draw_prompts(count: int, tokens: int, seed: int) -> list[dict[str, str]]:
+    """Rows of the RLVR pipeline: `tokens` random letters each. No response is ever right."""
+    generator = random.Random(seed)
+    texts = ["".join(generator.choices(string.ascii_lowercase, k=tokens)) for _ in range(count)]
+    return [{"prompt": text, "ground_truth": "0", "tag": "benchmark"} for text in texts]
+
+
+def write(folder: Path, shape: str, prompts: int = 64, prompt_tokens: int = 128, seed: int = 0, dtype: str = "bfloat16") -> None:
+    """Writes model, tokenizer and prompts. The folder appears when it is whole; what stood there before is replaced."""
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    build_model(shape, seed, dtype).save_pretrained(partial, max_shard_size="5GB")  # pyright: ignore[reportCallIssue]
+    build_tokenizer(SHAPES[shape]["vocab_size"]).save_pretrained(partial)
+    rows = draw_prompts(prompts, prompt_tokens, seed)
+    (partial / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(partial, folder)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    given = parser.parse_args()
+    disable_progress_bar()
+    write(given.folder, given.shape, given.prompts, given.prompt_tokens, given.seed, given.dtype)

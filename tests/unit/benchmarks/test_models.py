@@ -1,0 +1,50 @@
+"""The benchmark's models load like any other, and its prompts have the length that they promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from benchmarks.models import PAD_ID, SHAPES, build_config, build_tokenizer, write
+from roll.config.schema import Reward
+from roll.config.schema_model import DataArgs
+from roll.data.prompts import prepare_prompts
+from roll.models.load import load_tokenizer
+
+BILLIONS = {"0.5b": 0.494, "1.5b": 1.544, "7b": 7.616}
+"""Parameters of Qwen2.5, from its model cards."""
+
+
+@pytest.mark.parametrize("shape", BILLIONS)
+def test_shapes_have_the_parameters_of_qwen(shape: str) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(build_config(shape))
+    assert sum(parameter.numel() for parameter in model.parameters()) / 1e9 == pytest.approx(BILLIONS[shape], abs=0.001)
+
+
+def test_a_written_model_and_its_prompts_are_read_by_the_pipeline(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    write(folder, "tiny", prompts=5, prompt_tokens=128)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.dtype == torch.bfloat16
+    for name, parameter in model.named_parameters():
+        expected = 0.02 if parameter.ndim == 2 else 0.0
+        assert float(parameter.detach().float().std()) == pytest.approx(expected, rel=0.1), name
+    prompts = prepare_prompts(
+        DataArgs.model_validate({"file_name": str(folder / "prompts.jsonl"), "template": "raw", "prompt": "prompt"}),
+        load_tokenizer(str(folder)),
+        128,
+        {"benchmark": Reward.model_validate({"reward": "exact_match"})},
+    )
+    assert [len(prompts.prompt(index, index).token_ids) for index in range(len(prompts))] == [128] * 5
+    assert AutoConfig.from_pretrained(folder).pad_token_id == PAD_ID
+
+
+def test_every_id_of_the_vocabulary_is_a_token() -> None:
+    vocabulary = SHAPES["tiny"]["vocab_size"]
+    tokenizer = build_tokenizer(vocabulary)
+    assert sorted(tokenizer.get_vocab().values()) == list(range(vocabulary))
+    assert len(tokenizer.decode(list(range(1000, 1010)))) == 40
