@@ -17,8 +17,8 @@ from roll.config.placement import RolePlan, vllm_config
 from roll.config.schema import ActorTrain, Role
 
 GIB = 2**30
-HEAD_CHUNK = 1024
-"""Tokens whose logits exist at a time (roll/models/head.py)."""
+LOGITS = 2**27
+"""Logits that exist at a time: 512 MiB in fp32, and half of it for their gradient in bf16."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,11 @@ class RoleMemory:
         return sum(self.device.values())
 
 
+def head_tokens(vocabulary: int) -> int:
+    """Tokens whose logits are formed at a time: whole tiles of the matrix product, whatever the vocabulary."""
+    return max(128, LOGITS // vocabulary // 128 * 128)
+
+
 def estimate(plan: RolePlan, role: Role, shape: ModelShape, longest: int) -> RoleMemory:
     """Memory of one rank's device.
 
@@ -51,7 +56,7 @@ def estimate(plan: RolePlan, role: Role, shape: ModelShape, longest: int) -> Rol
             return RoleMemory({"weights": weights, "kv_cache": int(engine.kv_cache_gib * GIB)})
         return RoleMemory({"weights": weights}, reserved_fraction=engine.gpu_memory_utilization)
     tokens = max(plan.tokens_per_microbatch or 0, longest)
-    logits = 2 * 4 * min(HEAD_CHUNK, tokens) * shape.vocab_size
+    logits = (4 + width) * min(head_tokens(shape.vocab_size), tokens) * shape.vocab_size
     if isinstance(role, ActorTrain):
         states, host = _training_states(plan, role, shape)
         checkpointing = not role.model_args.disable_gradient_checkpointing

@@ -1,19 +1,22 @@
 """Log-probs and entropy straight from hidden states, without a tokens-by-vocabulary tensor.
 
-The head's product is formed for `CHUNK_TOKENS` tokens at a time, reduced to two numbers a token, and dropped; the
-backward pass forms it again. Memory is O(chunk x vocabulary) whatever the micro-batch. Logits are accumulated and
-reduced in fp32 even where weights are bf16: the difference between trainer and engine is made here.
+The head's product is formed for a fixed number of logits at a time, reduced to two numbers a token, and dropped; the
+backward pass forms it again. Memory grows with neither the micro-batch nor the vocabulary. Logits are accumulated and
+reduced in fp32 even where weights are bf16: the difference between trainer and engine is made here. On CUDA the
+passes over the logits are compiled: two reads in the forward pass, one read and one bf16 write in the backward pass.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-CHUNK_TOKENS = 1024
+from roll.config.memory import head_tokens
 
 
 class LogProbHead(nn.Module):
@@ -60,53 +63,108 @@ def chunked_log_probs(hidden: Tensor, weight: Tensor, targets: Tensor, temperatu
     return _ChunkedLogProbs.apply(hidden, weight, targets, temperature)  # pyright: ignore[reportReturnType]
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
     if weight.dtype == torch.float32:
-        logits = hidden @ weight.t()
-    elif weight.is_cuda:
-        logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+        return hidden @ weight.t()
+    if weight.is_cuda:
+        return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+    return hidden.float() @ weight.float().t()
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """fp32 `total` += left @ right, the products accumulated in fp32 whatever the operands are."""
+    if left.dtype == torch.float32:
+        total.addmm_(left, right)
+    elif left.is_cuda:
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     else:
-        logits = hidden.float() @ weight.float().t()
-    return logits if temperature == 1.0 else logits.div_(temperature)
+        total.addmm_(left.float(), right.float())
+
+
+def token_statistics(logits: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-prob of the target, log of the partition sum, and entropy, fp32 [T] each, of fp32 `logits` [T, V] times `scale`."""
+    scaled = logits * scale
+    largest = scaled.amax(dim=-1, keepdim=True)
+    shifted = scaled - largest
+    exponentials = shifted.exp()
+    total = exponentials.sum(dim=-1)
+    log_total = total.log()
+    log_z = log_total + largest[:, 0]
+    log_probs = logits.gather(1, targets[:, None])[:, 0] * scale - log_z
+    return log_probs, log_z, log_total - (exponentials * shifted).sum(dim=-1) / total
+
+
+def logit_gradient(
+    logits: Tensor,
+    targets: Tensor,
+    log_z: Tensor,
+    entropy: Tensor,
+    grad_log_probs: Tensor,
+    grad_entropy: Tensor | None,
+    scale: float,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Gradient [T, V] of the logits, rounded to `dtype`: d log p_y = onehot(y) - p; d entropy = -p (log p + entropy)."""
+    log_p = logits * scale - log_z[:, None]
+    slope = -grad_log_probs[:, None]
+    if grad_entropy is not None:
+        slope = slope - grad_entropy[:, None] * (log_p + entropy[:, None])
+    is_target = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
+    return ((log_p.exp() * slope + torch.where(is_target, grad_log_probs[:, None], 0.0)) * scale).to(dtype)
+
+
+@cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as one kernel; compiled at its first call."""
+    return torch.compile(function)
+
+
+def _fused(function: Callable[..., Any], logits: Tensor, *rest: Any) -> Any:
+    """Call a pure function of a chunk: compiled on CUDA, for any number of tokens and this vocabulary."""
+    if not logits.is_cuda:
+        return function(logits, *rest)
+    for tensor in (logits, *rest):
+        if isinstance(tensor, Tensor):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+    return compiled(function)(logits, *rest)
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        count = hidden.shape[0]
+        count, size = hidden.shape[0], head_tokens(weight.shape[0])
         log_probs = torch.empty(count, dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(log_probs)
         log_z = torch.empty_like(log_probs)
-        for start in range(0, count, CHUNK_TOKENS):
-            part = slice(start, start + CHUNK_TOKENS)
-            logits = _logits(hidden[part], weight, temperature)
-            log_z[part] = torch.logsumexp(logits, dim=-1)
-            log_probs[part] = logits.gather(1, targets[part, None])[:, 0] - log_z[part]
-            logits.sub_(log_z[part, None])
-            entropy[part] = -(logits.exp() * logits).sum(dim=-1)
+        for start in range(0, count, size):
+            part = slice(start, start + size)
+            log_probs[part], log_z[part], entropy[part] = _fused(
+                token_statistics, _logits(hidden[part], weight), targets[part], 1 / temperature
+            )
         # The weight is kept by reference, not saved: under ZeRO-3 its storage is gathered anew for the backward pass.
         ctx.weight = weight
         ctx.temperature = temperature
         ctx.save_for_backward(hidden, targets, log_z, entropy)
+        # An entropy that no loss uses has no gradient, rather than one of zeros to compute with.
+        ctx.set_materialize_grads(False)
         return log_probs, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        grad_log_probs, grad_entropy = gradients
+    def backward(ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor, Tensor | None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         hidden, targets, log_z, entropy = ctx.saved_tensors
         weight: Tensor = ctx.weight
+        slopes = torch.zeros_like(log_z) if grad_log_probs is None else grad_log_probs
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if ctx.needs_input_grad[1] else None
-        for start in range(0, hidden.shape[0], CHUNK_TOKENS):
-            part = slice(start, start + CHUNK_TOKENS)
-            log_p = _logits(hidden[part], weight, ctx.temperature).sub_(log_z[part, None])
-            p = log_p.exp()
-            # d log p_y / d logits = onehot(y) - p;  d H / d logits = -p (log p + H)
-            grad_logits = p * (-grad_log_probs[part, None] - grad_entropy[part, None] * (log_p + entropy[part, None]))
-            grad_logits.scatter_add_(1, targets[part, None], grad_log_probs[part, None])
-            grad_logits = grad_logits.div_(ctx.temperature)
+        size = head_tokens(weight.shape[0])
+        for start in range(0, hidden.shape[0], size):
+            part = slice(start, start + size)
+            slopes_of_entropy = None if grad_entropy is None else grad_entropy[part]
+            given = (targets[part], log_z[part], entropy[part], slopes[part], slopes_of_entropy, 1 / ctx.temperature, weight.dtype)
+            grad_logits = _fused(logit_gradient, _logits(hidden[part], weight), *given)
+            torch.mm(grad_logits, weight, out=grad_hidden[part])
             if grad_weight is not None:
-                grad_weight.addmm_(grad_logits.t(), hidden[part].float())
-            grad_hidden[part] = grad_logits.to(weight.dtype) @ weight
+                _add_product(grad_weight, grad_logits.t(), hidden[part])
+            del grad_logits  # before the next chunk's logits are formed
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None

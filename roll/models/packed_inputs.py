@@ -16,21 +16,24 @@ def packed_inputs(sequences: Sequences, device: str) -> PackedInputs:
     assert not sequences.response_mask[starts].any(), "the first token of a sequence cannot be a response token"
     positions = np.arange(len(sequences.token_ids)) - np.repeat(starts, sequences.lengths)
 
-    def move(values: np.ndarray, dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(device=device, dtype=dtype, non_blocking=True)
-
     return PackedInputs(
-        token_ids=move(sequences.token_ids, torch.int64),
-        position_ids=move(positions, torch.int64),
-        cu_seq_lens=move(sequences.offsets, torch.int32),
+        token_ids=to_device(sequences.token_ids.astype(np.int64), device),
+        position_ids=to_device(positions, device),
+        cu_seq_lens=to_device(sequences.offsets.astype(np.int32), device),
         max_length=int(sequences.lengths.max()),
-        scored=move(np.flatnonzero(sequences.response_mask), torch.int64),
+        scored=to_device(np.flatnonzero(sequences.response_mask), device),
     )
+
+
+def to_device(values: np.ndarray, device: str) -> Tensor:
+    """A copy on the device; to CUDA from pinned memory, so that the host does not wait for it."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    return tensor.pin_memory().to(device, non_blocking=True) if device == "cuda" else tensor.to(device)
 
 
 def scored_only(field: Floats, sequences: Sequences, device: str) -> Tensor:
     """A per-token field at the response tokens, fp32 [S] on `device`."""
-    return torch.from_numpy(field[sequences.response_mask]).to(device=device, dtype=torch.float32, non_blocking=True)
+    return to_device(field[sequences.response_mask].astype(np.float32, copy=False), device)
 
 
 def spread(values: Tensor, sequences: Sequences) -> Floats:

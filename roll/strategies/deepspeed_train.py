@@ -21,10 +21,11 @@ from roll.config.schema_model import ModelArgs, TrainingArgs
 from roll.errors import CheckpointError
 from roll.models.export import adapter_config, write_adapter, write_model
 from roll.models.load import PackedPolicy, add_lora, load_causal_model, load_tokenizer
-from roll.models.packed_inputs import packed_inputs, scored_only, spread
+from roll.models.packed_inputs import packed_inputs, scored_only, spread, to_device
 from roll.models.weights import WeightView
 from roll.strategies.base import MicroBatch, Rank, TrainResult
 from roll.strategies.deepspeed_setup import deepspeed_config, join, optimizer_and_schedule
+from roll.strategies.tally import Tally
 from roll.types import Floats, Metrics, Sequences, TensorSpec
 from roll.weight_sync.bucket import Bucket, plan_buckets, write_bucket
 
@@ -69,7 +70,7 @@ class DeepSpeedTrain:
     def train_step(self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int) -> TrainResult:
         """See `TrainStrategy`."""
         self._engine.train()
-        tally = _Tally()
+        tally = Tally()
         scalars: Metrics = {"policy/skipped_updates": 0.0}
         for number, micro_batches in enumerate(updates):
             skipped = self._engine.skipped_steps
@@ -82,9 +83,9 @@ class DeepSpeedTrain:
         if (norm := self._engine.get_global_grad_norm()) is not None:  # plain fp32 without ZeRO does not keep it
             scalars["policy/grad_norm"] = float(norm)
         scalars["policy/lr"] = float(self._engine.get_lr()[0])
-        return TrainResult(tally.sums, tally.tokens, tally.mismatch_sums, tally.mismatch_tokens, scalars)
+        return tally.result(scalars)
 
-    def _loss(self, micro_batch: MicroBatch, loss: Loss, temperature: float, tally: _Tally, version: int | None) -> Tensor:
+    def _loss(self, micro_batch: MicroBatch, loss: Loss, temperature: float, tally: Tally, version: int | None) -> Tensor:
         batch, device = micro_batch.batch, self._rank.device
         sequences = batch.sequences
         log_probs, entropy = self._engine(packed_inputs(sequences, device), temperature)
@@ -96,8 +97,8 @@ class DeepSpeedTrain:
         token_losses = loss(log_probs, entropy, inputs)
         tally.add(token_losses.metrics, len(log_probs))
         if version is not None:
-            current = torch.from_numpy(batch.policy_versions[sequences.response_mask] == version).to(device)
-            tally.add_mismatch((log_probs.detach() - inputs.behaviour_log_probs)[current])
+            current = batch.policy_versions[sequences.response_mask] == version
+            tally.add_mismatch(log_probs.detach() - inputs.behaviour_log_probs, to_device(current, device), int(current.sum()))
         return (token_losses.losses * scored_only(micro_batch.loss_weights, sequences, device)).sum()
 
     @torch.no_grad()
@@ -105,7 +106,9 @@ class DeepSpeedTrain:
         """See `TrainStrategy`."""
         self._engine.eval()
         with nullcontext() if adapter or not self._is_lora else self._policy.model.disable_adapter():  # pyright: ignore[reportCallIssue]
-            return [spread(self._engine(packed_inputs(part, self._rank.device), temperature)[0], part) for part in micro_batches]
+            # Read only when all is queued: the device need not wait for the host between two micro-batches.
+            scores = [self._engine(packed_inputs(part, self._rank.device), temperature)[0] for part in micro_batches]
+        return [spread(values, part) for values, part in zip(scores, micro_batches, strict=True)]
 
     def tensors(self, adapter: bool) -> list[TensorSpec]:
         """See `TrainStrategy`."""
@@ -190,24 +193,3 @@ def _seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-class _Tally:
-    """Sums of token metrics over the micro-batches of a step."""
-
-    def __init__(self) -> None:
-        self.sums: Metrics = {}
-        self.tokens = 0
-        self.mismatch_sums: Metrics = {"mismatch/logprob_abs_diff_mean": 0.0, "mismatch/kl": 0.0}
-        self.mismatch_tokens = 0
-
-    def add(self, metrics: Any, tokens: int) -> None:
-        for name, values in metrics.items():
-            self.sums[name] = self.sums.get(name, 0.0) + float(values.sum())
-        self.tokens += tokens
-
-    def add_mismatch(self, difference: Tensor) -> None:
-        """`difference` is trainer minus engine; the KL is k3 of engine against trainer."""
-        self.mismatch_sums["mismatch/logprob_abs_diff_mean"] += float(difference.abs().sum())
-        self.mismatch_sums["mismatch/kl"] += float((torch.expm1(difference) - difference).sum())
-        self.mismatch_tokens += len(difference)

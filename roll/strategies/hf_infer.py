@@ -39,7 +39,8 @@ class HfScore:
     @torch.no_grad()
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float) -> list[Floats]:
         """See `ScoreStrategy`."""
-        return [spread(self._policy(packed_inputs(part, self._device), temperature)[0], part) for part in micro_batches]
+        scores = [self._policy(packed_inputs(part, self._device), temperature)[0] for part in micro_batches]
+        return [spread(values, part) for values, part in zip(scores, micro_batches, strict=True)]
 
     def close(self) -> None:
         """See `ScoreStrategy`."""

@@ -21,7 +21,14 @@ SOURCES = sorted((ROOT / "roll").rglob("*.py"))
 TREES = {file: ast.parse(file.read_text(encoding="utf-8")) for file in SOURCES}
 KEYS = {key.path for root in (RlvrConfig, SftConfig) for key in walk(root)}
 STEPS = {step for path in KEYS for step in path} - {ANY_NAME}
-WRITERS = ("pipeline/evaluate.py", "pipeline/meter.py", "rollout/batch.py", "algorithms/losses.py", "strategies/deepspeed_train.py")
+WRITERS = (
+    "pipeline/evaluate.py",
+    "pipeline/meter.py",
+    "rollout/batch.py",
+    "algorithms/losses.py",
+    "strategies/deepspeed_train.py",
+    "strategies/tally.py",
+)
 """Modules that make metrics; others read them."""
 METRIC = re.compile(r"(reward|response|staleness|policy|mismatch|val|time|throughput|memory|sft)/[^ ]+")
 PLACEHOLDERS = {"domain": "<domain>", "name": "<set>", "k": "<k>", "role": "<role>"}

@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from roll.config.memory import LOGITS, head_tokens
 from roll.models import head
-from roll.models.head import LogProbHead, chunked_log_probs
+from roll.models.head import LogProbHead, chunked_log_probs, logit_gradient, token_statistics
 
 VOCABULARY, WIDTH = 61, 12
 
@@ -29,7 +31,7 @@ def formula(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float)
 
 @pytest.fixture(params=[1, 4, 7, 1024], ids=lambda size: f"chunks of {size}")
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(head, "CHUNK_TOKENS", request.param)
+    monkeypatch.setattr(head, "head_tokens", lambda vocabulary: request.param)
     return request.param
 
 
@@ -103,7 +105,7 @@ class Largest(TorchDispatchMode):
 
 def test_no_tensor_of_tokens_by_vocabulary_exists_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, chunk_tokens = 640, 16
-    monkeypatch.setattr(head, "CHUNK_TOKENS", chunk_tokens)
+    monkeypatch.setattr(head, "head_tokens", lambda vocabulary: chunk_tokens)
     hidden, weight, targets = inputs(tokens)
     hidden.requires_grad_()
     kept: list[int] = []
@@ -152,3 +154,28 @@ def test_the_head_shares_its_weight_and_still_gives_logits() -> None:
 def test_a_head_with_a_bias_is_refused() -> None:
     with pytest.raises(ValueError, match="bias"):
         LogProbHead(nn.Linear(WIDTH, VOCABULARY))
+
+
+@pytest.mark.parametrize("entropy_learns", [False, True])
+def test_one_compiled_graph_serves_chunks_of_any_size(entropy_learns: bool) -> None:
+    counter = CompileCounter()
+    forward = torch.compile(token_statistics, backend=counter, fullgraph=True)
+    backward = torch.compile(logit_gradient, backend=counter, fullgraph=True)
+    for tokens in (13, 40, 7, 128):
+        hidden, weight, targets = inputs(tokens)
+        logits, slopes = hidden @ weight.t(), torch.ones(tokens)
+        for tensor in (logits, targets, slopes):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        log_probs, log_z, entropy = forward(logits, targets, 0.7)
+        torch.testing.assert_close(log_probs, token_statistics(logits, targets, 0.7)[0])
+        for tensor in (log_z, entropy):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        backward(logits, targets, log_z, entropy, slopes, slopes if entropy_learns else None, 0.7, torch.bfloat16)
+    assert counter.frame_count == 2
+
+
+def test_memory_is_planned_for_the_chunks_that_the_head_forms() -> None:
+    assert head_tokens(152_064) == 768
+    assert head_tokens(2 * 152_064) == 384
+    assert head_tokens(10**7) == 128
+    assert all(head_tokens(size) * size <= LOGITS for size in (256, 32_000, 152_064, 10**6))

@@ -1,0 +1,49 @@
+"""Sums of token metrics over the micro-batches of a step, kept on the device and read once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from roll.strategies.base import TrainResult
+from roll.types import Metrics
+
+ABSOLUTE, KL = "mismatch/logprob_abs_diff_mean", "mismatch/kl"
+
+
+class Tally:
+    """Adds up without waiting for the device."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._mismatch: dict[str, Tensor] = {}
+        self._tokens = self._mismatch_tokens = 0
+
+    def add(self, metrics: Mapping[str, Tensor], tokens: int) -> None:
+        """Token metrics [S] of a micro-batch of S = `tokens` response tokens."""
+        for name, values in metrics.items():
+            self._sums[name] = self._sums.get(name, 0.0) + values.sum(dtype=torch.float64)
+        self._tokens += tokens
+
+    def add_mismatch(self, difference: Tensor, current: Tensor, tokens: int) -> None:
+        """Trainer against engine.
+
+        Args:
+            difference: [S], log-probs of the trainer minus those of the engine; the KL is k3 of engine against trainer.
+            current: bool [S], tokens that the current version sampled; the others are left out.
+            tokens: how many are current.
+        """
+        compared = torch.where(current, difference.double(), 0.0)
+        for name, values in ((ABSOLUTE, compared.abs()), (KL, torch.expm1(compared) - compared)):
+            self._mismatch[name] = self._mismatch.get(name, 0.0) + values.sum()
+        self._mismatch_tokens += tokens
+
+    def result(self, scalars: Metrics) -> TrainResult:
+        """Everything that was added, copied to the host at once."""
+        names = [*self._sums, *self._mismatch]
+        values = torch.stack([*self._sums.values(), *self._mismatch.values()]).tolist() if names else []
+        sums = dict(zip(names, values, strict=True))
+        mismatch = {name: sums.pop(name, 0.0) for name in (ABSOLUTE, KL)}
+        return TrainResult(sums, self._tokens, mismatch, self._mismatch_tokens, scalars)
