@@ -77,8 +77,8 @@ class Completion:
 
     token_ids: Ints
     """[R], the end-of-sequence token included if the model produced it."""
-    log_probs: Floats
-    """[R], natural log, of the sampled tokens under the distribution they were sampled from."""
+    log_probs: Floats | None
+    """[R], natural log, of the sampled tokens under the distribution they were sampled from. None if not asked for."""
     policy_versions: Ints
     """[R], number of optimizer updates behind the weights that produced each token."""
     finish_reason: FinishReason
@@ -117,6 +117,8 @@ class Sampling:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     """Generate exactly `max_new_tokens`; for benchmarks."""
+    log_probs: bool = True
+    """Keep the sampled tokens' log-probs. Generating without them is faster."""
 
 
 @dataclass(frozen=True)
@@ -149,12 +151,14 @@ class TrainBatch:
     sequences: Sequences
     advantages: Floats
     """[T]"""
-    behaviour_log_probs: Floats
-    """[T], natural log: the policy that sampled the token, at the version that sampled it."""
+    behaviour_log_probs: Floats | None
+    """[T], natural log: the engine that sampled the token, at the version that sampled it. None if not asked for."""
     policy_versions: Ints
     """[T], the version that sampled the token."""
     ref_log_probs: Floats | None = None
     """[T], natural log: the reference policy. None if no term of the loss uses it."""
+    proximal_log_probs: Floats | None = None
+    """[T], natural log: the trainer's policy before the step's first update. None if that pass was not run."""
 
     def __len__(self) -> int:
         return len(self.sequences)

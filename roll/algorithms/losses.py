@@ -17,8 +17,11 @@ class LossInputs:
     """The response tokens of one micro-batch, [S] each. fp32, natural logs."""
 
     advantages: Tensor
-    behaviour_log_probs: Tensor
+    behaviour_log_probs: Tensor | None
+    """Of the engine that sampled the token; None if it was not asked for them."""
     ref_log_probs: Tensor | None
+    proximal_log_probs: Tensor | None = None
+    """Of the trainer's policy before the step's first update; None if that pass was not run."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class Loss(Protocol):
 class PolicyLoss:
     """PPO's clipped objective with optional KL and entropy terms.
 
-    loss = max(-A r, -A clip(r, 1 - low, 1 + high)) with r = exp(log_probs - behaviour_log_probs).
+    loss = max(-A r, -A clip(r, 1 - low, 1 + high)) with r = exp(log_probs - old). Old is the trainer's policy before the
+    step's first update where its log-probs are given, otherwise the behaviour policy.
     Sources: PPO, arXiv 1707.06347, eq. 7; separate bounds: DAPO, arXiv 2503.14476, eq. 10; dual clip, which bounds
     the loss of tokens with A < 0 at -A dual_clip: arXiv 1912.09729, eq. 5.
     """
@@ -58,7 +62,9 @@ class PolicyLoss:
     def __call__(self, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> TokenLosses:
         """See `Loss`."""
         advantages = inputs.advantages
-        log_ratio = log_probs - inputs.behaviour_log_probs
+        old = inputs.behaviour_log_probs if inputs.proximal_log_probs is None else inputs.proximal_log_probs
+        assert old is not None, "a ratio without log-probs to take it against"
+        log_ratio = log_probs - old
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
         losses = torch.maximum(-advantages * ratio, -advantages * clipped)
@@ -68,7 +74,7 @@ class PolicyLoss:
             "policy/loss": losses.detach(),
             "policy/ratio": ratio.detach(),
             "policy/clip_fraction": (-advantages * clipped > -advantages * ratio).float(),
-            "policy/kl_behaviour": kl_estimate(log_probs, inputs.behaviour_log_probs, "k3").detach(),
+            "policy/kl_behaviour": kl_estimate(log_probs, old, "k3").detach(),
             "policy/entropy": entropy.detach(),
         }
         if inputs.ref_log_probs is not None:

@@ -118,6 +118,9 @@ def _losses(config: RlvrConfig) -> Iterator[Fault]:
         for key in ("norm_mean_type", "norm_std_type"):
             if getattr(config, key) == "batch":
                 yield Fault(key, "'batch', but adv_estimator grpo normalises by group", "remove it, or set adv_estimator=reinforce")
+    if config.behaviour_log_probs == "trainer" and config.async_generation_ratio:
+        problem = f"'trainer', but async_generation_ratio is {config.async_generation_ratio:g}: a newer version than sampled would be asked"
+        yield Fault("behaviour_log_probs", problem, "set it to engine, or async_generation_ratio=0")
     bound = config.dual_clip_loss
     if not isinstance(bound, bool) and bound <= 1:
         yield Fault("dual_clip_loss", f"{bound:g} would cut into unclipped losses", "give a number above 1 (3 is usual), or false")

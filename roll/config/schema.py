@@ -168,6 +168,12 @@ class RlvrConfig(Experiment):
     )
     entropy_loss_coef: float = Field(0.0, description="Weight of the entropy bonus.")
 
+    behaviour_log_probs: Literal["engine", "trainer"] = Field(
+        "engine",
+        description="Log-probs that the loss's ratios are taken against: `engine` keeps those of sampling, `trainer` recomputes them by a "
+        "forward pass before a step's first update (rollouts are then faster; synchronous training only).",
+    )
+
     use_kl_loss: bool = Field(False, description="Add the KL to the reference to the loss.")
     kl_loss_coef: NonNegativeFloat = Field(0.0, description="Its weight.")
     kl_loss_type: Literal["k1", "k2", "k3"] = Field("k3", description="Its estimator (Schulman, 2020).")

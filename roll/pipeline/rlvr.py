@@ -4,9 +4,10 @@
           ▲                                                                  │
           └──────────── actor_infer ◀──── weight_sync ◀──── version n + 1 ───┘
 
-The loop waits for: the step's groups; the reference, if a term of the loss or the reward uses it; the update; the
-sync, after which the engines generate at the new version. Generation goes on while the trainer works if
-`async_generation_ratio` is above 0. Every part keeps its own time and its own deadlines.
+The loop waits for: the step's groups; the trainer's own log-probs, if ratios are taken against them; the reference, if
+a term of the loss or the reward uses it; the update; the sync, after which the engines generate at the new version.
+Generation goes on while the trainer works if `async_generation_ratio` is above 0. Every part keeps its own time and its
+own deadlines.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Rlvr:
     """The wired parts of a run. `assemble` makes them; what is due when is decided there."""
 
     take: Callable[[], Awaitable[list[RolloutGroup]]]
+    log_probs: Callable[[Sequences], Awaitable[Floats]] | None
+    """Of the trainer's policy before the step's first update."""
     ref_log_probs: Callable[[Sequences], Awaitable[Floats]] | None
     train: Callable[[TrainBatch, Loss, int], Awaitable[Metrics]]
     sync: Callable[[int], Awaitable[None]]
@@ -61,8 +64,9 @@ async def train(run: Rlvr, position: Position) -> Position:
     while position.step < run.max_steps and not run.interrupted():
         groups = await run.take()
         step = experience(groups, run.max_len_mask)
+        log_probs = await run.log_probs(step.sequences) if run.log_probs else None
         ref_log_probs = await run.ref_log_probs(step.sequences) if run.ref_log_probs else None
-        batch = train_batch(step, ref_log_probs, run.credit)
+        batch = train_batch(step, ref_log_probs, run.credit, log_probs)
         metrics = rollout_metrics(groups, position.policy_version)
         metrics |= await run.train(batch, run.loss, position.policy_version)
         position = Position(position.step + 1, position.policy_version + run.updates_per_step)

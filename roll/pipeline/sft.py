@@ -40,7 +40,7 @@ async def train(run: Sft, position: Position) -> Position:
 
 
 def supervised_batch(examples: list[Example]) -> TrainBatch:
-    """Examples laid end to end. There are no advantages and no behaviour policy; their fields hold 0."""
+    """Examples laid end to end. There are no advantages, which is 0, and no behaviour policy."""
     sequences = concatenate([example.token_ids for example in examples], [example.response_mask for example in examples])
     nothing = np.zeros(len(sequences.token_ids), np.float32)
-    return TrainBatch(sequences, nothing, nothing, np.full(len(nothing), -1, np.int32))
+    return TrainBatch(sequences, nothing, None, np.full(len(nothing), -1, np.int32))

@@ -59,7 +59,8 @@ async def _loop(
     config: RlvrConfig, training: PromptSet, held_out: PromptSet | None, roles: Roles, stage: Stage, interrupt: Interrupt
 ) -> rlvr.Position:
     plan = stage.plan
-    sampling = sampling_of(config.actor_infer.generating_args, config, config.num_return_sequences_in_group)
+    samples, from_engine = config.num_return_sequences_in_group, config.behaviour_log_probs == "engine"
+    sampling = sampling_of(config.actor_infer.generating_args, config, samples, from_engine)
     total_updates = config.max_steps * plan.batch.updates_per_step
     actor_train = roles.actor_train("actor_train", config.actor_train, total_updates, sampling.temperature)
     actor_infer = roles.actor_infer(config)
@@ -76,6 +77,7 @@ async def _loop(
         meter = Meter(roles.groups, len(plan.devices) or sum(map(len, roles.groups.values())))
         parts = rlvr.Rlvr(
             take=meter.timed("rollout", scheduler.take),
+            log_probs=meter.timed("log_probs", actor_train.log_probs) if config.behaviour_log_probs == "trainer" else None,
             ref_log_probs=None if plan.reference == "unused" else meter.timed("reference", reference.ref_log_probs),
             train=meter.timed("train", actor_train.train_step),
             sync=meter.timed("weight_sync", sync.push),
@@ -103,14 +105,14 @@ def evaluation(
             return {}
         if step % config.eval_steps and step != config.max_steps:
             return {}
-        sampling = sampling_of(config.validation.generating_args, config, 1)
+        sampling = sampling_of(config.validation.generating_args, config, samples=1, log_probs=False)
         prompts = [held_out.prompt(index, index) for index in range(len(held_out))]
         return await Evaluator(config.validation.name, prompts, actor_infer, rewards, sampling, config.seed).run()
 
     return evaluate
 
 
-def sampling_of(generating: GeneratingArgs, config: RlvrConfig, samples: int) -> Sampling:
+def sampling_of(generating: GeneratingArgs, config: RlvrConfig, samples: int, log_probs: bool) -> Sampling:
     """A role's sampling, with `samples` for each prompt unless it says otherwise."""
     return Sampling(
         max_new_tokens=generating.max_new_tokens or config.response_length,
@@ -121,6 +123,7 @@ def sampling_of(generating: GeneratingArgs, config: RlvrConfig, samples: int) ->
         repetition_penalty=generating.repetition_penalty,
         stop=generating.stop_strings,
         ignore_eos=generating.ignore_eos,
+        log_probs=log_probs,
     )
 
 

@@ -26,8 +26,8 @@ class Experience:
     """[N]"""
     groups: Ints
     """[N], index of the group."""
-    behaviour_log_probs: Floats
-    """[T]"""
+    behaviour_log_probs: Floats | None
+    """[T]; None where the engine was not asked for them."""
     policy_versions: Ints
     """[T]"""
 
@@ -57,9 +57,13 @@ def experience(groups: Sequence[RolloutGroup], max_len_mask: bool) -> Experience
         ),
         rewards=np.array([rollout.reward.value for _, _, rollout in kept], np.float32),
         groups=np.array([index for index, _, _ in kept], np.int32),
-        behaviour_log_probs=per_token("log_probs", np.float32),
+        behaviour_log_probs=per_token("log_probs", np.float32) if _has_log_probs(kept[0][2]) else None,
         policy_versions=per_token("policy_versions", np.int32),
     )
+
+
+def _has_log_probs(rollout: Rollout) -> bool:
+    return rollout.completion.log_probs is not None
 
 
 def _usable(rollout: Rollout) -> bool:
@@ -83,16 +87,23 @@ class Credit:
     kl_estimator: str = "k1"
 
 
-def train_batch(step: Experience, ref_log_probs: Floats | None, credit: Credit) -> TrainBatch:
-    """Advantages joined to the step's sequences. `ref_log_probs` is [T]; None if no term uses it."""
+def train_batch(step: Experience, ref_log_probs: Floats | None, credit: Credit, proximal_log_probs: Floats | None = None) -> TrainBatch:
+    """Advantages joined to the step's sequences.
+
+    Args:
+        ref_log_probs: [T]; None if no term uses it.
+        proximal_log_probs: [T], the trainer's before the step's first update; None if that pass was not run.
+    """
     penalties = None
     if credit.kl_coef:
         assert ref_log_probs is not None, "a KL term in the reward without reference log-probs"
-        kl = kl_estimate(torch.from_numpy(step.behaviour_log_probs), torch.from_numpy(ref_log_probs), credit.kl_estimator)
+        log_probs = step.behaviour_log_probs if proximal_log_probs is None else proximal_log_probs
+        assert log_probs is not None, "a KL term in the reward without log-probs of the policy"
+        kl = kl_estimate(torch.from_numpy(log_probs), torch.from_numpy(ref_log_probs), credit.kl_estimator)
         penalties = (credit.kl_coef * kl).numpy()
     scores = Scores(step.sequences, step.rewards, step.groups, penalties)
     estimated = advantages(credit.estimator, scores, credit.normalisation)
-    return TrainBatch(step.sequences, estimated, step.behaviour_log_probs, step.policy_versions, ref_log_probs)
+    return TrainBatch(step.sequences, estimated, step.behaviour_log_probs, step.policy_versions, ref_log_probs, proximal_log_probs)
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metrics:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
-from roll.algorithms.losses import Loss, LossInputs
+from roll.algorithms.losses import Loss
 from roll.config.schema_engine import DeepSpeedConfig
 from roll.config.schema_model import ModelArgs, TrainingArgs
 from roll.errors import CheckpointError
@@ -25,6 +25,7 @@ from roll.models.packed_inputs import packed_inputs, scored_only, spread, to_dev
 from roll.models.weights import WeightView
 from roll.strategies.base import MicroBatch, Rank, TrainResult
 from roll.strategies.deepspeed_setup import deepspeed_config, join, optimizer_and_schedule
+from roll.strategies.loss_inputs import loss_inputs
 from roll.strategies.tally import Tally
 from roll.types import Floats, Metrics, Sequences, TensorSpec
 from roll.weight_sync.bucket import Bucket, plan_buckets, write_bucket
@@ -89,14 +90,10 @@ class DeepSpeedTrain:
         batch, device = micro_batch.batch, self._rank.device
         sequences = batch.sequences
         log_probs, entropy = self._engine(packed_inputs(sequences, device), temperature)
-        inputs = LossInputs(
-            advantages=scored_only(batch.advantages, sequences, device),
-            behaviour_log_probs=scored_only(batch.behaviour_log_probs, sequences, device),
-            ref_log_probs=None if batch.ref_log_probs is None else scored_only(batch.ref_log_probs, sequences, device),
-        )
+        inputs = loss_inputs(batch, device)
         token_losses = loss(log_probs, entropy, inputs)
         tally.add(token_losses.metrics, len(log_probs))
-        if version is not None:
+        if version is not None and inputs.behaviour_log_probs is not None:
             current = batch.policy_versions[sequences.response_mask] == version
             tally.add_mismatch(log_probs.detach() - inputs.behaviour_log_probs, to_device(current, device), int(current.sum()))
         return (token_losses.losses * scored_only(micro_batch.loss_weights, sequences, device)).sum()

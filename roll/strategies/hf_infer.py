@@ -81,11 +81,13 @@ class HfGenerate:
             generation_config=self._generation_config(sampling),
             tokenizer=self._tokenizer,
             return_dict_in_generate=True,
-            output_scores=True,
+            output_scores=sampling.log_probs,
         )
-        scores = torch.stack(output.scores, dim=1).float().log_softmax(-1)
         sampled = output.sequences[:, prompt.shape[1] :]
-        log_probs = scores.gather(2, sampled[..., None])[..., 0].cpu().numpy()
+        log_probs: Sequence[Floats | None] = [None] * sampling.samples
+        if sampling.log_probs:
+            scores = torch.stack(output.scores, dim=1).float().log_softmax(-1)
+            log_probs = list(scores.gather(2, sampled[..., None])[..., 0].cpu().numpy())
         return [self._completion(ids, row, sampling) for ids, row in zip(sampled.cpu().numpy(), log_probs, strict=True)]
 
     def _generation_config(self, sampling: Sampling) -> GenerationConfig:
@@ -102,11 +104,11 @@ class HfGenerate:
             pad_token_id=self._tokenizer.eos_token_id,
         )
 
-    def _completion(self, token_ids: Ints, log_probs: Floats, sampling: Sampling) -> Completion:
+    def _completion(self, token_ids: Ints, log_probs: Floats | None, sampling: Sampling) -> Completion:
         length, reason = self._end(token_ids, sampling)
         return Completion(
             token_ids=token_ids[:length].astype(np.int32),
-            log_probs=log_probs[:length].astype(np.float32),
+            log_probs=None if log_probs is None else log_probs[:length].astype(np.float32),
             policy_versions=np.full(length, self._version, np.int32),
             finish_reason=reason,
             text=self._tokenizer.decode(token_ids[:length], skip_special_tokens=True),  # pyright: ignore[reportArgumentType]

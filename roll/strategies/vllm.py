@@ -110,7 +110,7 @@ class VllmGenerate:
             stop=list(sampling.stop),
             ignore_eos=sampling.ignore_eos,
             seed=seed,
-            logprobs=0,
+            logprobs=0 if sampling.log_probs else None,
             flat_logprobs=True,
             detokenize=bool(sampling.stop),
             output_kind=RequestOutputKind.DELTA if self._settings.spans_updates else RequestOutputKind.FINAL_ONLY,
@@ -125,7 +125,8 @@ class VllmGenerate:
 
     def _completion(self, parts: list[tuple[CompletionOutput, int]]) -> Completion:
         token_ids = np.concatenate([np.asarray(piece.token_ids, np.int32) for piece, _ in parts])
-        log_probs = np.concatenate([np.asarray(piece.logprobs.logprobs, np.float32) for piece, _ in parts])  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+        said = [piece.logprobs for piece, _ in parts]
+        log_probs = None if None in said else np.concatenate([np.asarray(one.logprobs, np.float32) for one in said])  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
         versions = np.concatenate([np.full(len(piece.token_ids), version, np.int32) for piece, version in parts])
         reason = parts[-1][0].finish_reason
         return Completion(

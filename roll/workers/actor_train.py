@@ -52,10 +52,17 @@ class ActorTrain:
         arguments = [(updates, loss, shape.temperature, policy_version) for updates in ranks]
         return merge(await self._group.each("train_step", arguments, self._train_seconds))
 
+    async def log_probs(self, sequences: Sequences) -> Floats:
+        """[T] natural-log probs of the response tokens under the policy as it is, 0 elsewhere."""
+        return await self._score(sequences, adapter=True)
+
     async def ref_log_probs(self, sequences: Sequences) -> Floats:
         """[T] natural-log probs with the LoRA adapter off: the policy as it was before training."""
+        return await self._score(sequences, adapter=False)
+
+    async def _score(self, sequences: Sequences, adapter: bool) -> Floats:
         split, parts = share_out(sequences, len(self._group), self._shape.token_budget)
-        results = await self._group.each("log_probs", [(part, self._shape.temperature, False) for part in parts], self._train_seconds)
+        results = await self._group.each("log_probs", [(part, self._shape.temperature, adapter) for part in parts], self._train_seconds)
         return gather_tokens(sequences, split, results)
 
     async def tensors(self, adapter: bool) -> list[TensorSpec]:
@@ -101,12 +108,16 @@ def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
     def tokens(field: np.ndarray) -> np.ndarray:
         return packing.select_tokens(field, sequences, indices)
 
+    def if_given(field: Floats | None) -> Floats | None:
+        return None if field is None else tokens(field)
+
     return TrainBatch(
         packing.select(sequences, indices),
         tokens(batch.advantages),
-        tokens(batch.behaviour_log_probs),
+        if_given(batch.behaviour_log_probs),
         tokens(batch.policy_versions),
-        None if batch.ref_log_probs is None else tokens(batch.ref_log_probs),
+        if_given(batch.ref_log_probs),
+        if_given(batch.proximal_log_probs),
     )
 
 

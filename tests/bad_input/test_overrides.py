@@ -133,6 +133,7 @@ CONTRADICTIONS = [
     ([f"{ENGINE}.max_model_len=20"], f"{ENGINE}.max_model_len", "20", "at least 24"),
     ([f"{ENGINE}.max_num_batched_tokens=4"], f"{ENGINE}.max_num_batched_tokens", "4", "at least 8"),
     ([f"{ENGINE}.engine_args.block_size=16"], f"{ENGINE}.engine_args.block_size", "16", f"{ENGINE}.block_size"),
+    (["behaviour_log_probs=trainer", "async_generation_ratio=1"], "behaviour_log_probs", "async_generation_ratio is 1", "engine"),
     (["use_kl_loss=true", "kl_loss_coef=0.1"], "reference", "missing", "hf_infer"),
     (["use_kl_loss=true", "actor_train.model_args.lora_target=all-linear"], "kl_loss_coef", "0", "0.001"),
     (["kl_loss_coef=0.1"], "use_kl_loss", "0.1", "use_kl_loss=true"),

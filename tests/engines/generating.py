@@ -52,6 +52,12 @@ def adapted(model: Path, seed: int) -> PackedPolicy:
     return PackedPolicy(peft_model)
 
 
+def said(completion: Completion) -> Floats:
+    """[R], the engine's own log-probs."""
+    assert completion.log_probs is not None
+    return completion.log_probs
+
+
 @torch.no_grad()
 def log_probs(current: PackedPolicy, prompt: Ints, completion: Completion, temperature: float) -> Floats:
     """[R] of the completion's tokens."""

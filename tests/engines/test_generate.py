@@ -15,7 +15,7 @@ from roll.models.load import PackedPolicy, load_tokenizer
 from roll.models.weights import WeightView
 from roll.strategies.hf_infer import HfGenerate
 from roll.types import Completion, FinishReason, Ints, Sampling
-from tests.engines.generating import Running, adapted, flip_a_byte, log_probs, most_probable, policy, running
+from tests.engines.generating import Running, adapted, flip_a_byte, log_probs, most_probable, policy, running, said
 
 PROMPTS: list[Ints] = [np.array(ids, np.int32) for ids in ([5, 6, 7], [100], [40, 41, 42, 43, 44, 45, 46], [9, 9])]
 
@@ -46,25 +46,31 @@ def adapter_engine(request: pytest.FixtureRequest, small_model: Path, tmp_path_f
 def assert_at_the_policy(one: Running, sampling: Sampling | None = None) -> float:
     """What the engine says of its tokens is what the policy says of them; returns the mean log-prob."""
     sampling = sampling or Sampling(12, samples=3)
-    said = []
+    means = []
     for prompt, completions in zip(PROMPTS, one.generate(PROMPTS, sampling), strict=True):
         assert len(completions) == sampling.samples
         for completion in completions:
             count = len(completion.token_ids)
             assert 0 < count <= sampling.max_new_tokens
             assert completion.token_ids.dtype == completion.policy_versions.dtype == np.int32
-            assert completion.log_probs.dtype == np.float32
+            assert said(completion).dtype == np.float32
             assert completion.policy_versions.tolist() == [one.version] * count
             expected = log_probs(one.policy, prompt, completion, sampling.temperature or 1.0)
-            np.testing.assert_allclose(completion.log_probs, expected, atol=1e-4)
-            said.append(expected.mean())
+            np.testing.assert_allclose(said(completion), expected, atol=1e-4)
+            means.append(expected.mean())
     assert one.wait(one.engine.policy_version()) == one.version
-    return float(np.mean(said))
+    return float(np.mean(means))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_log_probs_are_the_trainers(engine: Running, temperature: float) -> None:
     assert_at_the_policy(engine, Sampling(30, samples=4, temperature=temperature))
+
+
+def test_log_probs_that_are_not_asked_for_are_not_kept(engine: Running) -> None:
+    silent, told = (engine.generate(PROMPTS[:1], Sampling(20, samples=2, log_probs=keep), seed=1)[0] for keep in (False, True))
+    assert [completion.log_probs for completion in silent] == [None, None]
+    assert [completion.token_ids.tolist() for completion in silent] == [completion.token_ids.tolist() for completion in told]
 
 
 def test_text_is_the_tokens(engine: Running, small_model: Path) -> None:
@@ -108,7 +114,7 @@ def test_a_response_ends_with_the_end_of_sequence_or_at_its_limit(engine: Runnin
             assert END_ID not in completion.token_ids[:-1]
             assert ended or len(completion.token_ids) == limit
             assert completion.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
-            assert len(completion.log_probs) == len(completion.policy_versions) == len(completion.token_ids)
+            assert len(said(completion)) == len(completion.policy_versions) == len(completion.token_ids)
             reasons.add(completion.finish_reason)
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
 
@@ -134,7 +140,7 @@ def test_a_stop_string_ends_a_response_after_it(engine: Running) -> None:
     for before, after in zip(free, stopped, strict=True):
         count = len(after.token_ids)
         assert after.token_ids.tolist() == before.token_ids[:count].tolist()
-        np.testing.assert_allclose(after.log_probs, before.log_probs[:count], atol=1e-4)
+        np.testing.assert_allclose(said(after), said(before)[:count], atol=1e-4)
         assert stop not in after.text[:-1]
         if stop in before.text:
             assert after.text.endswith(stop)
@@ -147,10 +153,10 @@ def test_a_stop_string_ends_a_response_after_it(engine: Running) -> None:
 def test_top_k_and_top_p_keep_what_they_say_and_renormalise(engine: Running) -> None:
     for completions in engine.generate(PROMPTS, Sampling(10, samples=2, top_k=1)):
         for completion in completions:
-            np.testing.assert_allclose(completion.log_probs, 0, atol=1e-5)
+            np.testing.assert_allclose(said(completion), 0, atol=1e-5)
     for prompt, [completion] in zip(PROMPTS, engine.generate(PROMPTS, Sampling(10, top_p=0.5)), strict=True):
         full = log_probs(engine.policy, prompt, completion, 1.0)
-        assert (completion.log_probs > full).all()
+        assert (said(completion) > full).all()
 
 
 def test_new_weights_are_the_engines(engine: Running, small_model: Path) -> None:
@@ -161,7 +167,7 @@ def test_new_weights_are_the_engines(engine: Running, small_model: Path) -> None
         assert_at_the_policy(engine, Sampling(12, samples=3, temperature=0.7))
         [[completion]] = engine.generate(PROMPTS[:1], Sampling(12))
         old = log_probs(before, PROMPTS[0], completion, 1.0)
-        assert np.abs(old - completion.log_probs).max() > 0.1
+        assert np.abs(old - said(completion)).max() > 0.1
     engine.push(policy(small_model))
     assert assert_at_the_policy(engine) == pytest.approx(likely, abs=1.0)
 
@@ -176,7 +182,7 @@ def test_a_prefix_that_was_cached_belongs_to_the_old_weights(engine: Running, sm
     for seed in (6, 7):
         engine.push(policy(small_model, seed))
         for [completion] in engine.generate([prompt, prompt], Sampling(5)):
-            np.testing.assert_allclose(completion.log_probs, log_probs(engine.policy, prompt, completion, 1.0), atol=1e-4)
+            np.testing.assert_allclose(said(completion), log_probs(engine.policy, prompt, completion, 1.0), atol=1e-4)
 
 
 def update_amid_an_answer(engine: Running, new: PackedPolicy, prompt: Ints, seconds: float) -> list[Completion]:
@@ -206,16 +212,16 @@ def test_every_token_knows_the_version_that_sampled_it(engine: Running, small_mo
     assert set(np.unique(versions)) <= {engine.version - 1, engine.version}
     assert (np.diff(versions, axis=1) >= 0).all()
     assert old.any(), "the update came before the first token"
-    said = np.stack([completion.log_probs for completion in completions])
+    of_engine = np.stack([said(completion) for completion in completions])
     expected = np.stack([log_probs(before, prompt, completion, 1.0) for completion in completions])
-    np.testing.assert_allclose(said[old], expected[old], atol=1e-4)
+    np.testing.assert_allclose(of_engine[old], expected[old], atol=1e-4)
     if isinstance(engine.engine, HfGenerate):
         assert old.all(), "a prompt that is being answered is waited for"
     else:
         assert not old.all(), "the update came after the last token"
         # From the very first token at the new version on, the old policy is not what drew them.
         rows = np.flatnonzero(~old.all(axis=1))
-        assert (np.abs(said - expected)[rows, old.argmin(axis=1)[rows]] > 1e-3).all()
+        assert (np.abs(of_engine - expected)[rows, old.argmin(axis=1)[rows]] > 1e-3).all()
     assert_at_the_policy(engine)
 
 

@@ -70,6 +70,7 @@ def take(batch: TrainBatch, indices: list[int]) -> TrainBatch:
     """The chosen sequences."""
     chosen = packing.positions(batch.sequences.offsets, indices)
     assert batch.ref_log_probs is not None
+    assert batch.behaviour_log_probs is not None
     return TrainBatch(
         packing.select(batch.sequences, indices),
         batch.advantages[chosen],
@@ -175,6 +176,7 @@ def test_trainer_and_engine_are_compared_on_the_tokens_of_the_current_version(
     # The next call says version + 1, and no token was sampled by it.
     assert sum(outcome.second_result.mismatch_tokens for outcome in by_rank) == 0
     own = gathered(batch, ranks, [outcome.scored_before for outcome in by_rank])
+    assert batch.behaviour_log_probs is not None
     difference = (own - batch.behaviour_log_probs)[: len(current)][current]
     merged = merge([outcome.first_result for outcome in by_rank])
     assert merged["mismatch/logprob_abs_diff_mean"] == pytest.approx(np.abs(difference).mean(), rel=1e-3)

@@ -88,6 +88,7 @@ def reference_formula(loss: PolicyLoss, log_probs: Tensor, entropy: Tensor, inpu
     """The same objective token by token, by cases, as the papers tell it."""
     out = []
     assert inputs.ref_log_probs is not None
+    assert inputs.behaviour_log_probs is not None
     rows = zip(log_probs.tolist(), inputs.advantages.tolist(), inputs.behaviour_log_probs.tolist(), strict=True)
     for (policy, advantage, behaviour), ref, uncertainty in zip(rows, inputs.ref_log_probs.tolist(), entropy.tolist(), strict=True):
         ratio = exp(policy - behaviour)

@@ -60,6 +60,10 @@ class Parts:
         self.calls.append("take")
         return [group(0, self.version), group(1, self.version)]
 
+    async def log_probs(self, sequences: Sequences) -> Floats:
+        self.calls.append("log_probs")
+        return np.full(len(sequences.token_ids), -0.5, np.float32) * sequences.response_mask
+
     async def ref_log_probs(self, sequences: Sequences) -> Floats:
         self.calls.append("reference")
         return np.full(len(sequences.token_ids), -0.75, np.float32) * sequences.response_mask
@@ -101,6 +105,7 @@ class Parts:
 def wired(parts: Parts, **changes: Any) -> Rlvr:
     run = Rlvr(
         take=parts.take,
+        log_probs=None,
         ref_log_probs=parts.ref_log_probs,
         train=parts.train,
         sync=parts.sync,
@@ -137,8 +142,18 @@ def test_the_batch_carries_advantages_and_behaviour() -> None:
     # Rewards 0 and 1 in each group: mean 0.5, sample deviation sqrt(0.5).
     expected = 0.5 / (np.sqrt(0.5) + 1e-6)
     assert batch.advantages[[3, 4, 8, 9]].tolist() == pytest.approx([-expected, -expected, expected, expected])
-    assert batch.behaviour_log_probs[:5].tolist() == [0, 0, 0, -0.5, -0.25]
+    assert batch.behaviour_log_probs is not None and batch.behaviour_log_probs[:5].tolist() == [0, 0, 0, -0.5, -0.25]
+    assert batch.proximal_log_probs is None
     assert batch.ref_log_probs is not None and batch.ref_log_probs[:5].tolist() == [0, 0, 0, -0.75, -0.75]
+
+
+def test_the_trainers_log_probs_stand_beside_the_engines() -> None:
+    parts = Parts()
+    asyncio.run(rlvr.train(wired(parts, max_steps=1, log_probs=parts.log_probs), Position(0, 0)))
+    assert [call for call in parts.calls if isinstance(call, str)] == ["take", "log_probs", "reference"]
+    [batch] = parts.batches
+    assert batch.proximal_log_probs is not None and batch.proximal_log_probs[:5].tolist() == [0, 0, 0, -0.5, -0.5]
+    assert batch.behaviour_log_probs is not None and batch.behaviour_log_probs[:5].tolist() == [0, 0, 0, -0.5, -0.25]
 
 
 def test_kl_in_the_reward_lowers_the_return_of_earlier_tokens_more() -> None:
@@ -187,6 +202,7 @@ class Answers:
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> list[Completion]:
         assert seed is not None
+        assert not sampling.log_probs
         return [completion(int(token_ids[0]) + sample, 0) for sample in range(sampling.samples)]
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
@@ -197,7 +213,7 @@ class Answers:
 
 def test_evaluation() -> None:
     prompts = [Prompt(number, np.array([10 + number], np.int32), "", "digits", {}) for number in range(3)]
-    metrics = asyncio.run(Evaluator("held", prompts, Answers(), Answers(), Sampling(4, samples=2), 0).run())
+    metrics = asyncio.run(Evaluator("held", prompts, Answers(), Answers(), Sampling(4, samples=2, log_probs=False), 0).run())
     assert metrics["val/held/pass@1"] == pytest.approx((0.5 + 0.5 + 0) / 3)
     assert metrics["val/held/pass@2"] == pytest.approx(2 / 3)
     assert metrics["val/held/length_mean"] == 2

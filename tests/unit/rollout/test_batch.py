@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp
 
 import numpy as np
@@ -25,7 +26,7 @@ def test_rollouts_lie_end_to_end() -> None:
     assert step.sequences.response_mask.astype(int).tolist() == [0, 0, 1, 1, 0, 0, 1, 0, 1]
     assert step.rewards.tolist() == [1, 2, 3]
     assert step.groups.tolist() == [0, 0, 1]
-    assert step.behaviour_log_probs.tolist() == [0, 0, -0.5, -0.25, 0, 0, -2, 0, -3]
+    assert step.behaviour_log_probs is not None and step.behaviour_log_probs.tolist() == [0, 0, -0.5, -0.25, 0, 0, -2, 0, -3]
     assert step.policy_versions.tolist() == [0, 0, 3, 4, 0, 0, 0, 0, 1]
 
 
@@ -74,7 +75,7 @@ def test_a_train_batch_carries_what_was_sampled() -> None:
     batch = train_batch(step, None, REINFORCE)
     assert batch.sequences is step.sequences
     assert batch.advantages.tolist() == [0, 0, 3, 3]
-    assert batch.behaviour_log_probs.tolist() == [0, 0, -0.5, -1]
+    assert batch.behaviour_log_probs is not None and batch.behaviour_log_probs.tolist() == [0, 0, -0.5, -1]
     assert batch.policy_versions.tolist() == [0, 0, 2, 2]
     assert batch.ref_log_probs is None
 
@@ -91,6 +92,18 @@ def test_the_kl_to_the_reference_is_paid_from_the_reward() -> None:
     np.testing.assert_allclose(k3.advantages, [0, 0, last - (exp(-0.5) - 0.5), last], rtol=1e-6)
     with pytest.raises(AssertionError, match="without reference log-probs"):
         train_batch(step, None, Credit("reinforce", Normalisation(), kl_coef=0.1))
+
+
+def test_without_the_engines_log_probs_the_trainers_are_the_policys() -> None:
+    rollout = make_rollout([5, 6], 3.0)
+    silent = replace(rollout, completion=replace(rollout.completion, log_probs=None))
+    step = experience([make_group(0, [silent])], max_len_mask=False)
+    assert step.behaviour_log_probs is None
+    own, ref = np.array([0, 0, -1, -2], np.float32), np.array([0, 0, -1.5, -1], np.float32)
+    batch = train_batch(step, ref, Credit("reinforce", Normalisation(), kl_coef=0.1, kl_estimator="k1"), own)
+    assert batch.behaviour_log_probs is None
+    assert batch.proximal_log_probs is own
+    np.testing.assert_allclose(batch.advantages, [0, 0, 3.05, 3.1], rtol=1e-6)
 
 
 def test_metrics_by_hand() -> None:
