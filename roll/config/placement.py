@@ -81,7 +81,7 @@ def placement_faults(config: Config) -> list[Fault]:
     roles = model_roles(config)
     faults = [fault for name, role in roles.items() for fault in (*_strategy_faults(name, role), *_device_faults(name, role, config))]
     if isinstance(config, RlvrConfig):
-        faults += _sharing_faults(config)
+        faults += _sharing_faults(config) + sync_faults(config)
         worlds = {f"rewards.{name}.world_size": reward.world_size for name, reward in config.rewards.items()}
         faults += [_too_many(where, size) for where, size in worlds.items() if size > LARGEST_WORLD]
     return faults
@@ -140,19 +140,21 @@ def _sharing_faults(config: RlvrConfig) -> list[Fault]:
     return []
 
 
-def sync_faults(config: Config) -> list[Fault]:
-    """Engines out of reach: weights travel through the shared memory of one host, that of actor_train's rank 0."""
-    if not isinstance(config, RlvrConfig) or not config.actor_train.device_mapping:
+def sync_faults(config: RlvrConfig) -> list[Fault]:
+    """Engines that whole weights cannot reach: in part on the trainer's devices, in part on others."""
+    train = set(config.actor_train.device_mapping or ())
+    sends_adapter = config.actor_train.model_args.lora_target is not None and config.weight_sync.lora == "adapter"
+    if sends_adapter or not config.actor_infer.device_mapping:
         return []
-    size = config.num_gpus_per_node
-    node = config.actor_train.device_mapping[0] // size
-    beyond = [device for device in config.actor_infer.device_mapping or () if device // size != node]
-    if not beyond:
-        return []
-    why = "weights travel through the shared memory of one node"
-    problem = f"devices {_listed(beyond)} are not of node {node}, where actor_train's first device is; {why}"
-    remedy = f"map the engines to devices of that node, {node * size} to {node * size + size - 1}"
-    return [Fault("actor_infer.device_mapping", problem, remedy)]
+    astride = [devices for devices in place("actor_infer", config.actor_infer, 1).devices if 0 < len(train & set(devices)) < len(devices)]
+    return [
+        Fault(
+            "actor_infer.device_mapping",
+            f"the engine on devices {_listed(devices)} shares {_listed(sorted(train & set(devices)))} with actor_train, but not the others",
+            "give an engine devices that are all actor_train's, or none of them",
+        )
+        for devices in astride
+    ]
 
 
 def placement_warnings(config: Config) -> list[str]:

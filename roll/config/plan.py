@@ -11,7 +11,7 @@ from roll.config.batch import BatchPlan, batch_faults, plan_batch
 from roll.config.deepspeed import deepspeed_faults
 from roll.config.memory import RoleMemory, estimate
 from roll.config.on_disk import Found, look
-from roll.config.placement import RolePlan, model_roles, place, placement_faults, placement_warnings, sync_faults
+from roll.config.placement import RolePlan, model_roles, place, placement_faults, placement_warnings
 from roll.config.schema import Config, RlvrConfig
 from roll.errors import ConfigError, Fault
 
@@ -44,8 +44,7 @@ class Plan:
 def make_plan(config: Config) -> Plan:
     """Check what the schema cannot, and plan.
 
-    Models and data files that are missing, and engines out of the trainer's reach, are faults of a run. In a dry run, which may
-    happen on another machine, they are warnings.
+    Models and data files that are missing are faults of a run. In a dry run, which may happen on another machine, they are warnings.
 
     Raises:
         ConfigError: with every fault found.
@@ -54,11 +53,10 @@ def make_plan(config: Config) -> Plan:
     found = look(config)
     faults += found.faults
     warnings = [*placement_warnings(config), *agreement_warnings(config)]
-    elsewhere = [*found.missing, *sync_faults(config)]
     if config.dry_run:
-        warnings += [f"{fault.place}: {fault.problem}; {fault.remedy}" for fault in elsewhere]
+        warnings += [f"{fault.place}: {fault.problem}; {fault.remedy}" for fault in found.missing]
     else:
-        faults += elsewhere
+        faults += found.missing
     if faults:
         raise ConfigError(_unique(faults))
     return _plan(config, found, warnings)

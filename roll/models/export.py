@@ -33,7 +33,7 @@ def write_model(folder: Path, buckets: Iterator[Mapping[str, Tensor]], model: Pr
     tokenizer.save_pretrained(folder)
 
 
-def write_adapter(folder: Path, tensors: Mapping[str, Tensor], model: object, tokenizer: PreTrainedTokenizerBase) -> None:
+def write_adapter_folder(folder: Path, tensors: Mapping[str, Tensor], model: object, tokenizer: PreTrainedTokenizerBase) -> None:
     """A PEFT folder."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / "adapter_model.safetensors", metadata=FORMAT)

@@ -57,17 +57,17 @@ class WeightView:
         return [self._adapter[name] for name in names]
 
     def model_tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Copies of the named tensors, W + (alpha / r) B A where a layer is adapted."""
+        """The named tensors, W + (alpha / r) B A where a layer is adapted. Good for as long as the parameters are gathered."""
         return {name: self._merged(name) for name in names}
 
     def adapter_tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Copies of the adapter's tensors."""
-        return {name: self._adapter[name].detach().clone() for name in names}
+        """The adapter's tensors. Good for as long as the parameters are gathered."""
+        return {name: self._adapter[name].detach() for name in names}
 
     def _merged(self, name: str) -> Tensor:
         weight = self._model[name].detach()
         if name not in self._layers:
-            return weight.clone()
+            return weight
         # In fp32, and rounded once: merging in bf16 would lose most of a small adapter.
         return (weight.float() + self._layers[name].get_delta_weight(ADAPTER).detach().float()).to(weight.dtype)
 

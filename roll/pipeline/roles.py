@@ -56,7 +56,7 @@ class Roles:
             temperature=temperature,
         )
         limits = config.deadlines
-        return ActorTrain(group, shape, limits.train, limits.weight_sync, limits.checkpoint)
+        return ActorTrain(group, shape, self._session.shared_memory, limits.train, limits.weight_sync, limits.checkpoint)
 
     def actor_infer(self, config: RlvrConfig) -> ActorInfer:
         """The group that generates."""

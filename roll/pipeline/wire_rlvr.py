@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -9,6 +10,7 @@ from functools import partial
 
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.losses import PolicyLoss
+from roll.config.plan import Plan
 from roll.config.schema import RlvrConfig
 from roll.config.schema_model import GeneratingArgs
 from roll.data.prompts import PromptSet, prepare_prompts
@@ -23,8 +25,10 @@ from roll.pipeline.stage import Stage
 from roll.rollout.batch import Credit, token_count
 from roll.rollout.scheduler import RolloutScheduler
 from roll.types import Metrics, Sampling
+from roll.weight_sync.routes import Meeting, broadcast_size, routes
 from roll.weight_sync.sync import WeightSync
 from roll.workers.actor_infer import ActorInfer
+from roll.workers.actor_train import ActorTrain
 from roll.workers.rewards import Rewards
 
 LOG = logging.getLogger(__name__)
@@ -73,7 +77,8 @@ async def _loop(
     batch_size, ratio = config.rollout_batch_size, config.async_generation_ratio
     async with aclosing(RolloutScheduler(source, actor_infer, rewards, sampling, batch_size, ratio, seed)) as scheduler:
         position = await stage.keeper.restore(actor_train, scheduler)
-        sync = WeightSync(actor_train, actor_infer, sends_adapter(config), config.weight_sync.bucket_mib << 20, stage.session.shared_memory)
+        await open_ways(config, plan, actor_train, actor_infer)
+        sync = WeightSync(actor_train, actor_infer, sends_adapter(config), config.weight_sync.bucket_mib << 20)
         meter = Meter(roles.groups, len(plan.devices) or sum(map(len, roles.groups.values())))
         parts = rlvr.Rlvr(
             take=meter.timed("rollout", scheduler.take),
@@ -93,6 +98,20 @@ async def _loop(
             updates_per_step=plan.batch.updates_per_step,
         )
         return await rlvr.train(parts, position)
+
+
+async def open_ways(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, actor_infer: ActorInfer) -> None:
+    """Let the trainer and the engines prepare for the ways by which weights will go; those of a broadcast meet."""
+    train, infer = plan.roles["actor_train"], plan.roles["actor_infer"]
+    ways = routes(train, infer, config.num_gpus_per_node)
+    if sends_adapter(config):
+        await actor_train.open_ways(ways, None)
+        return
+    meeting = None
+    if size := broadcast_size(ways, infer.tensor_parallel):
+        address, port = await actor_train.free_address()
+        meeting = Meeting(address, port, size, config.deadlines.weight_sync)
+    await asyncio.gather(actor_train.open_ways(ways, meeting), actor_infer.open_ways(ways, meeting))
 
 
 def evaluation(

@@ -13,7 +13,9 @@ from typing import Protocol
 
 from roll.algorithms.losses import Loss
 from roll.types import Completion, Floats, Ints, Metrics, Sampling, Sequences, TensorSpec, TrainBatch
-from roll.weight_sync.bucket import Bucket
+from roll.weight_sync.bucket import Adapter, Bucket
+from roll.weight_sync.device import DeviceBucket
+from roll.weight_sync.routes import Meeting, Route
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,24 @@ class TrainStrategy(Protocol):
         """What there is to send: the adapter's tensors, or the whole model's with any adapter merged in."""
         ...
 
-    def write_bucket(self, names: Sequence[str], adapter: bool, path: Path) -> Bucket | None:
-        """Gather some tensors over all ranks; rank 0 writes and describes them, the others return None."""
+    def write_bucket(self, names: Sequence[str], path: Path) -> Bucket | None:
+        """Gather some of the model's tensors over all ranks; rank 0 writes and describes them, the others return None."""
         ...
 
-    def adapter_config(self) -> str:
-        """PEFT's description of the adapter, JSON."""
+    def write_adapter(self, folder: Path | None) -> Adapter | None:
+        """Gather the adapter; rank 0 writes a PEFT folder, or without one has its content travel; the others return None."""
+        ...
+
+    def join_broadcast(self, meeting: Meeting) -> None:
+        """Rank 0 alone: meet the engines that lie on other devices. Buckets of `fill_bucket` go to them from then on."""
+        ...
+
+    def fill_bucket(self, names: Sequence[str], slot: int) -> DeviceBucket:
+        """Gather some of the model's tensors into this rank's buffer `slot`, for engines that share its device or are broadcast to."""
+        ...
+
+    def empty_buckets(self) -> None:
+        """Wait until what `fill_bucket` sent is gone, and give its buffers back."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -122,7 +136,11 @@ class GenerateStrategy(Protocol):
         """Stop producing tokens; requests in flight are kept."""
         ...
 
-    async def load_bucket(self, bucket: Bucket) -> None:
+    async def open_way(self, route: Route, meeting: Meeting | None) -> None:
+        """Prepare for buckets that come by this way; files need no preparation. Waits for the others of a broadcast."""
+        ...
+
+    async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
         """Take some of the model's weights; the first bucket of an update opens it.
 
         Raises:
@@ -130,8 +148,8 @@ class GenerateStrategy(Protocol):
         """
         ...
 
-    async def load_adapter(self, bucket: Bucket) -> None:
-        """Take a LoRA adapter: the bucket's folder is a PEFT folder.
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """Take a LoRA adapter.
 
         Raises:
             WeightSyncError: the adapter is not what was sent. The one before is still in place.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from roll.algorithms.losses import Loss
 from roll.config.schema_engine import DeepSpeedConfig
 from roll.config.schema_model import ModelArgs, TrainingArgs
 from roll.errors import CheckpointError
-from roll.models.export import adapter_config, write_adapter, write_model
+from roll.models.export import adapter_config, write_adapter_folder, write_model
 from roll.models.load import PackedPolicy, add_lora, load_causal_model, load_tokenizer
 from roll.models.packed_inputs import packed_inputs, scored_only, spread, to_device
 from roll.models.weights import WeightView
@@ -28,7 +28,9 @@ from roll.strategies.deepspeed_setup import deepspeed_config, join, optimizer_an
 from roll.strategies.loss_inputs import loss_inputs
 from roll.strategies.tally import Tally
 from roll.types import Floats, Metrics, Sequences, TensorSpec
-from roll.weight_sync.bucket import Bucket, plan_buckets, write_bucket
+from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets, write_adapter, write_bucket
+from roll.weight_sync.device import DeviceBucket, DeviceSender
+from roll.weight_sync.routes import Meeting
 
 TAG = "deepspeed"
 EXPORT_BYTES = 2 << 30
@@ -66,6 +68,7 @@ class DeepSpeedTrain:
         self._engine: Any = deepspeed.initialize(model=policy, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
         self._policy = policy
         self._weights = WeightView(policy.model)
+        self._sender = DeviceSender(torch.device(rank.device))
         _seed_everything(settings.seed + rank.rank)
 
     def train_step(self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int) -> TrainResult:
@@ -111,23 +114,36 @@ class DeepSpeedTrain:
         """See `TrainStrategy`."""
         return self._weights.adapter_specs() if adapter else self._weights.model_specs()
 
-    def write_bucket(self, names: Sequence[str], adapter: bool, path: Path) -> Bucket | None:
+    def write_bucket(self, names: Sequence[str], path: Path) -> Bucket | None:
         """See `TrainStrategy`."""
-        tensors = self._gather(names, adapter)
-        return write_bucket(path, tensors) if self._rank.rank == 0 else None
+        with self._whole(names, adapter=False) as tensors:
+            return write_bucket(path, tensors) if self._rank.rank == 0 else None
 
-    def _gather(self, names: Sequence[str], adapter: bool) -> dict[str, Tensor]:
-        """Whole tensors by name on rank 0, nothing elsewhere; one all-gather for the lot."""
+    def write_adapter(self, folder: Path | None) -> Adapter | None:
+        """See `TrainStrategy`."""
+        with self._whole([tensor.name for tensor in self.tensors(adapter=True)], adapter=True) as tensors:
+            return write_adapter(folder, adapter_config(self._policy.model), tensors) if self._rank.rank == 0 else None
+
+    def join_broadcast(self, meeting: Meeting) -> None:
+        """See `TrainStrategy`."""
+        self._sender.join(meeting)
+
+    def fill_bucket(self, names: Sequence[str], slot: int) -> DeviceBucket:
+        """See `TrainStrategy`."""
+        with self._whole(names, adapter=False) as tensors:
+            return self._sender.fill(tensors, slot)
+
+    def empty_buckets(self) -> None:
+        """See `TrainStrategy`."""
+        self._sender.empty()
+
+    @contextmanager
+    def _whole(self, names: Sequence[str], adapter: bool) -> Iterator[dict[str, Tensor]]:
+        """Whole tensors by name on every rank, for as long as the block lasts; one all-gather for the lot."""
         view = self._weights
         parameters = view.adapter_parameters(names) if adapter else view.model_parameters(names)
         with deepspeed.zero.GatheredParameters(parameters), torch.no_grad():
-            if self._rank.rank != 0:
-                return {}
-            return view.adapter_tensors(names) if adapter else view.model_tensors(names)
-
-    def adapter_config(self) -> str:
-        """See `TrainStrategy`."""
-        return adapter_config(self._policy.model)
+            yield view.adapter_tensors(names) if adapter else view.model_tensors(names)
 
     def save(self, folder: Path) -> None:
         """See `TrainStrategy`."""
@@ -151,19 +167,25 @@ class DeepSpeedTrain:
 
     def export(self, folder: Path) -> None:
         """See `TrainStrategy`. Written bucket by bucket: no process ever holds the whole model."""
-        buckets = (self._gather(names, self._is_lora) for names in plan_buckets(self.tensors(self._is_lora), EXPORT_BYTES))
+        buckets = (self._kept(names) for names in plan_buckets(self.tensors(self._is_lora), EXPORT_BYTES))
         if self._rank.rank != 0:
             for _ in buckets:
                 pass
             return
         tokenizer = load_tokenizer(self._settings.model_path, self._settings.model_args.trust_remote_code)
         if self._is_lora:
-            write_adapter(folder, _merge(buckets), self._policy.model, tokenizer)
+            write_adapter_folder(folder, _merge(buckets), self._policy.model, tokenizer)
         else:
             write_model(folder, buckets, self._policy.causal, tokenizer)
 
+    def _kept(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Copies on the host of what is exported, on rank 0; nothing elsewhere."""
+        with self._whole(names, self._is_lora) as tensors:
+            return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()} if self._rank.rank == 0 else {}
+
     def close(self) -> None:
         """See `TrainStrategy`."""
+        self._sender.close()
         self._engine.destroy()
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,7 +17,10 @@ from roll.models.load import PackedPolicy, load_causal_model, load_tokenizer
 from roll.models.packed_inputs import packed_inputs, spread
 from roll.strategies.base import Rank
 from roll.types import Completion, FinishReason, Floats, Ints, Sampling, Sequences
-from roll.weight_sync.bucket import Bucket, read_bucket, verify
+from roll.weight_sync.bucket import Adapter, Bucket
+from roll.weight_sync.device import DeviceBucket
+from roll.weight_sync.reader import BucketReader
+from roll.weight_sync.routes import Meeting, Route, Way
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class HfGenerate:
         self._version = 0
         self._generates = asyncio.Lock()
         self._missing: set[str] | None = None
+        self._reader = BucketReader(Route(Way.FILE, same_host=True), None, 0, torch.device(self._device))
 
     async def start(self) -> None:
         """See `GenerateStrategy`."""
@@ -131,22 +134,26 @@ class HfGenerate:
         """See `GenerateStrategy`. Waits for the prompt that is being answered."""
         await self._generates.acquire()
 
-    async def load_bucket(self, bucket: Bucket) -> None:
+    async def open_way(self, route: Route, meeting: Meeting | None) -> None:
+        """See `GenerateStrategy`."""
+        self._reader = await asyncio.to_thread(BucketReader, route, meeting, 0, torch.device(self._device))
+
+    async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
         """See `GenerateStrategy`."""
         targets = dict(self._base.named_parameters())
         self._missing = set(targets) if self._missing is None else self._missing
-        for name, tensor in read_bucket(bucket).items():
+        for name, tensor in self._reader.read(bucket).items():
             if name not in targets or targets[name].shape != tensor.shape:
                 raise WeightSyncError(f"{name} {list(tensor.shape)} is no parameter of the engine's model")
             targets[name].data.copy_(tensor)
             self._missing.discard(name)
 
-    async def load_adapter(self, bucket: Bucket) -> None:
+    async def load_adapter(self, adapter: Adapter) -> None:
         """See `GenerateStrategy`."""
-        verify(bucket)
-        if isinstance(self._model, PeftModel):
-            self._base = self._model.unload()  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
-        self._model = PeftModel.from_pretrained(self._base, str(Path(bucket.path).parent)).eval()
+        with adapter.folder() as folder:
+            if isinstance(self._model, PeftModel):
+                self._base = self._model.unload()  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+            self._model = PeftModel.from_pretrained(self._base, str(folder)).eval()
 
     async def resume(self, policy_version: int) -> None:
         """See `GenerateStrategy`."""
@@ -163,4 +170,5 @@ class HfGenerate:
 
     async def close(self) -> None:
         """See `GenerateStrategy`."""
+        self._reader.close()
         del self._model, self._base

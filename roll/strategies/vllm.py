@@ -27,8 +27,10 @@ from roll.errors import WeightSyncError
 from roll.models.load import load_tokenizer
 from roll.strategies.base import Rank
 from roll.types import Completion, FinishReason, Ints, Sampling
-from roll.weight_sync.bucket import Bucket, verify
-from roll.weight_sync.vllm_plugin import BACKEND
+from roll.weight_sync.bucket import Adapter, Bucket
+from roll.weight_sync.device import DeviceBucket
+from roll.weight_sync.routes import Meeting, Route, Way
+from roll.weight_sync.vllm_plugin import BACKEND, bucket_as_plain, way_as_plain
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ADAPTER_ID = 1
@@ -96,7 +98,7 @@ class VllmGenerate:
         arguments |= engine.engine_args
         self._tokenizer = load_tokenizer(settings.model_path, settings.model_args.trust_remote_code)
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-        await self._engine.init_weight_transfer_engine(WeightTransferInitRequest())
+        await self.open_way(Route(Way.FILE, same_host=True), None)
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> list[Completion]:
         """See `GenerateStrategy`."""
@@ -141,24 +143,25 @@ class VllmGenerate:
         """See `GenerateStrategy`. Cached prefixes belong to the old weights and go."""
         await self._engine.pause_generation(mode="keep", clear_cache=True)
 
-    async def load_bucket(self, bucket: Bucket) -> None:
+    async def open_way(self, route: Route, meeting: Meeting | None) -> None:
+        """See `GenerateStrategy`."""
+        await _taken(self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=way_as_plain(route, meeting))))
+
+    async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
         """See `GenerateStrategy`."""
         if not self._update_is_open:
             await _taken(self._engine.start_weight_update())
             self._update_is_open = True
-        specs = [[tensor.name, tensor.dtype, list(tensor.shape), tensor.nbytes] for tensor in bucket.tensors]
-        arrived = {"path": bucket.path, "tensors": specs, "checksum": bucket.checksum}
-        await _taken(self._engine.update_weights(WeightTransferUpdateRequest(update_info=arrived)))
+        await _taken(self._engine.update_weights(WeightTransferUpdateRequest(update_info=bucket_as_plain(bucket))))
 
-    async def load_adapter(self, bucket: Bucket) -> None:
+    async def load_adapter(self, adapter: Adapter) -> None:
         """See `GenerateStrategy`."""
-        verify(bucket)
-        self._adapter = LoRARequest("policy", ADAPTER_ID, os.path.dirname(bucket.path), load_inplace=True)
-        await _taken(self._engine.add_lora(self._adapter))
-        if ADAPTER_ID not in await self._engine.list_loras():
-            raise WeightSyncError("vLLM took the adapter but does not list it")
-        # Requests must use what was loaded, not load it again each time.
-        self._adapter = LoRARequest("policy", ADAPTER_ID, os.path.dirname(bucket.path))
+        with adapter.folder() as folder:
+            await _taken(self._engine.add_lora(LoRARequest("policy", ADAPTER_ID, str(folder), load_inplace=True)))
+            if ADAPTER_ID not in await self._engine.list_loras():
+                raise WeightSyncError("vLLM took the adapter but does not list it")
+            # Requests must use what was loaded, not load it again each time.
+            self._adapter = LoRARequest("policy", ADAPTER_ID, str(folder))
 
     async def resume(self, policy_version: int) -> None:
         """See `GenerateStrategy`."""

@@ -7,8 +7,10 @@ the `Bucket` that travels beside it carries them again with a checksum of all by
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import xxhash
@@ -17,6 +19,9 @@ from torch import Tensor
 
 from roll.errors import WeightSyncError
 from roll.types import TensorSpec
+
+ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+"""Files of a PEFT folder."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,35 @@ class Bucket:
     tensors: tuple[TensorSpec, ...]
     checksum: str
     """xxh3-128 of the file's bytes, in hex."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter: a PEFT folder in shared memory, or what to make one of on another host."""
+
+    config: str
+    """PEFT's `adapter_config.json`."""
+    weights: Bucket
+    content: bytes | None = None
+    """The file of `weights`, for a host that does not see it."""
+
+    @contextmanager
+    def folder(self) -> Iterator[Path]:
+        """The PEFT folder on this host.
+
+        Raises:
+            WeightSyncError: its weights are not what was sent.
+        """
+        if self.content is None:
+            verify(self.weights)
+            yield Path(self.weights.path).parent
+            return
+        with tempfile.TemporaryDirectory() as made:
+            file = Path(made) / ADAPTER_WEIGHTS
+            file.write_bytes(self.content)
+            (file.parent / ADAPTER_CONFIG).write_text(self.config)
+            verify(replace(self.weights, path=str(file)))
+            yield file.parent
 
 
 def plan_buckets(tensors: Sequence[TensorSpec], max_bytes: int) -> list[tuple[str, ...]]:
@@ -55,6 +89,16 @@ def write_bucket(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     return Bucket(str(path), tuple(spec(name, tensor) for name, tensor in tensors.items()), _checksum(path))
 
 
+def write_adapter(folder: Path | None, config: str, tensors: Mapping[str, Tensor]) -> Adapter:
+    """Write an adapter as a PEFT folder; without one the adapter carries its content."""
+    if folder is None:
+        with tempfile.TemporaryDirectory() as made:
+            adapter = write_adapter(Path(made), config, tensors)
+            return replace(adapter, content=Path(adapter.weights.path).read_bytes())
+    (folder / ADAPTER_CONFIG).write_text(config)
+    return Adapter(config, write_bucket(folder / ADAPTER_WEIGHTS, tensors))
+
+
 def read_bucket(bucket: Bucket) -> dict[str, Tensor]:
     """The tensors of a bucket, mapped from shared memory.
 
@@ -79,7 +123,7 @@ def verify(bucket: Bucket) -> None:
         WeightSyncError: they differ, or the file is not there.
     """
     if not os.path.exists(bucket.path):
-        raise WeightSyncError(f"the bucket {bucket.path} is gone; trainer and engine must share a host to sync through shared memory")
+        raise WeightSyncError(f"the bucket {bucket.path} is gone; trainer and engine must share a host to sync through files")
     if (found := _checksum(Path(bucket.path))) != bucket.checksum:
         raise WeightSyncError(f"the checksum of {bucket.path} is {found}, but {bucket.checksum} was sent")
 

@@ -1,37 +1,41 @@
 """Trainer to engine: pause, move, verify, resume.
 
-    trainer   gather 0 | write 0 | gather 1 | write 1 | gather 2 | write 2 |
-    engine                       | verify 0, load 0   | verify 1, load 1   | ...
+    trainer   gather 0 | gather 1 | gather 2 | gather 3 |
+    engines            | load 0   | load 1   | load 2   | load 3
 
-While the engine loads one bucket the trainer gathers the next; two files alternate, so shared memory holds at most
-two buckets. Each wait has a deadline, kept by the group of workers that is waited for.
+While the engines load one bucket the trainer gathers the next. Two slots alternate, so buckets take the room of two.
+Each wait has a deadline, kept by the group of workers that is waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 from roll.errors import WeightSyncError
 from roll.types import TensorSpec
-from roll.weight_sync.bucket import Bucket, plan_buckets
+from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets
+from roll.weight_sync.device import SLOTS, DeviceBucket
 
 
 class Sender(Protocol):
     """The trainer, as the sync sees it."""
 
-    async def tensors(self, adapter: bool) -> list[TensorSpec]:
-        """What there is to send."""
+    async def tensors(self) -> list[TensorSpec]:
+        """What the whole model consists of."""
         ...
 
-    async def write_bucket(self, names: Sequence[str], adapter: bool, path: Path) -> Bucket:
-        """Gather some tensors and write them."""
+    async def send_bucket(self, names: Sequence[str], slot: int) -> Bucket | DeviceBucket:
+        """Gather some tensors into a slot that no engine reads any more."""
         ...
 
-    async def adapter_config(self) -> str:
-        """PEFT's description of the adapter."""
+    async def empty_buckets(self) -> None:
+        """Give the slots' memory back."""
+        ...
+
+    async def send_adapter(self) -> Adapter:
+        """Gather the adapter."""
         ...
 
 
@@ -42,11 +46,11 @@ class Receiver(Protocol):
         """Stop producing tokens."""
         ...
 
-    async def load_bucket(self, bucket: Bucket) -> None:
+    async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
         """Take some of the weights."""
         ...
 
-    async def load_adapter(self, bucket: Bucket) -> None:
+    async def load_adapter(self, adapter: Adapter) -> None:
         """Take an adapter."""
         ...
 
@@ -62,10 +66,10 @@ class Receiver(Protocol):
 class WeightSync:
     """Brings the engines to the trainer's weights, as an adapter or whole."""
 
-    def __init__(self, sender: Sender, receiver: Receiver, adapter: bool, bucket_bytes: int, folder: Path) -> None:
-        """`folder` lies in memory that trainer and engines share; whoever made it removes it."""
+    def __init__(self, sender: Sender, receiver: Receiver, adapter: bool, bucket_bytes: int) -> None:
         self._sender, self._receiver = sender, receiver
-        self._adapter, self._bucket_bytes, self._folder = adapter, bucket_bytes, folder
+        self._adapter, self._bucket_bytes = adapter, bucket_bytes
+        self._tensors: list[TensorSpec] = []
 
     async def push(self, policy_version: int) -> None:
         """Make every engine generate with the trainer's present weights.
@@ -80,25 +84,24 @@ class WeightSync:
             raise WeightSyncError(f"an engine is at policy version {wrong[0]} after a sync to {policy_version}")
 
     async def _push_adapter(self) -> None:
-        names = [tensor.name for tensor in await self._sender.tensors(adapter=True)]
-        (self._folder / "adapter_config.json").write_text(await self._sender.adapter_config())
-        await self._receiver.load_adapter(await self._sender.write_bucket(names, True, self._folder / "adapter_model.safetensors"))
+        await self._receiver.load_adapter(await self._sender.send_adapter())
 
     async def _push_model(self) -> None:
-        buckets = plan_buckets(await self._sender.tensors(adapter=False), self._bucket_bytes)
-        written: Bucket | None = None
-        for number, names in enumerate(buckets):
-            written = await self._write_while_loading(names, self._folder / f"bucket{number % 2}.safetensors", written)
-        if written is not None:
-            await self._receiver.load_bucket(written)
+        self._tensors = self._tensors or await self._sender.tensors()
+        sent: Bucket | DeviceBucket | None = None
+        for number, names in enumerate(plan_buckets(self._tensors, self._bucket_bytes)):
+            sent = await self._send_while_loading(names, number % SLOTS, sent)
+        if sent is not None:
+            await self._receiver.load_bucket(sent)
+        await self._sender.empty_buckets()
 
-    async def _write_while_loading(self, names: Sequence[str], path: Path, written: Bucket | None) -> Bucket:
-        """Write the next bucket while the engines load the one before. If one side fails, the other is given up."""
+    async def _send_while_loading(self, names: Sequence[str], slot: int, sent: Bucket | DeviceBucket | None) -> Bucket | DeviceBucket:
+        """Send the next bucket while the engines load the one before. If one side fails, the other is given up."""
         try:
             async with asyncio.TaskGroup() as sides:
-                writing = sides.create_task(self._sender.write_bucket(names, False, path))
-                if written is not None:
-                    sides.create_task(self._receiver.load_bucket(written))
+                sending = sides.create_task(self._sender.send_bucket(names, slot))
+                if sent is not None:
+                    sides.create_task(self._receiver.load_bucket(sent))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from failures
-        return writing.result()
+        return sending.result()

@@ -1,58 +1,91 @@
-"""The engine's end of the sync through shared memory: a weight-transfer engine for vLLM's workers.
+"""The engine's end of the sync: a weight-transfer engine for vLLM's workers.
 
 vLLM loads this module in each of its processes through the entry point group `vllm.general_plugins`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from roll.errors import WeightSyncError
 from roll.types import TensorSpec
-from roll.weight_sync.bucket import Bucket, read_bucket
+from roll.weight_sync.bucket import Bucket
+from roll.weight_sync.device import DeviceBucket
+from roll.weight_sync.reader import BucketReader
+from roll.weight_sync.routes import Meeting, Route, Way
 
-BACKEND = "roll_shared_memory"
+BACKEND = "roll"
 
 
 def register() -> None:
     """Entry point: make the backend known to vLLM. vLLM may call it more than once in a process."""
     if BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(BACKEND, __name__, "SharedMemoryReceiver")
+        WeightTransferEngineFactory.register_engine(BACKEND, __name__, "BucketReceiver")
 
 
 @dataclass
-class NoHandshake(WeightTransferInitInfo):
-    """Shared memory needs no rendezvous."""
+class WayOpened(WeightTransferInitInfo):
+    """A `Route` and its `Meeting`, as plain values for the engine's message format."""
+
+    route: dict[str, Any]
+    meeting: dict[str, Any] | None
 
 
 @dataclass
 class BucketArrived(WeightTransferUpdateInfo):
-    """One `Bucket`, as plain values for the engine's message format."""
+    """One bucket, as plain values."""
 
-    path: str
     tensors: list[list[Any]]
     """Name, dtype, shape and bytes of each tensor."""
     checksum: str
+    path: str | None
+    """Of a file; None if the bucket is in device memory."""
+    handles: dict[str, bytes]
 
-    def bucket(self) -> Bucket:
+    def bucket(self) -> Bucket | DeviceBucket:
         """The bucket that was described."""
-        specs = (TensorSpec(name, dtype, tuple(shape), nbytes) for name, dtype, shape, nbytes in self.tensors)
-        return Bucket(self.path, tuple(specs), self.checksum)
+        specs = tuple(TensorSpec(name, dtype, tuple(shape), nbytes) for name, dtype, shape, nbytes in self.tensors)
+        return DeviceBucket(specs, self.checksum, self.handles) if self.path is None else Bucket(self.path, specs, self.checksum)
 
 
-class SharedMemoryReceiver(WeightTransferEngine[NoHandshake, BucketArrived]):
+def way_as_plain(route: Route, meeting: Meeting | None) -> dict[str, Any]:
+    """The arguments of `WayOpened`."""
+    return {"route": asdict(route) | {"way": route.way.value}, "meeting": None if meeting is None else asdict(meeting)}
+
+
+def bucket_as_plain(bucket: Bucket | DeviceBucket) -> dict[str, Any]:
+    """The arguments of `BucketArrived`."""
+    specs = [[tensor.name, tensor.dtype, list(tensor.shape), tensor.nbytes] for tensor in bucket.tensors]
+    in_file = isinstance(bucket, Bucket)
+    return {
+        "tensors": specs,
+        "checksum": bucket.checksum,
+        "path": bucket.path if in_file else None,
+        "handles": {} if in_file else dict(bucket.handles),
+    }
+
+
+class BucketReceiver(WeightTransferEngine[WayOpened, BucketArrived]):
     """Loads buckets into the model and, at the end, checks that every parameter was among them."""
 
-    init_info_cls = NoHandshake
+    init_info_cls = WayOpened
     update_info_cls = BucketArrived
     supports_draft_weight_update = False
+    _reader: BucketReader | None = None
 
-    def init_transfer_engine(self, init_info: NoHandshake) -> None:
-        """Nothing to agree on."""
+    def init_transfer_engine(self, init_info: WayOpened) -> None:
+        """Open the way; the one before, if any, is left."""
+        self.shutdown()
+        plain: dict[str, Any] = init_info.route | {"way": Way(init_info.route["way"])}
+        route = Route(**plain)
+        meeting = None if init_info.meeting is None else Meeting(**init_info.meeting)
+        self._reader = BucketReader(route, meeting, self.parallel_config.rank, torch.device(self.device))
 
     def start_weight_update(self) -> None:
         """Prepare the layers to take weights in their checkpoint's format."""
@@ -68,7 +101,8 @@ class SharedMemoryReceiver(WeightTransferEngine[NoHandshake, BucketArrived]):
 
     def receive_weights(self, update_info: BucketArrived) -> None:
         """Verify a bucket and hand its tensors to the model."""
-        loaded = self.model.load_weights(iter(read_bucket(update_info.bucket()).items()))  # pyright: ignore[reportCallIssue]
+        assert self._reader is not None, "vLLM sent weights before it opened the way"
+        loaded = self.model.load_weights(iter(self._reader.read(update_info.bucket()).items()))  # pyright: ignore[reportCallIssue]
         self._received |= set(loaded or ())
 
     def finish_weight_update(self) -> None:
@@ -99,4 +133,12 @@ class SharedMemoryReceiver(WeightTransferEngine[NoHandshake, BucketArrived]):
                 layer.quant_method.process_weights_after_loading(layer)
 
     def shutdown(self) -> None:
-        """Holds nothing."""
+        """Leave the way."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    @staticmethod
+    def trainer_send_weights(iterator: Iterator[Any], trainer_args: dict[str, Any] | Any) -> None:
+        """Not the way in: vLLM 0.26 wants the trainer's end here too, which is `roll.weight_sync.sync`."""
+        raise NotImplementedError("weights are sent by roll.weight_sync.sync")

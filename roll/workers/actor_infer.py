@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roll.types import Completion, Ints, Sampling
-from roll.weight_sync.bucket import Bucket
+from roll.weight_sync.bucket import Adapter, Bucket
+from roll.weight_sync.device import DeviceBucket
+from roll.weight_sync.routes import Meeting, Route
 from roll.workers.group import WorkerGroup
 
 
@@ -31,13 +33,17 @@ class ActorInfer:
         """Stop producing tokens on every engine."""
         await self._group.all("pause", seconds=self._sync_seconds)
 
-    async def load_bucket(self, bucket: Bucket) -> None:
+    async def open_ways(self, ways: Sequence[Route], meeting: Meeting | None) -> None:
+        """Every engine prepares for the way that its weights will come; those of a broadcast wait for its other members."""
+        await self._group.each("open_way", [(route, meeting) for route in ways], self._sync_seconds)
+
+    async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
         """Every engine takes some of the weights."""
         await self._group.all("load_bucket", bucket, seconds=self._sync_seconds)
 
-    async def load_adapter(self, bucket: Bucket) -> None:
+    async def load_adapter(self, adapter: Adapter) -> None:
         """Every engine takes the adapter."""
-        await self._group.all("load_adapter", bucket, seconds=self._sync_seconds)
+        await self._group.all("load_adapter", adapter, seconds=self._sync_seconds)
 
     async def resume(self, policy_version: int) -> None:
         """Every engine produces tokens again, at this version."""

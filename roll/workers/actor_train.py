@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +11,12 @@ import numpy as np
 from roll.algorithms.aggregation import loss_weights
 from roll.algorithms.losses import Loss
 from roll.data import packing
+from roll.errors import WeightSyncError
 from roll.strategies.base import MicroBatch, TrainResult
 from roll.types import Floats, Metrics, Sequences, TensorSpec, TrainBatch
-from roll.weight_sync.bucket import Bucket
+from roll.weight_sync.bucket import Adapter, Bucket
+from roll.weight_sync.device import DeviceBucket
+from roll.weight_sync.routes import Meeting, Route, Way
 from roll.workers.group import WorkerGroup
 from roll.workers.scoring import gather_tokens, share_out
 
@@ -35,9 +38,13 @@ class TrainShape:
 class ActorTrain:
     """Facade of the `actor_train` group."""
 
-    def __init__(self, group: WorkerGroup, shape: TrainShape, train_seconds: float, sync_seconds: float, save_seconds: float) -> None:
-        self._group, self._shape = group, shape
+    def __init__(
+        self, group: WorkerGroup, shape: TrainShape, folder: Path, train_seconds: float, sync_seconds: float, save_seconds: float
+    ) -> None:
+        """`folder` lies in the memory that the processes of this host share: what is synced through files stands there."""
+        self._group, self._shape, self._folder = group, shape, folder
         self._train_seconds, self._sync_seconds, self._save_seconds = train_seconds, sync_seconds, save_seconds
+        self._routes: Sequence[Route] = ()
 
     async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
         """Run the updates of one step; means over the step's response tokens, all ranks and updates.
@@ -65,17 +72,35 @@ class ActorTrain:
         results = await self._group.each("log_probs", [(part, self._shape.temperature, adapter) for part in parts], self._train_seconds)
         return gather_tokens(sequences, split, results)
 
-    async def tensors(self, adapter: bool) -> list[TensorSpec]:
-        """What a weight sync sends."""
-        return await self._group.one(0, "tensors", adapter, seconds=self._sync_seconds)
+    async def free_address(self) -> tuple[str, int]:
+        """Rank 0's address, and a port that is free there."""
+        return await self._group.free_address(self._sync_seconds)
 
-    async def write_bucket(self, names: Sequence[str], adapter: bool, path: Path) -> Bucket:
-        """Gather some tensors over all ranks and write them where the engines find them."""
-        return (await self._group.all("write_bucket", names, adapter, path, seconds=self._sync_seconds))[0]
+    async def open_ways(self, ways: Sequence[Route], meeting: Meeting | None) -> None:
+        """Prepare to send weights to every engine; with a meeting, wait for the engines to come to it."""
+        self._routes = ways
+        if meeting is not None:
+            await self._group.one(0, "join_broadcast", meeting, seconds=self._sync_seconds)
 
-    async def adapter_config(self) -> str:
-        """PEFT's description of the adapter."""
-        return await self._group.one(0, "adapter_config", seconds=self._sync_seconds)
+    async def tensors(self) -> list[TensorSpec]:
+        """What the whole model consists of."""
+        return await self._group.one(0, "tensors", False, seconds=self._sync_seconds)
+
+    async def send_bucket(self, names: Sequence[str], slot: int) -> Bucket | DeviceBucket:
+        """Gather some tensors over all ranks, where the engines find them."""
+        if any(route.way is Way.FILE for route in self._routes):
+            path = self._folder / f"bucket{slot}.safetensors"
+            return (await self._group.all("write_bucket", names, path, seconds=self._sync_seconds))[0]
+        return joined(await self._group.all("fill_bucket", names, slot, seconds=self._sync_seconds))
+
+    async def empty_buckets(self) -> None:
+        """Give back what the buckets took on the devices."""
+        await self._group.all("empty_buckets", seconds=self._sync_seconds)
+
+    async def send_adapter(self) -> Adapter:
+        """Gather the adapter over all ranks: into a folder, or for engines on hosts that do not see it, by value."""
+        is_seen = self._group.is_here(0) and all(route.same_host for route in self._routes)
+        return (await self._group.all("write_adapter", self._folder if is_seen else None, seconds=self._sync_seconds))[0]
 
     async def save(self, folder: Path) -> None:
         """Write what `load` needs to go on exactly."""
@@ -88,6 +113,17 @@ class ActorTrain:
     async def export(self, folder: Path) -> None:
         """Write the policy as a Hugging Face or PEFT folder."""
         await self._group.all("export", folder, seconds=self._save_seconds)
+
+
+def joined(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
+    """One bucket that lends every rank's buffer.
+
+    Raises:
+        WeightSyncError: the ranks gathered different weights.
+    """
+    if len({bucket.checksum for bucket in ranks}) > 1:
+        raise WeightSyncError(f"the trainer's ranks gathered different weights: {', '.join(bucket.checksum for bucket in ranks)}")
+    return replace(ranks[0], handles={gpu: handle for bucket in ranks for gpu, handle in bucket.handles.items()})
 
 
 def micro_batches_of(batch: TrainBatch, update: Sequence[int], ranks: int, shape: TrainShape) -> list[list[MicroBatch]]:

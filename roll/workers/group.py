@@ -54,7 +54,7 @@ class WorkerGroup:
             WorkerFailed: a rank failed, or was not ready within `seconds`.
             BadInput: a rank could not use the configured model.
         """
-        address, port = (await self._gather([self._actors[0].free_address.remote()], "start", seconds))[0]
+        address, port = await self.free_address(seconds)
         self._pids = await self._gather([actor.pid.remote() for actor in self._actors], "start", seconds)
         refs = []
         for number, (actor, seat) in enumerate(zip(self._actors, self._seats, strict=True)):
@@ -63,6 +63,14 @@ class WorkerGroup:
         await self._gather(refs, "start", seconds)
         self._started = True
         await asyncio.to_thread(self._remains.look, self._local_pids())
+
+    def is_here(self, rank: int) -> bool:
+        """Whether a rank runs on this host, where it sees the folders of the run."""
+        return self._seats[rank].node_id in (None, ray.get_runtime_context().get_node_id())
+
+    async def free_address(self, seconds: float) -> tuple[str, int]:
+        """Rank 0's address, and a port that is free there."""
+        return (await self._gather([self._actors[0].free_address.remote()], "free_address", seconds))[0]
 
     async def each(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
         """Call a method on every rank with that rank's arguments; results in rank order.

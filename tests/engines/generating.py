@@ -21,7 +21,8 @@ from roll.models.packed_inputs import packed_inputs
 from roll.models.weights import WeightView
 from roll.strategies.base import GenerateStrategy, Rank
 from roll.types import Completion, Floats, Ints, Sampling
-from roll.weight_sync.bucket import Bucket, plan_buckets, write_bucket
+from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets, write_adapter, write_bucket
+from roll.weight_sync.device import DeviceBucket
 
 Result = TypeVar("Result")
 SECONDS = 60.0
@@ -118,7 +119,7 @@ class Running:
             out.append(write_bucket(self.folder / f"bucket{number}.safetensors", view.model_tensors(chosen)))
         return out
 
-    async def update(self, buckets: Sequence[Bucket], version: int) -> None:
+    async def update(self, buckets: Sequence[Bucket | DeviceBucket], version: int) -> None:
         """Pause, load, resume."""
         await self.engine.pause()
         for bucket in buckets:
@@ -130,21 +131,20 @@ class Running:
         self.policy, self.version = new, self.version + 1
         self.wait(self.update(self.buckets(WeightView(new.model)), self.version))
 
-    def adapter_bucket(self, new: PackedPolicy) -> Bucket:
-        """The policy's adapter as a PEFT folder."""
+    def adapter(self, new: PackedPolicy, by_value: bool = False) -> Adapter:
+        """The policy's adapter as a PEFT folder, or with its content."""
         view = WeightView(new.model)
-        (self.folder / "adapter_config.json").write_text(adapter_config(new.model))
         tensors = view.adapter_tensors([spec.name for spec in view.adapter_specs()])
-        return write_bucket(self.folder / "adapter_model.safetensors", tensors)
+        return write_adapter(None if by_value else self.folder, adapter_config(new.model), tensors)
 
-    def push_adapter(self, new: PackedPolicy) -> None:
+    def push_adapter(self, new: PackedPolicy, by_value: bool = False) -> None:
         """Bring the engine to a policy's adapter."""
-        bucket = self.adapter_bucket(new)
+        adapter = self.adapter(new, by_value)
         self.policy, self.version = new, self.version + 1
 
         async def update() -> None:
             await self.engine.pause()
-            await self.engine.load_adapter(bucket)
+            await self.engine.load_adapter(adapter)
             await self.engine.resume(self.version)
 
         self.wait(update())

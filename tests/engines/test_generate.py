@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import shutil
+import socket
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from examples.tiny.make_model import END_ID
 from roll.errors import WeightSyncError
@@ -15,7 +18,10 @@ from roll.models.load import PackedPolicy, load_tokenizer
 from roll.models.weights import WeightView
 from roll.strategies.hf_infer import HfGenerate
 from roll.types import Completion, FinishReason, Ints, Sampling
-from tests.engines.generating import Running, adapted, flip_a_byte, log_probs, most_probable, policy, running, said
+from roll.weight_sync.bucket import plan_buckets
+from roll.weight_sync.device import SLOTS, DeviceSender
+from roll.weight_sync.routes import Meeting, Route, Way
+from tests.engines.generating import BUCKET_BYTES, SECONDS, Running, adapted, flip_a_byte, log_probs, most_probable, policy, running, said
 
 PROMPTS: list[Ints] = [np.array(ids, np.int32) for ids in ([5, 6, 7], [100], [40, 41, 42, 43, 44, 45, 46], [9, 9])]
 
@@ -231,20 +237,54 @@ def test_adapters_are_the_engines_one_after_another(adapter_engine: Running, sma
         adapter_engine.push_adapter(adapted(small_model, seed))
         assert_at_the_policy(adapter_engine)
         assert_at_the_policy(adapter_engine, Sampling(20, samples=2, temperature=0.7))
+    adapter_engine.push_adapter(adapted(small_model, 4), by_value=True)
+    shutil.rmtree(adapter_engine.folder)
+    adapter_engine.folder.mkdir()
+    assert_at_the_policy(adapter_engine)
+
+
+def test_weights_come_by_broadcast_where_files_do_not_reach(engine: Running, small_model: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meeting = Meeting("127.0.0.1", probe.getsockname()[1], 2, SECONDS)
+    sender = DeviceSender(torch.device("cpu"))
+    opening = asyncio.to_thread(sender.join, meeting)
+
+    async def open_way() -> None:
+        await asyncio.gather(opening, engine.engine.open_way(Route(Way.BROADCAST, same_host=False, first_rank=1), meeting))
+
+    engine.wait(open_way())
+    for seed in (31, 32):
+        engine.policy, engine.version = policy(small_model, seed), engine.version + 1
+        view = WeightView(engine.policy.model)
+        plan = plan_buckets(view.model_specs(), BUCKET_BYTES)
+        assert len(plan) > SLOTS
+
+        async def update(view: WeightView = view, plan: Sequence[Sequence[str]] = plan) -> None:
+            await engine.engine.pause()
+            for number, names in enumerate(plan):
+                await engine.engine.load_bucket(sender.fill(view.model_tensors(names), number % SLOTS))
+            await engine.engine.resume(engine.version)
+
+        engine.wait(update())
+        assert_at_the_policy(engine)
+    sender.empty()
+    engine.wait(engine.engine.open_way(Route(Way.FILE, same_host=True), None))
+    sender.close()
 
 
 def test_a_broken_adapter_is_refused_and_the_one_before_stays(adapter_engine: Running, small_model: Path) -> None:
-    bucket = adapter_engine.adapter_bucket(adapted(small_model, 9))
-    flip_a_byte(bucket)
+    adapter = adapter_engine.adapter(adapted(small_model, 9))
+    flip_a_byte(adapter.weights)
 
     async def update() -> None:
         await adapter_engine.engine.pause()
         try:
-            await adapter_engine.engine.load_adapter(bucket)
+            await adapter_engine.engine.load_adapter(adapter)
         finally:
             await adapter_engine.engine.resume(adapter_engine.version)
 
-    with pytest.raises(WeightSyncError, match=bucket.path):
+    with pytest.raises(WeightSyncError, match=adapter.weights.path):
         adapter_engine.wait(update())
     assert_at_the_policy(adapter_engine)
 

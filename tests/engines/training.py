@@ -20,6 +20,7 @@ from roll.config.schema_model import ModelArgs, TrainingArgs
 from roll.strategies.base import MicroBatch, Rank, TrainResult
 from roll.types import Floats, Sequences
 from roll.weight_sync.bucket import plan_buckets, read_bucket
+from roll.weight_sync.device import SLOTS
 
 LOSS = PolicyLoss(kl_coef=0.1, entropy_coef=0.01)
 TEMPERATURE = 0.8
@@ -150,11 +151,17 @@ def trainer(case: Case, model: Path, rank: Rank, seed: int) -> Iterator[Any]:
 def tensors_of(strategy: Any, adapter: bool, folder: Path) -> dict[str, Tensor]:
     """All tensors as a weight sync sends them, in buckets of half a megabyte."""
     out: dict[str, Tensor] = {}
+    if adapter:
+        written = strategy.write_adapter(folder)
+        return {} if written is None else {name: tensor.clone() for name, tensor in read_bucket(written.weights).items()}
     for number, names in enumerate(plan_buckets(strategy.tensors(adapter), 1 << 19)):
         path = folder / f"bucket{number}.safetensors"
-        if (bucket := strategy.write_bucket(names, adapter, path)) is not None:
+        if (bucket := strategy.write_bucket(names, path)) is not None:
             out |= {name: tensor.clone() for name, tensor in read_bucket(bucket).items()}
             path.unlink()
+        filled = strategy.fill_bucket(names, number % SLOTS)
+        assert {spec.name for spec in filled.tensors} == set(names)
+    strategy.empty_buckets()
     return out
 
 

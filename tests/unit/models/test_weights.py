@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from roll.config.schema_model import ModelArgs
 from roll.data.packing import concatenate
-from roll.models.export import adapter_config, write_adapter, write_model
+from roll.models.export import adapter_config, write_adapter_folder, write_model
 from roll.models.load import PackedPolicy, add_lora, load_causal_model, load_tokenizer
 from roll.models.packed_inputs import packed_inputs
 from roll.models.weights import WeightView
@@ -97,16 +97,6 @@ def test_what_must_be_gathered_for_a_name(tiny_model: Path) -> None:
     assert names[0] == "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 
 
-def test_tensors_are_copies(tiny_model: Path) -> None:
-    model = load(tiny_model, targets="q_proj")
-    view = WeightView(model)
-    before = log_probs(model)
-    for adapter in (False, True):
-        for tensor in all_tensors(view, adapter).values():
-            tensor.zero_()
-    assert torch.equal(log_probs(model), before)
-
-
 def test_an_adapter_starts_as_nothing_and_alike_on_every_rank(tiny_model: Path) -> None:
     model_args = ModelArgs.model_validate({"dtype": "fp32", "lora_target": "all-linear", "lora_rank": 4})
     torch.manual_seed(1)
@@ -144,7 +134,7 @@ def test_an_exported_model_loads_and_is_the_same_policy(
 def test_an_exported_adapter_loads_and_is_the_same_policy(tiny_model: Path, tmp_path: Path) -> None:
     model = load(tiny_model, targets="all-linear")
     folder = tmp_path / "adapter"
-    write_adapter(folder, all_tensors(WeightView(model), adapter=True), model, load_tokenizer(str(tiny_model)))
+    write_adapter_folder(folder, all_tensors(WeightView(model), adapter=True), model, load_tokenizer(str(tiny_model)))
     loaded = PeftModel.from_pretrained(load_causal_model(str(tiny_model), ModelArgs.model_validate({"dtype": "fp32"})), str(folder))
     torch.testing.assert_close(log_probs(loaded), log_probs(model), rtol=0, atol=0)
     described = json.loads(adapter_config(model))

@@ -9,32 +9,37 @@ import torch
 
 from roll.errors import WeightSyncError
 from roll.types import TensorSpec
-from roll.weight_sync.bucket import Bucket, read_bucket, spec, write_bucket
+from roll.weight_sync.bucket import Adapter, Bucket, read_bucket, spec, write_adapter, write_bucket
+from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.sync import WeightSync
 
 
 class FakeSender:
     """A trainer of five fp32 tensors of 16 bytes and an adapter of one."""
 
-    def __init__(self, log: list[str], receiver: FakeReceiver) -> None:
-        self.log, self.receiver = log, receiver
+    def __init__(self, log: list[str], receiver: FakeReceiver, folder: Path) -> None:
+        self.log, self.receiver, self.folder = log, receiver, folder
         self.weights = {f"w{number}": torch.full((4,), float(number)) for number in range(5)}
         self.lora = {"lora": torch.ones(2)}
 
-    async def tensors(self, adapter: bool) -> list[TensorSpec]:
-        return [spec(name, tensor) for name, tensor in (self.lora if adapter else self.weights).items()]
+    async def tensors(self) -> list[TensorSpec]:
+        return [spec(name, tensor) for name, tensor in self.weights.items()]
 
-    async def write_bucket(self, names: Sequence[str], adapter: bool, path: Path) -> Bucket:
+    async def send_bucket(self, names: Sequence[str], slot: int) -> Bucket:
+        path = self.folder / f"bucket{slot}.safetensors"
         assert str(path) not in self.receiver.loading, "a bucket was overwritten while the engine loads it"
         self.log.append(f"write {path.name} {' '.join(names)}")
         await asyncio.sleep(0)
         if "w4" in names and self.receiver.fails_late:
             raise WeightSyncError("the trainer died")
-        held = self.lora if adapter else self.weights
-        return write_bucket(path, {name: held[name] for name in names})
+        return write_bucket(path, {name: self.weights[name] for name in names})
 
-    async def adapter_config(self) -> str:
-        return '{"r": 8}'
+    async def empty_buckets(self) -> None:
+        self.log.append("empty")
+
+    async def send_adapter(self) -> Adapter:
+        self.log.append("adapter")
+        return write_adapter(self.folder, '{"r": 8}', self.lora)
 
 
 class FakeReceiver:
@@ -54,7 +59,8 @@ class FakeReceiver:
     async def pause(self) -> None:
         self.log.append("pause")
 
-    async def load_bucket(self, bucket: Bucket) -> None:
+    async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
+        assert isinstance(bucket, Bucket)
         self.loading.add(bucket.path)
         self.most_loading = max(self.most_loading, len(self.loading))
         try:
@@ -70,10 +76,11 @@ class FakeReceiver:
         self.loaded |= {name: tensor.clone() for name, tensor in read_bucket(bucket).items()}
         self.log.append(f"loaded {Path(bucket.path).name}")
 
-    async def load_adapter(self, bucket: Bucket) -> None:
-        assert (Path(bucket.path).parent / "adapter_config.json").read_text() == '{"r": 8}'
-        self.loaded |= read_bucket(bucket)
-        self.log.append(f"adapter {Path(bucket.path).name}")
+    async def load_adapter(self, adapter: Adapter) -> None:
+        with adapter.folder() as folder:
+            assert (folder / "adapter_config.json").read_text() == '{"r": 8}'
+            self.loaded |= read_bucket(adapter.weights)
+        self.log.append("loaded adapter")
 
     async def resume(self, policy_version: int) -> None:
         self.log.append(f"resume {policy_version}")
@@ -86,8 +93,8 @@ class FakeReceiver:
 def sync(folder: Path, adapter: bool = False) -> tuple[WeightSync, FakeSender, FakeReceiver, list[str]]:
     log: list[str] = []
     receiver = FakeReceiver(log)
-    sender = FakeSender(log, receiver)
-    return WeightSync(sender, receiver, adapter, bucket_bytes=32, folder=folder), sender, receiver, log
+    sender = FakeSender(log, receiver, folder)
+    return WeightSync(sender, receiver, adapter, bucket_bytes=32), sender, receiver, log
 
 
 def test_the_engine_is_paused_loaded_bucket_by_bucket_and_resumed(tmp_path: Path) -> None:
@@ -101,6 +108,7 @@ def test_the_engine_is_paused_loaded_bucket_by_bucket_and_resumed(tmp_path: Path
         "write bucket0.safetensors w4",
         "loaded bucket1.safetensors",
         "loaded bucket0.safetensors",
+        "empty",
         "resume 3",
     ]
     assert receiver.loaded.keys() == sender.weights.keys()
@@ -119,7 +127,7 @@ def test_two_files_serve_any_number_of_buckets(tmp_path: Path) -> None:
 def test_an_adapter_travels_as_a_peft_folder(tmp_path: Path) -> None:
     weight_sync, sender, receiver, log = sync(tmp_path, adapter=True)
     asyncio.run(weight_sync.push(1))
-    assert log == ["pause", "write adapter_model.safetensors lora", "adapter adapter_model.safetensors", "resume 1"]
+    assert log == ["pause", "adapter", "loaded adapter", "resume 1"]
     assert torch.equal(receiver.loaded["lora"], sender.lora["lora"])
 
 

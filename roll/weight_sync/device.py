@@ -1,0 +1,197 @@
+"""Buckets in device memory: tensors side by side in one flat buffer, lent to a process on the same GPU or broadcast.
+
+The trainer fills two buffers in turn. While the engines read one it gathers into the other. Who reads a lent buffer
+copies it whole before it answers, so the trainer may fill it again.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed.distributed_c10d import BroadcastOptions
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
+
+from roll.errors import WeightSyncError
+from roll.types import TensorSpec
+from roll.weight_sync.bucket import spec
+from roll.weight_sync.routes import Meeting
+
+ALIGNMENT = 256
+"""Bytes; the start of every tensor in a buffer is a multiple of it."""
+SLOTS = 2
+WORDS_AT_A_TIME = 1 << 24
+
+
+@dataclass(frozen=True)
+class DeviceBucket:
+    """Some tensors in a flat buffer on the trainer's devices."""
+
+    tensors: tuple[TensorSpec, ...]
+    checksum: str
+    """See `fingerprint`."""
+    handles: Mapping[str, bytes] = field(default_factory=dict)
+    """By the GPU's UUID, what a process on that GPU needs to open the buffer."""
+
+
+def layout(tensors: Sequence[TensorSpec]) -> tuple[list[int], int]:
+    """Where each tensor starts in the buffer, and the buffer's length, in bytes."""
+    starts, end = [], 0
+    for tensor in tensors:
+        starts.append(end)
+        end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    return starts, end
+
+
+def views(buffer: Tensor, tensors: Sequence[TensorSpec]) -> dict[str, Tensor]:
+    """The tensors of a flat uint8 buffer, sharing its memory."""
+    starts, _ = layout(tensors)
+    return {
+        tensor.name: buffer[start : start + tensor.nbytes].view(getattr(torch, tensor.dtype.removeprefix("torch."))).view(tensor.shape)
+        for tensor, start in zip(tensors, starts, strict=True)
+    }
+
+
+def fingerprint(buffer: Tensor) -> str:
+    """Two sums modulo 2**64 over the buffer's 8-byte words, of the words and of the words times their position.
+
+    As Fletcher's checksum (1982): the second sum tells words that changed places. Runs where the buffer lies, at the
+    speed of its memory.
+
+    Args:
+        buffer: uint8, its length a multiple of 8.
+    """
+    words = buffer.view(torch.int64)
+    plain = torch.zeros((), dtype=torch.int64, device=buffer.device)
+    placed = torch.zeros_like(plain)
+    position = torch.arange(1, min(len(words), WORDS_AT_A_TIME) + 1, device=buffer.device)
+    for start in range(0, len(words), WORDS_AT_A_TIME):
+        part = words[start : start + WORDS_AT_A_TIME]
+        total = part.sum()
+        plain += total
+        placed += (part * position[: len(part)]).sum() + total * start
+    first, second = (int(value) % 2**64 for value in torch.stack([plain, placed]).tolist())
+    return f"{first:016x}{second:016x}"
+
+
+class Broadcast:
+    """The trainer's rank 0 and the engines' workers on other devices."""
+
+    def __init__(self, meeting: Meeting, rank: int, device: torch.device) -> None:
+        """Meet the others; all must come within the meeting's deadline."""
+        limit = timedelta(seconds=meeting.seconds)
+        store = dist.TCPStore(meeting.address, meeting.port, meeting.size, rank == 0, limit, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
+        if device.type == "cuda":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = limit
+            self._group: Any = dist.ProcessGroupNCCL(store, rank, meeting.size, options)
+        else:
+            self._group = dist.ProcessGroupGloo(store, rank, meeting.size, limit)
+        self._store, self._on_gpu = store, device.type == "cuda"
+
+    def start(self, buffer: Tensor) -> Any:
+        """Send, or receive into, a buffer; the work to wait for."""
+        options = BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        return self._group.broadcast([buffer], options)
+
+    def close(self) -> None:
+        """Leave. Nobody is waited for."""
+        if self._on_gpu:
+            self._group.abort()
+        del self._group, self._store
+
+
+class DeviceSender:
+    """One trainer rank's buffers."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._slots: list[Tensor | None] = [None] * SLOTS
+        self._sending: list[Any] = [None] * SLOTS
+        self._broadcast: Broadcast | None = None
+
+    def join(self, meeting: Meeting) -> None:
+        """Take part in broadcasts as their source."""
+        self._broadcast = Broadcast(meeting, 0, self._device)
+
+    def fill(self, tensors: Mapping[str, Tensor], slot: int) -> DeviceBucket:
+        """Copy tensors into a buffer, lend it, and start its broadcast if there is one."""
+        specs = tuple(spec(name, tensor) for name, tensor in tensors.items())
+        buffer = self._free(slot, layout(specs)[1])
+        targets = views(buffer, specs)
+        torch._foreach_copy_([targets[name] for name in tensors], list(tensors.values()))  # pyright: ignore[reportPrivateImportUsage]
+        checksum = fingerprint(buffer)  # reads a number back: the copies are done
+        if self._broadcast is not None:
+            self._sending[slot] = self._broadcast.start(buffer)
+        return DeviceBucket(specs, checksum, lend(buffer) if self._device.type == "cuda" else {})
+
+    def _free(self, slot: int, size: int) -> Tensor:
+        if self._sending[slot] is not None:
+            self._sending[slot].wait()
+            self._sending[slot] = None
+        held = self._slots[slot]
+        if held is None or len(held) < size:
+            self._slots[slot] = held = torch.zeros(size, dtype=torch.uint8, device=self._device)
+        return held[:size]
+
+    def empty(self) -> None:
+        """Wait for what is being sent, and give the buffers back."""
+        for slot in range(SLOTS):
+            if self._sending[slot] is not None:
+                self._sending[slot].wait()
+        if self._device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+        self._slots, self._sending = [None] * SLOTS, [None] * SLOTS
+        if self._device.type == "cuda":
+            torch.cuda.ipc_collect()
+
+    def close(self) -> None:
+        """Leave the broadcasts."""
+        self._slots = [None] * SLOTS
+        if self._broadcast is not None:
+            self._broadcast.close()
+            self._broadcast = None
+
+
+def lend(buffer: Tensor) -> dict[str, bytes]:
+    """By this GPU's UUID, what another process on it needs to open a flat uint8 buffer."""
+    _, parts = reduce_tensor(buffer)
+    return {gpu(buffer.device): pickle.dumps(parts)}
+
+
+def gpu(device: torch.device) -> str:
+    """The UUID of a GPU, the same in every process whatever it calls the device."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def borrow(bucket: DeviceBucket, device: torch.device) -> Tensor:
+    """A copy of the buffer that the trainer lends on this GPU.
+
+    Raises:
+        WeightSyncError: no rank of the trainer lends one there.
+    """
+    handle = bucket.handles.get(gpu(device))
+    if handle is None:
+        raise WeightSyncError(f"no rank of the trainer lends its weights on GPU {gpu(device)}; it does on {', '.join(bucket.handles)}")
+    parts = list(pickle.loads(handle))
+    parts[6] = device.index or 0  # the lender may count its devices otherwise
+    return rebuild_cuda_tensor(*parts)[: layout(bucket.tensors)[1]].clone()
+
+
+def checked(buffer: Tensor, bucket: DeviceBucket) -> dict[str, Tensor]:
+    """The tensors of a buffer that arrived.
+
+    Raises:
+        WeightSyncError: it is not what was sent.
+    """
+    if (found := fingerprint(buffer)) != bucket.checksum:
+        names = f"{bucket.tensors[0].name} to {bucket.tensors[-1].name}"
+        raise WeightSyncError(f"the checksum of the bucket {names} is {found}, but {bucket.checksum} was sent")
+    return views(buffer, bucket.tensors)

@@ -1,0 +1,40 @@
+"""The way of each engine's weights, from the plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from roll.config.placement import RolePlan
+from roll.weight_sync.routes import Route, Way, broadcast_size, routes
+
+
+def role(name: str, *devices: tuple[int, ...]) -> RolePlan:
+    return RolePlan(name, "vllm", devices)
+
+
+def test_on_the_cpu_files_reach_every_engine() -> None:
+    ways = routes(role("actor_train", (), ()), role("actor_infer", (), ()), 8)
+    assert ways == [Route(Way.FILE, True)] * 2
+    assert broadcast_size(ways, 1) == 0
+
+
+def test_engines_on_the_trainers_devices_borrow_and_others_are_broadcast_to() -> None:
+    train = role("actor_train", *((device,) for device in range(4)))
+    ways = routes(train, role("actor_infer", (2, 3), (4, 5), (6, 7)), 8)
+    assert ways == [Route(Way.LENT, True), Route(Way.BROADCAST, True, 1), Route(Way.BROADCAST, True, 3)]
+    assert broadcast_size(ways, 2) == 5
+
+
+def test_sixteen_devices_on_two_nodes_share_them_as_in_the_example() -> None:
+    train = role("actor_train", *((device,) for device in range(16)))
+    ways = routes(train, role("actor_infer", *((device,) for device in range(12))), 8)
+    assert [route.way for route in ways] == [Way.LENT] * 12
+    assert [route.same_host for route in ways] == [True] * 8 + [False] * 4
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_every_worker_of_a_broadcast_has_a_rank_of_its_own(width: int) -> None:
+    engines = [tuple(range(1 + width * number, 1 + width * (number + 1))) for number in range(3)]
+    ways = routes(role("actor_train", (0,)), role("actor_infer", *engines), 8)
+    ranks = [0] + [route.first_rank + worker for route in ways for worker in range(width)]
+    assert ranks == list(range(broadcast_size(ways, width)))
