@@ -255,15 +255,15 @@ def test_a_missing_file_is_a_fault_of_a_run_and_a_warning_of_a_dry_run(folder: P
     assert "actor_train.data_args.file_name[0]" in [fault.place for fault in error.value.faults]
 
 
-def test_engines_out_of_reach_are_a_fault_of_a_run_and_a_warning_of_a_dry_run(folder: Path) -> None:
-    ((config, plan),) = jobs_of(folder)
-    (warning,) = [warning for warning in plan.warnings if warning.startswith("actor_infer.device_mapping:")]
-    assert "devices 8, 9, 10, 11 are not of node 0" in warning
+def test_an_engine_astride_the_trainers_devices_is_a_fault_where_whole_weights_are_sent(folder: Path) -> None:
+    astride = ("actor_infer.device_mapping=[14,15,16,17]", "actor_infer.strategy_args.strategy_config.tensor_parallel_size=4")
+    astride = (*astride, "num_gpus_per_node=32")
+    jobs_of(folder, *astride, "weight_sync.lora=adapter")
     with pytest.raises(ConfigError) as error:
-        make_plan(config.model_copy(update={"dry_run": False}))
-    assert "actor_infer.device_mapping" in [fault.place for fault in error.value.faults]
-    ((_, plan),) = jobs_of(folder, "actor_infer.device_mapping=[4,5,6,7]")
-    assert not [warning for warning in plan.warnings if warning.startswith("actor_infer.device_mapping:")]
+        jobs_of(folder, *astride, "weight_sync.lora=merged")
+    (fault,) = [fault for fault in error.value.faults if fault.place == "actor_infer.device_mapping"]
+    assert "14, 15, 16, 17 shares 14, 15 with actor_train" in fault.problem
+    jobs_of(folder, *astride, "actor_infer.device_mapping=[16,17,18,19]", "weight_sync.lora=merged")
 
 
 @pytest.mark.parametrize(

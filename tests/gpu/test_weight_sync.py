@@ -1,0 +1,183 @@
+"""Weights to vLLM on a GPU: lent by CUDA IPC and as an adapter, in bf16 and fp32. After each the engine is at the policy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from roll.config.schema_engine import VllmConfig
+from roll.config.schema_model import ModelArgs
+from roll.data.packing import concatenate
+from roll.errors import WeightSyncError
+from roll.models.export import adapter_config
+from roll.models.load import PackedPolicy, add_lora, load_causal_model
+from roll.models.packed_inputs import packed_inputs
+from roll.models.weights import WeightView
+from roll.strategies.base import Rank
+from roll.types import Completion, Ints, Sampling
+from roll.weight_sync.bucket import Adapter, plan_buckets, write_adapter
+from roll.weight_sync.device import SLOTS, DeviceSender
+from roll.weight_sync.routes import Route, Way
+
+if TYPE_CHECKING:
+    from roll.strategies.vllm import VllmGenerate
+
+pytestmark = pytest.mark.gpu
+
+SECONDS = 300.0
+BUCKET_BYTES = 1 << 20
+BOUND = {"bf16": 0.02, "fp32": 1e-4}
+PROMPTS: list[Ints] = [np.arange(3, 3 + length, dtype=np.int32) for length in (4, 9, 30, 64)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen2 whose heads are wide enough for FlashAttention."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from examples.tiny.make_model import build_tokenizer
+
+    config = Qwen2Config(
+        vocab_size=2048,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("models") / "qwen"
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def model_args(dtype: str) -> ModelArgs:
+    return ModelArgs.model_validate({"dtype": dtype, "lora_target": "all-linear", "lora_rank": 16, "lora_alpha": 32.0})
+
+
+def policy(model: Path, dtype: str, seed: int, adapter: bool) -> PackedPolicy:
+    """The model moved by noise, with a LoRA adapter that changes what it says if asked for."""
+    arguments = model_args(dtype)
+    causal = load_causal_model(str(model), arguments).cuda()  # pyright: ignore[reportCallIssue]
+    generator = torch.Generator("cuda").manual_seed(seed)
+    if not adapter:
+        for parameter in causal.parameters():
+            parameter.data += (0.05 * torch.randn(parameter.shape, generator=generator, device="cuda")).to(parameter.dtype)
+        return PackedPolicy(causal).eval()
+    adapted = add_lora(causal, arguments, seed).cuda()
+    for name, parameter in adapted.named_parameters():
+        if ".lora_B." in name:
+            parameter.data.normal_(std=0.1, generator=generator)
+    return PackedPolicy(adapted).eval()
+
+
+@dataclass
+class Engine:
+    """vLLM on the GPU beside the policies of this process."""
+
+    strategy: VllmGenerate
+    runner: asyncio.Runner
+    dtype: str
+    version: int = 0
+
+    def wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        async def bounded() -> Any:
+            return await asyncio.wait_for(coroutine, SECONDS)
+
+        return self.runner.run(bounded())
+
+    def difference(self, current: PackedPolicy) -> float:
+        """Mean absolute difference of the log-probs of sampled tokens, engine against policy."""
+        sampling = Sampling(48, samples=4, ignore_eos=True)
+
+        async def sample() -> list[list[Completion]]:
+            return await asyncio.gather(*(self.strategy.generate(prompt, sampling, None) for prompt in PROMPTS))
+
+        apart = []
+        for prompt, completions in zip(PROMPTS, self.wait(sample()), strict=True):
+            for completion in completions:
+                ids = np.concatenate([prompt, completion.token_ids])
+                with torch.no_grad():
+                    sequence = concatenate([ids], [np.arange(len(ids)) >= len(prompt)])
+                    said = current(packed_inputs(sequence, "cuda"), 1.0)[0].cpu().numpy()
+                assert completion.policy_versions.tolist() == [self.version] * len(completion.token_ids)
+                apart.append(np.abs(said - completion.log_probs).mean())
+        return float(np.mean(apart))
+
+
+@pytest.fixture(scope="module", params=["bf16-whole", "fp32-whole", "bf16-adapter"])
+def engine(request: pytest.FixtureRequest, model: Path) -> Iterator[tuple[Engine, bool]]:
+    from roll.strategies.vllm import VllmGenerate, VllmSettings
+
+    dtype, kind = request.param.split("-")
+    settings = VllmConfig.model_validate({"enforce_eager": True, "gpu_memory_utilization": 0.2, "max_num_seqs": 64})
+    rank = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cuda", 60.0)
+    takes_adapter = kind == "adapter"
+    strategy = VllmGenerate(VllmSettings(str(model), model_args(dtype), settings, 512, 16 if takes_adapter else None, 0, False), rank)
+    with asyncio.Runner() as runner:
+        one = Engine(strategy, runner, dtype)
+        one.wait(strategy.start())
+        try:
+            yield one, takes_adapter
+        finally:
+            one.wait(strategy.close())
+
+
+def push(one: Engine, sender: DeviceSender, current: PackedPolicy, names_left_out: int = 0) -> None:
+    """The whole weights, lent."""
+    view = WeightView(current.model)
+    plan = plan_buckets(view.model_specs(), BUCKET_BYTES)
+    assert len(plan) > SLOTS
+    one.version += 1
+
+    async def update() -> None:
+        strategy = one.strategy
+        await strategy.pause()
+        for number, names in enumerate(plan[names_left_out:]):
+            with torch.no_grad():
+                bucket = sender.fill(view.model_tensors(names), number % SLOTS)
+            await strategy.load_bucket(bucket)
+        await strategy.resume(one.version)
+
+    one.wait(update())
+    sender.empty()
+
+
+async def load_adapter(one: Engine, adapter: Adapter) -> None:
+    await one.strategy.pause()
+    await one.strategy.load_adapter(adapter)
+    await one.strategy.resume(one.version)
+
+
+def test_the_engine_is_at_the_policy_after_every_sync(engine: tuple[Engine, bool], model: Path, tmp_path: Path) -> None:
+    one, takes_adapter = engine
+    if takes_adapter:
+        for seed in (1, 2):
+            current = policy(model, one.dtype, seed, adapter=True)
+            view = WeightView(current.model)
+            tensors = view.adapter_tensors([spec.name for spec in view.adapter_specs()])
+            adapter = write_adapter(tmp_path, adapter_config(current.model), tensors)
+            assert one.difference(current) > 5 * BOUND[one.dtype], "the engine was at the policy before the sync"
+            one.version += 1
+            one.wait(load_adapter(one, write_adapter(tmp_path, adapter_config(current.model), tensors)))
+            assert one.difference(current) <= BOUND[one.dtype]
+        return
+    sender = DeviceSender(torch.device("cuda"))
+    one.wait(one.strategy.open_way(Route(Way.LENT, same_host=True), None))
+    for seed, adapter in ((1, False), (2, False), (3, True)):
+        current = policy(model, one.dtype, seed, adapter)
+        assert one.difference(current) > 10 * BOUND[one.dtype], "the engine was at the policy before the sync"
+        push(one, sender, current)
+        assert one.difference(current) <= BOUND[one.dtype]
+    with pytest.raises(WeightSyncError, match="parameters of the engine were not sent"):
+        push(one, sender, policy(model, one.dtype, 4, adapter=False), names_left_out=1)
