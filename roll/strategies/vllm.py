@@ -97,6 +97,9 @@ class VllmGenerate:
             arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
         arguments |= engine.engine_args
         self._tokenizer = load_tokenizer(settings.model_path, settings.model_args.trust_remote_code)
+        if settings.model_args.dtype == "fp32":
+            # Triton rounds fp32 operands of a product to tf32 unless told, and fp32 attention is Triton's on a GPU.
+            os.environ["TRITON_F32_DEFAULT"] = "ieee"
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         await self.open_way(Route(Way.FILE, same_host=True), None)
 
