@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from roll.config.schema import ActorTrain, Config, RlvrConfig, Role
@@ -74,6 +74,26 @@ def place(name: str, role: Role, longest: int) -> RolePlan:
     mapping = role.device_mapping
     groups = tuple(mapping[start : start + width] for start in range(0, len(mapping), width))
     return RolePlan(name, role.strategy_args.strategy_name, groups, budget)
+
+
+def neighbours(roles: Mapping[str, RolePlan]) -> dict[str, frozenset[str]]:
+    """For each role that shares a device, those that it shares one with."""
+    return {
+        name: others
+        for name, role in roles.items()
+        if (others := frozenset(other for other in roles if other != name and role.all_devices & roles[other].all_devices))
+    }
+
+
+def turns(config: Config, roles: Mapping[str, RolePlan]) -> dict[str, frozenset[str]]:
+    """For each role that leaves its devices to others now and then, those others.
+
+    Engines that generate ahead of training are never idle, and so stay.
+    """
+    if not isinstance(config, RlvrConfig) or not config.time_sharing:
+        return {}
+    busy = {"actor_infer"} if config.async_generation_ratio > 0 else set()
+    return neighbours({name: role for name, role in roles.items() if name not in busy})
 
 
 def placement_faults(config: Config) -> list[Fault]:
@@ -166,10 +186,10 @@ def placement_warnings(config: Config) -> list[str]:
     others = {name: set(role.device_mapping or ()) & infer for name, role in model_roles(config).items() if name != "actor_infer"}
     sharing = [name for name, shared in others.items() if shared]
     where = "actor_infer.strategy_args.strategy_config.gpu_memory_utilization"
-    if engine and sharing and engine.gpu_memory_utilization > 0.85:
-        warnings.append(
-            f"{where}: {engine.gpu_memory_utilization:g} leaves little beside {' and '.join(sharing)}; 0.6 is usual on shared devices"
-        )
+    stays = not config.time_sharing or config.async_generation_ratio > 0
+    if engine and sharing and engine.gpu_memory_utilization > (0.85 if stays else 0.95):
+        usual = "0.6 is usual beside roles that stay" if stays else "they leave, but their CUDA contexts stay; 0.9 is usual"
+        warnings.append(f"{where}: {engine.gpu_memory_utilization:g} leaves little beside {' and '.join(sharing)}; {usual}")
     if "reference" in sharing and config.async_generation_ratio > 0:
         warnings.append("reference.device_mapping: shared with actor_infer, which never pauses for it; both must fit at once")
     return warnings

@@ -11,7 +11,7 @@ from roll.config.batch import BatchPlan, batch_faults, plan_batch
 from roll.config.deepspeed import deepspeed_faults
 from roll.config.memory import RoleMemory, estimate
 from roll.config.on_disk import Found, look
-from roll.config.placement import RolePlan, model_roles, place, placement_faults, placement_warnings
+from roll.config.placement import RolePlan, model_roles, place, placement_faults, placement_warnings, turns
 from roll.config.schema import Config, RlvrConfig
 from roll.errors import ConfigError, Fault
 
@@ -31,6 +31,8 @@ class Plan:
     """Nodes that the devices span; 0 on the CPU."""
     memory: Mapping[str, RoleMemory]
     """By role, where the model's shape is known."""
+    turns: Mapping[str, frozenset[str]]
+    """For each role that leaves its devices to others between its pieces of work, those others."""
     notes: tuple[str, ...]
     """What the plan could not know, or decided from the configuration."""
     warnings: tuple[str, ...]
@@ -79,7 +81,7 @@ def _plan(config: Config, found: Found, warnings: list[str]) -> Plan:
         }
     last = max((device for role in roles.values() for device in role.all_devices), default=-1)
     nodes = -(-(last + 1) // config.num_gpus_per_node)
-    return Plan(roles, batch, reference, nodes, memory, tuple(found.notes), tuple(warnings))
+    return Plan(roles, batch, reference, nodes, memory, turns(config, roles), tuple(found.notes), tuple(warnings))
 
 
 def _reference(config: Config) -> ReferencePlan:

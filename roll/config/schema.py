@@ -100,7 +100,7 @@ class Deadlines(Section):
     start: PositiveFloat = Field(900.0, description="A role's start: processes, imports, model, engine.")
     rollout: PositiveFloat = Field(3600.0, description="The rollouts of one step.")
     train: PositiveFloat = Field(3600.0, description="A training step, or a pass for log-probs.")
-    weight_sync: PositiveFloat = Field(300.0, description="Each bucket of a weight sync.")
+    weight_sync: PositiveFloat = Field(300.0, description="Each bucket of a weight sync, and each move of a role onto or off its GPUs.")
     checkpoint: PositiveFloat = Field(1800.0, description="Writing or reading a checkpoint.")
     shutdown: PositiveFloat = Field(30.0, description="Orderly end of a role, before it is ended by force.")
 
@@ -181,6 +181,11 @@ class RlvrConfig(Experiment):
     init_kl_coef: NonNegativeFloat = Field(0.0, description="Its weight.")
     kl_penalty: Literal["k1", "k2", "k3"] = Field("k1", description="Its estimator.")
 
+    time_sharing: bool = Field(
+        True,
+        description="Roles on the same GPUs take turns on them: each leaves for host memory when another needs the room. "
+        "`false` keeps all of them there, which is faster where memory allows.",
+    )
     weight_sync: WeightSync = Field(default_factory=lambda: WeightSync.model_validate({}), description="Trainer to engine.")
     actor_train: ActorTrain = Field(description="The policy that learns.")
     actor_infer: ActorInfer = Field(description="The policy that generates.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +12,6 @@ from roll.checkpoint.state import LOOP_FILE, LoopState
 from roll.checkpoint.store import CheckpointStore
 from roll.config.schema import Config
 from roll.pipeline.rlvr import Position
-from roll.workers.actor_train import ActorTrain
 
 EXPORT = "export"
 
@@ -26,6 +25,25 @@ class Source(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position."""
+        ...
+
+
+class Trainer(Protocol):
+    """What learns, as far as checkpoints go."""
+
+    @property
+    def save(self) -> Callable[[Path], Awaitable[None]]:
+        """Write into a folder what `load` needs to go on exactly."""
+        ...
+
+    @property
+    def load(self) -> Callable[[Path], Awaitable[None]]:
+        """Restore what `save` wrote."""
+        ...
+
+    @property
+    def export(self) -> Callable[[Path], Awaitable[None]]:
+        """Write the policy as a Hugging Face or PEFT folder."""
         ...
 
 
@@ -53,7 +71,7 @@ class Keeper:
         """Whether an earlier run took the last step and exported its policy."""
         return (self.resumed_step or 0) >= self._config.max_steps and (Path(self._config.output_dir) / EXPORT).is_dir()
 
-    async def restore(self, trainer: ActorTrain, source: Source) -> Position:
+    async def restore(self, trainer: Trainer, source: Source) -> Position:
         """Bring trainer and source to where the checkpoint was written; the start of the run if there is none."""
         self._trainer, self._source = trainer, source
         if self._folder is None or self._state is None:

@@ -17,9 +17,14 @@ T = TypeVar("T")
 class Meter:
     """Times the parts that it wraps, and sums a step up."""
 
-    def __init__(self, groups: Mapping[str, WorkerGroup], devices: int) -> None:
-        """`devices` is the number of GPUs of the run, or of worker processes on the CPU, that throughput is shared over."""
-        self._groups, self._devices = groups, devices
+    def __init__(self, groups: Mapping[str, WorkerGroup], devices: int, resident: Mapping[str, int]) -> None:
+        """Watch these groups.
+
+        Args:
+            devices: GPUs of the run, or worker processes on the CPU, that throughput is shared over.
+            resident: by role, the bytes that stayed when it last left its devices; read at every step.
+        """
+        self._groups, self._devices, self._resident = groups, devices, resident
         self._watch = Stopwatch()
         self._step_began = time.perf_counter()
 
@@ -42,5 +47,8 @@ class Meter:
             "throughput/tokens_per_second_per_device": tokens / seconds / self._devices,
         }
         for role, group in self._groups.items():
-            metrics[f"memory/{role}/peak_bytes"] = float(max(await group.peak_bytes()))
+            if (peak := await group.peak_bytes()) is not None:
+                metrics[f"memory/{role}/peak_bytes"] = float(peak)
+        for role, stayed in self._resident.items():
+            metrics[f"memory/{role}/resident_bytes"] = float(stayed)
         return metrics

@@ -64,8 +64,8 @@ async def train(run: Rlvr, position: Position) -> Position:
     while position.step < run.max_steps and not run.interrupted():
         groups = await run.take()
         step = experience(groups, run.max_len_mask)
-        log_probs = await run.log_probs(step.sequences) if run.log_probs else None
         ref_log_probs = await run.ref_log_probs(step.sequences) if run.ref_log_probs else None
+        log_probs = await run.log_probs(step.sequences) if run.log_probs else None
         batch = train_batch(step, ref_log_probs, run.credit, log_probs)
         metrics = rollout_metrics(groups, position.policy_version)
         metrics |= await run.train(batch, run.loss, position.policy_version)

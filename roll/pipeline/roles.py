@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from roll.config.placement import neighbours
 from roll.config.plan import Plan
 from roll.config.schema import ActorTrain as ActorTrainRole
 from roll.config.schema import Config, RlvrConfig, Role, SftConfig
@@ -22,14 +24,16 @@ from roll.workers.placement import seats
 from roll.workers.process import Factory
 from roll.workers.rewards import Rewards, RewardWorker
 from roll.workers.scoring import Reference
+from roll.workers.turns import Tenant, Turns, lines
 
 
 class Roles:
-    """Starts a run's groups side by side and ends them all when the run ends, however it ends."""
+    """Starts a run's groups and ends them all when the run ends, however it ends."""
 
     def __init__(self, config: Config, plan: Plan, session: ClusterSession, stack: AsyncExitStack) -> None:
         self._config, self._plan, self._session, self._stack = config, plan, session, stack
-        self._starts: list[Coroutine[Any, Any, None]] = []
+        self._starts: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._tenants: dict[str, Tenant] = {}
         self.groups: dict[str, WorkerGroup] = {}
 
     def actor_train(self, name: str, role: ActorTrainRole, total_updates: int, temperature: float) -> ActorTrain:
@@ -56,7 +60,10 @@ class Roles:
             temperature=temperature,
         )
         limits = config.deadlines
-        return ActorTrain(group, shape, self._session.shared_memory, limits.train, limits.weight_sync, limits.checkpoint)
+        actor_train = self._tenants[name] = ActorTrain(
+            group, shape, self._session.shared_memory, limits.train, limits.weight_sync, limits.checkpoint
+        )
+        return actor_train
 
     def actor_infer(self, config: RlvrConfig) -> ActorInfer:
         """The group that generates."""
@@ -70,11 +77,13 @@ class Roles:
                 "adapter_rank": config.actor_train.model_args.lora_rank if sends_adapter(config) else None,
                 "seed": config.seed,
                 "spans_updates": config.async_generation_ratio > 0,
+                "takes_turns": "actor_infer" in self._plan.turns,
             }
             group = self._group("actor_infer", role, make_vllm, settings, blocking=False)
         else:
             group = self._group("actor_infer", role, make_hf_generate, settings, blocking=False)
-        return ActorInfer(group, config.deadlines.rollout, config.deadlines.weight_sync)
+        actor_infer = self._tenants["actor_infer"] = ActorInfer(group, config.deadlines.rollout, config.deadlines.weight_sync)
+        return actor_infer
 
     def reference(self, config: RlvrConfig, temperature: float) -> Reference:
         """The group whose policy stays as it was."""
@@ -86,7 +95,10 @@ class Roles:
             group = self._group("reference", role, make_sharded_score, settings, blocking=True)
         else:
             group = self._group("reference", role, make_hf_score, settings, blocking=True)
-        return Reference(group, self._token_budget("reference"), temperature, config.deadlines.train)
+        limits = config.deadlines
+        reference = Reference(group, self._token_budget("reference"), temperature, limits.train, limits.weight_sync)
+        self._tenants["reference"] = reference
+        return reference
 
     def rewards(self, config: RlvrConfig) -> Rewards:
         """The reward workers of every domain."""
@@ -94,24 +106,39 @@ class Roles:
         for domain, section in config.rewards.items():
             name = f"rewards.{domain}"
             group = self._new_group(name, section.system_envs, blocking=False)
-            self._starts.append(group.start(RewardWorker, [(domain, section)] * len(group), config.deadlines.train, config.deadlines.start))
+            limits = config.deadlines
+            self._starts[name] = partial(group.start, RewardWorker, [(domain, section)] * len(group), limits.train, limits.start)
             groups[domain] = group
         return Rewards(groups, config.rewards)
 
-    async def start(self) -> None:
-        """Start every group that was asked for; the first failure ends them all."""
-        tasks = [asyncio.ensure_future(start) for start in self._starts]
+    async def start(self) -> Turns:
+        """Start every group that was asked for; the first failure ends them all.
+
+        Groups that share devices start one after the other, engines first: vLLM plans with the memory that is free when it
+        starts. Those that take turns leave the devices before the next one starts.
+        """
+        turns = Turns(self._plan.turns)
+        engines = [name for name, role in self._plan.roles.items() if role.strategy == "vllm"]
+        waiting = lines(list(self._starts), neighbours(self._plan.roles), engines)
+        tasks = [asyncio.ensure_future(self._start_line(line, turns)) for line in waiting]
         try:
             await asyncio.gather(*tasks)
+            return turns
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _start_line(self, names: Sequence[str], turns: Turns) -> None:
+        for name in names:
+            await self._starts[name]()
+            if name in self._tenants:
+                await turns.enter(name, self._tenants[name])
+
     def _group(self, name: str, role: Role, factory: Factory, settings: Any, blocking: bool) -> WorkerGroup:
         group = self._new_group(name, role.system_envs, blocking)
         limits = self._config.deadlines
-        self._starts.append(group.start(factory, [settings] * len(group), limits.train, limits.start))
+        self._starts[name] = partial(group.start, factory, [settings] * len(group), limits.train, limits.start)
         self.groups[name] = group
         return group
 

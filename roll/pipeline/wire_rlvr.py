@@ -17,6 +17,7 @@ from roll.data.prompts import PromptSet, prepare_prompts
 from roll.data.sampler import PromptSampler
 from roll.models.load import check_readable, load_tokenizer
 from roll.pipeline import rlvr
+from roll.pipeline.arrange import Arrangement
 from roll.pipeline.evaluate import Evaluator
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.meter import Meter
@@ -70,23 +71,28 @@ async def _loop(
     actor_infer = roles.actor_infer(config)
     reference = roles.reference(config, sampling.temperature) if plan.reference == "role" else actor_train
     rewards = roles.rewards(config)
-    await roles.start()
+    turns = await roles.start()
+    meter = Meter(roles.groups, len(plan.devices) or sum(map(len, roles.groups.values())), turns.resident)
+    on_turn = Arrangement(meter.timed("onload", turns.bring))
 
     source = PromptSampler(training, config.seed, config.actor_train.data_args.domain_interleave_probs)
     seed = config.seed if config.actor_infer.generating_args.seeded else None
     batch_size, ratio = config.rollout_batch_size, config.async_generation_ratio
     async with aclosing(RolloutScheduler(source, actor_infer, rewards, sampling, batch_size, ratio, seed)) as scheduler:
-        position = await stage.keeper.restore(actor_train, scheduler)
+        position = await stage.keeper.restore(on_turn.trainer(actor_train), scheduler)
         await open_ways(config, plan, actor_train, actor_infer)
         sync = WeightSync(actor_train, actor_infer, sends_adapter(config), config.weight_sync.bucket_mib << 20)
-        meter = Meter(roles.groups, len(plan.devices) or sum(map(len, roles.groups.values())))
+        ask = on_turn.reference("reference" if plan.reference == "role" else "actor_train", reference.ref_log_probs)
+        validate = partial(validation, config, held_out, actor_infer, rewards)
         parts = rlvr.Rlvr(
-            take=meter.timed("rollout", scheduler.take),
-            log_probs=meter.timed("log_probs", actor_train.log_probs) if config.behaviour_log_probs == "trainer" else None,
-            ref_log_probs=None if plan.reference == "unused" else meter.timed("reference", reference.ref_log_probs),
-            train=meter.timed("train", actor_train.train_step),
-            sync=meter.timed("weight_sync", sync.push),
-            evaluate=meter.timed("evaluate", evaluation(config, held_out, actor_infer, rewards)),
+            take=meter.timed("rollout", on_turn.generation(scheduler.take)),
+            log_probs=meter.timed("log_probs", on_turn.training(actor_train.log_probs))
+            if config.behaviour_log_probs == "trainer"
+            else None,
+            ref_log_probs=None if plan.reference == "unused" else meter.timed("reference", ask),
+            train=meter.timed("train", on_turn.training(actor_train.train_step)),
+            sync=meter.timed("weight_sync", on_turn.sync(sync.push)),
+            evaluate=meter.timed("evaluate", evaluation(config, on_turn.generation(validate))),
             measure=lambda groups: meter.step(token_count(groups)),
             save=meter.timed("checkpoint", stage.keeper.save_if_due),
             interrupted=interrupt.happened,
@@ -114,21 +120,22 @@ async def open_ways(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, act
     await asyncio.gather(actor_train.open_ways(ways, meeting), actor_infer.open_ways(ways, meeting))
 
 
-def evaluation(
-    config: RlvrConfig, held_out: PromptSet | None, actor_infer: ActorInfer, rewards: Rewards
-) -> Callable[[int], Awaitable[Metrics]]:
+def evaluation(config: RlvrConfig, validate: Callable[[], Awaitable[Metrics]]) -> Callable[[int], Awaitable[Metrics]]:
     """Validates before the first step, every `eval_steps` and after the last; otherwise yields no metrics."""
 
     async def evaluate(step: int) -> Metrics:
-        if config.validation is None or held_out is None or not config.eval_steps:
-            return {}
-        if step % config.eval_steps and step != config.max_steps:
-            return {}
-        sampling = sampling_of(config.validation.generating_args, config, samples=1, log_probs=False)
-        prompts = [held_out.prompt(index, index) for index in range(len(held_out))]
-        return await Evaluator(config.validation.name, prompts, actor_infer, rewards, sampling, config.seed).run()
+        due = config.eval_steps and (step % config.eval_steps == 0 or step == config.max_steps)
+        return await validate() if due else {}
 
     return evaluate
+
+
+async def validation(config: RlvrConfig, held_out: PromptSet | None, actor_infer: ActorInfer, rewards: Rewards) -> Metrics:
+    """Answer every held-out prompt and score the answers."""
+    assert config.validation is not None and held_out is not None, "eval_steps without a validation block is a fault"
+    sampling = sampling_of(config.validation.generating_args, config, samples=1, log_probs=False)
+    prompts = [held_out.prompt(index, index) for index in range(len(held_out))]
+    return await Evaluator(config.validation.name, prompts, actor_infer, rewards, sampling, config.seed).run()
 
 
 def sampling_of(generating: GeneratingArgs, config: RlvrConfig, samples: int, log_probs: bool) -> Sampling:

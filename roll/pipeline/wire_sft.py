@@ -36,11 +36,11 @@ async def _loop(config: SftConfig, examples: ExampleSet, roles: Roles, stage: St
     passes = -(-len(examples) * config.sft_train.training_args.num_train_epochs // batch_size)
     steps = min(config.max_steps, passes)
     actor_train = roles.actor_train("sft_train", config.sft_train, steps, temperature=1.0)
-    await roles.start()
+    turns = await roles.start()
 
     sampler = ExampleSampler(examples, config.seed)
     position = await stage.keeper.restore(actor_train, sampler)
-    meter = Meter(roles.groups, sum(map(len, roles.groups.values())))
+    meter = Meter(roles.groups, sum(map(len, roles.groups.values())), turns.resident)
     parts = sft.Sft(
         draw=lambda: sampler.draw(batch_size),
         train=meter.timed("train", actor_train.train_step),

@@ -31,6 +31,8 @@ class Rank:
     """`cpu` or `cuda`; a worker sees one CUDA device."""
     timeout: float
     """Seconds after which a collective operation gives up."""
+    devices: tuple[int, ...] = ()
+    """Numbers of its devices, counted over all nodes."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,14 @@ class TrainStrategy(Protocol):
         """Write the policy as a folder that `from_pretrained` loads: Hugging Face, or PEFT for an adapter."""
         ...
 
+    def leave(self) -> None:
+        """Give the device's memory up to other roles; nothing is computed until `come`. Twice is once."""
+        ...
+
+    def come(self) -> None:
+        """Be on the device again, with the same values to the bit."""
+        ...
+
     def close(self) -> None:
         """Leave the process group and free what is held."""
         ...
@@ -114,6 +124,14 @@ class ScoreStrategy(Protocol):
 
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float) -> list[Floats]:
         """[T] for each micro-batch, 0 outside the response mask."""
+        ...
+
+    def leave(self) -> None:
+        """Give the device's memory up to other roles; nothing is computed until `come`. Twice is once."""
+        ...
+
+    def come(self) -> None:
+        """Be on the device again, with the same values to the bit."""
         ...
 
     def close(self) -> None:
@@ -166,6 +184,21 @@ class GenerateStrategy(Protocol):
 
     async def policy_version(self) -> int:
         """Version of the weights that generate now."""
+        ...
+
+    async def leave(self, forget: bool) -> None:
+        """Give the device's memory up to other roles, once every request is answered. Twice is once.
+
+        `forget` says that all weights will be sent again before the next request, so they need not be kept.
+        """
+        ...
+
+    async def come(self, whole: bool) -> None:
+        """Be on the device again: with the weights alone, ready to take new ones, or `whole`, ready to generate.
+
+        Raises:
+            WeightSyncError: it is to be whole, and the weights that it forgot were not sent again.
+        """
         ...
 
     async def close(self) -> None:

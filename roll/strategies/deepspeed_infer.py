@@ -16,6 +16,7 @@ from roll.models.load import PackedPolicy, load_causal_model
 from roll.models.packed_inputs import packed_inputs, spread
 from roll.strategies.base import Rank
 from roll.strategies.deepspeed_setup import deepspeed_config, join
+from roll.strategies.offload import Offload, tensors_in
 from roll.types import Floats, Sequences
 
 
@@ -38,15 +39,24 @@ class DeepSpeedScore:
         config["zero_optimization"].pop("offload_optimizer", None)
         # Must outlive the engine: while it lives, from_pretrained shards the model as it loads.
         self._shards_at_load = HfDeepSpeedConfig(config)
-        policy = PackedPolicy(load_causal_model(settings.model_path, settings.model_args))
-        self._engine: Any = deepspeed.initialize(model=policy, config=config)[0]
+        self._policy = PackedPolicy(load_causal_model(settings.model_path, settings.model_args))
+        self._engine: Any = deepspeed.initialize(model=self._policy, config=config)[0]
         self._engine.eval()
+        self._offload = Offload(rank.device)
 
     @torch.no_grad()
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float) -> list[Floats]:
         """See `ScoreStrategy`."""
         scores = [self._engine(packed_inputs(part, self._device), temperature)[0] for part in micro_batches]
         return [spread(values, part) for values, part in zip(scores, micro_batches, strict=True)]
+
+    def leave(self) -> None:
+        """See `ScoreStrategy`."""
+        self._offload.leave(tensors_in([*self._policy.parameters(), *self._policy.buffers()]))
+
+    def come(self) -> None:
+        """See `ScoreStrategy`."""
+        self._offload.come()
 
     def close(self) -> None:
         """See `ScoreStrategy`."""

@@ -26,6 +26,7 @@ from roll.models.weights import WeightView
 from roll.strategies.base import MicroBatch, Rank, TrainResult
 from roll.strategies.deepspeed_setup import deepspeed_config, join, optimizer_and_schedule
 from roll.strategies.loss_inputs import loss_inputs
+from roll.strategies.offload import Offload, tensors_in
 from roll.strategies.tally import Tally
 from roll.types import Floats, Metrics, Sequences, TensorSpec
 from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets, write_adapter, write_bucket
@@ -66,7 +67,8 @@ class DeepSpeedTrain:
             _checkpoint_activations(policy, self._is_lora)
         optimizer, schedule = optimizer_and_schedule(policy, settings.training, settings.deepspeed, settings.total_updates, rank.device)
         self._engine: Any = deepspeed.initialize(model=policy, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
-        self._policy = policy
+        self._policy, self._optimizer = policy, optimizer
+        self._offload = Offload(rank.device)
         self._weights = WeightView(policy.model)
         self._sender = DeviceSender(torch.device(rank.device))
         _seed_everything(settings.seed + rank.rank)
@@ -182,6 +184,15 @@ class DeepSpeedTrain:
         """Copies on the host of what is exported, on rank 0; nothing elsewhere."""
         with self._whole(names, self._is_lora) as tensors:
             return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()} if self._rank.rank == 0 else {}
+
+    def leave(self) -> None:
+        """See `TrainStrategy`. Weights, gradients, optimizer states and ZeRO's buffers; what remains is the CUDA context and NCCL's."""
+        held = [[*self._policy.parameters(), *self._policy.buffers()], self._optimizer.state, self._optimizer.param_groups]
+        self._offload.leave(tensors_in(*held, vars(self._engine.optimizer)))
+
+    def come(self) -> None:
+        """See `TrainStrategy`."""
+        self._offload.come()
 
     def close(self) -> None:
         """See `TrainStrategy`."""

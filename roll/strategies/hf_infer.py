@@ -16,6 +16,7 @@ from roll.errors import WeightSyncError
 from roll.models.load import PackedPolicy, load_causal_model, load_tokenizer
 from roll.models.packed_inputs import packed_inputs, spread
 from roll.strategies.base import Rank
+from roll.strategies.offload import Offload, tensors_in
 from roll.types import Completion, FinishReason, Floats, Ints, Sampling, Sequences
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
@@ -37,12 +38,21 @@ class HfScore:
     def __init__(self, settings: HfSettings, rank: Rank) -> None:
         self._device = rank.device
         self._policy = PackedPolicy(load_causal_model(settings.model_path, settings.model_args)).to(rank.device).eval()
+        self._offload = Offload(rank.device, constant=True)
 
     @torch.no_grad()
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float) -> list[Floats]:
         """See `ScoreStrategy`."""
         scores = [self._policy(packed_inputs(part, self._device), temperature)[0] for part in micro_batches]
         return [spread(values, part) for values, part in zip(scores, micro_batches, strict=True)]
+
+    def leave(self) -> None:
+        """See `ScoreStrategy`."""
+        self._offload.leave(tensors_in([*self._policy.parameters(), *self._policy.buffers()]))
+
+    def come(self) -> None:
+        """See `ScoreStrategy`."""
+        self._offload.come()
 
     def close(self) -> None:
         """See `ScoreStrategy`."""
@@ -54,6 +64,7 @@ class HfGenerate:
 
     def __init__(self, settings: HfSettings, rank: Rank) -> None:
         self._settings, self._device = settings, rank.device
+        self._offload = Offload(rank.device)
         self._version = 0
         self._generates = asyncio.Lock()
         self._missing: set[str] | None = None
@@ -167,6 +178,14 @@ class HfGenerate:
     async def policy_version(self) -> int:
         """See `GenerateStrategy`."""
         return self._version
+
+    async def leave(self, forget: bool) -> None:
+        """See `GenerateStrategy`. Nothing is forgotten: which weights a sync will not send is known only when it is over."""
+        await asyncio.to_thread(self._offload.leave, tensors_in([*self._model.parameters(), *self._model.buffers()]))
+
+    async def come(self, whole: bool) -> None:
+        """See `GenerateStrategy`."""
+        await asyncio.to_thread(self._offload.come)
 
     async def close(self) -> None:
         """See `GenerateStrategy`."""

@@ -36,6 +36,8 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ADAPTER_ID = 1
 ADAPTER_RANKS = (16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM makes room for; a smaller adapter takes the next."""
+ASLEEP = ("weights", "kv_cache")
+"""What vLLM drops when it sleeps, by the names under which it wakes again."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class VllmSettings:
     seed: int
     spans_updates: bool
     """Weights may change while a response is generated, so each token's version must be read as it appears."""
+    takes_turns: bool
+    """Other roles use its devices while it does not generate."""
 
 
 class VllmGenerate:
@@ -62,6 +66,8 @@ class VllmGenerate:
         self._request_numbers = itertools.count()
         self._adapter: LoRARequest | None = None
         self._update_is_open = False
+        self._asleep: tuple[str, ...] = ()
+        self._forgot_weights = False
 
     async def start(self) -> None:
         """See `GenerateStrategy`."""
@@ -92,6 +98,7 @@ class VllmGenerate:
             arguments["kv_cache_memory_bytes"] = int(engine.kv_cache_gib * 2**30)
         else:
             arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
+            arguments["enable_sleep_mode"] = settings.takes_turns
         if settings.adapter_rank is not None:
             room = min(rank for rank in ADAPTER_RANKS if rank >= settings.adapter_rank)
             arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
@@ -171,12 +178,39 @@ class VllmGenerate:
         if self._update_is_open:
             await _taken(self._engine.finish_weight_update())
             self._update_is_open = False
+            self._forgot_weights = False
         self._version = policy_version
         await self._engine.resume_generation()
 
     async def policy_version(self) -> int:
         """See `GenerateStrategy`."""
         return self._version
+
+    async def leave(self, forget: bool) -> None:
+        """See `GenerateStrategy`. The KV cache goes, and cached prefixes with it; weights wait in host memory unless they are forgotten."""
+        if self._asleep == ASLEEP:
+            return
+        # An adapter's sync does not send the weights beneath it. What was forgotten before is not worth keeping.
+        forget = self._forgot_weights or (forget and self._settings.adapter_rank is None)
+        if self._asleep:  # vLLM can only fall asleep whole
+            await self._wake(*self._asleep)
+        await self._engine.sleep(level=2 if forget else 1, mode="wait")
+        self._asleep, self._forgot_weights = ASLEEP, forget
+
+    async def come(self, whole: bool) -> None:
+        """See `GenerateStrategy`. Weights first, so that a sync can load them before the KV cache needs its room."""
+        await self._wake("weights")
+        if whole:
+            if self._forgot_weights:
+                raise WeightSyncError("the engine forgot its weights when it left the device, and no sync has brought them since")
+            await self._wake("kv_cache")
+
+    async def _wake(self, *parts: str) -> None:
+        """Bring back those parts that are asleep; vLLM leaves all asleep if one of them is not."""
+        waking = [part for part in parts if part in self._asleep]
+        if waking:
+            await self._engine.wake_up(tags=waking)
+            self._asleep = tuple(part for part in self._asleep if part not in waking)
 
     async def close(self) -> None:
         """See `GenerateStrategy`."""

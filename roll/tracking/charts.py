@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 # Mid-tones, legible on white and on near-black.
 PALETTE = ("#4f83e0", "#e8833a", "#2fa37c", "#9467d6", "#d9534f", "#3aa9c4", "#b8901c", "#c2629b")
-PARTS = ("rollout", "log_probs", "reference", "train", "weight_sync", "evaluate", "checkpoint")
+PARTS = ("rollout", "log_probs", "reference", "train", "weight_sync", "evaluate", "checkpoint", "onload")
 STEPS_TICKED_EACH = 12
 """A run of at most so many steps has a tick at each, for there is no step 1.5."""
 

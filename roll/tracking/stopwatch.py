@@ -11,18 +11,24 @@ from roll.types import Metrics
 
 
 class Stopwatch:
-    """Adds up wall-clock seconds by part: `with watch("rollout"): ...`. Parts may nest. For one thread."""
+    """Adds up wall-clock seconds by part: `with watch("rollout"): ...`. For one thread.
+
+    Of parts that nest, the inner one's seconds are not the outer one's.
+    """
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._inner = 0.0
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
-        start = time.perf_counter()
+        start, outer, self._inner = time.perf_counter(), self._inner, 0.0
         try:
             yield
         finally:
-            self._seconds[part] += time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            self._seconds[part] += seconds - self._inner
+            self._inner = outer + seconds
 
     def take(self) -> Metrics:
         """Seconds of each part since the last call, as `time/<part>`."""

@@ -9,6 +9,7 @@ from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Meeting, Route
 from roll.workers.group import WorkerGroup
+from roll.workers.turns import Level
 
 
 class ActorInfer:
@@ -52,3 +53,12 @@ class ActorInfer:
     async def policy_versions(self) -> list[int]:
         """The version of each engine's weights."""
         return await self._group.all("policy_version", seconds=self._sync_seconds)
+
+    async def leave(self, forget: bool) -> int | None:
+        """See `Tenant`."""
+        await self._group.all("leave", forget, seconds=self._sync_seconds)
+        return await self._group.held_bytes()
+
+    async def come(self, level: Level) -> None:
+        """See `Tenant`."""
+        await self._group.all("come", level is Level.WHOLE, seconds=self._sync_seconds)

@@ -19,6 +19,7 @@ from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Meeting, Route, Way
 from roll.workers.group import WorkerGroup
 from roll.workers.scoring import gather_tokens, share_out
+from roll.workers.turns import Level
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,15 @@ class ActorTrain:
     async def load(self, folder: Path) -> None:
         """Restore what `save` wrote."""
         await self._group.all("load", folder, seconds=self._save_seconds)
+
+    async def leave(self, forget: bool) -> int | None:
+        """See `Tenant`. The trainer never forgets: its weights are where others come from."""
+        await self._group.all("leave", seconds=self._sync_seconds)
+        return await self._group.held_bytes()
+
+    async def come(self, level: Level) -> None:
+        """See `Tenant`. A trainer comes whole."""
+        await self._group.all("come", seconds=self._sync_seconds)
 
     async def export(self, folder: Path) -> None:
         """Write the policy as a Hugging Face or PEFT folder."""

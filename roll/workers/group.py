@@ -58,7 +58,7 @@ class WorkerGroup:
         self._pids = await self._gather([actor.pid.remote() for actor in self._actors], "start", seconds)
         refs = []
         for number, (actor, seat) in enumerate(zip(self._actors, self._seats, strict=True)):
-            rank = Rank(self.role, number, len(self), address, port, seat.device, collective_timeout)
+            rank = Rank(self.role, number, len(self), address, port, seat.device, collective_timeout, seat.devices)
             refs.append(actor.build.remote(factory, settings[number], rank))
         await self._gather(refs, "start", seconds)
         self._started = True
@@ -125,9 +125,13 @@ class WorkerGroup:
             return WorkerFailed(self.role, rank, f"the process died: {str(cause).strip().splitlines()[-1].strip()} {log}", trace)
         return WorkerFailed(self.role, rank, f"{type(cause).__name__}: {' '.join(str(cause).split())[:LONGEST_CAUSE]} {log}", trace)
 
-    async def peak_bytes(self) -> list[int]:
-        """Most memory that each rank has held."""
-        return await self._gather([actor.peak_bytes.remote() for actor in self._actors], "peak_bytes", GRACE * 30)
+    async def peak_bytes(self) -> int | None:
+        """Most memory that a rank has held, if it is known."""
+        return _most(await self._gather([actor.peak_bytes.remote() for actor in self._actors], "peak_bytes", GRACE * 30))
+
+    async def held_bytes(self) -> int | None:
+        """Memory that a rank holds on its device now, of the rank that holds most, if it is known."""
+        return _most(await self._gather([actor.held_bytes.remote() for actor in self._actors], "held_bytes", GRACE * 30))
 
     async def stop(self, seconds: float) -> None:
         """Close the strategies, then end their processes and what those started, and see to it that nothing is left."""
@@ -144,6 +148,10 @@ class WorkerGroup:
     def _local_pids(self) -> list[int]:
         here = ray.get_runtime_context().get_node_id()
         return [pid for pid, seat in zip(self._pids, self._seats, strict=False) if seat.node_id in (None, here)]
+
+
+def _most(sizes: Sequence[int | None]) -> int | None:
+    return max((size for size in sizes if size is not None), default=None)
 
 
 async def _result(ref: Any) -> Any:

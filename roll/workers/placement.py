@@ -31,6 +31,8 @@ class Seat:
     """`cpu` or `cuda`."""
     environment: Mapping[str, str]
     """Environment variables of the process."""
+    devices: tuple[int, ...] = ()
+    """Counted over all nodes."""
 
 
 def seats(role: RolePlan, gpus_per_node: int, system_envs: Mapping[str, str]) -> list[Seat]:
@@ -40,7 +42,7 @@ def seats(role: RolePlan, gpus_per_node: int, system_envs: Mapping[str, str]) ->
     for rank, devices in enumerate(role.devices):
         environment = rank_environment(rank, role.ranks, [device % gpus_per_node for device in devices]) | dict(system_envs)
         node = nodes[devices[0] // gpus_per_node] if devices else None
-        out.append(Seat(node, "cuda" if devices else "cpu", environment))
+        out.append(Seat(node, "cuda" if devices else "cpu", environment, devices))
     return out
 
 

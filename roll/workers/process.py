@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -11,12 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 import ray.util
 from ray import cloudpickle
 
+from roll.errors import RollError, WorkerFailed
 from roll.strategies.base import Rank
+from roll.workers.gauge import MemoryGauge
+from roll.workers.shortage import shortage
 
 Factory = Callable[[Any, Rank], Any]
 
@@ -26,7 +27,8 @@ class Process:
     """Hosts a strategy whose methods block. Calls run one after another."""
 
     def __init__(self, log_file: str) -> None:
-        _own_log(Path(log_file))
+        self._log = Path(log_file)
+        _own_log(self._log)
 
     def free_address(self) -> tuple[str, int]:
         """This host's address and a port that is free now, for the role's rendezvous."""
@@ -36,13 +38,18 @@ class Process:
         """Process id, to make sure of its end."""
         return os.getpid()
 
-    def peak_bytes(self) -> int:
-        """See `_peak_bytes`."""
-        return _peak_bytes()
+    def peak_bytes(self) -> int | None:
+        """See `MemoryGauge`."""
+        return self._gauge.peak()
+
+    def held_bytes(self) -> int | None:
+        """See `MemoryGauge`."""
+        return self._gauge.held()
 
     def build(self, factory: Factory, settings: Any, rank: Rank) -> None:
         """Make the strategy."""
-        with _portable_errors():
+        self._gauge = MemoryGauge(rank.device)
+        with _portable_errors(), _named_shortage(rank, self._log):
             self._strategy = factory(settings, rank)
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -56,7 +63,8 @@ class AsyncProcess:
     """Hosts a strategy whose methods are coroutines. Calls run side by side."""
 
     def __init__(self, log_file: str) -> None:
-        _own_log(Path(log_file))
+        self._log = Path(log_file)
+        _own_log(self._log)
 
     async def free_address(self) -> tuple[str, int]:
         """See `Process`."""
@@ -66,20 +74,43 @@ class AsyncProcess:
         """See `Process`."""
         return os.getpid()
 
-    async def peak_bytes(self) -> int:
-        """See `_peak_bytes`."""
-        return _peak_bytes()
+    async def peak_bytes(self) -> int | None:
+        """See `MemoryGauge`."""
+        return self._gauge.peak()
+
+    async def held_bytes(self) -> int | None:
+        """See `MemoryGauge`."""
+        return self._gauge.held()
 
     async def build(self, factory: Factory, settings: Any, rank: Rank) -> None:
         """Make the strategy and start it."""
-        with _portable_errors():
+        self._gauge = MemoryGauge(rank.device)
+        with _portable_errors(), _named_shortage(rank, self._log):
             self._strategy = factory(settings, rank)
             await self._strategy.start()
+        self._gauge.held()  # an engine holds the most from the start
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Run one of the strategy's methods."""
         with _portable_errors():
             return await getattr(self._strategy, method)(*arguments)
+
+
+@contextmanager
+def _named_shortage(rank: Rank, log: Path) -> Iterator[None]:
+    """If memory runs out, say so. What a child of this process raises stands in the log alone."""
+    begin = log.stat().st_size
+    try:
+        yield
+    except RollError:
+        raise
+    except Exception as error:
+        with log.open("rb") as stream:
+            stream.seek(begin)
+            printed = stream.read().decode(errors="replace")
+        if cause := shortage(rank.role, rank.devices, f"{error}\n{printed}"):
+            raise WorkerFailed(rank.role, rank.rank, cause) from error
+        raise
 
 
 @contextmanager
@@ -107,12 +138,3 @@ def _free_address() -> tuple[str, int]:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return ray.util.get_node_ip_address(), probe.getsockname()[1]
-
-
-def _peak_bytes() -> int:
-    """Most memory held so far: of the CUDA device by this process, or of the host by it and its children now."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return int(torch.cuda.max_memory_allocated())
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return own + sum(child.memory_info().rss for child in psutil.Process().children(recursive=True))

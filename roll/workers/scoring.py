@@ -9,6 +9,7 @@ import numpy as np
 from roll.data import packing
 from roll.types import Floats, Sequences
 from roll.workers.group import WorkerGroup
+from roll.workers.turns import Level
 
 
 def share_out(sequences: Sequences, ranks: int, token_budget: int) -> tuple[packing.Split, list[list[Sequences]]]:
@@ -30,11 +31,21 @@ def gather_tokens(sequences: Sequences, split: packing.Split, results: Sequence[
 class Reference:
     """Facade of the `reference` group: log-probs under a policy that does not change."""
 
-    def __init__(self, group: WorkerGroup, token_budget: int, temperature: float, seconds: float) -> None:
-        self._group, self._token_budget, self._temperature, self._seconds = group, token_budget, temperature, seconds
+    def __init__(self, group: WorkerGroup, token_budget: int, temperature: float, seconds: float, move_seconds: float) -> None:
+        self._group, self._token_budget, self._temperature = group, token_budget, temperature
+        self._seconds, self._move_seconds = seconds, move_seconds
 
     async def ref_log_probs(self, sequences: Sequences) -> Floats:
         """[T] natural-log probs of the response tokens, 0 elsewhere."""
         split, parts = share_out(sequences, len(self._group), self._token_budget)
         results = await self._group.each("log_probs", [(part, self._temperature) for part in parts], self._seconds)
         return gather_tokens(sequences, split, results)
+
+    async def leave(self, forget: bool) -> int | None:
+        """See `Tenant`. Nothing is forgotten: the weights stay as they are."""
+        await self._group.all("leave", seconds=self._move_seconds)
+        return await self._group.held_bytes()
+
+    async def come(self, level: Level) -> None:
+        """See `Tenant`. A reference has nothing beside its weights."""
+        await self._group.all("come", seconds=self._move_seconds)

@@ -178,6 +178,7 @@ def make(name: str, model: Path) -> GenerateStrategy:
             adapter_rank=MODEL_ARGS.lora_rank if takes_adapters else None,
             seed=0,
             spans_updates=not takes_adapters,
+            takes_turns=False,
         ),
         rank,
     )

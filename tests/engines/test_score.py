@@ -62,6 +62,12 @@ def gathered(sequences: Sequences, ranks: int, by_rank: list[list[Floats]]) -> F
 def test_hf_infer_scores_as_transformers_does(small_model: Path, sequences: Sequences, direct: Floats) -> None:
     rank = Rank("reference", 0, 1, "127.0.0.1", 0, "cpu", 60.0)
     strategy = HfScore(HfSettings(str(small_model), ModelArgs.model_validate({"dtype": "fp32"})), rank)
+    for parameter in strategy._policy.parameters():
+        parameter.data = parameter.data.clone()  # out of the file, as on a device
+    for _ in range(2):
+        strategy.leave()
+        assert not any(parameter.untyped_storage().nbytes() for parameter in strategy._policy.parameters())
+        strategy.come()
     scored = strategy.log_probs(parts(sequences, 1)[0], TEMPERATURE)
     strategy.close()
     np.testing.assert_allclose(gathered(sequences, 1, [scored]), direct, atol=2e-5)

@@ -192,6 +192,14 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened(outcomes: Runs, ranks:
 
 
 @each_run
+def test_a_trainer_that_left_in_between_goes_on_to_the_bit(outcomes: Runs, ranks: int, case: Case) -> None:
+    for outcome in outcomes[ranks, case]:
+        assert (outcome.bytes_here > 0, outcome.bytes_away) == (True, 0)
+    # It left before `resumed_result` and after it, and what it is compared with never did.
+    assert_close(outcomes[ranks, case][0].resumed, outcomes[ranks, case][0].second, 0.0)
+
+
+@each_run
 def test_a_loss_that_is_no_number_is_skipped_and_counted(outcomes: Runs, ranks: int, case: Case) -> None:
     by_rank = outcomes[ranks, case]
     assert_close(by_rank[0].broken, by_rank[0].resumed, 0.0)

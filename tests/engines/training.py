@@ -98,6 +98,10 @@ class Outcome:
     broken_result: TrainResult
     single: dict[str, Tensor]
     single_result: TrainResult
+    bytes_here: int
+    """See `held_bytes`, before `leave`."""
+    bytes_away: int
+    """The same after it."""
     load_of_nothing: str
     """What `load` says of a folder in which there is no checkpoint."""
 
@@ -165,6 +169,14 @@ def tensors_of(strategy: Any, adapter: bool, folder: Path) -> dict[str, Tensor]:
     return out
 
 
+def held_bytes(strategy: Any) -> int:
+    """Bytes of parameters, of ZeRO's partitions of them and of optimizer states, but for what looks into the model's file."""
+    from roll.strategies.offload import storages, tensors_in
+
+    held = tensors_in(list(strategy._policy.parameters()), strategy._optimizer.state)
+    return sum(storage.nbytes() for storage in storages(held, "cpu"))
+
+
 def train_case(rank: Rank, case: Case, model: Path, work: Work, folder: Path) -> Outcome:
     """Everything the tests ask of one case."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -188,7 +200,15 @@ def train_case(rank: Rank, case: Case, model: Path, work: Work, folder: Path) ->
     with trainer(case, model, rank, SEED + 1) as strategy:
         seen["load_of_nothing"] = _refusal(strategy, folder / "nothing")
         strategy.load(folder / "checkpoint")
+        seen["bytes_here"] = held_bytes(strategy)
+        strategy.leave()
+        seen["bytes_away"] = held_bytes(strategy)
+        strategy.come()
         seen["resumed_result"] = step(strategy, work.second, VERSION + 1)
+        strategy.leave()
+        strategy.leave()
+        strategy.come()
+        strategy.come()
         seen["resumed"] = tensors_of(strategy, False, folder)
         seen["broken_result"] = step(strategy, work.broken, VERSION + 4)
         seen["broken"] = tensors_of(strategy, False, folder)
@@ -220,6 +240,10 @@ def score_sharded(rank: Rank, model: Path, parts: Sequence[Sequence[Sequences]],
 
     config = DeepSpeedConfig.model_validate({"zero_optimization": stage_config})
     strategy = DeepSpeedScore(ShardedScoreSettings(str(model), ModelArgs.model_validate({"dtype": "fp32"}), config), rank)
+    strategy.leave()
+    partitions = [vars(parameter)["ds_tensor"] for parameter in strategy._policy.parameters()]
+    assert not any(partition.untyped_storage().nbytes() for partition in partitions)
+    strategy.come()
     scored = strategy.log_probs(parts[rank.rank], TEMPERATURE)
     strategy.close()
     return scored

@@ -149,7 +149,7 @@ def test_the_strategy_serves_as_a_reference(tmp_path: Path, monkeypatch: pytest.
     ranks = [Rank("reference", number, 2, "localhost", 0, "cpu", 1.0) for number in range(2)]
     group = InProcess([make(strategy.strategy_config.model_dump(), rank) for rank in ranks])
     step = sequences(2, 3, 1)
-    reference = Reference(cast(WorkerGroup, group), token_budget=4, temperature=1.0, seconds=1.0)
+    reference = Reference(cast(WorkerGroup, group), token_budget=4, temperature=1.0, seconds=1.0, move_seconds=1.0)
     values = asyncio.run(reference.ref_log_probs(step))
     assert values.tolist() == pytest.approx([-math.log(8) if learns else 0.0 for learns in step.response_mask])
 

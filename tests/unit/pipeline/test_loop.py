@@ -221,7 +221,7 @@ def test_evaluation() -> None:
 
 def test_the_meter_times_parts_and_counts_tokens() -> None:
     async def scenario() -> tuple[Metrics, Metrics]:
-        meter = Meter({}, devices=4)
+        meter = Meter({}, devices=4, resident={"reference": 7})
         nap = meter.timed("nap", asyncio.sleep)
         await nap(0.05)
         return await meter.step(1000), await meter.step(0)
@@ -231,3 +231,4 @@ def test_the_meter_times_parts_and_counts_tokens() -> None:
     assert first["throughput/tokens_per_second"] == pytest.approx(1000 / first["time/step"])
     assert first["throughput/tokens_per_second_per_device"] == pytest.approx(first["throughput/tokens_per_second"] / 4)
     assert "time/nap" not in second
+    assert first["memory/reference/resident_bytes"] == second["memory/reference/resident_bytes"] == 7

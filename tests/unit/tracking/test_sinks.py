@@ -114,3 +114,19 @@ def test_a_second_process_appends_to_the_log(tmp_path: Path) -> None:
         with RunLog(tmp_path):
             logging.getLogger().info(text)
     assert [line.split(": ")[-1] for line in (tmp_path / "logs" / "driver.log").read_text().splitlines()] == ["first", "second"]
+
+
+def test_seconds_of_a_part_within_another_are_its_own() -> None:
+    watch = Stopwatch()
+    with watch("evaluate"):
+        with watch("onload"):
+            time.sleep(0.05)
+            with watch("inner"):
+                time.sleep(0.03)
+        with watch("onload"):
+            time.sleep(0.01)
+        time.sleep(0.02)
+    taken = watch.take()
+    assert 0.02 <= taken["time/evaluate"] < 0.05
+    assert 0.06 <= taken["time/onload"] < 0.09
+    assert 0.03 <= taken["time/inner"] < 0.05

@@ -1,0 +1,73 @@
+"""Which roles a piece of a step's work needs on the devices.
+
+    piece of work      on the devices                          who leaves, if it shares devices with one that comes
+    rollout, evaluate  actor_infer, whole                      actor_train, reference
+    reference          reference, or actor_train               actor_infer (forgets its weights), actor_train
+    train              actor_train                             actor_infer (forgets its weights), reference
+    weight sync        actor_train, actor_infer's weights      reference
+    checkpoint         actor_train                             actor_infer, reference
+
+A sync follows every train step before anything is generated, so an engine that leaves for the reference or for
+training need not keep its weights. One that leaves for a checkpoint must: it generates next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from roll.pipeline.keeper import Trainer
+from roll.workers.turns import Level
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Bring = Callable[[Mapping[str, Level], Collection[str]], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Wraps the functions of a loop: each finds on the devices what it needs."""
+
+    bring: Bring
+    """`Turns.bring`."""
+
+    def generation(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        """A function that generates."""
+        return self._with({"actor_infer": Level.WHOLE}, function)
+
+    def reference(self, role: str, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        """A function that asks this role for reference log-probs."""
+        return self._with({role: Level.WHOLE}, function, forget=("actor_infer",))
+
+    def training(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        """A function that trains; a sync comes before the next generation."""
+        return self._with({"actor_train": Level.WHOLE}, function, forget=("actor_infer",))
+
+    def sync(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        """A function that sends weights. The engine's KV cache comes back after it, when the trainer has left."""
+        return self._with({"actor_train": Level.WHOLE, "actor_infer": Level.WEIGHTS}, function)
+
+    def trainer(self, trainer: Trainer) -> Trainer:
+        """The trainer as the keeper of checkpoints uses it."""
+        needs = {"actor_train": Level.WHOLE}
+        return KeptTrainer(self._with(needs, trainer.save), self._with(needs, trainer.load), self._with(needs, trainer.export))
+
+    def _with(
+        self, needs: Mapping[str, Level], function: Callable[P, Awaitable[T]], forget: Collection[str] = ()
+    ) -> Callable[P, Awaitable[T]]:
+        async def wrapped(*arguments: P.args, **keywords: P.kwargs) -> T:
+            await self.bring(needs, forget)
+            return await function(*arguments, **keywords)
+
+        return wrapped
+
+
+@dataclass(frozen=True)
+class KeptTrainer:
+    """Implements `Trainer`."""
+
+    save: Callable[[Path], Awaitable[None]]
+    load: Callable[[Path], Awaitable[None]]
+    export: Callable[[Path], Awaitable[None]]

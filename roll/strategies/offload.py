@@ -1,0 +1,115 @@
+"""Give a device's memory up for a while: the storages behind tensors are emptied, and filled again in place.
+
+A storage is emptied, never replaced, so every tensor that looks into it finds its values again: the flat buffers of
+ZeRO and all views of them, optimizer states, parameters, whoever holds them. PyTorch's FSDP frees gathered
+parameters in the same way. DeepSpeed's own `offload_states` replaces buffers instead; in 0.19.8 it takes no optimizer
+but its own FusedAdam under ZeRO-3, no frozen parameters (a LoRA's base), and only ZeRO-1 to 3.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage
+
+PIECE = 256 << 20
+"""Bytes of one host buffer. PyTorch rounds pinned memory up to a power of two; pieces keep what that wastes small."""
+
+
+class Offload:
+    """The values of a process's tensors: on the device, or on the host."""
+
+    def __init__(self, device: str, constant: bool = False) -> None:
+        """`constant` values are copied to the host once; leaving again costs nothing."""
+        self._device, self._constant = device, constant
+        self._copies: list[tuple[UntypedStorage, list[Tensor]]] = []
+        self._spare: dict[int, list[Tensor]] = defaultdict(list)
+        self._is_away = False
+
+    @torch.no_grad()
+    def leave(self, tensors: Iterable[Tensor]) -> None:
+        """Bring the storages of the tensors that are on the device to the host, and give their memory back to the driver."""
+        if self._is_away:
+            return
+        self._wait()
+        if not (self._constant and self._copies):
+            self._copies = [(storage, self._copy(storage)) for storage in storages(tensors, self._device)]
+            self._spare.clear()
+            self._wait()
+        for storage, _ in self._copies:
+            storage.resize_(0)
+        if self._device == "cuda":
+            torch.cuda.empty_cache()
+        self._is_away = True
+
+    @torch.no_grad()
+    def come(self) -> None:
+        """Bring everything back to where it was."""
+        if not self._is_away:
+            return
+        for storage, pieces in self._copies:
+            storage.resize_(sum(len(piece) for piece in pieces))
+            for part, piece in zip(_flat(storage).split(PIECE), pieces, strict=True):
+                part.copy_(piece, non_blocking=True)
+        self._wait()
+        if not self._constant:
+            for _, pieces in self._copies:
+                for piece in pieces:
+                    self._spare[len(piece)].append(piece)
+            self._copies = []
+        self._is_away = False
+
+    def _copy(self, storage: UntypedStorage) -> list[Tensor]:
+        pieces = []
+        for part in _flat(storage).split(PIECE):
+            spare = self._spare[len(part)]
+            piece = spare.pop() if spare else torch.empty(len(part), dtype=torch.uint8, pin_memory=self._device == "cuda")
+            pieces.append(piece.copy_(part, non_blocking=True))
+        return pieces
+
+    def _wait(self) -> None:
+        """For every stream: backends communicate on streams of their own."""
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+
+
+def storages(tensors: Iterable[Tensor], device: str) -> list[UntypedStorage]:
+    """Each storage on the device once. Memory that belongs to others (another process's, a file's) cannot be emptied and is left out."""
+    found: dict[int, UntypedStorage] = {}
+    for tensor in tensors:
+        if tensor.device.type == device and tensor.layout == torch.strided:
+            storage = tensor.untyped_storage()
+            if storage.nbytes() and storage.resizable():
+                found[storage.data_ptr()] = storage
+    return list(found.values())
+
+
+def tensors_in(*roots: Any) -> Iterator[Tensor]:
+    """Tensors in containers, with their gradients and what is attached to them (ZeRO keeps its partitions as attributes)."""
+    seen: dict[int, Any] = {}
+    waiting = list(roots)
+    while waiting:
+        found = waiting.pop()
+        if id(found) in seen:
+            continue
+        seen[id(found)] = found
+        if isinstance(found, Tensor):
+            yield found
+            waiting += vars(found).values()
+            if found.is_leaf:
+                waiting.append(found.grad)
+        elif isinstance(found, Mapping):
+            waiting += [*found.keys(), *found.values()]
+        elif isinstance(found, (list, tuple, set, deque)):
+            waiting += found
+        elif is_dataclass(found) and not isinstance(found, type):
+            waiting += vars(found).values()
+
+
+def _flat(storage: UntypedStorage) -> Tensor:
+    """All bytes of a storage."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

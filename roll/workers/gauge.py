@@ -1,0 +1,60 @@
+"""How much memory a worker process holds, with the processes that it started: vLLM's engine is a child of its worker."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable, Collection
+
+import psutil
+
+ByDevice = list[dict[int, int]]
+"""For each GPU of the host, bytes by process id."""
+
+
+class MemoryGauge:
+    """Of this process: what it holds on its devices, and the most that it has held."""
+
+    def __init__(self, device: str, read: Callable[[], ByDevice] | None = None) -> None:
+        """`read` asks the driver; NVML's answer if not given."""
+        self._device, self._read = device, read or nvml
+        self._most: int | None = None
+
+    def held(self) -> int | None:
+        """Bytes on the device that holds most; None on the CPU, and where the driver does not tell processes apart."""
+        if self._device == "cpu":
+            return None
+        own = psutil.Process()
+        held = held_by({own.pid, *(child.pid for child in own.children(recursive=True))}, self._read())
+        if held is not None:
+            self._most = max(held, self._most or 0)
+        return held
+
+    def peak(self) -> int | None:
+        """The most bytes: what torch allocated, or what an engine held whenever it was looked at; on the CPU resident memory."""
+        if self._device == "cpu":
+            own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            return own + sum(child.memory_info().rss for child in psutil.Process().children(recursive=True))
+        torch = sys.modules.get("torch")
+        own = torch.cuda.max_memory_allocated() if torch is not None and torch.cuda.is_initialized() else 0
+        self.held()
+        return max(own, self._most or 0) or None
+
+
+def held_by(pids: Collection[int], devices: ByDevice) -> int | None:
+    """Bytes of these processes on the device where they hold most; None if the driver lists none of them."""
+    sums = [sum(size for pid, size in processes.items() if pid in pids) for processes in devices if any(pid in pids for pid in processes)]
+    return max(sums, default=None)
+
+
+def nvml() -> ByDevice:
+    """What NVIDIA's driver says. In a container without the host's process ids it may list none, or others."""
+    import pynvml  # pyright: ignore[reportMissingImports]  # of the GPU's environment alone
+
+    pynvml.nvmlInit()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        listed = [pynvml.nvmlDeviceGetComputeRunningProcesses(handle) for handle in handles]
+        return [{process.pid: process.usedGpuMemory for process in device if process.usedGpuMemory is not None} for device in listed]
+    finally:
+        pynvml.nvmlShutdown()

@@ -1,0 +1,103 @@
+"""Roles that share devices take turns on them: each piece of work finds what it needs there, and the room for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from enum import IntEnum
+from typing import Any, Protocol
+
+
+class Level(IntEnum):
+    """How much of a role is on its devices."""
+
+    AWAY = 0
+    """As little as its backend can do with."""
+    WEIGHTS = 1
+    """Its weights, so that they can be replaced."""
+    WHOLE = 2
+    """Everything that it works with."""
+
+
+class Tenant(Protocol):
+    """A role, as its neighbours on the devices see it."""
+
+    async def leave(self, forget: bool) -> int | None:
+        """Give up what can be given up. `forget` says that all weights will be sent again before they are used.
+
+        Returns:
+            Bytes that stay, on the device that keeps most; None where the driver does not tell.
+        """
+        ...
+
+    async def come(self, level: Level) -> None:
+        """Hold the weights, or everything."""
+        ...
+
+
+class Turns:
+    """Who is on the devices. Roles that share none are always whole and are never asked.
+
+    For one piece of work at a time: what one needs is there until the next is asked for.
+    """
+
+    def __init__(self, shared: Mapping[str, Collection[str]]) -> None:
+        """`shared` names, for each role that takes turns, those that it takes turns with."""
+        self._shared = shared
+        self._tenants: dict[str, Tenant] = {}
+        self._levels: dict[str, Level] = {}
+        self.resident: dict[str, int] = {}
+        """By role, the bytes that stayed on its devices when it last left, where they are known."""
+
+    async def enter(self, role: str, tenant: Tenant) -> None:
+        """A role has just started and holds everything. If it takes turns it leaves, so that the next one can start."""
+        if role in self._shared:
+            self._tenants[role], self._levels[role] = tenant, Level.WHOLE
+            await self._leave(role, forget=True)
+
+    async def bring(self, needs: Mapping[str, Level], forget: Collection[str] = ()) -> None:
+        """Bring roles to these levels at least. Those in the way of one that comes leave first.
+
+        Args:
+            forget: roles whose weights, if they leave now, will all be sent again before they are used.
+
+        Raises:
+            WorkerFailed: a role could not leave or come, or was late.
+        """
+        coming = {role: level for role, level in needs.items() if self._levels.get(role, Level.WHOLE) < level}
+        others = [role for role, level in self._levels.items() if level > Level.AWAY and role not in needs]
+        await together(self._leave(role, role in forget) for role in others if not coming.keys().isdisjoint(self._shared[role]))
+        await together(self._come(role, level) for role, level in coming.items())
+
+    async def _leave(self, role: str, forget: bool) -> None:
+        stayed = await self._tenants[role].leave(forget)
+        self._levels[role] = Level.AWAY
+        if stayed is not None:
+            self.resident[role] = stayed
+
+    async def _come(self, role: str, level: Level) -> None:
+        await self._tenants[role].come(level)
+        self._levels[role] = level
+
+
+async def together(moves: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """All at once; the first that fails ends the others."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for move in moves:
+                tasks.create_task(move)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from failures
+
+
+def lines(roles: Sequence[str], shared: Mapping[str, Collection[str]], first: Collection[str]) -> list[list[str]]:
+    """Roles in lines: those of a line share devices, directly or by way of others, and stand with `first` in front."""
+    waiting, found = list(roles), []
+    while waiting:
+        line = [waiting.pop(0)]
+        for role in line:
+            near = [other for other in waiting if other in shared.get(role, ())]
+            waiting = [other for other in waiting if other not in near]
+            line += near
+        found.append(sorted(line, key=lambda role: role not in first))
+    return found

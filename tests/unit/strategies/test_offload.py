@@ -1,0 +1,96 @@
+"""Storages that are emptied and filled again: whoever looks into them sees the same values."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from roll.strategies import offload
+from roll.strategies.offload import Offload, storages, tensors_in
+
+
+@dataclass
+class Bucket:
+    """Stands for what ZeRO keeps buffers in."""
+
+    buffer: Tensor
+    elements: int = 0
+
+
+def size(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+def test_views_see_the_values_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "PIECE", 12)  # several pieces, the last one short
+    flat = torch.arange(10.0)
+    view, parameter = flat[2:5], nn.Parameter(flat[5:])
+    parameter.grad = torch.full((5,), 3.0)
+    store = Offload("cpu")
+    for _ in range(3):
+        store.leave(tensors_in([parameter]))
+        assert (size(flat), size(view), size(parameter.grad)) == (0, 0, 0)
+        store.come()
+        assert flat.tolist() == [float(number) for number in range(10)]
+        assert view.tolist() == [2.0, 3.0, 4.0] and parameter.tolist() == [5.0, 6.0, 7.0, 8.0, 9.0]
+        assert parameter.grad.tolist() == [3.0] * 5
+    view += 1
+    assert flat[2:5].tolist() == [3.0, 4.0, 5.0]
+
+
+def test_what_changed_while_it_was_here_is_what_comes_back() -> None:
+    values = torch.zeros(4)
+    store = Offload("cpu")
+    store.leave([values])
+    store.come()
+    values += 7
+    store.leave([values])
+    store.come()
+    assert values.tolist() == [7.0] * 4
+
+
+def test_constant_values_are_copied_once() -> None:
+    values = torch.ones(4)
+    store = Offload("cpu", constant=True)
+    for expected in (1.0, 1.0):
+        store.leave([values])
+        assert size(values) == 0
+        store.come()
+        assert values.tolist() == [expected] * 4
+        values += 1  # against the promise: the copy of the first time is what comes back
+
+
+def test_leaving_and_coming_twice_is_once() -> None:
+    values = torch.ones(4)
+    store = Offload("cpu")
+    store.come()
+    store.leave([values])
+    store.leave([values])
+    store.come()
+    store.come()
+    assert values.tolist() == [1.0] * 4
+
+
+def test_tensors_are_found_in_containers_attributes_and_gradients() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    partition = torch.ones(3)
+    parameter.ds_tensor = partition  # pyright: ignore[reportAttributeAccessIssue]
+    inside = torch.ones(4)
+    keys, bucket, more = torch.ones(5), Bucket(torch.ones(6)), torch.ones(7)
+    loop: list[object] = [more]
+    loop.append(loop)
+    found = tensors_in({"a": [(parameter,)], keys: deque([inside])}, bucket, loop, None, 3, "text", Bucket)
+    expected = [parameter, parameter.grad, partition, inside, keys, bucket.buffer, more]
+    assert {id(tensor) for tensor in found} == {id(tensor) for tensor in expected}
+
+
+def test_a_storage_is_taken_once_and_only_on_its_device() -> None:
+    flat = torch.ones(8)
+    assert len(storages([flat, flat[:2], flat[3:]], "cpu")) == 1
+    assert storages([flat, torch.empty(0)], "cuda") == []
+    assert storages([torch.empty(0), torch.empty(3, device="meta")], "cpu") == []
