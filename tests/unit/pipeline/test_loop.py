@@ -150,7 +150,7 @@ def test_the_batch_carries_advantages_and_behaviour() -> None:
 def test_the_trainers_log_probs_stand_beside_the_engines() -> None:
     parts = Parts()
     asyncio.run(rlvr.train(wired(parts, max_steps=1, log_probs=parts.log_probs), Position(0, 0)))
-    assert [call for call in parts.calls if isinstance(call, str)] == ["take", "log_probs", "reference"]
+    assert [call for call in parts.calls if isinstance(call, str)] == ["take", "reference", "log_probs"]
     [batch] = parts.batches
     assert batch.proximal_log_probs is not None and batch.proximal_log_probs[:5].tolist() == [0, 0, 0, -0.5, -0.5]
     assert batch.behaviour_log_probs is not None and batch.behaviour_log_probs[:5].tolist() == [0, 0, 0, -0.5, -0.25]
