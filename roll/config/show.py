@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from roll.config.memory import GIB
+from roll.config.phases import Phase, phases
 from roll.config.placement import RolePlan
 from roll.config.plan import Plan
 from roll.config.schema import Config, RlvrConfig
@@ -29,7 +30,8 @@ def show_plan(config: Config, plan: Plan, console: Console) -> None:
         console.print(line, highlight=False, markup=False)
     if plan.memory:
         console.print(_memory(plan))
-        console.print(f"A device holds at most, with all roles on it at once: {_device_sums(plan)}", highlight=False)
+        for line in device_lines(plan):
+            console.print(line, highlight=False, markup=False)
     for note in plan.notes:
         console.print(f"note: {note}", highlight=False, markup=False)
 
@@ -90,17 +92,24 @@ def _memory(plan: Plan) -> Table:
     return table
 
 
-def _device_sums(plan: Plan) -> str:
-    """Devices with the same roles, and what these hold together."""
-    groups: dict[tuple[str, ...], list[int]] = {}
+def device_lines(plan: Plan) -> list[str]:
+    """Devices that hold the same, and what: by piece of work where roles take turns."""
+    groups: dict[tuple[Phase, ...], list[int]] = {}
     for device in plan.devices:
-        roles = tuple(name for name in plan.memory if device in plan.roles[name].all_devices)
-        groups.setdefault(roles, []).append(device)
-    parts = [f"{ranges(devices)}: {_gib(sum(plan.memory[name].device_total for name in roles))} GiB" for roles, devices in groups.items()]
-    if not parts:
+        groups.setdefault(tuple(phases(plan, device)), []).append(device)
+    if not groups:
         total = sum(memory.device_total * plan.roles[name].ranks for name, memory in plan.memory.items())
-        return f"CPU: {_gib(total)} GiB"
-    return "; ".join(parts)
+        return [f"The CPU holds at most, with all roles at once: {_gib(total)} GiB"]
+    return [f"Device {ranges(devices)} holds at most: {_phases(found)}" for found, devices in groups.items()]
+
+
+def _phases(found: Sequence[Phase]) -> str:
+    return ", ".join(f"{phase.name} {_held(phase)}" for phase in found)
+
+
+def _held(phase: Phase) -> str:
+    reserved = f" ({phase.reserved_fraction:.0%} of the device with the KV cache)" if phase.reserved_fraction else ""
+    return f"{_gib(phase.held)} GiB{reserved}"
 
 
 def _gib(size: int) -> str:

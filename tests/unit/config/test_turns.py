@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from roll.config.memory import GIB, RoleMemory
 from roll.config.placement import RolePlan, neighbours, placement_faults, placement_warnings, turns
 from roll.config.plan import make_plan
 from roll.config.schema import RlvrConfig
+from roll.config.show import device_lines
 
 
 def roles(**devices: range) -> dict[str, RolePlan]:
@@ -88,3 +91,45 @@ def test_a_large_engine_is_warned_of_where_others_stay_beside_it() -> None:
     assert "0.9 leaves little beside actor_train and reference; 0.6 is usual" in warning
     (warning,) = placement_warnings(experiment(*everywhere, utilization=0.97))
     assert "CUDA contexts stay" in warning
+
+
+MEMORY = {
+    "actor_train": RoleMemory({"weights": 15 * GIB, "optimizer": 90 * GIB, "activations": 9 * GIB, "logits": 2 * GIB}),
+    "actor_infer": RoleMemory({"weights": 14 * GIB}, reserved_fraction=0.9),
+    "reference": RoleMemory({"weights": 13 * GIB, "activations": GIB}),
+}
+
+
+def shown(*placement: Any, **keys: Any) -> list[str]:
+    """What a dry run says of each device."""
+    return device_lines(replace(make_plan(experiment(*placement, **keys)), memory=MEMORY))
+
+
+def test_memory_is_told_by_piece_of_work_where_roles_take_turns() -> None:
+    generation = "generation 14.00 GiB (90% of the device with the KV cache)"
+    alone = "reference 14.00 GiB, training 116.00 GiB"
+    # To sync, the trainer's states and the engine's weights, without activations and KV cache.
+    assert shown(range(16), range(12), range(16)) == [
+        f"Device 0-11 holds at most: {generation}, {alone}, weight sync 119.00 GiB",
+        f"Device 12-15 holds at most: {alone}",
+    ]
+    assert shown(range(4), range(4, 8), range(4)) == [
+        f"Device 0-3 holds at most: {alone}",
+        "Device 4-7 holds at most: all at once 14.00 GiB (90% of the device with the KV cache)",
+    ]
+
+
+def test_memory_is_added_up_where_roles_stay() -> None:
+    together = "all at once 144.00 GiB (90% of the device with the KV cache)"
+    assert shown(range(1), range(1), range(1), time_sharing=False) == [f"Device 0 holds at most: {together}"]
+    assert shown(range(4), range(4, 8), range(4, 8), async_generation_ratio=1.0) == [
+        "Device 0-3 holds at most: all at once 116.00 GiB",
+        "Device 4-7 holds at most: all at once 28.00 GiB (90% of the device with the KV cache)",
+    ]
+
+
+def test_on_a_device_where_nobody_makes_room_roles_are_added_up() -> None:
+    # The reference takes turns with the trainer, but beside the engine, which never pauses, it stays.
+    lines = shown(range(4), range(4, 8), range(5), async_generation_ratio=1.0)
+    assert lines[0] == "Device 0-3 holds at most: reference 14.00 GiB, training 116.00 GiB"
+    assert lines[1] == "Device 4 holds at most: all at once 28.00 GiB (90% of the device with the KV cache)"

@@ -1,0 +1,59 @@
+"""Memory of a device by piece of work, where roles take turns on it. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from roll.config.memory import RoleMemory
+from roll.config.plan import Plan
+
+WHILE_IT_WORKS = ("activations", "logits")
+"""What a role holds during a pass alone."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One piece of work on a device."""
+
+    name: str
+    """`generation`, `reference`, `training`, `weight sync`; `all at once` where nobody takes turns."""
+    held: int
+    """Bytes, without what an engine reserves beyond its weights."""
+    reserved_fraction: float | None = None
+    """The share of the device that an engine takes, weights and KV cache together, if it generates then."""
+
+
+def phases(plan: Plan, device: int) -> list[Phase]:
+    """What the roles on a device hold in each piece of work, of those roles whose model's shape is known.
+
+    Roles that take no turns are there in all of them.
+    """
+    here = {name: memory for name, memory in plan.memory.items() if device in plan.roles[name].all_devices}
+    movers = {name for name in here if not plan.turns.get(name, frozenset()).isdisjoint(here)}
+    stays = {name: memory for name, memory in here.items() if name not in movers}
+    if not movers:
+        return [_phase("all at once", stays)]
+    return [_phase(name, stays | present) for name, present in _work({name: here[name] for name in movers})]
+
+
+def _work(movers: Mapping[str, RoleMemory]) -> Iterator[tuple[str, dict[str, RoleMemory]]]:
+    """Each piece of work, with the roles that take turns and are there for it."""
+    infer, train, reference = (movers.get(name) for name in ("actor_infer", "actor_train", "reference"))
+    if infer:
+        yield "generation", {"actor_infer": infer}
+    if reference:
+        yield "reference", {"reference": reference}
+    if train:
+        yield "training", {"actor_train": train}
+    if train and infer:
+        yield "weight sync", {"actor_train": _idle(train), "actor_infer": RoleMemory(infer.device)}
+
+
+def _idle(memory: RoleMemory) -> RoleMemory:
+    return RoleMemory({kind: size for kind, size in memory.device.items() if kind not in WHILE_IT_WORKS}, memory.host)
+
+
+def _phase(name: str, present: Mapping[str, RoleMemory]) -> Phase:
+    reserved = [memory.reserved_fraction for memory in present.values() if memory.reserved_fraction]
+    return Phase(name, sum(memory.device_total for memory in present.values()), max(reserved, default=None))

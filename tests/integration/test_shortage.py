@@ -1,0 +1,48 @@
+"""An engine that finds no room at its start: what its own process says reaches the user with the keys to change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from roll.config.placement import RolePlan
+from roll.config.schema_engine import VllmConfig
+from roll.config.schema_model import ModelArgs
+from roll.errors import WorkerFailed
+from roll.pipeline.roles import make_vllm
+from roll.workers.cluster import cluster
+from roll.workers.group import WorkerGroup
+from roll.workers.placement import seats
+
+pytestmark = pytest.mark.engines
+
+
+def test_an_engine_without_room_for_one_sequence(tiny_model: Path, tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
+    settings = {
+        "model_path": str(tiny_model),
+        "model_args": ModelArgs.model_validate({"dtype": "fp32"}),
+        "engine": VllmConfig.model_validate({"enforce_eager": True, "kv_cache_gib": 1e-5}),
+        "max_model_len": 64,
+        "adapter_rank": None,
+        "seed": 0,
+        "spans_updates": False,
+        "takes_turns": False,
+    }
+
+    async def starts(logs: Path, scratch: Path) -> None:
+        places = seats(RolePlan("actor_infer", "vllm", ((),)), 8, {"TMPDIR": str(scratch)})
+        group = WorkerGroup("actor_infer", places, logs, blocking=False)
+        try:
+            await group.start(make_vllm, [settings], 60, 240)
+        finally:
+            await group.stop(10)
+
+    with cluster(tmp_path, 0, 8) as session, pytest.raises(WorkerFailed) as failure:
+        asyncio.run(starts(session.logs, session.scratch))
+    said = str(failure.value)
+    assert said.startswith("actor_infer rank 0: too little memory on its device to start: ")
+    assert "KV cache" in said and "kv_cache_gib" in said and "response_length" in said
+    leaves_nothing()
