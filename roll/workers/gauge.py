@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable, Collection
+from typing import Any
 
 import psutil
 
@@ -21,11 +22,17 @@ class MemoryGauge:
         self._most: int | None = None
 
     def held(self) -> int | None:
-        """Bytes on the device that holds most; None on the CPU, and where the driver does not tell processes apart."""
+        """Bytes on the device that holds most. Where the driver does not tell processes apart: what torch holds in this one.
+
+        None on the CPU, and of an engine in a child process that the driver does not tell of.
+        """
         if self._device == "cpu":
             return None
         own = psutil.Process()
         held = held_by({own.pid, *(child.pid for child in own.children(recursive=True))}, self._read())
+        torch = _torch_on_gpu()
+        if held is None and torch is not None:
+            return int(torch.cuda.memory_reserved())
         if held is not None:
             self._most = max(held, self._most or 0)
         return held
@@ -35,10 +42,15 @@ class MemoryGauge:
         if self._device == "cpu":
             own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             return own + sum(child.memory_info().rss for child in psutil.Process().children(recursive=True))
-        torch = sys.modules.get("torch")
-        own = torch.cuda.max_memory_allocated() if torch is not None and torch.cuda.is_initialized() else 0
+        torch = _torch_on_gpu()
         self.held()
-        return max(own, self._most or 0) or None
+        return max(torch.cuda.max_memory_allocated() if torch is not None else 0, self._most or 0) or None
+
+
+def _torch_on_gpu() -> Any:
+    """torch, if this process has used a GPU through it."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_initialized() else None
 
 
 def held_by(pids: Collection[int], devices: ByDevice) -> int | None:
@@ -48,10 +60,18 @@ def held_by(pids: Collection[int], devices: ByDevice) -> int | None:
 
 
 def nvml() -> ByDevice:
-    """What NVIDIA's driver says. In a container without the host's process ids it may list none, or others."""
-    import pynvml  # pyright: ignore[reportMissingImports]  # of the GPU's environment alone
+    """What NVIDIA's driver says; nothing if it cannot be asked (it, or the package nvidia-ml-py, is not there).
 
-    pynvml.nvmlInit()
+    In a container with process ids of its own it may list none of them.
+    """
+    try:
+        import pynvml  # pyright: ignore[reportMissingImports]  # of the GPU's environment alone
+    except ModuleNotFoundError:
+        return []
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         listed = [pynvml.nvmlDeviceGetComputeRunningProcesses(handle) for handle in handles]

@@ -123,7 +123,9 @@ def engine(request: pytest.FixtureRequest, model: Path) -> Iterator[tuple[Engine
     settings = VllmConfig.model_validate({"enforce_eager": True, "gpu_memory_utilization": 0.2, "max_num_seqs": 64})
     rank = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cuda", 60.0)
     takes_adapter = kind == "adapter"
-    strategy = VllmGenerate(VllmSettings(str(model), model_args(dtype), settings, 512, 16 if takes_adapter else None, 0, False), rank)
+    strategy = VllmGenerate(
+        VllmSettings(str(model), model_args(dtype), settings, 512, 16 if takes_adapter else None, 0, False, takes_turns=False), rank
+    )
     with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # this process uses the GPU too
         one = Engine(strategy, runner, dtype)
