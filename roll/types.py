@@ -159,6 +159,8 @@ class TrainBatch:
     """[T], natural log: the reference policy. None if no term of the loss uses it."""
     proximal_log_probs: Floats | None = None
     """[T], natural log: the trainer's policy before the step's first update. None if that pass was not run."""
+    marked: Bools | None = None
+    """[T], tokens that the loss treats apart. None if it treats all alike."""
 
     def __len__(self) -> int:
         return len(self.sequences)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
+from roll.config.agreement_loss import loss_faults, loss_warnings
 from roll.config.batch import learner
 from roll.config.placement import model_roles, vllm_config
 from roll.config.schema import Config, RlvrConfig, Role
 from roll.config.schema_engine import VllmConfig
-from roll.config.schema_model import DataArgs, GeneratingArgs, ModelArgs
+from roll.config.schema_model import DataArgs, ModelArgs
 from roll.config.shipped import known_rewards
 from roll.config.translate import TRACKERS
 from roll.errors import Fault
@@ -27,7 +28,7 @@ def agreement_faults(config: Config) -> list[Fault]:
         faults += _lora_keys(name, role.model_args)
         faults += _engine_arguments(name, role)
     if isinstance(config, RlvrConfig):
-        faults += [*_kl(config), *_losses(config), *_same_policy(config), *_adapter(config), *_rewards(config)]
+        faults += [*_kl(config), *_losses(config), *loss_faults(config), *_same_policy(config), *_adapter(config), *_rewards(config)]
     return faults
 
 
@@ -118,12 +119,6 @@ def _losses(config: RlvrConfig) -> Iterator[Fault]:
         for key in ("norm_mean_type", "norm_std_type"):
             if getattr(config, key) == "batch":
                 yield Fault(key, "'batch', but adv_estimator grpo normalises by group", "remove it, or set adv_estimator=reinforce")
-    if config.behaviour_log_probs == "trainer" and config.async_generation_ratio:
-        problem = f"'trainer', but async_generation_ratio is {config.async_generation_ratio:g}: a newer version than sampled would be asked"
-        yield Fault("behaviour_log_probs", problem, "set it to engine, or async_generation_ratio=0")
-    bound = config.dual_clip_loss
-    if not isinstance(bound, bool) and bound <= 1:
-        yield Fault("dual_clip_loss", f"{bound:g} would cut into unclipped losses", "give a number above 1 (3 is usual), or false")
 
 
 def _same_policy(config: RlvrConfig) -> Iterator[Fault]:
@@ -173,7 +168,7 @@ def agreement_warnings(config: Config) -> list[str]:
     """Keys that have no effect as things stand."""
     if not isinstance(config, RlvrConfig):
         return []
-    warnings = list(_truncated_sampling(config.actor_infer.generating_args))
+    warnings = list(loss_warnings(config))
     if config.validation and not config.eval_steps:
         warnings.append("validation: given, but eval_steps is 0, so it never runs")
     if "num_train_epochs" in config.actor_train.training_args.model_fields_set:
@@ -181,16 +176,6 @@ def agreement_warnings(config: Config) -> list[str]:
     if config.reference and uses_reference(config) and config.actor_train.model_args.lora_target and _is_start(config):
         warnings.append("reference: with LoRA, actor_train with its adapter off is the same policy; without this block its memory is free")
     return warnings
-
-
-def _truncated_sampling(rollout: GeneratingArgs) -> Iterator[str]:
-    truncated = {"top_p": (rollout.top_p, rollout.top_p < 1), "top_k": (rollout.top_k, rollout.top_k > 0)}
-    given = [f"{key} {value:g}" for key, (value, cuts) in truncated.items() if cuts]
-    if given:
-        yield (
-            f"actor_infer.generating_args: {' and '.join(given)} truncate the distribution that the engine's log-probs are of, and the "
-            "trainer's are of the whole one, so the ratio of an on-policy token is below 1 (docs/algorithms.md); top_p=1 and top_k=-1 agree"
-        )
 
 
 def _is_start(config: RlvrConfig) -> bool:

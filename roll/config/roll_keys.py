@@ -82,7 +82,7 @@ IGNORED = {
     for role in ROLES
     for key, reason in {
         "worker_cls": "a role's class follows from its strategy; use strategy_args.strategy_name",
-        "pg_variant": "the loss is PPO's clipped objective; use pg_clip and loss_agg_mode",
+        "pg_variant": "use the root key policy_loss",
         "num_gpus_per_worker": "use strategy_args.strategy_config.tensor_parallel_size",
         "use_dynamic_batching_in_train": "sequences are always packed; use max_tokens_per_microbatch",
         "use_dynamic_batching_in_infer": "sequences are always packed; use max_tokens_per_microbatch",

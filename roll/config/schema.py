@@ -157,22 +157,39 @@ class RlvrConfig(Experiment):
     advantage_clip: PositiveFloat | None = Field(None, description="Clip advantages to this magnitude.")
     max_len_mask: bool = Field(False, description="Leave truncated responses out of the loss.")
 
-    pg_clip: PositiveFloat = Field(0.2, description="PPO clips the ratio to [1 - c, 1 + c].")
+    policy_loss: Literal["ppo", "pg", "gspo", "gmpo", "cispo", "topr", "clip_cov", "kl_cov"] = Field(
+        "ppo", description="The loss's policy term; see docs/algorithms.md."
+    )
+    pg_clip: PositiveFloat = Field(0.2, description="The ratio is clipped to [1 - c, 1 + c]; `gmpo` clips the log-ratio to [-c, c].")
     pg_clip_low: PositiveFloat | None = Field(None, description="Lower clip; `pg_clip` if not given.")
     pg_clip_high: PositiveFloat | None = Field(None, description="Upper clip; `pg_clip` if not given.")
     dual_clip_loss: PositiveFloat | bool = Field(
         False, description="Bound the loss of tokens with a negative advantage at this multiple of it; `true` means 3."
     )
+    topr_positive_weight: NonNegativeFloat = Field(1.0, description="`topr`: weight of tokens with an advantage of at least 0.")
+    topr_negative_weight: NonNegativeFloat = Field(1.0, description="`topr`: weight of tokens with a negative advantage.")
+    clip_cov_ratio: Fraction = Field(2e-4, description="`clip_cov`: share of a step's response tokens whose gradient is left out.")
+    clip_cov_low: float = Field(1.0, description="`clip_cov`: they are drawn from tokens with a covariance above this.")
+    clip_cov_high: float = Field(5.0, description="`clip_cov`: and below this.")
+    kl_cov_ratio: Fraction = Field(2e-4, description="`kl_cov`: share of a step's response tokens that are penalised.")
+    kl_cov_coef: NonNegativeFloat = Field(1.0, description="`kl_cov`: weight of the penalty.")
     loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = Field(
         "seq-mean-token-mean", description="How token losses become one number, over all ranks and micro-batches of an update."
     )
     entropy_loss_coef: float = Field(0.0, description="Weight of the entropy bonus.")
 
-    behaviour_log_probs: Literal["engine", "trainer"] = Field(
-        "engine",
+    behaviour_log_probs: Literal["engine", "trainer", "on_policy"] | None = Field(
+        None,
         description="Log-probs that the loss's ratios are taken against: `engine` keeps those of sampling, `trainer` recomputes them by a "
-        "forward pass before a step's first update (rollouts are then faster; synchronous training only).",
+        "forward pass before a step's first update, `on_policy` takes the update's own (one update a step). "
+        "If not given: `engine`, or `trainer` where `top_p`, `top_k` or `repetition_penalty` change what is sampled from.",
     )
+    mismatch_correction: Literal["none", "tis", "icepop", "seq_tis", "seq_mis", "geo_tis", "token_rs", "seq_rs", "geo_rs", "geo_rs_tis"] = (
+        Field("none", description="Weigh or reject tokens by the trainer's probability over the engine's; see docs/algorithms.md.")
+    )
+    mismatch_cap: PositiveFloat | None = Field(None, description="Its largest weight; the correction's own if not given.")
+    mismatch_low: NonNegativeFloat | None = Field(None, description="Below it is rejected; the correction's own if not given.")
+    mismatch_high: PositiveFloat | None = Field(None, description="Above it is rejected; the correction's own if not given.")
 
     use_kl_loss: bool = Field(False, description="Add the KL to the reference to the loss.")
     kl_loss_coef: NonNegativeFloat = Field(0.0, description="Its weight.")

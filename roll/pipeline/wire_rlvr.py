@@ -9,8 +9,8 @@ from contextlib import aclosing
 from functools import partial
 
 from roll.algorithms.advantages import Normalisation
-from roll.algorithms.losses import PolicyLoss
 from roll.config.plan import Plan
+from roll.config.ratios import keeps_engine_log_probs, ratio_source
 from roll.config.schema import RlvrConfig
 from roll.config.schema_model import GeneratingArgs
 from roll.data.prompts import PromptSet, prepare_prompts
@@ -23,6 +23,7 @@ from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.meter import Meter
 from roll.pipeline.roles import Roles, model_path, sends_adapter
 from roll.pipeline.stage import Stage
+from roll.pipeline.wire_loss import policy_loss
 from roll.rollout.batch import Credit, token_count
 from roll.rollout.scheduler import RolloutScheduler
 from roll.types import Metrics, Sampling
@@ -64,7 +65,7 @@ async def _loop(
     config: RlvrConfig, training: PromptSet, held_out: PromptSet | None, roles: Roles, stage: Stage, interrupt: Interrupt
 ) -> rlvr.Position:
     plan = stage.plan
-    samples, from_engine = config.num_return_sequences_in_group, config.behaviour_log_probs == "engine"
+    samples, from_engine = config.num_return_sequences_in_group, keeps_engine_log_probs(config)
     sampling = sampling_of(config.actor_infer.generating_args, config, samples, from_engine)
     total_updates = config.max_steps * plan.batch.updates_per_step
     actor_train = roles.actor_train("actor_train", config.actor_train, total_updates, sampling.temperature)
@@ -86,9 +87,7 @@ async def _loop(
         validate = partial(validation, config, held_out, actor_infer, rewards)
         parts = rlvr.Rlvr(
             take=meter.timed("rollout", on_turn.generation(scheduler.take)),
-            log_probs=meter.timed("log_probs", on_turn.training(actor_train.log_probs))
-            if config.behaviour_log_probs == "trainer"
-            else None,
+            log_probs=meter.timed("log_probs", on_turn.training(actor_train.log_probs)) if ratio_source(config) == "trainer" else None,
             ref_log_probs=None if plan.reference == "unused" else meter.timed("reference", ask),
             train=meter.timed("train", on_turn.training(actor_train.train_step)),
             sync=meter.timed("weight_sync", on_turn.sync(sync.push)),
@@ -150,19 +149,6 @@ def sampling_of(generating: GeneratingArgs, config: RlvrConfig, samples: int, lo
         stop=generating.stop_strings,
         ignore_eos=generating.ignore_eos,
         log_probs=log_probs,
-    )
-
-
-def policy_loss(config: RlvrConfig) -> PolicyLoss:
-    """The loss that the keys describe."""
-    dual_clip = 3.0 if config.dual_clip_loss is True else config.dual_clip_loss or None
-    return PolicyLoss(
-        clip_low=config.pg_clip_low or config.pg_clip,
-        clip_high=config.pg_clip_high or config.pg_clip,
-        dual_clip=dual_clip,
-        kl_coef=config.kl_loss_coef if config.use_kl_loss else 0.0,
-        kl_estimator=config.kl_loss_type,
-        entropy_coef=config.entropy_loss_coef,
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 from torch import Tensor
 
 from roll.algorithms.losses import LossInputs
-from roll.models.packed_inputs import scored_only
+from roll.models.packed_inputs import scored_only, to_device
 from roll.types import Floats, TrainBatch
 
 
@@ -18,9 +19,13 @@ def loss_inputs(batch: TrainBatch, device: str) -> LossInputs:
     def if_given(field: Floats | None) -> Tensor | None:
         return None if field is None else scored(field)
 
+    mask = batch.sequences.response_mask
+    lengths = np.add.reduceat(mask, batch.sequences.offsets[:-1], dtype=np.int64)
     return LossInputs(
         advantages=scored(batch.advantages),
+        lengths=to_device(lengths, device),
         behaviour_log_probs=if_given(batch.behaviour_log_probs),
-        ref_log_probs=if_given(batch.ref_log_probs),
         proximal_log_probs=if_given(batch.proximal_log_probs),
+        ref_log_probs=if_given(batch.ref_log_probs),
+        marked=None if batch.marked is None else to_device(batch.marked[mask], device),
     )

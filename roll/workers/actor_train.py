@@ -53,6 +53,7 @@ class ActorTrain:
         The number of updates is fixed: where rewards gave no verdict on some responses, updates are smaller, not fewer.
         """
         shape = self._shape
+        batch = replace(batch, marked=loss.marks(batch))
         ranks: list[list[list[MicroBatch]]] = [[] for _ in range(len(self._group))]
         for indices in np.array_split(np.arange(len(batch)), shape.updates) * shape.epochs:
             for rank, micro_batches in enumerate(micro_batches_of(batch, indices.tolist(), len(ranks), shape)):
@@ -154,7 +155,7 @@ def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
     def tokens(field: np.ndarray) -> np.ndarray:
         return packing.select_tokens(field, sequences, indices)
 
-    def if_given(field: Floats | None) -> Floats | None:
+    def if_given(field: np.ndarray | None) -> np.ndarray | None:
         return None if field is None else tokens(field)
 
     return TrainBatch(
@@ -164,6 +165,7 @@ def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
         tokens(batch.policy_versions),
         if_given(batch.ref_log_probs),
         if_given(batch.proximal_log_probs),
+        if_given(batch.marked),
     )
 
 

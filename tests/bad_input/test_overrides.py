@@ -10,6 +10,7 @@ TRAIN = "actor_train.training_args"
 ENGINE = "actor_infer.strategy_args.strategy_config"
 ZERO = "deepspeed_zero3.zero_optimization"
 REFERENCE = "reference.strategy_args.strategy_name"
+SAMPLING = "actor_infer.generating_args"
 GPUS = ("actor_train.device_mapping=[0,1]", "rollout_batch_size=8")
 
 KEYS = [
@@ -118,6 +119,33 @@ DEVICES = [
     (["actor_infer.world_size=100000"], "actor_infer.world_size", "100000", "at most 1024"),
     (["actor_train.device_mapping=[5000]", "actor_infer.device_mapping=[0]"], "actor_train.device_mapping", "5000", "1023"),
 ]
+TRAINER = "behaviour_log_probs=trainer"
+ON_POLICY = "behaviour_log_probs=on_policy"
+LOSSES = [
+    ([TRAINER, "async_generation_ratio=1"], "behaviour_log_probs", "async_generation_ratio is 1", "engine"),
+    ([ON_POLICY, "async_generation_ratio=1"], "behaviour_log_probs", "stale tokens", "mismatch_correction=tis"),
+    ([ON_POLICY, "ppo_epochs=2"], "behaviour_log_probs", "2 updates", "one update a step"),
+    ([ON_POLICY, "policy_loss=kl_cov"], "behaviour_log_probs", "kl_cov", "engine or trainer"),
+    ([ON_POLICY, "add_token_level_kl=true", "init_kl_coef=0.1"], "behaviour_log_probs", "add_token_level_kl", "use_kl_loss"),
+    ([f"{SAMPLING}.top_p=0.9", "async_generation_ratio=1"], "behaviour_log_probs", "rollouts are truncated", "async_generation_ratio=0"),
+    ([f"{SAMPLING}.top_k=50", "behaviour_log_probs=engine"], f"{SAMPLING}.top_k", "top_k 50", TRAINER),
+    ([f"{SAMPLING}.repetition_penalty=1.1", "behaviour_log_probs=engine"], f"{SAMPLING}.repetition_penalty", "1.1", "repetition_penalty=1"),
+    ([f"{SAMPLING}.top_p=0.9", "mismatch_correction=tis"], f"{SAMPLING}.top_p", "mismatch_correction tis", "top_p=1"),
+    (["mismatch_correction=tis"], "mismatch_correction", "behaviour_log_probs is engine", TRAINER),
+    ([TRAINER, "mismatch_correction=tis", "policy_loss=gspo"], "mismatch_correction", "token by token", "seq_tis"),
+    ([TRAINER, "mismatch_correction=icepop", "policy_loss=topr"], "mismatch_correction", "whole sequences", "policy_loss=ppo"),
+    ([TRAINER, "mismatch_correction=tis", "mismatch_low=0.5"], "mismatch_low", "0.5", "icepop"),
+    ([TRAINER, "mismatch_correction=icepop", "mismatch_low=6"], "mismatch_low", "6 is not below the upper bound 5", "smaller"),
+    (["mismatch_cap=2"], "mismatch_cap", "mismatch_correction none", "tis"),
+    (["mismatch_correction=seq_tsi"], "mismatch_correction", '"seq_tsi"', "did you mean 'seq_tis'"),
+    (["policy_loss=gsop"], "policy_loss", '"gsop"', "did you mean 'gspo'"),
+    (["policy_loss=gspo", "dual_clip_loss=true"], "dual_clip_loss", "gspo", "policy_loss=ppo"),
+    (["policy_loss=pg", "pg_clip_high=0.3"], "pg_clip_high", "0.3", "policy_loss=ppo or gspo"),
+    (["clip_cov_ratio=0.1"], "clip_cov_ratio", "0.1", "policy_loss=clip_cov"),
+    (["policy_loss=clip_cov", "clip_cov_low=9"], "clip_cov_low", "9", "1 and 5"),
+    (["kl_cov_coef=2"], "kl_cov_coef", "2", "policy_loss=kl_cov"),
+    (["topr_negative_weight=2"], "topr_negative_weight", "2", "policy_loss=topr"),
+]
 CONTRADICTIONS = [
     (["rollout_batch_size=5"], f"{TRAIN}.gradient_accumulation_steps", "10 sequences", "multiple of 8"),
     (["num_return_sequences_in_group=1", f"{TRAIN}.per_device_train_batch_size=4"], "num_return_sequences_in_group", "1", "at least 2"),
@@ -133,7 +161,7 @@ CONTRADICTIONS = [
     ([f"{ENGINE}.max_model_len=20"], f"{ENGINE}.max_model_len", "20", "at least 24"),
     ([f"{ENGINE}.max_num_batched_tokens=4"], f"{ENGINE}.max_num_batched_tokens", "4", "at least 8"),
     ([f"{ENGINE}.engine_args.block_size=16"], f"{ENGINE}.engine_args.block_size", "16", f"{ENGINE}.block_size"),
-    (["behaviour_log_probs=trainer", "async_generation_ratio=1"], "behaviour_log_probs", "async_generation_ratio is 1", "engine"),
+    *LOSSES,
     (["use_kl_loss=true", "kl_loss_coef=0.1"], "reference", "missing", "hf_infer"),
     (["use_kl_loss=true", "actor_train.model_args.lora_target=all-linear"], "kl_loss_coef", "0", "0.001"),
     (["kl_loss_coef=0.1"], "use_kl_loss", "0.1", "use_kl_loss=true"),

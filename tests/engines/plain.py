@@ -61,8 +61,9 @@ def plain_updates(folder: Path, lora: bool, batches: Sequence[TrainBatch]) -> li
             group["lr"] = LEARNING_RATE * (1 - number / TOTAL_UPDATES)
         mask = batch.sequences.response_mask
         fields = (batch.advantages, batch.behaviour_log_probs, batch.ref_log_probs)
+        lengths = torch.from_numpy(np.add.reduceat(mask, batch.sequences.offsets[:-1], dtype=np.int64))
         advantages, behaviour, ref = (torch.from_numpy(field[mask]).double() for field in fields if field is not None)
-        said = LOSS(*token_statistics(model, batch.sequences, TEMPERATURE), LossInputs(advantages, behaviour, ref))
+        said = LOSS(*token_statistics(model, batch.sequences, TEMPERATURE), LossInputs(advantages, lengths, behaviour, ref_log_probs=ref))
         optimizer.zero_grad()
         said.losses.mean().backward()
         norm = nn.utils.clip_grad_norm_(trains, MAX_GRAD_NORM)

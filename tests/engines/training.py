@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from roll.algorithms.losses import PolicyLoss
+from roll.algorithms.policy_loss import PolicyLoss
 from roll.config.schema_engine import DeepSpeedConfig
 from roll.config.schema_model import ModelArgs, TrainingArgs
 from roll.strategies.base import MicroBatch, Rank, TrainResult

@@ -8,11 +8,18 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.kl import kl_estimate
-from roll.algorithms.losses import Loss, LossInputs, NegativeLogLikelihood, PolicyLoss
+from roll.algorithms.losses import Loss, LossInputs, NegativeLogLikelihood
+from roll.algorithms.objectives import Ppo
+from roll.algorithms.policy_loss import PolicyLoss
 
 
 def tensor(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
+
+
+def inputs_of(advantages: Tensor, behaviour: Tensor | None, ref: Tensor | None = None) -> LossInputs:
+    """The tokens of one sequence."""
+    return LossInputs(advantages, torch.tensor([len(advantages)]), behaviour, ref_log_probs=ref)
 
 
 def loss_of(loss: Loss, ratios: list[float], advantages: list[float], ref: Tensor | None = None, entropy: Tensor | None = None) -> Tensor:
@@ -20,28 +27,28 @@ def loss_of(loss: Loss, ratios: list[float], advantages: list[float], ref: Tenso
     behaviour = torch.full((len(ratios),), -2.0, dtype=torch.float64)
     log_probs = behaviour + tensor(*ratios).log()
     entropy = torch.zeros_like(log_probs) if entropy is None else entropy
-    return loss(log_probs, entropy, LossInputs(tensor(*advantages), behaviour, ref)).losses
+    return loss(log_probs, entropy, inputs_of(tensor(*advantages), behaviour, ref)).losses
 
 
 def test_the_clip_by_hand() -> None:
     # A = 1: the gain ends at 1.2. A = -1: it ends at 0.8. On the other side the loss goes on.
-    got = loss_of(PolicyLoss(clip_low=0.2, clip_high=0.2), [1, 1.1, 1.5, 0.5, 1.5, 0.5], [1, 1, 1, 1, -1, -1])
+    got = loss_of(PolicyLoss(Ppo(0.2, 0.2)), [1, 1.1, 1.5, 0.5, 1.5, 0.5], [1, 1, 1, 1, -1, -1])
     torch.testing.assert_close(got, tensor(-1, -1.1, -1.2, -0.5, 1.5, 0.8))
 
 
 def test_the_clip_has_two_bounds() -> None:
-    got = loss_of(PolicyLoss(clip_low=0.1, clip_high=0.3), [1.5, 1.25, 0.5, 0.95], [2, 2, -2, -2])
+    got = loss_of(PolicyLoss(Ppo(0.1, 0.3)), [1.5, 1.25, 0.5, 0.95], [2, 2, -2, -2])
     torch.testing.assert_close(got, tensor(-2.6, -2.5, 1.8, 1.9))
 
 
 def test_the_dual_clip_bounds_what_a_bad_token_can_cost() -> None:
-    got = loss_of(PolicyLoss(dual_clip=3.0), [2.5, 4, 100, 0.5, 100], [-1, -1, -2, -1, 1])
+    got = loss_of(PolicyLoss(Ppo(dual_clip=3.0)), [2.5, 4, 100, 0.5, 100], [-1, -1, -2, -1, 1])
     torch.testing.assert_close(got, tensor(2.5, 3, 6, 0.8, -1.2))
 
 
 def test_the_clip_fraction_counts_where_the_clipped_side_wins() -> None:
     behaviour = torch.zeros(4, dtype=torch.float64)
-    inputs = LossInputs(tensor(1, 1, -1, -1), behaviour, None)
+    inputs = inputs_of(tensor(1, 1, -1, -1), behaviour, None)
     metrics = PolicyLoss()(tensor(log(1.5), log(0.5), log(1.5), log(0.5)), behaviour, inputs).metrics
     assert metrics["policy/clip_fraction"].tolist() == [1, 0, 0, 1]
     torch.testing.assert_close(metrics["policy/ratio"], tensor(1.5, 0.5, 1.5, 0.5))
@@ -61,15 +68,15 @@ def test_a_reference_without_a_coefficient_is_only_measured() -> None:
     ref = tensor(-3.0)
     assert loss_of(PolicyLoss(), [1], [1], ref).item() == pytest.approx(-1)
     log_probs = tensor(-2.0)
-    metrics = PolicyLoss(kl_estimator="k1")(log_probs, tensor(0.5), LossInputs(tensor(1), log_probs, ref)).metrics
+    metrics = PolicyLoss(kl_estimator="k1")(log_probs, tensor(0.5), inputs_of(tensor(1), log_probs, ref)).metrics
     assert metrics["policy/kl_ref"].item() == pytest.approx(1.0)
     assert metrics["policy/entropy"].item() == 0.5
-    assert "policy/kl_ref" not in PolicyLoss()(log_probs, tensor(0.5), LossInputs(tensor(1), log_probs, None)).metrics
+    assert "policy/kl_ref" not in PolicyLoss()(log_probs, tensor(0.5), inputs_of(tensor(1), log_probs, None)).metrics
 
 
 def test_metrics_carry_no_gradient() -> None:
     log_probs = tensor(-2.0, -1.0).requires_grad_()
-    inputs = LossInputs(tensor(1, -1), tensor(-2, -2), tensor(-3, -1))
+    inputs = inputs_of(tensor(1, -1), tensor(-2, -2), tensor(-3, -1))
     for loss in (PolicyLoss(kl_coef=0.1, entropy_coef=0.1), NegativeLogLikelihood()):
         said = loss(log_probs, log_probs * 2, inputs)
         assert said.losses.requires_grad
@@ -78,7 +85,7 @@ def test_metrics_carry_no_gradient() -> None:
 
 
 def test_negative_log_likelihood_is_what_it_says() -> None:
-    inputs = LossInputs(tensor(7, 7), tensor(0, 0), None)
+    inputs = inputs_of(tensor(7, 7), tensor(0, 0), None)
     said = NegativeLogLikelihood()(tensor(-0.5, -3), tensor(1, 2), inputs)
     assert said.losses.tolist() == [0.5, 3]
     assert said.metrics["sft/loss"].tolist() == [0.5, 3]
@@ -89,15 +96,17 @@ def reference_formula(loss: PolicyLoss, log_probs: Tensor, entropy: Tensor, inpu
     out = []
     assert inputs.ref_log_probs is not None
     assert inputs.behaviour_log_probs is not None
+    ppo = loss.objective
+    assert isinstance(ppo, Ppo)
     rows = zip(log_probs.tolist(), inputs.advantages.tolist(), inputs.behaviour_log_probs.tolist(), strict=True)
     for (policy, advantage, behaviour), ref, uncertainty in zip(rows, inputs.ref_log_probs.tolist(), entropy.tolist(), strict=True):
         ratio = exp(policy - behaviour)
         if advantage >= 0:
-            objective = advantage * min(ratio, 1 + loss.clip_high)
+            objective = advantage * min(ratio, 1 + ppo.clip_high)
         else:
-            objective = advantage * max(ratio, 1 - loss.clip_low)
-            if loss.dual_clip is not None:
-                objective = max(objective, loss.dual_clip * advantage)
+            objective = advantage * max(ratio, 1 - ppo.clip_low)
+            if ppo.dual_clip is not None:
+                objective = max(objective, ppo.dual_clip * advantage)
         d = ref - policy
         kl = {"k1": -d, "k2": d * d / 2, "k3": exp(d) - 1 - d}[loss.kl_estimator]
         out.append(-objective + loss.kl_coef * kl - loss.entropy_coef * uncertainty)
@@ -106,11 +115,11 @@ def reference_formula(loss: PolicyLoss, log_probs: Tensor, entropy: Tensor, inpu
 
 LOSSES = [
     PolicyLoss(),
-    PolicyLoss(clip_low=0.1, clip_high=0.4),
-    PolicyLoss(dual_clip=1.5),
+    PolicyLoss(Ppo(0.1, 0.4)),
+    PolicyLoss(Ppo(dual_clip=1.5)),
     PolicyLoss(kl_coef=0.3, kl_estimator="k1"),
     PolicyLoss(kl_coef=0.3, kl_estimator="k2", entropy_coef=0.2),
-    PolicyLoss(clip_low=0.3, dual_clip=2.0, kl_coef=0.7, kl_estimator="k3", entropy_coef=-0.1),
+    PolicyLoss(Ppo(0.3, dual_clip=2.0), kl_coef=0.7, kl_estimator="k3", entropy_coef=-0.1),
 ]
 
 
@@ -118,7 +127,7 @@ def random_tokens(count: int) -> tuple[Tensor, Tensor, LossInputs]:
     generator = torch.Generator().manual_seed(3)
     log_probs, behaviour, ref, advantages = torch.randn(4, count, dtype=torch.float64, generator=generator)
     entropy = torch.rand(count, dtype=torch.float64, generator=generator)
-    return log_probs, entropy, LossInputs(advantages, behaviour, ref)
+    return log_probs, entropy, inputs_of(advantages, behaviour, ref)
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=str)
@@ -141,8 +150,8 @@ def test_gradients_against_finite_differences(loss: Loss) -> None:
 
 def test_a_clipped_token_has_no_gradient() -> None:
     log_probs = tensor(log(1.5), log(0.5), log(5)).requires_grad_()
-    inputs = LossInputs(tensor(1, -1, -1), torch.zeros(3, dtype=torch.float64), None)
-    PolicyLoss(dual_clip=3.0)(log_probs, torch.zeros(3), inputs).losses.sum().backward()
+    inputs = inputs_of(tensor(1, -1, -1), torch.zeros(3, dtype=torch.float64), None)
+    PolicyLoss(Ppo(dual_clip=3.0))(log_probs, torch.zeros(3), inputs).losses.sum().backward()
     assert log_probs.grad is not None
     assert log_probs.grad.tolist() == [0, 0, 0]
 

@@ -116,7 +116,7 @@ def test_the_loss_weighs_without_a_gradient_through_the_weight(monkeypatch: pyte
     module = appended("roll/algorithms/losses.py", monkeypatch)
     loss = pickle.loads(pickle.dumps(module.ClippedImportance(clip_high=0.5)))
     log_probs = torch.log(torch.tensor([0.2, 0.8])).requires_grad_()
-    inputs = LossInputs(torch.tensor([2.0, -1.0]), torch.log(torch.tensor([0.4, 0.4])), None)
+    inputs = LossInputs(torch.tensor([2.0, -1.0]), torch.tensor([2]), torch.log(torch.tensor([0.4, 0.4])))
     result = loss(log_probs, torch.zeros(2), inputs)
     assert result.losses.tolist() == pytest.approx([-0.5 * 2 * math.log(0.2), 1.5 * math.log(0.8)])
     assert result.metrics["policy/clip_fraction"].tolist() == [0.0, 1.0]

@@ -25,7 +25,9 @@ WRITERS = (
     "pipeline/evaluate.py",
     "pipeline/meter.py",
     "rollout/batch.py",
+    "algorithms/corrections.py",
     "algorithms/losses.py",
+    "algorithms/policy_loss.py",
     "strategies/deepspeed_train.py",
     "strategies/tally.py",
 )

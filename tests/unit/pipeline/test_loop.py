@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from roll.algorithms.advantages import Normalisation
-from roll.algorithms.losses import Loss, PolicyLoss
+from roll.algorithms.losses import Loss
+from roll.algorithms.policy_loss import PolicyLoss
 from roll.data.examples import Example
 from roll.pipeline import rlvr, sft
 from roll.pipeline.evaluate import Evaluator, pass_at_k

@@ -1,0 +1,221 @@
+"""The policy terms of a loss: from log-probs and advantages to a loss a token. Pure tensor functions, one class a method.
+
+In all formulas d = log pi - log old is the log-ratio of the current policy to the one that ratios are taken against, r = exp(d),
+A the token's advantage, sg(.) stops the gradient, and mean_y and sum_y run over the response tokens of the token's sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.covariance import largest, some_between, token_covariances
+from roll.algorithms.segments import sequence_mean, sequence_sum
+from roll.types import Bools, TrainBatch
+
+
+@dataclass(frozen=True)
+class PolicyTokens:
+    """What an objective sees of S response tokens of N sequences. Only `log_probs` carries a gradient."""
+
+    log_probs: Tensor
+    """[S], of the current policy."""
+    old_log_probs: Tensor
+    """[S], of the policy that ratios are taken against."""
+    advantages: Tensor
+    """[S]"""
+    lengths: Tensor
+    """int64 [N]"""
+    marked: Tensor | None = None
+    """bool [S]"""
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """[S]"""
+        return self.log_probs - self.old_log_probs
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """What an objective says of each token, [S] each."""
+
+    losses: Tensor
+    """With a gradient."""
+    ratio: Tensor
+    """What the loss used as the ratio: of the token, or of its sequence."""
+    clipped: Tensor
+    """bool, where a clip, or a selection that cuts the gradient off, took effect."""
+
+
+class Objective(Protocol):
+    """A policy term. Implementations are frozen and picklable."""
+
+    def __call__(self, tokens: PolicyTokens) -> Surrogate:
+        """Losses of the tokens."""
+        ...
+
+    def marks(self, batch: TrainBatch) -> Bools | None:
+        """[T], tokens that the objective treats apart, chosen over a whole step; None for none."""
+        return None
+
+
+@dataclass(frozen=True)
+class Ppo(Objective):
+    """Proximal policy optimisation: max(-A r, -A clip(r, 1 - low, 1 + high)).
+
+    Sources: PPO, arXiv 1707.06347, eq. 7; separate bounds: DAPO, arXiv 2503.14476, eq. 10; dual clip, which bounds
+    the loss of tokens with A < 0 at -A dual_clip: arXiv 1912.09729, eq. 5.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+
+    def __call__(self, tokens: PolicyTokens) -> Surrogate:
+        """See `Objective`."""
+        surrogate = _clipped(tokens.log_ratio.exp(), tokens.advantages, self.clip_low, self.clip_high)
+        if self.dual_clip is None:
+            return surrogate
+        bound = torch.where(tokens.advantages < 0, -tokens.advantages * self.dual_clip, torch.inf)
+        return Surrogate(torch.minimum(surrogate.losses, bound), surrogate.ratio, surrogate.clipped)
+
+
+@dataclass(frozen=True)
+class PolicyGradient(Objective):
+    """REINFORCE: -A log pi. No ratio and no clip. Source: R. J. Williams, 1992."""
+
+    def __call__(self, tokens: PolicyTokens) -> Surrogate:
+        """See `Objective`."""
+        ratio = tokens.log_ratio.detach().exp()
+        return Surrogate(-tokens.advantages * tokens.log_probs, ratio, torch.zeros_like(ratio, dtype=torch.bool))
+
+
+@dataclass(frozen=True)
+class Gspo(Objective):
+    """Group sequence policy optimisation: PPO's clip of the sequence's ratio s = exp(mean_y d), at each of its tokens.
+
+    Source: arXiv 2507.18071, eq. 5 and 7. With `seq-mean-token-mean` the aggregate is the paper's.
+    """
+
+    clip_low: float = 3e-4
+    clip_high: float = 4e-4
+
+    def __call__(self, tokens: PolicyTokens) -> Surrogate:
+        """See `Objective`."""
+        return _clipped(sequence_mean(tokens.log_ratio, tokens.lengths).exp(), tokens.advantages, self.clip_low, self.clip_high)
+
+
+@dataclass(frozen=True)
+class Gmpo(Objective):
+    """Geometric-mean policy optimisation: -A exp(mean_y c), where c is d clipped, token by token, on PPO's side of it.
+
+    c = sign(A) min(sign(A) d, sign(A) clip(d, -low, high)): the bounds are of the log-ratio. Source: arXiv 2507.20673,
+    eq. 4, with (exp(-0.4), exp(0.4)). With `seq-mean-token-mean` the aggregate is the paper's.
+    """
+
+    clip_low: float = 0.4
+    clip_high: float = 0.4
+
+    def __call__(self, tokens: PolicyTokens) -> Surrogate:
+        """See `Objective`."""
+        d, sign = tokens.log_ratio, tokens.advantages.sign()
+        bounded = d.clamp(-self.clip_low, self.clip_high)
+        clipped = sign * bounded < sign * d
+        ratio = sequence_mean(torch.where(clipped, bounded, d), tokens.lengths).exp()
+        return Surrogate(-tokens.advantages * ratio, ratio.detach(), clipped.detach())
+
+
+@dataclass(frozen=True)
+class Cispo(Objective):
+    """Clipped importance-sampling policy optimisation: -sg(clip(r, 1 - low, 1 + high)) A log pi.
+
+    The weight is clipped and not the loss, so no token's gradient is cut off. Source: MiniMax-M1, arXiv 2506.13585, eq. 4
+    and 5; the paper has no lower bound, which is `clip_low` 1.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+
+    def __call__(self, tokens: PolicyTokens) -> Surrogate:
+        """See `Objective`."""
+        ratio = tokens.log_ratio.detach().exp()
+        weight = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        return Surrogate(-weight * tokens.advantages * tokens.log_probs, ratio, weight != ratio)
+
+
+@dataclass(frozen=True)
+class Topr(Objective):
+    """Tapered off-policy REINFORCE: -w A log pi, with w fixed for A >= 0 and tapered by the sequence's ratio for A < 0.
+
+    w = positive where A >= 0, else negative sg(min(1, exp(sum_y d))): good responses are learnt as they are, bad ones only
+    as far as the policy still gives them. Source: arXiv 2503.14286, eq. 6.
+    """
+
+    positive: float = 1.0
+    negative: float = 1.0
+
+    def __call__(self, tokens: PolicyTokens) -> Surrogate:
+        """See `Objective`."""
+        total = sequence_sum(tokens.log_ratio.detach(), tokens.lengths)
+        tapered, falls = total.clamp(max=0.0).exp(), tokens.advantages < 0
+        weight = torch.where(falls, self.negative * tapered, self.positive)
+        return Surrogate(-weight * tokens.advantages * tokens.log_probs, tapered, falls & (total > 0))
+
+
+@dataclass(frozen=True)
+class ClipCov(Objective):
+    """PPO without the gradient of some tokens whose log-prob and advantage vary together most: those end exploration.
+
+    The covariance of a token is (log old - mean)(A - mean), the means over the step's response tokens. Of those between
+    `low` and `high`, a share `ratio` of all tokens is drawn and has loss 0. Source: arXiv 2505.22617, eq. 10 to 12. It is drawn
+    over the step from `old`, so that a split into updates, ranks and micro-batches changes nothing; the paper draws in each
+    mini-batch from the current policy, which is the same in a step's first update.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    ratio: float = 2e-4
+    low: float = 1.0
+    high: float = 5.0
+
+    def marks(self, batch: TrainBatch) -> Bools | None:
+        """See `Objective`."""
+        return some_between(token_covariances(batch), batch, self.ratio, self.low, self.high)
+
+    def __call__(self, tokens: PolicyTokens) -> Surrogate:
+        """See `Objective`."""
+        assert tokens.marked is not None, "no tokens were chosen"
+        surrogate = _clipped(tokens.log_ratio.exp(), tokens.advantages, self.clip_low, self.clip_high)
+        losses = torch.where(tokens.marked, 0.0, surrogate.losses)
+        return Surrogate(losses, surrogate.ratio, surrogate.clipped | tokens.marked)
+
+
+@dataclass(frozen=True)
+class KlCov(Objective):
+    """-A r, and |d| times `coef` more for the share `ratio` of tokens with the largest covariance (see `ClipCov`).
+
+    Source: arXiv 2505.22617, eq. 13 and 14, with the authors' |d| for the KL, which has no gradient at d = 0: the penalty acts
+    from a step's second update on.
+    """
+
+    ratio: float = 2e-4
+    coef: float = 1.0
+
+    def marks(self, batch: TrainBatch) -> Bools | None:
+        """See `Objective`."""
+        return largest(token_covariances(batch), batch, self.ratio)
+
+    def __call__(self, tokens: PolicyTokens) -> Surrogate:
+        """See `Objective`."""
+        assert tokens.marked is not None, "no tokens were chosen"
+        ratio = tokens.log_ratio.exp()
+        penalty = torch.where(tokens.marked, self.coef * tokens.log_ratio.abs(), 0.0)
+        return Surrogate(penalty - tokens.advantages * ratio, ratio.detach(), tokens.marked)
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Surrogate:
+    free, bounded = -advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high)
+    return Surrogate(torch.maximum(free, bounded), ratio.detach(), (bounded > free).detach())

@@ -1,0 +1,67 @@
+"""The loss of reinforcement learning: a policy term, corrected and with KL and entropy terms added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from roll.algorithms.corrections import Correction
+from roll.algorithms.kl import kl_estimate
+from roll.algorithms.losses import Loss, LossInputs, TokenLosses
+from roll.algorithms.objectives import Objective, PolicyTokens, Ppo
+from roll.types import Bools, TrainBatch
+
+
+@dataclass(frozen=True)
+class PolicyLoss(Loss):
+    """loss = weight * objective + kl_coef * KL(policy || reference) - entropy_coef * entropy.
+
+    Ratios are taken against the trainer's policy before the step's first update where its log-probs are given, otherwise
+    against the behaviour policy. The weight is the correction's, 1 without one; see `Correction`.
+    """
+
+    objective: Objective = field(default_factory=Ppo)
+    correction: Correction | None = None
+    on_policy: bool = False
+    """A step makes one update, so ratios are taken against the current policy and are 1 exactly, without a pass for it."""
+    kl_coef: float = 0.0
+    kl_estimator: str = "k3"
+    entropy_coef: float = 0.0
+
+    def marks(self, batch: TrainBatch) -> Bools | None:
+        """See `Loss`."""
+        return self.objective.marks(batch)
+
+    def __call__(self, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> TokenLosses:
+        """See `Loss`."""
+        old = self._old(log_probs, inputs)
+        said = self.objective(PolicyTokens(log_probs, old, inputs.advantages, inputs.lengths, inputs.marked))
+        losses = said.losses
+        metrics = {
+            "policy/loss": losses.detach(),
+            "policy/ratio": said.ratio,
+            "policy/clip_fraction": said.clipped.float(),
+            "policy/kl_behaviour": kl_estimate(log_probs, old, "k3").detach(),
+            "policy/entropy": entropy.detach(),
+        }
+        if self.correction is not None:
+            assert inputs.behaviour_log_probs is not None, "a correction without the engine's log-probs"
+            corrected = self.correction(old - inputs.behaviour_log_probs, inputs.lengths)
+            losses = losses * corrected.weights
+            metrics |= corrected.metrics
+        if inputs.ref_log_probs is not None:
+            kl = kl_estimate(log_probs, inputs.ref_log_probs, self.kl_estimator)
+            metrics["policy/kl_ref"] = kl.detach()
+            if self.kl_coef:
+                losses = losses + self.kl_coef * kl
+        if self.entropy_coef:
+            losses = losses - self.entropy_coef * entropy
+        return TokenLosses(losses, metrics)
+
+    def _old(self, log_probs: Tensor, inputs: LossInputs) -> Tensor:
+        if self.on_policy:
+            return log_probs.detach()
+        old = inputs.behaviour_log_probs if inputs.proximal_log_probs is None else inputs.proximal_log_probs
+        assert old is not None, "a ratio without log-probs to take it against"
+        return old

@@ -1,0 +1,23 @@
+"""Sums and means over the sequences of a micro-batch. A sequence is never split over micro-batches, so these are exact."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def sequence_sum(values: Tensor, lengths: Tensor) -> Tensor:
+    """The sum over each sequence's tokens, at every one of them.
+
+    Args:
+        values: [S], tokens of N sequences laid end to end.
+        lengths: int64 [N], tokens of each; they sum to S. A sequence may have none.
+    """
+    sums = torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True)
+    return torch.repeat_interleave(sums, lengths, output_size=len(values))
+
+
+def sequence_mean(values: Tensor, lengths: Tensor) -> Tensor:
+    """The mean over each sequence's tokens, at every one of them. Arguments as of `sequence_sum`."""
+    counts = torch.repeat_interleave(lengths, lengths, output_size=len(values))
+    return sequence_sum(values, lengths) / counts

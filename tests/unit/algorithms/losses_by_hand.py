@@ -1,0 +1,66 @@
+"""The losses once more: float64, one token after another, as the papers tell them. Written from the formulas, not from the code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import exp
+
+import numpy as np
+
+from roll.algorithms.objectives import Cispo, ClipCov, Gmpo, Gspo, KlCov, Objective, PolicyGradient, Ppo, Topr
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence's response tokens."""
+
+    current: Sequence[float]
+    old: Sequence[float]
+    advantages: Sequence[float]
+    marked: Sequence[bool]
+
+
+Formula = Callable[[Row, Row], list[float]]
+"""Token losses of a sequence from the row as it is and from the row at which stopped gradients are held."""
+
+
+def clip(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)
+
+
+def surrogate(ratio: float, advantage: float, low: float, high: float) -> float:
+    """Minus PPO's objective, by cases."""
+    return -advantage * (min(ratio, 1 + high) if advantage >= 0 else max(ratio, 1 - low))
+
+
+def formula(objective: Objective) -> Formula:
+    """The method's token losses; with `row` and `held` the same it is their value, with `held` fixed the gradient's antiderivative."""
+
+    def losses(row: Row, held: Row) -> list[float]:
+        tokens = list(zip(row.current, row.old, row.advantages, row.marked, strict=True))
+        d = [current - old for current, old, _, _ in tokens]
+        fixed = [current - old for current, old in zip(held.current, held.old, strict=True)]
+        match objective:
+            case Ppo(low, high, dual):
+                out = [surrogate(exp(x), a, low, high) for x, a in zip(d, row.advantages, strict=True)]
+                return [min(o, -dual * a) if dual and a < 0 else o for o, a in zip(out, row.advantages, strict=True)]
+            case PolicyGradient():
+                return [-a * current for current, _, a, _ in tokens]
+            case Gspo(low, high):
+                return [surrogate(exp(sum(d) / len(d)), a, low, high) for a in row.advantages]
+            case Gmpo(low, high):
+                c = [min(x, high) if a >= 0 else max(x, -low) for x, a in zip(d, row.advantages, strict=True)]
+                return [-a * float(np.prod([exp(x) for x in c])) ** (1 / len(c)) for a in row.advantages]
+            case Cispo(low, high):
+                return [-clip(exp(x), 1 - low, 1 + high) * a * current for x, (current, _, a, _) in zip(fixed, tokens, strict=True)]
+            case Topr(positive, negative):
+                product = float(np.prod([exp(x) for x in fixed]))
+                return [-(positive if a >= 0 else negative * min(product, 1)) * a * current for current, _, a, _ in tokens]
+            case ClipCov(low, high):
+                return [0.0 if marked else surrogate(exp(x), a, low, high) for x, (_, _, a, marked) in zip(d, tokens, strict=True)]
+            case KlCov(_, coef):
+                return [-a * exp(x) + (coef * abs(x) if marked else 0) for x, (_, _, a, marked) in zip(d, tokens, strict=True)]
+        raise AssertionError(objective)
+
+    return losses

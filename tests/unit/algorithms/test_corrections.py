@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import itertools
+import pickle
+from math import exp, log
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from roll.algorithms.corrections import Correction
+from roll.algorithms.losses import LossInputs
+from roll.algorithms.objectives import PolicyGradient, Ppo
+from roll.algorithms.policy_loss import PolicyLoss
+from roll.config.corrections import PRESETS
+
+INFINITY = float("inf")
+CORRECTIONS = {
+    name: Correction(one.weight, one.cap, one.reject, one.low or 0.0, INFINITY if one.high is None else one.high)
+    for name, one in PRESETS.items()
+}
+
+
+def tensor(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+RATIOS = [4.0, 0.5, 1.0, 1.001, 0.25, 0.4]
+LENGTHS = [3, 1, 2]
+"""Products 2, 1.001, 0.1; geometric means 2 ** (1 / 3), 1.001, 0.1 ** 0.5."""
+ROOTS = [2 ** (1 / 3)] * 3 + [1.001] + [0.1**0.5] * 2
+BY_HAND = {
+    "tis": [2, 0.5, 1, 1.001, 0.25, 0.4],
+    "icepop": [4, 0.5, 1, 1.001, 0, 0],
+    "seq_tis": [2, 2, 2, 1.001, 0.1, 0.1],
+    "seq_mis": [2, 2, 2, 1.001, 0, 0],
+    "geo_tis": ROOTS,
+    "token_rs": [0, 1, 1, 1, 0, 0],
+    "seq_rs": [1, 1, 1, 1, 0, 0],
+    "geo_rs": [0, 0, 0, 1, 0, 0],
+    "geo_rs_tis": [0, 0, 0, 1.001, 0, 0],
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_by_hand(name: str) -> None:
+    # A hair within the bounds that the ratios touch.
+    ratios = tensor(*RATIOS) * torch.where(tensor(*RATIOS) == 0.5, 1 + 1e-12, 1 - 1e-12)
+    said = CORRECTIONS[name](ratios.log(), torch.tensor(LENGTHS))
+    torch.testing.assert_close(said.weights, tensor(*BY_HAND[name]), rtol=1e-9, atol=1e-9)
+
+
+def test_every_preset_has_its_numbers() -> None:
+    assert BY_HAND.keys() == PRESETS.keys()
+
+
+def test_metrics_count_tokens() -> None:
+    said = Correction(weight="token", cap=2.0, reject="sequence", low=0.5, high=3.0)(tensor(*RATIOS).log(), torch.tensor(LENGTHS))
+    assert said.metrics["mismatch/capped_fraction"].tolist() == [1, 0, 0, 0, 0, 0]
+    assert said.metrics["mismatch/rejected_fraction"].tolist() == [0, 0, 0, 0, 1, 1]
+    torch.testing.assert_close(said.metrics["mismatch/weight"], tensor(2, 0.5, 1, 1.001, 0, 0))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_where_trainer_and_engine_agree_nothing_is_changed(name: str) -> None:
+    said = CORRECTIONS[name](torch.zeros(6), torch.tensor(LENGTHS))
+    assert (said.weights == 1).all()
+    assert not said.metrics["mismatch/rejected_fraction"].any()
+    assert not said.metrics["mismatch/capped_fraction"].any()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("delta", [50.0, -50.0])
+def test_no_difference_is_too_large(name: str, delta: float) -> None:
+    weights = CORRECTIONS[name](torch.full((100,), delta), torch.tensor([100])).weights
+    assert torch.isfinite(weights).all()
+    bounded = {"tis": 2.0, "seq_tis": 2.0, "geo_tis": 2.0}.get(name, 0.0)
+    assert weights.max() == pytest.approx(bounded if delta > 0 else 0.0, abs=1e-20)
+
+
+def reference(correction: Correction, delta: list[float]) -> list[float]:
+    """Of one sequence, token by token."""
+    product = exp(sum(delta))
+    rho = {"token": [exp(x) for x in delta], "sequence": [product] * len(delta), "geometric": [product ** (1 / len(delta))] * len(delta)}
+    weights = rho[correction.weight] if correction.weight else [1.0] * len(delta)
+    weights = [weight if correction.cap is None else min(weight, correction.cap) for weight in weights]
+    if correction.reject:
+        weights = [
+            w if correction.low <= judged <= correction.high else 0.0 for w, judged in zip(weights, rho[correction.reject], strict=True)
+        ]
+    return weights
+
+
+@settings(deadline=None)
+@given(rows=st.lists(st.lists(st.floats(-2, 2), max_size=5), min_size=1, max_size=6).filter(any), name=st.sampled_from(sorted(PRESETS)))
+def test_against_the_formula_in_float64(rows: list[list[float]], name: str) -> None:
+    correction = CORRECTIONS[name]
+    said = correction(tensor(*itertools.chain(*rows)), torch.tensor([len(row) for row in rows]))
+    expected = [weight for row in rows if row for weight in reference(correction, row)]
+    torch.testing.assert_close(said.weights, tensor(*expected), rtol=1e-9, atol=1e-12)
+
+
+def decoupled(loss: PolicyLoss, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss and gradient with a behaviour policy at log 1/2, a proximal one at log 3/4."""
+    leaf = log_probs.clone().requires_grad_()
+    behaviour, proximal = torch.full_like(log_probs, log(0.5)), torch.full_like(log_probs, log(0.75))
+    inputs = LossInputs(torch.ones_like(log_probs), torch.tensor([len(log_probs)]), behaviour, proximal)
+    said = loss(leaf, torch.zeros_like(leaf), inputs)
+    said.losses.sum().backward()
+    assert leaf.grad is not None
+    return said.losses.detach(), leaf.grad
+
+
+def test_decoupled_ppo_clips_around_the_proximal_policy_and_weighs_by_it() -> None:
+    # Current 0.75 and 0.99: ratios to the proximal 0.75 are 1 and 1.32, which is clipped at 1.2; both weigh 0.75 / 0.5 = 1.5.
+    losses, gradient = decoupled(PolicyLoss(Ppo(), Correction(weight="token", cap=5.0)), tensor(log(0.75), log(0.99)))
+    torch.testing.assert_close(losses, tensor(-1.5, -1.8))
+    torch.testing.assert_close(gradient, tensor(-1.5, 0))
+    # Against the behaviour policy alone both would be clipped: 1.5 > 1.2.
+    capped, _ = decoupled(PolicyLoss(Ppo(), Correction(weight="token", cap=1.25)), tensor(log(0.75)))
+    torch.testing.assert_close(capped, tensor(-1.25))
+
+
+def test_on_policy_the_weight_is_the_current_policys_and_carries_no_gradient() -> None:
+    loss = PolicyLoss(Ppo(), Correction(weight="token", cap=5.0), on_policy=True)
+    losses, gradient = decoupled(loss, tensor(log(0.6), log(0.9)))
+    # The ratio is 1: what is left is the weight, current over behaviour.
+    torch.testing.assert_close(losses, tensor(-1.2, -1.8))
+    torch.testing.assert_close(gradient, tensor(-1.2, -1.8))
+
+
+def test_on_policy_needs_no_log_probs_of_anybody() -> None:
+    leaf = tensor(-1, -2).requires_grad_()
+    said = PolicyLoss(on_policy=True)(leaf, torch.zeros(2), LossInputs(tensor(3, -1), torch.tensor([2])))
+    said.losses.sum().backward()
+    assert said.metrics["policy/ratio"].tolist() == [1, 1]
+    assert said.losses.tolist() == [-3, 1]
+    assert leaf.grad is not None and leaf.grad.tolist() == [-3, 1]
+
+
+def test_a_rejected_token_has_no_policy_gradient_and_keeps_its_kl() -> None:
+    loss = PolicyLoss(PolicyGradient(), Correction(reject="token", low=0.5, high=2.0), on_policy=True, kl_coef=0.5, kl_estimator="k1")
+    leaf = tensor(-1, -1).requires_grad_()
+    inputs = LossInputs(tensor(4, 4), torch.tensor([2]), tensor(-1, -3), ref_log_probs=tensor(-1, -1))
+    loss(leaf, torch.zeros(2), inputs).losses.sum().backward()
+    assert leaf.grad is not None
+    torch.testing.assert_close(leaf.grad, tensor(-4 + 0.5, 0.5))
+
+
+def test_stale_tokens_weigh_by_their_own_versions() -> None:
+    """Tokens that older versions sampled carry those versions' log-probs, so the correction sees how far the policy went."""
+    proximal = torch.full((3,), log(0.8), dtype=torch.float64)
+    behaviour = tensor(log(0.8), log(0.6), log(0.4))
+    weights = Correction(weight="token", cap=10.0)(proximal - behaviour, torch.tensor([3])).weights
+    torch.testing.assert_close(weights, tensor(1, 0.8 / 0.6, 2))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_corrections_travel_to_workers(name: str) -> None:
+    assert pickle.loads(pickle.dumps(CORRECTIONS[name])) == CORRECTIONS[name]

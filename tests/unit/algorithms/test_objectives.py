@@ -1,0 +1,197 @@
+"""Every policy term against numbers worked out by hand, against the papers' formulas in float64, and by its gradient."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from dataclasses import replace
+from math import exp, log
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from roll.algorithms.objectives import Cispo, ClipCov, Gmpo, Gspo, KlCov, Objective, PolicyGradient, PolicyTokens, Ppo, Topr
+from tests.unit.algorithms.losses_by_hand import Row, formula
+
+OBJECTIVES: list[Objective] = [
+    Ppo(),
+    Ppo(0.1, 0.4, dual_clip=1.5),
+    PolicyGradient(),
+    Gspo(0.05, 0.1),
+    Gmpo(0.3, 0.5),
+    Cispo(0.2, 0.4),
+    Cispo(1.0, 2.0),
+    Topr(0.7, 1.3),
+    ClipCov(0.2, 0.3),
+    KlCov(coef=0.6),
+]
+each = pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+
+
+def tensor(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def of_ratios(ratios: list[float], advantages: list[float], lengths: list[int], marked: list[bool] | None = None) -> PolicyTokens:
+    """Tokens that the current policy gives `ratio` times what the old one gave them, which was exp(-2)."""
+    old = torch.full((len(ratios),), -2.0, dtype=torch.float64)
+    chosen = None if marked is None else torch.tensor(marked)
+    return PolicyTokens(old + tensor(*ratios).log(), old, tensor(*advantages), torch.tensor(lengths), chosen)
+
+
+def random_tokens(lengths: list[int], seed: int = 3) -> PolicyTokens:
+    generator = torch.Generator().manual_seed(seed)
+    log_probs, noise, advantages = torch.randn(3, sum(lengths), dtype=torch.float64, generator=generator)
+    marked = torch.rand(sum(lengths), generator=generator) < 0.3
+    return PolicyTokens(log_probs, log_probs + 0.4 * noise, advantages, torch.tensor(lengths), marked)
+
+
+def rows(tokens: PolicyTokens) -> list[Row]:
+    """By sequence, without the empty ones."""
+    fields = (tokens.log_probs, tokens.old_log_probs, tokens.advantages, tokens.marked)
+    lists = [[] if field is None else field.tolist() for field in fields]
+    bounds = [0, *itertools.accumulate(tokens.lengths.tolist())]
+    return [Row(*(values[begin:end] for values in lists)) for begin, end in itertools.pairwise(bounds) if end > begin]
+
+
+def test_gspo_by_hand() -> None:
+    # Ratios 2 and 1/2 make a sequence ratio of 1; 1.5 and 1.5 make 1.5, which the clip stops at 1.2 for A > 0 alone.
+    said = Gspo(0.2, 0.2)(of_ratios([2, 0.5, 1.5, 1.5, 1.5], [1, 1, 3, 3, -3], [2, 2, 1]))
+    torch.testing.assert_close(said.losses, tensor(-1, -1, -3.6, -3.6, 4.5))
+    torch.testing.assert_close(said.ratio, tensor(1, 1, 1.5, 1.5, 1.5))
+    assert said.clipped.tolist() == [False, False, True, True, False]
+
+
+def test_gmpo_by_hand() -> None:
+    # A > 0: log 2 is cut to 0.4 and log 1/2 is not: exp((0.4 - log 2) / 2). A < 0: the other way round.
+    said = Gmpo(0.4, 0.4)(of_ratios([2, 0.5, 2, 0.5], [1, 1, -1, -1], [2, 2]))
+    up, down = exp((0.4 - log(2)) / 2), exp((log(2) - 0.4) / 2)
+    torch.testing.assert_close(said.losses, tensor(-up, -up, down, down))
+    assert said.clipped.tolist() == [True, False, False, True]
+
+
+def test_cispo_by_hand() -> None:
+    tokens = of_ratios([2, 0.5, 1.1], [1, -1, 1], [3])
+    said = Cispo(0.2, 0.3)(tokens)
+    torch.testing.assert_close(said.losses, -tensor(1.3, -0.8, 1.1) * tokens.log_probs)
+    assert said.clipped.tolist() == [True, True, False]
+    # Bound 1 below is none: the weight 0.5 stays.
+    assert Cispo(1.0, 0.3)(tokens).clipped.tolist() == [True, False, False]
+
+
+def test_topr_by_hand() -> None:
+    # Products: 2 x 0.5 = 1; 4, tapered to 1; 1/8, kept. Only A < 0 is tapered.
+    tokens = of_ratios([2, 0.5, 4, 0.5, 0.25, 0.125], [1, 1, -1, -2, -2, 1], [2, 1, 2, 1])
+    said = Topr(positive=0.5, negative=2.0)(tokens)
+    torch.testing.assert_close(said.losses, -tensor(0.5, 0.5, -2, -2 * 2 / 8, -2 * 2 / 8, 0.5) * tokens.log_probs)
+    assert said.clipped.tolist() == [False, False, True, False, False, False]
+
+
+def test_a_long_unlikely_sequence_tapers_to_nothing_and_a_likely_one_does_not_overflow() -> None:
+    tokens = of_ratios([1e-9] * 50 + [1e9] * 50, [-1.0] * 100, [50, 50])
+    said = Topr()(replace(tokens, log_probs=tokens.log_probs.float(), old_log_probs=tokens.old_log_probs.float()))
+    assert said.losses[:50].abs().max() == 0
+    assert torch.isfinite(said.losses).all() and torch.isfinite(said.ratio).all()
+
+
+def test_the_policy_gradient_is_the_advantage() -> None:
+    tokens = of_ratios([2, 0.5], [3, -1], [2])
+    torch.testing.assert_close(PolicyGradient()(tokens).losses, -tensor(3, -1) * tokens.log_probs)
+
+
+def test_clip_cov_leaves_marked_tokens_out() -> None:
+    said = ClipCov()(of_ratios([1.1, 1.1, 1.5], [1, 1, 1], [3], [True, False, False]))
+    torch.testing.assert_close(said.losses, tensor(0, -1.1, -1.2))
+    assert said.clipped.tolist() == [True, False, True]
+
+
+def test_kl_cov_charges_marked_tokens_for_moving_either_way() -> None:
+    said = KlCov(coef=2.0)(of_ratios([1.5, 1.5, 0.5], [1, 1, -1], [3], [True, False, True]))
+    torch.testing.assert_close(said.losses, tensor(-1.5 + 2 * log(1.5), -1.5, 0.5 + 2 * log(2)))
+
+
+@each
+def test_against_the_papers_formula_in_float64(objective: Objective) -> None:
+    tokens = random_tokens([5, 1, 0, 9, 3, 30])
+    expected = [loss for row in rows(tokens) for loss in formula(objective)(row, row)]
+    torch.testing.assert_close(objective(tokens).losses, tensor(*expected))
+
+
+@each
+def test_gradients_against_finite_differences_of_the_formula(objective: Objective) -> None:
+    tokens = random_tokens([4, 1, 6])
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(11, dtype=torch.float64, generator=generator)
+    leaf = tokens.log_probs.clone().requires_grad_()
+    (objective(replace(tokens, log_probs=leaf)).losses * weights).sum().backward()
+    assert leaf.grad is not None
+    held = rows(tokens)
+
+    def total(current: Tensor) -> float:
+        moved = rows(replace(tokens, log_probs=current))
+        losses = [loss for row, fixed in zip(moved, held, strict=True) for loss in formula(objective)(row, fixed)]
+        return float(tensor(*losses) @ weights)
+
+    step = 1e-6
+    for index in range(11):
+        shift = torch.zeros(11, dtype=torch.float64)
+        shift[index] = step
+        slope = (total(tokens.log_probs + shift) - total(tokens.log_probs - shift)) / (2 * step)
+        assert leaf.grad[index].item() == pytest.approx(slope, rel=1e-6, abs=1e-8)
+
+
+@each
+def test_on_policy_the_gradient_is_the_policy_gradients(objective: Objective) -> None:
+    """At a ratio of one every method is REINFORCE, but for what it leaves out on purpose and for the scale of TOPR's weights."""
+    tokens = random_tokens([4, 7])
+    advantages = torch.repeat_interleave(tensor(1, -1), tokens.lengths)
+    marked = torch.zeros(11, dtype=torch.bool)
+    leaf = tokens.log_probs.clone().requires_grad_()
+    said = objective(PolicyTokens(leaf, leaf.detach(), advantages, tokens.lengths, marked))
+    said.losses.sum().backward()
+    expected = -advantages
+    if isinstance(objective, Topr):
+        expected = torch.where(advantages >= 0, objective.positive, objective.negative) * expected
+    torch.testing.assert_close(leaf.grad, expected)
+    assert (said.ratio == 1).all()
+    assert not said.clipped.any()
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=8).filter(any),
+    index=st.integers(0, len(OBJECTIVES) - 1),
+    cut=st.integers(0, 8),
+    random=st.randoms(use_true_random=False),
+)
+def test_the_order_and_the_company_of_sequences_do_not_matter(lengths: list[int], index: int, cut: int, random: Random) -> None:
+    objective, tokens = OBJECTIVES[index], random_tokens(lengths)
+    whole = objective(tokens).losses.split(lengths)
+    order = list(range(len(lengths)))
+    random.shuffle(order)
+    for part in (order[:cut], order[cut:]):
+        if not part:
+            continue
+
+        def chosen(field: Tensor, part: list[int] = part) -> Tensor:
+            return torch.cat([field.split(lengths)[i] for i in part])
+
+        assert tokens.marked is not None
+        of_part = [chosen(field) for field in (tokens.log_probs, tokens.old_log_probs, tokens.advantages)]
+        said = objective(PolicyTokens(*of_part, lengths=torch.tensor([lengths[i] for i in part]), marked=chosen(tokens.marked)))
+        torch.testing.assert_close(said.losses, torch.cat([whole[i] for i in part]), rtol=1e-12, atol=1e-12)
+
+
+@each
+def test_nothing_to_learn_is_nothing(objective: Objective) -> None:
+    empty = random_tokens([0])
+    assert objective(empty).losses.shape == (0,)
+
+
+@each
+def test_objectives_travel_to_workers(objective: Objective) -> None:
+    assert pickle.loads(pickle.dumps(objective)) == objective
