@@ -6,6 +6,7 @@ own (`weight_sync.vllm_plugin`), and LoRA requests that reload in place.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from collections.abc import Awaitable
@@ -68,6 +69,10 @@ class VllmGenerate:
         self._update_is_open = False
         self._asleep: tuple[str, ...] = ()
         self._forgot_weights = False
+        self._in_flight = 0
+        self._is_paused = False
+        self._may_generate = asyncio.Event()
+        self._may_generate.set()
 
     async def start(self) -> None:
         """See `GenerateStrategy`."""
@@ -130,9 +135,14 @@ class VllmGenerate:
         pieces: list[list[tuple[CompletionOutput, int]]] = [[] for _ in range(sampling.samples)]
         prompt = TokensPrompt(prompt_token_ids=token_ids.tolist())
         request_id = f"{os.getpid()}-{next(self._request_numbers)}"
-        async for output in self._engine.generate(prompt, params, request_id, lora_request=self._adapter):
-            for piece in output.outputs:
-                pieces[piece.index].append((piece, self._version))
+        await self._may_generate.wait()
+        self._in_flight += 1
+        try:
+            async for output in self._engine.generate(prompt, params, request_id, lora_request=self._adapter):
+                for piece in output.outputs:
+                    pieces[piece.index].append((piece, self._version))
+        finally:
+            self._in_flight -= 1
         return [self._completion(parts) for parts in pieces]
 
     def _completion(self, parts: list[tuple[CompletionOutput, int]]) -> Completion:
@@ -150,8 +160,12 @@ class VllmGenerate:
         )
 
     async def pause(self) -> None:
-        """See `GenerateStrategy`. Cached prefixes belong to the old weights and go."""
-        await self._engine.pause_generation(mode="keep", clear_cache=True)
+        """See `GenerateStrategy`. Cached prefixes belong to the old weights and go. New requests wait for `resume`."""
+        self._may_generate.clear()
+        # Where nothing is in flight there is nothing to pause, and vLLM's pause waits for 20 ms whatever there is.
+        if self._in_flight or not await self._engine.reset_prefix_cache():
+            await self._engine.pause_generation(mode="keep", clear_cache=True)
+            self._is_paused = True
 
     async def open_way(self, route: Route, meeting: Meeting | None) -> None:
         """See `GenerateStrategy`."""
@@ -180,7 +194,10 @@ class VllmGenerate:
             self._update_is_open = False
             self._forgot_weights = False
         self._version = policy_version
-        await self._engine.resume_generation()
+        if self._is_paused:
+            await self._engine.resume_generation()
+            self._is_paused = False
+        self._may_generate.set()
 
     async def policy_version(self) -> int:
         """See `GenerateStrategy`."""
