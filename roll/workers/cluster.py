@@ -17,6 +17,9 @@ from roll.errors import Fault, RollError
 
 PREFIX = "roll-"
 SHARED_MEMORY = Path("/dev/shm")
+LONGEST_SOCKET = 107
+LONGEST_TEMPORARY = LONGEST_SOCKET - len("/roll-1234567-abcdefgh/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
+"""Characters of a temporary folder's name."""
 
 
 class ClusterUnavailable(RollError):
@@ -45,7 +48,7 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
     _sweep()
     logs = run_folder.absolute() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+    scratch = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=temporary()))
     shared = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
     joins = bool(os.environ.get("RAY_ADDRESS"))
     try:
@@ -70,6 +73,12 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
         ray.shutdown()
         shutil.rmtree(scratch, ignore_errors=True)
         shutil.rmtree(shared, ignore_errors=True)
+
+
+def temporary() -> Path:
+    """Where a run's temporary folder is made: the system's, or /tmp if sockets in that would have longer names than Linux allows."""
+    system = Path(tempfile.gettempdir())
+    return system if len(str(system)) <= LONGEST_TEMPORARY else Path("/tmp")  # noqa: S108
 
 
 def _join() -> None:
@@ -109,7 +118,7 @@ def _keep_ray_logs(scratch: Path, logs: Path) -> None:
 
 def _sweep() -> None:
     """Remove the folders of runs whose driver was killed before it could."""
-    for parent in (Path(tempfile.gettempdir()), SHARED_MEMORY):
+    for parent in (temporary(), SHARED_MEMORY):
         for folder in parent.glob(f"{PREFIX}[0-9]*-*"):
             owner = folder.name.removeprefix(PREFIX).split("-")[0]
             if owner.isdigit() and not Path(f"/proc/{owner}").exists():

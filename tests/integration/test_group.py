@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ import pytest
 from roll.config.placement import RolePlan
 from roll.errors import DataError, Fault, WorkerFailed
 from roll.strategies.base import Rank
-from roll.workers.cluster import ClusterUnavailable, check_gpus, cluster
+from roll.workers.cluster import LONGEST_SOCKET, ClusterUnavailable, check_gpus, cluster, temporary
 from roll.workers.group import WorkerGroup
 from roll.workers.placement import seats
 
@@ -107,3 +108,14 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
             check_gpus(16, 8)
     assert (tmp_path / "logs" / "trainer-0.log").exists()
     leaves_nothing()
+
+
+def test_a_temporary_folder_whose_name_is_too_long_for_sockets_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with cluster(tmp_path, gpus=0, gpus_per_node=8) as session:
+        assert session.scratch.parent == Path("/tmp")
+        (socket,) = session.scratch.glob("session_2*/sockets/plasma_store")
+        assert len(str(socket)) <= LONGEST_SOCKET
+    assert not session.scratch.exists()
+    monkeypatch.setattr(tempfile, "tempdir", "/short")
+    assert temporary() == Path("/short")
