@@ -1,21 +1,21 @@
 """Advantages: from the rewards of a step to one number a response token. Pure functions of numpy arrays.
 
-Every estimator maps `Returns` to [T] advantages and stands in `ADVANTAGES` under its `adv_estimator` name.
+Every estimator maps `Scores` to [T] advantages and stands in `ADVANTAGES` under its `adv_estimator` name. r is a response's
+reward, the means run over the responses to the same prompt. Except where a discount is named, every token of a response gets the
+same advantage, less the penalties from it to the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from roll.algorithms.moments import Doubles, RunningMoments, Scope, by_group, standardise, whiten
+from roll.algorithms.returns import discounted
 from roll.registry import Registry
 from roll.types import Floats, Ints, Sequences
-
-EPSILON = 1e-6
-Scope = Literal["batch", "group"] | None
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,12 @@ class Scores:
     """[N], which prompt each response answers."""
     token_penalties: Floats | None = None
     """[T], subtracted from the reward of each token (KL in the reward); None for none."""
+    lengths: Ints | None = None
+    """[N], response tokens, whether or not they are in the loss; None counts the response mask. `opo` weighs by them."""
+    baselines: Floats | None = None
+    """[N], reward of the greedy response to the same prompt; `remax` needs it."""
+    running: RunningMoments | None = None
+    """Of all rewards so far, these included; needed where a scope is `running`."""
 
 
 @dataclass(frozen=True)
@@ -41,81 +47,136 @@ class Normalisation:
     std: Scope = None
     """`reinforce`: over what the standard deviation is taken that rewards are divided by."""
     gamma: float = 1.0
+    """`reinforce`, `reinforce_plus_plus`, `remax`: discount of later tokens' rewards."""
     whiten: bool = False
     reward_clip: float | None = None
     advantage_clip: float | None = None
 
 
-Estimator = Callable[[Scores, Normalisation], Floats]
+Estimator = Callable[[Scores, Normalisation], Doubles]
 ADVANTAGES: Registry[Estimator] = Registry("advantage estimator")
 
 
 @ADVANTAGES.register("grpo")
-def grpo(scores: Scores, norm: Normalisation) -> Floats:
-    """Group relative policy optimisation: (r - mean(group)) / (std(group) + eps), the same on every token of a response.
+def grpo(scores: Scores, norm: Normalisation) -> Doubles:
+    """Group relative policy optimisation: (r - mean) / (std + 1e-6), with the sample's standard deviation (n - 1).
 
-    The standard deviation is the sample's (n - 1). Source: DeepSeekMath, arXiv 2402.03300, section 4.1.2.
+    Source: DeepSeekMath, arXiv 2402.03300, section 4.1.2.
     """
-    rewards = _standardise(scores.rewards, scores.groups, "group", "group")
-    return _to_tokens(rewards, scores, gamma=1.0)
+    return to_tokens(standardise(scores.rewards, scores.groups, "group", "group"), scores)
+
+
+@ADVANTAGES.register("dr_grpo")
+def dr_grpo(scores: Scores, norm: Normalisation) -> Doubles:
+    """GRPO done right: r - mean. Without the division, questions that are almost solved or almost hopeless weigh no more than others.
+
+    Source: Liu et al., arXiv 2503.20783, section 3.2; its aggregation is `seq-mean-token-sum-norm`.
+    """
+    return to_tokens(_centred(scores), scores)
+
+
+@ADVANTAGES.register("rloo")
+def rloo(scores: Scores, norm: Normalisation) -> Doubles:
+    """REINFORCE leave-one-out: r less the mean of the group's other rewards, which is (r - mean) n / (n - 1). 0 in a group of one.
+
+    Source: Ahmadian et al., arXiv 2402.14740, section 2.2.
+    """
+    size = by_group(scores.rewards, scores.groups, len)
+    return to_tokens(_centred(scores) * size / np.maximum(size - 1, 1), scores)
 
 
 @ADVANTAGES.register("reinforce")
-def reinforce(scores: Scores, norm: Normalisation) -> Floats:
+def reinforce(scores: Scores, norm: Normalisation) -> Doubles:
     """REINFORCE: the discounted sum of rewards from each token on (Williams, 1992), optionally normalised first."""
-    rewards = _standardise(scores.rewards, scores.groups, norm.mean, norm.std)
-    return _to_tokens(rewards, scores, norm.gamma)
+    return to_tokens(standardise(scores.rewards, scores.groups, norm.mean, norm.std, scores.running), scores, norm.gamma)
+
+
+@ADVANTAGES.register("reinforce_plus_plus")
+def reinforce_plus_plus(scores: Scores, norm: Normalisation) -> Doubles:
+    """REINFORCE++: discounted returns, whitened over all response tokens of the step. No groups are needed.
+
+    Source: Hu et al., arXiv 2501.03262; its KL stands in the reward.
+    """
+    return whiten(to_tokens(scores.rewards, scores, norm.gamma), scores.sequences.response_mask)
+
+
+@ADVANTAGES.register("reinforce_plus_plus_baseline")
+def reinforce_plus_plus_baseline(scores: Scores, norm: Normalisation) -> Doubles:
+    """REINFORCE++ with a baseline: r - mean, whitened over all response tokens of the step.
+
+    Source: Hu et al., arXiv 2501.03262; its KL stands in the loss, estimated by k2.
+    """
+    return whiten(to_tokens(_centred(scores), scores), scores.sequences.response_mask)
+
+
+@ADVANTAGES.register("remax")
+def remax(scores: Scores, norm: Normalisation) -> Doubles:
+    """ReMax: the discounted sum of rewards from each token on, less the reward of the greedy response to the same prompt.
+
+    Source: Li et al., arXiv 2310.10505, section 4.
+    """
+    assert scores.baselines is not None, "remax without greedy responses"
+    returns = to_tokens(scores.rewards, scores, norm.gamma)
+    baselines = np.repeat(scores.baselines.astype(np.float64), scores.sequences.lengths)
+    return np.where(scores.sequences.response_mask, returns - baselines, 0.0)
+
+
+@ADVANTAGES.register("opo")
+def opo(scores: Scores, norm: Normalisation) -> Doubles:
+    """On-policy RL with the optimal baseline: r less the group's mean reward weighted by length, sum(l r) / sum(l).
+
+    The baseline of least variance where a response's gradient grows as the square root of its length l in tokens.
+    Source: Hao et al., arXiv 2505.23585, section 3.
+    """
+    lengths = response_lengths(scores).astype(np.float64)
+    paid = by_group(lengths * scores.rewards, scores.groups, np.sum)
+    baseline = paid / np.maximum(by_group(lengths, scores.groups, np.sum), 1)
+    return to_tokens(scores.rewards - baseline, scores)
+
+
+@ADVANTAGES.register("gpg")
+def gpg(scores: Scores, norm: Normalisation) -> Doubles:
+    """Group policy gradient: alpha (r - mean) with alpha = N / (N - M), M the responses of groups whose rewards are all equal.
+
+    Such groups have no gradient; alpha makes the mean that of the other responses alone.
+    Source: Chu et al., arXiv 2504.02546, section 2.
+    """
+    differ = by_group(scores.rewards, scores.groups, np.ptp) > 0
+    return to_tokens(_centred(scores) * len(differ) / max(int(differ.sum()), 1), scores)
 
 
 def advantages(estimator: str, scores: Scores, norm: Normalisation) -> Floats:
     """[T] advantages by the named estimator, with clipping and whitening around it; 0 outside the response mask."""
     if norm.reward_clip is not None:
-        clipped = np.clip(scores.rewards, -norm.reward_clip, norm.reward_clip)
-        scores = Scores(scores.sequences, clipped, scores.groups, scores.token_penalties)
+        bound = norm.reward_clip
+        baselines = None if scores.baselines is None else np.clip(scores.baselines, -bound, bound)
+        scores = replace(scores, rewards=np.clip(scores.rewards, -bound, bound), baselines=baselines)
     result = ADVANTAGES[estimator](scores, norm)
-    mask = scores.sequences.response_mask
-    if norm.whiten and mask.any():
-        result = np.where(mask, (result - result[mask].mean()) / (result[mask].std() + EPSILON), 0.0)
+    if norm.whiten:
+        result = whiten(result, scores.sequences.response_mask)
     if norm.advantage_clip is not None:
         result = np.clip(result, -norm.advantage_clip, norm.advantage_clip)
     return result.astype(np.float32)
 
 
-def _standardise(rewards: Floats, groups: Ints, mean: Scope, std: Scope) -> Floats:
-    """Rewards less their mean and over their standard deviation, each over the batch, over the group or not at all."""
-    values = rewards.astype(np.float64)
-    shift = _moment(values, groups, mean, np.mean) if mean else 0.0
-    scale = _moment(values, groups, std, _sample_std) + EPSILON if std else 1.0
-    return ((values - shift) / scale).astype(np.float32)
-
-
-def _moment(values: np.ndarray, groups: Ints, scope: Scope, reduce: Callable[[np.ndarray], float]) -> np.ndarray:
-    if scope == "batch":
-        return np.full_like(values, reduce(values))
-    out = np.empty_like(values)
-    for group in np.unique(groups):
-        out[groups == group] = reduce(values[groups == group])
-    return out
-
-
-def _sample_std(values: np.ndarray) -> float:
-    return float(values.std(ddof=1)) if len(values) > 1 else 0.0
-
-
-def _to_tokens(rewards: Floats, scores: Scores, gamma: float) -> Floats:
-    """Reward at each response's last token, penalties on every token, summed (discounted) from each token to the end."""
+def to_tokens(rewards: np.ndarray, scores: Scores, gamma: float = 1.0) -> Doubles:
+    """[T]: each response's reward [N] at its last token, penalties at every token, summed (discounted) from each token to the end."""
     sequences = scores.sequences
-    out = np.zeros(len(sequences.token_ids), np.float64)
-    for index, reward in enumerate(rewards):
-        begin, end = sequences.offsets[index], sequences.offsets[index + 1]
-        where = begin + np.flatnonzero(sequences.response_mask[begin:end])
-        if not len(where):
-            continue
-        immediate = np.zeros(len(where)) if scores.token_penalties is None else -scores.token_penalties[where].astype(np.float64)
-        immediate[-1] += reward
-        if gamma == 1.0:
-            out[where] = immediate[::-1].cumsum()[::-1]
-        else:
-            powers = gamma ** np.arange(len(where))
-            out[where] = [float(immediate[t:] @ powers[: len(where) - t]) for t in range(len(where))]
-    return out.astype(np.float32)
+    mask = sequences.response_mask
+    immediate = np.zeros(len(mask)) if scores.token_penalties is None else np.where(mask, -scores.token_penalties.astype(np.float64), 0.0)
+    tokens = np.flatnonzero(mask)
+    rows = np.repeat(np.arange(len(sequences)), sequences.lengths)[tokens]
+    is_last = np.diff(rows, append=-1) != 0
+    immediate[tokens[is_last]] += rewards[rows[is_last]]
+    return discounted(immediate, sequences, gamma)
+
+
+def response_lengths(scores: Scores) -> np.ndarray:
+    """[N], tokens of each response."""
+    if scores.lengths is not None:
+        return scores.lengths
+    return np.add.reduceat(scores.sequences.response_mask, scores.sequences.offsets[:-1], dtype=np.int64)
+
+
+def _centred(scores: Scores) -> Doubles:
+    return standardise(scores.rewards, scores.groups, "group", None)

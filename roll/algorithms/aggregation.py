@@ -10,13 +10,20 @@ import numpy as np
 
 from roll.types import Floats, Sequences
 
+MODES = "token-mean, seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm"
 
-def loss_weights(sequences: Sequences, mode: str) -> Floats:
+
+def loss_weights(sequences: Sequences, mode: str, scale: float = 1.0, sequence_weights: Floats | None = None) -> Floats:
     """The weight of each token, [T]; 0 outside the response mask.
 
     `token-mean` averages over tokens, `seq-mean-token-sum` sums tokens and averages over sequences,
-    `seq-mean-token-mean` averages over a sequence's tokens and then over sequences. A sequence whose mask is empty
-    counts in neither.
+    `seq-mean-token-mean` averages over a sequence's tokens and then over sequences, `seq-mean-token-sum-norm` divides the sum of
+    a sequence's tokens by the same number for all and averages over sequences (Dr. GRPO, arXiv 2503.20783, section 3.2).
+    A sequence whose mask is empty counts in none.
+
+    Args:
+        scale: the divisor of `seq-mean-token-sum-norm`, in tokens.
+        sequence_weights: [N], factors of the sequences' losses; the denominators do not change. None weighs all alike.
     """
     mask = sequences.response_mask
     tokens = np.add.reduceat(mask, sequences.offsets[:-1], dtype=np.int64)
@@ -29,6 +36,10 @@ def loss_weights(sequences: Sequences, mode: str) -> Floats:
             weights = mask / max(rows, 1)
         case "seq-mean-token-mean":
             weights = mask / np.maximum(per_token * max(rows, 1), 1)
+        case "seq-mean-token-sum-norm":
+            weights = mask / (max(rows, 1) * scale)
         case _:
-            raise ValueError(f"no loss_agg_mode is named '{mode}'; known: token-mean, seq-mean-token-sum, seq-mean-token-mean")
+            raise ValueError(f"no loss_agg_mode is named '{mode}'; known: {MODES}")
+    if sequence_weights is not None:
+        weights = weights * np.repeat(sequence_weights.astype(np.float64), sequences.lengths)
     return weights.astype(np.float32)

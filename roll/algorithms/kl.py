@@ -1,20 +1,31 @@
-"""Estimators of the KL divergence from samples. Source: J. Schulman, "Approximating KL Divergence", 2020."""
+"""Estimators of the KL divergence from samples, and the controller of its weight.
+
+Source of the estimators: J. Schulman, "Approximating KL Divergence", 2020.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+KNOWN = "k1, k2, k3, abs, k1+, k3+"
+LARGEST_ERROR = 0.2
+"""Of the adaptive controller: a step's proportional error is clipped to this magnitude."""
+
 
 def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: str) -> Tensor:
     """KL(policy || reference) at each sampled token, in nats, from the two log-probs of that token.
 
     With d = ref - policy: k1 = -d (unbiased, high variance), k2 = d^2 / 2 (biased, low variance),
-    k3 = exp(d) - 1 - d (unbiased, never negative).
+    k3 = exp(d) - 1 - d (unbiased, never negative), abs = |d|.
+
+    As a term of a loss an estimator counts by its gradient, and over samples of the policy the expected gradient of k1 is zero,
+    that of k3 belongs to KL(reference || policy), and that of k2 is the gradient of KL(policy || reference).
+    `k1+` and `k3+` have the value of k1 and k3 and the gradient of k2 (straight through, as in verl's `kl_penalty`).
 
     Args:
         log_probs, ref_log_probs: [S], natural log.
-        estimator: k1, k2 or k3.
+        estimator: k1, k2, k3, abs, k1+ or k3+.
     """
     d = ref_log_probs - log_probs
     match estimator:
@@ -24,4 +35,24 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: str) -> Ten
             return d.square() / 2
         case "k3":
             return torch.expm1(d) - d
-    raise ValueError(f"no KL estimator is named '{estimator}'; known: k1, k2, k3")
+        case "abs":
+            return d.abs()
+        case "k1+" | "k3+":
+            value, carrier = kl_estimate(log_probs, ref_log_probs, estimator[:-1]), d.square() / 2
+            return value.detach() + carrier - carrier.detach()
+    raise ValueError(f"no KL estimator is named '{estimator}'; known: {KNOWN}")
+
+
+def adapted_coefficient(coefficient: float, kl: float, target: float, samples: int, horizon: int) -> float:
+    """The weight of the KL for the next step: it grows while the KL is above its target and falls while it is below.
+
+    coefficient (1 + clip(kl / target - 1, -0.2, 0.2) samples / horizon).
+    Source: Ziegler et al., arXiv 1909.08593, section 2.2.
+
+    Args:
+        kl, target: nats a token.
+        samples: responses of the step.
+        horizon: responses over which an error e changes the weight by the factor 1 + e.
+    """
+    error = min(max(kl / target - 1, -LARGEST_ERROR), LARGEST_ERROR)
+    return coefficient * (1 + error * samples / horizon)

@@ -5,26 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.algorithms.advantages import ADVANTAGES, Normalisation, Scope, Scores, advantages
-from roll.data.packing import concatenate, positions, select
-from roll.types import Sequences
-
-
-def responses(*masks: str) -> Sequences:
-    """Sequences from pictures: `..xx` is two prompt and two response tokens."""
-    return concatenate(
-        [np.arange(len(mask), dtype=np.int32) for mask in masks],
-        [np.array([letter == "x" for letter in mask]) for mask in masks],
-    )
-
-
-def scores(rewards: list[float], groups: list[int], masks: list[str], penalties: list[float] | None = None) -> Scores:
-    return Scores(
-        responses(*masks),
-        np.array(rewards, np.float32),
-        np.array(groups, np.int32),
-        None if penalties is None else np.array(penalties, np.float32),
-    )
+from roll.algorithms.advantages import ADVANTAGES, Normalisation, advantages
+from roll.algorithms.moments import Scope
+from roll.data.packing import positions, select
+from tests.unit.algorithms.build import ROWS, Row, build, scores
 
 
 def test_grpo_of_two_groups_by_hand() -> None:
@@ -120,15 +104,10 @@ def test_a_masked_response_counts_in_its_group_and_not_in_the_loss() -> None:
 
 
 def test_an_unknown_estimator_is_named_with_the_known_ones() -> None:
-    with pytest.raises(KeyError, match=r"'grpp' \(did you mean 'grpo'\?\); known: grpo, reinforce"):
+    with pytest.raises(KeyError, match=r"'grpp' \(did you mean 'grpo'\?\); known: dr_grpo, gpg, grpo, opo, reinforce"):
         advantages("grpp", scores([1], [0], [".x"]), Normalisation())
 
 
-RESPONSES = st.lists(
-    st.tuples(st.floats(-100, 100, width=32), st.integers(0, 3), st.text("x.", min_size=1, max_size=6).map(lambda mask: "." + mask)),
-    min_size=1,
-    max_size=12,
-)
 NORMALISATIONS = st.builds(
     Normalisation,
     mean=st.sampled_from([None, "batch", "group"]),
@@ -140,13 +119,8 @@ NORMALISATIONS = st.builds(
 )
 
 
-def build(rows: list[tuple[float, int, str]]) -> Scores:
-    rewards, groups, masks = zip(*rows, strict=True)
-    return scores(list(rewards), list(groups), list(masks))
-
-
-@given(rows=RESPONSES, norm=NORMALISATIONS, estimator=st.sampled_from(sorted(ADVANTAGES)))
-def test_nothing_outside_the_mask_or_beyond_the_clip(rows: list[tuple[float, int, str]], norm: Normalisation, estimator: str) -> None:
+@given(rows=ROWS, norm=NORMALISATIONS, estimator=st.sampled_from(sorted(ADVANTAGES)))
+def test_nothing_outside_the_mask_or_beyond_the_clip(rows: list[Row], norm: Normalisation, estimator: str) -> None:
     given_scores = build(rows)
     got = advantages(estimator, given_scores, norm)
     assert np.isfinite(got).all()
@@ -156,20 +130,21 @@ def test_nothing_outside_the_mask_or_beyond_the_clip(rows: list[tuple[float, int
 
 
 @settings(deadline=None)
-@given(rows=RESPONSES, norm=NORMALISATIONS, estimator=st.sampled_from(sorted(ADVANTAGES)), random=st.randoms(use_true_random=False))
+@given(rows=ROWS, norm=NORMALISATIONS, estimator=st.sampled_from(sorted(ADVANTAGES)), random=st.randoms(use_true_random=False))
 def test_the_order_of_responses_does_not_matter(
-    rows: list[tuple[float, int, str]], norm: Normalisation, estimator: str, random: np.random.RandomState
+    rows: list[Row], norm: Normalisation, estimator: str, random: np.random.RandomState
 ) -> None:
     given_scores = build(rows)
     order = list(range(len(rows)))
     random.shuffle(order)
-    shuffled = Scores(select(given_scores.sequences, order), given_scores.rewards[order], given_scores.groups[order])
+    shuffled = build([rows[index] for index in order])
+    assert shuffled.sequences.token_ids.tolist() == select(given_scores.sequences, order).token_ids.tolist()
     expected = advantages(estimator, given_scores, norm)[positions(given_scores.sequences.offsets, order)]
     np.testing.assert_allclose(advantages(estimator, shuffled, norm), expected, rtol=1e-4, atol=1e-3)
 
 
-@given(rows=RESPONSES)
-def test_grpo_against_its_formula_in_float64(rows: list[tuple[float, int, str]]) -> None:
+@given(rows=ROWS)
+def test_grpo_against_its_formula_in_float64(rows: list[Row]) -> None:
     given_scores = build(rows)
     got = advantages("grpo", given_scores, Normalisation())
     for index, (reward, group, _) in enumerate(rows):

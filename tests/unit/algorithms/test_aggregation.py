@@ -11,7 +11,8 @@ from roll.algorithms.aggregation import loss_weights
 from roll.data.packing import concatenate, select_tokens, split
 from roll.types import Sequences
 
-MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
+MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+SCALE = 8.0
 
 
 def responses(*masks: str) -> Sequences:
@@ -27,11 +28,12 @@ def responses(*masks: str) -> Sequences:
         ("token-mean", [0, 1 / 4, 0, 0, 1 / 4, 1 / 4, 1 / 4, 0, 0]),
         ("seq-mean-token-sum", [0, 1 / 2, 0, 0, 1 / 2, 1 / 2, 1 / 2, 0, 0]),
         ("seq-mean-token-mean", [0, 1 / 2, 0, 0, 1 / 6, 1 / 6, 1 / 6, 0, 0]),
+        ("seq-mean-token-sum-norm", [0, 1 / 16, 0, 0, 1 / 16, 1 / 16, 1 / 16, 0, 0]),
     ],
 )
 def test_weights_by_hand(mode: str, expected: list[float]) -> None:
     # One and three response tokens; the last sequence is masked out and counts in neither denominator.
-    got = loss_weights(responses(".x", "..xxx", ".."), mode)
+    got = loss_weights(responses(".x", "..xxx", ".."), mode, SCALE)
     np.testing.assert_allclose(got, expected, rtol=1e-6)
     assert got.dtype == np.float32
 
@@ -42,7 +44,7 @@ def test_nothing_to_learn_weighs_nothing(mode: str) -> None:
 
 
 def test_an_unknown_mode_is_named_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="'mean'; known: token-mean, seq-mean-token-sum, seq-mean-token-mean"):
+    with pytest.raises(ValueError, match="'mean'; known: token-mean, seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm"):
         loss_weights(responses(".x"), "mean")
 
 
@@ -61,6 +63,8 @@ def direct(sequences: Sequences, losses: np.ndarray, mode: str) -> float:
             return float(np.concatenate(rows).mean())
         case "seq-mean-token-sum":
             return float(np.mean([row.sum() for row in rows]))
+        case "seq-mean-token-sum-norm":
+            return float(np.mean([row.sum() / SCALE for row in rows]))
         case _:
             return float(np.mean([row.mean() for row in rows]))
 
@@ -70,7 +74,7 @@ def direct(sequences: Sequences, losses: np.ndarray, mode: str) -> float:
 def test_no_split_into_ranks_and_micro_batches_changes_the_loss(masks: list[str], mode: str, ranks: int, budget: int, seed: int) -> None:
     sequences = responses(*masks)
     losses = np.random.default_rng(seed).normal(size=len(sequences.token_ids)).astype(np.float32)
-    weights = loss_weights(sequences, mode)
+    weights = loss_weights(sequences, mode, SCALE)
     whole = direct(sequences, losses.astype(np.float64), mode)
     assert float(weights.astype(np.float64) @ losses.astype(np.float64)) == pytest.approx(whole, rel=1e-5, abs=1e-6)
     parts = 0.0
@@ -79,3 +83,19 @@ def test_no_split_into_ranks_and_micro_batches_changes_the_loss(masks: list[str]
             part_weights = select_tokens(weights, sequences, indices).astype(np.float64)
             parts += float(part_weights @ select_tokens(losses, sequences, indices))
     assert parts == pytest.approx(whole, rel=1e-5, abs=1e-6)
+
+
+def test_sequence_weights_are_factors_of_the_sequences_losses() -> None:
+    got = loss_weights(responses(".x", "..xxx", ".."), "token-mean", 1.0, np.array([2, 0.5, 9], np.float32))
+    np.testing.assert_allclose(got, [0, 2 / 4, 0, 0, 1 / 8, 1 / 8, 1 / 8, 0, 0])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_masked_tokens_leave_numerator_and_denominator(mode: str) -> None:
+    """Half of a response masked out: the loss is that of the other half alone, not half of it or twice."""
+    sequences, losses = responses(".xxx", ".x"), np.array([9, 1, 2, 3, 9, 5], np.float64)
+    masked = responses(".x..", ".x")
+    without = responses(".x", ".x")
+    kept = losses[[0, 1, 4, 5]]
+    assert loss_weights(masked, mode, SCALE).astype(np.float64) @ losses == pytest.approx(loss_weights(without, mode, SCALE) @ kept)
+    assert len(sequences.token_ids) == len(losses)

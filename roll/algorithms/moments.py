@@ -1,0 +1,85 @@
+"""Means and standard deviations of rewards: over a group, over the batch, or over all steps so far. Pure functions, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roll.types import Bools, Ints
+
+EPSILON = 1e-6
+Doubles = NDArray[np.float64]
+Scope = Literal["batch", "group", "running"] | None
+
+
+@dataclass(frozen=True)
+class RunningMoments:
+    """Mean and spread of every reward seen so far, from the numbers that suffice to go on."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    """Sum of squared deviations from `mean`."""
+
+    def joined(self, values: np.ndarray) -> RunningMoments:
+        """The moments with more values. Source: Chan, Golub and LeVeque, "Updating Formulae", 1979, eq. 2.1."""
+        if not len(values):
+            return self
+        new = values.astype(np.float64)
+        count, delta = self.count + len(new), float(new.mean()) - self.mean
+        squares = self.squares + float(((new - new.mean()) ** 2).sum()) + delta**2 * self.count * len(new) / count
+        return RunningMoments(count, self.mean + delta * len(new) / count, squares)
+
+    @property
+    def std(self) -> float:
+        """The sample's standard deviation (n - 1); 0 for fewer than two values."""
+        return (self.squares / (self.count - 1)) ** 0.5 if self.count > 1 else 0.0
+
+
+def standardise(rewards: np.ndarray, groups: Ints, mean: Scope, std: Scope, running: RunningMoments | None = None) -> Doubles:
+    """(r - mean) / (std + 1e-6), [N], each over its scope or left out. The standard deviation is the sample's (n - 1).
+
+    Args:
+        rewards, groups: [N] each.
+        running: moments of all steps, this one included; needed where a scope is `running`.
+    """
+    values = rewards.astype(np.float64)
+    shift = _moment(values, groups, mean, np.mean, running and running.mean) if mean else 0.0
+    scale = _moment(values, groups, std, _sample_std, running and running.std) + EPSILON if std else 1.0
+    return (values - shift) / scale
+
+
+def by_group(values: np.ndarray, groups: Ints, reduce: Callable[[np.ndarray], float]) -> Doubles:
+    """[N]: what `reduce` makes of each value's group."""
+    out = np.empty(len(values), np.float64)
+    for group in np.unique(groups):
+        out[groups == group] = reduce(values[groups == group])
+    return out
+
+
+def whiten(values: np.ndarray, mask: Bools) -> Doubles:
+    """(v - mean) / (std + 1e-6) over the tokens of the mask, 0 elsewhere, [T]. The standard deviation is the population's."""
+    out = np.zeros(len(values), np.float64)
+    if mask.any():
+        chosen = values[mask].astype(np.float64)
+        out[mask] = (chosen - chosen.mean()) / (chosen.std() + EPSILON)
+    return out
+
+
+def _moment(values: Doubles, groups: Ints, scope: Scope, reduce: Callable[[np.ndarray], float], running: float | None) -> Doubles:
+    match scope:
+        case "group":
+            return by_group(values, groups, reduce)
+        case "running":
+            assert running is not None, "running moments are asked for and not given"
+            return np.full(len(values), running)
+        case _:
+            return np.full(len(values), reduce(values))
+
+
+def _sample_std(values: np.ndarray) -> float:
+    return float(values.std(ddof=1)) if len(values) > 1 else 0.0

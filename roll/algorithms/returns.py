@@ -1,0 +1,90 @@
+"""From rewards of tokens to sums over what follows: discounted returns, generalised advantages, returns of turns.
+
+Pure functions of ragged sequences, in float64. A sum runs over the response tokens of one sequence; tokens outside the
+response mask neither give nor get anything.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roll.algorithms.moments import Doubles
+from roll.types import Ints, Sequences
+
+
+def discounted(rewards: np.ndarray, sequences: Sequences, gamma: float) -> Doubles:
+    """[T]: G_t = sum over u >= t of gamma^(u - t) r_u, over the response tokens of a sequence."""
+    where, rows = _response_tokens(sequences)
+    return _spread(_backward(rewards[where], rows, gamma), where, sequences)
+
+
+def gae(rewards: np.ndarray, values: np.ndarray, sequences: Sequences, gamma: float, lam: float) -> tuple[Doubles, Doubles]:
+    """Generalised advantage estimates and the returns that a critic learns, [T] each.
+
+    delta_t = r_t + gamma V_(t+1) - V_t with V = 0 after the last response token;
+    A_t = sum over u >= t of (gamma lam)^(u - t) delta_u; return_t = A_t + V_t.
+    Source: Schulman et al., arXiv 1506.02438, eq. 11 and 16.
+
+    Args:
+        rewards: [T], reward of each token.
+        values: [T], what the critic expects before each token.
+        lam: 1 gives the return less the value, 0 the one-step error.
+    """
+    where, rows = _response_tokens(sequences)
+    now = values[where].astype(np.float64)
+    follows = np.zeros(len(now))
+    if len(now) > 1:
+        follows[:-1] = np.where(rows[1:] == rows[:-1], now[1:], 0.0)
+    advantages = _backward(rewards[where] + gamma * follows - now, rows, gamma * lam)
+    return _spread(advantages, where, sequences), _spread(advantages + now, where, sequences)
+
+
+def turn_returns(rewards: np.ndarray, turns: Ints, sequences: Sequences, gamma: float) -> Doubles:
+    """REINFORCE with rewards for turns: each token gets its turn's return, [T].
+
+    R_k is the sum of the rewards of turn k's tokens; G_k = sum over j >= k of gamma^(j - k) R_j. A discount is paid for each turn,
+    not for each token. This is ROLL's `step_reinforce`.
+
+    Args:
+        rewards: [T], reward of each token.
+        turns: [T], number of the turn that each response token belongs to, not falling within a sequence.
+    """
+    where, rows = _response_tokens(sequences)
+    if not len(where):
+        return np.zeros(len(sequences.token_ids))
+    keys = rows.astype(np.int64) * (int(turns.max()) + 1) + turns[where]
+    unique, turn_of = np.unique(keys, return_inverse=True)
+    of_turn = _backward(np.bincount(turn_of, weights=rewards[where]), unique // (int(turns.max()) + 1), gamma)
+    return _spread(of_turn[turn_of], where, sequences)
+
+
+def _response_tokens(sequences: Sequences) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of the response tokens, and the sequence of each."""
+    where = np.flatnonzero(sequences.response_mask)
+    return where, np.repeat(np.arange(len(sequences)), sequences.lengths)[where]
+
+
+def _backward(values: np.ndarray, rows: np.ndarray, decay: float) -> Doubles:
+    """[K]: each value plus `decay` times the sum after it in its row. All rows advance together, from their ends.
+
+    Args:
+        values: [K], laid out row after row.
+        rows: [K], not falling.
+    """
+    if not len(values):
+        return np.zeros(0)
+    rows = np.unique(rows, return_inverse=True)[1]
+    counts = np.bincount(rows)
+    longest, starts = int(counts.max()), np.cumsum(counts) - counts
+    at = longest - counts[rows] + np.arange(len(rows)) - starts[rows]
+    table = np.zeros((longest, len(counts)))
+    table[at, rows] = values
+    for step in range(longest - 2, -1, -1):
+        table[step] += decay * table[step + 1]
+    return table[at, rows]
+
+
+def _spread(values: Doubles, where: np.ndarray, sequences: Sequences) -> Doubles:
+    out = np.zeros(len(sequences.token_ids))
+    out[where] = values
+    return out

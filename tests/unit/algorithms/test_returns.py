@@ -1,0 +1,81 @@
+"""Sums over what follows: by hand, and against double loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roll.algorithms.returns import discounted, gae, turn_returns
+from tests.unit.algorithms.build import responses
+
+MASKS = st.lists(st.text("x.", min_size=1, max_size=7).map(lambda mask: "." + mask), min_size=1, max_size=6)
+GAMMAS = st.sampled_from([0.0, 0.5, 0.9, 1.0])
+
+
+def test_discounted_by_hand() -> None:
+    got = discounted(np.array([9.0, 1, 2, 4, 9, 3]), responses(".xxx", ".x"), 0.5)
+    assert got.tolist() == [0, 3, 4, 4, 0, 3]
+
+
+def test_gae_by_hand() -> None:
+    # Values 1, 2; rewards 0, 3. delta: 0 + 0.5 x 2 - 1 = 0 and 3 - 2 = 1. A: 0 + 0.5 x 0.8 x 1 = 0.4 and 1.
+    advantages, returns = gae(np.array([7.0, 0, 3]), np.array([7.0, 1, 2]), responses(".xx"), gamma=0.5, lam=0.8)
+    np.testing.assert_allclose(advantages, [0, 0.4, 1])
+    np.testing.assert_allclose(returns, [0, 1.4, 3])
+
+
+def test_gae_does_not_look_into_the_next_sequence() -> None:
+    together = gae(np.array([0.0, 1, 0, 2]), np.array([0.0, 5, 0, 7]), responses(".x", ".x"), 1.0, 1.0)[0]
+    assert together.tolist() == [0, -4, 0, -5]
+
+
+@settings(deadline=None)
+@given(masks=MASKS, gamma=GAMMAS, lam=GAMMAS, seed=st.integers(0, 100))
+def test_gae_against_its_formula(masks: list[str], gamma: float, lam: float, seed: int) -> None:
+    sequences = responses(*masks)
+    rewards, values = np.random.default_rng(seed).normal(size=(2, len(sequences.token_ids)))
+    advantages, returns = gae(rewards, values, sequences, gamma, lam)
+    for begin, end in zip(sequences.offsets, sequences.offsets[1:], strict=False):
+        where = begin + np.flatnonzero(sequences.response_mask[begin:end])
+        for place, token in enumerate(where):
+            expected = 0.0
+            for ahead, other in enumerate(where[place:]):
+                following = values[where[place + ahead + 1]] if place + ahead + 1 < len(where) else 0.0
+                expected += (gamma * lam) ** ahead * (rewards[other] + gamma * following - values[other])
+            assert advantages[token] == pytest.approx(expected)
+            assert returns[token] == pytest.approx(expected + values[token])
+    assert not advantages[~sequences.response_mask].any()
+    assert not returns[~sequences.response_mask].any()
+
+
+@settings(deadline=None)
+@given(masks=MASKS, gamma=GAMMAS, seed=st.integers(0, 100))
+def test_gae_without_a_critic_and_with_lambda_1_is_the_return(masks: list[str], gamma: float, seed: int) -> None:
+    sequences = responses(*masks)
+    rewards = np.random.default_rng(seed).normal(size=len(sequences.token_ids))
+    advantages, _ = gae(rewards, np.zeros_like(rewards), sequences, gamma, 1.0)
+    np.testing.assert_allclose(advantages, discounted(rewards, sequences, gamma))
+
+
+def test_turns_by_hand() -> None:
+    # Turn 0 earns 1 + 2, turn 1 earns 4; a turn, not a token, is discounted by a half. The second response has turn 1 alone.
+    sequences = responses(".xx.xx", ".x")
+    rewards, turns = np.array([9.0, 1, 2, 9, 0, 4, 9, 6]), np.array([0, 0, 0, 0, 1, 1, 0, 1], np.int32)
+    assert turn_returns(rewards, turns, sequences, 0.5).tolist() == [0, 5, 5, 0, 4, 4, 0, 6]
+    assert turn_returns(rewards, turns, sequences, 0.0).tolist() == [0, 3, 3, 0, 4, 4, 0, 6]
+
+
+@settings(deadline=None)
+@given(masks=MASKS, gamma=GAMMAS, seed=st.integers(0, 100))
+def test_turns_of_one_token_are_tokens_and_a_single_turn_is_the_response(masks: list[str], gamma: float, seed: int) -> None:
+    sequences = responses(*masks)
+    count = len(sequences.token_ids)
+    rewards = np.random.default_rng(seed).normal(size=count)
+    each = turn_returns(rewards, np.arange(count, dtype=np.int32), sequences, gamma)
+    np.testing.assert_allclose(each, discounted(rewards, sequences, gamma), atol=1e-12)
+    one = turn_returns(rewards, np.zeros(count, np.int32), sequences, gamma)
+    for begin, end in zip(sequences.offsets, sequences.offsets[1:], strict=False):
+        mask = sequences.response_mask[begin:end]
+        np.testing.assert_allclose(one[begin:end], mask * rewards[begin:end][mask].sum(), atol=1e-12)
