@@ -99,6 +99,8 @@ class RolloutGroup:
 
     prompt: Prompt
     rollouts: Sequence[Rollout]
+    baseline: Rollout | None = None
+    """The greedy response, which is compared with and not trained on; None if the estimator does not use it."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,8 @@ class TrainBatch:
     """[T], natural log: the trainer's policy before the step's first update. None if that pass was not run."""
     marked: Bools | None = None
     """[T], tokens that the loss treats apart. None if it treats all alike."""
+    sequence_weights: Floats | None = None
+    """[N], factors of the sequences' losses; None weighs all alike."""
 
     def __len__(self) -> int:
         return len(self.sequences)

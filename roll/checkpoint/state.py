@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ class LoopState:
     """The prompt sampler's own state, in JSON's types."""
     seconds: float
     """Wall-clock time spent so far, over all processes that ran this experiment."""
+    credit: Mapping[str, Any] = field(default_factory=dict)
+    """What credit assignment carries from step to step, in JSON's types; empty where nothing is carried."""
 
     def write(self, folder: Path) -> None:
         (folder / LOOP_FILE).write_bytes(_LOOP_STATE.dump_json(self, indent=1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
+from roll.config.agreement_credit import credit_faults, credit_warnings
 from roll.config.agreement_loss import loss_faults, loss_warnings
 from roll.config.batch import learner
 from roll.config.placement import model_roles, vllm_config
@@ -28,7 +29,7 @@ def agreement_faults(config: Config) -> list[Fault]:
         faults += _lora_keys(name, role.model_args)
         faults += _engine_arguments(name, role)
     if isinstance(config, RlvrConfig):
-        faults += [*_kl(config), *_losses(config), *loss_faults(config), *_same_policy(config), *_adapter(config), *_rewards(config)]
+        faults += [*_kl(config), *credit_faults(config), *loss_faults(config), *_same_policy(config), *_adapter(config), *_rewards(config)]
     return faults
 
 
@@ -114,13 +115,6 @@ def _kl(config: RlvrConfig) -> Iterator[Fault]:
         yield Fault("reference", problem, f"add a reference block (strategy_name: hf_infer), or set {term}=false")
 
 
-def _losses(config: RlvrConfig) -> Iterator[Fault]:
-    if config.adv_estimator == "grpo":
-        for key in ("norm_mean_type", "norm_std_type"):
-            if getattr(config, key) == "batch":
-                yield Fault(key, "'batch', but adv_estimator grpo normalises by group", "remove it, or set adv_estimator=reinforce")
-
-
 def _same_policy(config: RlvrConfig) -> Iterator[Fault]:
     train, infer = config.actor_train.model_args, config.actor_infer.model_args
     for key in ("model_name_or_path", "lora_target", *LORA_KEYS):
@@ -168,7 +162,7 @@ def agreement_warnings(config: Config) -> list[str]:
     """Keys that have no effect as things stand."""
     if not isinstance(config, RlvrConfig):
         return []
-    warnings = list(loss_warnings(config))
+    warnings = [*loss_warnings(config), *credit_warnings(config)]
     if config.validation and not config.eval_steps:
         warnings.append("validation: given, but eval_steps is 0, so it never runs")
     if "num_train_epochs" in config.actor_train.training_args.model_fields_set:

@@ -95,12 +95,6 @@ def _sampling_faults(config: RlvrConfig) -> list[Fault]:
     if rollout.num_return_sequences not in (None, samples):
         problem = f"{rollout.num_return_sequences}, but num_return_sequences_in_group is {samples}"
         faults.append(Fault("actor_infer.generating_args.num_return_sequences", problem, "remove it, or make the two equal"))
-    by_group = config.adv_estimator == "grpo" or "group" in (config.norm_mean_type, config.norm_std_type)
-    if by_group and samples == 1:
-        problem = "1, and rewards are compared within a group: every advantage would be 0"
-        faults.append(
-            Fault("num_return_sequences_in_group", problem, "give at least 2 (8 is usual), or adv_estimator=reinforce without group norms")
-        )
     if rollout.temperature == 0:
         problem = "0 is greedy: rollouts explore nothing, and the trainer divides its logits by it"
         faults.append(Fault("actor_infer.generating_args.temperature", problem, "give a temperature above 0; 1.0 is usual"))

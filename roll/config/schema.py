@@ -15,6 +15,8 @@ from roll.config.schema_base import Fraction, NonNegativeFloat, NonNegativeInt, 
 from roll.config.schema_engine import DeepSpeedInferStrategy, DeepSpeedTrainStrategy, HfInferStrategy, Strategy, VllmStrategy
 from roll.config.schema_model import DataArgs, GeneratingArgs, ModelArgs, TrainingArgs
 
+AdvEstimator = Literal["grpo", "dr_grpo", "rloo", "reinforce", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "opo", "gpg"]
+
 
 class Role(Section):
     """A group of Ray actors that do one job on a set of devices."""
@@ -83,6 +85,21 @@ class Validation(Section):
     name: str = Field("validation", pattern=r"^[A-Za-z0-9_.-]+$", description="Name of the set in the metrics: `val/<name>/pass@1`.")
 
 
+class OverlongBuffer(Section):
+    """Soft punishment of long responses (DAPO). Names as in verl."""
+
+    len: PositiveInt = Field(description="Over the last so many tokens before the limit the reward falls in a line.")
+    penalty_factor: PositiveFloat = Field(1.0, description="How much lower the reward is at the limit.")
+
+
+class DynamicSampling(Section):
+    """Groups whose rewards are all equal are dropped, and others are drawn in their place (DAPO)."""
+
+    max_num_gen_batches: PositiveInt = Field(
+        3, description="Most groups drawn for one step, in multiples of `rollout_batch_size`; then dropped ones fill the step up."
+    )
+
+
 class WeightSync(Section):
     """How weights travel from the trainer to the engine."""
 
@@ -144,18 +161,30 @@ class RlvrConfig(Experiment):
     )
     ppo_epochs: PositiveInt = Field(1, description="Passes over a step's samples.")
 
-    adv_estimator: Literal["grpo", "reinforce"] = Field("grpo", description="Advantage estimator; see docs/algorithms.md.")
-    gamma: Fraction = Field(1.0, description="Discount of later rewards (`reinforce`).")
-    norm_mean_type: Literal["batch", "group"] | None = Field(
-        None, description="`reinforce`: subtract the mean reward of the batch or of the group."
+    dynamic_sampling: DynamicSampling | None = Field(None, description="Replace groups that teach nothing; not if absent.")
+
+    adv_estimator: AdvEstimator = Field("grpo", description="Advantage estimator; see docs/algorithms.md.")
+    gamma: Fraction = Field(1.0, description="Discount of later rewards (`reinforce`, `reinforce_plus_plus`, `remax`).")
+    norm_mean_type: Literal["batch", "group", "running"] | None = Field(
+        None, description="`reinforce`: subtract the mean reward of the batch, of the group, or of all steps so far."
     )
-    norm_std_type: Literal["batch", "group"] | None = Field(
-        None, description="`reinforce`: divide by the standard deviation of the batch or group."
+    norm_std_type: Literal["batch", "group", "running"] | None = Field(
+        None, description="`reinforce`: divide by the standard deviation over the batch, the group, or all steps so far."
     )
     whiten_advantages: bool = Field(False, description="Bring the advantages of a step's response tokens to mean 0 and variance 1.")
     reward_clip: PositiveFloat | None = Field(None, description="Clip rewards to this magnitude.")
     advantage_clip: PositiveFloat | None = Field(None, description="Clip advantages to this magnitude.")
     max_len_mask: bool = Field(False, description="Leave truncated responses out of the loss.")
+    overlong_buffer: OverlongBuffer | None = Field(None, description="Lower the reward of responses that come near the limit.")
+    difficulty_mask: bool = Field(False, description="Leave the responses to too hard and too easy prompts out of the loss.")
+    difficulty_low_threshold: float = Field(0.0, description="Too hard: a group whose mean reward is not above this.")
+    difficulty_high_threshold: float = Field(1.0, description="Too easy: a group whose mean reward is not below this.")
+    difficulty_loss_weight: bool = Field(
+        False, description="Weigh a response's loss by its prompt's difficulty, 1 less the group's mean reward: 0.5 (easy) to 2 (hard)."
+    )
+    length_loss_weight: bool = Field(
+        False, description="Weigh a response's loss by its length: 1.5 for the step's shortest to 0.5 for its longest."
+    )
 
     policy_loss: Literal["ppo", "pg", "gspo", "gmpo", "cispo", "topr", "clip_cov", "kl_cov"] = Field(
         "ppo", description="The loss's policy term; see docs/algorithms.md."
@@ -173,8 +202,11 @@ class RlvrConfig(Experiment):
     clip_cov_high: float = Field(5.0, description="`clip_cov`: and below this.")
     kl_cov_ratio: Fraction = Field(2e-4, description="`kl_cov`: share of a step's response tokens that are penalised.")
     kl_cov_coef: NonNegativeFloat = Field(1.0, description="`kl_cov`: weight of the penalty.")
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = Field(
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = Field(
         "seq-mean-token-mean", description="How token losses become one number, over all ranks and micro-batches of an update."
+    )
+    loss_scale_factor: PositiveFloat | None = Field(
+        None, description="Tokens that `seq-mean-token-sum-norm` divides a sequence's sum by; `response_length` if not given."
     )
     entropy_loss_coef: float = Field(0.0, description="Weight of the entropy bonus.")
 
@@ -193,10 +225,16 @@ class RlvrConfig(Experiment):
 
     use_kl_loss: bool = Field(False, description="Add the KL to the reference to the loss.")
     kl_loss_coef: NonNegativeFloat = Field(0.0, description="Its weight.")
-    kl_loss_type: Literal["k1", "k2", "k3"] = Field("k3", description="Its estimator (Schulman, 2020).")
+    kl_loss_type: Literal["k1", "k2", "k3", "k1+", "k3+"] = Field(
+        "k3", description="Its estimator (Schulman, 2020); with `+` it has the gradient of k2, which is the KL's own."
+    )
     add_token_level_kl: bool = Field(False, description="Subtract the KL to the reference from the reward, token by token.")
-    init_kl_coef: NonNegativeFloat = Field(0.0, description="Its weight.")
-    kl_penalty: Literal["k1", "k2", "k3"] = Field("k1", description="Its estimator.")
+    init_kl_coef: NonNegativeFloat = Field(0.0, description="Its weight; the first step's if `target_kl` is given.")
+    kl_penalty: Literal["k1", "k2", "k3", "abs"] = Field("k1", description="Its estimator.")
+    target_kl: PositiveFloat | None = Field(
+        None, description="Adapt its weight so that the KL comes to this many nats a token; constant if not given."
+    )
+    kl_horizon: PositiveInt = Field(10000, description="Responses over which the weight adapts.")
 
     time_sharing: bool = Field(
         True,

@@ -16,15 +16,15 @@ from roll.pipeline.rlvr import Position
 EXPORT = "export"
 
 
-class Source(Protocol):
-    """Where a loop's input comes from."""
+class Resumable(Protocol):
+    """A part of a loop that goes on from where it stood: where its input comes from, what it carries from step to step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, JSON-able."""
+        """Where it stands, JSON-able."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a position."""
+        """Go there."""
         ...
 
 
@@ -71,13 +71,15 @@ class Keeper:
         """Whether an earlier run took the last step and exported its policy."""
         return (self.resumed_step or 0) >= self._config.max_steps and (Path(self._config.output_dir) / EXPORT).is_dir()
 
-    async def restore(self, trainer: Trainer, source: Source) -> Position:
-        """Bring trainer and source to where the checkpoint was written; the start of the run if there is none."""
-        self._trainer, self._source = trainer, source
+    async def restore(self, trainer: Trainer, source: Resumable, credit: Resumable | None = None) -> Position:
+        """Bring trainer, source and credit to where the checkpoint was written; the start of the run if there is none."""
+        self._trainer, self._source, self._credit = trainer, source, credit
         if self._folder is None or self._state is None:
             return Position(0, 0)
         await trainer.load(self._folder.absolute())
         source.load_state_dict(self._state.sampler)
+        if credit is not None and self._state.credit:
+            credit.load_state_dict(self._state.credit)
         return Position(self._state.step, self._state.policy_version)
 
     async def save_if_due(self, position: Position) -> None:
@@ -94,7 +96,8 @@ class Keeper:
 
     async def _save(self, position: Position) -> None:
         spent = time.monotonic() - self._began + (self._state.seconds if self._state else 0.0)
-        state = LoopState(self._config.exp_name, position.step, position.policy_version, self._source.state_dict(), spent)
+        credit = {} if self._credit is None else self._credit.state_dict()
+        state = LoopState(self._config.exp_name, position.step, position.policy_version, self._source.state_dict(), spent, credit)
         with self._store.writing(position.step, required=[LOOP_FILE]) as folder:
             await self._trainer.save(folder.absolute())
             state.write(folder)

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from roll.algorithms.losses import Loss
-from roll.rollout.batch import Credit, experience, rollout_metrics, train_batch
+from roll.rollout.batch import Experience, Shaping, experience, rollout_metrics
 from roll.tracking.base import Tracker
 from roll.types import Floats, Metrics, RolloutGroup, Sequences, TrainBatch
 
@@ -50,8 +50,9 @@ class Rlvr:
     interrupted: Callable[[], bool]
     tracker: Tracker
     loss: Loss
-    credit: Credit
-    max_len_mask: bool
+    shaping: Shaping
+    credit: Callable[[Experience, Floats | None, Floats | None], tuple[TrainBatch, Metrics]]
+    """Advantages joined to a step's experience, and what there is to say of them; see `CreditAssignment`."""
     max_steps: int
     updates_per_step: int
 
@@ -63,11 +64,11 @@ async def train(run: Rlvr, position: Position) -> Position:
         run.tracker.log(0, await run.evaluate(0) | await run.measure([]))
     while position.step < run.max_steps and not run.interrupted():
         groups = await run.take()
-        step = experience(groups, run.max_len_mask)
+        step = experience(groups, run.shaping)
         ref_log_probs = await run.ref_log_probs(step.sequences) if run.ref_log_probs else None
         log_probs = await run.log_probs(step.sequences) if run.log_probs else None
-        batch = train_batch(step, ref_log_probs, run.credit, log_probs)
-        metrics = rollout_metrics(groups, position.policy_version)
+        batch, metrics = run.credit(step, ref_log_probs, log_probs)
+        metrics |= rollout_metrics(groups, position.policy_version)
         metrics |= await run.train(batch, run.loss, position.policy_version)
         position = Position(position.step + 1, position.policy_version + run.updates_per_step)
         await run.sync(position.policy_version)

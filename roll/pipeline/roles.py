@@ -57,6 +57,7 @@ class Roles:
             epochs=config.ppo_epochs if isinstance(config, RlvrConfig) else 1,
             token_budget=self._token_budget(name),
             loss_agg_mode=config.loss_agg_mode if isinstance(config, RlvrConfig) else "token-mean",
+            loss_scale=isinstance(config, RlvrConfig) and config.loss_scale_factor or config.response_length,
             temperature=temperature,
         )
         limits = config.deadlines

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 
 from roll.algorithms.advantages import Normalisation
+from roll.algorithms.shaping import Overlong
 from roll.config.plan import Plan
 from roll.config.ratios import keeps_engine_log_probs, ratio_source
 from roll.config.schema import RlvrConfig
@@ -24,9 +25,10 @@ from roll.pipeline.meter import Meter
 from roll.pipeline.roles import Roles, model_path, sends_adapter
 from roll.pipeline.stage import Stage
 from roll.pipeline.wire_loss import policy_loss
-from roll.rollout.batch import Credit, token_count
+from roll.rollout.batch import Shaping, token_count
+from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.scheduler import RolloutScheduler
-from roll.types import Metrics, Sampling
+from roll.types import Metrics, RolloutGroup, Sampling
 from roll.weight_sync.routes import Meeting, broadcast_size, routes
 from roll.weight_sync.sync import WeightSync
 from roll.workers.actor_infer import ActorInfer
@@ -77,10 +79,9 @@ async def _loop(
     on_turn = Arrangement(meter.timed("onload", turns.bring))
 
     source = PromptSampler(training, config.seed, config.actor_train.data_args.domain_interleave_probs)
-    seed = config.seed if config.actor_infer.generating_args.seeded else None
-    batch_size, ratio = config.rollout_batch_size, config.async_generation_ratio
-    async with aclosing(RolloutScheduler(source, actor_infer, rewards, sampling, batch_size, ratio, seed)) as scheduler:
-        position = await stage.keeper.restore(on_turn.trainer(actor_train), scheduler)
+    assignment = CreditAssignment(credit(config))
+    async with aclosing(scheduler_of(config, source, actor_infer, rewards, sampling)) as scheduler:
+        position = await stage.keeper.restore(on_turn.trainer(actor_train), scheduler, assignment)
         await open_ways(config, plan, actor_train, actor_infer)
         sync = WeightSync(actor_train, actor_infer, sends_adapter(config), config.weight_sync.bucket_mib << 20)
         ask = on_turn.reference("reference" if plan.reference == "role" else "actor_train", reference.ref_log_probs)
@@ -92,13 +93,13 @@ async def _loop(
             train=meter.timed("train", on_turn.training(actor_train.train_step)),
             sync=meter.timed("weight_sync", on_turn.sync(sync.push)),
             evaluate=meter.timed("evaluate", evaluation(config, on_turn.generation(validate))),
-            measure=lambda groups: meter.step(token_count(groups)),
+            measure=measurement(meter, scheduler),
             save=meter.timed("checkpoint", stage.keeper.save_if_due),
             interrupted=interrupt.happened,
             tracker=stage.tracker,
             loss=policy_loss(config),
-            credit=credit(config),
-            max_len_mask=config.max_len_mask,
+            shaping=shaping(config, sampling.max_new_tokens),
+            credit=assignment,
             max_steps=config.max_steps,
             updates_per_step=plan.batch.updates_per_step,
         )
@@ -117,6 +118,32 @@ async def open_ways(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, act
         address, port = await actor_train.free_address()
         meeting = Meeting(address, port, size, config.deadlines.weight_sync)
     await asyncio.gather(actor_train.open_ways(ways, meeting), actor_infer.open_ways(ways, meeting))
+
+
+def scheduler_of(
+    config: RlvrConfig, source: PromptSampler, actor_infer: ActorInfer, rewards: Rewards, sampling: Sampling
+) -> RolloutScheduler:
+    """The rollout side that the keys describe."""
+    return RolloutScheduler(
+        source,
+        actor_infer,
+        rewards,
+        sampling,
+        config.rollout_batch_size,
+        config.async_generation_ratio,
+        config.seed if config.actor_infer.generating_args.seeded else None,
+        most_batches=config.dynamic_sampling and config.dynamic_sampling.max_num_gen_batches,
+        greedy_baseline=config.adv_estimator == "remax",
+    )
+
+
+def measurement(meter: Meter, scheduler: RolloutScheduler) -> Callable[[Sequence[RolloutGroup]], Awaitable[Metrics]]:
+    """Times and throughput of a step, and what its sampling dropped."""
+
+    async def measure(groups: Sequence[RolloutGroup]) -> Metrics:
+        return await meter.step(token_count(groups)) | scheduler.metrics()
+
+    return measure
 
 
 def evaluation(config: RlvrConfig, validate: Callable[[], Awaitable[Metrics]]) -> Callable[[int], Awaitable[Metrics]]:
@@ -162,4 +189,23 @@ def credit(config: RlvrConfig) -> Credit:
         reward_clip=config.reward_clip,
         advantage_clip=config.advantage_clip,
     )
-    return Credit(config.adv_estimator, normalisation, config.init_kl_coef if config.add_token_level_kl else 0.0, config.kl_penalty)
+    return Credit(
+        estimator=config.adv_estimator,
+        normalisation=normalisation,
+        kl_coef=config.init_kl_coef if config.add_token_level_kl else 0.0,
+        kl_estimator=config.kl_penalty,
+        target_kl=config.target_kl,
+        kl_horizon=config.kl_horizon,
+        weigh_difficulty=config.difficulty_loss_weight,
+        weigh_length=config.length_loss_weight,
+    )
+
+
+def shaping(config: RlvrConfig, longest_response: int) -> Shaping:
+    """What becomes of rewards before credit is assigned."""
+    buffer = config.overlong_buffer
+    return Shaping(
+        max_len_mask=config.max_len_mask,
+        difficulty=(config.difficulty_low_threshold, config.difficulty_high_threshold) if config.difficulty_mask else None,
+        overlong=Overlong(longest_response, buffer.len, buffer.penalty_factor) if buffer else None,
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -26,11 +28,21 @@ class Scorer(Protocol):
         ...
 
 
-async def episode(prompt: Prompt, generator: Generator, scorer: Scorer, sampling: Sampling, seed: int | None) -> RolloutGroup:
-    """Sample a prompt's responses and score them. Other episodes generate meanwhile."""
-    completions = await generator.generate(prompt.token_ids, sampling, seed)
+async def episode(
+    prompt: Prompt, generator: Generator, scorer: Scorer, sampling: Sampling, seed: int | None, greedy_baseline: bool = False
+) -> RolloutGroup:
+    """Sample a prompt's responses and score them. Other episodes generate meanwhile.
+
+    Args:
+        greedy_baseline: answer the prompt once more, with the most probable tokens, for the group's `baseline`.
+    """
+    answers = [generator.generate(prompt.token_ids, sampling, seed)]
+    if greedy_baseline:
+        answers.append(generator.generate(prompt.token_ids, replace(sampling, samples=1, temperature=0.0, top_p=1.0, top_k=-1), seed))
+    completions = [completion for answer in await asyncio.gather(*answers) for completion in answer]
     results = await scorer.score(prompt, [completion.text for completion in completions])
-    return RolloutGroup(prompt, [Rollout(completion, result) for completion, result in zip(completions, results, strict=True)])
+    rollouts = [Rollout(completion, result) for completion, result in zip(completions, results, strict=True)]
+    return RolloutGroup(prompt, rollouts[: sampling.samples], rollouts[-1] if greedy_baseline else None)
 
 
 def prompt_seed(seed: int, stream: int, prompt_id: int) -> int:

@@ -4,20 +4,24 @@
 
 With ratio 0 all of a step's groups are drawn, finished and handed over before the trainer moves: synchronous
 training. With ratio r, r batches go on generating while the trainer works. Groups leave in the order in which they
-were drawn, so no group waits longer than the ratio allows, none is thrown away, and a run can be repeated.
+were drawn, so no group waits longer than the ratio allows, and a run can be repeated. None is thrown away, but with
+dynamic sampling those whose rewards are all equal: others are drawn in their place, up to a bound.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from roll.rollout.batch import rewards_differ
 from roll.rollout.episode import Generator, Scorer, episode, prompt_seed
-from roll.types import Prompt, RolloutGroup, Sampling
+from roll.types import Metrics, Prompt, RolloutGroup, Sampling
 
+LOG = logging.getLogger(__name__)
 TRAINING = 0
 """Seed stream of training prompts."""
 
@@ -57,25 +61,58 @@ class RolloutScheduler:
         batch_size: int,
         async_generation_ratio: float,
         seed: int | None,
+        most_batches: int | None = None,
+        greedy_baseline: bool = False,
     ) -> None:
-        """`seed` gives every prompt's samples a seed of their own; None leaves randomness to the engine."""
+        """`seed` gives every prompt's samples a seed of their own; None leaves randomness to the engine.
+
+        Args:
+            most_batches: dynamic sampling: groups whose rewards are all equal are replaced, until so many batches are drawn for
+                one step. None hands over every group.
+            greedy_baseline: each group gets a greedy response beside its samples.
+        """
         self._source, self._generator, self._scorer, self._sampling = source, generator, scorer, sampling
         self._batch_size = batch_size
-        self._capacity = batch_size + round(async_generation_ratio * batch_size)
+        self._ahead = round(async_generation_ratio * batch_size)
         self._seed = seed
+        self._most_batches, self._greedy_baseline = most_batches, greedy_baseline
         self._in_flight: deque[_InFlight] = deque()
+        self._metrics: Metrics = {}
 
     async def take(self) -> list[RolloutGroup]:
-        """The oldest `batch_size` groups, finished and scored.
+        """The oldest `batch_size` groups, finished and scored; with dynamic sampling, the oldest whose rewards differ.
+
+        Where the bound of dynamic sampling comes first, the batch is filled up with the oldest that were dropped.
 
         Raises:
             RollError: what an episode raised; the others are cancelled when it is closed.
         """
-        while len(self._in_flight) < self._capacity:
+        if self._most_batches is None:
+            return await self._oldest(self._batch_size)
+        kept: list[RolloutGroup] = []
+        dropped: list[RolloutGroup] = []
+        left = self._most_batches * self._batch_size
+        while left and len(kept) < self._batch_size:
+            groups = await self._oldest(min(self._batch_size - len(kept), left))
+            left -= len(groups)
+            kept += [group for group in groups if rewards_differ(group)]
+            dropped += [group for group in groups if not rewards_differ(group)]
+        missing = self._batch_size - len(kept)
+        if missing:
+            message = "dynamic_sampling: the rewards of %d of %d drawn groups differ, and the step has room for %d; the others fill it up"
+            LOG.warning(message, len(kept), len(kept) + len(dropped), self._batch_size)
+        self._metrics = {"sampling/drawn_groups": float(len(kept) + len(dropped)), "sampling/dropped_groups": float(len(dropped) - missing)}
+        return kept + dropped[:missing]
+
+    def metrics(self) -> Metrics:
+        """Of dynamic sampling: what the last step drew, and what of it was thrown away. Empty without it."""
+        return self._metrics
+
+    async def _oldest(self, count: int) -> list[RolloutGroup]:
+        while len(self._in_flight) < count + self._ahead:
             self._admit()
-        taken = [self._in_flight[index].task for index in range(self._batch_size)]
-        groups = await asyncio.gather(*taken)
-        for _ in taken:
+        groups = await asyncio.gather(*(self._in_flight[index].task for index in range(count)))
+        for _ in groups:
             self._in_flight.popleft()
         return list(groups)
 
@@ -83,7 +120,7 @@ class RolloutScheduler:
         position = self._source.state_dict()
         [prompt] = self._source.draw(1)
         seed = None if self._seed is None else prompt_seed(self._seed, TRAINING, prompt.prompt_id)
-        task = asyncio.create_task(episode(prompt, self._generator, self._scorer, self._sampling, seed))
+        task = asyncio.create_task(episode(prompt, self._generator, self._scorer, self._sampling, seed, self._greedy_baseline))
         self._in_flight.append(_InFlight(position, task))
 
     def state_dict(self) -> dict[str, Any]:

@@ -34,6 +34,8 @@ class TrainShape:
     """Of one forward pass."""
     loss_agg_mode: str
     temperature: float
+    loss_scale: float = 1.0
+    """Tokens that `seq-mean-token-sum-norm` divides by."""
 
 
 class ActorTrain:
@@ -140,7 +142,7 @@ def joined(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
 def micro_batches_of(batch: TrainBatch, update: Sequence[int], ranks: int, shape: TrainShape) -> list[list[MicroBatch]]:
     """By rank, the micro-batches of one update. Loss weights are fixed here, before anything is split."""
     chosen = take(batch, update)
-    weights = loss_weights(chosen.sequences, shape.loss_agg_mode)
+    weights = loss_weights(chosen.sequences, shape.loss_agg_mode, shape.loss_scale, chosen.sequence_weights)
     split = packing.split(chosen.sequences.lengths, ranks, shape.token_budget)
     return [
         [MicroBatch(take(chosen, indices), packing.select_tokens(weights, chosen.sequences, indices)) for indices in forwards]
@@ -166,6 +168,7 @@ def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
         if_given(batch.ref_log_probs),
         if_given(batch.proximal_log_probs),
         if_given(batch.marked),
+        None if batch.sequence_weights is None else batch.sequence_weights[list(indices)],
     )
 
 

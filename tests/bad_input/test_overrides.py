@@ -11,6 +11,8 @@ ENGINE = "actor_infer.strategy_args.strategy_config"
 ZERO = "deepspeed_zero3.zero_optimization"
 REFERENCE = "reference.strategy_args.strategy_name"
 SAMPLING = "actor_infer.generating_args"
+ONE = ("num_return_sequences_in_group=1", "actor_train.training_args.per_device_train_batch_size=4", "adv_estimator=reinforce")
+IN_REWARD = ("add_token_level_kl=true", "init_kl_coef=0.1", "actor_train.model_args.lora_target=all-linear")
 GPUS = ("actor_train.device_mapping=[0,1]", "rollout_batch_size=8")
 
 KEYS = [
@@ -46,7 +48,10 @@ VALUES = [
     (["actor_train=3"], "actor_train", "3", "a block of keys"),
     (["actor_train.data_args.file_name=[1]"], "actor_train.data_args.file_name[0]", "1", "a text"),
     (["actor_train.data_args.template=qwen9"], "actor_train.data_args.template", '"qwen9"', "'native'"),
-    (["adv_estimator=gae"], "adv_estimator", '"gae"', "'grpo' or 'reinforce'"),
+    (["adv_estimator=grppo"], "adv_estimator", '"grppo"', "'grpo'"),
+    (["loss_agg_mode=mean"], "loss_agg_mode", '"mean"', "'token-mean'"),
+    (["kl_penalty=full"], "kl_penalty", '"full"', "'k1'"),
+    (["overlong_buffer.lenght=4"], "overlong_buffer.lenght", "4", "did you mean 'len'"),
     (["exp_name='a b'"], "exp_name", '"a b"', "a text of the form"),
     (["use_kl_loss=maybe"], "use_kl_loss", '"maybe"', "true or false"),
     (["pipeline=rlhf"], "pipeline", '"rlhf"', "'rlvr'"),
@@ -149,6 +154,30 @@ LOSSES = [
 CONTRADICTIONS = [
     (["rollout_batch_size=5"], f"{TRAIN}.gradient_accumulation_steps", "10 sequences", "multiple of 8"),
     (["num_return_sequences_in_group=1", f"{TRAIN}.per_device_train_batch_size=4"], "num_return_sequences_in_group", "1", "at least 2"),
+    *(
+        (
+            ["num_return_sequences_in_group=1", f"{TRAIN}.per_device_train_batch_size=4", f"adv_estimator={estimator}"],
+            "num_return_sequences_in_group",
+            f"1, and adv_estimator {estimator} compares",
+            "reinforce, reinforce_plus_plus, remax",
+        )
+        for estimator in ("dr_grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline")
+    ),
+    ([*ONE, "+dynamic_sampling={}"], "dynamic_sampling", "num_return_sequences_in_group is 1", "at least 2"),
+    ([*ONE, "difficulty_mask=true"], "difficulty_mask", "num_return_sequences_in_group is 1", "at least 2"),
+    ([*ONE, "difficulty_loss_weight=true"], "difficulty_loss_weight", "num_return_sequences_in_group is 1", "at least 2"),
+    (["adv_estimator=rloo", "norm_std_type=group"], "norm_std_type", "'group'", "adv_estimator=reinforce"),
+    (["norm_mean_type=running"], "norm_mean_type", "'running'", "adv_estimator=reinforce"),
+    (["gamma=0.9"], "gamma", "0.9, but adv_estimator grpo", "reinforce_plus_plus"),
+    (["overlong_buffer.len=9"], "overlong_buffer.len", "9 is more than the longest response, 8", "at most 8"),
+    (["overlong_buffer.len=5", "actor_infer.generating_args.max_new_tokens=4"], "overlong_buffer.len", "4 tokens", "at most 4"),
+    (["difficulty_mask=true", "difficulty_low_threshold=1"], "difficulty_low_threshold", "1 is not below", "0.95"),
+    (["difficulty_high_threshold=0.9"], "difficulty_high_threshold", "0.9", "difficulty_mask=true"),
+    (["loss_scale_factor=100"], "loss_scale_factor", "100", "loss_agg_mode=seq-mean-token-sum-norm"),
+    (["target_kl=0.1"], "target_kl", "0.1", "add_token_level_kl=true"),
+    (["kl_horizon=100"], "kl_horizon", "100", "give target_kl"),
+    ([*IN_REWARD, "target_kl=0.1", "kl_horizon=1"], "kl_horizon", "1 responses, and a step has 8", "at least 2"),
+    (["add_token_level_kl=true"], "init_kl_coef", "0", "0.001"),
     (["actor_infer.generating_args.num_return_sequences=3"], "actor_infer.generating_args.num_return_sequences", "3", "equal"),
     (["actor_infer.generating_args.max_new_tokens=9"], "actor_infer.generating_args.max_new_tokens", "9", "at most 8"),
     (["actor_infer.generating_args.temperature=0"], "actor_infer.generating_args.temperature", "0", "above 0"),

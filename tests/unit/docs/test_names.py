@@ -26,13 +26,15 @@ WRITERS = (
     "pipeline/meter.py",
     "rollout/batch.py",
     "algorithms/corrections.py",
+    "rollout/credit.py",
+    "rollout/scheduler.py",
     "algorithms/losses.py",
     "algorithms/policy_loss.py",
     "strategies/deepspeed_train.py",
     "strategies/tally.py",
 )
 """Modules that make metrics; others read them."""
-METRIC = re.compile(r"(reward|response|staleness|policy|mismatch|val|time|throughput|memory|sft)/[^ ]+")
+METRIC = re.compile(r"(sampling|reward|response|staleness|policy|mismatch|val|time|throughput|memory|sft)/[^ ]+")
 PLACEHOLDERS = {"domain": "<domain>", "name": "<set>", "k": "<k>", "role": "<role>"}
 FOREIGN = {"RAY_JOB_STOP_WAIT_TIME_S"}
 """Names of other projects that the source does not mention."""

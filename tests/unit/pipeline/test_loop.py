@@ -19,7 +19,8 @@ from roll.pipeline import rlvr, sft
 from roll.pipeline.evaluate import Evaluator, pass_at_k
 from roll.pipeline.meter import Meter
 from roll.pipeline.rlvr import Position, Rlvr
-from roll.rollout.batch import Credit
+from roll.rollout.batch import Shaping
+from roll.rollout.credit import Credit, CreditAssignment
 from roll.types import (
     Completion,
     FinishReason,
@@ -116,8 +117,8 @@ def wired(parts: Parts, **changes: Any) -> Rlvr:
         interrupted=parts.interrupted,
         tracker=parts,
         loss=PolicyLoss(),
-        credit=Credit("grpo", Normalisation()),
-        max_len_mask=False,
+        shaping=Shaping(),
+        credit=CreditAssignment(Credit("grpo", Normalisation())),
         max_steps=2,
         updates_per_step=3,
     )
@@ -159,7 +160,7 @@ def test_the_trainers_log_probs_stand_beside_the_engines() -> None:
 
 def test_kl_in_the_reward_lowers_the_return_of_earlier_tokens_more() -> None:
     parts = Parts()
-    credit = Credit("reinforce", Normalisation(), kl_coef=0.1, kl_estimator="k1")
+    credit = CreditAssignment(Credit("reinforce", Normalisation(), kl_coef=0.1, kl_estimator="k1"))
     asyncio.run(rlvr.train(wired(parts, max_steps=1, credit=credit), Position(0, 0)))
     # k1 is behaviour minus reference: 0.25 and 0.5 on the two tokens; the reward of the first response is 0.
     assert parts.batches[0].advantages[3:5].tolist() == pytest.approx([-0.075, -0.05])

@@ -7,12 +7,19 @@ import numpy as np
 import pytest
 
 from roll.algorithms.advantages import Normalisation
+from roll.algorithms.shaping import Overlong
 from roll.errors import RollError
-from roll.rollout.batch import Credit, experience, rollout_metrics, token_count, train_batch
-from roll.types import FinishReason, RewardOutcome, Rollout
+from roll.rollout.batch import Experience, Shaping, experience, rewards_differ, rollout_metrics, token_count
+from roll.rollout.credit import Credit, CreditAssignment
+from roll.types import FinishReason, Floats, RewardOutcome, Rollout, RolloutGroup, TrainBatch
 from tests.unit.rollout.build import make_group, make_rollout
 
 REINFORCE = Credit("reinforce", Normalisation())
+
+
+def assigned(step: Experience, ref_log_probs: Floats | None, credit: Credit) -> TrainBatch:
+    """The batch of a first step."""
+    return CreditAssignment(credit)(step, ref_log_probs)[0]
 
 
 def test_rollouts_lie_end_to_end() -> None:
@@ -20,7 +27,7 @@ def test_rollouts_lie_end_to_end() -> None:
         make_group(7, [make_rollout([5, 6], 1.0, log_probs=[-0.5, -0.25], versions=[3, 4]), make_rollout([8], 2.0, log_probs=[-2])]),
         make_group(9, [make_rollout([4], 3.0, log_probs=[-3], versions=[1])], [3]),
     ]
-    step = experience(groups, max_len_mask=False)
+    step = experience(groups, Shaping())
     assert step.sequences.token_ids.tolist() == [1, 2, 5, 6, 1, 2, 8, 3, 4]
     assert step.sequences.offsets.tolist() == [0, 4, 7, 9]
     assert step.sequences.response_mask.astype(int).tolist() == [0, 0, 1, 1, 0, 0, 1, 0, 1]
@@ -40,25 +47,25 @@ def test_rollouts_lie_end_to_end() -> None:
     ids=["crashed", "timed out", "aborted"],
 )
 def test_a_response_without_a_verdict_is_left_out(unusable: Rollout) -> None:
-    step = experience([make_group(0, [make_rollout([5], 1.0), unusable, make_rollout([7], 0.0)])], max_len_mask=False)
+    step = experience([make_group(0, [make_rollout([5], 1.0), unusable, make_rollout([7], 0.0)])], Shaping())
     assert step.rewards.tolist() == [1, 0]
     assert step.sequences.token_ids.tolist() == [1, 2, 5, 1, 2, 7]
 
 
 def test_an_unparsable_answer_is_a_verdict() -> None:
-    step = experience([make_group(0, [make_rollout([5], 0.0, outcome=RewardOutcome.UNPARSABLE)])], max_len_mask=False)
+    step = experience([make_group(0, [make_rollout([5], 0.0, outcome=RewardOutcome.UNPARSABLE)])], Shaping())
     assert step.rewards.tolist() == [0]
 
 
 def test_truncated_responses_leave_the_loss_and_not_the_group() -> None:
     groups = [make_group(0, [make_rollout([5, 6], 0.0, finish=FinishReason.LENGTH), make_rollout([7], 2.0)])]
-    step = experience(groups, max_len_mask=True)
+    step = experience(groups, Shaping(max_len_mask=True))
     assert step.rewards.tolist() == [0, 2]
     assert step.sequences.response_mask.astype(int).tolist() == [0, 0, 0, 0, 0, 0, 1]
     # The mean of the group is 1 with the truncated response and would be 2 without.
-    batch = train_batch(step, None, Credit("reinforce", Normalisation(mean="group")))
+    batch = assigned(step, None, Credit("reinforce", Normalisation(mean="group")))
     assert batch.advantages.tolist() == [0, 0, 0, 0, 0, 0, 1]
-    assert experience(groups, max_len_mask=False).sequences.response_mask.sum() == 3
+    assert experience(groups, Shaping()).sequences.response_mask.sum() == 3
 
 
 def test_a_step_without_any_verdict_says_why() -> None:
@@ -67,12 +74,12 @@ def test_a_step_without_any_verdict_says_why() -> None:
         make_group(1, [make_rollout([5], outcome=RewardOutcome.TIMED_OUT, note="took longer than 2 s")]),
     ]
     with pytest.raises(RollError, match="ZeroDivisionError: division by zero; took longer than 2 s"):
-        experience(groups, max_len_mask=False)
+        experience(groups, Shaping())
 
 
 def test_a_train_batch_carries_what_was_sampled() -> None:
-    step = experience([make_group(0, [make_rollout([5, 6], 3.0, log_probs=[-0.5, -1], versions=[2, 2])])], max_len_mask=False)
-    batch = train_batch(step, None, REINFORCE)
+    step = experience([make_group(0, [make_rollout([5, 6], 3.0, log_probs=[-0.5, -1], versions=[2, 2])])], Shaping())
+    batch = assigned(step, None, REINFORCE)
     assert batch.sequences is step.sequences
     assert batch.advantages.tolist() == [0, 0, 3, 3]
     assert batch.behaviour_log_probs is not None and batch.behaviour_log_probs.tolist() == [0, 0, -0.5, -1]
@@ -81,26 +88,82 @@ def test_a_train_batch_carries_what_was_sampled() -> None:
 
 
 def test_the_kl_to_the_reference_is_paid_from_the_reward() -> None:
-    step = experience([make_group(0, [make_rollout([5, 6], 3.0, log_probs=[-1, -2])])], max_len_mask=False)
+    step = experience([make_group(0, [make_rollout([5, 6], 3.0, log_probs=[-1, -2])])], Shaping())
     ref = np.array([0, 0, -1.5, -1], np.float32)
     # k1 at the tokens: 1/2 and -1; times 0.1. From the end: 3 + 0.1, then - 0.05.
-    batch = train_batch(step, ref, Credit("reinforce", Normalisation(), kl_coef=0.1, kl_estimator="k1"))
+    batch = assigned(step, ref, Credit("reinforce", Normalisation(), kl_coef=0.1, kl_estimator="k1"))
     np.testing.assert_allclose(batch.advantages, [0, 0, 3.05, 3.1], rtol=1e-6)
     assert batch.ref_log_probs is ref
-    k3 = train_batch(step, ref, Credit("reinforce", Normalisation(), kl_coef=1.0, kl_estimator="k3"))
+    k3 = assigned(step, ref, Credit("reinforce", Normalisation(), kl_coef=1.0, kl_estimator="k3"))
     last = 3 - (exp(1) - 2)
     np.testing.assert_allclose(k3.advantages, [0, 0, last - (exp(-0.5) - 0.5), last], rtol=1e-6)
     with pytest.raises(AssertionError, match="without reference log-probs"):
-        train_batch(step, None, Credit("reinforce", Normalisation(), kl_coef=0.1))
+        assigned(step, None, Credit("reinforce", Normalisation(), kl_coef=0.1))
+
+
+def test_a_group_outside_the_thresholds_leaves_the_loss_and_not_the_statistics() -> None:
+    groups = [
+        make_group(0, [make_rollout([5], 1.0), make_rollout([6], 1.0)]),
+        make_group(1, [make_rollout([5], 1.0), make_rollout([6], 0.0)]),
+        make_group(2, [make_rollout([5], 0.0), make_rollout([6], 0.0)]),
+        make_group(3, [make_rollout([5], 0.5), make_rollout([6], 0.0)]),
+    ]
+    step = experience(groups, Shaping(difficulty=(0.25, 1.0)))
+    assert step.sequences.response_mask[2::3].tolist() == [False, False, True, True, False, False, False, False]
+    assert step.rewards.tolist() == [1, 1, 1, 0, 0, 0, 0.5, 0]
+    assert step.difficulties.tolist() == [0, 0, 0.5, 0.5, 1, 1, 0.75, 0.75]
+    _, metrics = CreditAssignment(REINFORCE)(step, None)
+    assert metrics["response/masked_fraction"] == 0.75
+
+
+def test_long_responses_pay_before_credit_is_assigned_and_the_difficulty_does_not_see_it() -> None:
+    # The limit is 4 and the buffer 2: two tokens are free, three pay half, four pay all of 0.5.
+    groups = [make_group(0, [make_rollout([5] * n, 1.0) for n in (1, 2, 3, 4)])]
+    step = experience(groups, Shaping(overlong=Overlong(limit=4, buffer=2, factor=0.5)))
+    assert step.rewards.tolist() == [1, 1, 0.75, 0.5]
+    assert step.difficulties.tolist() == [0] * 4
+    assert step.lengths.tolist() == [1, 2, 3, 4]
+    assert CreditAssignment(REINFORCE)(step, None)[1]["reward/shaped_mean"] == pytest.approx(3.25 / 4)
+
+
+def with_baseline(prompt_id: int, rollouts: list[Rollout], baseline: Rollout) -> RolloutGroup:
+    return replace(make_group(prompt_id, rollouts), baseline=baseline)
+
+
+def test_the_greedy_response_is_compared_with_and_not_trained_on() -> None:
+    groups = [
+        with_baseline(0, [make_rollout([5], 1.0), make_rollout([6], 0.0)], make_rollout([9, 9], 0.25)),
+        with_baseline(1, [make_rollout([7], 1.0)], make_rollout([9], 1.0)),
+    ]
+    step = experience(groups, Shaping())
+    assert step.baselines is not None
+    assert step.baselines.tolist() == [0.25, 0.25, 1]
+    assert 9 not in step.sequences.token_ids
+    assert assigned(step, None, Credit("remax", Normalisation())).advantages.tolist() == [0, 0, 0.75, 0, 0, -0.25, 0, 0, 0]
+
+
+def test_without_a_verdict_on_the_greedy_response_there_is_nothing_to_compare_with() -> None:
+    crashed = with_baseline(0, [make_rollout([5], 1.0)], make_rollout([9], outcome=RewardOutcome.CRASHED))
+    sound = with_baseline(1, [make_rollout([7], 1.0)], make_rollout([9], 0.0))
+    step = experience([crashed, sound], Shaping())
+    assert step.groups.tolist() == [1]
+    assert step.baselines is not None and step.baselines.tolist() == [0]
+
+
+def test_rewards_differ_among_the_responses_that_can_be_learnt_from() -> None:
+    assert rewards_differ(make_group(0, [make_rollout([5], 1.0), make_rollout([5], 0.0)]))
+    assert not rewards_differ(make_group(0, [make_rollout([5], 1.0), make_rollout([5], 1.0)]))
+    assert not rewards_differ(make_group(0, [make_rollout([5], 1.0), make_rollout([5], 0.0, outcome=RewardOutcome.CRASHED)]))
+    assert not rewards_differ(make_group(0, [make_rollout([5], 1.0)]))
 
 
 def test_without_the_engines_log_probs_the_trainers_are_the_policys() -> None:
     rollout = make_rollout([5, 6], 3.0)
     silent = replace(rollout, completion=replace(rollout.completion, log_probs=None))
-    step = experience([make_group(0, [silent])], max_len_mask=False)
+    step = experience([make_group(0, [silent])], Shaping())
     assert step.behaviour_log_probs is None
     own, ref = np.array([0, 0, -1, -2], np.float32), np.array([0, 0, -1.5, -1], np.float32)
-    batch = train_batch(step, ref, Credit("reinforce", Normalisation(), kl_coef=0.1, kl_estimator="k1"), own)
+    batch = CreditAssignment(Credit("reinforce", Normalisation(), kl_coef=0.1, kl_estimator="k1"))(step, ref, own)[0]
     assert batch.behaviour_log_probs is None
     assert batch.proximal_log_probs is own
     np.testing.assert_allclose(batch.advantages, [0, 0, 3.05, 3.1], rtol=1e-6)

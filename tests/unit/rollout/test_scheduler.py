@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from roll.errors import RollError
-from roll.rollout.episode import prompt_seed
+from roll.rollout.episode import Scorer, prompt_seed
 from roll.rollout.scheduler import TRAINING, RolloutScheduler
 from roll.types import Completion, FinishReason, Ints, Prompt, RewardResult, RolloutGroup, Sampling
 from tests.unit.rollout.build import make_prompt
@@ -41,10 +41,12 @@ class Gated:
         self.seeds: dict[int, int | None] = {}
         self.running: set[int] = set()
         self.cancelled: list[int] = []
+        self.asked: list[Sampling] = []
         self.fails_on: int | None = None
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> Sequence[Completion]:
         prompt_id = int(token_ids[0])
+        self.asked.append(sampling)
         self.seeds[prompt_id] = seed
         self.gates[prompt_id] = asyncio.Event()
         self.running.add(prompt_id)
@@ -69,9 +71,21 @@ class ByText:
         return [RewardResult(float(text.split("/")[0])) for text in responses]
 
 
-def scheduler(generator: Gated, batch_size: int = 4, ratio: float = 0.0, seed: int | None = 7) -> tuple[RolloutScheduler, Counting]:
+class AlikeFor:
+    """Gives both responses to some prompts the same reward, and those to others different ones."""
+
+    def __init__(self, alike: Callable[[int], bool]) -> None:
+        self._alike = alike
+
+    async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
+        return [RewardResult(0.0 if self._alike(prompt.prompt_id) else float(number)) for number in range(len(responses))]
+
+
+def scheduler(
+    generator: Gated, batch_size: int = 4, ratio: float = 0.0, seed: int | None = 7, scorer: Scorer | None = None, **settings: Any
+) -> tuple[RolloutScheduler, Counting]:
     source = Counting()
-    return RolloutScheduler(source, generator, ByText(), Sampling(8, samples=2), batch_size, ratio, seed), source
+    return RolloutScheduler(source, generator, scorer or ByText(), Sampling(8, samples=2), batch_size, ratio, seed, **settings), source
 
 
 def ids(groups: Sequence[RolloutGroup]) -> list[int]:
@@ -213,3 +227,64 @@ def test_prompt_seeds_differ_by_seed_stream_and_prompt_and_fit_31_bits() -> None
     assert len(set(seeds.values())) == len(seeds)
     assert all(0 <= seed < 2**31 for seed in seeds.values())
     assert prompt_seed(1, 0, 3) == seeds[1, 0, 3]
+
+
+ODD = AlikeFor(lambda prompt_id: prompt_id % 2 == 1)
+
+
+def test_dynamic_sampling_replaces_groups_that_teach_nothing() -> None:
+    async def run() -> None:
+        generator = Gated(is_open=True)
+        rollouts, source = scheduler(generator, scorer=ODD, most_batches=3)
+        assert rollouts.metrics() == {}
+        # 0 to 3 gives 0 and 2; 4 and 5 gives 4; 6 gives the last.
+        assert ids(await rollouts.take()) == [0, 2, 4, 6]
+        assert rollouts.metrics() == {"sampling/drawn_groups": 7, "sampling/dropped_groups": 3}
+        # Synchronous: nothing generates that was not asked for.
+        assert source.position == 7 and not generator.running
+        assert rollouts.state_dict() == {"position": 7}
+        assert ids(await rollouts.take()) == [8, 10, 12, 14]
+
+    asyncio.run(run())
+
+
+def test_where_the_bound_is_hit_dropped_groups_fill_the_batch_up(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        rollouts, source = scheduler(Gated(is_open=True), scorer=AlikeFor(lambda prompt_id: prompt_id != 5), most_batches=2)
+        assert ids(await rollouts.take()) == [5, 0, 1, 2]
+        assert source.position == 8
+        assert rollouts.metrics() == {"sampling/drawn_groups": 8, "sampling/dropped_groups": 4}
+
+    asyncio.run(run())
+    assert "the rewards of 1 of 8 drawn groups differ, and the step has room for 4" in caplog.text
+
+
+def test_dynamic_sampling_keeps_the_ratio_in_flight_and_repeats_from_a_saved_position() -> None:
+    async def run() -> None:
+        generator = Gated(is_open=True)
+        rollouts, source = scheduler(generator, scorer=ODD, ratio=0.5, most_batches=3)
+        assert ids(await rollouts.take()) == [0, 2, 4, 6]
+        # Seven were taken; the ratio keeps two more in flight.
+        assert source.position == 9
+        saved = rollouts.state_dict()
+        assert saved == {"position": 7}
+        expected = [ids(await rollouts.take()) for _ in range(3)]
+        await rollouts.aclose()
+        resumed, _ = scheduler(Gated(is_open=True), scorer=ODD, ratio=0.5, most_batches=3)
+        resumed.load_state_dict(saved)
+        assert [ids(await resumed.take()) for _ in range(3)] == expected
+        await resumed.aclose()
+
+    asyncio.run(run())
+
+
+def test_the_greedy_response_stands_beside_the_samples() -> None:
+    async def run() -> None:
+        generator = Gated(is_open=True)
+        rollouts, _ = scheduler(generator, batch_size=1, greedy_baseline=True)
+        [group] = await rollouts.take()
+        assert [(sampling.samples, sampling.temperature) for sampling in generator.asked] == [(2, 1.0), (1, 0.0)]
+        assert len(group.rollouts) == 2
+        assert group.baseline is not None and group.baseline.completion.text == "0/0"
+
+    asyncio.run(run())

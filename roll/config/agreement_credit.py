@@ -1,0 +1,90 @@
+"""Keys of credit assignment that contradict each other: advantages, shaping of rewards, dynamic sampling, KL in the reward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from roll.config.schema import RlvrConfig
+from roll.errors import Fault
+
+DISCOUNTED = ("reinforce", "reinforce_plus_plus", "remax")
+"""Estimators that pay a token what comes after it, discounted."""
+WITHOUT_GROUPS = DISCOUNTED
+"""Estimators that do not compare the responses to one prompt with each other."""
+LARGEST_ERROR = 0.2
+"""Of the adaptive KL controller: a step changes the weight by at most this x responses / kl_horizon."""
+
+
+def credit_faults(config: RlvrConfig) -> Iterator[Fault]:
+    """Contradictions among the keys that turn rewards into advantages."""
+    yield from _groups_of_one(config)
+    yield from _estimator(config)
+    yield from _shaping(config)
+    yield from _adaptive_kl(config)
+    if config.loss_scale_factor is not None and config.loss_agg_mode != "seq-mean-token-sum-norm":
+        problem = f"{config.loss_scale_factor:g}, but loss_agg_mode {config.loss_agg_mode} does not divide by it"
+        yield Fault("loss_scale_factor", problem, "remove it, or set loss_agg_mode=seq-mean-token-sum-norm")
+
+
+def _groups_of_one(config: RlvrConfig) -> Iterator[Fault]:
+    if config.num_return_sequences_in_group > 1:
+        return
+    by_group = config.adv_estimator not in WITHOUT_GROUPS or "group" in (config.norm_mean_type, config.norm_std_type)
+    if by_group:
+        problem = f"1, and adv_estimator {config.adv_estimator} compares rewards within a group: every advantage would be 0"
+        remedy = f"give at least 2 (8 is usual), or an adv_estimator that needs no groups ({', '.join(WITHOUT_GROUPS)}) without group norms"
+        yield Fault("num_return_sequences_in_group", problem, remedy)
+    for key in ("dynamic_sampling", "difficulty_mask", "difficulty_loss_weight"):
+        if getattr(config, key):
+            problem = "given, but num_return_sequences_in_group is 1: it looks at the rewards of several responses to one prompt"
+            yield Fault(key, problem, "give at least 2 samples, or remove it")
+
+
+def _estimator(config: RlvrConfig) -> Iterator[Fault]:
+    estimator = config.adv_estimator
+    for key in ("norm_mean_type", "norm_std_type"):
+        scope = getattr(config, key)
+        same_by_itself = estimator == "grpo" and scope == "group"
+        if scope and estimator != "reinforce" and not same_by_itself:
+            yield Fault(key, f"'{scope}', but adv_estimator {estimator} normalises by itself", "remove it, or set adv_estimator=reinforce")
+    if config.gamma != 1 and estimator not in DISCOUNTED:
+        problem = f"{config.gamma:g}, but adv_estimator {estimator} pays every token of a response alike"
+        yield Fault("gamma", problem, f"remove it, or set adv_estimator to one of: {', '.join(DISCOUNTED)}")
+
+
+def _shaping(config: RlvrConfig) -> Iterator[Fault]:
+    longest = config.actor_infer.generating_args.max_new_tokens or config.response_length
+    if config.overlong_buffer and config.overlong_buffer.len > longest:
+        problem = f"{config.overlong_buffer.len} is more than the longest response, {longest} tokens"
+        yield Fault("overlong_buffer.len", problem, f"give at most {longest}; a quarter of it is usual")
+    low, high = config.difficulty_low_threshold, config.difficulty_high_threshold
+    if config.difficulty_mask and low >= high:
+        problem = f"{low:g} is not below difficulty_high_threshold {high:g}: no prompt would be learnt from"
+        yield Fault("difficulty_low_threshold", problem, "give a lower one; 0.1 and 0.95 are usual")
+    for key in ("difficulty_low_threshold", "difficulty_high_threshold"):
+        if key in config.model_fields_set and "difficulty_mask" not in config.model_fields_set:
+            yield Fault(key, f"{getattr(config, key):g}, but difficulty_mask is not given", "set difficulty_mask=true, or remove it")
+
+
+def _adaptive_kl(config: RlvrConfig) -> Iterator[Fault]:
+    if config.target_kl is None:
+        if "kl_horizon" in config.model_fields_set:
+            problem = f"{config.kl_horizon}, but target_kl is not given: the weight is constant"
+            yield Fault("kl_horizon", problem, "give target_kl, or remove it")
+        return
+    if not config.add_token_level_kl:
+        problem = f"{config.target_kl:g}, but add_token_level_kl is false: there is no weight to adapt"
+        yield Fault("target_kl", problem, "set add_token_level_kl=true and init_kl_coef, or remove it")
+    responses = config.rollout_batch_size * config.num_return_sequences_in_group
+    if LARGEST_ERROR * responses >= config.kl_horizon:
+        least = int(LARGEST_ERROR * responses) + 1
+        problem = f"{config.kl_horizon} responses, and a step has {responses}: one step could bring the weight to 0"
+        yield Fault("kl_horizon", problem, f"give at least {least}; {10 * responses} adapts over some ten steps")
+
+
+def credit_warnings(config: RlvrConfig) -> Iterator[str]:
+    """Keys of credit assignment that do less than they seem to."""
+    if config.use_kl_loss and config.kl_loss_type == "k1":
+        yield "kl_loss_type: in a loss k1's gradient is zero on average, so it holds nothing; k2, k1+ and k3+ have the KL's own gradient"
+    if config.whiten_advantages and config.adv_estimator.startswith("reinforce_plus_plus"):
+        yield f"whiten_advantages: adv_estimator {config.adv_estimator} whitens by itself; remove the key"

@@ -1,0 +1,137 @@
+"""Credit assignment: from a step's experience to the batch that the trainer learns from.
+
+Most of it is a pure function of the step. What is carried from step to step, the weight of the KL in the reward and the running
+moments of rewards, is one small state that goes into the checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter
+
+from roll.algorithms.advantages import Normalisation, Scores, advantages
+from roll.algorithms.kl import adapted_coefficient, kl_estimate
+from roll.algorithms.moments import RunningMoments
+from roll.algorithms.shaping import balanced, difficulty_weights, length_weights
+from roll.rollout.batch import Experience
+from roll.types import Floats, Metrics, TrainBatch
+
+
+@dataclass(frozen=True)
+class Credit:
+    """How rewards become advantages."""
+
+    estimator: str
+    """Name in `ADVANTAGES`."""
+    normalisation: Normalisation
+    kl_coef: float = 0.0
+    """Weight of the KL to the reference that is subtracted from the reward, token by token; the first one, if it adapts."""
+    kl_estimator: str = "k1"
+    target_kl: float | None = None
+    """Nats a token that the weight adapts to; None keeps the weight."""
+    kl_horizon: int = 10000
+    """Responses over which the weight adapts."""
+    weigh_difficulty: bool = False
+    """Hard prompts weigh more in the loss."""
+    weigh_length: bool = False
+    """Long responses weigh less in the loss."""
+
+
+@dataclass(frozen=True)
+class CreditState:
+    """What one step leaves to the next."""
+
+    kl_coef: float
+    rewards: RunningMoments = field(default_factory=RunningMoments)
+
+
+_STATE = TypeAdapter(CreditState)
+
+
+class CreditAssignment:
+    """Assigns credit step by step, and keeps the state between them."""
+
+    def __init__(self, credit: Credit) -> None:
+        self._credit = credit
+        self._state = CreditState(credit.kl_coef)
+
+    def __call__(
+        self, step: Experience, ref_log_probs: Floats | None, proximal_log_probs: Floats | None = None
+    ) -> tuple[TrainBatch, Metrics]:
+        """The step's batch, and what there is to say of it.
+
+        Args:
+            ref_log_probs: [T]; None if no term uses it.
+            proximal_log_probs: [T], the trainer's before the step's first update; None if that pass was not run.
+        """
+        batch, self._state, metrics = train_batch(step, ref_log_probs, proximal_log_probs, self._credit, self._state)
+        return batch, metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, JSON-able."""
+        return _STATE.dump_python(self._state, mode="json")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state. A weight that does not adapt is the configuration's, not the state's."""
+        saved = _STATE.validate_python(state)
+        self._state = saved if self._credit.target_kl else replace(saved, kl_coef=self._credit.kl_coef)
+
+
+def train_batch(
+    step: Experience, ref_log_probs: Floats | None, proximal_log_probs: Floats | None, credit: Credit, state: CreditState
+) -> tuple[TrainBatch, CreditState, Metrics]:
+    """Advantages joined to the step's sequences, the state for the next step, and metrics. Arguments as of `CreditAssignment`."""
+    penalties, kl_coef = None, state.kl_coef
+    mask = step.sequences.response_mask
+    metrics = {
+        "reward/shaped_mean": float(step.rewards.mean()),
+        "response/masked_fraction": 1.0 - float(_in_loss(step).mean()),
+    }
+    if credit.kl_coef:
+        assert ref_log_probs is not None, "a KL term in the reward without reference log-probs"
+        log_probs = step.behaviour_log_probs if proximal_log_probs is None else proximal_log_probs
+        assert log_probs is not None, "a KL term in the reward without log-probs of the policy"
+        kl = kl_estimate(torch.from_numpy(log_probs), torch.from_numpy(ref_log_probs), credit.kl_estimator).numpy()
+        penalties = (state.kl_coef * kl).astype(np.float32)
+        mean = float(kl[mask].mean()) if mask.any() else 0.0
+        metrics |= {"reward/kl_coef": state.kl_coef, "reward/kl_mean": mean}
+        if credit.target_kl:
+            kl_coef = adapted_coefficient(state.kl_coef, mean, credit.target_kl, len(step.rewards), credit.kl_horizon)
+    running = state.rewards.joined(_clipped(step.rewards, credit.normalisation.reward_clip))
+    scores = Scores(step.sequences, step.rewards, step.groups, penalties, step.lengths, step.baselines, running)
+    estimated = advantages(credit.estimator, scores, credit.normalisation)
+    batch = TrainBatch(
+        step.sequences,
+        estimated,
+        step.behaviour_log_probs,
+        step.policy_versions,
+        ref_log_probs,
+        proximal_log_probs,
+        sequence_weights=sequence_weights(step, credit),
+    )
+    return batch, CreditState(kl_coef, running), metrics
+
+
+def sequence_weights(step: Experience, credit: Credit) -> Floats | None:
+    """[N], with a mean of 1 over the responses in the loss; None if all weigh alike."""
+    if not (credit.weigh_difficulty or credit.weigh_length):
+        return None
+    weights = np.ones(len(step.rewards), np.float32)
+    if credit.weigh_difficulty:
+        weights = weights * difficulty_weights(step.difficulties)
+    if credit.weigh_length:
+        weights = weights * length_weights(step.lengths)
+    return balanced(weights, _in_loss(step))
+
+
+def _in_loss(step: Experience) -> np.ndarray:
+    return np.logical_or.reduceat(step.sequences.response_mask, step.sequences.offsets[:-1])
+
+
+def _clipped(rewards: Floats, bound: float | None) -> Floats:
+    return rewards if bound is None else np.clip(rewards, -bound, bound)

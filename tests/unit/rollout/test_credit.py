@@ -1,0 +1,91 @@
+"""What credit assignment carries from step to step, and the weights of responses."""
+
+from __future__ import annotations
+
+import json
+from math import sqrt
+
+import numpy as np
+import pytest
+
+from roll.algorithms.advantages import Normalisation
+from roll.rollout.batch import Experience, Shaping, experience
+from roll.rollout.credit import Credit, CreditAssignment, sequence_weights
+from roll.types import FinishReason
+from tests.unit.rollout.build import make_group, make_rollout
+
+
+def step_of(*rewards: float) -> Experience:
+    """One group of responses of one token, each with a log-prob of -1."""
+    return experience([make_group(0, [make_rollout([5], reward) for reward in rewards])], Shaping())
+
+
+def advantages_of(assignment: CreditAssignment, step: Experience, ref: np.ndarray | None = None) -> list[float]:
+    return assignment(step, ref)[0].advantages[2::3].tolist()
+
+
+RUNNING = Credit("reinforce", Normalisation(mean="running", std="running"))
+
+
+def test_running_moments_know_all_rewards_so_far() -> None:
+    assignment = CreditAssignment(RUNNING)
+    # 0 and 2: mean 1, sample variance 2. With 4 and 6: mean 3, squares 9 + 1 + 1 + 9 = 20, variance 20 / 3.
+    assert advantages_of(assignment, step_of(0, 2)) == pytest.approx([-1 / sqrt(2), 1 / sqrt(2)], rel=1e-5)
+    std = sqrt(20 / 3)
+    assert advantages_of(assignment, step_of(4, 6)) == pytest.approx([1 / std, 3 / std], rel=1e-5)
+
+
+def test_a_saved_state_goes_on_exactly() -> None:
+    credit = Credit("reinforce", Normalisation(mean="running", std="running"), kl_coef=0.1, target_kl=0.01, kl_horizon=20)
+    whole, first = CreditAssignment(credit), CreditAssignment(credit)
+    ref = np.array([0, 0, -1.5, 0, 0, -1.25], np.float32)
+    for assignment in (whole, first):
+        assignment(step_of(0, 3), ref)
+    resumed = CreditAssignment(credit)
+    resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for rewards in ((1, 1), (5, -2)):
+        expected, found = whole(step_of(*rewards), ref), resumed(step_of(*rewards), ref)
+        assert found[0].advantages.tolist() == expected[0].advantages.tolist()
+        assert found[1] == expected[1]
+    assert resumed.state_dict() == whole.state_dict()
+
+
+def test_the_weight_of_the_kl_adapts_after_the_step_and_is_reported() -> None:
+    assignment = CreditAssignment(Credit("reinforce", Normalisation(), kl_coef=0.1, target_kl=0.1, kl_horizon=4))
+    # k1 is 1/2 on both tokens, five times the target: the error is clipped to 0.2, and two of four responses make 1 + 0.2 / 2.
+    ref = np.array([0, 0, -1.5, 0, 0, -1.5], np.float32)
+    batch, metrics = assignment(step_of(0, 0), ref)
+    assert batch.advantages[2] == pytest.approx(-0.05)
+    assert (metrics["reward/kl_coef"], metrics["reward/kl_mean"]) == (pytest.approx(0.1), pytest.approx(0.5))
+    batch, metrics = assignment(step_of(0, 0), ref)
+    assert metrics["reward/kl_coef"] == pytest.approx(0.11)
+    assert batch.advantages[2] == pytest.approx(-0.055)
+
+
+def test_a_constant_weight_is_the_configurations_also_after_a_resume() -> None:
+    before = CreditAssignment(Credit("reinforce", Normalisation(), kl_coef=0.1))
+    after = CreditAssignment(Credit("reinforce", Normalisation(), kl_coef=0.3))
+    after.load_state_dict(before.state_dict())
+    ref = np.array([0, 0, -2], np.float32)
+    assert after(step_of(0), ref)[1]["reward/kl_coef"] == 0.3
+
+
+def test_without_a_kl_there_are_no_metrics_of_one() -> None:
+    assert set(CreditAssignment(RUNNING)(step_of(1, 2), None)[1]) == {"reward/shaped_mean", "response/masked_fraction"}
+
+
+def test_weights_of_responses_by_hand() -> None:
+    groups = [
+        make_group(0, [make_rollout([5], 1.0), make_rollout([5] * 3, 1.0)]),
+        make_group(1, [make_rollout([5] * 5, 0.0), make_rollout([5] * 3, 0.0, finish=FinishReason.LENGTH)]),
+    ]
+    step = experience(groups, Shaping(max_len_mask=True))
+    credit = Credit("grpo", Normalisation(), weigh_difficulty=True)
+    # Difficulties 0, 0, 1, 1: weights 1/2, 1/2, 2, 2, of which the last is not in the loss. The mean of the other three is 1.
+    assert sequence_weights(step, credit) == pytest.approx([0.5, 0.5, 2, 2])
+    # Lengths 1, 3, 5, 3: weights 3/2, 1, 1/2, 1.
+    assert sequence_weights(step, Credit("grpo", Normalisation(), weigh_length=True)) == pytest.approx([1.5, 1, 0.5, 1])
+    both = np.array([0.75, 0.5, 1, 2])
+    credit = Credit("grpo", Normalisation(), weigh_difficulty=True, weigh_length=True)
+    assert sequence_weights(step, credit) == pytest.approx(both / 0.75)
+    assert sequence_weights(step, Credit("grpo", Normalisation())) is None
