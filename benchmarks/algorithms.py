@@ -1,0 +1,167 @@
+"""Every recipe of examples/algorithms on the tiny task, for the same number of samples, over several seeds; and the table of it.
+
+    python benchmarks/algorithms.py [--recipes grpo rloo ...] [--seeds 3] [--steps 30] [--seconds N] [--write docs/algorithms.md]
+
+All runs start from one warmed-up policy and train on 512 responses a step. What is finished is not run again, and with
+`--seconds` no run starts later than that: call it again until the table is whole. Runs are kept in `--folder`. Prints the table,
+and with `--write` puts it into the page, between its two marks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+ACCURACY = "val/heldout/pass@1"
+BEGIN, END = "<!-- table: benchmarks/algorithms.py -->", "<!-- end of the table -->"
+QUIET = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore", "TQDM_DISABLE": "1"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a finished run says."""
+
+    recipe: str
+    seed: int
+    start: float
+    """Accuracy on the held-out problems before the first step, 0 to 1."""
+    end: float
+    seconds: float
+    """Of all its steps, without the start of the roles."""
+
+
+def main() -> int:
+    """Run what is left, print the table. Returns 0, or the exit status of the command that failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--recipes", nargs="+", choices=recipes(), default=recipes(), metavar="NAME")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--folder", type=Path, default=Path("output/benchmark-algorithms"))
+    parser.add_argument("--write", type=Path)
+    options = parser.parse_args()
+    latest = time.monotonic() + options.seconds
+    for command in preparation(options.folder):
+        if status := subprocess.run([sys.executable, *command], env=QUIET, check=False).returncode:
+            return status
+    found: list[Run] = []
+    for seed in range(options.seeds):
+        for recipe in options.recipes:
+            folder = options.folder / f"{recipe}-{options.steps}-{seed}"
+            if finished(folder, options.steps) is None and time.monotonic() < latest:
+                print(f"== {recipe}, seed {seed}", flush=True)
+                command = [sys.executable, *arguments(recipe, seed, options.steps, folder, options.folder)]
+                done = subprocess.run(command, env=QUIET, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                if done.returncode:
+                    print(done.stdout, file=sys.stderr)
+                    return done.returncode
+            ends = finished(folder, options.steps)
+            found += [] if ends is None else [Run(recipe, seed, *ends)]
+    table = table_of(found, options.steps)
+    print(table)
+    if options.write:
+        write_table(options.write, table)
+    return 0
+
+
+def recipes() -> list[str]:
+    """Names of the recipes."""
+    return sorted(file.stem for file in (EXAMPLES / "algorithms").glob("*.yaml"))
+
+
+def preparation(folder: Path) -> list[list[str]]:
+    """Arguments of the interpreter that make what is missing of model, problems and warmed-up policy."""
+    commands = []
+    for script, name in (("make_model.py", "model"), ("make_problems.py", "problems")):
+        if not (folder / name).exists():
+            commands.append([str(EXAMPLES / "tiny" / script), str(folder / name)])
+    if not (folder / "warm-up" / "export").exists():
+        overrides = {
+            "output_dir": folder / "warm-up",
+            "pretrain": folder / "model",
+            "sft_train.data_args.file_name": folder / "problems" / "train.jsonl",
+            "track_with": "none",
+        }
+        commands.append(pipeline("tiny/tiny_warm_up", overrides))
+    return commands
+
+
+def arguments(recipe: str, seed: int, steps: int, folder: Path, world: Path) -> list[str]:
+    """Arguments of the interpreter that run a recipe: what all runs share, and their seed."""
+    return pipeline(
+        f"algorithms/{recipe}",
+        {
+            "output_dir": folder,
+            "pretrain": world / "warm-up" / "export",
+            "seed": seed,
+            "max_steps": steps,
+            "eval_steps": steps,
+            "save_steps": 0,
+            "track_with": "none",
+            "weight_sync.lora": "merged",
+            "actor_train.data_args.file_name": world / "problems" / "train.jsonl",
+            "validation.data_args.file_name": world / "problems" / "heldout.jsonl",
+        },
+    )
+
+
+def pipeline(name: str, overrides: dict[str, object]) -> list[str]:
+    """Arguments of the interpreter that run an experiment."""
+    return ["-m", "roll.pipeline", "--config-name", name, *(f"{key}={value}" for key, value in overrides.items())]
+
+
+def finished(folder: Path, steps: int) -> tuple[float, float, float] | None:
+    """Accuracy before and after, and seconds, of a run that took all its steps; None of another."""
+    file = folder / "metrics.jsonl"
+    if not file.exists():
+        return None
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    if not lines or lines[-1]["step"] < steps:
+        return None
+    return lines[0][ACCURACY], lines[-1][ACCURACY], sum(line["time/step"] for line in lines[1:])
+
+
+def table_of(runs: Sequence[Run], steps: int) -> str:
+    """Markdown: a line for each recipe, best first, with mean and sample standard deviation over its seeds."""
+    by_recipe = {name: [run for run in runs if run.recipe == name] for name in sorted({run.recipe for run in runs})}
+    order = sorted(by_recipe, key=lambda name: -statistics.mean(run.end for run in by_recipe[name]))
+    lines = [f"| recipe | before | after {steps} steps | gain | seeds | seconds a run |", "|---|---|---|---|---|---|"]
+    for name in order:
+        ends = [100 * run.end for run in by_recipe[name]]
+        starts = [100 * run.start for run in by_recipe[name]]
+        gains = [after - before for before, after in zip(starts, ends, strict=True)]
+        seconds = statistics.mean(run.seconds for run in by_recipe[name])
+        lines.append(f"| `{name}` | {spread(starts)} | {spread(ends)} | {spread(gains)} | {len(ends)} | {seconds:.0f} |")
+    return "\n".join(lines)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and sample standard deviation, in points."""
+    return f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def write_table(page: Path, table: str) -> None:
+    """Put the table between its marks on the page.
+
+    Raises:
+        ValueError: the page does not have both marks.
+    """
+    text = page.read_text(encoding="utf-8")
+    between = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    if not between.search(text):
+        raise ValueError(f"{page} has no marks '{BEGIN}' and '{END}'")
+    page.write_text(between.sub(lambda _: f"{BEGIN}\n{table}\n{END}", text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
