@@ -1,10 +1,10 @@
-"""A whole step of the tiny world against the sum of its floors, all measured in this run on this machine.
+"""A whole step against the floors of its parts, all measured in this run on this machine.
 
-    python benchmarks/step.py [--steps 12] [--sync adapter|merged] [--json FILE]
+    python benchmarks/step.py [--model tiny|0.5b|1.5b|7b] [--devices 0] [--lora-rank 32] [--json FILE] [KEY=VALUE ...]
 
-The work is 64 prompts x 8 samples x exactly 32 tokens (`ignore_eos`), the reference on, one update. The floors are
-vLLM's own generate, a forward pass of the transformers model over packed rows (the reference), and DeepSpeed by hand
-(forward, backward, optimizer step): see floors.py. Each runs alone. Prints one table.
+The work is 64 prompts of 128 tokens x 8 samples x exactly 512 tokens (`ignore_eos`), the reference on, one update; for
+the tiny model, which needs no GPU, 16 and 32 tokens. The step runs through `python -m roll.pipeline`, to which KEY=VALUE
+goes as it is; then each floor runs alone (floors.py). Prints tables, and writes JSON where asked.
 """
 
 from __future__ import annotations
@@ -12,111 +12,194 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from benchmarks import models
+from benchmarks.figures import Result, medians, show
+from benchmarks.work import Work
 
 HERE = Path(__file__).resolve().parent
-TINY = HERE.parent / "examples" / "tiny"
-RESPONSE_TOKENS, SAMPLES, PROMPTS, TOKEN_BUDGET, LORA_RANK = 32, 8, 64, 8192, 16
-PARTS = {"rollout": "generate", "reference": "forward", "train": "train", "weight_sync": None, "checkpoint": None}
-QUIET = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore", "TQDM_DISABLE": "1"}
+WARM_UP = 2
+"""Steps that are not counted: kernels are compiled, caches filled."""
+PACKAGES = ("torch", "vllm", "deepspeed", "transformers", "ray")
+FLOORS = ("generate", "forward", "train", "copy")
 
 
 def main() -> int:
     """Measure, print, and write JSON where asked."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--sync", choices=("adapter", "merged"), default="adapter")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
-        for script, name in (("make_model.py", "model"), ("make_problems.py", "problems")):
-            subprocess.run([sys.executable, str(TINY / script), str(scratch / name)], check=True, env=QUIET, stderr=subprocess.DEVNULL)
-        step = measure_step(scratch, options.steps, options.sync)
-        floors = measure_floors(scratch, options.sync)
-    result = {"step": step, "floors": floors, "ratio": step["step"] / sum(floors.values())}
+    options = parse()
+    with tempfile.TemporaryDirectory(prefix="roll-benchmark-", dir=options.scratch) as folder:
+        work = work_of(options, Path(folder))
+        models.write(Path(work.model), options.model, work.prompts, work.prompt_tokens, dtype=options.dtype)
+        floors = measure_floors(work, options.floors.split(",") if options.floors else [], options.logs)
+        lines = measure_step(work, options)
+    result = Result(asdict(work), versions(), lines, floors, WARM_UP)
     show(result)
     if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+        options.json.write_text(json.dumps(result.summary(), indent=2) + "\n")
     return 0
 
 
-def measure_step(scratch: Path, steps: int, sync: str) -> dict[str, float]:
-    """Medians of the times of a step, the first two left out."""
-    overrides = {
-        "output_dir": scratch / "run",
-        "pretrain": scratch / "model",
-        "max_steps": steps,
-        "eval_steps": 0,
-        "save_steps": 0,
-        "response_length": RESPONSE_TOKENS,
-        "weight_sync.lora": sync,
-        "actor_infer.generating_args.ignore_eos": "true",
-        "actor_train.data_args.file_name": scratch / "problems" / "train.jsonl",
-        "actor_train.training_args.per_device_train_batch_size": PROMPTS * SAMPLES // 2,
-        "actor_train.max_tokens_per_microbatch": TOKEN_BUDGET,
-        "reference.max_tokens_per_microbatch": TOKEN_BUDGET,
-        "lora_rank": LORA_RANK,
-        "~validation": None,
+def parse() -> argparse.Namespace:
+    """The command line; what depends on the model is filled in."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=models.SHAPES, default="tiny")
+    parser.add_argument("--devices", help="GPUs that train, as 0,1; none for the CPU (default: 0, for tiny none)")
+    parser.add_argument("--infer-devices", help="GPUs that generate, one engine each (default: those that train)")
+    parser.add_argument("--lora-rank", type=int, help="0 trains all parameters (default: 0, for tiny 16)")
+    parser.add_argument("--sync", choices=("adapter", "merged"), default="adapter", help="what engines take of a LoRA policy")
+    parser.add_argument("--stage", type=int, choices=(0, 1, 2, 3), help="of ZeRO (default: 1, for tiny 3)")
+    parser.add_argument("--behaviour", choices=("engine", "trainer"), help="where the behaviour policy's log-probs come from")
+    parser.add_argument("--steps", type=int, default=5, help=f"of which the first {WARM_UP} are not counted")
+    parser.add_argument("--repetitions", type=int, default=2, help="of each floor, after one to warm up")
+    parser.add_argument("--scale-work", action="store_true", help="64 prompts for each GPU that trains")
+    parser.add_argument("--token-budget", type=int, help="tokens of a micro-batch (default: 20480, for tiny 8192)")
+    parser.add_argument("--floors", default=",".join(FLOORS), help="which to measure, of these and generate_in_process; '' for none")
+    parser.add_argument("--logs", type=Path, help="folder that keeps what the run and the floors print")
+    parser.add_argument("--scratch", type=Path, help="folder for the model and the run (default: the system's)")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    options = parser.parse_args()
+    tiny = options.model == "tiny"
+    usual = {
+        "devices": "" if tiny else "0",
+        "lora_rank": 16 if tiny else 0,
+        "stage": 3 if tiny else 1,
+        "token_budget": 8192 if tiny else 20480,
     }
-    arguments = [key if value is None else f"{key}={value}" for key, value in overrides.items()]
-    command = [sys.executable, "-m", "roll.pipeline", "--config-name", "tiny/tiny_rlvr_lora_zero3", *arguments]
-    subprocess.run(command, check=True, env=QUIET, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    lines = [json.loads(line) for line in (scratch / "run" / "metrics.jsonl").read_text().splitlines()]
-    kept = [line for line in lines if line["step"] > 2]
-    return {part: statistics.median(line.get(f"time/{part}", 0.0) for line in kept) for part in ("step", *PARTS)}
+    for name, value in usual.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    options.dtype = "bfloat16" if options.devices else "float32"
+    return options
 
 
-def measure_floors(scratch: Path, sync: str) -> dict[str, float]:
+def work_of(options: argparse.Namespace, scratch: Path) -> Work:
+    """What the options ask for."""
+    devices = device_list(options.devices)
+    tiny = options.model == "tiny"
+    return Work(
+        model=str(scratch / "model"),
+        shape=models.SHAPES[options.model],
+        dtype="bf16" if devices else "fp32",
+        devices=devices,
+        infer_devices=device_list(options.infer_devices or options.devices),
+        train_ranks=len(devices) or 2,
+        score_ranks=len(devices) or 1,
+        prompts=64 * (len(devices) if options.scale_work and devices else 1),
+        samples=8,
+        prompt_tokens=16 if tiny else 128,
+        response_tokens=32 if tiny else 512,
+        token_budget=options.token_budget,
+        lora_rank=options.lora_rank,
+        sync=options.sync,
+        stage=options.stage,
+        repetitions=options.repetitions,
+        scratch=str(scratch),
+    )
+
+
+def device_list(text: str) -> tuple[int, ...]:
+    """`0,1` to (0, 1)."""
+    return tuple(int(device) for device in text.split(",") if device)
+
+
+def overrides(work: Work, options: argparse.Namespace) -> dict[str, Any]:
+    """The keys of the experiment that the work decides."""
+    engine = "actor_infer.strategy_args.strategy_config"
+    keys: dict[str, Any] = {
+        "output_dir": f"{work.scratch}/run",
+        "pretrain": work.model,
+        "max_steps": options.steps,
+        "rollout_batch_size": work.prompts,
+        "prompt_length": work.prompt_tokens,
+        "response_length": work.response_tokens,
+        "actor_train.training_args.per_device_train_batch_size": work.sequences // work.train_ranks,
+        "actor_train.strategy_args.strategy_config.zero_optimization.stage": work.stage,
+        f"{engine}.max_num_seqs": 512,
+    }
+    roles = ["actor_train", "actor_infer"] + ([] if work.lora_rank else ["reference"])
+    for role in roles:
+        devices = work.infer_devices if role == "actor_infer" else work.devices
+        keys[f"{role}.model_args.dtype"] = work.dtype
+        keys[f"{role}.device_mapping"] = list(devices) if devices else "null"
+        if role != "actor_infer":
+            keys[f"{role}.max_tokens_per_microbatch"] = work.token_budget
+    if work.lora_rank:
+        keys |= {"lora_rank": work.lora_rank, "weight_sync.lora": work.sync}
+    if work.devices:
+        keys[f"{engine}.engine_args"] = f"{{kv_cache_memory_bytes: {work.kv_cache_bytes}}}"
+    else:
+        keys |= {"actor_train.world_size": work.train_ranks, f"{engine}.enforce_eager": "true"}
+        keys |= {f"{engine}.kv_cache_gib": work.kv_cache_bytes / (1 << 30), "actor_train.system_envs.OMP_NUM_THREADS": '"1"'}
+    if options.behaviour:
+        keys["behaviour_log_probs"] = options.behaviour
+    return keys
+
+
+def measure_step(work: Work, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The metrics of every step."""
+    name = "step_lora" if work.lora_rank else "step_full"
+    chosen = [
+        f"{key}={value}".replace(" ", "") if isinstance(value, list) else f"{key}={value}"
+        for key, value in overrides(work, options).items()
+    ]
+    command = ["-m", "roll.pipeline", "--config-dir", str(HERE / "config"), "--config-name", name, *chosen, *options.overrides]
+    run(command, work, options.logs, "step")
+    lines = [json.loads(line) for line in (Path(work.scratch) / "run" / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["step"] > 0]
+
+
+def measure_floors(work: Work, kinds: list[str], logs: Path | None) -> dict[str, float]:
     """Medians of each floor, in a process of its own."""
-    problems = [json.loads(line) for line in (scratch / "problems" / "train.jsonl").read_text().splitlines()[:PROMPTS]]
-    prompts = [list(problem["prompt"].encode()) for problem in problems]
-    work: dict[str, Any] = {
-        "model": str(scratch / "model"),
-        "adapter": str(scratch / "run" / "export") if sync == "adapter" else None,
-        "lora_rank": LORA_RANK,
-        "prompts": prompts,
-        "prompt_tokens": max(map(len, prompts)),
-        "response_tokens": RESPONSE_TOKENS,
-        "samples": SAMPLES,
-        "token_budget": TOKEN_BUDGET,
-        "vocabulary": 256,
-        "kv_cache_gib": 0.5,
-        "ranks": 2,
-        "stage": 3,
-        "updates": 1,
-        "rendezvous": str(scratch / "rendezvous"),
-    }
-    path = scratch / "work.json"
-    path.write_text(json.dumps(work))
-    floors = {}
-    for kind in ("generate", "forward", "train"):
-        command = [sys.executable, str(HERE / "floors.py"), str(path), kind]
-        environment = QUIET | {"TMPDIR": str(scratch)}  # vLLM leaves its sockets among the temporary files
-        output = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
-        floors[kind] = statistics.median(json.loads(output.strip().splitlines()[-1])["seconds"])
+    path = Path(work.scratch) / "work.json"
+    work.write(path)
+    floors: dict[str, float] = {}
+    for kind in kinds:
+        output = run(["-m", "benchmarks.floors", str(path), kind], work, logs, kind)
+        floors |= medians(json.loads(output.strip().splitlines()[-1]))
     return floors
 
 
-def show(result: dict[str, Any]) -> None:
-    """One table: each part beside its floor."""
-    table = Table(title=f"{PROMPTS} prompts x {SAMPLES} samples x {RESPONSE_TOKENS} tokens, seconds")
-    for column in ("part", "in the step", "floor", "ratio"):
-        table.add_column(column, justify="left" if column == "part" else "right")
-    for part, kind in PARTS.items():
-        seconds, floor = result["step"][part], result["floors"].get(kind)
-        table.add_row(part, f"{seconds:.3f}", f"{floor:.3f}" if floor else "-", f"{seconds / floor:.2f}" if floor else "-")
-    table.add_section()
-    table.add_row("step", f"{result['step']['step']:.3f}", f"{sum(result['floors'].values()):.3f}", f"{result['ratio']:.2f}")
-    Console(width=80).print(table)
+def run(arguments: list[str], work: Work, logs: Path | None, name: str) -> str:
+    """What a Python process of its own prints on stdout. Its stderr is shown if it fails, and kept in `logs` if that is given."""
+    quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "PYTHONWARNINGS": "ignore", "TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    # vLLM leaves its sockets among the temporary files. Modules of this folder are found by the root's path.
+    places = {
+        "TMPDIR": work.scratch,
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+    }
+    finished = subprocess.run([sys.executable, *arguments], env=os.environ | quiet | places, capture_output=True, text=True)
+    if logs:
+        logs.mkdir(parents=True, exist_ok=True)
+        (logs / f"{name}.log").write_text(finished.stdout + finished.stderr)
+    if finished.returncode:
+        raise SystemExit(f"{name} failed with status {finished.returncode}:\n{finished.stdout[-4000:]}\n{finished.stderr[-8000:]}")
+    return finished.stdout
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that do the work."""
+    known = {}
+    for name in PACKAGES:
+        module = sys.modules.get(name)
+        known[name] = getattr(module, "__version__", None) or _installed(name)
+    return known
+
+
+def _installed(name: str) -> str:
+    for package in (name, f"{name}-cpu"):
+        try:
+            return version(package)
+        except ModuleNotFoundError:
+            continue
+    return "unknown"
 
 
 if __name__ == "__main__":

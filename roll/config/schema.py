@@ -132,6 +132,9 @@ class Experiment(Section):
     dry_run: bool = Field(False, description="Print the plan and end.")
     max_steps: PositiveInt = Field(description="Steps of the loop.")
     save_steps: NonNegativeInt = Field(0, description="Checkpoint every so many steps, and at the end; 0 saves at the end only.")
+    save_at_end: bool = Field(
+        True, description="Write a checkpoint and export the policy when the run ends; without, for benchmarks, nothing is left of either."
+    )
     keep_checkpoints: PositiveInt = Field(2, description="Older checkpoints are removed once a newer one is whole.")
     eval_steps: NonNegativeInt = Field(0, description="Validate every so many steps, before the first and after the last; 0 never.")
     resume_from_checkpoint: str = Field(

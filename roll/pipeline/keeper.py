@@ -88,7 +88,9 @@ class Keeper:
             await self._save(position)
 
     async def finish(self, position: Position) -> None:
-        """Write the last checkpoint, if it is not written, and, at the end of the run, the policy."""
+        """Write the last checkpoint, if it is not written, and, at the end of the run, the policy; unless `save_at_end` is off."""
+        if not self._config.save_at_end:
+            return
         if position.step != self._saved_step:
             await self._save(position)
         if position.step >= self._config.max_steps:

@@ -1,0 +1,185 @@
+"""Forward passes and training by the transformers model itself: packed rows, plain torch, nothing of roll but its attention kernel.
+
+On a GPU every decoder layer is compiled by itself and, in training, recomputed in the backward pass. On one rank the
+optimizer is torch's AdamW on the model's own weights; on several, and for ZeRO-3, it is DeepSpeed by hand. Layers that
+ZeRO-3 shards are not compiled.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM
+
+from benchmarks.work import Work
+from roll.models.attention import register
+
+HEAD_CHUNK = 4096
+"""Tokens whose logits exist at a time."""
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+Timer = Callable[[Callable[[], object]], list[float]]
+"""Seconds of each repetition of a function, all ranks together."""
+
+
+class LogProbs(nn.Module):
+    """Log-probs of all tokens of a packed row but the first."""
+
+    def __init__(self, causal: Any) -> None:
+        super().__init__()
+        self.causal = causal
+
+    def forward(self, row: dict[str, Any]) -> Tensor:
+        """fp32 [T - 1]. Logits are recomputed in the backward pass, chunk by chunk."""
+        hidden = self.causal.model(**row).last_hidden_state[0, :-1]
+        targets = row["input_ids"][0, 1:]
+        chunks = zip(hidden.split(HEAD_CHUNK), targets.split(HEAD_CHUNK), strict=True)
+        if torch.is_grad_enabled():
+            return torch.cat([checkpoint(self.score, *chunk, use_reentrant=True) for chunk in chunks])  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return torch.cat([self.score(*chunk) for chunk in chunks])
+
+    def score(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """fp32 [C] of the targets after hidden states [C, H]."""
+        logits = self.causal.lm_head(hidden).float()
+        return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(1)
+
+
+def load(work: Work, lora: bool) -> LogProbs:
+    """The model, with an adapter on every linear layer if asked."""
+    causal: Any = AutoModelForCausalLM.from_pretrained(work.model, dtype=DTYPES[work.dtype], attn_implementation=register())
+    if lora:
+        from peft import LoraConfig, get_peft_model
+
+        settings = LoraConfig(r=work.lora_rank, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+        causal = get_peft_model(causal, settings, autocast_adapter_dtype=False).get_base_model()
+    return LogProbs(causal)
+
+
+def compile_layers(model: LogProbs) -> None:
+    """Each decoder layer by itself."""
+    for layer in model.causal.model.layers:
+        layer.compile()
+
+
+def packed_rows(work: Work, rank: int, ranks: int, device: str) -> list[dict[str, Any]]:
+    """This rank's sequences in rows of at most the token budget, as keyword arguments of a transformers model.
+
+    The rows hold as many sequences each, or one less.
+    """
+    count = work.sequences // ranks
+    per_row = max(1, work.token_budget // work.length)
+    number = -(-count // per_row)
+    generator = torch.Generator().manual_seed(rank)
+    rows = []
+    for size in (count // number + (index < count % number) for index in range(number)):
+        offsets = torch.arange(0, (size + 1) * work.length, work.length, dtype=torch.int32).to(device)
+        ids = torch.randint(0, work.shape["vocab_size"], (1, size * work.length), generator=generator)
+        rows.append(
+            {
+                "input_ids": ids.to(device),
+                "position_ids": torch.arange(work.length).repeat(size)[None].to(device),
+                "use_cache": False,
+                "cu_seq_lens_q": offsets,
+                "cu_seq_lens_k": offsets,
+                "max_length_q": work.length,
+                "max_length_k": work.length,
+            }
+        )
+    return rows
+
+
+def forward(work: Work, rank: int, device: str, timer: Timer) -> dict[str, list[float]]:
+    """A pass without gradients over the rank's sequences: `forward`, and with LoRA `forward_adapter`."""
+    rows = packed_rows(work, rank, work.score_ranks, device)
+    figures = {}
+    for name, lora in (("forward", False), ("forward_adapter", True))[: 2 if work.lora_rank else 1]:
+        model = load(work, lora).to(device).eval()
+        if device == "cuda":
+            compile_layers(model)
+        with torch.no_grad():
+            figures[name] = timer(lambda model=model: [model(row) for row in rows])
+    return figures
+
+
+def train(work: Work, rank: int, device: str, timer: Timer) -> dict[str, list[float]]:
+    """One optimizer step on the rank's sequences."""
+    rows = packed_rows(work, rank, work.train_ranks, device)
+    with deepspeed_trainer(work, rank, device) if work.train_ranks > 1 or work.stage == 3 else bare_trainer(work, device) as trainer:
+
+        def update() -> None:
+            for row in rows:
+                trainer.backward(-trainer.model(row).mean() / len(rows))
+            trainer.step()
+
+        return {"train": timer(update)}
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """What both ways of training have in common."""
+
+    model: Callable[[dict[str, Any]], Tensor]
+    backward: Callable[[Tensor], object]
+    step: Callable[[], object]
+
+
+@contextmanager
+def bare_trainer(work: Work, device: str) -> Iterator[Trainer]:
+    """torch alone."""
+    model = trainable(work, device).to(device)
+    if device == "cuda":
+        compile_layers(model)
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-6, fused=True)
+
+    def step() -> None:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    yield Trainer(model, Tensor.backward, step)
+
+
+@contextmanager
+def deepspeed_trainer(work: Work, rank: int, device: str) -> Iterator[Trainer]:
+    """DeepSpeed by hand."""
+    os.environ |= {"LOCAL_RANK": "0", "RANK": str(rank), "WORLD_SIZE": str(work.train_ranks)}
+    import deepspeed
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig
+
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": work.dtype == "bf16"},
+        "zero_optimization": {"stage": work.stage, "overlap_comm": True, "contiguous_gradients": True},
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+    }
+    place = {"init_method": f"file://{work.scratch}/rendezvous", "rank": rank, "world_size": work.train_ranks}
+    deepspeed.init_distributed("nccl" if device == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False, **place)
+    sharded = HfDeepSpeedConfig(config) if work.stage == 3 else None
+    model = trainable(work, device)
+    if device == "cuda" and work.stage < 3:
+        compile_layers(model)
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-6, fused=True)
+    engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+    try:
+        yield Trainer(engine, engine.backward, engine.step)
+    finally:
+        engine.destroy()
+        torch.distributed.destroy_process_group()
+        del sharded
+
+
+def trainable(work: Work, device: str) -> LogProbs:
+    """The model as it trains; on a GPU every layer is recomputed in the backward pass."""
+    model = load(work, work.lora_rank > 0).train()
+    if device == "cuda":
+        model.causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    model.causal.enable_input_require_grads()
+    return model

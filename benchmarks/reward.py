@@ -1,0 +1,13 @@
+"""A reward that costs nothing, and that differs between the random responses of a random model, so that weights move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roll.types import Prompt, RewardResult
+
+
+def letter_share(prompt: Prompt, response: str, row: Mapping[str, Any], *, letter: str = "a") -> RewardResult:
+    """Share of the response's characters that are `letter`."""
+    return RewardResult(response.count(letter) / max(len(response), 1))

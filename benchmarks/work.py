@@ -1,0 +1,104 @@
+"""What one step of the benchmark does: model, tokens, precision and places. The step and its floors are given the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Work:
+    """One step's work. A sequence is a prompt with one sample."""
+
+    model: str
+    """Folder of the model, with its prompts.jsonl."""
+    shape: dict[str, Any]
+    """The model's config as `models.SHAPES` has it."""
+    dtype: str
+    """`bf16` or `fp32`."""
+    devices: tuple[int, ...]
+    """GPUs that train and score; none on the CPU."""
+    infer_devices: tuple[int, ...]
+    """GPUs that generate, one engine each; none on the CPU."""
+    train_ranks: int
+    score_ranks: int
+    prompts: int
+    samples: int
+    """Responses to each prompt."""
+    prompt_tokens: int
+    response_tokens: int
+    token_budget: int
+    """Tokens of one packed row: of a micro-batch."""
+    lora_rank: int
+    """0 trains all parameters."""
+    sync: str
+    """`adapter` or `merged`: what the engines take of a LoRA policy."""
+    stage: int
+    """Of ZeRO."""
+    repetitions: int
+    """Measured repetitions of a floor, after one to warm up."""
+    scratch: str
+    """Folder for what the floors write."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence."""
+        return self.prompt_tokens + self.response_tokens
+
+    @property
+    def sequences(self) -> int:
+        return self.prompts * self.samples
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step, prompts counted with every sample."""
+        return self.sequences * self.length
+
+    @property
+    def engines(self) -> int:
+        return max(1, len(self.infer_devices))
+
+    @property
+    def adapter(self) -> bool:
+        """Whether the engines generate with a LoRA adapter."""
+        return self.lora_rank > 0 and self.sync == "adapter"
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """Room for all sequences of one engine at once, and a tenth more."""
+        shape, width = self.shape, 4 if self.dtype == "fp32" else 2
+        head = shape["hidden_size"] // shape["num_attention_heads"]
+        token = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head * width
+        return int(1.1 * self.sequences / self.engines * (self.length + 16) * token) + GIB // 4
+
+    def write(self, file: Path) -> None:
+        """As JSON."""
+        file.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, file: Path) -> Work:
+        """What `write` wrote."""
+        values = json.loads(file.read_text())
+        return cls(**values | {key: tuple(values[key]) for key in ("devices", "infer_devices")})
+
+
+def parameters(shape: dict[str, Any]) -> int:
+    """All parameters of a Qwen2 of this shape, tied ones counted once."""
+    hidden, inner, vocabulary = shape["hidden_size"], shape["intermediate_size"], shape["vocab_size"]
+    narrow = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
+    attention = 2 * hidden * hidden + 2 * hidden * narrow + hidden + 2 * narrow
+    layer = attention + 3 * hidden * inner + 2 * hidden
+    heads = 1 if shape["tie_word_embeddings"] else 2
+    return shape["num_hidden_layers"] * layer + heads * vocabulary * hidden + hidden
+
+
+def adapter_parameters(shape: dict[str, Any], rank: int) -> int:
+    """Parameters of a LoRA adapter on every linear layer."""
+    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+    narrow = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
+    sides = 2 * (hidden + hidden) + 2 * (hidden + narrow) + 3 * (hidden + inner)
+    return shape["num_hidden_layers"] * rank * sides

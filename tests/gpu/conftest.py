@@ -1,0 +1,60 @@
+"""Whole runs on GPUs: small models of random weights, made on the spot, and the pipeline in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import models
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 500
+"""Seconds that any one run may take."""
+PROMPTS, PROMPT_TOKENS = 64, 32
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A folder in which runs are started."""
+
+    folder: Path
+
+    def run(self, name: str, experiment: tuple[str, ...], overrides: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Run the pipeline into the folder `name`; the metrics of its steps, step 0 included."""
+        keys = [f"{key}={value}" for key, value in {"output_dir": name, **overrides}.items()]
+        places = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
+        command = [sys.executable, "-m", "roll.pipeline", *experiment, *keys]
+        finished = subprocess.run(command, cwd=self.folder, env=os.environ | places, capture_output=True, text=True, timeout=LIMIT)
+        assert finished.returncode == 0, f"{finished.stdout[-4000:]}\n{finished.stderr[-4000:]}"
+        return [json.loads(line) for line in (self.folder / name / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """One folder for all runs of a session."""
+    return Runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="session")
+def models_by_dtype(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By roll's name of a precision, the folder of a small model in it, with prompts."""
+    folder = tmp_path_factory.mktemp("models")
+    for short, dtype in (("bf16", "bfloat16"), ("fp32", "float32")):
+        models.write(folder / short, "tiny", PROMPTS, PROMPT_TOKENS, dtype=dtype)
+    return {"bf16": folder / "bf16", "fp32": folder / "fp32"}
+
+
+def need_devices(count: int) -> None:
+    """Skip the test where there are fewer GPUs."""
+    import torch
+
+    if torch.cuda.device_count() < count:
+        pytest.skip(f"needs {count} GPUs, and torch can use {torch.cuda.device_count()}")
