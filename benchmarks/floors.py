@@ -60,6 +60,7 @@ def generate(work: Work, rank: int, device: str, timer: Any) -> Figures:
             engine.generate(prompts, sampling, lora_request=request, use_tqdm=False)
 
         figures[name] = timer(run)
+    engine.llm_engine.engine_core.shutdown()  # A spawned process runs no exit handlers: the engine's would outlive it.
     return figures
 
 

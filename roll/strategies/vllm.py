@@ -143,10 +143,12 @@ class VllmGenerate:
                     pieces[piece.index].append((piece, self._version))
         finally:
             self._in_flight -= 1
-        return [self._completion(parts) for parts in pieces]
+        responses = [np.concatenate([np.asarray(piece.token_ids, np.int32) for piece, _ in parts]) for parts in pieces]
+        # In a thread: the tokenizer lets go of the interpreter, and the event loop, which feeds the engine, goes on.
+        texts = await asyncio.to_thread(self._tokenizer.batch_decode, [ids.tolist() for ids in responses], skip_special_tokens=True)
+        return [self._completion(*one) for one in zip(pieces, responses, texts, strict=True)]
 
-    def _completion(self, parts: list[tuple[CompletionOutput, int]]) -> Completion:
-        token_ids = np.concatenate([np.asarray(piece.token_ids, np.int32) for piece, _ in parts])
+    def _completion(self, parts: list[tuple[CompletionOutput, int]], token_ids: Ints, text: str) -> Completion:
         said = [piece.logprobs for piece, _ in parts]
         log_probs = None if None in said else np.concatenate([np.asarray(one.logprobs, np.float32) for one in said])  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
         versions = np.concatenate([np.full(len(piece.token_ids), version, np.int32) for piece, version in parts])
@@ -156,7 +158,7 @@ class VllmGenerate:
             log_probs=log_probs,
             policy_versions=versions,
             finish_reason=FinishReason(reason) if reason in ("stop", "length") else FinishReason.ABORT,
-            text=self._tokenizer.decode(token_ids, skip_special_tokens=True),  # pyright: ignore[reportArgumentType]
+            text=text,
         )
 
     async def pause(self) -> None:

@@ -20,7 +20,11 @@ def test_tiny_experiment_learns(runs: Runs) -> None:
         command = [sys.executable, str(ROOT / "examples" / "tiny" / script), f"output/tiny/{name}"]
         subprocess.run(command, cwd=runs.folder, check=True, timeout=LIMIT)
     # One rank in place of two: the sequences of an update stay the same.
-    warm_up = {"sft_train.world_size": "null", "sft_train.device_mapping": "[0]", "sft_train.training_args.per_device_train_batch_size": 128}
+    warm_up = {
+        "sft_train.world_size": "null",
+        "sft_train.device_mapping": "[0]",
+        "sft_train.training_args.per_device_train_batch_size": 128,
+    }
     losses = [line["sft/loss"] for line in runs.run("warm", ("--config-name", "tiny/tiny_warm_up"), warm_up)]
     assert losses[-1] < losses[0] / 4
     roles = ("actor_train", "actor_infer", "reference")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +16,20 @@ pytestmark = pytest.mark.engines
 
 
 def test_step_against_its_floors(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "step.py"), "--steps", "4", "--json", str(tmp_path / "step.json")]
-    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
+    command = [sys.executable, str(ROOT / "benchmarks" / "step.py"), "--steps", "4", "--repetitions", "1"]
+    command += ["--json", str(tmp_path / "step.json"), "--logs", str(tmp_path / "logs")]
+    places = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
+    finished = subprocess.run(command, cwd=tmp_path, env=os.environ | places, capture_output=True, text=True, timeout=LIMIT)
     assert finished.returncode == 0, finished.stderr
     result = json.loads((tmp_path / "step.json").read_text())
+    step, floors = result["step"], result["floors"]
     parts = ("rollout", "reference", "train", "weight_sync")
-    assert all(result["step"][part] > 0 for part in parts)
-    assert result["step"]["step"] >= max(result["step"][part] for part in parts)
-    assert set(result["floors"]) == {"generate", "forward", "train"} and min(result["floors"].values()) > 0
-    assert result["ratio"] == pytest.approx(result["step"]["step"] / sum(result["floors"].values()))
+    assert all(step[part] > 0 for part in parts)
+    assert step["step"] >= max(step[part] for part in parts)
+    assert set(floors) == {"generate", "generate_log_probs", "forward", "forward_adapter", "train", "copy"}
+    assert min(floors.values()) > 0
+    assert result["ratio"] == pytest.approx(step["step"] / (floors["generate"] + floors["forward"] + floors["train"]))
     assert f"{result['ratio']:.2f}" in finished.stdout
+    assert result["figures"]["mismatch/logprob_abs_diff_mean/worst"] < 1e-4
+    assert [line["response/length_mean"] for line in result["lines"]] == [32] * 4
+    assert sorted(path.stem for path in (tmp_path / "logs").iterdir()) == ["copy", "forward", "generate", "step", "train"]
