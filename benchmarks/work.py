@@ -37,6 +37,8 @@ class Work:
     """0 trains all parameters."""
     sync: str
     """`adapter` or `merged`: what the engines take of a LoRA policy."""
+    behaviour: str
+    """`engine` or `trainer`: who computes the behaviour policy's log-probs."""
     stage: int
     """Of ZeRO."""
     repetitions: int

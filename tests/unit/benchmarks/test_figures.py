@@ -36,6 +36,7 @@ WORK = Work(
     token_budget=20480,
     lora_rank=0,
     sync="adapter",
+    behaviour="engine",
     stage=1,
     repetitions=2,
     scratch=".",
