@@ -157,7 +157,7 @@ def deepspeed_trainer(work: Work, rank: int, device: str) -> Iterator[Trainer]:
         "managed_gradient_accumulation": False,
         "gradient_clipping": 1.0,
         "bf16": {"enabled": work.dtype == "bf16"},
-        "zero_optimization": {"stage": work.stage, "overlap_comm": True, "contiguous_gradients": True},
+        "zero_optimization": {"stage": work.stage, "contiguous_gradients": True},
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
     }
