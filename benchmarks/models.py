@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2Tokenizer
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 from transformers.utils.logging import disable_progress_bar
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -80,6 +81,7 @@ def build_model(shape: str, seed: int, dtype: str = "bfloat16") -> torch.nn.Modu
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     generator = torch.Generator(device).manual_seed(seed)
     model = model.to_empty(device=device)
+    model.model.rotary_emb = Qwen2RotaryEmbedding(config).to(device)  # Its buffer is in no checkpoint.
     model.tie_weights()
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:

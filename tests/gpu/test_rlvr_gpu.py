@@ -29,10 +29,10 @@ class Case:
 
 
 CASES = (
-    Case("adapter", "step_lora", "bf16", 0.02, {"weight_sync.lora": "adapter", "actor_train.training_args.learning_rate": 1e-2}),
-    Case("merged", "step_lora", "bf16", 0.02, {"weight_sync.lora": "merged", "actor_train.training_args.learning_rate": 1e-2}),
-    Case("full", "step_full", "bf16", 0.02, {"actor_train.training_args.learning_rate": 2e-3}),
-    Case("full_fp32", "step_full", "fp32", 1e-4, {"actor_train.training_args.learning_rate": 2e-3}),
+    Case("adapter", "step_lora", "bf16", 0.02, {"weight_sync.lora": "adapter", "actor_train.training_args.learning_rate": 3e-3}),
+    Case("merged", "step_lora", "bf16", 0.02, {"weight_sync.lora": "merged", "actor_train.training_args.learning_rate": 3e-3}),
+    Case("full", "step_full", "bf16", 0.02, {"actor_train.training_args.learning_rate": 5e-4}),
+    Case("full_fp32", "step_full", "fp32", 1e-4, {"actor_train.training_args.learning_rate": 5e-4}),
 )
 
 

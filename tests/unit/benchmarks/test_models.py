@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.models import PAD_ID, SHAPES, build_config, build_tokenizer, write
+from benchmarks.models import PAD_ID, SHAPES, build_config, build_model, build_tokenizer, write
 from roll.config.schema import Reward
 from roll.config.schema_model import DataArgs
 from roll.data.prompts import prepare_prompts
@@ -33,6 +33,8 @@ def test_a_written_model_and_its_prompts_are_read_by_the_pipeline(tmp_path: Path
     for name, parameter in model.named_parameters():
         expected = 0.02 if parameter.ndim == 2 else 0.0
         assert float(parameter.detach().float().std()) == pytest.approx(expected, rel=0.1), name
+    made, tokens = build_model("tiny", seed=0), torch.arange(60, 90)[None]
+    torch.testing.assert_close(made(tokens).logits, model(tokens).logits)
     prompts = prepare_prompts(
         DataArgs.model_validate({"file_name": str(folder / "prompts.jsonl"), "template": "raw", "prompt": "prompt"}),
         load_tokenizer(str(folder)),
