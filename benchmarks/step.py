@@ -184,11 +184,13 @@ def measure_floor(work: Work, kind: str, logs: Path | None) -> dict[str, float]:
 def run(arguments: list[str], work: Work, logs: Path | None, name: str) -> str:
     """What a Python process of its own prints on stdout. Its stderr is shown if it fails, and kept in `logs` if that is given."""
     quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "PYTHONWARNINGS": "ignore", "TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    # vLLM leaves its sockets among the temporary files. Modules of this folder are found by the root's path.
     places = {
-        "TMPDIR": work.scratch,
+        # Modules of this folder are found by the root's path; compiled kernels are kept for the next process.
         "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+        "TORCHINDUCTOR_CACHE_DIR": str(Path.home() / ".cache" / "roll" / "torchinductor"),
     }
+    if "benchmarks.floors" in arguments:
+        places["TMPDIR"] = work.scratch  # vLLM leaves its sockets there. The pipeline has a folder of its own for them.
     finished = subprocess.run([sys.executable, *arguments], env=os.environ | quiet | places, capture_output=True, text=True)
     if logs:
         logs.mkdir(parents=True, exist_ok=True)
