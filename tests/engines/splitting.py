@@ -1,0 +1,47 @@
+"""Gradients as DeepSpeed has them before it steps, by what was trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.losses import Loss
+from roll.config.schema_model import TrainingArgs
+from roll.strategies.base import MicroBatch, Rank
+from tests.engines.training import SEED, TEMPERATURE, VERSION, Case, settings
+
+Work = Mapping[tuple[str, int], tuple[Loss, Sequence[Sequence[MicroBatch]]]]
+"""By name of the loss and number of micro-batches: the loss, and by rank its micro-batches."""
+
+
+def gradients(rank: Rank, case: Case, model: Path, work: Work) -> dict[tuple[str, int], Tensor]:
+    """The whole gradient of each piece of work, over all ranks. The learning rate is 0, so the policy stays as it is."""
+    from deepspeed.utils import safe_get_full_grad
+
+    from roll.strategies.deepspeed_train import DeepSpeedTrain
+
+    still = TrainingArgs.model_validate({"learning_rate": 0.0})
+    strategy = DeepSpeedTrain(dataclasses.replace(settings(case, model, SEED), training=still), rank)
+    engine: Any = strategy._engine
+    trains = [parameter for parameter in engine.module.parameters() if parameter.requires_grad]
+    seen: list[Tensor] = []
+    step = engine.step
+
+    def look_and_step() -> None:
+        whole = [safe_get_full_grad(parameter) for parameter in trains]
+        seen.append(torch.cat([gradient.flatten().double() for gradient in whole if gradient is not None]))
+        step()
+
+    out = {}
+    with mock.patch.object(engine, "step", look_and_step):
+        for name, (loss, by_rank) in work.items():
+            strategy.train_step([by_rank[rank.rank]], loss, TEMPERATURE, VERSION)
+            out[name] = seen.pop()
+    strategy.close()
+    return out

@@ -1,0 +1,92 @@
+"""A split into ranks and micro-batches changes no gradient of the real engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from roll.algorithms.corrections import Correction
+from roll.algorithms.losses import Loss
+from roll.algorithms.objectives import Cispo, Gspo, KlCov, Ppo
+from roll.algorithms.policy_loss import PolicyLoss
+from roll.config.schema_model import ModelArgs
+from roll.data import packing
+from roll.models.load import load_causal_model
+from roll.models.packed_inputs import spread
+from roll.types import Floats, TrainBatch
+from roll.workers.actor_train import TrainShape, micro_batches_of
+from tests.engines.plain import token_statistics
+from tests.engines.ranks import run_ranks
+from tests.engines.splitting import Work, gradients
+from tests.engines.training import TEMPERATURE, Case
+
+LENGTHS = [9, 4, 14, 6, 11, 3, 8, 5, 12, 7]
+MICRO_BATCHES = (1, 2, 5)
+LOSSES: dict[str, tuple[Loss, str]] = {
+    "ppo": (PolicyLoss(Ppo(0.2, 0.28, 3.0), kl_coef=0.1, entropy_coef=0.01), "token-mean"),
+    "gspo": (PolicyLoss(Gspo(0.02, 0.03)), "seq-mean-token-mean"),
+    "cispo": (PolicyLoss(Cispo(), Correction(weight="token", cap=1.1)), "seq-mean-token-sum"),
+    "kl_cov": (PolicyLoss(KlCov(ratio=0.2)), "token-mean"),
+}
+CASES = [Case(3, False), Case(3, True)]
+
+Gradients = dict[tuple[int, str, int], Tensor]
+
+
+@pytest.fixture(scope="module")
+def batch(small_model: Path) -> TrainBatch:
+    """Ten sequences; the other policies are the model itself, slightly off."""
+    generator = np.random.default_rng(1)
+    sequences = packing.concatenate(
+        [generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS], [np.arange(length) >= 2 for length in LENGTHS]
+    )
+    mask = sequences.response_mask
+    model = load_causal_model(str(small_model), ModelArgs.model_validate({"dtype": "fp32"}), packed=False)
+    with torch.no_grad():
+        own = spread(token_statistics(model, sequences, TEMPERATURE)[0], sequences)
+
+    def near(scale: float) -> Floats:
+        return np.where(mask, own + generator.normal(scale=scale, size=len(mask)), 0).astype(np.float32)
+
+    advantages = np.where(mask, generator.normal(size=len(mask)), 0).astype(np.float32)
+    return TrainBatch(sequences, advantages, near(0.25), np.zeros(len(mask), np.int32), near(0.3), near(0.2))
+
+
+def work(batch: TrainBatch, ranks: int) -> Work:
+    """Every loss in one, two and five micro-batches a rank."""
+    budgets = {packing.split(LENGTHS, ranks, budget).forwards: budget for budget in range(1, 200)}
+    out = {}
+    for name, (loss, mode) in LOSSES.items():
+        marked = replace(batch, marked=loss.marks(batch))
+        for count in MICRO_BATCHES:
+            shape = TrainShape(updates=1, epochs=1, token_budget=budgets[count], loss_agg_mode=mode, temperature=TEMPERATURE)
+            by_rank = micro_batches_of(marked, range(len(LENGTHS)), ranks, shape)
+            assert [len(micro_batches) for micro_batches in by_rank] == [count] * ranks
+            out[name, count] = (loss, by_rank)
+    return out
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def seen(request: pytest.FixtureRequest, batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Gradients:
+    """By ranks, loss and micro-batches."""
+    out: Gradients = {}
+    for ranks in (1, 2):
+        folder = tmp_path_factory.mktemp("split")
+        by_rank = run_ranks(gradients, ranks, folder, request.param, small_model, work(batch, ranks), seconds=120)
+        out |= {(ranks, *key): gradient for key, gradient in by_rank[0].items()}
+    return out
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_no_split_changes_the_gradient(seen: Gradients, name: str) -> None:
+    whole = seen[1, name, 1]
+    assert whole.norm() > 1e-3
+    for ranks in (1, 2):
+        for count in MICRO_BATCHES:
+            difference = float((seen[ranks, name, count] - whole).norm() / whole.norm())
+            assert difference < 1e-6, f"{ranks} ranks, {count} micro-batches: {difference:.1e}"
