@@ -66,6 +66,10 @@ class WorkerFailed(RollError):
         return type(self), (self.role, self.rank, self.cause, self.traceback)
 
 
+class DeviceMemoryError(RollError):
+    """A device has too little memory, and nothing is left to be made smaller."""
+
+
 class WeightSyncError(RollError):
     """The engine's weights are not what the trainer sent: names, shapes, checksum or version differ."""
 

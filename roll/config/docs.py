@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from roll.config.fields import ANY_NAME, sections
-from roll.config.roll_keys import IGNORED, RENAMED, REWARD_CLASSES, ROLES, VALUES, VARIABLES
+from roll.config.roll_keys import CHECKPOINTING, IGNORED, RENAMED, REWARD_CLASSES, ROLES, VALUES, VARIABLES
 from roll.config.schema import Experiment, RlvrConfig, SftConfig
 
 INTRODUCTION = """# Configuration
@@ -144,6 +144,8 @@ def _roll_keys() -> str:
     for place, values in VALUES.items():
         pairs = ", ".join(f"`{json.dumps(old)}` is read as `{new}`" for old, new in values.items())
         lines.append(f"| `{place}` | {pairs} |")
+    pairs = ", ".join(f"`{json.dumps(old)}` is `{new}`" for old, new in CHECKPOINTING.items())
+    lines.append(f"| `<role>.model_args.disable_gradient_checkpointing` | read as `gradient_checkpointing`: {pairs} |")
     classes = ", ".join(f"`{name}` is `{reward}`" for name, reward in REWARD_CLASSES.items())
     lines.append(f"| `rewards.*.worker_cls` | read as `reward` by the class's name: {classes}; any other needs `reward` beside it |")
     variables = ", ".join(f"`{name}`" for name in VARIABLES)

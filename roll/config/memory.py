@@ -15,6 +15,7 @@ from roll.config.deepspeed import deepspeed_config
 from roll.config.model_shape import ModelShape
 from roll.config.placement import RolePlan, vllm_config
 from roll.config.schema import ActorTrain, Role
+from roll.config.schema_model import ModelArgs
 
 GIB = 2**30
 LOGITS = 2**27
@@ -59,10 +60,11 @@ def estimate(plan: RolePlan, role: Role, shape: ModelShape, longest: int) -> Rol
     logits = (4 + width) * min(head_tokens(shape.vocab_size), tokens) * shape.vocab_size
     if isinstance(role, ActorTrain):
         states, host = _training_states(plan, role, shape)
-        checkpointing = not role.model_args.disable_gradient_checkpointing
-        return RoleMemory(states | {"activations": _activations(shape, tokens, width, checkpointing), "logits": logits}, host)
+        recomputed = checkpointed_layers(role.model_args.gradient_checkpointing, shape.num_hidden_layers)
+        compiled = compiles(role.model_args, on_gpu=not plan.on_cpu)
+        return RoleMemory(states | {"activations": activations(shape, tokens, width, recomputed, compiled), "logits": logits}, host)
     shards = plan.ranks if deepspeed_config(role) else 1
-    layer = _layer_activations(shape, tokens, width)
+    layer = layer_activations(shape, tokens, width, compiles(role.model_args, on_gpu=not plan.on_cpu))
     return RoleMemory({"weights": width * shape.parameters // shards, "activations": layer, "logits": logits})
 
 
@@ -87,15 +89,47 @@ def _training_states(plan: RolePlan, role: ActorTrain, shape: ModelShape) -> tup
     return device, host
 
 
-def _layer_activations(shape: ModelShape, tokens: int, width: int) -> int:
-    """What one layer keeps for its backward pass: its input, two norms, q, k, v, attention's output and its projection, the gated MLP."""
+def layer_activations(shape: ModelShape, tokens: int, width: int, compiled: bool) -> int:
+    """What one layer keeps for its backward pass.
+
+    Its input, two norms, q, k, v, attention's output and its projection, the gated MLP: two products, the activation
+    and their product. Compiled, norms and the MLP's elementwise parts are formed again from what they are made of.
+    """
     query, key = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+    if compiled:
+        return width * tokens * (2 * shape.hidden_size + 2 * query + 2 * key + 2 * shape.intermediate_size)
     return width * tokens * (5 * shape.hidden_size + 2 * query + 2 * key + 4 * shape.intermediate_size)
 
 
-def _activations(shape: ModelShape, tokens: int, width: int, checkpointing: bool) -> int:
-    """With checkpointing each layer keeps its input alone, and one layer at a time is recomputed."""
-    layer = _layer_activations(shape, tokens, width)
-    if checkpointing:
-        return width * tokens * shape.hidden_size * shape.num_hidden_layers + layer
-    return layer * shape.num_hidden_layers
+def activations(shape: ModelShape, tokens: int, width: int, checkpointed: int, compiled: bool) -> int:
+    """A checkpointed layer keeps its input alone, and one of them at a time is recomputed."""
+    layer = layer_activations(shape, tokens, width, compiled)
+    kept = (shape.num_hidden_layers - checkpointed) * layer
+    return kept + checkpointed * width * tokens * shape.hidden_size + (layer if checkpointed else 0)
+
+
+def head_bytes(shape: ModelShape, width: int, is_trained: bool) -> int:
+    """Logits of a chunk, their gradient, and the head's gradient in fp32 and rounded."""
+    logits = (4 + width) * head_tokens(shape.vocab_size) * shape.vocab_size
+    return logits + is_trained * (4 + width) * shape.vocab_size * shape.hidden_size
+
+
+def fewest_checkpointed(spare: int, layers: int, layer: int) -> int:
+    """Layers that must be recomputed.
+
+    Args:
+        spare: bytes that would stay free if all were; negative if they would not do.
+        layer: bytes that a layer keeps more if it is not.
+    """
+    return max(0, layers - max(0, spare) // max(1, layer))
+
+
+def checkpointed_layers(wish: str | int, layers: int) -> int:
+    """Layers that `gradient_checkpointing` says; for `auto` all, which is where it starts."""
+    return min(wish, layers) if isinstance(wish, int) else 0 if wish == "none" else layers
+
+
+def compiles(model_args: ModelArgs, on_gpu: bool) -> bool:
+    """Whether decoder layers are compiled. A recomputed layer must drop out the same again, which compiled code does not promise."""
+    wish = model_args.compile_layers
+    return wish if isinstance(wish, bool) else on_gpu and model_args.lora_dropout == 0

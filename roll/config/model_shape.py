@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 NAMES = ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size", "num_attention_heads")
 HUB_CACHE = Path.home() / ".cache" / "huggingface" / "hub"
@@ -60,6 +62,11 @@ def read_shape(file: Path) -> ModelShape | None:
         raise ValueError(str(error)) from error
     if not isinstance(values, dict):
         raise ValueError("it holds no JSON object")
+    return shape_of(values)
+
+
+def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
+    """The shape in a config's values; None for a model of another kind."""
     if not all(isinstance(values.get(name), int) and values[name] > 0 for name in NAMES):
         return None
     heads = values["num_attention_heads"]

@@ -123,5 +123,8 @@ VALUES: dict[str, dict[Any, Any]] = {
 }
 """ROLL's values that are written differently here."""
 
+CHECKPOINTING = {True: "none", False: "auto"}
+"""`model_args.disable_gradient_checkpointing` to `gradient_checkpointing`."""
+
 REWARD_CLASSES = {"MathRuleRewardWorker": "math_rule", "MultipleChoiceBoxedRuleRewardWorker": "multiple_choice"}
 """Last part of `rewards.*.worker_cls` to the name of the reward function, for the classes that have a counterpart here."""

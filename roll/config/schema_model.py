@@ -17,8 +17,13 @@ class ModelArgs(Section):
     attn_implementation: Literal["auto", "sdpa", "eager", "fa2"] = Field(
         "auto", description="Attention kernel. `auto` picks the fastest packed kernel that the machine has."
     )
-    disable_gradient_checkpointing: bool = Field(
-        False, description="Keep all activations instead of recomputing them in the backward pass."
+    gradient_checkpointing: Literal["auto", "all", "none"] | NonNegativeInt = Field(
+        "auto",
+        description="Decoder layers whose activations are recomputed in the backward pass: `all`, `none`, or that many, the first ones. "
+        "`auto`: on a GPU as many as memory demands, measured in the first updates; on the CPU all.",
+    )
+    compile_layers: Literal["auto"] | bool = Field(
+        "auto", description="Compile the decoder layers, one code for all of them. `auto`: on a GPU, unless `lora_dropout` is on."
     )
     lora_target: str | None = Field(
         None,

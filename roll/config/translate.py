@@ -11,7 +11,7 @@ from typing import Any
 from roll.config.devices import FORMS, parse_devices
 from roll.config.faults import shown
 from roll.config.fields import dotted
-from roll.config.roll_keys import IGNORED, RENAMED, REWARD_CLASSES, ROLES, VALUES, VARIABLES
+from roll.config.roll_keys import CHECKPOINTING, IGNORED, RENAMED, REWARD_CLASSES, ROLES, VALUES, VARIABLES
 from roll.config.shipped import known_rewards
 from roll.errors import Fault
 
@@ -42,6 +42,7 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
     _ignored(done)
     _renamed(done)
     _values(done)
+    _checkpointing(done)
     _tracker_kwargs(done)
     _strategies(done)
     _devices(done)
@@ -86,6 +87,22 @@ def _values(done: Translation) -> None:
             if isinstance(old, str | bool | None) and old in translations:
                 block[place[-1]] = translations[old]
                 done.warnings.append(f"{dotted(place)}: {shown(old)} is read as {translations[old]}; write it so")
+
+
+def _checkpointing(done: Translation) -> None:
+    """`disable_gradient_checkpointing` is `gradient_checkpointing` the other way round."""
+    for role in ROLES:
+        for place, block in _matches(done.values, (role, "model_args", "disable_gradient_checkpointing")):
+            value = block[place[-1]]
+            if not isinstance(value, bool):
+                continue
+            del block[place[-1]]
+            meaning = CHECKPOINTING[value]
+            if block.setdefault("gradient_checkpointing", meaning) != meaning:
+                problem = f"{shown(value)}, but gradient_checkpointing is {shown(block['gradient_checkpointing'])}"
+                done.faults.append(Fault(dotted(place), problem, "remove it; gradient_checkpointing says what is recomputed"))
+            else:
+                done.warnings.append(f"{dotted(place)}: {shown(value)} is read as gradient_checkpointing={meaning}; write it so")
 
 
 def _rewards(done: Translation) -> None:

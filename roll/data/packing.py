@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from roll.types import Bools, Ints, Sequences
+from roll.types import Bools, Floats, Ints, Sequences, TrainBatch
 
 Number = TypeVar("Number", np.float32, np.int32)
 
@@ -46,6 +46,28 @@ def select_tokens(field: NDArray[Number], sequences: Sequences, indices: Sequenc
     if not len(indices):
         return np.zeros(len(FILLER.token_ids), field.dtype)
     return field[positions(sequences.offsets, indices)]
+
+
+def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
+    """The chosen sequences of a batch; no index gives the filler."""
+    sequences = batch.sequences
+
+    def tokens(field: np.ndarray) -> np.ndarray:
+        return select_tokens(field, sequences, indices)
+
+    def if_given(field: np.ndarray | None) -> np.ndarray | None:
+        return None if field is None else tokens(field)
+
+    return TrainBatch(
+        select(sequences, indices),
+        tokens(batch.advantages),
+        if_given(batch.behaviour_log_probs),
+        tokens(batch.policy_versions),
+        if_given(batch.ref_log_probs),
+        if_given(batch.proximal_log_probs),
+        if_given(batch.marked),
+        None if batch.sequence_weights is None else batch.sequence_weights[list(indices)],
+    )
 
 
 @dataclass(frozen=True)

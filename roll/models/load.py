@@ -63,7 +63,8 @@ class PackedPolicy(nn.Module):
         ).last_hidden_state[0]
         head = self.causal.get_output_embeddings()
         assert isinstance(head, LogProbHead)
-        return head(hidden[inputs.scored - 1], inputs.token_ids[inputs.scored], temperature)
+        # index_select: its backward pass adds rows, that of indexing sorts them first.
+        return head(hidden.index_select(0, inputs.scored - 1), inputs.token_ids[inputs.scored], temperature)
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

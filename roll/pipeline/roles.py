@@ -49,6 +49,7 @@ class Roles:
             "deepspeed": strategy.strategy_config,
             "max_grad_norm": config.max_grad_norm,
             "total_updates": total_updates,
+            "token_budget": self._token_budget(name),
             "seed": config.seed,
         }
         group = self._group(name, role, make_train, settings, blocking=True)

@@ -10,12 +10,14 @@ import deepspeed
 import torch
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
+from roll.config.memory import compiles
 from roll.config.schema_engine import DeepSpeedConfig
 from roll.config.schema_model import ModelArgs
+from roll.models.layers import compile_layers
 from roll.models.load import PackedPolicy, load_causal_model
 from roll.models.packed_inputs import packed_inputs, spread
 from roll.strategies.base import Rank
-from roll.strategies.deepspeed_setup import deepspeed_config, join
+from roll.strategies.deepspeed_setup import deepspeed_config, gather_whole_layers, join
 from roll.strategies.offload import Offload, tensors_in
 from roll.types import Floats, Sequences
 
@@ -40,6 +42,9 @@ class DeepSpeedScore:
         # Must outlive the engine: while it lives, from_pretrained shards the model as it loads.
         self._shards_at_load = HfDeepSpeedConfig(config)
         self._policy = PackedPolicy(load_causal_model(settings.model_path, settings.model_args))
+        if compiles(settings.model_args, on_gpu=rank.device == "cuda"):
+            compile_layers(self._policy.causal)
+            gather_whole_layers(self._policy.causal)
         self._engine: Any = deepspeed.initialize(model=self._policy, config=config)[0]
         self._engine.eval()
         self._offload = Offload(rank.device)

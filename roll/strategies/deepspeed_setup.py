@@ -8,11 +8,13 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.utils import set_z3_leaf_modules
 from torch import nn
-from transformers import get_scheduler
+from transformers import PreTrainedModel, get_scheduler
 
 from roll.config.schema_engine import DeepSpeedConfig
 from roll.config.schema_model import TrainingArgs
+from roll.models.layers import decoder_layers
 from roll.strategies.base import Rank
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -31,6 +33,12 @@ def join(rank: Rank) -> None:
         rank=rank.rank,
         world_size=rank.world_size,
     )
+
+
+def gather_whole_layers(causal: PreTrainedModel) -> None:
+    """Let ZeRO-3 gather a decoder layer's parameters before the layer runs, not amid it: compiled code cannot stop for a hook."""
+    if kinds := {type(layer) for layer in decoder_layers(causal)}:
+        set_z3_leaf_modules(causal, list(kinds))
 
 
 def deepspeed_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float | None) -> dict[str, Any]:

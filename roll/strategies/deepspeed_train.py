@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +18,22 @@ from torch import Tensor
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from roll.algorithms.losses import Loss
+from roll.config.memory import activations, checkpointed_layers, compiles, head_bytes, layer_activations
+from roll.config.model_shape import shape_of
 from roll.config.schema_engine import DeepSpeedConfig
 from roll.config.schema_model import ModelArgs, TrainingArgs
 from roll.errors import CheckpointError
 from roll.models.export import adapter_config, write_adapter_folder, write_model
+from roll.models.layers import checkpoint_first, compile_layers, decoder_layers, prepare_checkpointing
 from roll.models.load import PackedPolicy, add_lora, load_causal_model, load_tokenizer
 from roll.models.packed_inputs import packed_inputs, scored_only, spread, to_device
 from roll.models.weights import WeightView
 from roll.strategies.base import MicroBatch, Rank, TrainResult
-from roll.strategies.deepspeed_setup import deepspeed_config, join, optimizer_and_schedule
+from roll.strategies.deepspeed_setup import deepspeed_config, gather_whole_layers, join, optimizer_and_schedule
 from roll.strategies.loss_inputs import loss_inputs
+from roll.strategies.memory_guard import CudaMemory, MemoryGuard, Need, alone, over_hosts, told_of_memory
 from roll.strategies.offload import Offload, tensors_in
+from roll.strategies.recompute import AutoCheckpointing
 from roll.strategies.tally import Tally
 from roll.types import Floats, Metrics, Sequences, TensorSpec
 from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets, write_adapter, write_bucket
@@ -35,6 +42,10 @@ from roll.weight_sync.routes import Meeting
 
 TAG = "deepspeed"
 EXPORT_BYTES = 2 << 30
+LOG = logging.getLogger(__name__)
+ENGINE_SHARE = "strategy_args.strategy_config.gpu_memory_utilization of an engine on the same device"
+BUILD_KEYS = ("strategy_args.strategy_config.zero_optimization.stage (raise it, or offload)", ENGINE_SHARE)
+TRAIN_KEYS = ("max_tokens_per_microbatch", "model_args.gradient_checkpointing (all)", ENGINE_SHARE)
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,8 @@ class TrainSettings:
     max_grad_norm: float
     total_updates: int
     """Optimizer updates of the whole run; the schedule ends there."""
+    token_budget: int
+    """Of one micro-batch, as the plan has it."""
     seed: int
 
 
@@ -57,39 +70,97 @@ class DeepSpeedTrain:
     def __init__(self, settings: TrainSettings, rank: Rank) -> None:
         self._settings, self._rank = settings, rank
         join(rank)
+        with told_of_memory(rank, "building the trainer", BUILD_KEYS):
+            self._build(settings, rank)
+        self._guard, self._checkpointing = self._watch_memory() if rank.device == "cuda" else (None, None)
+        _seed_everything(settings.seed + rank.rank)
+
+    def _build(self, settings: TrainSettings, rank: Rank) -> None:
         config = deepspeed_config(settings.deepspeed, settings.model_args.dtype, settings.max_grad_norm)
         # Must outlive the engine: while it lives, from_pretrained shards the model as it loads (ZeRO-3).
         self._shards_at_load = HfDeepSpeedConfig(config) if settings.deepspeed.zero_optimization.stage == 3 else None
         model = load_causal_model(settings.model_path, settings.model_args)
         self._is_lora = settings.model_args.lora_target is not None
         policy = PackedPolicy(add_lora(model, settings.model_args, settings.seed) if self._is_lora else model)
-        if not settings.model_args.disable_gradient_checkpointing:
-            _checkpoint_activations(policy, self._is_lora)
+        self._arrange_layers(policy)
         optimizer, schedule = optimizer_and_schedule(policy, settings.training, settings.deepspeed, settings.total_updates, rank.device)
         self._engine: Any = deepspeed.initialize(model=policy, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
         self._policy, self._optimizer = policy, optimizer
         self._offload = Offload(rank.device)
         self._weights = WeightView(policy.model)
         self._sender = DeviceSender(torch.device(rank.device))
-        _seed_everything(settings.seed + rank.rank)
+
+    def _arrange_layers(self, policy: PackedPolicy) -> None:
+        """Set what is recomputed and what is compiled; before DeepSpeed puts its hooks in place."""
+        model_args, causal = self._settings.model_args, policy.causal
+        count = checkpointed_layers(model_args.gradient_checkpointing, len(decoder_layers(causal)))
+        if count:
+            prepare_checkpointing(causal, self._is_lora)
+            checkpoint_first(causal, count)
+        if compiles(model_args, self._rank.device == "cuda"):
+            compile_layers(causal)
+            if self._shards_at_load:
+                gather_whole_layers(causal)
+
+    def _watch_memory(self) -> tuple[MemoryGuard, AutoCheckpointing | None]:
+        model_args, causal, rank = self._settings.model_args, self._policy.causal, self._rank
+        shape, layers = shape_of(causal.config.to_dict()), len(decoder_layers(causal))
+        most = over_hosts(rank.world_size, rank.timeout) if rank.world_size > 1 else alone
+        if shape is None:  # a model of another kind: nothing is expected of it until it was measured
+            return MemoryGuard(self._settings.token_budget, Need(0, 0.0), CudaMemory(), most), None
+        width, compiled = 4 if model_args.dtype == "fp32" else 2, compiles(model_args, on_gpu=True)
+        count = checkpointed_layers(model_args.gradient_checkpointing, layers)
+        need = Need(head_bytes(shape, width, not self._is_lora), activations(shape, 1, width, count, compiled))
+        guard = MemoryGuard(self._settings.token_budget, need, CudaMemory(), most)
+        if model_args.gradient_checkpointing != "auto":
+            return guard, None
+        kept = layer_activations(shape, 1, width, compiled) - width * shape.hidden_size
+        total = torch.cuda.mem_get_info()[1]
+        return guard, AutoCheckpointing(guard, layers, kept, total, partial(checkpoint_first, causal))
 
     def train_step(self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int) -> TrainResult:
         """See `TrainStrategy`."""
         self._engine.train()
-        tally = Tally()
+        tally, role = Tally(), self._rank.role
         scalars: Metrics = {"policy/skipped_updates": 0.0}
-        for number, micro_batches in enumerate(updates):
-            skipped = self._engine.skipped_steps
-            for micro_batch in micro_batches:
-                value = self._loss(micro_batch, loss, temperature, tally, policy_version if number == 0 else None)
-                # DeepSpeed averages gradients over ranks; the weights of a loss sum to one over all of them.
-                self._engine.backward(value * self._rank.world_size)
-            self._engine.step()
-            scalars["policy/skipped_updates"] += self._engine.skipped_steps - skipped
+        with told_of_memory(self._rank, "training", TRAIN_KEYS):
+            for number, micro_batches in enumerate(updates):
+                skipped = self._engine.skipped_steps
+                if self._checkpointing:
+                    self._checkpointing.before_update()
+                version = policy_version if number == 0 else None
+                self._accumulate(micro_batches, lambda part, version=version: self._loss(part, loss, temperature, tally, version))
+                self._engine.step()
+                scalars["policy/skipped_updates"] += self._engine.skipped_steps - skipped
         if (norm := self._engine.get_global_grad_norm()) is not None:  # plain fp32 without ZeRO does not keep it
             scalars["policy/grad_norm"] = float(norm)
         scalars["policy/lr"] = float(self._engine.get_lr()[0])
+        scalars[f"memory/{role}/token_budget"] = self._guard.token_budget if self._guard else self._settings.token_budget
         return tally.result(scalars)
+
+    def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_of: Callable[[MicroBatch], Tensor]) -> None:
+        """Add up the gradients of an update."""
+        # DeepSpeed averages gradients over ranks; the weights of a loss sum to one over all of them.
+        scale = self._rank.world_size
+        if self._guard is None:
+            for micro_batch in micro_batches:
+                self._engine.backward(loss_of(micro_batch) * scale)
+            return
+        # An error amid a forward pass leaves nothing behind, unless ranks or hooks of ZeRO-3 are in step with it.
+        retries = scale == 1 and self._shards_at_load is None
+        queue = self._guard.within_budget(micro_batches)
+        while queue:
+            queue = self._guard.admit(queue)
+            with self._guard.measured(queue[0]):
+                value = _or_none(loss_of, queue[0]) if retries and len(queue[0].batch) > 1 else loss_of(queue[0])
+                if value is not None:
+                    self._engine.backward(value * scale)
+            if value is None:
+                torch.cuda.empty_cache()
+                queue = self._guard.halve(queue)
+            else:
+                queue = queue[1:]
+        self._guard.update_ended()
 
     def _loss(self, micro_batch: MicroBatch, loss: Loss, temperature: float, tally: Tally, version: int | None) -> Tensor:
         batch, device = micro_batch.batch, self._rank.device
@@ -206,17 +277,13 @@ def _merge(buckets: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: tensor for bucket in buckets for name, tensor in bucket.items()}
 
 
-def _checkpoint_activations(policy: PackedPolicy, is_lora: bool) -> None:
-    """Recompute decoder layers in the backward pass.
-
-    ZeRO-3 leaves empty parameters behind after a forward pass, and torch's check that the recomputation saved the
-    same shapes takes that for a fault (the error that LoRA with ZeRO-3 is known for). The re-entrant form makes no
-    such check; it needs an input with a gradient, which a frozen embedding does not give of itself.
-    """
-    causal = policy.causal
-    causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
-    if is_lora:
-        causal.enable_input_require_grads()
+def _or_none(loss_of: Callable[[MicroBatch], Tensor], micro_batch: MicroBatch) -> Tensor | None:
+    """The loss, or None where the device has no room for it. The error and what its frames hold end here."""
+    try:
+        return loss_of(micro_batch)
+    except torch.OutOfMemoryError as error:
+        LOG.warning("out of memory in the forward pass: %s", str(error).partition("\n")[0])
+        return None
 
 
 def _seed_everything(seed: int) -> None:

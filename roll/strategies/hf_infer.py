@@ -11,8 +11,10 @@ import torch
 from peft import PeftModel
 from transformers import GenerationConfig
 
+from roll.config.memory import compiles
 from roll.config.schema_model import ModelArgs
 from roll.errors import WeightSyncError
+from roll.models.layers import compile_layers
 from roll.models.load import PackedPolicy, load_causal_model, load_tokenizer
 from roll.models.packed_inputs import packed_inputs, spread
 from roll.strategies.base import Rank
@@ -38,6 +40,8 @@ class HfScore:
     def __init__(self, settings: HfSettings, rank: Rank) -> None:
         self._device = rank.device
         self._policy = PackedPolicy(load_causal_model(settings.model_path, settings.model_args)).to(rank.device).eval()
+        if compiles(settings.model_args, on_gpu=rank.device == "cuda"):
+            compile_layers(self._policy.causal)
         self._offload = Offload(rank.device, constant=True)
 
     @torch.no_grad()

@@ -141,35 +141,13 @@ def joined(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
 
 def micro_batches_of(batch: TrainBatch, update: Sequence[int], ranks: int, shape: TrainShape) -> list[list[MicroBatch]]:
     """By rank, the micro-batches of one update. Loss weights are fixed here, before anything is split."""
-    chosen = take(batch, update)
+    chosen = packing.take(batch, update)
     weights = loss_weights(chosen.sequences, shape.loss_agg_mode, shape.loss_scale, chosen.sequence_weights)
     split = packing.split(chosen.sequences.lengths, ranks, shape.token_budget)
     return [
-        [MicroBatch(take(chosen, indices), packing.select_tokens(weights, chosen.sequences, indices)) for indices in forwards]
+        [MicroBatch(packing.take(chosen, indices), packing.select_tokens(weights, chosen.sequences, indices)) for indices in forwards]
         for forwards in split.ranks
     ]
-
-
-def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
-    """The chosen sequences of a batch."""
-    sequences = batch.sequences
-
-    def tokens(field: np.ndarray) -> np.ndarray:
-        return packing.select_tokens(field, sequences, indices)
-
-    def if_given(field: np.ndarray | None) -> np.ndarray | None:
-        return None if field is None else tokens(field)
-
-    return TrainBatch(
-        packing.select(sequences, indices),
-        tokens(batch.advantages),
-        if_given(batch.behaviour_log_probs),
-        tokens(batch.policy_versions),
-        if_given(batch.ref_log_probs),
-        if_given(batch.proximal_log_probs),
-        if_given(batch.marked),
-        None if batch.sequence_weights is None else batch.sequence_weights[list(indices)],
-    )
 
 
 def merge(results: Sequence[TrainResult]) -> Metrics:

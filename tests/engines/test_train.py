@@ -21,14 +21,17 @@ from roll.types import Floats, Sequences, TrainBatch
 from roll.workers.actor_train import TrainShape, merge, micro_batches_of
 from tests.engines.plain import PlainUpdate, plain_updates, token_statistics
 from tests.engines.ranks import run_ranks
-from tests.engines.training import TEMPERATURE, VERSION, Case, Outcome, Work, train_cases
+from tests.engines.training import TEMPERATURE, TOKEN_BUDGET, VERSION, Case, Outcome, Work, train_cases
 
 EXACT = [Case(stage, lora) for stage in range(4) for lora in (False, True)]
 WHOLE = [Case(stage, lora, whole=True) for stage, lora in [(0, False), (3, True)]]
-STORED = [Case(stage, lora, checkpointing=False) for stage, lora in [(0, False), (3, True)]]
+STORED = [Case(stage, lora, checkpointing="none") for stage, lora in [(0, False), (3, True)]]
+STORED += [Case(stage, lora, checkpointing=1) for stage, lora in [(2, True), (3, True), (3, False)]]
+COMPILED = [Case(3, True, checkpointing=1, compiled=True)]
+SHORT = [Case(3, True, short=True)]
 BF16 = [Case(stage, lora, dtype="bf16") for stage, lora in [(0, False), (1, True), (2, False), (3, False), (3, True)]]
 DROPOUT = [Case(3, True, dropout=0.2)]
-RUNS = [(1, case) for case in EXACT + WHOLE] + [(2, case) for case in EXACT + STORED + BF16 + DROPOUT]
+RUNS = [(1, case) for case in EXACT + WHOLE] + [(2, case) for case in EXACT + STORED + COMPILED + SHORT + BF16 + DROPOUT]
 
 LENGTHS = [9, 4, 14, 6, 11, 3, 8, 5]
 FP32 = ModelArgs.model_validate({"dtype": "fp32"})
@@ -218,9 +221,17 @@ def test_a_rank_without_a_sequence_runs_along(outcomes: Runs, case: Case) -> Non
     assert_close(together[0].single, alone[0].single, 5e-5)
 
 
-@pytest.mark.parametrize("case", STORED, ids=identify)
-def test_recomputing_activations_changes_nothing(outcomes: Runs, case: Case) -> None:
-    recomputed = outcomes[2, dataclasses.replace(case, checkpointing=True)][0]
+@pytest.mark.parametrize("case", SHORT, ids=identify)
+def test_too_little_memory_halves_the_budget_on_all_ranks_and_changes_nothing_else(outcomes: Runs, case: Case) -> None:
+    halved, whole = outcomes[2, case], outcomes[2, dataclasses.replace(case, short=False)]
+    budgets = [[outcome.first_result.scalars["memory/actor_train/token_budget"] for outcome in run] for run in (halved, whole)]
+    assert budgets[0][0] == budgets[0][1] < budgets[1][0] == budgets[1][1] == TOKEN_BUDGET
+    assert_close(halved[0].second, whole[0].second, 5e-6)
+
+
+@pytest.mark.parametrize("case", STORED + COMPILED, ids=identify)
+def test_neither_recomputing_nor_compiling_layers_changes_anything(outcomes: Runs, case: Case) -> None:
+    recomputed = outcomes[2, dataclasses.replace(case, checkpointing="all", compiled=False)][0]
     stored = outcomes[2, case][0]
     assert_close(stored.first, recomputed.first, 1e-6)
     assert_close(stored.second, recomputed.second, 5e-6)

@@ -32,6 +32,7 @@ ADAM_EPSILON = 1e-3
 WEIGHT_DECAY = 0.1
 MAX_GRAD_NORM = 0.5
 SEED = 11
+TOKEN_BUDGET = 14
 
 ZERO: list[dict[str, Any]] = [
     {"stage": 0},
@@ -51,7 +52,10 @@ class Case:
     stage: int
     lora: bool
     dtype: str = "fp32"
-    checkpointing: bool = True
+    checkpointing: str | int = "all"
+    compiled: bool = False
+    short: bool = False
+    """Of memory: the budget is halved in the first update."""
     dropout: float = 0.0
     whole: bool = False
     """All sequences of an update in one micro-batch, where there is one rank."""
@@ -60,7 +64,8 @@ class Case:
     def name(self) -> str:
         """Of its folder and in the report."""
         parts = [f"ZeRO-{self.stage}", "LoRA" if self.lora else "full", self.dtype]
-        parts += ["no checkpointing"] * (not self.checkpointing) + ["dropout"] * (self.dropout > 0) + ["one micro-batch"] * self.whole
+        parts += [f"checkpointing {self.checkpointing}"] * (self.checkpointing != "all") + ["compiled"] * self.compiled
+        parts += ["dropout"] * (self.dropout > 0) + ["one micro-batch"] * self.whole + ["short"] * self.short
         return ", ".join(parts).replace(" ", "_")
 
 
@@ -115,7 +120,8 @@ def model_args(case: Case) -> ModelArgs:
             "lora_rank": 4,
             "lora_alpha": 16.0,
             "lora_dropout": case.dropout,
-            "disable_gradient_checkpointing": not case.checkpointing,
+            "gradient_checkpointing": case.checkpointing,
+            "compile_layers": case.compiled,
         }
     )
 
@@ -132,23 +138,42 @@ def settings(case: Case, model: Path, seed: int) -> Any:
         DeepSpeedConfig.model_validate({"zero_optimization": ZERO[case.stage]}),
         max_grad_norm=MAX_GRAD_NORM,
         total_updates=10,
+        token_budget=TOKEN_BUDGET,
         seed=seed,
     )
+
+
+class Short:
+    """Memory for ten tokens at a byte a token."""
+
+    def available(self) -> int:
+        return 10
+
+    def begin(self) -> None:
+        pass
+
+    def used(self) -> int:
+        return 0
 
 
 @contextmanager
 def trainer(case: Case, model: Path, rank: Rank, seed: int) -> Iterator[Any]:
     """A trainer that is closed and forgotten afterwards; the process group stays for the next one."""
     from roll.strategies.deepspeed_train import DeepSpeedTrain
+    from roll.strategies.memory_guard import MemoryGuard, Need, over_hosts
 
     gc.freeze()  # what is collected below is the trainer, not all of torch
     strategy = DeepSpeedTrain(settings(case, model, seed), rank)
+    if case.short:
+        most = over_hosts(rank.world_size, rank.timeout)
+        strategy._guard = MemoryGuard(TOKEN_BUDGET, Need(0, 1.0), Short(), most)
     try:
         yield strategy
     finally:
         with mock.patch.object(torch.distributed, "destroy_process_group"):
             strategy.close()
         del strategy
+        torch._dynamo.reset()  # compiled code is bounded by the process, and a run has one trainer in each
         gc.collect()
 
 

@@ -113,7 +113,7 @@ def test_finished_run_is_not_run_again(world: World, uninterrupted: str) -> None
 
 def test_merged_adapter_in_bf16(world: World, leaves_nothing: Callable[[], None]) -> None:
     bf16 = [f"{role}.model_args.dtype=bf16" for role in ("actor_train", "actor_infer", "reference")]
-    checkpointing = "actor_train.model_args.disable_gradient_checkpointing=false"
+    checkpointing = "actor_train.model_args.gradient_checkpointing=all"
     outcome = world.run(*world.rlvr("merged", "max_steps=3", "weight_sync.lora=merged", checkpointing, *bf16))
     assert outcome.status == 0, outcome.output
     lines = world.metrics("merged")[1:]

@@ -187,6 +187,8 @@ def test_a_file_of_roll_loads_with_one_warning_for_each_key(folder: Path) -> Non
     assert "keep their memory side by side" in asleep
     assert isinstance(config, RlvrConfig)
     assert config.actor_train.model_args.attn_implementation == "fa2"
+    assert config.actor_train.model_args.gradient_checkpointing == "none"
+    assert "actor_train.model_args.disable_gradient_checkpointing: true is read as gradient_checkpointing=none; write it so" in texts
     assert config.actor_train.model_args.lora_rank == 32
     assert config.actor_train.max_tokens_per_microbatch == 8192
     assert config.actor_infer.device_mapping == tuple(range(12))

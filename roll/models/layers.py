@@ -1,0 +1,44 @@
+"""Decoder layers: which of them are recomputed in the backward pass, and their compiled form."""
+
+from __future__ import annotations
+
+from types import MethodType
+
+import torch
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+
+def decoder_layers(causal: PreTrainedModel) -> list[GradientCheckpointingLayer]:
+    """The model's layers, first to last."""
+    return [module for module in causal.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def prepare_checkpointing(causal: PreTrainedModel, is_lora: bool) -> None:
+    """Make the model able to recompute layers; `checkpoint_first` says how many.
+
+    ZeRO-3 leaves empty parameters behind after a forward pass, and torch's check that the recomputation saved the
+    same shapes takes that for a fault (the error that LoRA with ZeRO-3 is known for). The re-entrant form makes no
+    such check; it needs an input with a gradient, which a frozen embedding does not give of itself.
+    """
+    causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    if is_lora:
+        causal.enable_input_require_grads()
+
+
+def checkpoint_first(causal: PreTrainedModel, count: int) -> None:
+    """Recompute the first `count` layers and no other: what the last layers keep is soonest used and freed."""
+    for number, layer in enumerate(decoder_layers(causal)):
+        layer.gradient_checkpointing = number < count
+
+
+def compile_layers(causal: PreTrainedModel) -> None:
+    """Replace the layers' forward methods by compiled ones: one code for every layer of a class and any number of tokens.
+
+    The forward alone is compiled. What is hooked to a layer's call, checkpointing and ZeRO-3's gathering of
+    parameters, stays outside.
+    """
+    layers = decoder_layers(causal)
+    compiled = {kind: torch.compile(kind.forward, dynamic=True) for kind in {type(layer) for layer in layers}}
+    for layer in layers:
+        layer.forward = MethodType(compiled[type(layer)], layer)

@@ -1,0 +1,203 @@
+"""Room on the device for the next micro-batch, decided alike on every rank, and what is said when there is none.
+
+Collectives run inside forward and backward passes, so a rank that fails amid them cannot be rejoined: the ranks agree
+before each micro-batch. If it does not fit somewhere, all of them halve the token budget and split what is left.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+
+from roll.data import packing
+from roll.errors import DeviceMemoryError
+from roll.strategies.base import MicroBatch, Rank
+
+GIB = 2**30
+LOG = logging.getLogger(__name__)
+
+
+class DeviceMemory(Protocol):
+    """What a device says of its memory."""
+
+    def available(self) -> int:
+        """Bytes that can still be allocated."""
+        ...
+
+    def begin(self) -> None:
+        """Start to measure."""
+        ...
+
+    def used(self) -> int:
+        """Most bytes held at a time since `begin`, beyond those held now: what came to stay is not counted."""
+        ...
+
+
+class CudaMemory:
+    """Implements `DeviceMemory` for the current CUDA device."""
+
+    def available(self) -> int:
+        """See `DeviceMemory`. What the driver has, plus what torch holds and does not use."""
+        free, total = torch.cuda.mem_get_info()
+        held = torch.cuda.memory_reserved()
+        limit = int(torch.cuda.get_per_process_memory_fraction() * total)
+        return max(0, min(free, limit - held)) + held - torch.cuda.memory_allocated()
+
+    def begin(self) -> None:
+        """See `DeviceMemory`."""
+        torch.cuda.reset_peak_memory_stats()
+
+    def used(self) -> int:
+        """See `DeviceMemory`."""
+        return torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a micro-batch needs beyond what is resident."""
+
+    fixed: int
+    """Whatever its size: the head's logits and gradient."""
+    per_token: float
+
+    def of(self, tokens: int) -> int:
+        """Of a micro-batch of that many tokens."""
+        return self.fixed + int(self.per_token * tokens)
+
+    def learned(self, tokens: int, used: int) -> Need:
+        """The same with what a micro-batch was seen to use."""
+        return Need(self.fixed, max(0, used - self.fixed) / tokens)
+
+
+Most = Callable[[int], int]
+"""The largest of what the ranks say. All of them call it alike."""
+
+
+def alone(number: int) -> int:
+    """Of a single rank."""
+    return number
+
+
+def over_hosts(world_size: int, seconds: float) -> Most:
+    """Agreement by the hosts, so that no device has to finish first; it gives up after some seconds."""
+    group = torch.distributed.new_group(list(range(world_size)), timeout=timedelta(seconds=seconds), backend="gloo")
+
+    def most(number: int) -> int:
+        largest = torch.tensor([number])
+        torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=group)
+        return int(largest.item())
+
+    return most
+
+
+def tokens_of(micro_batch: MicroBatch) -> int:
+    """Prompt and response tokens."""
+    return len(micro_batch.batch.sequences.token_ids)
+
+
+def within(micro_batches: Sequence[MicroBatch], token_budget: int) -> list[MicroBatch]:
+    """The same sequences in micro-batches within the budget; one that exceeds it alone stays alone."""
+    out: list[MicroBatch] = []
+    for micro_batch in micro_batches:
+        sequences = micro_batch.batch.sequences
+        if tokens_of(micro_batch) <= token_budget or len(sequences) == 1:
+            out.append(micro_batch)
+            continue
+        bins = packing.pack(sequences.lengths, range(len(sequences)), token_budget, 1)
+        out += [chosen(micro_batch, indices) for indices in bins]
+    return out
+
+
+def chosen(micro_batch: MicroBatch, indices: Sequence[int]) -> MicroBatch:
+    """Some sequences of a micro-batch; none gives the filler, which teaches nothing."""
+    weights = packing.select_tokens(micro_batch.loss_weights, micro_batch.batch.sequences, indices)
+    return MicroBatch(packing.take(micro_batch.batch, indices), weights)
+
+
+@dataclass
+class MemoryGuard:
+    """Keeps the token budget of a run, and lowers it where memory demands."""
+
+    token_budget: int
+    need: Need
+    memory: DeviceMemory
+    most: Most = alone
+    _largest: int = field(default=0, init=False)
+    _learning: bool = field(default=True, init=False)
+
+    def within_budget(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """An update's micro-batches within the budget that the run has come down to, as many on every rank."""
+        left = within(micro_batches, self.token_budget)
+        return left + [chosen(micro_batches[0], ())] * (self.most(len(left)) - len(left))
+
+    def admit(self, queue: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """What is left of an update, split anew until its first micro-batch fits on every rank.
+
+        As many micro-batches on every rank. A sequence that does not fit and is alone already is tried as it is.
+        """
+        left = list(queue)
+        while True:
+            short = self.need.of(tokens_of(left[0])) > self.memory.available()
+            if not self.most(int(short and len(left[0].batch) > 1)):
+                return left
+            left = self.halve(left)
+
+    def halve(self, queue: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """Halve the budget for good and split a queue to it, with fillers where another rank's is longer."""
+        self.token_budget = max(1, self.token_budget // 2)
+        free = self.memory.available() / GIB
+        LOG.warning("too little memory (%.2f GiB free): max_tokens_per_microbatch is %d from here on", free, self.token_budget)
+        self.expect(self.need)
+        return self.within_budget(queue)
+
+    @contextmanager
+    def measured(self, micro_batch: MicroBatch) -> Iterator[None]:
+        """Learn from a micro-batch, if it is as large as any before, while there is something to learn."""
+        tokens = tokens_of(micro_batch)
+        if not self._learning or tokens < self._largest:
+            yield
+            return
+        self.memory.begin()
+        yield
+        self._largest, self.need = tokens, self.need.learned(tokens, self.memory.used())
+
+    def update_ended(self) -> None:
+        """What was measured holds until something changes."""
+        self._learning = False
+
+    def expect(self, need: Need) -> None:
+        """From here on micro-batches need something else; learn it anew."""
+        self.need, self._largest, self._learning = need, 0, True
+
+
+@contextmanager
+def told_of_memory(rank: Rank, doing: str, keys: Sequence[str]) -> Iterator[None]:
+    """Turn torch's report of a full device into one for people.
+
+    Raises:
+        DeviceMemoryError: role, rank, device, what was asked, what was free, and which keys to lower.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceMemoryError(shortage(str(error), rank, doing, keys)) from error
+
+
+def shortage(report: str, rank: Rank, doing: str, keys: Sequence[str]) -> str:
+    """One line from torch's report."""
+    asked = re.search(r"Tried to allocate ([\d.]+ \w+)", report)
+    free = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", report)
+    # The worker sees one device, as number 0; people know it by its number on the host.
+    device = os.environ.get("CUDA_VISIBLE_DEVICES", "0") if rank.device == "cuda" else rank.device
+    said = f"asked for {asked[1]}" if asked else report.splitlines()[0]
+    left = f", {free[2]} of {free[1]} were free" if free else ""
+    lower = ", ".join(f"{rank.role}.{key}" for key in keys)
+    return f"{rank.role} rank {rank.rank} ran out of memory on device {device} while {doing}: {said}{left}; lower {lower}"

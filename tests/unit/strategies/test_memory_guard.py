@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from roll.config.memory import fewest_checkpointed
+from roll.data import packing
+from roll.errors import DeviceMemoryError
+from roll.strategies.base import MicroBatch, Rank
+from roll.strategies.memory_guard import MemoryGuard, Need, tokens_of, told_of_memory, within
+from roll.strategies.recompute import AutoCheckpointing
+from roll.types import TrainBatch
+
+RANK = Rank("actor_train", 2, 4, "127.0.0.1", 1, "cuda", 1.0)
+REPORT = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.80 GiB of which 1.25 GiB is free. "
+    "Including non-PyTorch memory, this process has 138.00 GiB memory in use."
+)
+
+
+@dataclass
+class Memory:
+    """A device of the test's making."""
+
+    free: int
+    uses: list[int] = field(default_factory=list)
+
+    def available(self) -> int:
+        return self.free
+
+    def begin(self) -> None:
+        pass
+
+    def used(self) -> int:
+        return self.uses.pop(0)
+
+
+def micro_batch(*lengths: int) -> MicroBatch:
+    """Sequences whose tokens and weights count up."""
+    total = sum(lengths)
+    numbers = np.arange(total, dtype=np.float32)
+    sequences = packing.concatenate([np.full(n, n, np.int32) for n in lengths], [np.arange(n) > 0 for n in lengths])
+    return MicroBatch(TrainBatch(sequences, numbers, numbers, np.zeros(total, np.int32), None), numbers)
+
+
+def sizes(queue: list[MicroBatch]) -> list[int]:
+    return [tokens_of(part) for part in queue]
+
+
+def test_splitting_keeps_every_sequence_with_its_fields() -> None:
+    parts = within([micro_batch(4, 3, 5), micro_batch(2)], 7)
+    assert sorted(sizes(parts)) == [2, 5, 7]
+    weights = np.concatenate([part.loss_weights for part in parts])
+    assert sorted(weights) == sorted([*range(12), *range(2)])
+    for part in parts:
+        np.testing.assert_array_equal(part.loss_weights, part.batch.advantages)
+        assert part.batch.sequences.token_ids.tolist() == [n for n in part.batch.sequences.lengths for _ in range(n)]
+
+
+def test_a_sequence_alone_is_not_split() -> None:
+    assert sizes(within([micro_batch(9)], 4)) == [9]
+
+
+def test_what_fits_is_left_as_it_is() -> None:
+    guard = MemoryGuard(12, Need(10, 2.0), Memory(34))
+    queue = [micro_batch(4, 4, 4), micro_batch(4, 4)]
+    assert guard.admit(queue) == queue
+    assert guard.token_budget == 12
+
+
+def test_what_does_not_fit_is_halved_for_good() -> None:
+    guard = MemoryGuard(12, Need(10, 2.0), Memory(33))
+    left = guard.admit([micro_batch(4, 4, 4), micro_batch(4, 4)])
+    assert guard.token_budget == 6
+    assert sizes(left) == [4] * 5
+    assert sizes(guard.within_budget([micro_batch(3, 3, 3)])) == [6, 3]
+
+
+def test_a_long_sequence_that_does_not_fit_is_tried() -> None:
+    guard = MemoryGuard(12, Need(10, 2.0), Memory(1))
+    assert sizes(guard.admit([micro_batch(4, 4)])) == [4, 4]
+
+
+def test_ranks_halve_together_and_run_as_many_micro_batches() -> None:
+    """Another rank is short and then has five micro-batches; this one has room and fewer sequences."""
+    answers = iter([1, 5, 0])
+    asked: list[int] = []
+
+    def most(number: int) -> int:
+        asked.append(number)
+        return max(number, next(answers))
+
+    guard = MemoryGuard(12, Need(0, 1.0), Memory(10**6), most)
+    left = guard.admit([micro_batch(4, 4, 4)])
+    assert asked == [0, 3, 0]
+    assert guard.token_budget == 6
+    assert sizes(left) == [4, 4, 4, 2, 2]
+    assert not left[-1].loss_weights.any()
+    assert not left[-1].batch.sequences.response_mask.any()
+
+
+def test_the_need_is_learned_from_the_largest_micro_batch_of_an_update() -> None:
+    guard = MemoryGuard(12, Need(10, 100.0), Memory(10**6, uses=[28, 34, 900]))
+    for part in (micro_batch(3, 3), micro_batch(4, 4), micro_batch(2)):
+        with guard.measured(part):
+            pass
+    assert guard.need == Need(10, 3.0)
+    guard.update_ended()
+    with guard.measured(micro_batch(4, 4)):
+        pass
+    assert guard.need.of(100) == 310
+    assert guard.memory.used() == 900
+
+
+def test_layers_that_must_be_recomputed_by_hand() -> None:
+    assert fewest_checkpointed(-5, 28, 10) == 28
+    assert fewest_checkpointed(9, 28, 10) == 28
+    assert fewest_checkpointed(35, 28, 10) == 25
+    assert fewest_checkpointed(1000, 28, 10) == 0
+
+
+def test_auto_chooses_by_estimate_and_then_by_what_was_seen() -> None:
+    applied: list[int] = []
+    # 100 tokens; all of 10 layers recomputed need 1000; a layer is thought to keep 5 a token more, and keeps 4.
+    guard = MemoryGuard(100, Need(0, 99.0), Memory(4050))
+    auto = AutoCheckpointing(guard, layers=10, layer_bytes=5.0, total=1000, apply=applied.append)
+    seen = {10: 10.0, 4: 10.0 + 6 * 4.0, 3: 10.0 + 7 * 4.0}
+    for _ in range(5):
+        auto.before_update()
+        guard.need = Need(0, seen[auto.checkpointed])
+        guard.update_ended()
+    # 4050 - 5% of 1000 - 1000 is 3000: six layers of 500, then seven of 400.
+    assert applied == [4, 3]
+
+
+def test_out_of_memory_is_told_with_place_and_remedy() -> None:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(DeviceMemoryError) as caught,
+        told_of_memory(RANK, "training", ("max_tokens_per_microbatch", "model_args.gradient_checkpointing (all)")),
+    ):
+        patch.setenv("CUDA_VISIBLE_DEVICES", "6")
+        raise torch.OutOfMemoryError(REPORT)
+    assert str(caught.value) == (
+        "actor_train rank 2 ran out of memory on device 6 while training: asked for 2.50 GiB, 1.25 GiB of 139.80 GiB were free; "
+        "lower actor_train.max_tokens_per_microbatch, actor_train.model_args.gradient_checkpointing (all)"
+    )
