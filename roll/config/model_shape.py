@@ -44,6 +44,11 @@ class ModelShape:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         return embeddings + self.num_hidden_layers * layer + self.hidden_size
 
+    @property
+    def attention_cost(self) -> float:
+        """Work of attending to one earlier token, where one is processing a token: causal scores and values against all products."""
+        return self.num_hidden_layers * self.num_attention_heads * self.head_dim / self.parameters
+
     def adapter_parameters(self, lora_target: str, rank: int) -> int:
         """Parameters of LoRA adapters on comma-separated modules or `all-linear`; names of no linear layer count nothing."""
         names = list(self.linears) if lora_target == "all-linear" else [name.strip() for name in lora_target.split(",")]

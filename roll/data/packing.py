@@ -82,18 +82,19 @@ class Split:
         return len(self.ranks[0])
 
 
-def split(lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int) -> Split:
+def split(lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int, attention_cost: float = 0.0) -> Split:
     """Share sequences over ranks by their cost and pack each rank's share into micro-batches.
 
     Args:
         lengths: tokens of each sequence.
         ranks: number of ranks.
         token_budget: tokens of a micro-batch; a longer sequence gets one of its own.
+        attention_cost: see `cost`.
 
     Returns:
         Every index exactly once; the same number of micro-batches on every rank (empty ones where a rank has no more).
     """
-    shares = balance(lengths, ranks)
+    shares = balance([cost(int(length), attention_cost) for length in lengths], ranks)
     forwards = 1
     while True:
         packed = [pack(lengths, share, token_budget, forwards) for share in shares]
@@ -104,14 +105,19 @@ def split(lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int) ->
     return Split(tuple(tuple(map(tuple, bins)) + ((),) * (forwards - len(bins)) for bins in packed))
 
 
-def balance(lengths: Sequence[int] | np.ndarray, ranks: int) -> list[list[int]]:
-    """Longest first, each to the rank with the least tokens so far; every rank's share in ascending order."""
+def cost(length: int, attention_cost: float) -> float:
+    """Work on a sequence in tokens: each is processed, and attends to those before it at `attention_cost` (`ModelShape`) each."""
+    return length + attention_cost * length**2
+
+
+def balance(costs: Sequence[float] | np.ndarray, ranks: int) -> list[list[int]]:
+    """Dearest first, each to the rank with the least cost so far; every rank's share in ascending order."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
-    loads = [0] * ranks
-    for index in sorted(range(len(lengths)), key=lambda i: (-int(lengths[i]), i)):
+    loads = [0.0] * ranks
+    for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
         lightest = min(range(ranks), key=lambda rank: (loads[rank], len(shares[rank]), rank))
         shares[lightest].append(index)
-        loads[lightest] += int(lengths[index])
+        loads[lightest] += costs[index]
     return [sorted(share) for share in shares]
 
 

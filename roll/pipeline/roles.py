@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from roll.config.model_shape import config_file, read_shape
 from roll.config.placement import neighbours
 from roll.config.plan import Plan
 from roll.config.schema import ActorTrain as ActorTrainRole
@@ -60,6 +61,7 @@ class Roles:
             loss_agg_mode=config.loss_agg_mode if isinstance(config, RlvrConfig) else "token-mean",
             loss_scale=isinstance(config, RlvrConfig) and config.loss_scale_factor or config.response_length,
             temperature=temperature,
+            attention_cost=attention_cost(settings["model_path"]),
         )
         limits = config.deadlines
         actor_train = self._tenants[name] = ActorTrain(
@@ -166,6 +168,13 @@ def model_path(config: RlvrConfig | SftConfig, model_args: ModelArgs) -> str:
     """The folder, absolute since workers may start elsewhere, or the Hub name of a role's model."""
     name = model_args.model_name_or_path or config.pretrain
     return str(Path(name).absolute()) if Path(name).exists() else name
+
+
+def attention_cost(model: str) -> float:
+    """See `ModelShape`; 0 for a model whose shape is not known on this machine."""
+    file = config_file(model)
+    shape = read_shape(file) if file else None
+    return shape.attention_cost if shape else 0.0
 
 
 # The strategies' modules bring their engines; each is imported in the process that runs it, and in no other.

@@ -36,6 +36,8 @@ class TrainShape:
     temperature: float
     loss_scale: float = 1.0
     """Tokens that `seq-mean-token-sum-norm` divides by."""
+    attention_cost: float = 0.0
+    """Of the model (`ModelShape`); 0 shares sequences out by their tokens alone."""
 
 
 class ActorTrain:
@@ -143,7 +145,7 @@ def micro_batches_of(batch: TrainBatch, update: Sequence[int], ranks: int, shape
     """By rank, the micro-batches of one update. Loss weights are fixed here, before anything is split."""
     chosen = packing.take(batch, update)
     weights = loss_weights(chosen.sequences, shape.loss_agg_mode, shape.loss_scale, chosen.sequence_weights)
-    split = packing.split(chosen.sequences.lengths, ranks, shape.token_budget)
+    split = packing.split(chosen.sequences.lengths, ranks, shape.token_budget, shape.attention_cost)
     return [
         [MicroBatch(packing.take(chosen, indices), packing.select_tokens(weights, chosen.sequences, indices)) for indices in forwards]
         for forwards in split.ranks

@@ -73,6 +73,12 @@ def test_adapter_parameters_by_hand(shape: ModelShape) -> None:
     assert shape.adapter_parameters("all-linear", 8) == 28 * 8 * (2 * 7168 + 2 * 4096 + 3 * (3584 + 18944))
 
 
+def test_attention_of_a_long_sequence_by_hand(shape: ModelShape) -> None:
+    # Scores and values of one token pair: 2 products of 28 heads x 128, twice 2 operations, half of the pairs, 28 layers.
+    pair, token = 28 * 2 * 2 * 28 * 128 / 2, 2 * PUBLISHED_QWEN_7B
+    assert shape.attention_cost == pytest.approx(pair / token)
+
+
 def test_zero_stages_share_out_what_they_say(shape: ModelShape) -> None:
     full = PUBLISHED_QWEN_7B
     assert states(trainer(0, 8), shape) == {"weights": 2 * full, "gradients": 2 * full, "optimizer": 12 * full}

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.data.packing import FILLER, balance, concatenate, pack, positions, select, select_tokens, split
+from roll.data.packing import FILLER, balance, concatenate, cost, pack, positions, select, select_tokens, split
 from roll.types import Sequences
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)
@@ -47,6 +47,15 @@ def test_ranks_differ_by_one_sequence_at_most(lengths: list[int], ranks: int) ->
 def test_balance_by_hand() -> None:
     # 9 | 7 | then 5 to the second (12), 4 to the first (13), 2 to the second (14), 1 to the first (14).
     assert balance([1, 2, 4, 5, 7, 9], 2) == [[0, 2, 5], [1, 3, 4]]
+
+
+def test_one_long_sequence_weighs_more_than_short_ones_of_as_many_tokens() -> None:
+    # 40 + 16 against 4 x (10 + 1): the third pair of short ones goes to the rank without the long sequence.
+    assert cost(40, 0.01) == 56
+    lengths = [40, *[10] * 6]
+    assert balance(lengths, 2) == [[0, 5], [1, 2, 3, 4, 6]]
+    assert balance([cost(length, 0.01) for length in lengths], 2) == [[0], [1, 2, 3, 4, 5, 6]]
+    assert split(lengths, 2, 1000, attention_cost=0.01).ranks == (((0,),), ((1, 2, 3, 4, 5, 6),))
 
 
 def test_pack_by_hand() -> None:
