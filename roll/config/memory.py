@@ -57,7 +57,7 @@ def estimate(plan: RolePlan, role: Role, shape: ModelShape, longest: int) -> Rol
             return RoleMemory({"weights": weights, "kv_cache": int(engine.kv_cache_gib * GIB)})
         return RoleMemory({"weights": weights}, reserved_fraction=engine.gpu_memory_utilization)
     tokens = max(plan.tokens_per_microbatch or 0, longest)
-    logits = (4 + width) * min(head_tokens(shape.vocab_size), tokens) * shape.vocab_size
+    logits = logit_bytes(shape, tokens, width)
     if isinstance(role, ActorTrain):
         states, host = _training_states(plan, role, shape)
         recomputed = checkpointed_layers(role.model_args.gradient_checkpointing, shape.num_hidden_layers)
@@ -108,10 +108,14 @@ def activations(shape: ModelShape, tokens: int, width: int, checkpointed: int, c
     return kept + checkpointed * width * tokens * shape.hidden_size + (layer if checkpointed else 0)
 
 
-def head_bytes(shape: ModelShape, width: int, is_trained: bool) -> int:
+def head_bytes(shape: ModelShape, tokens: int, width: int, is_trained: bool) -> int:
     """Logits of a chunk, their gradient, and the head's gradient in fp32 and rounded."""
-    logits = (4 + width) * head_tokens(shape.vocab_size) * shape.vocab_size
-    return logits + is_trained * (4 + width) * shape.vocab_size * shape.hidden_size
+    return logit_bytes(shape, tokens, width) + is_trained * (4 + width) * shape.vocab_size * shape.hidden_size
+
+
+def logit_bytes(shape: ModelShape, tokens: int, width: int) -> int:
+    """Of the logits that exist at a time in fp32, and of their gradient."""
+    return (4 + width) * min(head_tokens(shape.vocab_size), tokens) * shape.vocab_size
 
 
 def fewest_checkpointed(spare: int, layers: int, layer: int) -> int:
@@ -130,6 +134,9 @@ def checkpointed_layers(wish: str | int, layers: int) -> int:
 
 
 def compiles(model_args: ModelArgs, on_gpu: bool) -> bool:
-    """Whether decoder layers are compiled. A recomputed layer must drop out the same again, which compiled code does not promise."""
+    """Whether decoder layers are compiled.
+
+    A recomputed layer must drop out the same again, which compiled code does not promise; Liger fuses by hand.
+    """
     wish = model_args.compile_layers
-    return wish if isinstance(wish, bool) else on_gpu and model_args.lora_dropout == 0
+    return wish if isinstance(wish, bool) else on_gpu and model_args.lora_dropout == 0 and not model_args.liger

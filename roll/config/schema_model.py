@@ -15,7 +15,8 @@ class ModelArgs(Section):
     model_name_or_path: str | None = Field(None, description="Folder or Hub name of the model; `pretrain` if not given.")
     dtype: Literal["bf16", "fp16", "fp32"] = Field("bf16", description="Precision of weights and activations.")
     attn_implementation: Literal["auto", "sdpa", "eager", "fa2"] = Field(
-        "auto", description="Attention kernel. `auto` picks the fastest packed kernel that the machine has."
+        "auto",
+        description="Attention kernel. `auto`: the packed one that comes with torch; `fa2`: that of the package `flash-attn`.",
     )
     gradient_checkpointing: Literal["auto", "all", "none"] | NonNegativeInt = Field(
         "auto",
@@ -23,8 +24,10 @@ class ModelArgs(Section):
         "`auto`: on a GPU as many as memory demands, measured in the first updates; on the CPU all.",
     )
     compile_layers: Literal["auto"] | bool = Field(
-        "auto", description="Compile the decoder layers, one code for all of them. `auto`: on a GPU, unless `lora_dropout` is on."
+        "auto",
+        description="Compile the decoder layers, one code for all of them. `auto`: on a GPU, with neither `lora_dropout` nor `liger`.",
     )
+    liger: bool = Field(False, description="Liger's fused RMSNorm, SwiGLU and rotary embedding: on a GPU, with the package `liger-kernel`.")
     lora_target: str | None = Field(
         None,
         description="Modules that get a LoRA adapter, comma-separated (`q_proj,v_proj`), or `all-linear`. Without it all parameters train.",

@@ -16,6 +16,7 @@ from roll.config.schema_model import ModelArgs
 from roll.errors import DataError, Fault
 from roll.models import attention
 from roll.models.head import LogProbHead
+from roll.models.kernels import apply_liger, register_flash
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -107,10 +108,11 @@ def load_causal_model(path: str, model_args: ModelArgs, packed: bool = True) -> 
 
     Raises:
         DataError: the weights or their configuration cannot be read.
+        ConfigError: a kernel is asked for that this machine has not.
     """
-    implementation = attention.register() if packed else "sdpa"
-    if model_args.attn_implementation == "fa2":
-        implementation = "flash_attention_2"
+    implementation = "sdpa"
+    if packed:
+        implementation = register_flash() if model_args.attn_implementation == "fa2" else attention.register()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             path,
@@ -120,6 +122,8 @@ def load_causal_model(path: str, model_args: ModelArgs, packed: bool = True) -> 
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise DataError([unreadable(path, "model", error)]) from error
+    if model_args.liger:
+        apply_liger(model)
     if packed:
         head = model.get_output_embeddings()
         assert isinstance(head, nn.Linear)

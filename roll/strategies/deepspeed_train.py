@@ -110,7 +110,7 @@ class DeepSpeedTrain:
             return MemoryGuard(self._settings.token_budget, Need(0, 0.0), CudaMemory(), most), None
         width, compiled = 4 if model_args.dtype == "fp32" else 2, compiles(model_args, on_gpu=True)
         count = checkpointed_layers(model_args.gradient_checkpointing, layers)
-        need = Need(head_bytes(shape, width, not self._is_lora), activations(shape, 1, width, count, compiled))
+        need = Need(head_bytes(shape, self._settings.token_budget, width, not self._is_lora), activations(shape, 1, width, count, compiled))
         guard = MemoryGuard(self._settings.token_budget, need, CudaMemory(), most)
         if model_args.gradient_checkpointing != "auto":
             return guard, None

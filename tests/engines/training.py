@@ -219,7 +219,7 @@ def train_case(rank: Rank, case: Case, model: Path, work: Work, folder: Path) ->
         seen["second"] = tensors_of(strategy, False, folder)
         seen["scored_after"] = strategy.log_probs(work.scored, TEMPERATURE, True)
         seen["scored_without_adapter"] = strategy.log_probs(work.scored, TEMPERATURE, False)
-        seen["adapter"] = tensors_of(strategy, True, folder)
+        seen["adapter"] = tensors_of(strategy, True, folder) if case.lora else {}
         strategy.export(folder / "export")
     # Another seed: what is the same afterwards was restored and is no coincidence.
     with trainer(case, model, rank, SEED + 1) as strategy:

@@ -1,0 +1,78 @@
+"""Kernels of optional packages: flash-attn's packed attention and Liger's fused layers."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from roll.errors import ConfigError, Fault
+
+FLASH = "roll_flash"
+FUSED = {"rope": True, "rms_norm": True, "swiglu": True}
+PLAIN = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+"""The head is `models.head`'s, which Liger's losses would replace."""
+
+
+def register_flash() -> str:
+    """Make flash-attn's kernel known to transformers; returns the name for `attn_implementation`.
+
+    Raises:
+        ConfigError: the package is not installed.
+    """
+    if find_spec("flash_attn") is None:
+        problem = "fa2, but the package flash-attn is not installed"
+        raise ConfigError(
+            [Fault("model_args.attn_implementation", problem, "install it, or use auto: torch has a packed kernel of its own")]
+        )
+    AttentionInterface.register(FLASH, flash_attention)
+    return FLASH
+
+
+def flash_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    cu_seq_lens_q: Tensor,
+    max_length_q: int,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """`models.attention.packed_attention` by flash-attn, which also knows sliding windows."""
+    kernel = import_module("flash_attn").flash_attn_varlen_func
+    q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
+    window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)
+    longest = max_length_q
+    out = kernel(q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest, softmax_scale=scaling, causal=True, window_size=window)
+    return out[None], None
+
+
+def apply_liger(model: PreTrainedModel) -> None:
+    """Replace norms, MLPs and the rotary embedding of a loaded model by Liger's.
+
+    Raises:
+        ConfigError: there is no GPU, the package is not installed, or it does not know the model's type.
+    """
+    kind = model.config.model_type
+    if not torch.cuda.is_available():
+        raise _no_liger("there is no GPU for its kernels", "remove the key, or run on a GPU")
+    if find_spec("liger_kernel") is None:
+        raise _no_liger("the package liger-kernel is not installed", "install it, or remove the key")
+    apply = getattr(import_module("liger_kernel.transformers"), f"apply_liger_kernel_to_{kind}", None)
+    if apply is None:
+        raise _no_liger(f"liger-kernel has nothing for models of type {kind}", "remove the key")
+    known = inspect.signature(apply).parameters
+    apply(model=model, **{name: wish for name, wish in (FUSED | PLAIN).items() if name in known})
+
+
+def _no_liger(why: str, remedy: str) -> ConfigError:
+    return ConfigError([Fault("model_args.liger", f"true, but {why}", remedy)])

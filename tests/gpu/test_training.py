@@ -1,0 +1,204 @@
+"""Training on a GPU: the head, the layers' forms, ZeRO's stages, and what happens when memory is short."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from roll.algorithms.aggregation import loss_weights
+from roll.algorithms.losses import PolicyLoss
+from roll.config.schema_engine import DeepSpeedConfig
+from roll.config.schema_model import ModelArgs, TrainingArgs
+from roll.data import packing
+from roll.models.head import chunked_log_probs
+from roll.strategies.base import MicroBatch, Rank
+from roll.types import TrainBatch
+from tests.engines.ranks import free_port
+
+pytestmark = pytest.mark.gpu
+LENGTH, COUNT, VOCABULARY = 256, 32, 2048
+SECONDS = 600
+BUCKETS = {"reduce_bucket_size": 10**6, "allgather_bucket_size": 10**6, "stage3_prefetch_bucket_size": 10**6}
+"""Small ones: DeepSpeed's own take a GiB each, and one test has less."""
+
+
+def whole_formula(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """log softmax in float64."""
+    log_p = (hidden.double() @ weight.double().t() / 0.8).log_softmax(-1)
+    return log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("entropy_coef", [0.0, 0.1])
+def test_the_compiled_head_against_float64(dtype: torch.dtype, entropy_coef: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll.models.head.head_tokens", lambda vocabulary: 128)
+    generator = torch.Generator("cuda").manual_seed(0)
+    hidden = torch.randn(700, 256, device="cuda", generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(5000, 256, device="cuda", generator=generator).div(8).to(dtype).requires_grad_()
+    targets = torch.randint(5000, (700,), device="cuda", generator=generator)
+    direction = torch.randn(700, device="cuda", generator=generator)
+    seen = []
+    for log_probs, entropy in (chunked_log_probs(hidden, weight, targets, 0.8), whole_formula(hidden, weight, targets)):
+        objective = (log_probs * direction).sum() + (entropy_coef * (entropy * direction).sum() if entropy_coef else 0.0)
+        seen.append((log_probs, entropy, *torch.autograd.grad(objective, (hidden, weight))))
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    for mine, theirs in zip(*seen, strict=True):
+        error = (mine.double() - theirs.double()).norm() / theirs.double().norm()
+        assert error < tolerance
+    assert (seen[0][0].double() - seen[1][0]).abs().max() < 1e-3
+
+
+def test_memory_does_not_grow_with_the_vocabulary() -> None:
+    """32k tokens under a frozen head, as with LoRA."""
+    peaks = []
+    for vocabulary in (152_064, 2 * 152_064):
+        hidden = torch.randn(32_768, 1536, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        weight = torch.randn(vocabulary, 1536, device="cuda", dtype=torch.bfloat16)
+        targets = torch.randint(vocabulary, (32_768,), device="cuda")
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        log_probs, _ = chunked_log_probs(hidden, weight, targets)
+        log_probs.sum().backward()
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        del hidden, weight, targets, log_probs
+    assert peaks[1] < 1.02 * peaks[0]
+
+
+def micro_batches(token_budget: int) -> list[MicroBatch]:
+    """One update of sequences of several lengths."""
+    generator = np.random.default_rng(0)
+    lengths = [LENGTH - 8 * (number % 5) for number in range(COUNT)]
+    sequences = packing.concatenate(
+        [generator.integers(0, VOCABULARY, length).astype(np.int32) for length in lengths],
+        [np.arange(length) >= 32 for length in lengths],
+    )
+    mask = sequences.response_mask
+    advantages = np.where(mask, generator.normal(size=len(mask)), 0).astype(np.float32)
+    behaviour = np.where(mask, -np.log(VOCABULARY), 0).astype(np.float32)
+    batch = TrainBatch(sequences, advantages, behaviour, np.zeros(len(mask), np.int32), None)
+    weights = loss_weights(sequences, "token-mean")
+    (forwards,) = packing.split(sequences.lengths, 1, token_budget).ranks
+    return [MicroBatch(packing.take(batch, indices), packing.select_tokens(weights, sequences, indices)) for indices in forwards]
+
+
+def train(model: Path, stage: int, lora: bool, token_budget: int, fraction: float | None, keys: dict[str, Any]) -> dict[str, Any]:
+    """Three updates in a process of its own; what came of them."""
+    from roll.strategies.deepspeed_train import DeepSpeedTrain, TrainSettings
+
+    adapter = {"lora_target": "all-linear", "lora_rank": 8} if lora else {}
+    settings = TrainSettings(
+        str(model),
+        ModelArgs.model_validate({"dtype": "bf16"} | adapter | keys),
+        TrainingArgs.model_validate({"learning_rate": 1e-4}),
+        DeepSpeedConfig.model_validate({"zero_optimization": {"stage": stage} | BUCKETS}),
+        max_grad_norm=1.0,
+        total_updates=10,
+        token_budget=token_budget,
+        seed=0,
+    )
+    strategy = DeepSpeedTrain(settings, Rank("actor_train", 0, 1, "127.0.0.1", free_port(), "cuda", 60.0))
+    parts = micro_batches(token_budget)
+    before = strategy.log_probs([part.batch.sequences for part in parts], 1.0, True)
+    if fraction is not None:
+        _, total = torch.cuda.mem_get_info()
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + fraction * 2**30) / total)
+    results = [strategy.train_step([parts], PolicyLoss(), 1.0, number) for number in range(3)]
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    after = strategy.log_probs([part.batch.sequences for part in parts], 1.0, True)
+    strategy.close()
+    return {
+        "grad_norms": [result.scalars["policy/grad_norm"] for result in results],
+        "losses": [result.sums["policy/loss"] / result.tokens for result in results],
+        "budgets": [result.scalars["memory/actor_train/token_budget"] for result in results],
+        "before": np.concatenate(before),
+        "after": np.concatenate(after),
+    }
+
+
+def _child(sender: Connection, call: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "DS_ACCELERATOR": "cuda"}
+    try:
+        sender.send(call(*arguments))
+    except BaseException:
+        sender.send(traceback.format_exc())
+
+
+def alone(*arguments: Any) -> Any:
+    """`train` in a fresh process: DeepSpeed and compiled code leave nothing to the next."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(sender, train, arguments))
+    process.start()
+    sender.close()
+    try:
+        assert receiver.poll(SECONDS), "no result in time"
+        result = receiver.recv()
+    finally:
+        process.kill()
+        process.join()
+    assert isinstance(result, dict), result
+    return result
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Heads of 64, as FlashAttention wants them."""
+    from benchmarks.models import write
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    write(folder, "tiny")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> dict[bool, dict[str, Any]]:
+    """Eager, every layer recomputed, ZeRO-1; key: with LoRA."""
+    keys = {"gradient_checkpointing": "all", "compile_layers": False}
+    return {lora: alone(model, 1, lora, 4096, None, keys) for lora in (False, True)}
+
+
+def assert_same(got: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Within bf16."""
+    np.testing.assert_allclose(got["grad_norms"], expected["grad_norms"], rtol=0.03)
+    np.testing.assert_allclose(got["losses"], expected["losses"], atol=0.01)
+    assert np.abs(got["before"] - expected["before"]).mean() < 0.01
+    assert np.abs(got["after"] - expected["after"]).mean() < 0.02
+
+
+CASES = [
+    (stage, lora, checkpointing, compiled)
+    for stage in (1, 2, 3)
+    for lora in (False, True)
+    for checkpointing, compiled in (("auto", True), ("none", False), (2, True))
+]
+
+
+@pytest.mark.parametrize(("stage", "lora", "checkpointing", "compiled"), CASES)
+def test_stage_recomputation_and_compilation_change_nothing(
+    model: Path, plain: dict[bool, dict[str, Any]], stage: int, lora: bool, checkpointing: str | int, compiled: bool
+) -> None:
+    keys = {"gradient_checkpointing": checkpointing, "compile_layers": compiled}
+    got = alone(model, stage, lora, 4096, None, keys)
+    assert_same(got, plain[lora])
+    assert got["budgets"] == [4096] * 3
+    assert np.abs(got["after"] - got["before"]).mean() > 1e-4
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_too_little_memory_halves_the_budget_and_trains_the_same(model: Path, plain: dict[bool, dict[str, Any]], stage: int) -> None:
+    keys = {"gradient_checkpointing": "none", "compile_layers": False}
+    got = alone(model, stage, True, 16384, 0.3, keys)
+    assert got["budgets"][0] < 16384
+    assert got["budgets"] == sorted(got["budgets"], reverse=True)
+    assert_same(got, plain[True])

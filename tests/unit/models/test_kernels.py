@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from roll.config.schema_model import ModelArgs
+from roll.errors import ConfigError
+from roll.models import kernels
+from roll.models.attention import packed_attention
+from roll.models.load import load_causal_model
+
+ABSENT = pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash-attn is installed here")
+
+
+def asks_for(**keys: Any) -> ModelArgs:
+    return ModelArgs.model_validate({"dtype": "fp32"} | keys)
+
+
+@ABSENT
+def test_fa2_without_its_package_is_an_error_with_a_remedy(tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match="flash-attn is not installed") as caught:
+        load_causal_model(str(tiny_model), asks_for(attn_implementation="fa2"))
+    assert "use auto" in str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_liger_without_a_gpu_is_an_error_with_a_remedy(tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match="liger: true, but there is no GPU") as caught:
+        load_causal_model(str(tiny_model), asks_for(liger=True))
+    assert "remove the key" in str(caught.value)
+
+
+def test_liger_is_asked_for_layers_and_not_for_losses(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def apply(rope: bool, cross_entropy: bool, fused_linear_cross_entropy: bool, rms_norm: bool, swiglu: bool, model: nn.Module) -> None:
+        asked.update(layers=(rope, rms_norm, swiglu), losses=(cross_entropy, fused_linear_cross_entropy), model=model)
+
+    package = ModuleType("liger_kernel.transformers")
+    package.__dict__["apply_liger_kernel_to_qwen2"] = apply
+    monkeypatch.setitem(sys.modules, "liger_kernel", _installed("liger_kernel"))
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", package)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    model = load_causal_model(str(tiny_model), asks_for(), packed=False)
+    kernels.apply_liger(model)
+    assert asked == {"layers": (True, True, True), "losses": (False, False), "model": model}
+
+
+def _installed(name: str) -> ModuleType:
+    module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None)
+    return module
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_flash_attention_is_given_what_its_package_documents(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`flash_attn_varlen_func` of flash-attn 2, written out: [T, heads, width], offsets, causal, a window that counts what is before."""
+
+    def varlen(
+        q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *, softmax_scale: float, causal: bool,
+        window_size: tuple[int, int],
+    ) -> Tensor:  # fmt: skip
+        assert causal and cu_q is cu_k and max_q == max_k == int(cu_q.diff().max())
+        out = torch.zeros_like(q)
+        for begin, end in zip(cu_q[:-1].tolist(), cu_q[1:].tolist(), strict=True):
+            distance = torch.arange(end - begin)[:, None] - torch.arange(end - begin)[None]
+            hidden = (distance < 0) | ((distance > window_size[0]) if window_size[0] >= 0 else False)
+            scores = torch.einsum("qhd,khd->hqk", q[begin:end], k[begin:end].repeat_interleave(2, 1)) * softmax_scale
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            out[begin:end] = torch.einsum("hqk,khd->qhd", weights, v[begin:end].repeat_interleave(2, 1))
+        return out
+
+    package = _installed("flash_attn")
+    package.__dict__["flash_attn_varlen_func"] = varlen
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    assert kernels.register_flash() == kernels.FLASH
+    generator = torch.Generator().manual_seed(2)
+    query, key, value = (torch.randn(1, heads, 9, 16, generator=generator) for heads in (4, 2, 2))
+    offsets = torch.tensor([0, 3, 9]).int()
+    given: dict[str, Any] = {"cu_seq_lens_q": offsets, "max_length_q": 6, "scaling": 0.3}
+    out, _ = kernels.flash_attention(nn.Identity(), query, key, value, None, sliding_window=window, **given)
+    full, _ = packed_attention(nn.Identity(), query, key, value, None, **given)
+    reached = slice(None) if window is None else [0, 1, 2, 3, 4, 5]
+    torch.testing.assert_close(out[0, reached], full[0, reached], rtol=1e-5, atol=1e-5)
+    if window is not None:
+        assert not torch.allclose(out[0, 6:], full[0, 6:], atol=1e-3)
