@@ -72,7 +72,7 @@ def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     os.environ |= {"DS_ACCELERATOR": device}
-    from roll.algorithms.losses import PolicyLoss
+    from roll.algorithms.policy_loss import PolicyLoss
     from roll.config.model_shape import read_shape
 
     shape = read_shape(model / "config.json")

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from roll.types import Bools, Floats, Ints, Sequences, TrainBatch
+from roll.types import Bools, Ints, Sequences, TrainBatch
 
 Number = TypeVar("Number", np.float32, np.int32)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.aggregation import loss_weights
-from roll.algorithms.losses import PolicyLoss
+from roll.algorithms.policy_loss import PolicyLoss
 from roll.config.schema_engine import DeepSpeedConfig
 from roll.config.schema_model import ModelArgs, TrainingArgs
 from roll.data import packing
