@@ -18,6 +18,7 @@ from roll.models.load import PackedPolicy, load_causal_model
 from roll.models.packed_inputs import packed_inputs, spread
 from roll.strategies.base import Rank
 from roll.strategies.deepspeed_setup import deepspeed_config, gather_whole_layers, join
+from roll.strategies.memory_guard import SCORE_KEYS, told_of_memory
 from roll.strategies.offload import Offload, tensors_in
 from roll.types import Floats, Sequences
 
@@ -35,7 +36,7 @@ class DeepSpeedScore:
     """Implements `ScoreStrategy`."""
 
     def __init__(self, settings: ShardedScoreSettings, rank: Rank) -> None:
-        self._device = rank.device
+        self._rank, self._device = rank, rank.device
         join(rank)
         config = deepspeed_config(settings.deepspeed, settings.model_args.dtype, max_grad_norm=None)
         config["zero_optimization"].pop("offload_optimizer", None)
@@ -52,7 +53,8 @@ class DeepSpeedScore:
     @torch.no_grad()
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float) -> list[Floats]:
         """See `ScoreStrategy`."""
-        scores = [self._engine(packed_inputs(part, self._device), temperature)[0] for part in micro_batches]
+        with told_of_memory(self._rank, "scoring", SCORE_KEYS):
+            scores = [self._engine(packed_inputs(part, self._device), temperature)[0] for part in micro_batches]
         return [spread(values, part) for values, part in zip(scores, micro_batches, strict=True)]
 
     def leave(self) -> None:

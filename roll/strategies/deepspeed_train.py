@@ -31,7 +31,17 @@ from roll.models.weights import WeightView
 from roll.strategies.base import MicroBatch, Rank, TrainResult
 from roll.strategies.deepspeed_setup import deepspeed_config, gather_whole_layers, join, optimizer_and_schedule
 from roll.strategies.loss_inputs import loss_inputs
-from roll.strategies.memory_guard import CudaMemory, MemoryGuard, Need, alone, over_hosts, told_of_memory
+from roll.strategies.memory_guard import (
+    BUILD_KEYS,
+    SCORE_KEYS,
+    TRAIN_KEYS,
+    CudaMemory,
+    MemoryGuard,
+    Need,
+    alone,
+    over_hosts,
+    told_of_memory,
+)
 from roll.strategies.offload import Offload, tensors_in
 from roll.strategies.recompute import AutoCheckpointing
 from roll.strategies.tally import Tally
@@ -43,9 +53,6 @@ from roll.weight_sync.routes import Meeting
 TAG = "deepspeed"
 EXPORT_BYTES = 2 << 30
 LOG = logging.getLogger(__name__)
-ENGINE_SHARE = "strategy_args.strategy_config.gpu_memory_utilization of an engine on the same device"
-BUILD_KEYS = ("strategy_args.strategy_config.zero_optimization.stage (raise it, or offload)", ENGINE_SHARE)
-TRAIN_KEYS = ("max_tokens_per_microbatch", "model_args.gradient_checkpointing (all)", ENGINE_SHARE)
 
 
 @dataclass(frozen=True)
@@ -178,7 +185,8 @@ class DeepSpeedTrain:
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float, adapter: bool) -> list[Floats]:
         """See `TrainStrategy`."""
         self._engine.eval()
-        with nullcontext() if adapter or not self._is_lora else self._policy.model.disable_adapter():  # pyright: ignore[reportCallIssue]
+        adapter_state = nullcontext() if adapter or not self._is_lora else self._policy.model.disable_adapter()  # pyright: ignore[reportCallIssue]
+        with told_of_memory(self._rank, "scoring", SCORE_KEYS), adapter_state:
             # Read only when all is queued: the device need not wait for the host between two micro-batches.
             scores = [self._engine(packed_inputs(part, self._rank.device), temperature)[0] for part in micro_batches]
         return [spread(values, part) for values, part in zip(scores, micro_batches, strict=True)]

@@ -18,6 +18,7 @@ from roll.models.layers import compile_layers
 from roll.models.load import PackedPolicy, load_causal_model, load_tokenizer
 from roll.models.packed_inputs import packed_inputs, spread
 from roll.strategies.base import Rank
+from roll.strategies.memory_guard import ENGINE_SHARE, SCORE_KEYS, told_of_memory
 from roll.strategies.offload import Offload, tensors_in
 from roll.types import Completion, FinishReason, Floats, Ints, Sampling, Sequences
 from roll.weight_sync.bucket import Adapter, Bucket
@@ -39,7 +40,9 @@ class HfScore:
 
     def __init__(self, settings: HfSettings, rank: Rank) -> None:
         self._device = rank.device
-        self._policy = PackedPolicy(load_causal_model(settings.model_path, settings.model_args)).to(rank.device).eval()
+        self._rank = rank
+        with told_of_memory(rank, "loading the model", (ENGINE_SHARE,)):
+            self._policy = PackedPolicy(load_causal_model(settings.model_path, settings.model_args)).to(rank.device).eval()
         if compiles(settings.model_args, on_gpu=rank.device == "cuda"):
             compile_layers(self._policy.causal)
         self._offload = Offload(rank.device, constant=True)
@@ -47,7 +50,8 @@ class HfScore:
     @torch.no_grad()
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float) -> list[Floats]:
         """See `ScoreStrategy`."""
-        scores = [self._policy(packed_inputs(part, self._device), temperature)[0] for part in micro_batches]
+        with told_of_memory(self._rank, "scoring", SCORE_KEYS):
+            scores = [self._policy(packed_inputs(part, self._device), temperature)[0] for part in micro_batches]
         return [spread(values, part) for values, part in zip(scores, micro_batches, strict=True)]
 
     def leave(self) -> None:

@@ -23,6 +23,10 @@ from roll.strategies.base import MicroBatch, Rank
 
 GIB = 2**30
 LOG = logging.getLogger(__name__)
+ENGINE_SHARE = "strategy_args.strategy_config.gpu_memory_utilization of an engine on the same device"
+SCORE_KEYS = ("max_tokens_per_microbatch", ENGINE_SHARE)
+TRAIN_KEYS = ("max_tokens_per_microbatch", "model_args.gradient_checkpointing (all)", ENGINE_SHARE)
+BUILD_KEYS = ("strategy_args.strategy_config.zero_optimization.stage (raise it, or offload)", ENGINE_SHARE)
 
 
 class DeviceMemory(Protocol):

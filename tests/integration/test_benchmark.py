@@ -34,3 +34,23 @@ def test_step_against_its_floors(tmp_path: Path) -> None:
     assert [line["response/length_mean"] for line in result["lines"]] == [32] * 4
     assert {path.stem for path in (tmp_path / "logs").glob("*.log")} == {"copy", "forward", "generate", "models", "step", "train"}
     assert (tmp_path / "logs" / "workers" / "actor_infer-0.log").exists()
+
+
+def test_the_trainer_alone(tmp_path: Path) -> None:
+    work = ["--sequences", "8", "--prompt-tokens", "8", "--response-tokens", "24", "--tokens", "128", "--repetitions", "1"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "train.py"), "--model", "tiny", *work, "--json", str(tmp_path / "train.json")]
+    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
+    assert finished.returncode == 0, finished.stderr
+    result = json.loads((tmp_path / "train.json").read_text())
+    parameters = parameters_of_tiny()
+    for part, operations in (("forward", 2), ("train", 6)):
+        assert result["tokens_per_second"][part] == pytest.approx(8 * 32 / result["seconds"][part])
+        assert result["mfu"][part] * 790e12 == pytest.approx(operations * parameters * result["tokens_per_second"][part])
+        assert len(result["seconds"]["all"][part]) == 4
+
+
+def parameters_of_tiny() -> int:
+    """Parameters of the model, counted."""
+    from benchmarks.models import build_model
+
+    return sum(parameter.numel() for parameter in build_model("tiny", 0).parameters())
