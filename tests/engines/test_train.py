@@ -224,7 +224,7 @@ def test_a_rank_without_a_sequence_runs_along(outcomes: Runs, case: Case) -> Non
 @pytest.mark.parametrize("case", SHORT, ids=identify)
 def test_too_little_memory_halves_the_budget_on_all_ranks_and_changes_nothing_else(outcomes: Runs, case: Case) -> None:
     halved, whole = outcomes[2, case], outcomes[2, dataclasses.replace(case, short=False)]
-    budgets = [[outcome.first_result.scalars["memory/actor_train/token_budget"] for outcome in run] for run in (halved, whole)]
+    budgets = [[outcome.second_result.scalars["memory/actor_train/token_budget"] for outcome in run] for run in (halved, whole)]
     assert budgets[0][0] == budgets[0][1] < budgets[1][0] == budgets[1][1] == TOKEN_BUDGET
     assert_close(halved[0].second, whole[0].second, 5e-6)
 

@@ -55,7 +55,7 @@ class Case:
     checkpointing: str | int = "all"
     compiled: bool = False
     short: bool = False
-    """Of memory: the budget is halved in the first update."""
+    """Of memory, so that the budget is halved."""
     dropout: float = 0.0
     whole: bool = False
     """All sequences of an update in one micro-batch, where there is one rank."""

@@ -39,7 +39,8 @@ def test_step_against_its_floors(tmp_path: Path) -> None:
 def test_the_trainer_alone(tmp_path: Path) -> None:
     work = ["--sequences", "8", "--prompt-tokens", "8", "--response-tokens", "24", "--tokens", "128", "--repetitions", "1"]
     command = [sys.executable, str(ROOT / "benchmarks" / "train.py"), "--model", "tiny", *work, "--json", str(tmp_path / "train.json")]
-    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
+    places = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
+    finished = subprocess.run(command, cwd=tmp_path, env=os.environ | places, capture_output=True, text=True, timeout=LIMIT)
     assert finished.returncode == 0, finished.stderr
     result = json.loads((tmp_path / "train.json").read_text())
     parameters = parameters_of_tiny()
