@@ -1,0 +1,46 @@
+"""Recipes of examples/algorithms on the real engines: those whose rollouts differ from the usual, and one that carries a state."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.integration.conftest import SMALL, World
+
+pytestmark = pytest.mark.engines
+
+
+def recipe(name: str, folder: str, *overrides: str) -> tuple[str, ...]:
+    return "--config-name", f"algorithms/{name}", f"output_dir={folder}", "pretrain=warm/export", *SMALL, *overrides
+
+
+def test_dapo_draws_until_the_step_is_full(world: World) -> None:
+    outcome = world.run(*recipe("dapo", "dapo", "max_steps=2"))
+    assert outcome.status == 0, outcome.output
+    for line in world.metrics("dapo")[1:]:
+        assert line["sampling/drawn_groups"] == 16 + line["sampling/dropped_groups"]
+        assert line["policy/grad_norm"] > 0
+
+
+def test_remax_compares_with_a_greedy_answer(world: World) -> None:
+    one = ("rollout_batch_size=64", "actor_train.training_args.per_device_train_batch_size=32")
+    outcome = world.run(*recipe("remax", "remax", "max_steps=2", *one))
+    assert outcome.status == 0, outcome.output
+    assert all(line["policy/grad_norm"] > 0 and "reward/kl_mean" in line for line in world.metrics("remax")[1:])
+    sample = json.loads((world.folder / "remax" / "samples.jsonl").read_text().splitlines()[0])
+    assert len(sample["responses"]) == 1
+
+
+def test_an_adapting_weight_and_running_moments_go_on_after_a_resume(world: World) -> None:
+    settings = ("norm_mean_type=running", "norm_std_type=running", "kl_horizon=1000", "save_steps=2")
+    for name, steps in (("whole_kl", (4,)), ("split_kl", (2, 4))):
+        for last in steps:
+            schedule = "actor_train.training_args.lr_scheduler_type=constant"  # else the schedule would depend on the last step
+            outcome = world.run(*recipe("adaptive_kl", name, f"max_steps={last}", schedule, *settings))
+            assert outcome.status == 0, outcome.output
+    whole, split = world.metrics("whole_kl"), world.metrics("split_kl")
+    coefficients = [line["reward/kl_coef"] for line in whole[1:]]
+    assert len(set(coefficients)) == 4
+    assert [line["reward/kl_coef"] for line in split[1:]] == pytest.approx(coefficients, rel=1e-6)
+    assert [line["policy/loss"] for line in split[1:]] == pytest.approx([line["policy/loss"] for line in whole[1:]], abs=1e-5)

@@ -1,0 +1,88 @@
+"""The comparison of the recipes: what it runs, what it takes for finished, and the table that it makes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from benchmarks import algorithms
+from benchmarks.algorithms import Run
+from roll.config.compose import compose
+from roll.config.loader import load_config
+from roll.config.plan import make_plan
+from roll.config.schema import Config, RlvrConfig
+
+
+def load(words: list[str]) -> Config:
+    loaded: list[Config] = []
+    compose([*words, "dry_run=true"], lambda composed, presets: loaded.append(load_config(composed, presets)))
+    return loaded[0]
+
+
+@pytest.mark.parametrize("recipe", algorithms.recipes())
+def test_every_recipe_plans_the_same_number_of_samples_a_step(recipe: str, tmp_path: Path) -> None:
+    module, name, *words = algorithms.arguments(recipe, 3, 30, tmp_path / recipe, tmp_path)
+    assert (module, name) == ("-m", "roll.pipeline")
+    config = load(words)
+    assert isinstance(config, RlvrConfig)
+    assert make_plan(config).batch.sequences_per_step == 512
+    assert (config.exp_name, config.seed, config.max_steps, config.eval_steps) == (recipe, 3, 30, 30)
+    assert config.pretrain == str(tmp_path / "warm-up" / "export")
+
+
+def test_every_advantage_estimator_has_a_recipe(tmp_path: Path) -> None:
+    configs = [load(algorithms.arguments(recipe, 0, 1, tmp_path, tmp_path)[2:]) for recipe in algorithms.recipes()]
+    covered = {config.adv_estimator for config in configs if isinstance(config, RlvrConfig)}
+    assert covered == set(get_args(RlvrConfig.model_fields["adv_estimator"].annotation))
+
+
+def write(folder: Path, *lines: dict[str, float]) -> None:
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def test_a_run_is_finished_when_it_has_taken_its_last_step(tmp_path: Path) -> None:
+    first, second = {"step": 0, algorithms.ACCURACY: 0.5}, {"step": 1, "time/step": 2.0}
+    write(tmp_path / "whole", first, second, {"step": 2, algorithms.ACCURACY: 0.75, "time/step": 3.0})
+    write(tmp_path / "half", first, second)
+    assert algorithms.finished(tmp_path / "whole", 2) == (0.5, 0.75, 5.0)
+    assert algorithms.finished(tmp_path / "half", 2) is None
+    assert algorithms.finished(tmp_path / "none", 2) is None
+
+
+def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
+    assert len(algorithms.preparation(tmp_path)) == 3
+    (tmp_path / "model").mkdir()
+    (tmp_path / "warm-up" / "export").mkdir(parents=True)
+    [command] = algorithms.preparation(tmp_path)
+    assert command[0].endswith("make_problems.py")
+
+
+RUNS = [Run("a", 0, 0.5, 0.6, 10), Run("a", 1, 0.5, 0.7, 20), Run("b", 0, 0.5, 0.9, 30)]
+
+
+def test_the_table_by_hand() -> None:
+    # Of a: mean 65, sample deviation sqrt(50) = 7.07.
+    head, _, best, other = algorithms.table_of(RUNS, 30).splitlines()
+    assert "after 30 steps" in head
+    assert best == "| `b` | 50.0 | 90.0 | 40.0 | 1 | 30 |"
+    assert other == "| `a` | 50.0 ± 0.0 | 65.0 ± 7.1 | 15.0 ± 7.1 | 2 | 15 |"
+
+
+def test_the_table_is_written_between_its_marks_again_and_again(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{algorithms.BEGIN}\nold\n{algorithms.END}\nafter\n", encoding="utf-8")
+    for table in ("| one |", "| two |"):
+        algorithms.write_table(page, table)
+    assert page.read_text(encoding="utf-8") == f"before\n{algorithms.BEGIN}\n| two |\n{algorithms.END}\nafter\n"
+    page.write_text("no marks", encoding="utf-8")
+    with pytest.raises(ValueError, match="has no marks"):
+        algorithms.write_table(page, "| one |")
+
+
+def test_the_page_has_the_marks() -> None:
+    page = (algorithms.EXAMPLES.parent / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    assert page.count(algorithms.BEGIN) == page.count(algorithms.END) == 1
