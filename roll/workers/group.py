@@ -19,6 +19,8 @@ from roll.workers.remains import Remains
 
 GRACE = 2.0
 """Seconds in which the other ranks may report too, so that the first cause is found and not its echo."""
+LOOK_EVERY = 1.0
+"""Seconds between two looks at what a role's processes have made, while they start."""
 LONGEST_CAUSE = 500
 """Characters of a cause that are shown; the log has the rest."""
 ECHOES = ("Connection closed by peer", "Connection reset by peer", "NCCL", "timed out")
@@ -60,7 +62,15 @@ class WorkerGroup:
         for number, (actor, seat) in enumerate(zip(self._actors, self._seats, strict=True)):
             rank = Rank(self.role, number, len(self), address, port, seat.device, collective_timeout, seat.devices)
             refs.append(actor.build.remote(factory, settings[number], rank))
-        await self._gather(refs, "start", seconds)
+        building = asyncio.ensure_future(self._gather(refs, "start", seconds))
+        try:
+            # What an engine has made when its start fails is to be found too; it is gone by then.
+            while not building.done():
+                await asyncio.to_thread(self._remains.look, self._local_pids())
+                await asyncio.wait({building}, timeout=LOOK_EVERY)
+            await building
+        finally:
+            building.cancel()
         self._started = True
         await asyncio.to_thread(self._remains.look, self._local_pids())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,16 +18,18 @@ class Remains:
     def __init__(self) -> None:
         self._processes: set[psutil.Process] = set()
         self._files: set[Path] = set()
+        self._looks = threading.Lock()
 
     def look(self, pids: Sequence[int]) -> None:
         """Note what there is now. Once a process is gone, nothing says any more what was its own: look early, and again."""
-        for pid in pids:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process = psutil.Process(pid)
-                self._processes |= {process, *process.children(recursive=True)}
-        for process in self._processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                self._files |= {Path(region.path) for region in process.memory_maps() if region.path.startswith(f"{SHARED_MEMORY}/")}
+        with self._looks:
+            for pid in pids:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process = psutil.Process(pid)
+                    self._processes |= {process, *process.children(recursive=True)}
+            for process in self._processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self._files |= {Path(region.path) for region in process.memory_maps() if region.path.startswith(f"{SHARED_MEMORY}/")}
 
     def remove(self, seconds: float) -> None:
         """Wait for the processes to end for at most `seconds`, end those that do not, and unlink their files."""

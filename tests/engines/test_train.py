@@ -196,8 +196,10 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened(outcomes: Runs, ranks:
 
 @each_run
 def test_a_trainer_that_left_in_between_goes_on_to_the_bit(outcomes: Runs, ranks: int, case: Case) -> None:
+    # On the CPU, what DeepSpeed neither flattens nor copies looks into the files it was read from, which cannot be emptied.
+    in_files = case.stage == 0 and not case.lora and case.dtype == "fp32"
     for outcome in outcomes[ranks, case]:
-        assert (outcome.bytes_here > 0, outcome.bytes_away) == (True, 0)
+        assert (outcome.bytes_here > 0, outcome.bytes_away) == (not in_files, 0)
     # It left before `resumed_result` and after it, and what it is compared with never did.
     assert_close(outcomes[ranks, case][0].resumed, outcomes[ranks, case][0].second, 0.0)
 
