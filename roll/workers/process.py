@@ -17,7 +17,7 @@ from ray import cloudpickle
 from roll.errors import RollError, WorkerFailed
 from roll.strategies.base import Rank
 from roll.workers.gauge import MemoryGauge
-from roll.workers.shortage import shortage
+from roll.workers.shortage import engine_shortage
 
 Factory = Callable[[Any, Rank], Any]
 
@@ -49,7 +49,7 @@ class Process:
     def build(self, factory: Factory, settings: Any, rank: Rank) -> None:
         """Make the strategy."""
         self._gauge = MemoryGauge(rank.device)
-        with _portable_errors(), _named_shortage(rank, self._log):
+        with _portable_errors():
             self._strategy = factory(settings, rank)
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -98,7 +98,7 @@ class AsyncProcess:
 
 @contextmanager
 def _named_shortage(rank: Rank, log: Path) -> Iterator[None]:
-    """If memory runs out, say so. What a child of this process raises stands in the log alone."""
+    """If an engine finds no room, say so. What a child of this process raises stands in the log alone."""
     begin = log.stat().st_size
     try:
         yield
@@ -108,7 +108,7 @@ def _named_shortage(rank: Rank, log: Path) -> Iterator[None]:
         with log.open("rb") as stream:
             stream.seek(begin)
             printed = stream.read().decode(errors="replace")
-        if cause := shortage(rank.role, rank.devices, f"{error}\n{printed}"):
+        if cause := engine_shortage(rank.devices, f"{error}\n{printed}"):
             raise WorkerFailed(rank.role, rank.rank, cause) from error
         raise
 

@@ -1,4 +1,4 @@
-"""A start that ran out of device memory, as its engine tells it, and what to do about it."""
+"""An engine that found no room at its start, as vLLM tells it, and what to do about it."""
 
 from __future__ import annotations
 
@@ -16,38 +16,26 @@ TORCH = re.compile(
     r"total capacity of (?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free"
 )
 
-ENGINE = "strategy_args.strategy_config"
-REMEDIES = {
-    "actor_infer": f"lower actor_infer.{ENGINE}.gpu_memory_utilization, or end what else runs there",
-    "reference": "leave time_sharing on, lower actor_infer's gpu_memory_utilization, give reference.device_mapping other devices, "
-    "or shard it with strategy_name: deepspeed_infer",
-}
-OTHER = (
-    "leave time_sharing on, lower actor_infer's gpu_memory_utilization, map the role to more devices with zero_optimization.stage 3, "
-    "or take a preset with offload"
-)
-CACHE = (
-    f"raise actor_infer.{ENGINE}.gpu_memory_utilization (on the CPU kv_cache_gib), or lower prompt_length, response_length, "
-    "max_num_batched_tokens or max_num_seqs"
-)
+SHARE = "actor_infer.strategy_args.strategy_config.gpu_memory_utilization"
+LOWER = f"lower {SHARE}, leave time_sharing on, or end what else runs there"
+RAISE = f"raise {SHARE} (on the CPU kv_cache_gib), or lower prompt_length, response_length, max_num_batched_tokens or max_num_seqs"
 
 
-def shortage(role: str, devices: Sequence[int], text: str) -> str | None:
+def engine_shortage(devices: Sequence[int], text: str) -> str | None:
     """Device, what was asked, what was free, and which keys to change; None if `text` does not tell of memory that ran out.
 
-    `text` is an exception's message, or the output of vLLM's engine process, whose exception never leaves it.
+    `text` is what vLLM's engine process printed; its exception never leaves it.
     """
     where = f"device {devices[0]}" if len(devices) == 1 else f"devices {', '.join(map(str, devices))}" if devices else "its device"
-    remedy = REMEDIES.get(role, OTHER)
     if found := FULL.search(text):
         asked = f"asked for {found['asked']} GiB (gpu_memory_utilization {found['share']})"
-        return f"too little memory on {where} to start: {asked}, and {found['free']} of {found['total']} GiB were free; {remedy}"
+        return f"too little memory on {where} to start: {asked}, and {found['free']} of {found['total']} GiB were free; {LOWER}"
     if found := SMALL_CACHE.search(text):
         asked = f"the longest sequence asks for {found['asked']} GiB of KV cache, and {found['free']} GiB were left for it"
-        return f"too little memory on {where} to start: {asked}; {CACHE}"
+        return f"too little memory on {where} to start: {asked}; {RAISE}"
     if NO_CACHE.search(text):
-        return f"too little memory on {where} to start: the model took all that it may, and nothing was left for a KV cache; {CACHE}"
+        return f"too little memory on {where} to start: the model took all that it may, and nothing was left for a KV cache; {RAISE}"
     if found := TORCH.search(text):
         asked = f"asked for {found['asked']} more, and {found['free']} of {found['total']} were free"
-        return f"too little memory on {where} to start: {asked}; {remedy}"
+        return f"too little memory on {where} to start: {asked}; {LOWER}"
     return None
