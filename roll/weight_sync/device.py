@@ -94,6 +94,11 @@ class Broadcast:
         else:
             self._group = dist.ProcessGroupGloo(store, rank, meeting.size, limit)
         self._store, self._on_gpu = store, device.type == "cuda"
+        # NCCL's first collective waits on the host for all members. Here all are on their way; amid a sync, the engine is not
+        # told of a bucket before the trainer has handed it over.
+        self.start(torch.zeros(1, dtype=torch.uint8, device=device)).wait()
+        if self._on_gpu:
+            torch.cuda.current_stream().synchronize()
 
     def start(self, buffer: Tensor) -> Any:
         """Send, or receive into, a buffer; the work to wait for."""

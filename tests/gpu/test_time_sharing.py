@@ -37,8 +37,8 @@ from tests.integration.conftest import TINY
 pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
-LEFT = 64 * MIB
-"""What may stay in torch's hands: workspaces of cuBLAS, scalars."""
+LEFT = 80 * MIB
+"""What may stay in torch's hands: cuBLAS's workspace, which was seen to take 66 MiB, and scalars."""
 LIMIT = 600
 
 
@@ -66,12 +66,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
-    """Alone in its process group, on the GPU."""
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
-        monkeypatch.setenv(name, value)
-    return Rank("actor_train", 0, 1, "127.0.0.1", free_port(), "cuda", 120.0, (0,))
+@pytest.fixture(scope="module")
+def rank() -> Iterator[Rank]:
+    """Alone in its process group, on the GPU. One group serves every trainer: DeepSpeed keeps hold of the first that it meets."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
+            patch.setenv(name, value)
+        yield Rank("actor_train", 0, 1, "127.0.0.1", free_port(), "cuda", 120.0, (0,))
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 def batch() -> TrainBatch:
@@ -114,7 +117,6 @@ def test_a_trainer_gives_its_memory_up_and_comes_back_to_the_bit(case: Case, mod
             assert np.isfinite(result.scalars["policy/lr"]) and result.scalars["policy/skipped_updates"] == 0
         scored = strategy.log_probs([batch().sequences], TEMPERATURE, True)
         assert np.isfinite(scored[0]).all()
-    torch.distributed.destroy_process_group()
 
 
 def test_a_reference_gives_its_memory_up_and_scores_the_same(model: Path, rank: Rank) -> None:
