@@ -19,7 +19,7 @@ from roll.config.schema_model import ModelArgs
 from roll.strategies.base import Rank
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain, TrainShape
-from roll.workers.cluster import ClusterSession
+from roll.workers.cluster import RECORD, ClusterSession
 from roll.workers.group import WorkerGroup
 from roll.workers.placement import seats
 from roll.workers.process import Factory
@@ -149,7 +149,7 @@ class Roles:
     def _new_group(self, name: str, system_envs: Mapping[str, str], blocking: bool) -> WorkerGroup:
         environment = {"TMPDIR": str(self._session.scratch), **self._config.system_envs, **system_envs}
         places = seats(self._plan.roles[name], self._config.num_gpus_per_node, environment)
-        group = WorkerGroup(name, places, self._session.logs, blocking)
+        group = WorkerGroup(name, places, self._session.logs, self._session.shared_memory / f"{name}{RECORD}", blocking)
         self._stack.push_async_callback(group.stop, self._config.deadlines.shutdown)
         return group
 

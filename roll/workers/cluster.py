@@ -14,8 +14,11 @@ from pathlib import Path
 import ray
 
 from roll.errors import Fault, RollError
+from roll.workers.remains import remove_recorded
 
 PREFIX = "roll-"
+RECORD = ".held"
+"""Ending of the files, in a run's folder of shared memory, that name what its processes hold there besides."""
 SHARED_MEMORY = Path("/dev/shm")
 LONGEST_SOCKET = 107
 LONGEST_TEMPORARY = LONGEST_SOCKET - len("/roll-1234567-abcdefgh/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
@@ -122,4 +125,6 @@ def _sweep() -> None:
         for folder in parent.glob(f"{PREFIX}[0-9]*-*"):
             owner = folder.name.removeprefix(PREFIX).split("-")[0]
             if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+                for record in folder.glob(f"*{RECORD}"):
+                    remove_recorded(record)
                 shutil.rmtree(folder, ignore_errors=True)

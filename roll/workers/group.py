@@ -30,8 +30,8 @@ ECHOES = ("Connection closed by peer", "Connection reset by peer", "NCCL", "time
 class WorkerGroup:
     """One role's Ray actors, in rank order."""
 
-    def __init__(self, role: str, seats: Sequence[Seat], logs: Path, blocking: bool) -> None:
-        """Ask Ray for the processes; `blocking` says whether the strategy's methods block or are coroutines."""
+    def __init__(self, role: str, seats: Sequence[Seat], logs: Path, record: Path, blocking: bool) -> None:
+        """Ask Ray for the processes; `record` is of `Remains`, `blocking` says whether the strategy's methods block or are coroutines."""
         self.role = role
         self._seats = seats
         kind = Process if blocking else AsyncProcess
@@ -44,7 +44,7 @@ class WorkerGroup:
         ]
         self._pids: list[int] = []
         self._started = False
-        self._remains = Remains()
+        self._remains = Remains(record)
 
     def __len__(self) -> int:
         return len(self._actors)

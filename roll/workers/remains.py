@@ -15,7 +15,9 @@ SHARED_MEMORY = Path("/dev/shm")
 class Remains:
     """The processes of some workers, all that they started, and the shared-memory files that they hold open."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: Path) -> None:
+        """`record` names the files for a later run to remove, should this one be killed before it can."""
+        self._record = record
         self._processes: set[psutil.Process] = set()
         self._files: set[Path] = set()
         self._looks = threading.Lock()
@@ -30,6 +32,8 @@ class Remains:
             for process in self._processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     self._files |= {Path(region.path) for region in process.memory_maps() if region.path.startswith(f"{SHARED_MEMORY}/")}
+            if self._files and self._record.parent.is_dir():
+                self._record.write_text("".join(f"{file}\n" for file in sorted(self._files)))
 
     def remove(self, seconds: float) -> None:
         """Wait for the processes to end for at most `seconds`, end those that do not, and unlink their files."""
@@ -39,4 +43,12 @@ class Remains:
                 process.kill()
         psutil.wait_procs(alive, timeout=seconds)
         for file in self._files:
+            file.unlink(missing_ok=True)
+
+
+def remove_recorded(record: Path) -> None:
+    """Unlink the shared-memory files that a run recorded, which was killed."""
+    for line in record.read_text().splitlines():
+        file = Path(line)
+        if file.parent == SHARED_MEMORY:
             file.unlink(missing_ok=True)

@@ -62,7 +62,7 @@ class Worker:
 
 @asynccontextmanager
 async def group_of_two(logs: Path, settings: Any = None) -> AsyncIterator[WorkerGroup]:
-    group = WorkerGroup("trainer", seats(RolePlan("trainer", "none", ((), ())), 8, {"COLOUR": "blue"}), logs, blocking=True)
+    group = WorkerGroup("trainer", seats(RolePlan("trainer", "none", ((), ())), 8, {"COLOUR": "blue"}), logs, logs / "held", blocking=True)
     try:
         await group.start(Worker, [settings, settings], 10, 60)
         yield group

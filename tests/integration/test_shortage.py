@@ -34,7 +34,7 @@ def test_an_engine_without_room_for_one_sequence(tiny_model: Path, tmp_path: Pat
 
     async def starts(logs: Path, scratch: Path) -> None:
         places = seats(RolePlan("actor_infer", "vllm", ((),)), 8, {"TMPDIR": str(scratch)})
-        group = WorkerGroup("actor_infer", places, logs, blocking=False)
+        group = WorkerGroup("actor_infer", places, logs, logs / "held", blocking=False)
         try:
             await group.start(make_vllm, [settings], 60, 240)
         finally:
