@@ -15,11 +15,10 @@ from roll.config.schema_engine import DeepSpeedConfig
 from roll.config.schema_model import ModelArgs
 from roll.models.layers import compile_layers
 from roll.models.load import PackedPolicy, load_causal_model
-from roll.models.packed_inputs import packed_inputs, spread
 from roll.strategies.base import Rank
 from roll.strategies.deepspeed_setup import deepspeed_config, gather_whole_layers, join
-from roll.strategies.memory_guard import SCORE_KEYS, told_of_memory
 from roll.strategies.offload import Offload, tensors_in
+from roll.strategies.scoring import score
 from roll.types import Floats, Sequences
 
 
@@ -36,7 +35,7 @@ class DeepSpeedScore:
     """Implements `ScoreStrategy`."""
 
     def __init__(self, settings: ShardedScoreSettings, rank: Rank) -> None:
-        self._rank, self._device = rank, rank.device
+        self._rank = rank
         join(rank)
         config = deepspeed_config(settings.deepspeed, settings.model_args.dtype, max_grad_norm=None)
         config["zero_optimization"].pop("offload_optimizer", None)
@@ -53,9 +52,7 @@ class DeepSpeedScore:
     @torch.no_grad()
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float) -> list[Floats]:
         """See `ScoreStrategy`."""
-        with told_of_memory(self._rank, "scoring", SCORE_KEYS):
-            scores = [self._engine(packed_inputs(part, self._device), temperature)[0] for part in micro_batches]
-        return [spread(values, part) for values, part in zip(scores, micro_batches, strict=True)]
+        return score(self._engine, micro_batches, temperature, self._rank)
 
     def leave(self) -> None:
         """See `ScoreStrategy`."""

@@ -26,14 +26,13 @@ from roll.errors import CheckpointError
 from roll.models.export import adapter_config, write_adapter_folder, write_model
 from roll.models.layers import checkpoint_first, compile_layers, decoder_layers, prepare_checkpointing
 from roll.models.load import PackedPolicy, add_lora, load_causal_model, load_tokenizer
-from roll.models.packed_inputs import packed_inputs, scored_only, spread, to_device
+from roll.models.packed_inputs import packed_inputs, scored_only, to_device
 from roll.models.weights import WeightView
 from roll.strategies.base import MicroBatch, Rank, TrainResult
 from roll.strategies.deepspeed_setup import deepspeed_config, gather_whole_layers, join, optimizer_and_schedule
 from roll.strategies.loss_inputs import loss_inputs
 from roll.strategies.memory_guard import (
     BUILD_KEYS,
-    SCORE_KEYS,
     TRAIN_KEYS,
     CudaMemory,
     MemoryGuard,
@@ -44,6 +43,7 @@ from roll.strategies.memory_guard import (
 )
 from roll.strategies.offload import Offload, tensors_in
 from roll.strategies.recompute import AutoCheckpointing
+from roll.strategies.scoring import score
 from roll.strategies.tally import Tally
 from roll.types import Floats, Metrics, Sequences, TensorSpec
 from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets, write_adapter, write_bucket
@@ -186,10 +186,8 @@ class DeepSpeedTrain:
         """See `TrainStrategy`."""
         self._engine.eval()
         adapter_state = nullcontext() if adapter or not self._is_lora else self._policy.model.disable_adapter()  # pyright: ignore[reportCallIssue]
-        with told_of_memory(self._rank, "scoring", SCORE_KEYS), adapter_state:
-            # Read only when all is queued: the device need not wait for the host between two micro-batches.
-            scores = [self._engine(packed_inputs(part, self._rank.device), temperature)[0] for part in micro_batches]
-        return [spread(values, part) for values, part in zip(scores, micro_batches, strict=True)]
+        with adapter_state:
+            return score(self._engine, micro_batches, temperature, self._rank)
 
     def tensors(self, adapter: bool) -> list[TensorSpec]:
         """See `TrainStrategy`."""

@@ -16,10 +16,10 @@ from roll.config.schema_model import ModelArgs
 from roll.errors import WeightSyncError
 from roll.models.layers import compile_layers
 from roll.models.load import PackedPolicy, load_causal_model, load_tokenizer
-from roll.models.packed_inputs import packed_inputs, spread
 from roll.strategies.base import Rank
-from roll.strategies.memory_guard import ENGINE_SHARE, SCORE_KEYS, told_of_memory
+from roll.strategies.memory_guard import ENGINE_SHARE, told_of_memory
 from roll.strategies.offload import Offload, tensors_in
+from roll.strategies.scoring import score
 from roll.types import Completion, FinishReason, Floats, Ints, Sampling, Sequences
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
@@ -39,7 +39,6 @@ class HfScore:
     """Implements `ScoreStrategy`."""
 
     def __init__(self, settings: HfSettings, rank: Rank) -> None:
-        self._device = rank.device
         self._rank = rank
         with told_of_memory(rank, "loading the model", (ENGINE_SHARE,)):
             self._policy = PackedPolicy(load_causal_model(settings.model_path, settings.model_args)).to(rank.device).eval()
@@ -50,9 +49,7 @@ class HfScore:
     @torch.no_grad()
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float) -> list[Floats]:
         """See `ScoreStrategy`."""
-        with told_of_memory(self._rank, "scoring", SCORE_KEYS):
-            scores = [self._policy(packed_inputs(part, self._device), temperature)[0] for part in micro_batches]
-        return [spread(values, part) for values, part in zip(scores, micro_batches, strict=True)]
+        return score(self._policy, micro_batches, temperature, self._rank)
 
     def leave(self) -> None:
         """See `ScoreStrategy`."""

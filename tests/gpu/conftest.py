@@ -58,3 +58,17 @@ def need_devices(count: int) -> None:
 
     if torch.cuda.device_count() < count:
         pytest.skip(f"needs {count} GPUs, and torch can use {torch.cuda.device_count()}")
+
+
+def write_qwen(folder: Path, **shape: Any) -> Path:
+    """A Qwen2 of random weights with tied embeddings, a vocabulary of 2,048 and a byte tokenizer."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from examples.tiny.make_model import build_tokenizer
+
+    config = Qwen2Config(vocab_size=2048, max_position_embeddings=1024, tie_word_embeddings=True, **shape)
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return folder

@@ -32,6 +32,7 @@ from roll.workers.actor_train import TrainShape, micro_batches_of
 from roll.workers.gauge import MemoryGauge, held_by, nvml
 from tests.engines.ranks import free_port
 from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Case, trainer
+from tests.gpu.conftest import write_qwen
 from tests.integration.conftest import TINY
 
 pytestmark = pytest.mark.gpu
@@ -45,25 +46,8 @@ LIMIT = 600
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen2 of 35M parameters, so that what is given up can be told from what is left."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    from examples.tiny.make_model import build_tokenizer
-
-    config = Qwen2Config(
-        vocab_size=2048,
-        hidden_size=512,
-        intermediate_size=2048,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("models") / "qwen"
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    build_tokenizer().save_pretrained(folder)
-    return folder
+    shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4}
+    return write_qwen(tmp_path_factory.mktemp("models") / "qwen", **shape)
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from roll.types import Completion, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, plan_buckets, write_adapter
 from roll.weight_sync.device import SLOTS, DeviceSender
 from roll.weight_sync.routes import Route, Way
+from tests.gpu.conftest import write_qwen
 
 if TYPE_CHECKING:
     from roll.strategies.vllm import VllmGenerate
@@ -40,25 +41,8 @@ PROMPTS: list[Ints] = [np.arange(3, 3 + length, dtype=np.int32) for length in (4
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen2 whose heads are wide enough for FlashAttention."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    from examples.tiny.make_model import build_tokenizer
-
-    config = Qwen2Config(
-        vocab_size=2048,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("models") / "qwen"
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    build_tokenizer().save_pretrained(folder)
-    return folder
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return write_qwen(tmp_path_factory.mktemp("models") / "qwen", **shape)
 
 
 def model_args(dtype: str) -> ModelArgs:

@@ -1,0 +1,28 @@
+"""Log-probs of given sequences: what the strategies that score have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from roll.models.load import PackedInputs
+from roll.models.packed_inputs import packed_inputs, spread
+from roll.strategies.base import Rank
+from roll.strategies.memory_guard import SCORE_KEYS, told_of_memory
+from roll.types import Floats, Sequences
+
+Forward = Callable[[PackedInputs, float], tuple[Tensor, Tensor]]
+"""Of a `PackedPolicy`, or of an engine around one."""
+
+
+def score(forward: Forward, micro_batches: Sequence[Sequences], temperature: float, rank: Rank) -> list[Floats]:
+    """[T] for each micro-batch, 0 outside the response mask. The caller sees to it that no gradients are recorded.
+
+    Raises:
+        DeviceMemoryError: a micro-batch is too large for the device.
+    """
+    with told_of_memory(rank, "scoring", SCORE_KEYS):
+        # Read only when all is queued: the device need not wait for the host between two micro-batches.
+        scores = [forward(packed_inputs(part, rank.device), temperature)[0] for part in micro_batches]
+    return [spread(values, part) for values, part in zip(scores, micro_batches, strict=True)]
