@@ -160,11 +160,15 @@ def _sharing_faults(config: RlvrConfig) -> list[Fault]:
     return []
 
 
+def sends_adapter(config: RlvrConfig) -> bool:
+    """Whether a sync sends the LoRA adapter alone."""
+    return config.actor_train.model_args.lora_target is not None and config.weight_sync.lora == "adapter"
+
+
 def sync_faults(config: RlvrConfig) -> list[Fault]:
     """Engines that whole weights cannot reach: in part on the trainer's devices, in part on others."""
     train = set(config.actor_train.device_mapping or ())
-    sends_adapter = config.actor_train.model_args.lora_target is not None and config.weight_sync.lora == "adapter"
-    if sends_adapter or not config.actor_infer.device_mapping:
+    if sends_adapter(config) or not config.actor_infer.device_mapping:
         return []
     astride = [devices for devices in place("actor_infer", config.actor_infer, 1).devices if 0 < len(train & set(devices)) < len(devices)]
     return [

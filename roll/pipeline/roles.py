@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.model_shape import config_file, read_shape
-from roll.config.placement import neighbours
+from roll.config.placement import neighbours, sends_adapter
 from roll.config.plan import Plan
 from roll.config.schema import ActorTrain as ActorTrainRole
 from roll.config.schema import Config, RlvrConfig, Role, SftConfig
@@ -157,11 +157,6 @@ class Roles:
         budget = self._plan.roles[name].tokens_per_microbatch
         assert budget is not None
         return budget
-
-
-def sends_adapter(config: RlvrConfig) -> bool:
-    """Whether a sync sends the LoRA adapter alone."""
-    return config.actor_train.model_args.lora_target is not None and config.weight_sync.lora == "adapter"
 
 
 def model_path(config: RlvrConfig | SftConfig, model_args: ModelArgs) -> str:

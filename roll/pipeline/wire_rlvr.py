@@ -10,6 +10,7 @@ from functools import partial
 
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.shaping import Overlong
+from roll.config.placement import sends_adapter
 from roll.config.plan import Plan
 from roll.config.ratios import keeps_engine_log_probs, ratio_source
 from roll.config.schema import RlvrConfig
@@ -22,7 +23,7 @@ from roll.pipeline.arrange import Arrangement
 from roll.pipeline.evaluate import Evaluator
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.meter import Meter
-from roll.pipeline.roles import Roles, model_path, sends_adapter
+from roll.pipeline.roles import Roles, model_path
 from roll.pipeline.stage import Stage
 from roll.pipeline.wire_loss import policy_loss
 from roll.rollout.batch import Shaping, token_count
