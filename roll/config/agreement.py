@@ -9,9 +9,10 @@ from roll.config.agreement_credit import credit_faults, credit_warnings
 from roll.config.agreement_loss import loss_faults, loss_warnings
 from roll.config.batch import learner
 from roll.config.placement import model_roles, vllm_config
-from roll.config.schema import Config, RlvrConfig, Role
+from roll.config.schema import Config, RlvrConfig
 from roll.config.schema_engine import VllmConfig
 from roll.config.schema_model import DataArgs, ModelArgs
+from roll.config.schema_roles import Role
 from roll.config.shipped import known_rewards
 from roll.config.translate import TRACKERS
 from roll.errors import Fault

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roll.config.placement import model_roles, vllm_config
-from roll.config.schema import ActorTrain, Config, RlvrConfig
+from roll.config.schema import Config, RlvrConfig
+from roll.config.schema_roles import ActorTrain
 from roll.errors import Fault
 
 

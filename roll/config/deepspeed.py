@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from roll.config.batch import sequences_per_update
 from roll.config.placement import model_roles
-from roll.config.schema import ActorTrain, Config, Role
+from roll.config.schema import Config
 from roll.config.schema_engine import DeepSpeedConfig, DeepSpeedInferStrategy, DeepSpeedTrainStrategy
+from roll.config.schema_roles import ActorTrain, Role
 from roll.errors import Fault
 from roll.registry import nearest
 

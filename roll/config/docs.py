@@ -14,7 +14,8 @@ from pydantic_core import PydanticUndefined
 
 from roll.config.fields import ANY_NAME, sections
 from roll.config.roll_keys import CHECKPOINTING, IGNORED, RENAMED, REWARD_CLASSES, ROLES, VALUES, VARIABLES
-from roll.config.schema import Experiment, RlvrConfig, SftConfig
+from roll.config.schema import RlvrConfig, SftConfig
+from roll.config.schema_roles import Experiment
 
 INTRODUCTION = """# Configuration
 

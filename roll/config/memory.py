@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from roll.config.deepspeed import deepspeed_config
 from roll.config.model_shape import ModelShape
 from roll.config.placement import RolePlan, vllm_config
-from roll.config.schema import ActorTrain, Role
 from roll.config.schema_model import ModelArgs
+from roll.config.schema_roles import ActorTrain, Role
 
 GIB = 2**30
 LOGITS = 2**27

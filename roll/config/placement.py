@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from roll.config.schema import ActorTrain, Config, RlvrConfig, Role
+from roll.config.schema import Config, RlvrConfig
 from roll.config.schema_engine import DeepSpeedInferStrategy, VllmConfig, VllmStrategy
+from roll.config.schema_roles import ActorTrain, Role
 from roll.errors import Fault
 
 LARGEST_WORLD = 1024

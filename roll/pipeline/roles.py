@@ -12,10 +12,11 @@ from typing import Any
 from roll.config.model_shape import config_file, read_shape
 from roll.config.placement import neighbours, sends_adapter
 from roll.config.plan import Plan
-from roll.config.schema import ActorTrain as ActorTrainRole
-from roll.config.schema import Config, RlvrConfig, Role, SftConfig
+from roll.config.schema import Config, RlvrConfig, SftConfig
 from roll.config.schema_engine import DeepSpeedInferStrategy, DeepSpeedTrainStrategy, VllmStrategy
 from roll.config.schema_model import ModelArgs
+from roll.config.schema_roles import ActorTrain as ActorTrainRole
+from roll.config.schema_roles import Role
 from roll.strategies.base import Rank
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain, TrainShape

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from roll.config.schema import Reward
+from roll.config.schema_roles import Reward
 from roll.errors import ConfigError, Fault, RollError, WorkerFailed
 from roll.registry import nearest
 from roll.rewards.child import HEADER, encoded

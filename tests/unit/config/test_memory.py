@@ -8,7 +8,7 @@ import pytest
 from roll.config.memory import GIB, estimate
 from roll.config.model_shape import ModelShape, config_file, read_shape
 from roll.config.placement import place
-from roll.config.schema import ActorInfer, ActorTrain, Reference
+from roll.config.schema_roles import ActorInfer, ActorTrain, Reference
 
 QWEN_7B = {
     "model_type": "qwen2",

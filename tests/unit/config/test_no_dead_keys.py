@@ -7,12 +7,15 @@ from typing import get_args
 
 import pytest
 
-from roll.config import schema
+from roll.config import schema, schema_roles
 from roll.config.schema_base import Section
 from roll.config.schema_engine import DeepSpeedConfig
 from roll.config.shipped import PACKAGE
 
-SECTIONS = {kind.__name__: kind for kind in vars(schema).values() if isinstance(kind, type) and issubclass(kind, Section)}
+MODULES = (schema, schema_roles)
+SECTIONS = {
+    kind.__name__: kind for module in MODULES for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Section)
+}
 COMPARED = {"bf16", "fp16", "gradient_clipping", "train_micro_batch_size_per_gpu", "train_batch_size"}
 """Keys that `roll/config/deepspeed.py` reads by name, to compare them with the role's other keys."""
 FIXED = {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"}

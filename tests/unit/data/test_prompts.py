@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from roll.config.schema import Reward
 from roll.config.schema_model import DataArgs
+from roll.config.schema_roles import Reward
 from roll.data import tables
 from roll.data.prompts import PromptSet, prepare_prompts
 from roll.errors import ConfigError, DataError

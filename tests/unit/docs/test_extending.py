@@ -22,8 +22,9 @@ import torch
 
 from roll.algorithms.advantages import ADVANTAGES, Normalisation, Scores, advantages
 from roll.algorithms.losses import LossInputs
-from roll.config.schema import Reward, RlvrConfig
+from roll.config.schema import RlvrConfig
 from roll.config.schema_model import DataArgs
+from roll.config.schema_roles import Reward
 from roll.data.packing import concatenate
 from roll.data.rows import prompt_conversation
 from roll.rewards.pool import RewardPool

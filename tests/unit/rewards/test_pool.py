@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from roll.config.schema import Reward
+from roll.config.schema_roles import Reward
 from roll.errors import ConfigError, RollError, WorkerFailed
 from roll.rewards.pool import RewardPool
 from roll.types import Prompt, RewardOutcome, RewardResult
@@ -311,7 +311,7 @@ def test_two_domains_share_a_pool_and_must_agree_on_the_environment() -> None:
 PARENT = """
 import asyncio, sys
 import numpy as np
-from roll.config.schema import Reward
+from roll.config.schema_roles import Reward
 from roll.rewards.pool import RewardPool
 from roll.types import Prompt
 
