@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -34,11 +35,16 @@ class PackedInputs:
     max_length: int
     """Tokens of the longest sequence."""
     scored: Tensor
-    """[S] int64: positions t > 0 of the tokens whose log-probs are wanted; each is predicted at t - 1."""
+    """[S] int64: positions t > 0 of the tokens whose log-probs, or values, are wanted; each is predicted at t - 1."""
+    temperature: float = 1.0
+    """Logits are divided by it."""
 
 
-class PackedPolicy(nn.Module):
-    """A causal model whose forward pass yields log-probs and entropies of chosen tokens, not logits."""
+class PackedModel(nn.Module):
+    """A causal transformer that reads packed sequences. What it says of their tokens is its subclasses' part.
+
+    A forward pass takes `PackedInputs` and yields a tuple of tensors [S], the first of which is what scoring asks for.
+    """
 
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:
         super().__init__()
@@ -51,9 +57,9 @@ class PackedPolicy(nn.Module):
         assert isinstance(causal, PreTrainedModel)
         return causal
 
-    def forward(self, inputs: PackedInputs, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """fp32 [S] log-probs and fp32 [S] entropies of the tokens at `inputs.scored`."""
-        hidden = self.causal.base_model(
+    def hidden(self, inputs: PackedInputs) -> Tensor:
+        """[T, H]: the last layer's states, normalised; state t has read token t and those before it."""
+        return self.causal.base_model(
             input_ids=inputs.token_ids[None],
             position_ids=inputs.position_ids[None],
             use_cache=False,
@@ -62,10 +68,18 @@ class PackedPolicy(nn.Module):
             max_length_q=inputs.max_length,
             max_length_k=inputs.max_length,
         ).last_hidden_state[0]
+
+
+class PackedPolicy(PackedModel):
+    """A model whose forward pass yields log-probs and entropies of chosen tokens, not logits."""
+
+    def forward(self, inputs: PackedInputs) -> tuple[Tensor, Tensor]:
+        """fp32 [S] log-probs and fp32 [S] entropies of the tokens at `inputs.scored`."""
         head = self.causal.get_output_embeddings()
         assert isinstance(head, LogProbHead)
         # index_select: its backward pass adds rows, that of indexing sorts them first.
-        return head(hidden.index_select(0, inputs.scored - 1), inputs.token_ids[inputs.scored], temperature)
+        states = self.hidden(inputs).index_select(0, inputs.scored - 1)
+        return head(states, inputs.token_ids[inputs.scored], inputs.temperature)
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -110,25 +124,42 @@ def load_causal_model(path: str, model_args: ModelArgs, packed: bool = True) -> 
         DataError: the weights or their configuration cannot be read.
         ConfigError: a kernel is asked for that this machine has not.
     """
-    implementation = "sdpa"
-    if packed:
-        implementation = register_flash() if model_args.attn_implementation == "fa2" else attention.register()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=DTYPES[model_args.dtype],
-            attn_implementation=implementation,
-            trust_remote_code=model_args.trust_remote_code,
-        )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise DataError([unreadable(path, "model", error)]) from error
-    if model_args.liger:
-        apply_liger(model)
+    model = pretrained(AutoModelForCausalLM, path, model_args, packed)
     if packed:
         head = model.get_output_embeddings()
         assert isinstance(head, nn.Linear)
         model.set_output_embeddings(LogProbHead(head))
     return model
+
+
+def pretrained(kind: Any, path: str, model_args: ModelArgs, packed: bool, **more: Any) -> Any:
+    """What the `from_pretrained` of an Auto class makes of a folder; `more` are further arguments of it.
+
+    Raises:
+        As `load_causal_model`.
+    """
+    implementation = "sdpa"
+    if packed:
+        implementation = register_flash() if model_args.attn_implementation == "fa2" else attention.register()
+    try:
+        loaded = kind.from_pretrained(
+            path,
+            dtype=DTYPES[model_args.dtype],
+            attn_implementation=implementation,
+            trust_remote_code=model_args.trust_remote_code,
+            **more,
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise DataError([unreadable(path, "model", error)]) from error
+    if model_args.liger:
+        apply_liger(loaded[0] if isinstance(loaded, tuple) else loaded)
+    return loaded
+
+
+def load_policy(path: str, model_args: ModelArgs, seed: int) -> PackedPolicy:
+    """The policy, with a new LoRA adapter where `lora_target` says so. Raises as `load_causal_model`."""
+    model = load_causal_model(path, model_args)
+    return PackedPolicy(add_lora(model, model_args, seed) if model_args.lora_target else model)
 
 
 def add_lora(model: PreTrainedModel, model_args: ModelArgs, seed: int) -> PeftModel:
@@ -143,7 +174,7 @@ def add_lora(model: PreTrainedModel, model_args: ModelArgs, seed: int) -> PeftMo
             lora_alpha=model_args.lora_alpha,  # pyright: ignore[reportArgumentType]
             lora_dropout=model_args.lora_dropout,
             target_modules="all-linear" if targets == ["all-linear"] else targets,
-            task_type="CAUSAL_LM",
+            task_type="CAUSAL_LM" if model.can_generate() else None,
         ),
     )
 

@@ -10,7 +10,7 @@ from roll.models.load import PackedInputs
 from roll.types import Floats, Sequences
 
 
-def packed_inputs(sequences: Sequences, device: str) -> PackedInputs:
+def packed_inputs(sequences: Sequences, device: str, temperature: float = 1.0) -> PackedInputs:
     """The micro-batch on `device`. The first token of a sequence is predicted by nothing and must not be masked in."""
     starts = sequences.offsets[:-1]
     assert not sequences.response_mask[starts].any(), "the first token of a sequence cannot be a response token"
@@ -22,6 +22,7 @@ def packed_inputs(sequences: Sequences, device: str) -> PackedInputs:
         cu_seq_lens=to_device(sequences.offsets.astype(np.int32), device),
         max_length=int(sequences.lengths.max()),
         scored=to_device(np.flatnonzero(sequences.response_mask), device),
+        temperature=temperature,
     )
 
 

@@ -172,7 +172,7 @@ class DeepSpeedTrain:
     def _loss(self, micro_batch: MicroBatch, loss: Loss, temperature: float, tally: Tally, version: int | None) -> Tensor:
         batch, device = micro_batch.batch, self._rank.device
         sequences = batch.sequences
-        log_probs, entropy = self._engine(packed_inputs(sequences, device), temperature)
+        log_probs, entropy = self._engine(packed_inputs(sequences, device, temperature))
         inputs = loss_inputs(batch, device)
         token_losses = loss(log_probs, entropy, inputs)
         tally.add(token_losses.metrics, len(log_probs))

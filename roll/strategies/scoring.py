@@ -1,4 +1,4 @@
-"""Log-probs of given sequences: what the strategies that score have in common."""
+"""Log-probs, or values, of given sequences: what the strategies that score have in common."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from roll.strategies.base import Rank
 from roll.strategies.memory_guard import SCORE_KEYS, told_of_memory
 from roll.types import Floats, Sequences
 
-Forward = Callable[[PackedInputs, float], tuple[Tensor, Tensor]]
-"""Of a `PackedPolicy`, or of an engine around one."""
+Forward = Callable[[PackedInputs], tuple[Tensor, ...]]
+"""Of a `PackedModel`, or of an engine around one."""
 
 
 def score(forward: Forward, micro_batches: Sequence[Sequences], temperature: float, rank: Rank) -> list[Floats]:
@@ -24,5 +24,5 @@ def score(forward: Forward, micro_batches: Sequence[Sequences], temperature: flo
     """
     with told_of_memory(rank, "scoring", SCORE_KEYS):
         # Read only when all is queued: the device need not wait for the host between two micro-batches.
-        scores = [forward(packed_inputs(part, rank.device), temperature)[0] for part in micro_batches]
+        scores = [forward(packed_inputs(part, rank.device, temperature))[0] for part in micro_batches]
     return [spread(values, part) for values, part in zip(scores, micro_batches, strict=True)]

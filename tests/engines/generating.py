@@ -64,7 +64,7 @@ def log_probs(current: PackedPolicy, prompt: Ints, completion: Completion, tempe
     """[R] of the completion's tokens."""
     ids = np.concatenate([prompt, completion.token_ids])
     sequence = concatenate([ids], [np.arange(len(ids)) >= len(prompt)])
-    return current(packed_inputs(sequence, "cpu"), temperature)[0].numpy()
+    return current(packed_inputs(sequence, "cpu", temperature))[0].numpy()
 
 
 @torch.no_grad()

@@ -242,7 +242,7 @@ def test_neither_recomputing_nor_compiling_layers_changes_anything(outcomes: Run
 def score(policy: PackedPolicy, sequences: Sequences) -> Floats:
     """[T] by one direct forward pass."""
     with torch.no_grad():
-        return spread(policy(packed_inputs(sequences, "cpu"), TEMPERATURE)[0], sequences)
+        return spread(policy(packed_inputs(sequences, "cpu", TEMPERATURE))[0], sequences)
 
 
 def gathered(batch: TrainBatch, ranks: int, by_rank: list[list[Floats]]) -> Floats:

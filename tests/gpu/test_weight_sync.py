@@ -93,7 +93,7 @@ class Engine:
                 ids = np.concatenate([prompt, completion.token_ids])
                 with torch.no_grad():
                     sequence = concatenate([ids], [np.arange(len(ids)) >= len(prompt)])
-                    said = current(packed_inputs(sequence, "cuda"), 1.0)[0].cpu().numpy()
+                    said = current(packed_inputs(sequence, "cuda"))[0].cpu().numpy()
                 assert completion.policy_versions.tolist() == [self.version] * len(completion.token_ids)
                 apart.append(np.abs(said - completion.log_probs).mean())
         return float(np.mean(apart))

@@ -49,7 +49,7 @@ def folder(request: pytest.FixtureRequest) -> Path:
 def test_log_probs_are_those_of_each_sequence_alone(folder: Path, temperature: float) -> None:
     batch = sequences([9, 3, 20, 2, 5])
     expected = one_by_one(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), batch, temperature)
-    got = PackedPolicy(load_causal_model(str(folder), FP32))(packed_inputs(batch, "cpu"), temperature)
+    got = PackedPolicy(load_causal_model(str(folder), FP32))(packed_inputs(batch, "cpu", temperature))
     for mine, theirs in zip(got, expected, strict=True):
         assert mine.dtype == torch.float32
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=2e-5)
@@ -72,8 +72,8 @@ def test_the_gpus_kernels_agree_with_the_cpus(tiny_model: Path) -> None:
     batch = sequences([9, 3, 20, 60])
     exact = PackedPolicy(load_causal_model(str(tiny_model), FP32))
     policy = PackedPolicy(load_causal_model(str(tiny_model), ModelArgs.model_validate({"dtype": "bf16"}))).cuda()
-    expected, _ = exact(packed_inputs(batch, "cpu"), 0.8)
-    got, _ = policy(packed_inputs(batch, "cuda"), 0.8)
+    expected, _ = exact(packed_inputs(batch, "cpu", 0.8))
+    got, _ = policy(packed_inputs(batch, "cuda", 0.8))
     assert (got.cpu() - expected).abs().max() < 0.15
     assert (got.cpu() - expected).abs().mean() < 0.02
     expected.sum().backward()
@@ -89,7 +89,7 @@ def test_gradients_are_those_of_transformers(folder: Path) -> None:
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     policy = PackedPolicy(load_causal_model(str(folder), FP32))
     weights = torch.linspace(-1, 1, int(batch.response_mask.sum()))
-    for log_probs, entropies in (one_by_one(reference, batch, 0.8), policy(packed_inputs(batch, "cpu"), 0.8)):
+    for log_probs, entropies in (one_by_one(reference, batch, 0.8), policy(packed_inputs(batch, "cpu", 0.8))):
         ((log_probs * weights).sum() + 0.1 * entropies.sum()).backward()
     expected = dict(reference.named_parameters())
     got = dict(policy.causal.named_parameters())

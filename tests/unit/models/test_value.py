@@ -1,0 +1,129 @@
+"""Values of packed sequences, against transformers' own hidden states of each sequence alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+
+from roll.config.schema_model import ModelArgs
+from roll.data.packing import FILLER, concatenate
+from roll.errors import DataError
+from roll.models.packed_inputs import packed_inputs
+from roll.models.value import ValueHead, load_value_model, load_values
+from roll.types import Sequences
+
+FP32 = ModelArgs.model_validate({"dtype": "fp32"})
+LORA = ModelArgs.model_validate({"dtype": "fp32", "lora_target": "all-linear", "lora_rank": 4})
+
+
+def sequences(lengths: list[int], prompt: int = 2) -> Sequences:
+    """Random tokens; all but the first `prompt` of each sequence are the response."""
+    generator = np.random.default_rng(0)
+    return concatenate(
+        [generator.integers(0, 250, length).astype(np.int32) for length in lengths],
+        [np.arange(length) >= prompt for length in lengths],
+    )
+
+
+@pytest.fixture(scope="module")
+def with_head(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reward model's folder: the tiny model with a head that is not 0."""
+    model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
+    generator = torch.Generator().manual_seed(1)
+    model.score.weight.data.normal_(generator=generator)
+    folder = tmp_path_factory.mktemp("models") / "with_head"
+    model.save_pretrained(folder)
+    return folder
+
+
+def states_alone(model: PreTrainedModel, batch: Sequences) -> list[Tensor]:
+    """[length, H] of each sequence, by transformers' own attention."""
+    parts = [torch.from_numpy(batch.token_ids[begin:end]).long() for begin, end in zip(batch.offsets, batch.offsets[1:], strict=False)]
+    return [model.base_model(input_ids=ids[None]).last_hidden_state[0] for ids in parts]
+
+
+def test_the_value_of_a_token_has_read_what_stands_before_it(with_head: Path) -> None:
+    batch = sequences([9, 3, 20, 5])
+    model = AutoModelForSequenceClassification.from_pretrained(with_head, dtype=torch.float32)
+    values = load_values(str(with_head), FP32, seed=0)
+    weights = torch.linspace(-1, 1, int(batch.response_mask.sum()))
+    expected = torch.cat([(states.double() @ model.score.weight.double().T)[1:-1, 0] for states in states_alone(model, batch)])
+    (got,) = values(packed_inputs(batch, "cpu"))
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=2e-5)
+    for said in (expected, got):
+        (said * weights).sum().backward()
+    theirs = dict(model.named_parameters())
+    mine = dict(values.causal.named_parameters())
+    assert mine.keys() == theirs.keys()
+    for name, parameter in mine.items():
+        torch.testing.assert_close(parameter.grad, theirs[name].grad, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@torch.no_grad()
+def test_a_reward_model_reads_the_last_state(with_head: Path) -> None:
+    batch = sequences([9, 3, 20])
+    model = AutoModelForSequenceClassification.from_pretrained(with_head, dtype=torch.float32)
+    inputs = packed_inputs(batch, "cpu")
+    got = load_values(str(with_head), FP32, seed=0).values(inputs, inputs.cu_seq_lens[1:] - 1)
+    expected = torch.stack([states[-1] @ model.score.weight[0] for states in states_alone(model, batch)])
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-5)
+
+
+def test_the_head_of_a_language_model_starts_at_0_and_its_layers_are_the_models(tiny_model: Path) -> None:
+    model = load_value_model(str(tiny_model), FP32)
+    head = model.score
+    assert isinstance(head, ValueHead) and head.weight.shape == (1, model.config.hidden_size) and not head.weight.any()
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    theirs = dict(base.base_model.named_parameters())
+    for name, parameter in model.base_model.named_parameters():
+        assert torch.equal(parameter, theirs.pop(name)), name
+    assert not theirs
+    batch = sequences([9, 3])
+    (values,) = load_values(str(tiny_model), FP32, seed=0)(packed_inputs(batch, "cpu"))
+    assert values.shape == (8,) and not values.any()
+
+
+def test_a_lora_critic_trains_its_adapter_and_its_head(with_head: Path) -> None:
+    values = load_values(str(with_head), LORA, seed=3)
+    trains = {name for name, parameter in values.named_parameters() if parameter.requires_grad}
+    assert {name.split(".")[-2] for name in trains if ".lora_" not in name} == {"score"}
+    assert len(trains) == 1 + 2 * 7 * values.causal.config.num_hidden_layers
+    batch = sequences([9, 3, 20])
+    (adapted,) = values(packed_inputs(batch, "cpu"))
+    (plain,) = load_values(str(with_head), FP32, seed=0)(packed_inputs(batch, "cpu"))
+    torch.testing.assert_close(adapted, plain)
+    adapted.sum().backward()
+    moving = {name for name, parameter in values.named_parameters() if parameter.grad is not None and parameter.grad.any()}
+    assert moving == {name for name in trains if ".lora_A." not in name}  # of B, which is 0, A has no gradient yet
+
+
+@torch.no_grad()
+def test_bf16_rounds_the_weights_and_not_the_heads_arithmetic(with_head: Path) -> None:
+    values = load_values(str(with_head), ModelArgs.model_validate({"dtype": "bf16"}), seed=0)
+    assert {parameter.dtype for parameter in values.parameters()} == {torch.bfloat16}
+    inputs = packed_inputs(sequences([9, 3, 20]), "cpu")
+    (got,) = values(inputs)
+    states = values.hidden(inputs).index_select(0, inputs.scored - 1)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(
+        got.double(), (states.double() @ values.causal.get_parameter("score.weight").double().T)[:, 0], rtol=1e-5, atol=1e-5
+    )
+
+
+def test_the_filler_runs_forward_and_backward_and_teaches_nothing(with_head: Path) -> None:
+    values = load_values(str(with_head), FP32, seed=0)
+    (got,) = values(packed_inputs(FILLER, "cpu"))
+    assert got.shape == (0,)
+    got.sum().backward()
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in values.parameters())
+
+
+def test_a_folder_without_a_model_is_a_fault(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the model '.*nothing' cannot be read"):
+        load_value_model(str(tmp_path / "nothing"), FP32)
