@@ -14,7 +14,7 @@ from roll.config.schema_engine import VllmConfig
 from roll.config.schema_model import DataArgs, ModelArgs
 from roll.config.schema_roles import Role
 from roll.config.shipped import known_rewards
-from roll.config.translate import TRACKERS
+from roll.config.trackers import TRACKERS, chosen_trackers
 from roll.errors import Fault
 from roll.registry import nearest
 
@@ -35,7 +35,7 @@ def agreement_faults(config: Config) -> list[Fault]:
 
 
 def _experiment(config: Config) -> Iterator[Fault]:
-    trackers = (config.track_with,) if isinstance(config.track_with, str) else config.track_with
+    trackers = chosen_trackers(config)
     for tracker in trackers:
         if tracker not in TRACKERS:
             yield Fault("track_with", f"unknown tracker '{tracker}'{nearest(tracker, list(TRACKERS))}", f"known: {', '.join(TRACKERS)}")

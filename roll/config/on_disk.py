@@ -1,4 +1,7 @@
-"""What the configuration names on disk: models, data, the run folder, a checkpoint. Reads no more than a config.json."""
+"""What the configuration names on this machine: models, data, the run folder, a checkpoint, trackers' packages.
+
+Reads no more than a config.json.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from roll.config.model_shape import ModelShape, config_file, read_shape
 from roll.config.placement import model_roles
 from roll.config.schema import Config, RlvrConfig
 from roll.config.schema_model import DataArgs
+from roll.config.trackers import missing_packages
 from roll.errors import Fault
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -24,7 +28,7 @@ class Found:
 
     faults: list[Fault] = field(default_factory=list)
     missing: list[Fault] = field(default_factory=list)
-    """Models and data that are not on this machine; faults unless it is a dry run."""
+    """Models, data and packages that are not on this machine; faults unless it is a dry run."""
     notes: list[str] = field(default_factory=list)
     shapes: dict[str, ModelShape] = field(default_factory=dict)
     """By role, where the model's config.json is at hand."""
@@ -40,6 +44,7 @@ def look(config: Config) -> Found:
         _files("validation.data_args.file_name", config.validation.data_args, found)
     _run_folder(config, found)
     _checkpoint(config, found)
+    found.missing += missing_packages(config)
     return found
 
 

@@ -46,7 +46,8 @@ class Plan:
 def make_plan(config: Config) -> Plan:
     """Check what the schema cannot, and plan.
 
-    Models and data files that are missing are faults of a run. In a dry run, which may happen on another machine, they are warnings.
+    Models, data files and packages that are missing are faults of a run. In a dry run, which may happen on another machine, they are
+    warnings.
 
     Raises:
         ConfigError: with every fault found.

@@ -108,9 +108,10 @@ class Experiment(Section):
         "auto", description="`auto` (the newest whole checkpoint of `output_dir`), `never`, or a checkpoint's folder."
     )
     track_with: str | tuple[str, ...] = Field(
-        "tensorboard", description="Trackers beside `metrics.jsonl`: `tensorboard`, `wandb`, `none`, or several."
+        "tensorboard",
+        description="Trackers beside `metrics.jsonl`: `tensorboard`, `wandb`, `swanlab`, `mlflow`, `trackio`, `none`, or several.",
     )
-    tracker_kwargs: dict[str, Any] = Field(default_factory=dict, description="By tracker, further keyword arguments.")
+    tracker_kwargs: dict[str, dict[str, Any]] = Field(default_factory=dict, description="By tracker, further keyword arguments.")
     num_gpus_per_node: PositiveInt = Field(8, description="GPUs of one node: global device d is device d % n of node d // n.")
     prompt_length: PositiveInt = Field(1024, description="Longest prompt in tokens; longer rows are dropped and counted.")
     response_length: PositiveInt = Field(1024, description="Longest response in tokens.")

@@ -13,9 +13,8 @@ from roll.config.faults import shown
 from roll.config.fields import dotted
 from roll.config.roll_keys import CHECKPOINTING, IGNORED, RENAMED, REWARD_CLASSES, ROLES, VALUES, VARIABLES
 from roll.config.shipped import known_rewards
+from roll.config.trackers import TRACKERS
 from roll.errors import Fault
-
-TRACKERS = ("tensorboard", "wandb", "none")
 
 
 @dataclass

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -17,20 +16,20 @@ from omegaconf import OmegaConf
 from roll.checkpoint.store import CheckpointStore
 from roll.config.plan import Plan
 from roll.config.schema import Config, RlvrConfig
+from roll.config.trackers import chosen_trackers
 from roll.errors import WorkerFailed
 from roll.pipeline import wire_rlvr, wire_sft
 from roll.pipeline.interrupt import Interrupt, terminate
 from roll.pipeline.keeper import Keeper
 from roll.pipeline.roles import Roles
 from roll.pipeline.stage import Stage
-from roll.tracking.base import Tracker
+from roll.tracking.base import RunFacts
 from roll.tracking.console import console_tracker
 from roll.tracking.fanout import Tracking
 from roll.tracking.jsonl import METRICS_FILE, JsonlTracker
 from roll.tracking.logs import RunLog
 from roll.tracking.report import write_report
-from roll.tracking.tensorboard import TensorBoardTracker
-from roll.tracking.wandb import WandbTracker
+from roll.tracking.run import open_named
 from roll.workers.cluster import cluster
 
 LOG = logging.getLogger(__name__)
@@ -92,12 +91,7 @@ async def _run(config: Config, plan: Plan, loop: wire_rlvr.Loop, stage: Stage) -
 def open_trackers(config: Config, resumed_step: int | None) -> Tracking:
     """The record, the console, and whatever `track_with` names."""
     folder = Path(config.output_dir)
-    names: Sequence[str] = (config.track_with,) if isinstance(config.track_with, str) else config.track_with
-    others: list[Tracker] = [console_tracker(config.exp_name, config.max_steps)]
-    for name in names:
-        if name == "tensorboard":
-            others.append(TensorBoardTracker(folder / "tensorboard", resumed_step))
-        elif name == "wandb":
-            settings = config.tracker_kwargs.get(name, {})
-            others.append(WandbTracker(folder, config.exp_name, config.model_dump(mode="json"), settings))
-    return Tracking(JsonlTracker(folder, resumed_step), others)
+    facts = RunFacts(folder, config.exp_name, config.model_dump(mode="json"), resumed_step)
+    record = JsonlTracker(folder, resumed_step)
+    named = open_named(chosen_trackers(config), facts, config.tracker_kwargs)
+    return Tracking(record, [console_tracker(config.exp_name, config.max_steps), *named])

@@ -51,7 +51,7 @@ class Tracking:
                 tell(tracker)
             except Exception as error:  # noqa: BLE001  (whatever a tracker's library raises, the training goes on)
                 self._others.remove(tracker)
-                _report(tracker, error)
+                report_failure(tracker.name, error)
                 _close(tracker)
 
 
@@ -59,10 +59,10 @@ def _close(tracker: Tracker) -> None:
     try:
         tracker.close()
     except Exception as error:  # noqa: BLE001  (as above)
-        _report(tracker, error)
+        report_failure(tracker.name, error)
 
 
-def _report(tracker: Tracker, error: Exception) -> None:
+def report_failure(name: str, error: Exception) -> None:
     """One line for the person, the traceback for the log file."""
-    LOG.warning("tracker '%s' failed and is left out from here on: %s: %s", tracker.name, type(error).__name__, error)
-    LOG.info("where tracker '%s' failed", tracker.name, exc_info=error)
+    LOG.warning("tracker '%s' failed and is left out from here on: %s: %s", name, type(error).__name__, error)
+    LOG.info("where tracker '%s' failed", name, exc_info=error)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
+from roll.tracking.base import RunFacts
 from roll.types import Metrics, RolloutGroup
 
 
 class TensorBoardTracker:
-    """Writes event files below a folder."""
+    """Writes event files into `tensorboard/` of the run folder."""
 
     name = "tensorboard"
 
-    def __init__(self, folder: Path, resumed_from: int | None = None) -> None:
-        """TensorBoard hides what earlier processes logged for steps after `resumed_from`, or all of it if that is None."""
-        self._writer = SummaryWriter(str(folder), purge_step=0 if resumed_from is None else resumed_from + 1)
+    def __init__(self, run: RunFacts, settings: Mapping[str, Any]) -> None:
+        """`settings` are further arguments of `SummaryWriter` (`log_dir`, `flush_secs`, ...).
+
+        TensorBoard hides what earlier processes logged for steps after the one resumed from, or all of it in a fresh start.
+        """
+        purge = 0 if run.resumed_step is None else run.resumed_step + 1
+        self._writer = SummaryWriter(**({"log_dir": str(run.folder / "tensorboard"), "purge_step": purge} | dict(settings)))
 
     def log(self, step: int, metrics: Metrics) -> None:
         for metric, value in metrics.items():

@@ -85,3 +85,18 @@ def test_a_process_ends_with_status_2_and_no_traceback(folder: Path, override: s
     assert done.returncode == 2, done.stderr
     assert place in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_trackers_whose_packages_are_missing_are_refused_before_anything_starts(
+    folder: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("roll.config.trackers.is_installed", lambda package: package == "tensorboard")
+    before = sorted(folder.rglob("*"))
+    message = refused("track_with=[tensorboard,mlflow,swanlab]")
+    for package in ("mlflow", "swanlab"):
+        assert f"track_with: '{package}' is asked for, but the package is not installed" in message
+        assert f"install it (`pip install {package}`) or take `{package}` out of `track_with`" in message
+    assert "'tensorboard' is asked for" not in message
+    assert sorted(folder.rglob("*")) == before
+    assert main(["--config-path", "exp", "--config-name", "sound", "track_with=mlflow", "dry_run=true"]) == 0
+    assert "warning: track_with: 'mlflow' is asked for" in capsys.readouterr().err

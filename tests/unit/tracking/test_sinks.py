@@ -1,23 +1,21 @@
-"""TensorBoard, W&B, the stopwatch and the driver's log."""
+"""TensorBoard, the stopwatch and the driver's log."""
 
 import logging
-import sys
 import time
-import types
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from roll.errors import ConfigError
+from roll.tracking.base import RunFacts
 from roll.tracking.logs import RunLog
 from roll.tracking.stopwatch import Stopwatch
 from roll.tracking.tensorboard import TensorBoardTracker
-from roll.tracking.wandb import WandbTracker
-from roll.types import RolloutGroup
+
+
+def facts(folder: Path, resumed_step: int | None = None) -> RunFacts:
+    return RunFacts(folder, "run", {}, resumed_step)
 
 
 def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
@@ -27,53 +25,27 @@ def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
 
 
 def test_tensorboard_reads_back_each_step_once_after_a_resume(tmp_path: Path) -> None:
-    first = TensorBoardTracker(tmp_path)
+    first = TensorBoardTracker(facts(tmp_path), {})
     for step in range(5):
         first.log(step, {"val/gsm8k/pass@1": step / 10, "reward/mean": float(step)})
     first.close()
-    assert scalars(tmp_path, "val/gsm8k/pass@1") == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+    folder = tmp_path / "tensorboard"
+    assert scalars(folder, "val/gsm8k/pass@1") == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
 
-    resumed = TensorBoardTracker(tmp_path, resumed_from=2)
+    resumed = TensorBoardTracker(facts(tmp_path, 2), {})
     resumed.log(3, {"reward/mean": 33.0})
     resumed.close()
-    assert scalars(tmp_path, "reward/mean") == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 33.0)]
+    assert scalars(folder, "reward/mean") == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 33.0)]
 
-    anew = TensorBoardTracker(tmp_path)
+    anew = TensorBoardTracker(facts(tmp_path), {})
     anew.log(0, {"reward/mean": 7.0})
     anew.close()
-    assert scalars(tmp_path, "reward/mean") == [(0, 7.0)]
+    assert scalars(folder, "reward/mean") == [(0, 7.0)]
 
-
-def test_wandb_asked_for_but_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match="pip install wandb") as raised:
-        WandbTracker(tmp_path, "run", {}, {})
-    assert raised.value.faults[0].place == "track_with"
-
-
-def test_wandb_gets_the_metrics_by_our_own_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: Callable[..., RolloutGroup]
-) -> None:
-    calls: list[tuple[str, Any]] = []
-
-    def noting(name: str) -> Callable[..., None]:
-        return lambda *positional, **named: calls.append((name, positional or named))
-
-    run = types.SimpleNamespace(log=noting("log"), define_metric=noting("define_metric"), finish=noting("finish"))
-    module: Any = types.ModuleType("wandb")
-    module.init = lambda **arguments: calls.append(("init", arguments)) or run
-    module.Table = lambda columns, data: {"columns": columns, "rows": len(data)}
-    monkeypatch.setitem(sys.modules, "wandb", module)
-
-    tracker = WandbTracker(tmp_path / "wandb", "run", {"seed": 1}, {"project": "mine", "mode": "offline"})
-    tracker.log(7, {"reward/mean": 0.5})
-    tracker.samples(7, [group(), group()])
-    tracker.close()
-    init = {"project": "mine", "name": "run", "group": "run", "config": {"seed": 1}, "dir": str(tmp_path / "wandb"), "mode": "offline"}
-    assert calls[0] == ("init", init)
-    assert [payload for name, payload in calls if name == "log"][0] == ({"step": 7, "reward/mean": 0.5},)
-    assert [payload for name, payload in calls if name == "log"][1][0]["samples"]["rows"] == 4
-    assert calls[-1][0] == "finish"
+    elsewhere = TensorBoardTracker(facts(tmp_path), {"log_dir": str(tmp_path / "elsewhere")})
+    elsewhere.log(0, {"reward/mean": 8.0})
+    elsewhere.close()
+    assert scalars(tmp_path / "elsewhere", "reward/mean") == [(0, 8.0)]
 
 
 def test_a_stopwatch_adds_up_by_part_also_after_an_exception() -> None:

@@ -1,0 +1,200 @@
+"""W&B, SwanLab, MLflow and Trackio.
+
+The packages are no requirements of roll. Each is stood in for by a module that has the functions of its documentation with their
+documented names of arguments, and records the calls. Where a package is installed it is also written to for real, without a network.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import types
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll.config.trackers import PACKAGES
+from roll.tracking.base import RunFacts
+from roll.tracking.fanout import Tracking
+from roll.tracking.jsonl import JsonlTracker
+from roll.tracking.mlflow import metric_name
+from roll.tracking.run import OPENERS, open_named
+from roll.types import RolloutGroup
+
+Calls = list[tuple[str, dict[str, Any]]]
+CONFIG = {"seed": 1, "actor_train": {"device_mapping": [0, 1], "world_size": None}}
+METRICS = {"reward/mean": 0.5, "val/gsm8k/pass@1": 0.25, "policy/loss": float("nan")}
+
+
+def facts(folder: Path, resumed_step: int | None = None) -> RunFacts:
+    return RunFacts(folder, "exp", CONFIG, resumed_step)
+
+
+class FakeRun:
+    """A run of W&B (`log`, `define_metric`, `finish`), SwanLab and Trackio (`log` with `step`, `finish`)."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def log(self, data: dict[str, Any], step: int | None = None) -> None:
+        self._calls.append(("log", {"data": data, "step": step}))
+
+    def define_metric(self, name: str, step_metric: str | None = None) -> None:
+        self._calls.append(("define_metric", {"name": name, "step_metric": step_metric}))
+
+    def finish(self) -> None:
+        self._calls.append(("finish", {}))
+
+
+def fake_wandb(calls: Calls) -> dict[str, Any]:
+    def init(*, project: str, name: str, group: str, config: dict[str, Any], dir: str, mode: str = "online") -> FakeRun:
+        calls.append(("init", dict(locals())))
+        return FakeRun(calls)
+
+    return {"init": init, "Table": lambda columns, data: [dict(zip(columns, row, strict=True)) for row in data]}
+
+
+def fake_swanlab(calls: Calls) -> dict[str, Any]:
+    def init(*, project: str, name: str, group: str, config: dict[str, Any], log_dir: str, mode: str = "online") -> FakeRun:
+        calls.append(("init", dict(locals())))
+        return FakeRun(calls)
+
+    return {"init": init, "Text": lambda content, caption=None: f"[{caption}] {content}"}
+
+
+def fake_trackio(calls: Calls) -> dict[str, Any]:
+    def init(project: str, name: str, config: dict[str, Any], resume: str, embed: bool, space_id: str | None = None) -> FakeRun:
+        calls.append(("init", dict(locals())))
+        return FakeRun(calls)
+
+    return {"init": init, "Table": lambda columns, data: [dict(zip(columns, row, strict=True)) for row in data]}
+
+
+def fake_mlflow(calls: Calls) -> dict[str, Any]:
+    def start_run(run_name: str, tags: dict[str, Any] | None = None) -> Any:
+        calls.append(("start_run", {"run_name": run_name}))
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id="r1"))
+
+    def log_metrics(metrics: dict[str, float], step: int, run_id: str) -> None:
+        calls.append(("log", {"data": metrics, "step": step, "run_id": run_id}))
+
+    def log_dict(dictionary: dict[str, Any], artifact_file: str, run_id: str) -> None:
+        calls.append(("log_dict", {"dictionary": dictionary, "artifact_file": artifact_file, "run_id": run_id}))
+
+    return {
+        "set_tracking_uri": lambda uri: calls.append(("set_tracking_uri", {"uri": uri})),
+        "set_experiment": lambda experiment_name: calls.append(("set_experiment", {"experiment_name": experiment_name})),
+        "start_run": start_run,
+        "log_metrics": log_metrics,
+        "log_dict": log_dict,
+        "end_run": lambda: calls.append(("end_run", {})),
+    }
+
+
+FAKES: dict[str, Callable[[Calls], dict[str, Any]]] = {
+    "wandb": fake_wandb,
+    "swanlab": fake_swanlab,
+    "mlflow": fake_mlflow,
+    "trackio": fake_trackio,
+}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Calls]:
+    """By package, what was called; all four stand in for the real ones."""
+    found: dict[str, Calls] = {}
+    for name, fake in FAKES.items():
+        module: Any = types.ModuleType(name)
+        found[name] = []
+        vars(module).update(fake(found[name]))
+        monkeypatch.setitem(sys.modules, name, module)
+    return found
+
+
+def test_all_of_them_at_once_get_metrics_and_samples(
+    tmp_path: Path, calls: dict[str, Calls], group: Callable[..., RolloutGroup], caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"wandb": {"project": "mine", "mode": "offline"}, "swanlab": {"mode": "offline"}}
+    with Tracking(JsonlTracker(tmp_path), open_named(["tensorboard", *FAKES, "none"], facts(tmp_path, 6), settings)) as tracking:
+        tracking.log(7, METRICS)
+        tracking.samples(7, [group(), group()])
+    assert not caplog.records
+    assert (tmp_path / "metrics.jsonl").exists() and list((tmp_path / "tensorboard").iterdir())
+    for name in ("wandb", "swanlab", "trackio"):
+        kinds = [kind for kind, _ in calls[name] if kind != "define_metric"]
+        assert kinds == ["init", "log", "log", "finish"], name
+        began, first, second = (arguments for kind, arguments in calls[name] if kind in ("init", "log"))
+        assert began["name"] == "exp" and began["config"] == CONFIG
+        assert first["data"]["reward/mean"] == 0.5 and first["data"]["val/gsm8k/pass@1"] == 0.25
+        assert (first["data"]["step"] if name == "wandb" else first["step"]) == 7
+        assert len(second["data"]["samples"]) == 4, "the responses of one group"
+    assert calls["wandb"][0][1]["project"] == "mine" and calls["wandb"][0][1]["mode"] == "offline"
+    assert calls["wandb"][0][1]["dir"] == str(tmp_path) and calls["swanlab"][0][1]["log_dir"] == str(tmp_path / "swanlab")
+    assert ("define_metric", {"name": "*", "step_metric": "step"}) in calls["wandb"]
+    assert calls["trackio"][0][1]["resume"] == "allow"
+    text = calls["swanlab"][2][1]["data"]["samples"][0]
+    assert text.startswith("[math, reward 1 (scored)] <|im_start|>user") and text.endswith("\\boxed{391}.")
+
+
+def test_mlflow_gets_names_that_it_takes_and_the_configuration_as_a_file(
+    tmp_path: Path, calls: dict[str, Calls], group: Callable[..., RolloutGroup]
+) -> None:
+    (tracker,) = open_named(["mlflow"], facts(tmp_path), {"mlflow": {"tracking_uri": "http://somewhere", "experiment_name": "theirs"}})
+    tracker.log(7, METRICS)
+    tracker.samples(7, [group(), group()])
+    tracker.close()
+    kinds, arguments = zip(*calls["mlflow"], strict=True)
+    assert kinds == ("set_tracking_uri", "set_experiment", "start_run", "log_dict", "log", "log_dict", "end_run")
+    assert arguments[0] == {"uri": "http://somewhere"} and arguments[1] == {"experiment_name": "theirs"}
+    assert arguments[2] == {"run_name": "exp"}
+    assert arguments[3] == {"dictionary": CONFIG, "artifact_file": "config.yaml", "run_id": "r1"}
+    assert set(arguments[4]["data"]) == {"reward/mean", "val/gsm8k/pass_at_1", "policy/loss"} and arguments[4]["step"] == 7
+    assert arguments[5]["artifact_file"] == "samples/step_7.json" and len(arguments[5]["dictionary"]["groups"]) == 1
+    assert metric_name("mismatch/|a|") == "mismatch/_a_"
+
+
+def test_trackio_begins_a_new_run_unless_the_run_resumes(tmp_path: Path, calls: dict[str, Calls]) -> None:
+    open_named(["trackio"], facts(tmp_path), {})
+    assert calls["trackio"][0][1]["resume"] == "never"
+
+
+def test_a_tracker_that_cannot_be_opened_is_reported_once_and_the_others_open(
+    tmp_path: Path, calls: dict[str, Calls], caplog: pytest.LogCaptureFixture
+) -> None:
+    sys.modules["wandb"].init = lambda **_: (_ for _ in ()).throw(ConnectionError("no such host"))  # pyright: ignore[reportAttributeAccessIssue]
+    with caplog.at_level(logging.INFO):
+        opened = open_named(["wandb", "swanlab"], facts(tmp_path), {"swanlab": {"nonsense": 1}})
+    assert opened == []
+    warnings = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
+    assert warnings[0] == "tracker 'wandb' failed and is left out from here on: ConnectionError: no such host"
+    assert warnings[1].startswith("tracker 'swanlab' failed and is left out from here on: TypeError") and len(warnings) == 2
+
+
+def test_every_tracker_that_may_be_asked_for_can_be_opened() -> None:
+    assert set(OPENERS) == set(PACKAGES)
+
+
+OFFLINE: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "wandb": lambda folder: {"mode": "offline"},
+    "swanlab": lambda folder: {"mode": "offline"},
+    "mlflow": lambda folder: {"tracking_uri": f"sqlite:///{folder}/mlflow.db"},
+    "trackio": lambda folder: {},
+}
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_the_real_package_takes_what_it_is_given(
+    name: str, tmp_path: Path, group: Callable[..., RolloutGroup], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if find_spec(name) is None:
+        pytest.skip(f"the package {name} is not installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    opened = open_named([name], facts(tmp_path), {name: OFFLINE[name](tmp_path)})
+    with Tracking(JsonlTracker(tmp_path), opened) as tracking:
+        tracking.log(1, METRICS)
+        tracking.samples(1, [group()])
+    assert [tracker.name for tracker in opened] == [name] and not [entry for entry in caplog.records if "failed" in entry.getMessage()]
