@@ -30,6 +30,14 @@ def overlong_penalty(lengths: Ints, overlong: Overlong) -> Floats:
     return (-overlong.factor * np.clip(excess / overlong.buffer, 0.0, 1.0)).astype(np.float32)
 
 
+def is_long_and_wrong(reward: float, length: int, threshold: int) -> bool:
+    """Whether a response failed, with a reward not above 0, and has `threshold` tokens or more.
+
+    ROLL's `error_max_len_clip`, which also leaves out every response with a reward other than 0 and 1; here none of those go.
+    """
+    return reward <= 0 and length >= threshold
+
+
 def difficulty_weights(difficulties: Floats) -> Floats:
     """0.5 for the easiest to 2 for the hardest, [N]: 0.5 + 1.5 clip(difficulty, 0, 1). As ROLL's `difficulty_loss_weight`."""
     return (0.5 + 1.5 * np.clip(difficulties, 0.0, 1.0)).astype(np.float32)

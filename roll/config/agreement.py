@@ -28,6 +28,7 @@ def agreement_faults(config: Config) -> list[Fault]:
     faults = [*_experiment(config), *_learner(config)]
     for name, role in model_roles(config).items():
         faults += _lora_keys(name, role.model_args)
+        faults += _kernels(name, role)
         faults += _engine_arguments(name, role)
     if isinstance(config, RlvrConfig):
         faults += [*_kl(config), *credit_faults(config), *loss_faults(config), *_same_policy(config), *_adapter(config), *_rewards(config)]
@@ -84,6 +85,18 @@ def _lora_keys(name: str, model: ModelArgs) -> Iterator[Fault]:
         if key in model.model_fields_set and "lora_target" not in model.model_fields_set:
             value = getattr(model, key)
             yield Fault(f"{name}.model_args.{key}", f"{value}, but lora_target is not given", "add lora_target (all-linear), or remove it")
+
+
+def _kernels(name: str, role: Role) -> Iterator[Fault]:
+    if role.device_mapping is not None:
+        return
+    model = role.model_args
+    if name != "actor_infer" and model.attn_implementation == "fa2":
+        problem = "fa2 is a kernel for GPUs, and the role runs on the CPU"
+        yield Fault(f"{name}.model_args.attn_implementation", problem, f"use auto, or give {name}.device_mapping")
+    if model.liger and vllm_config(role) is None:
+        problem = "true, but its kernels are for GPUs, and the role runs on the CPU"
+        yield Fault(f"{name}.model_args.liger", problem, f"remove the key, or give {name}.device_mapping")
 
 
 def _engine_arguments(name: str, role: Role) -> Iterator[Fault]:

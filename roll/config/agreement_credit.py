@@ -57,6 +57,17 @@ def _shaping(config: RlvrConfig) -> Iterator[Fault]:
     if config.overlong_buffer and config.overlong_buffer.len > longest:
         problem = f"{config.overlong_buffer.len} is more than the longest response, {longest} tokens"
         yield Fault("overlong_buffer.len", problem, f"give at most {longest}; a quarter of it is usual")
+    threshold = config.error_max_len_threshold
+    if config.error_max_len_clip and threshold is None:
+        remedy = f"give a number of tokens, up to {longest}, or set error_max_len_clip=false"
+        yield Fault("error_max_len_threshold", "missing, but error_max_len_clip is true", remedy)
+    if threshold is not None and "error_max_len_clip" not in config.model_fields_set:
+        yield Fault(
+            "error_max_len_threshold", f"{threshold}, but error_max_len_clip is not given", "set error_max_len_clip=true, or remove it"
+        )
+    if config.error_max_len_clip and threshold is not None and threshold > longest:
+        problem = f"{threshold} is more than the longest response, {longest} tokens: nothing would be left out"
+        yield Fault("error_max_len_threshold", problem, f"give at most {longest}")
     low, high = config.difficulty_low_threshold, config.difficulty_high_threshold
     if config.difficulty_mask and low >= high:
         problem = f"{low:g} is not below difficulty_high_threshold {high:g}: no prompt would be learnt from"

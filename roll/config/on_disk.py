@@ -1,4 +1,4 @@
-"""What the configuration names on this machine: models, data, the run folder, a checkpoint, trackers' packages.
+"""What the configuration needs of this machine: models, data, packages of kernels and trackers, the run folder, a checkpoint.
 
 Reads no more than a config.json.
 """
@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from roll.config.batch import learner
 from roll.config.model_shape import ModelShape, config_file, read_shape
 from roll.config.placement import model_roles
-from roll.config.schema import Config, RlvrConfig
+from roll.config.schema import Config, RlvrConfig, Role
+from roll.config.schema_engine import VllmStrategy
 from roll.config.schema_model import DataArgs
 from roll.config.trackers import missing_packages
 from roll.errors import Fault
@@ -35,9 +38,11 @@ class Found:
 
 
 def look(config: Config) -> Found:
-    """Check every path of a configuration against the disk."""
+    """Check every path and every optional package of a configuration against this machine."""
     found = Found()
     _models(config, found)
+    for role_name, role in model_roles(config).items():
+        found.missing += _packages(role_name, role)
     name, role = learner(config)
     _files(f"{name}.data_args.file_name", role.data_args, found)
     if isinstance(config, RlvrConfig) and config.validation:
@@ -89,6 +94,17 @@ def _model(model: str, where: str, longest: int, found: Found) -> ModelShape | N
 def _is_local(name: str) -> bool:
     """Whether a name that does not exist was meant as a path of this machine."""
     return name.startswith(("/", ".", "~")) or name.count("/") > 1 or ("/" in name and Path(name).parent.is_dir())
+
+
+def _packages(name: str, role: Role) -> Iterator[Fault]:
+    """Optional packages that a role would miss. Only asks whether they are there; importing them would import torch."""
+    model, loads_by_transformers = role.model_args, not isinstance(role.strategy_args, VllmStrategy)
+    if name != "actor_infer" and model.attn_implementation == "fa2" and find_spec("flash_attn") is None:
+        problem = "fa2, but the package flash-attn is not installed"
+        remedy = "install it, or use auto: torch has a packed kernel of its own"
+        yield Fault(f"{name}.model_args.attn_implementation", problem, remedy)
+    if loads_by_transformers and model.liger and find_spec("liger_kernel") is None:
+        yield Fault(f"{name}.model_args.liger", "true, but the package liger-kernel is not installed", "install it, or remove the key")
 
 
 def _files(where: str, columns: DataArgs, found: Found) -> None:

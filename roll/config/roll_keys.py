@@ -23,7 +23,6 @@ IGNORED = {
     "critic_warmup": "there is no value function here; remove the key",
     "lambd": "there is no value function here; use gamma",
     "critic": "there is no value function here; choose an adv_estimator that needs none",
-    "error_max_len_clip": "truncated responses keep their reward; use max_len_mask to leave them out",
     "use_pg_clip_range": "pg_clip_low and pg_clip_high apply wherever they are given",
     "whiten_rewards": "use norm_mean_type and norm_std_type",
     "val_greedy": "use validation.generating_args.temperature=0",

@@ -69,6 +69,8 @@ class RlvrConfig(Experiment):
     reward_clip: PositiveFloat | None = Field(None, description="Clip rewards to this magnitude.")
     advantage_clip: PositiveFloat | None = Field(None, description="Clip advantages to this magnitude.")
     max_len_mask: bool = Field(False, description="Leave truncated responses out of the loss.")
+    error_max_len_clip: bool = Field(False, description="Leave wrong responses that are too long out of the loss.")
+    error_max_len_threshold: PositiveInt | None = Field(None, description="Too long: so many tokens or more. Wrong: a reward not above 0.")
     overlong_buffer: OverlongBuffer | None = Field(None, description="Lower the reward of responses that come near the limit.")
     difficulty_mask: bool = Field(False, description="Leave the responses to too hard and too easy prompts out of the loss.")
     difficulty_low_threshold: float = Field(0.0, description="Too hard: a group whose mean reward is not above this.")

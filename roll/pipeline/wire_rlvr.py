@@ -207,6 +207,7 @@ def shaping(config: RlvrConfig, longest_response: int) -> Shaping:
     buffer = config.overlong_buffer
     return Shaping(
         max_len_mask=config.max_len_mask,
+        longest_wrong=config.error_max_len_threshold if config.error_max_len_clip else None,
         difficulty=(config.difficulty_low_threshold, config.difficulty_high_threshold) if config.difficulty_mask else None,
         overlong=Overlong(longest_response, buffer.len, buffer.penalty_factor) if buffer else None,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roll.algorithms.shaping import Overlong, overlong_penalty
+from roll.algorithms.shaping import Overlong, is_long_and_wrong, overlong_penalty
 from roll.data.packing import concatenate
 from roll.errors import RollError
 from roll.types import Bools, FinishReason, Floats, Ints, Metrics, RewardOutcome, Rollout, RolloutGroup, Sequences
@@ -21,6 +21,8 @@ class Shaping:
 
     max_len_mask: bool = False
     """Truncated responses count in their group's statistics but not in the loss."""
+    longest_wrong: int | None = None
+    """Nor do wrong responses, those with a reward not above 0, of so many tokens or more."""
     difficulty: tuple[float, float] | None = None
     """Nor do the responses of a group whose mean reward is not between these two."""
     overlong: Overlong | None = None
@@ -113,6 +115,8 @@ def _lengths(rollouts: Sequence[Rollout]) -> Ints:
 
 def _mask(group: RolloutGroup, rollout: Rollout, mean_reward: float, shaping: Shaping) -> Bools:
     learns = not (shaping.max_len_mask and rollout.completion.finish_reason is FinishReason.LENGTH)
+    if shaping.longest_wrong is not None:
+        learns = learns and not is_long_and_wrong(rollout.reward.value, len(rollout.completion.token_ids), shaping.longest_wrong)
     if shaping.difficulty is not None:
         low, high = shaping.difficulty
         learns = learns and low < mean_reward < high

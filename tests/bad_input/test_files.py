@@ -50,6 +50,38 @@ def test_a_bad_model_config_is_refused(folder: Path, refused: Callable[..., str]
     assert remedy in message
 
 
+PACKAGES = [
+    (["actor_train.model_args.attn_implementation=fa2"], "actor_train.model_args.attn_implementation", "flash-attn", "use auto"),
+    (["actor_train.model_args.liger=true"], "actor_train.model_args.liger", "liger-kernel", "remove the key"),
+    (
+        ["++reference={device_mapping:[0],strategy_args:{strategy_name:hf_infer},model_args:{liger:true}}"],
+        "reference.model_args.liger",
+        "liger-kernel",
+        "install",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "place", "package", "remedy"), PACKAGES)
+def test_a_kernel_without_its_package_is_refused_and_a_dry_run_warns(
+    refused: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: list[str],
+    place: str,
+    package: str,
+    remedy: str,
+) -> None:
+    monkeypatch.setattr("roll.config.on_disk.find_spec", lambda name: None)
+    on_gpu = [f"{role}.device_mapping=[0]" for role in ("actor_train", "actor_infer")]
+    message = refused(*on_gpu, *overrides)
+    assert f"{place}:" in message
+    assert f"{package} is not installed" in message
+    assert remedy in message
+    assert main(["--config-path", "exp", "--config-name", "sound", "dry_run=true", *on_gpu, *overrides]) == 0
+    assert f"{package} is not installed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("argv", "place", "value", "remedy"), NAMES)
 def test_a_bad_name_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str], argv: list[str], place: str, value: str, remedy: str

@@ -13,6 +13,7 @@ REFERENCE = "reference.strategy_args.strategy_name"
 SAMPLING = "actor_infer.generating_args"
 ONE = ("num_return_sequences_in_group=1", "actor_train.training_args.per_device_train_batch_size=4", "adv_estimator=reinforce")
 IN_REWARD = ("add_token_level_kl=true", "init_kl_coef=0.1", "actor_train.model_args.lora_target=all-linear")
+MODEL = "actor_train.model_args"
 GPUS = ("actor_train.device_mapping=[0,1]", "rollout_batch_size=8")
 
 KEYS = [
@@ -172,6 +173,9 @@ CONTRADICTIONS = [
     (["overlong_buffer.len=5", "actor_infer.generating_args.max_new_tokens=4"], "overlong_buffer.len", "4 tokens", "at most 4"),
     (["difficulty_mask=true", "difficulty_low_threshold=1"], "difficulty_low_threshold", "1 is not below", "0.95"),
     (["difficulty_high_threshold=0.9"], "difficulty_high_threshold", "0.9", "difficulty_mask=true"),
+    (["error_max_len_clip=true"], "error_max_len_threshold", "missing, but error_max_len_clip is true", "give a number of tokens, up to 8"),
+    (["error_max_len_threshold=6"], "error_max_len_threshold", "6, but error_max_len_clip is not given", "error_max_len_clip=true"),
+    (["error_max_len_clip=true", "error_max_len_threshold=9"], "error_max_len_threshold", "9 is more than the longest", "at most 8"),
     (["loss_scale_factor=100"], "loss_scale_factor", "100", "loss_agg_mode=seq-mean-token-sum-norm"),
     (["target_kl=0.1"], "target_kl", "0.1", "add_token_level_kl=true"),
     (["kl_horizon=100"], "kl_horizon", "100", "give target_kl"),
@@ -245,6 +249,8 @@ CONTRADICTIONS = [
         "CodeSandboxRewardWorker",
         "set rewards.math_rule.reward to exact_match, math_rule, multiple_choice",
     ),
+    ([f"{MODEL}.attn_implementation=fa2"], f"{MODEL}.attn_implementation", "runs on the CPU", "actor_train.device_mapping"),
+    ([f"{MODEL}.liger=true"], f"{MODEL}.liger", "runs on the CPU", "remove the key"),
     ([f"{ENGINE}.dtype=bfloat16"], f"{ENGINE}.dtype", "bfloat16", "actor_infer.model_args.dtype"),
 ]
 PATHS = [

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.algorithms.shaping import Overlong, balanced, difficulty_weights, length_weights, overlong_penalty
+from roll.algorithms.shaping import Overlong, balanced, difficulty_weights, is_long_and_wrong, length_weights, overlong_penalty
 
 
 def test_the_punishment_by_hand() -> None:
@@ -36,3 +36,10 @@ def test_balanced_weights_have_a_mean_of_1_over_what_is_in_the_loss() -> None:
     got = balanced(np.array([1, 100, 3], np.float32), chosen)
     assert got.tolist() == [0.5, 50, 1.5]
     assert balanced(np.array([1, 3], np.float32), np.array([False, False])).tolist() == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("reward", "length", "out"), [(0.0, 8, True), (-1.0, 9, True), (0.0, 7, False), (1.0, 8, False), (0.5, 99, False), (1e-6, 8, False)]
+)
+def test_what_is_long_and_wrong(reward: float, length: int, out: bool) -> None:
+    assert is_long_and_wrong(reward, length, threshold=8) is out

@@ -116,6 +116,19 @@ def test_a_group_outside_the_thresholds_leaves_the_loss_and_not_the_statistics()
     assert metrics["response/masked_fraction"] == 0.75
 
 
+def test_long_wrong_responses_leave_the_loss_and_not_the_group() -> None:
+    groups = [
+        make_group(0, [make_rollout([5] * 3, 0.0), make_rollout([5] * 2, 0.0), make_rollout([5] * 3, 0.5), make_rollout([5] * 4, -1)])
+    ]
+    step = experience(groups, Shaping(longest_wrong=3))
+    in_loss = np.logical_or.reduceat(step.sequences.response_mask, step.sequences.offsets[:-1])
+    assert in_loss.tolist() == [False, True, True, False]
+    assert step.rewards.tolist() == [0, 0, 0.5, -1]
+    # The punishment of length comes after the verdict: it makes no right response a wrong one.
+    punished = experience(groups, Shaping(longest_wrong=3, overlong=Overlong(limit=4, buffer=4, factor=2.0)))
+    np.testing.assert_array_equal(punished.sequences.response_mask, step.sequences.response_mask)
+
+
 def test_long_responses_pay_before_credit_is_assigned_and_the_difficulty_does_not_see_it() -> None:
     # The limit is 4 and the buffer 2: two tokens are free, three pay half, four pay all of 0.5.
     groups = [make_group(0, [make_rollout([5] * n, 1.0) for n in (1, 2, 3, 4)])]
