@@ -15,9 +15,10 @@ from pathlib import Path
 from roll.config.batch import learner
 from roll.config.model_shape import ModelShape, config_file, read_shape
 from roll.config.placement import model_roles
-from roll.config.schema import Config, RlvrConfig, Role
+from roll.config.schema import Config, RlvrConfig
 from roll.config.schema_engine import VllmStrategy
 from roll.config.schema_model import DataArgs
+from roll.config.schema_roles import Role
 from roll.config.trackers import missing_packages
 from roll.errors import Fault
 
