@@ -70,6 +70,10 @@ class DeviceMemoryError(RollError):
     """A device has too little memory, and nothing is left to be made smaller."""
 
 
+class NonFiniteError(RollError):
+    """A loss or gradient is not finite, again and again, or one came through to the weights."""
+
+
 class WeightSyncError(RollError):
     """The engine's weights are not what the trainer sent: names, shapes, checksum or version differ."""
 

@@ -63,6 +63,9 @@ def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
     if zero.offload_optimizer and zero.offload_optimizer.device != "none" and zero.stage == 0:
         problem = f"'{zero.offload_optimizer.device}', but stage 0 shards no optimizer states"
         yield Fault(f"{where}.offload_optimizer.device", problem, "use stage 1, 2 or 3, or remove offload_optimizer")
+    if (zero.model_extra or {}).get("compute_grad_norm") is False:
+        problem = "false, but an update whose gradient is not finite is known by its norm"
+        yield Fault(f"{where}.compute_grad_norm", problem, "remove it")
     for key in ("offload_optimizer", "offload_param"):
         offload = getattr(zero, key)
         if offload and offload.device == "nvme" and not offload.nvme_path:
@@ -77,6 +80,9 @@ def _precision(settings: DeepSpeedConfig, where: str, name: str, role: Role) -> 
         if enabled != "auto" and bool(enabled) != (dtype == key):
             problem = f"{str(enabled).lower()}, but {name}.model_args.dtype is {dtype}"
             yield Fault(f"{where}.{key}.enabled", problem, f"remove it; {name}.model_args.dtype says the precision")
+    if (settings.bf16 or {}).get("check_grad_overflow") is False:
+        problem = "false, but no gradient that is not finite may reach the optimizer"
+        yield Fault(f"{where}.bf16.check_grad_overflow", problem, "remove it")
 
 
 def _batch(settings: DeepSpeedConfig, where: str, name: str, role: ActorTrain, max_grad_norm: float) -> Iterator[Fault]:

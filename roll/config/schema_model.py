@@ -55,6 +55,9 @@ class TrainingArgs(Section):
         1, description="With `gradient_accumulation_steps` and the number of ranks, the sequences of one optimizer update."
     )
     gradient_accumulation_steps: PositiveInt = Field(1, description="See `per_device_train_batch_size`.")
+    max_consecutive_skips: NonNegativeInt = Field(
+        10, description="Updates in a row whose loss or gradient is not finite, and which are skipped, after which the run ends; 0: never."
+    )
     num_train_epochs: PositiveInt = Field(1, description="SFT: passes over the data, unless `max_steps` ends them earlier.")
 
 

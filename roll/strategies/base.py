@@ -42,6 +42,8 @@ class MicroBatch:
     batch: TrainBatch
     loss_weights: Floats
     """[T], see `algorithms.aggregation`."""
+    samples: tuple[int, ...] = ()
+    """[N], positions of its sequences in the step's batch, for reports."""
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,16 @@ def deepspeed_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float |
         out["gradient_clipping"] = max_grad_norm
     for name in ("bf16", "fp16"):
         out[name] = (out.get(name) or {}) | {"enabled": dtype == name}
+    out["bf16"]["check_grad_overflow"] = True
     return out
+
+
+def scale_of(engine: Any) -> float | None:
+    """What fp16's losses are multiplied by; None in another precision."""
+    if not engine.fp16_enabled():
+        return None
+    unfused = getattr(engine.optimizer, "loss_scale_config", None)
+    return float(engine.optimizer.loss_scale if unfused is None else unfused.cur_scale)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

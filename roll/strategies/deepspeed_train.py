@@ -29,7 +29,8 @@ from roll.models.load import PackedPolicy, add_lora, load_causal_model, load_tok
 from roll.models.packed_inputs import packed_inputs, scored_only, to_device
 from roll.models.weights import WeightView
 from roll.strategies.base import MicroBatch, Rank, TrainResult
-from roll.strategies.deepspeed_setup import deepspeed_config, gather_whole_layers, join, optimizer_and_schedule
+from roll.strategies.deepspeed_setup import deepspeed_config, gather_whole_layers, join, optimizer_and_schedule, scale_of
+from roll.strategies.finite import FiniteWatch
 from roll.strategies.loss_inputs import loss_inputs
 from roll.strategies.memory_guard import (
     BUILD_KEYS,
@@ -91,6 +92,7 @@ class DeepSpeedTrain:
         policy = PackedPolicy(add_lora(model, settings.model_args, settings.seed) if self._is_lora else model)
         self._arrange_layers(policy)
         optimizer, schedule = optimizer_and_schedule(policy, settings.training, settings.deepspeed, settings.total_updates, rank.device)
+        self._finite = FiniteWatch(policy.model, rank, settings.training.max_consecutive_skips)
         self._engine: Any = deepspeed.initialize(model=policy, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
         self._policy, self._optimizer = policy, optimizer
         self._offload = Offload(rank.device)
@@ -138,9 +140,14 @@ class DeepSpeedTrain:
                 version = policy_version if number == 0 else None
                 self._accumulate(micro_batches, lambda part, version=version: self._loss(part, loss, temperature, tally, version))
                 self._engine.step()
-                scalars["policy/skipped_updates"] += self._engine.skipped_steps - skipped
+                skipped = self._engine.skipped_steps - skipped
+                scalars["policy/skipped_updates"] += skipped
+                self._finite.settle(skipped > 0)
+            self._finite.check()
         if (norm := self._engine.get_global_grad_norm()) is not None:  # plain fp32 without ZeRO does not keep it
             scalars["policy/grad_norm"] = float(norm)
+        if (loss_scale := scale_of(self._engine)) is not None:
+            scalars["policy/loss_scale"] = loss_scale
         scalars["policy/lr"] = float(self._engine.get_lr()[0])
         scalars[f"memory/{role}/token_budget"] = self._guard.token_budget if self._guard else self._settings.token_budget
         return tally.result(scalars)
@@ -151,7 +158,7 @@ class DeepSpeedTrain:
         scale = self._rank.world_size
         if self._guard is None:
             for micro_batch in micro_batches:
-                self._engine.backward(loss_of(micro_batch) * scale)
+                self._backward(micro_batch, loss_of(micro_batch) * scale)
             return
         # An error amid a forward pass leaves nothing behind, unless ranks or hooks of ZeRO-3 are in step with it.
         retries = scale == 1 and self._shards_at_load is None
@@ -161,13 +168,17 @@ class DeepSpeedTrain:
             with self._guard.measured(queue[0]):
                 value = _or_none(loss_of, queue[0]) if retries and len(queue[0].batch) > 1 else loss_of(queue[0])
                 if value is not None:
-                    self._engine.backward(value * scale)
+                    self._backward(queue[0], value * scale)
             if value is None:
                 torch.cuda.empty_cache()
                 queue = self._guard.halve(queue)
             else:
                 queue = queue[1:]
         self._guard.update_ended()
+
+    def _backward(self, micro_batch: MicroBatch, loss: Tensor) -> None:
+        self._engine.backward(self._finite.loss(loss))
+        self._finite.ran(micro_batch)
 
     def _loss(self, micro_batch: MicroBatch, loss: Loss, temperature: float, tally: Tally, version: int | None) -> Tensor:
         batch, device = micro_batch.batch, self._rank.device

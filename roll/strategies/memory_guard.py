@@ -123,7 +123,8 @@ def within(micro_batches: Sequence[MicroBatch], token_budget: int) -> list[Micro
 def chosen(micro_batch: MicroBatch, indices: Sequence[int]) -> MicroBatch:
     """Some sequences of a micro-batch; none gives the filler, which teaches nothing."""
     weights = packing.select_tokens(micro_batch.loss_weights, micro_batch.batch.sequences, indices)
-    return MicroBatch(packing.take(micro_batch.batch, indices), weights)
+    samples = tuple(micro_batch.samples[index] for index in indices) if micro_batch.samples else ()
+    return MicroBatch(packing.take(micro_batch.batch, indices), weights, samples)
 
 
 @dataclass

@@ -146,10 +146,12 @@ def micro_batches_of(batch: TrainBatch, update: Sequence[int], ranks: int, shape
     chosen = packing.take(batch, update)
     weights = loss_weights(chosen.sequences, shape.loss_agg_mode, shape.loss_scale, chosen.sequence_weights)
     split = packing.split(chosen.sequences.lengths, ranks, shape.token_budget, shape.attention_cost)
-    return [
-        [MicroBatch(packing.take(chosen, indices), packing.select_tokens(weights, chosen.sequences, indices)) for indices in forwards]
-        for forwards in split.ranks
-    ]
+
+    def micro_batch(indices: Sequence[int]) -> MicroBatch:
+        samples = tuple(update[index] for index in indices)
+        return MicroBatch(packing.take(chosen, indices), packing.select_tokens(weights, chosen.sequences, indices), samples)
+
+    return [[micro_batch(indices) for indices in forwards] for forwards in split.ranks]
 
 
 def merge(results: Sequence[TrainResult]) -> Metrics:

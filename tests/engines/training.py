@@ -158,15 +158,23 @@ class Short:
 
 @contextmanager
 def trainer(case: Case, model: Path, rank: Rank, seed: int) -> Iterator[Any]:
-    """A trainer that is closed and forgotten afterwards; the process group stays for the next one."""
-    from roll.strategies.deepspeed_train import DeepSpeedTrain
+    """The trainer of a case."""
     from roll.strategies.memory_guard import MemoryGuard, Need, over_hosts
 
+    with trainer_of(settings(case, model, seed), rank) as strategy:
+        if case.short:
+            most = over_hosts(rank.world_size, rank.timeout)
+            strategy._guard = MemoryGuard(TOKEN_BUDGET, Need(0, 1.0), Short(), most)
+        yield strategy
+
+
+@contextmanager
+def trainer_of(chosen: Any, rank: Rank) -> Iterator[Any]:
+    """A trainer that is closed and forgotten afterwards; the process group stays for the next one."""
+    from roll.strategies.deepspeed_train import DeepSpeedTrain
+
     gc.freeze()  # what is collected below is the trainer, not all of torch
-    strategy = DeepSpeedTrain(settings(case, model, seed), rank)
-    if case.short:
-        most = over_hosts(rank.world_size, rank.timeout)
-        strategy._guard = MemoryGuard(TOKEN_BUDGET, Need(0, 1.0), Short(), most)
+    strategy = DeepSpeedTrain(chosen, rank)
     try:
         yield strategy
     finally:

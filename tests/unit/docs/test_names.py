@@ -36,7 +36,7 @@ WRITERS = (
 """Modules that make metrics; others read them."""
 METRIC = re.compile(r"(sampling|reward|response|staleness|policy|mismatch|val|time|throughput|memory|sft)/[^ ]+")
 PLACEHOLDERS = {"domain": "<domain>", "name": "<set>", "k": "<k>", "role": "<role>"}
-FOREIGN = {"RAY_JOB_STOP_WAIT_TIME_S"}
+FOREIGN = {"RAY_JOB_STOP_WAIT_TIME_S", "initial_scale_power"}
 """Names of other projects that the source does not mention."""
 FILES = {"config.json", "config.yaml"}
 """Files whose names read like key paths."""

@@ -1,0 +1,130 @@
+"""Keep an update whose loss or gradient is not finite from the optimizer, on all ranks, and say where it came from.
+
+The gradients of an update are reduced over ranks, so one that is not finite is so on every rank: DeepSpeed sees it in the
+norm and skips the step, before it touches weights, optimizer states or the schedule. What DeepSpeed cannot see is put where
+it can (a loss that is not finite though its gradient is), and whether it did skip is checked. Nothing here waits for the
+device, but after a skipped update and at the end of a training step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from roll.errors import NonFiniteError
+from roll.strategies.base import MicroBatch, Rank
+
+LOG = logging.getLogger(__name__)
+LOSS = "loss"
+
+
+@dataclass(frozen=True, order=True)
+class Culprit:
+    """Where a skipped update first went wrong."""
+
+    micro_batch: int
+    """Of the rank's micro-batches of the update, counted from 0."""
+    rank: int
+    what: str
+    """`loss`, or the name of the parameter whose gradient was the first in the backward pass that is not finite."""
+    samples: tuple[int, ...]
+    """Its sequences, by their position in the step's batch."""
+
+    def __str__(self) -> str:
+        what = "the loss" if self.what == LOSS else f"the gradient of {self.what}"
+        of = f"samples {', '.join(map(str, self.samples))} of the step" if self.samples else "it holds no sample"
+        return f"{what} is not finite in micro-batch {self.micro_batch} of rank {self.rank} ({of})"
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A micro-batch's loss and sums of gradients, on the device: a sum is finite where all that it adds up is."""
+
+    samples: tuple[int, ...]
+    names: tuple[str, ...]
+    values: Tensor
+
+
+class FiniteWatch:
+    """Watches the losses of a trainer and its gradients before they are reduced."""
+
+    def __init__(self, model: nn.Module, rank: Rank, max_consecutive: int) -> None:
+        """Watches what trains in `model`. `max_consecutive` skipped updates in a row end the run; 0 never does."""
+        self._rank, self._max_consecutive = rank, max_consecutive
+        self._loss: Tensor | None = None
+        self._sums: list[tuple[str, Tensor]] = []
+        self._seen: list[_Seen] = []
+        self._applied: list[Tensor] = []
+        self._in_a_row = 0
+        self._first: str = ""
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(self._hook(name))
+
+    def _hook(self, name: str) -> Callable[[Tensor], None]:
+        def note(gradient: Tensor) -> None:
+            self._sums.append((name, gradient.detach().sum(dtype=torch.float32)))
+
+        return note
+
+    def loss(self, value: Tensor) -> Tensor:
+        """The loss of a micro-batch; one that is not finite makes all its gradients so."""
+        self._sums.clear()
+        self._loss = value.detach().float()
+        return value * torch.where(torch.isfinite(value.detach()), 1.0, torch.nan)
+
+    def ran(self, micro_batch: MicroBatch) -> None:
+        """Its backward pass is over."""
+        assert self._loss is not None, "a backward pass without a loss"
+        names, sums = (LOSS, *(name for name, _ in self._sums)), [self._loss, *(each for _, each in self._sums)]
+        self._seen.append(_Seen(micro_batch.samples, names, torch.stack(sums)))
+        self._sums.clear()
+
+    def settle(self, skipped: bool) -> None:
+        """The update is over. Called on all ranks with the same answer.
+
+        Raises:
+            NonFiniteError: the updates were skipped `max_consecutive` times in a row.
+        """
+        seen, self._seen = self._seen, []
+        if not skipped:
+            self._applied += [torch.isfinite(each.values).all() for each in seen]
+            self._in_a_row = 0
+            return
+        said = str(self._culprit(seen) or "every micro-batch is finite, but the sum of their gradients over the update is not")
+        self._first = self._first if self._in_a_row else said
+        self._in_a_row += 1
+        if self._rank.rank == 0:
+            LOG.warning("%s: an update was skipped: %s", self._rank.role, said)
+        if self._in_a_row == self._max_consecutive:
+            raise NonFiniteError(f"{self._in_a_row} updates in a row were skipped; the first because {self._first}")
+
+    def check(self) -> None:
+        """That no update that was made held what is not finite. Waits for the device.
+
+        Raises:
+            NonFiniteError: one did.
+        """
+        applied, self._applied = self._applied, []
+        if applied and not bool(torch.stack(applied).all()):
+            raise NonFiniteError("DeepSpeed made an update with a gradient that is not finite; load a checkpoint from before it")
+
+    def _culprit(self, seen: Sequence[_Seen]) -> Culprit | None:
+        """The first over all ranks, the same on each."""
+        found = self._first_here(seen)
+        if self._rank.world_size == 1:
+            return found
+        everyone: list[Culprit | None] = [None] * self._rank.world_size
+        torch.distributed.all_gather_object(everyone, found)
+        return min((each for each in everyone if each is not None), default=None)
+
+    def _first_here(self, seen: Sequence[_Seen]) -> Culprit | None:
+        for number, each in enumerate(seen):
+            finite = torch.isfinite(each.values).tolist()
+            if not all(finite):
+                return Culprit(number, self._rank.rank, each.names[finite.index(False)], each.samples)
+        return None

@@ -1,0 +1,230 @@
+"""What the tests of non-finite updates run on each rank: a fault is planted, and what a checkpoint holds must not notice."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.losses import Loss, LossInputs, TokenLosses
+from roll.config.schema_engine import DeepSpeedConfig
+from roll.config.schema_model import TrainingArgs
+from roll.strategies.base import MicroBatch, Rank
+from tests.engines import training
+from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Updates
+
+PLANTS = ("loss", "infinite_loss", "gradient", "embedding")
+COUNTERS = ("skipped_steps", "global_steps", "global_samples", "micro_steps", "overflow", "loss_scaler", "dynamic_loss_scale", "cur_scale")
+"""Keys of DeepSpeed's checkpoints that say how often it tried, and with which loss scale."""
+COUNTERS += ("last_overflow_iter", "cur_iter", "ds_config")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to train, and where its states live."""
+
+    stage: int
+    dtype: str
+    lora: bool = False
+    offload: str = "none"
+    """`none`, `optimizer` or `all`: what lies in host memory by DeepSpeed's account."""
+
+    @property
+    def name(self) -> str:
+        """In the report."""
+        parts = [f"ZeRO-{self.stage}", self.dtype, "LoRA" if self.lora else "full"]
+        return "_".join(parts + [f"offload_{self.offload}"] * (self.offload != "none"))
+
+
+@dataclass(frozen=True)
+class Skip:
+    """What became of an update with a planted fault, on one rank."""
+
+    skipped: float
+    differences: list[str]
+    """Of the checkpoints before and after, rank 0 alone."""
+    said: str
+    """The log's line, rank 0 alone."""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What one rank saw of a plan."""
+
+    skips: dict[str, Skip]
+    afterwards: list[str]
+    """Differences from a run without faults, after one more update of both."""
+    moved: int
+    """Places where the checkpoints of the first good update and of the second differ."""
+    scales: list[float | None]
+    """fp16's loss scale before the faults and after each."""
+    rates: list[float]
+    """The learning rate, likewise."""
+    end: str
+    """The error that ends a run of many faults."""
+
+
+@dataclass(frozen=True)
+class PlantedLoss:
+    """The test's loss, with a fault in the micro-batch that holds a marked token."""
+
+    plant: str
+    loss: Loss = LOSS
+
+    def __call__(self, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> TokenLosses:
+        said = self.loss(log_probs, entropy, inputs)
+        if inputs.marked is None or not inputs.marked.any():
+            return said
+        if self.plant == "loss":
+            losses = said.losses * torch.nan
+        elif self.plant == "infinite_loss":  # with a gradient that is finite
+            losses = said.losses + torch.inf
+        else:  # sqrt at 0: a loss like any other, with a gradient of 0 times infinity
+            losses = said.losses + (log_probs * 0).abs().sqrt()
+        return TokenLosses(losses, said.metrics)
+
+    def marks(self, batch: Any) -> Any:
+        """See `Loss`."""
+        return None
+
+
+def settings(plan: Plan, model: Path, **training_args: Any) -> Any:
+    """`TrainSettings` of a plan."""
+    zero: dict[str, Any] = dict(training.ZERO[plan.stage])
+    if plan.offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if plan.offload == "all":
+        zero["offload_param"] = {"device": "cpu"}
+    out = training.settings(training.Case(plan.stage, plan.lora, plan.dtype), model, SEED)
+    config = DeepSpeedConfig.model_validate({"zero_optimization": zero, "fp16": {"initial_scale_power": 8}})
+    arguments = TrainingArgs.model_validate(out.training.model_dump(exclude_unset=True) | training_args)
+    return dataclasses.replace(out, deepspeed=config, training=arguments)
+
+
+@contextmanager
+def nan_rows(strategy: Any, on: bool) -> Iterator[None]:
+    """The input embedding gives what is not a number for the first token of the update's second micro-batch."""
+    calls = 0
+
+    def spoil(module: Any, inputs: Any, output: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls != 2:
+            return output
+        return torch.where((torch.arange(output.shape[1]) == 0)[None, :, None], torch.nan, output)
+
+    hook = strategy._policy.causal.get_input_embeddings().register_forward_hook(spoil) if on else None
+    try:
+        yield
+    finally:
+        if hook:
+            hook.remove()
+
+
+def marked(updates: Updates, number: int) -> Updates:
+    """The same with all tokens of one micro-batch marked."""
+
+    def mark(index: int, micro_batch: MicroBatch) -> MicroBatch:
+        mask = micro_batch.batch.sequences.response_mask
+        return dataclasses.replace(micro_batch, batch=dataclasses.replace(micro_batch.batch, marked=mask & (index == number)))
+
+    return [[mark(index, micro_batch) for index, micro_batch in enumerate(update)] for update in updates]
+
+
+def differences(first: Path, second: Path) -> list[str]:
+    """Places where two checkpoints differ in a bit."""
+    names = [sorted(str(file.relative_to(folder)) for file in folder.rglob("*_states.pt")) for folder in (first, second)]
+    assert names[0] == names[1] and names[0]
+    out: list[str] = []
+    for name in names[0]:
+        out += _differ(name, *(torch.load(folder / name, weights_only=False, map_location="cpu") for folder in (first, second)))
+    return out
+
+
+def _differ(place: str, first: Any, second: Any) -> list[str]:
+    if isinstance(first, Tensor):
+        same = first.dtype == second.dtype and first.shape == second.shape
+        return [] if same and torch.equal(first.flatten().view(torch.uint8), second.flatten().view(torch.uint8)) else [place]
+    if isinstance(first, Mapping):
+        if list(first) != list(second):
+            return [f"{place}: keys"]
+        return [each for key in first if key not in COUNTERS for each in _differ(f"{place}/{key}", first[key], second[key])]
+    if isinstance(first, (list, tuple)):
+        if len(first) != len(second):
+            return [f"{place}: length"]
+        return [each for number, (a, b) in enumerate(zip(first, second, strict=True)) for each in _differ(f"{place}/{number}", a, b)]
+    return [] if not isinstance(first, (int, float, str, bool)) or first == second else [f"{place}: {first} and {second}"]
+
+
+class _Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def plant_all(rank: Rank, plan: Plan, model: Path, work: Sequence[Updates], folder: Path) -> Faults:
+    """Every fault after a good update, then one more good update; the same two without any fault; and faults without end."""
+    good, other = ([update] for update in work[rank.rank])
+    log, skips = _Lines(), {}
+    logging.getLogger("roll.strategies.finite").addHandler(log)
+
+    def saved(strategy: Any, name: str) -> Path:
+        strategy.save(folder / name)
+        torch.distributed.barrier()
+        return folder / name
+
+    def compared(before: Path, after: Path) -> list[str]:
+        found = differences(before, after) if rank.rank == 0 else []
+        torch.distributed.barrier()
+        return found
+
+    with training.trainer_of(settings(plan, model), rank) as strategy:
+        results = [strategy.train_step(good, LOSS, TEMPERATURE, VERSION)]
+        before = saved(strategy, "before")
+        for plant in PLANTS:
+            log.lines.clear()
+            # On one rank: in the second of its micro-batches, or for a plain loss in the first.
+            here = marked(other, 0 if plant == "loss" else 1) if rank.rank == 1 else other
+            with nan_rows(strategy, plant == "embedding" and rank.rank == 1):
+                loss = LOSS if plant == "embedding" else PlantedLoss(plant)
+                results.append(strategy.train_step(here, loss, TEMPERATURE, VERSION))
+            found = compared(before, saved(strategy, plant))
+            skips[plant] = Skip(results[-1].scalars["policy/skipped_updates"], found, "".join(log.lines))
+        strategy.train_step(other, LOSS, TEMPERATURE, VERSION)
+        went_on = saved(strategy, "went_on")
+        moved = len(compared(before, went_on))
+    with training.trainer_of(settings(plan, model, max_consecutive_skips=2), rank) as strategy:
+        strategy.train_step(good, LOSS, TEMPERATURE, VERSION)
+        strategy.train_step(other, LOSS, TEMPERATURE, VERSION)
+        afterwards = compared(saved(strategy, "without"), went_on)
+        here = marked(other, 1) if rank.rank == 1 else other
+        end = ""
+        try:
+            strategy.train_step([*here, *good, *here, *here, *here], PlantedLoss("gradient"), TEMPERATURE, VERSION)
+        except Exception as error:
+            end = f"{type(error).__name__}: {error}"
+    logging.getLogger("roll.strategies.finite").removeHandler(log)
+    scales = [each.scalars.get("policy/loss_scale") for each in results]
+    return Faults(skips, afterwards, moved, scales, [each.scalars["policy/lr"] for each in results], end)
+
+
+def plant_everywhere(rank: Rank, plans: Sequence[Plan], model: Path, work: Sequence[Updates], folder: Path) -> list[Faults]:
+    """Plans one after another. `work[rank]` is a rank's updates."""
+    from deepspeed.accelerator import get_accelerator
+
+    # DeepSpeed refuses fp16 where the CPU has no instructions for it; torch computes it all the same.
+    with mock.patch.object(get_accelerator(), "is_fp16_supported", lambda: True):
+        out = [plant_all(rank, plan, model, work, folder / plan.name) for plan in plans]
+    torch.distributed.destroy_process_group()
+    return out

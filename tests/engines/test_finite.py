@@ -1,0 +1,85 @@
+"""A loss or gradient that is not finite changes nothing, on any ZeRO stage, and is said to be where it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from roll.data import packing
+from roll.types import TrainBatch
+from roll.workers.actor_train import TrainShape, micro_batches_of
+from tests.engines.planting import PLANTS, Faults, Plan, plant_everywhere
+from tests.engines.ranks import run_ranks
+from tests.engines.training import TEMPERATURE, VERSION
+
+LENGTHS = [9, 8, 9, 8, 9, 8, 9, 8]
+PLANS = [Plan(stage, dtype) for stage in range(4) for dtype in ("fp32", "bf16", "fp16")]
+PLANS += [Plan(stage, "bf16", offload="optimizer") for stage in (1, 2, 3)]
+PLANS += [Plan(2, "fp32", offload="optimizer"), Plan(3, "bf16", offload="all")]
+PLANS += [Plan(0, "bf16", lora=True), Plan(3, "bf16", lora=True), Plan(3, "fp32", True, "all")]
+
+each_plan = pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
+Runs = dict[Plan, list[Faults]]
+
+
+@pytest.fixture(scope="module")
+def runs(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Every plan on two ranks, each with two micro-batches of one sequence an update."""
+    generator = np.random.default_rng(0)
+    sequences = packing.concatenate(
+        [generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS],
+        [np.arange(length) >= 2 for length in LENGTHS],
+    )
+    mask = sequences.response_mask
+    fields = (np.where(mask, generator.normal(size=len(mask)) - mean, 0).astype(np.float32) for mean in (0, 5, 5))
+    advantages, behaviour, ref = fields
+    batch = TrainBatch(sequences, advantages, behaviour, np.where(mask, VERSION, 0).astype(np.int32), ref)
+    shape = TrainShape(4, 1, 10, "token-mean", TEMPERATURE)
+    updates = [micro_batches_of(batch, range(start, start + 4), 2, shape) for start in (0, 4)]
+    work = [[update[rank] for update in updates] for rank in range(2)]
+    assert [[len(update) for update in updates] for updates in work] == [[2, 2], [2, 2]]
+    folder = tmp_path_factory.mktemp("finite")
+    by_rank = run_ranks(plant_everywhere, 2, folder, PLANS, small_model, work, folder, seconds=480)
+    return {plan: [faults[number] for faults in by_rank] for number, plan in enumerate(PLANS)}
+
+
+@each_plan
+@pytest.mark.parametrize("plant", PLANTS)
+def test_the_update_is_skipped_on_all_ranks_and_changes_no_bit(runs: Runs, plan: Plan, plant: str) -> None:
+    for faults in runs[plan]:
+        assert faults.skips[plant].skipped == 1
+        assert faults.skips[plant].differences == []
+    # What is compared does change with an update that is made.
+    assert runs[plan][0].moved > 3
+
+
+@each_plan
+@pytest.mark.parametrize("plant", PLANTS)
+def test_the_culprit_is_named(runs: Runs, plan: Plan, plant: str) -> None:
+    said = runs[plan][0].skips[plant].said
+    what = "the gradient of " if plant == "gradient" else "the loss is not finite"
+    number = 0 if plant == "loss" else 1
+    assert said.startswith(f"actor_train: an update was skipped: {what}")
+    # The marked update is the second of the step: samples 4 to 7, of which rank 1 has the last two.
+    assert said.endswith(f"is not finite in micro-batch {number} of rank 1 (samples {6 + number} of the step)")
+
+
+@each_plan
+def test_the_schedule_waits_and_only_the_loss_scale_notices(runs: Runs, plan: Plan) -> None:
+    faults = runs[plan][0]
+    assert faults.rates == [faults.rates[0]] * (1 + len(PLANTS))
+    if plan.dtype == "fp16":
+        # Halved by every skip; with ZeRO the first is forgiven (DeepSpeed's `hysteresis` of 2).
+        assert faults.scales == ([256, 128, 64, 32, 16] if plan.stage == 0 else [256, 256, 128, 64, 32])
+    else:
+        assert faults.scales == [None] * (1 + len(PLANTS))
+        assert faults.afterwards == []
+
+
+@each_plan
+def test_skips_in_a_row_end_the_run_with_the_first_culprit(runs: Runs, plan: Plan) -> None:
+    for faults in runs[plan]:
+        assert faults.end.startswith("NonFiniteError: 2 updates in a row were skipped; the first because the gradient of ")
+        assert faults.end.endswith("is not finite in micro-batch 1 of rank 1 (samples 7 of the step)")

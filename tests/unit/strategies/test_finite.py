@@ -1,0 +1,106 @@
+"""What the watch says of one process's updates; with DeepSpeed it is tested in tests/engines/test_finite.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from roll.data import packing
+from roll.errors import NonFiniteError
+from roll.strategies.base import MicroBatch, Rank
+from roll.strategies.finite import FiniteWatch
+from roll.types import TrainBatch
+
+RANK = Rank("actor_train", 0, 1, "127.0.0.1", 0, "cpu", 1.0)
+
+
+def micro_batch(*samples: int) -> MicroBatch:
+    """Of which only the samples' names matter."""
+    sequences = packing.concatenate([np.zeros(2, np.int32)] * max(1, len(samples)), [np.ones(2, bool)] * max(1, len(samples)))
+    numbers = np.zeros(len(sequences.token_ids), np.float32)
+    return MicroBatch(TrainBatch(sequences, numbers, None, np.zeros(len(numbers), np.int32)), numbers, samples)
+
+
+class Model(nn.Module):
+    """Two weights, of which one trains on the square root of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope, self.root = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.slope * x + (self.root * x).sqrt() + self.frozen).sum()
+
+
+def run(watch: FiniteWatch, model: Model, x: list[float], shift: float = 0.0, samples: tuple[int, ...] = (0,)) -> None:
+    watch.loss(model(torch.tensor(x)) + shift).backward()
+    watch.ran(micro_batch(*samples))
+
+
+def test_a_finite_loss_and_its_gradients_are_left_as_they_are() -> None:
+    plain, watched = Model(), Model()
+    plain(torch.tensor([4.0, 9.0])).backward()
+    watch = FiniteWatch(watched, RANK, 1)
+    run(watch, watched, [4.0, 9.0])
+    watch.settle(skipped=False)
+    watch.check()
+    for mine, other in zip(watched.parameters(), plain.parameters(), strict=True):
+        assert mine.grad is other.grad is None or (mine.grad is not None and other.grad is not None and torch.equal(mine.grad, other.grad))
+
+
+def test_an_infinite_loss_with_a_finite_gradient_spoils_every_gradient() -> None:
+    model = Model()
+    run(FiniteWatch(model, RANK, 1), model, [4.0, 9.0], shift=torch.inf)
+    for parameter in (model.slope, model.root):
+        assert parameter.grad is not None and parameter.grad.isnan().all()
+
+
+def test_the_first_micro_batch_is_the_culprit_and_the_first_gradient_of_its_backward_pass() -> None:
+    model = Model()
+    watch = FiniteWatch(model, RANK, 1)
+    run(watch, model, [4.0, 9.0], samples=(3,))
+    run(watch, model, [0.0, 9.0], samples=(5, 8))  # the root's gradient is 0 times infinity
+    run(watch, model, [4.0, 9.0], shift=torch.nan, samples=(6,))
+    with pytest.raises(
+        NonFiniteError, match=r"1 updates in a row .* gradient of root is not finite in micro-batch 1 of rank 0 \(samples 5, 8"
+    ):
+        watch.settle(skipped=True)
+
+
+def test_the_first_skip_of_a_row_is_the_one_that_is_named_and_an_update_ends_the_row(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model()
+    watch = FiniteWatch(model, RANK, 2)
+    for skipped, sample in ((True, 1), (False, 2), (True, 3)):
+        run(watch, model, [4.0, 9.0], shift=torch.nan if skipped else 0.0, samples=(sample,))
+        watch.settle(skipped)
+    run(watch, model, [4.0, 9.0], shift=torch.nan, samples=(4,))
+    with pytest.raises(NonFiniteError, match=r"2 updates in a row were skipped; the first because the loss .*samples 3 of the step"):
+        watch.settle(skipped=True)
+    assert [record.getMessage().partition("(")[2] for record in caplog.records] == [f"samples {n} of the step)" for n in (1, 3, 4)]
+
+
+def test_a_sum_that_overflows_has_no_culprit_and_fillers_have_no_samples(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model()
+    watch = FiniteWatch(model, RANK, 0)
+    run(watch, model, [4.0, 9.0])
+    watch.settle(skipped=True)
+    run(watch, model, [4.0, torch.nan], samples=())
+    watch.settle(skipped=True)
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.endswith("every micro-batch is finite, but the sum of their gradients over the update is not")
+    assert second.endswith("rank 0 (it holds no sample)")
+
+
+def test_an_update_that_was_made_of_what_is_not_finite_is_an_error() -> None:
+    model = Model()
+    watch = FiniteWatch(model, RANK, 1)
+    run(watch, model, [4.0, 9.0], shift=torch.nan)
+    watch.settle(skipped=False)
+    run(watch, model, [4.0, 9.0])
+    watch.settle(skipped=False)
+    with pytest.raises(NonFiniteError, match="made an update with a gradient that is not finite"):
+        watch.check()
+    watch.check()
