@@ -18,6 +18,12 @@ def examples_folder() -> Path:
     return installed if installed.is_dir() else PACKAGE.parent / "examples"
 
 
+def locks_folder() -> Path:
+    """The lists of the versions that the tests run with: inside an installed package, or beside the package in a checkout."""
+    installed = PACKAGE / "_requirements"
+    return installed if installed.is_dir() else PACKAGE.parent / "requirements"
+
+
 def preset_names(*folders: Path) -> set[str]:
     """Names of the presets in the shipped folder and in the folders given: each is one file and one root key."""
     return {file.stem for folder in (examples_folder() / PRESETS, *folders) for file in folder.glob("*.yaml")}

@@ -56,7 +56,7 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
     joins = bool(os.environ.get("RAY_ADDRESS"))
     try:
         if joins:
-            _join()
+            join()
         else:
             ray.init(
                 address="local",
@@ -84,7 +84,12 @@ def temporary() -> Path:
     return system if len(str(system)) <= LONGEST_TEMPORARY else Path("/tmp")  # noqa: S108
 
 
-def _join() -> None:
+def join() -> None:
+    """Join the cluster that `RAY_ADDRESS` names.
+
+    Raises:
+        ClusterUnavailable: it cannot be joined.
+    """
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:

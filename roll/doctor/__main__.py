@@ -1,0 +1,65 @@
+"""`python -m roll.doctor [--json]`: what of this machine is fit for a run, and what mends the rest.
+
+Exit status: 0 nothing is broken, 1 something is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from roll.doctor.checks import examine
+from roll.doctor.facts import Finding, Verdict
+from roll.doctor.gather import gather
+
+STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.BROKEN: "bold red"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Look at the machine and print what is found; the exit status."""
+    parser = argparse.ArgumentParser("python -m roll.doctor", description="Say what of this machine is fit for a run.")
+    parser.add_argument("--json", action="store_true", help="print a list of findings instead of a table")
+    arguments = parser.parse_args(argv)
+    findings = examine(gather())
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+    else:
+        console = Console(width=None if sys.stdout.isatty() else 160)
+        console.print(table(findings))
+        console.print(summary(findings), highlight=False)
+    return exit_status(findings)
+
+
+def exit_status(findings: Sequence[Finding]) -> int:
+    """1 if something is broken."""
+    return int(any(finding.verdict is Verdict.BROKEN for finding in findings))
+
+
+def table(findings: Sequence[Finding]) -> Table:
+    """A row for each finding; what to do about it stands beneath what was found."""
+    out = Table(show_lines=False)
+    for column in ("", "what", "found"):
+        out.add_column(column, overflow="fold")
+    for finding in findings:
+        text = Text(finding.found)
+        if finding.remedy:
+            text.append(f"\n→ {finding.remedy}", style="bold")
+        out.add_row(Text(finding.verdict.value, style=STYLES[finding.verdict]), finding.subject, text)
+    return out
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """One line."""
+    broken, warnings = ([f for f in findings if f.verdict is verdict] for verdict in (Verdict.BROKEN, Verdict.WARNING))
+    return f"{len(broken)} broken, {len(warnings)} warning(s), {len(findings) - len(broken) - len(warnings)} ok"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

