@@ -165,9 +165,18 @@ class TrainBatch:
     """[T], tokens that the loss treats apart. None if it treats all alike."""
     sequence_weights: Floats | None = None
     """[N], factors of the sequences' losses; None weighs all alike."""
+    labels: Floats | None = None
+    """[N], what is known of each sequence: 1 for desirable and 0 for not, or the margin of its pair. None if nothing is."""
+    unit: int = 1
+    """Sequences that a loss compares and that stay together in one micro-batch: 2 for pairs, the chosen one first."""
 
     def __len__(self) -> int:
         return len(self.sequences)
+
+    @property
+    def units(self) -> int:
+        """Number of parts that it can be split into."""
+        return len(self) // self.unit
 
 
 @dataclass(frozen=True)

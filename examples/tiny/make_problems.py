@@ -20,9 +20,13 @@ TRAIN, HELDOUT = 4000, 256
 
 
 def problem(digits: str) -> dict[str, str]:
-    """The row of one problem: `prompt` to show, `response` to learn, `ground_truth` to score by, `tag` of the reward domain."""
-    answer = str(sum(map(int, digits)))
-    return {"prompt": "+".join(digits) + "=", "response": answer, "ground_truth": answer, "tag": "arithmetic"}
+    """The row of one problem.
+
+    `prompt` to show, `response` to learn, `rejected` to prefer it to, `ground_truth` to score by, `tag` of the reward domain.
+    """
+    total = sum(map(int, digits))
+    answer, wrong = str(total), str(total + 1 + int(digits[-1]) % 3)
+    return {"prompt": "+".join(digits) + "=", "response": answer, "rejected": wrong, "ground_truth": answer, "tag": "arithmetic"}
 
 
 def draw_problems(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -27,6 +27,12 @@ class LossInputs:
     """[S], of the reference policy; None if no term uses it."""
     marked: Tensor | None = None
     """bool [S], tokens that `Loss.marks` chose; None if it chose none."""
+    labels: Tensor | None = None
+    """[N], what is known of each sequence (`TrainBatch.labels`); None if nothing is."""
+
+
+Counted = tuple[Tensor, Tensor]
+"""Values of sequences or pairs, and as booleans which of them count; reported as their mean."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,8 @@ class TokenLosses:
     """[S], with a gradient."""
     metrics: Mapping[str, Tensor]
     """[S] each, without one; reported as means over the response tokens of a step."""
+    counted: Mapping[str, Counted] = field(default_factory=dict)
+    """Metrics of sequences or pairs, without a gradient."""
 
 
 class Loss(Protocol):

@@ -7,11 +7,13 @@ from itertools import combinations
 
 from roll.config.agreement_credit import credit_faults, credit_warnings
 from roll.config.agreement_loss import loss_faults, loss_warnings
+from roll.config.agreement_offline import REFERENCED, column_faults, offline_faults, offline_warnings, rows_of
 from roll.config.batch import learner
 from roll.config.placement import model_roles, vllm_config
 from roll.config.schema import Config, RlvrConfig
 from roll.config.schema_engine import VllmConfig
-from roll.config.schema_model import DataArgs, ModelArgs
+from roll.config.schema_model import ModelArgs
+from roll.config.schema_offline import DpoConfig, OfflineConfig
 from roll.config.schema_roles import Role
 from roll.config.shipped import known_rewards
 from roll.config.trackers import TRACKERS, chosen_trackers
@@ -30,7 +32,9 @@ def agreement_faults(config: Config) -> list[Fault]:
         faults += _lora_keys(name, role.model_args)
         faults += _kernels(name, role)
         faults += _engine_arguments(name, role)
-    if isinstance(config, RlvrConfig):
+    if isinstance(config, OfflineConfig):
+        faults += offline_faults(config)
+    else:
         faults += [*_kl(config), *credit_faults(config), *loss_faults(config), *_same_policy(config), *_adapter(config), *_rewards(config)]
     return faults
 
@@ -47,8 +51,6 @@ def _experiment(config: Config) -> Iterator[Fault]:
         yield Fault(
             "eval_steps", f"{config.eval_steps}, but there is no validation block", "add validation.data_args, or set eval_steps to 0"
         )
-    if not isinstance(config, RlvrConfig) and config.eval_steps:
-        yield Fault("eval_steps", f"{config.eval_steps}, but pipeline sft does not validate", "set it to 0")
 
 
 def _learner(config: Config) -> Iterator[Fault]:
@@ -57,27 +59,9 @@ def _learner(config: Config) -> Iterator[Fault]:
     if arguments.warmup_steps and arguments.warmup_ratio:
         problem = f"{arguments.warmup_ratio:g}, and warmup_steps is {arguments.warmup_steps}"
         yield Fault(f"{name}.training_args.warmup_ratio", problem, "give one of the two")
-    yield from _columns(f"{name}.data_args", role.data_args, sft=not isinstance(config, RlvrConfig))
+    yield from column_faults(f"{name}.data_args", role.data_args, rows_of(config) if isinstance(config, OfflineConfig) else "prompts")
     if isinstance(config, RlvrConfig) and config.validation:
-        yield from _columns("validation.data_args", config.validation.data_args, sft=False)
-
-
-def _columns(where: str, columns: DataArgs, sft: bool) -> Iterator[Fault]:
-    if columns.messages and columns.prompt:
-        yield Fault(f"{where}.prompt", f"'{columns.prompt}', and messages is '{columns.messages}'", "give one of the two")
-    if not columns.messages and not columns.prompt:
-        yield Fault(
-            where, "neither messages nor prompt is given", "name the column that holds the prompt: messages: messages, or prompt: question"
-        )
-    if sft and columns.prompt and not columns.response:
-        yield Fault(f"{where}.response", f"missing, and prompt is '{columns.prompt}'", "name the column that holds the response to learn")
-    if columns.messages and columns.system:
-        yield Fault(f"{where}.system", f"'{columns.system}', but messages bring their own system message", "remove it, or use prompt")
-    if not columns.file_name:
-        yield Fault(f"{where}.file_name", "[] names no file", "give at least one file")
-    shares = columns.domain_interleave_probs
-    if shares is not None and not any(shares.values()):
-        yield Fault(f"{where}.domain_interleave_probs", f"{shares} draws nothing", "give at least one domain a share above 0")
+        yield from column_faults("validation.data_args", config.validation.data_args, "prompts")
 
 
 def _lora_keys(name: str, model: ModelArgs) -> Iterator[Fault]:
@@ -107,8 +91,10 @@ def _engine_arguments(name: str, role: Role) -> Iterator[Fault]:
             yield Fault(f"{where}.engine_args.{key}", f"{value!r} stands beside the key {key} itself", f"move it to {where}.{key}")
 
 
-def uses_reference(config: RlvrConfig) -> bool:
+def uses_reference(config: Config) -> bool:
     """Whether a term of the loss or of the reward compares with the reference policy."""
+    if isinstance(config, OfflineConfig):
+        return isinstance(config, DpoConfig) and config.preference_loss in REFERENCED
     return config.use_kl_loss or config.add_token_level_kl
 
 
@@ -174,8 +160,8 @@ def _rewards(config: RlvrConfig) -> Iterator[Fault]:
 
 def agreement_warnings(config: Config) -> list[str]:
     """Keys that have no effect as things stand."""
-    if not isinstance(config, RlvrConfig):
-        return []
+    if isinstance(config, OfflineConfig):
+        return list(offline_warnings(config))
     warnings = [*loss_warnings(config), *credit_warnings(config)]
     if config.validation and not config.eval_steps:
         warnings.append("validation: given, but eval_steps is 0, so it never runs")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from roll.config.placement import model_roles, vllm_config
 from roll.config.schema import Config, RlvrConfig
+from roll.config.schema_offline import DpoConfig, OfflineConfig, SftConfig
 from roll.config.schema_roles import ActorTrain
 from roll.errors import Fault
 
@@ -15,18 +16,29 @@ class BatchPlan:
     """Counts of one step of the loop."""
 
     prompts_per_step: int
-    """0 for SFT."""
+    """0 where the data hold the responses."""
     sequences_per_step: int
+    """Where rows are pairs, the number of pairs; so below."""
     sequences_per_update: int
     updates_per_step: int
     """Optimizer updates, over all `ppo_epochs`."""
     longest_sequence: int
     """Tokens of prompt and response."""
+    longest_unit: int
+    """Tokens of the longest sequence, or pair, that is not split over forward passes."""
 
 
-def learner(config: Config) -> tuple[str, ActorTrain]:
+def learner(config: Config | OfflineConfig) -> tuple[str, ActorTrain]:
     """The role that trains, and its name."""
-    return ("actor_train", config.actor_train) if isinstance(config, RlvrConfig) else ("sft_train", config.sft_train)
+    if isinstance(config, RlvrConfig | DpoConfig):
+        return "actor_train", config.actor_train
+    assert isinstance(config, SftConfig)
+    return "sft_train", config.sft_train
+
+
+def has_pairs(config: Config | OfflineConfig) -> bool:
+    """Whether a row is a pair of sequences that stay together."""
+    return isinstance(config, DpoConfig) and config.preference_loss != "kto"
 
 
 def sequences_per_update(role: ActorTrain) -> int:
@@ -40,9 +52,9 @@ def plan_batch(config: Config) -> BatchPlan:
     update = sequences_per_update(learner(config)[1])
     longest = config.prompt_length + config.response_length
     if not isinstance(config, RlvrConfig):
-        return BatchPlan(0, update, update, 1, longest)
+        return BatchPlan(0, update, update, 1, longest, longest * 2 if has_pairs(config) else longest)
     step = config.rollout_batch_size * config.num_return_sequences_in_group
-    return BatchPlan(config.rollout_batch_size, step, update, step // update * config.ppo_epochs, longest)
+    return BatchPlan(config.rollout_batch_size, step, update, step // update * config.ppo_epochs, longest, longest)
 
 
 def batch_faults(config: Config) -> list[Fault]:

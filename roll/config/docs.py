@@ -14,7 +14,8 @@ from pydantic_core import PydanticUndefined
 
 from roll.config.fields import ANY_NAME, sections
 from roll.config.roll_keys import CHECKPOINTING, IGNORED, RENAMED, REWARD_CLASSES, ROLES, VALUES, VARIABLES
-from roll.config.schema import RlvrConfig, SftConfig
+from roll.config.schema import PIPELINES, RlvrConfig
+from roll.config.schema_offline import DpoConfig, OfflineConfig, SftConfig
 from roll.config.schema_roles import Experiment
 
 INTRODUCTION = """# Configuration
@@ -45,7 +46,10 @@ def reference() -> str:
     parts.append(_section("Every run", "", Experiment))
     shared = set(Experiment.model_fields)
     parts.append(_section("RLVR", "", RlvrConfig, leave_out=shared))
-    parts.append(_section("SFT", "", SftConfig, leave_out=shared))
+    parts.append(_section("Every pipeline but RLVR", "", OfflineConfig, leave_out=shared))
+    shared |= set(OfflineConfig.model_fields)
+    for title, schema in (("SFT", SftConfig), ("DPO", DpoConfig)):
+        parts.append(_section(title, "", schema, leave_out=shared))
     for block in _blocks():
         places = ", ".join(f"`{place}`" for place in _places(block))
         parts.append(_section(_title(block), places, block))
@@ -56,19 +60,19 @@ def reference() -> str:
 def _blocks() -> list[type[BaseModel]]:
     """Every block below the root, in the order in which the schema reaches it."""
     found: list[type[BaseModel]] = []
-    waiting: list[type[BaseModel]] = [RlvrConfig, SftConfig]
+    waiting: list[type[BaseModel]] = list(PIPELINES.values())
     while waiting:
         block = waiting.pop(0)
         below = [inner for field in block.model_fields.values() for inner, _ in sections(field.annotation)]
         waiting += [inner for inner in below if inner not in found and inner not in waiting]
-        if block not in (RlvrConfig, SftConfig) and block not in found:
+        if block not in PIPELINES.values() and block not in found:
             found.append(block)
     return [block for block in found if block.model_fields]
 
 
 def _places(block: type[BaseModel]) -> list[str]:
     """Key paths of a block; one that several roles have stands at `<role>`."""
-    places = list(dict.fromkeys(place for root in (RlvrConfig, SftConfig) for place in _below(root, "", block)))
+    places = list(dict.fromkeys(place for root in PIPELINES.values() for place in _below(root, "", block)))
     of_roles = [place for place in places if place.split(".")[0] in ROLES]
     if len({place.split(".")[0] for place in of_roles}) < len(ROLES):
         return places

@@ -11,11 +11,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 
-from roll.config.faults import schema_faults
-from roll.config.schema import Config, RlvrConfig, SftConfig
+from roll.config.faults import schema_faults, shown
+from roll.config.schema import PIPELINES, Config
 from roll.config.shipped import preset_names
 from roll.config.translate import referenced_text, translate
 from roll.errors import ConfigError, Fault
+from roll.registry import nearest
 
 
 class ConfigWarning(UserWarning):
@@ -30,7 +31,7 @@ def load_config(composed: DictConfig, passing: Collection[str] | None = None) ->
         passing: Root keys that only `${...}` uses and that are dropped then; the names of the shipped presets if not given.
 
     Returns:
-        The configuration: `SftConfig` where `pipeline` is `sft`, else `RlvrConfig`.
+        The configuration, of the class that `pipeline` names; `RlvrConfig` where it is not given.
 
     Raises:
         ConfigError: with every fault that the schema finds.
@@ -40,7 +41,7 @@ def load_config(composed: DictConfig, passing: Collection[str] | None = None) ->
     """
     plain = _resolve(composed)
     for name in preset_names() if passing is None else passing:
-        if name not in RlvrConfig.model_fields | SftConfig.model_fields:
+        if not any(name in schema.model_fields for schema in PIPELINES.values()):
             plain.pop(name, None)
     done = translate(plain, referenced_text(OmegaConf.to_container(composed, resolve=False)))
     for text in done.warnings:
@@ -72,9 +73,14 @@ def resolution_fault(error: OmegaConfBaseException) -> Fault:
 
 
 def _check(values: dict[str, Any], faults: list[Fault]) -> Config:
-    schema = SftConfig if values.get("pipeline") == "sft" else RlvrConfig
-    if schema is RlvrConfig and "sft_train" in values and "pipeline" not in values:
+    pipeline = values.get("pipeline", "rlvr")
+    if "sft_train" in values and "pipeline" not in values:
         raise ConfigError([Fault("pipeline", "missing, and sft_train is given", "add pipeline: sft"), *faults])
+    if pipeline not in PIPELINES:
+        known = ", ".join(PIPELINES)
+        hint = nearest(str(pipeline), list(PIPELINES))
+        raise ConfigError([Fault("pipeline", f"there is no pipeline {shown(pipeline)}{hint}", f"give one of: {known}"), *faults])
+    schema = PIPELINES[pipeline]
     try:
         config = schema.model_validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 from roll.config.batch import learner
 from roll.config.model_shape import ModelShape, config_file, read_shape
 from roll.config.placement import model_roles
-from roll.config.schema import Config, RlvrConfig
+from roll.config.schema import Config
 from roll.config.schema_engine import VllmStrategy
 from roll.config.schema_model import DataArgs
 from roll.config.schema_roles import Role
@@ -46,7 +46,7 @@ def look(config: Config) -> Found:
         found.missing += _packages(role_name, role)
     name, role = learner(config)
     _files(f"{name}.data_args.file_name", role.data_args, found)
-    if isinstance(config, RlvrConfig) and config.validation:
+    if config.validation and config.validation.data_args:
         _files("validation.data_args.file_name", config.validation.data_args, found)
     _run_folder(config, found)
     _checkpoint(config, found)

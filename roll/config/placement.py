@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from roll.config.schema import Config, RlvrConfig
 from roll.config.schema_engine import DeepSpeedInferStrategy, VllmConfig, VllmStrategy
+from roll.config.schema_offline import DpoConfig, OfflineConfig, SftConfig
 from roll.config.schema_roles import ActorTrain, Role
 from roll.errors import Fault
 
@@ -46,11 +47,14 @@ class RolePlan:
         return frozenset(device for rank in self.devices for device in rank)
 
 
-def model_roles(config: Config) -> dict[str, Role]:
+def model_roles(config: Config | OfflineConfig) -> dict[str, Role]:
     """The roles that hold a model, by name, in the order in which they are listed."""
-    if not isinstance(config, RlvrConfig):
+    if isinstance(config, SftConfig):
         return {"sft_train": config.sft_train}
-    roles: dict[str, Role] = {"actor_train": config.actor_train, "actor_infer": config.actor_infer}
+    assert isinstance(config, RlvrConfig | DpoConfig)
+    roles: dict[str, Role] = {"actor_train": config.actor_train}
+    if isinstance(config, RlvrConfig):
+        roles["actor_infer"] = config.actor_infer
     return roles | ({"reference": config.reference} if config.reference else {})
 
 
@@ -64,7 +68,7 @@ def place(name: str, role: Role, longest: int) -> RolePlan:
     """Ranks of a role whose `device_mapping` is sound, and its token budget.
 
     Args:
-        longest: tokens of the longest sequence, prompt and response.
+        longest: tokens of the longest sequence, prompt and response; or of the longest pair.
     """
     engine = vllm_config(role)
     batch = role.training_args.per_device_train_batch_size if isinstance(role, ActorTrain) else role.infer_batch_size

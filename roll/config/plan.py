@@ -13,6 +13,7 @@ from roll.config.memory import RoleMemory, estimate
 from roll.config.on_disk import Found, look
 from roll.config.placement import RolePlan, model_roles, place, placement_faults, placement_warnings, turns
 from roll.config.schema import Config, RlvrConfig
+from roll.config.schema_offline import SftConfig
 from roll.errors import ConfigError, Fault
 
 ReferencePlan = Literal["unused", "role", "adapter_off"]
@@ -69,13 +70,11 @@ def _plan(config: Config, found: Found, warnings: list[str]) -> Plan:
     batch = plan_batch(config)
     reference = _reference(config)
     models = {name: role for name, role in model_roles(config).items() if name != "reference" or reference == "role"}
-    roles = {name: place(name, role, batch.longest_sequence) for name, role in models.items()}
+    roles = {name: place(name, role, batch.longest_unit) for name, role in models.items()}
     memory = {
-        name: estimate(roles[name], role, found.shapes[name], batch.longest_sequence)
-        for name, role in models.items()
-        if name in found.shapes
+        name: estimate(roles[name], role, found.shapes[name], batch.longest_unit) for name, role in models.items() if name in found.shapes
     }
-    warnings += [_tight_budget(role, batch) for role in roles.values() if 0 < (role.tokens_per_microbatch or 0) < batch.longest_sequence]
+    warnings += [_tight_budget(role, batch) for role in roles.values() if 0 < (role.tokens_per_microbatch or 0) < batch.longest_unit]
     if isinstance(config, RlvrConfig):
         roles |= {
             f"rewards.{name}": RolePlan(f"rewards.{name}", "reward", ((),) * reward.world_size) for name, reward in config.rewards.items()
@@ -86,13 +85,14 @@ def _plan(config: Config, found: Found, warnings: list[str]) -> Plan:
 
 
 def _reference(config: Config) -> ReferencePlan:
-    if not isinstance(config, RlvrConfig) or not uses_reference(config):
+    if isinstance(config, SftConfig) or not uses_reference(config):
         return "unused"
     return "role" if config.reference else "adapter_off"
 
 
 def _tight_budget(role: RolePlan, batch: BatchPlan) -> str:
-    longest = f"the longest sequence, {batch.longest_sequence} tokens, which then runs alone"
+    unit = "sequence" if batch.longest_unit == batch.longest_sequence else "pair"
+    longest = f"the longest {unit}, {batch.longest_unit} tokens, which then runs alone"
     return f"{role.name}.max_tokens_per_microbatch: {role.tokens_per_microbatch} is less than {longest}"
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from roll.config.schema_base import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Section
+from roll.config.schema_offline import NAMES, DpoConfig, SftConfig
 from roll.config.schema_roles import ActorInfer, ActorTrain, Experiment, Reference, Reward, Validation
 
 AdvEstimator = Literal["grpo", "dr_grpo", "rloo", "reinforce", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "opo", "gpg"]
@@ -46,7 +47,7 @@ class WeightSync(Section):
 class RlvrConfig(Experiment):
     """Reinforcement learning from verifiable rewards."""
 
-    pipeline: Literal["rlvr"] = Field("rlvr", description="`rlvr` or `sft`.")
+    pipeline: Literal["rlvr"] = Field("rlvr", description=NAMES)
 
     rollout_batch_size: PositiveInt = Field(64, description="Prompts of one step.")
     num_return_sequences_in_group: PositiveInt = Field(1, description="Samples of each prompt.")
@@ -147,11 +148,5 @@ class RlvrConfig(Experiment):
     validation: Validation | None = Field(None, description="Held-out prompts.")
 
 
-class SftConfig(Experiment):
-    """Supervised fine-tuning on the same trainer."""
-
-    pipeline: Literal["sft"] = Field(description="`rlvr` or `sft`.")
-    sft_train: ActorTrain = Field(description="The model that learns.")
-
-
-Config = RlvrConfig | SftConfig
+Config = RlvrConfig | SftConfig | DpoConfig
+PIPELINES: dict[str, type[Config]] = {"rlvr": RlvrConfig, "sft": SftConfig, "dpo": DpoConfig}

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from roll.config.batch import has_pairs
 from roll.config.memory import GIB
 from roll.config.phases import Phase, phases
 from roll.config.placement import RolePlan
 from roll.config.plan import Plan
 from roll.config.schema import Config, RlvrConfig
+from roll.config.schema_offline import DpoConfig
 
 REFERENCE = {
     "unused": "none, no term of the loss or the reward uses them; a reference role is not started",
@@ -73,8 +75,11 @@ def _arithmetic(config: Config, plan: Plan) -> list[str]:
         kind = "synchronous" if not config.async_generation_ratio else f"up to {config.async_generation_ratio:g} steps ahead of training"
         lines.append(f"Generation: {kind}")
         lines.append(f"Reference log-probs: {REFERENCE[plan.reference]}")
+    if isinstance(config, DpoConfig):
+        lines.append(f"Reference log-probs: {REFERENCE[plan.reference]}, {config.reference_log_probs}")
     updates = "1 update" if batch.updates_per_step == 1 else f"{batch.updates_per_step} updates"
-    lines.append(f"Training: {updates} a step, of {batch.sequences_per_update} sequences")
+    units = "pairs" if has_pairs(config) else "sequences"
+    lines.append(f"Training: {updates} a step, of {batch.sequences_per_update} {units}")
     lines.append(f"Longest sequence: {config.prompt_length} + {config.response_length} = {batch.longest_sequence} tokens")
     return lines
 

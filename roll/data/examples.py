@@ -1,4 +1,4 @@
-"""Examples for SFT: the same sources and checks as for prompts, with the assistant's last response to learn."""
+"""Given responses to learn from: the same sources and checks as for prompts, one set of rows for every offline pipeline."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import datasets
 import numpy as np
@@ -14,13 +14,42 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from roll.config.schema_model import DataArgs
-from roll.data.chat import Render, render_example
+from roll.data.chat import Render, TemplateFault, render_example
 from roll.data.prompts import checked_renderer
-from roll.data.rows import check_columns, example_conversation
+from roll.data.rows import check_columns, example_conversation, labelled_conversation, number, pair_conversations, raw_text
 from roll.data.sources import find_sources
-from roll.data.tables import Preparation, check_rows, column, count_by_file, prepared_table
+from roll.data.tables import Preparation, Texts, check_rows, column, count_by_file, prepared_table
 from roll.errors import DataError, Fault
 from roll.types import Bools, Ints
+
+Kind = Literal["responses", "labelled", "pairs"]
+"""What a row holds: a response, a response with a label, or two responses to compare."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which of a source's rows are meant."""
+
+    shares: tuple[float, ...]
+    """Of the parts, in any unit."""
+    index: int
+    """Of the part that is meant."""
+    seed: int
+
+    def __call__(self, count: int) -> Bools:
+        """[count], the rows of this part. The same seed and count give the same parts; each row is in one of them."""
+        bounds = np.rint(np.cumsum((0.0, *self.shares)) / sum(self.shares) * count).astype(np.int64)
+        chosen = np.zeros(count, np.bool_)
+        chosen[np.random.default_rng(self.seed).permutation(count)[bounds[self.index] : bounds[self.index + 1]]] = True
+        return chosen
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a row, in tokens."""
+
+    prompt: int
+    response: int
 
 
 @dataclass(frozen=True)
@@ -30,62 +59,129 @@ class Example:
     token_ids: Ints
     """[T], the prompt's tokens and then the response's, the end of the turn included."""
     response_mask: Bools
-    """[T], True on the tokens of the assistant's last response."""
+    """[T], True on the tokens to learn: those of the assistant's last response, or all but the first."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one row teaches."""
+
+    examples: tuple[Example, ...]
+    """One, or of a pair the chosen and the rejected one."""
+    value: float
+    """A label (1 desirable, 0 not), the margin of a pair, or 0."""
 
 
 @dataclass(frozen=True)
 class ExampleSet:
-    """The usable examples of a data set, memory-mapped."""
+    """The usable rows of a data set, memory-mapped."""
 
     positions: NDArray[np.int64]
-    """[examples], where in the table each example stands."""
+    """[lessons], where in the table each lesson's row stands."""
+    starts: NDArray[np.int64]
+    """[lessons], the row's token that the lesson begins with: a long raw text makes several lessons."""
     too_long: Mapping[str, int]
     """By file, how many rows were dropped because prompt or response is longer than its limit."""
+    _longest: int
+    """Tokens of a lesson from raw text."""
+    _learn_all: bool
     _table: datasets.Dataset = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.positions)
 
-    def example(self, index: int) -> Example:
-        """Example `index`, 0 <= index < len(self)."""
+    def lesson(self, index: int) -> Lesson:
+        """Lesson `index`, 0 <= index < len(self)."""
         entry = self._table[int(self.positions[index])]
         token_ids = np.asarray(entry["token_ids"], dtype=np.int32)
-        return Example(token_ids, np.arange(len(token_ids)) >= entry["prompt_tokens"])
+        prompt, first = entry["prompt_tokens"], entry["prompt_tokens"] + entry["response_tokens"]
+        learnt_from = 1 if self._learn_all else prompt
+        start = int(self.starts[index])
+        chosen = _example(token_ids[:first][start : start + self._longest], learnt_from)
+        if not entry["rejected_tokens"]:
+            return Lesson((chosen,), entry["value"])
+        rejected = _example(np.concatenate([token_ids[:prompt], token_ids[first:]]), learnt_from)
+        return Lesson((chosen, rejected), entry["value"])
+
+
+def _example(token_ids: Ints, learnt_from: int) -> Example:
+    return Example(token_ids, np.arange(len(token_ids)) >= max(learnt_from, 1))  # nothing predicts the first token
 
 
 def prepare_examples(
     data_args: DataArgs,
     tokenizer: PreTrainedTokenizerBase,
-    prompt_length: int,
-    response_length: int,
+    limits: Limits,
+    kind: Kind = "responses",
+    learn_all: bool = False,
+    part: Part | None = None,
     cache_folder: Path | None = None,
 ) -> ExampleSet:
-    """As `prepare_prompts`, for rows that hold `messages` ending with the assistant's, or `prompt` and `response`.
+    """As `prepare_prompts`, for rows that hold given responses, or raw `text`.
 
-    Prompt and response are tokenised apart, since that is where the policy takes over when it generates. Rows whose
-    prompt exceeds `prompt_length` or whose response exceeds `response_length` tokens are dropped and counted.
+    Prompt and responses are tokenised apart, since that is where the policy takes over when it generates. Rows of which the
+    prompt or a response exceeds its limit are dropped and counted. Raw text is cut into lessons of the two limits' sum.
+
+    Args:
+        learn_all: learn the prompt's tokens too; raw text has no others.
+        part: take these rows alone.
 
     Raises:
-        DataError: rows that cannot be used (each fault names `file:row`), no example is left, or the tokenizer has no
+        DataError: rows that cannot be used (each fault names `file:row`), nothing is left, or the tokenizer has no
             end-of-sequence token.
     """
-    check_columns(data_args, with_response=True)
+    if kind == "responses":
+        check_columns(data_args, with_response=True)
     if not isinstance(tokenizer.eos_token, str):
         problem = f"the tokenizer of '{tokenizer.name_or_path}' has no end-of-sequence token"
         raise DataError([Fault("pretrain", problem, "set eos_token in its tokenizer_config.json")])
     sources = find_sources(data_args.file_name, data_args.split)
-    render = checked_renderer(data_args, tokenizer)
-    texts = partial(_example_texts, data_args=data_args, render=render, eos_token=tokenizer.eos_token)
-    preparation = Preparation(texts, tokenizer, data_args.template == "raw", data_args)
-    table = prepared_table(sources, preparation, "examples", cache_folder)
+    is_raw = data_args.text is not None
+    render = None if is_raw else checked_renderer(data_args, tokenizer)
+    texts = partial(_texts, data_args=data_args, render=render, eos_token=tokenizer.eos_token, kind=kind)
+    preparation = Preparation(texts, tokenizer, is_raw or data_args.template == "raw", data_args)
+    table = prepared_table(sources, preparation, kind, cache_folder)
     check_rows(table, sources)
-    fits = (column(table, "prompt_tokens") <= prompt_length) & (column(table, "response_tokens") <= response_length)
-    too_long = count_by_file(table, np.flatnonzero(~fits), sources)
-    if not fits.any():
-        problem = f"no example fits prompt_length {prompt_length} and response_length {response_length}"
-        raise DataError([Fault(name, f"{problem}; {count} rows", "raise the two lengths") for name, count in too_long.items()])
-    return ExampleSet(np.flatnonzero(fits), too_long, table)
+
+    meant = part(len(table)) if part else np.ones(len(table), np.bool_)
+    responses = np.maximum(column(table, "response_tokens"), column(table, "rejected_tokens"))
+    fits = (column(table, "prompt_tokens") <= limits.prompt) & (responses <= limits.response)
+    too_long = {} if is_raw else count_by_file(table, np.flatnonzero(meant & ~fits), sources)
+    positions = np.flatnonzero(meant if is_raw else meant & fits)
+    longest = limits.prompt + limits.response
+    if is_raw:
+        positions, starts = _pieces(positions, column(table, "prompt_tokens") + column(table, "response_tokens"), longest)
+    else:
+        starts = np.zeros(len(positions), np.int64)
+    if not len(positions):
+        raise DataError(_nothing_left(limits, too_long, int(meant.sum()), sources[0].name))
+    return ExampleSet(positions, starts, too_long, longest, learn_all or is_raw, table)
 
 
-def _example_texts(row: Mapping[str, Any], data_args: DataArgs, render: Render, eos_token: str) -> tuple[str, str]:
-    return render_example(example_conversation(row, data_args), render, eos_token)
+def _texts(row: Mapping[str, Any], data_args: DataArgs, render: Render | None, eos_token: str, kind: Kind) -> Texts:
+    if render is None:
+        assert data_args.text is not None
+        return Texts(raw_text(row, data_args.text), eos_token)
+    if kind == "responses":
+        return Texts(*render_example(example_conversation(row, data_args), render, eos_token))
+    if kind == "labelled":
+        conversation, desirable = labelled_conversation(row, data_args)
+        return Texts(*render_example(conversation, render, eos_token), value=float(desirable))
+    chosen, rejected = (render_example(conversation, render, eos_token) for conversation in pair_conversations(row, data_args))
+    if chosen[0] != rejected[0]:
+        raise TemplateFault("the template renders the prompt differently for the chosen and the rejected response")
+    return Texts(*chosen, rejected[1], number(row, data_args.margin) if data_args.margin else 0.0)
+
+
+def _pieces(positions: NDArray[np.int64], tokens: NDArray[np.int32], longest: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Each text in lessons of at most `longest` tokens; a last one of a single token, which nothing predicts, is left out."""
+    counts = np.maximum(-(-(tokens[positions].astype(np.int64) - 1) // longest), 1)
+    number_in_row = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(positions, counts), number_in_row * longest
+
+
+def _nothing_left(limits: Limits, too_long: Mapping[str, int], meant: int, name: str) -> list[Fault]:
+    if not meant:
+        return [Fault(name, "data_split leaves no row of it for this part", "give the part a larger share, or more rows")]
+    problem = f"no example fits prompt_length {limits.prompt} and response_length {limits.response}"
+    return [Fault(file, f"{problem}; {count} rows", "raise the two lengths") for file, count in too_long.items()]

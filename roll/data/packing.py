@@ -48,8 +48,18 @@ def select_tokens(field: NDArray[Number], sequences: Sequences, indices: Sequenc
     return field[positions(sequences.offsets, indices)]
 
 
+def members(units: Sequence[int], unit: int) -> list[int]:
+    """The sequences of the chosen units, in their order."""
+    return [index * unit + number for index in units for number in range(unit)]
+
+
+def unit_lengths(sequences: Sequences, unit: int) -> NDArray[np.int64]:
+    """[units], tokens of each."""
+    return sequences.lengths.reshape(-1, unit).sum(axis=1)
+
+
 def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
-    """The chosen sequences of a batch; no index gives the filler."""
+    """The chosen sequences of a batch, whole units of them; no index gives the filler."""
     sequences = batch.sequences
 
     def tokens(field: np.ndarray) -> np.ndarray:
@@ -67,6 +77,8 @@ def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
         if_given(batch.proximal_log_probs),
         if_given(batch.marked),
         None if batch.sequence_weights is None else batch.sequence_weights[list(indices)],
+        None if batch.labels is None else batch.labels[list(indices)],
+        batch.unit if len(indices) else 1,
     )
 
 
@@ -82,7 +94,7 @@ class Split:
         return len(self.ranks[0])
 
 
-def split(lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int, attention_cost: float = 0.0) -> Split:
+def split(lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int, attention_cost: float = 0.0, unit: int = 1) -> Split:
     """Share sequences over ranks by their cost and pack each rank's share into micro-batches.
 
     Args:
@@ -90,19 +102,23 @@ def split(lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int, at
         ranks: number of ranks.
         token_budget: tokens of a micro-batch; a longer sequence gets one of its own.
         attention_cost: see `cost`.
+        unit: so many neighbours stay together.
 
     Returns:
         Every index exactly once; the same number of micro-batches on every rank (empty ones where a rank has no more).
     """
-    shares = balance([cost(int(length), attention_cost) for length in lengths], ranks)
+    costs = np.array([cost(int(length), attention_cost) for length in lengths]).reshape(-1, unit).sum(axis=1)
+    tokens = np.asarray(lengths).reshape(-1, unit).sum(axis=1)
+    shares = balance(costs, ranks)
     forwards = 1
     while True:
-        packed = [pack(lengths, share, token_budget, forwards) for share in shares]
+        packed = [pack(tokens, share, token_budget, forwards) for share in shares]
         most = max(map(len, packed))
         if most <= forwards:
             break
         forwards = most
-    return Split(tuple(tuple(map(tuple, bins)) + ((),) * (forwards - len(bins)) for bins in packed))
+    bins = [[tuple(members(units, unit)) for units in rank] for rank in packed]
+    return Split(tuple(tuple(rank) + ((),) * (forwards - len(rank)) for rank in bins))
 
 
 def cost(length: int, attention_cost: float) -> float:

@@ -19,7 +19,7 @@ from roll.config.schema_roles import Reward
 from roll.data.chat import Render, renderer
 from roll.data.rows import RowFault, check_columns, prompt_conversation
 from roll.data.sources import find_sources
-from roll.data.tables import Preparation, check_rows, column, count_by_file, prepared_table
+from roll.data.tables import Preparation, Texts, check_rows, column, count_by_file, prepared_table
 from roll.errors import ConfigError, DataError, Fault
 from roll.registry import nearest
 from roll.types import Bools, Prompt
@@ -118,8 +118,8 @@ def checked_renderer(data_args: DataArgs, tokenizer: PreTrainedTokenizerBase) ->
         raise DataError([Fault("data_args.template", f"is '{data_args.template}', but {error}", remedy)]) from error
 
 
-def _prompt_text(row: Mapping[str, Any], data_args: DataArgs, render: Render) -> tuple[str, str]:
-    return render(prompt_conversation(row, data_args), True), ""
+def _prompt_text(row: Mapping[str, Any], data_args: DataArgs, render: Render) -> Texts:
+    return Texts(render(prompt_conversation(row, data_args), True))
 
 
 def _route(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +26,9 @@ class RowFault(Exception):
 
 
 def check_columns(data_args: DataArgs, with_response: bool) -> None:
-    """Raises DataError unless exactly one of `messages` and `prompt` is set, and what goes with `prompt`."""
+    """Raises DataError unless exactly one of `messages` and `prompt` is set, and what goes with `prompt`; `text` goes alone."""
+    if with_response and data_args.text is not None:
+        return
     if (data_args.messages is None) == (data_args.prompt is None):
         problem = "is set beside `prompt`" if data_args.messages is not None else "is not set, and neither is `prompt`"
         raise DataError([Fault("data_args.messages", problem, "set one: the column of message lists, or the column of prompt texts")])
@@ -67,23 +70,91 @@ def example_conversation(row: Mapping[str, Any], data_args: DataArgs) -> Convers
     return conversation
 
 
+def pair_conversations(row: Mapping[str, Any], data_args: DataArgs) -> tuple[Conversation, Conversation]:
+    """One prompt with the preferred response and with the other one.
+
+    A response is a text, or a list whose last message is the assistant's. Without a column for the prompt both lists are whole
+    conversations that differ in that message alone.
+
+    Raises:
+        RowFault: as `prompt_conversation`, or a response is none.
+    """
+    assert data_args.chosen is not None and data_args.rejected is not None, "the configuration was checked"
+    columns = (data_args.chosen, data_args.rejected)
+    if data_args.prompt is not None or data_args.messages is not None:
+        prompt = prompt_conversation(row, data_args)
+        chosen, rejected = ([*prompt, _answer(row, column)] for column in columns)
+        return chosen, rejected
+    chosen, rejected = (_messages(row, column, may_be_empty=True) for column in columns)
+    if chosen[:-1] != rejected[:-1]:
+        problem = f"'{columns[0]}' and '{columns[1]}' differ in more than their last message"
+        raise RowFault("a pair of two prompts", problem, "let both begin with the same conversation, or give it in a column of its own")
+    for column, conversation in zip(columns, (chosen, rejected), strict=True):
+        if len(conversation) == 1 or conversation[-1]["role"] != "assistant":
+            problem = f"'{column}' is not a conversation that ends with the assistant's message"
+            raise RowFault("a pair without a prompt", problem, "give the whole conversation, or name the prompt's column")
+    return chosen, rejected
+
+
+def labelled_conversation(row: Mapping[str, Any], data_args: DataArgs) -> tuple[Conversation, bool]:
+    """A conversation that ends with the assistant's message, and whether that is desirable.
+
+    Raises:
+        RowFault: as `example_conversation`, or the label is neither true nor false.
+    """
+    assert data_args.label is not None, "the configuration was checked"
+    label = _column(row, data_args.label)
+    if label not in (True, False):
+        problem = f"'{data_args.label}' is {_shown(label)}"
+        raise RowFault(f"'{data_args.label}' is no label", problem, "make it true (desirable) or false, or 1 or 0")
+    if data_args.response is None:
+        return example_conversation(row, data_args), bool(label)
+    return [*prompt_conversation(row, data_args), _answer(row, data_args.response)], bool(label)
+
+
+def number(row: Mapping[str, Any], column: str) -> float:
+    """A number. Raises RowFault if the column holds none."""
+    value = _column(row, column)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RowFault(f"'{column}' is no number", f"'{column}' is {_shown(value)}", f"make '{column}' a finite number")
+    return float(value)
+
+
+def raw_text(row: Mapping[str, Any], column: str) -> str:
+    """A text. Raises RowFault if the column holds none."""
+    return _text(row, column)
+
+
+def _answer(row: Mapping[str, Any], column: str) -> dict[str, str]:
+    """The assistant's message in a column: a text, which may be empty, or a list of that message alone."""
+    value = _column(row, column)
+    if isinstance(value, str):
+        return {"role": "assistant", "content": value}
+    messages = _messages(row, column, may_be_empty=True)
+    if len(messages) != 1 or messages[0]["role"] != "assistant":
+        problem = f"'{column}' holds {len(messages)} messages, the last of the role '{messages[-1]['role']}'"
+        raise RowFault("a response of other messages", problem, "make it a text, or a list of one message of the assistant")
+    return messages[0]
+
+
 def _prompt(row: Mapping[str, Any], data_args: DataArgs) -> Conversation:
     assert data_args.prompt is not None, "check_columns comes first"
     question = {"role": "user", "content": _text(row, data_args.prompt)}
     return [{"role": "system", "content": data_args.system}, question] if data_args.system else [question]
 
 
-def _messages(row: Mapping[str, Any], column: str) -> Conversation:
+def _messages(row: Mapping[str, Any], column: str, may_be_empty: bool = False) -> Conversation:
+    """The list of a column; `may_be_empty` allows an answer without text, which is to end at once."""
     messages = _column(row, column)
     remedy = f"make '{column}' a list of objects with a `role` ({', '.join(ROLES)}) and a text as `content`"
     if not isinstance(messages, list):
         raise RowFault("messages are not a list", f"'{column}' is a {type(messages).__name__}: {_shown(messages)}", remedy)
     if not messages:
         raise RowFault("no messages", f"'{column}' is an empty list", remedy)
-    return [_message(message, f"'{column}' item {index}", remedy) for index, message in enumerate(messages)]
+    return [_message(message, f"'{column}' item {index}", remedy, may_be_empty) for index, message in enumerate(messages)]
 
 
-def _message(message: Any, place: str, remedy: str) -> dict[str, str]:
+def _message(message: Any, place: str, remedy: str, may_be_empty: bool) -> dict[str, str]:
     if not isinstance(message, dict):
         raise RowFault("malformed message", f"{place} is a {type(message).__name__}, not an object: {_shown(message)}", remedy)
     role, content = message.get("role"), message.get("content")
@@ -91,7 +162,7 @@ def _message(message: Any, place: str, remedy: str) -> dict[str, str]:
         raise RowFault("malformed message", f"{place} has the role {_shown(role)}", remedy)
     if not isinstance(content, str):
         raise RowFault("malformed message", f"{place} has a {type(content).__name__} as content: {_shown(content)}", remedy)
-    if not content.strip() and role != "system":
+    if not content.strip() and role != "system" and not (may_be_empty and role == "assistant"):
         raise RowFault("empty message", f"{place} (role '{role}') has no text", "fill in the text, or remove the row")
     return {"role": role, "content": content}
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roll.data.examples import Example, ExampleSet
 from roll.data.prompts import PromptSet
 from roll.errors import DataError, Fault
 from roll.registry import nearest
@@ -113,21 +112,22 @@ class PromptSampler:
         return max(shares, key=lambda name: shares[name] * (drawn + 1) - self._streams[name].position)
 
 
-class ExampleSampler:
-    """Draws SFT examples; each epoch is one shuffle of the set."""
+class LessonSampler:
+    """Draws rows of given responses; each epoch is one shuffle of the set."""
 
-    def __init__(self, examples: ExampleSet, seed: int) -> None:
-        self._examples = examples
-        self._stream = Shuffle(len(examples), seed)
+    def __init__(self, size: int, seed: int) -> None:
+        self._seed = seed
+        self._stream = Shuffle(size, seed)
 
-    @property
-    def drawn(self) -> int:
-        """Examples drawn so far."""
-        return self._stream.position
+    def draw(self, count: int) -> list[int]:
+        """The numbers of the next `count` lessons; a batch may span two epochs."""
+        return [self._stream.draw() for _ in range(count)]
 
-    def draw(self, count: int) -> list[Example]:
-        """The next `count` examples; a batch may span two epochs."""
-        return [self._examples.example(self._stream.draw()) for _ in range(count)]
+    def ahead(self, count: int) -> list[int]:
+        """What the next `count` draws will be; nothing is drawn."""
+        copy = LessonSampler(self._stream.size, self._seed)
+        copy.load_state_dict(self.state_dict())
+        return copy.draw(count)
 
     def state_dict(self) -> dict[str, Any]:
         """The position, JSON-able."""

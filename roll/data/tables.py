@@ -29,8 +29,10 @@ from roll.data.rows import RowFault
 from roll.data.sources import Source
 from roll.errors import DataError, Fault, RollError
 
-FORMAT = "1"
+FORMAT = "2"
 """Part of the fingerprint; another value leaves all tables of earlier versions of this file aside."""
+COLUMNS = {"template", "messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system", "tag", "id"}
+"""Keys of `data_args` that decide what a row becomes."""
 REPORTED_ROWS = 20
 BATCH_ROWS = 1000
 LOCK_SECONDS = 3600.0
@@ -52,6 +54,8 @@ PREPARED = datasets.Features(
         "token_ids": datasets.LargeList(datasets.Value("int32")),
         "prompt_tokens": datasets.Value("int32"),
         "response_tokens": datasets.Value("int32"),
+        "rejected_tokens": datasets.Value("int32"),
+        "value": datasets.Value("float64"),
         "text": datasets.Value("large_string"),
         "label": datasets.Value("string"),
         "tag": datasets.Value("string"),
@@ -60,17 +64,32 @@ PREPARED = datasets.Features(
         "remedy": datasets.Value("string"),
     }
 )
-"""`token_ids` are the prompt's and then the response's; `text` is the rendered prompt; `reason` is empty for a row without fault."""
+"""`token_ids` are the prompt's and then those of the response and of a second, rejected one; `value` is a label or a margin;
+`text` is the rendered prompt; `reason` is empty for a row without fault."""
 
-Texts = Callable[[Mapping[str, Any]], tuple[str, str]]
-"""row -> (prompt, response) as they are tokenised; the response is empty in RL. Raises RowFault or TemplateFault."""
+
+@dataclass(frozen=True)
+class Texts:
+    """What is tokenised of a row, each text by itself."""
+
+    prompt: str
+    response: str = ""
+    """Empty in RL."""
+    rejected: str = ""
+    """The other response of a pair."""
+    value: float = 0.0
+    """What the row says of its responses: a label, a margin."""
+
+
+ReadTexts = Callable[[Mapping[str, Any]], Texts]
+"""Of a row. Raises RowFault or TemplateFault."""
 
 
 @dataclass(frozen=True)
 class Preparation:
     """How rows become tokens. Goes to the processes that tokenise."""
 
-    texts: Texts
+    texts: ReadTexts
     tokenizer: PreTrainedTokenizerBase
     special_tokens: bool
     """Whether the tokenizer adds its own (BOS) to a prompt; a chat template has written them already."""
@@ -81,19 +100,23 @@ class Preparation:
         records = [self._record(row, problem) for row, problem in zip(batch["row"], batch["problem"], strict=True)]
         prompts = self._tokenised([record["text"] for record in records], self.special_tokens)
         responses = self._tokenised([record.pop("response") for record in records], False)
-        for record, prompt, response in zip(records, prompts, responses, strict=True):
-            record |= {"token_ids": prompt + response, "prompt_tokens": len(prompt), "response_tokens": len(response)}
+        others = self._tokenised([record.pop("rejected") for record in records], False)
+        for record, prompt, response, other in zip(records, prompts, responses, others, strict=True):
+            record |= {"token_ids": prompt + response + other, "prompt_tokens": len(prompt)}
+            record |= {"response_tokens": len(response), "rejected_tokens": len(other)}
         columns = {name: [record[name] for record in records] for name in PREPARED if name not in ("file", "number", "row")}
         return {**{name: batch[name] for name in ("file", "number", "row")}, **columns}
 
     def _record(self, row_text: str, problem: str) -> dict[str, Any]:
-        record = {"text": "", "response": "", "label": None, "tag": None, "reason": "", "problem": "", "remedy": ""}
+        record: dict[str, Any] = {"text": "", "response": "", "rejected": "", "value": 0.0, "label": None, "tag": None}
+        record |= {"reason": "", "problem": "", "remedy": ""}
         if problem:
             return record | {"reason": "not a JSON object", "problem": problem, "remedy": "make each row one JSON object"}
         row = json.loads(row_text)
         record |= {name: None if row.get(column) is None else str(row[column]) for name, column in self._named_columns().items()}
         try:
-            record["text"], record["response"] = self.texts(row)
+            texts = self.texts(row)
+            record |= {"text": texts.prompt, "response": texts.response, "rejected": texts.rejected, "value": texts.value}
         except RowFault as fault:
             record |= {"reason": fault.reason, "problem": fault.problem, "remedy": fault.remedy}
         except TemplateFault as fault:
@@ -137,7 +160,7 @@ def fingerprint(sources: Sequence[Source], preparation: Preparation, purpose: st
     tokenizer = preparation.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", None)
     vocabulary = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
-    settings = preparation.data_args.model_dump(include={"template", "messages", "prompt", "response", "system", "tag", "id"})
+    settings = preparation.data_args.model_dump(include=COLUMNS)
     parts = [FORMAT, purpose, *(f"{source.kind}|{source.name}|{source.stamp}" for source in sources), json.dumps(settings, sort_keys=True)]
     parts += [type(tokenizer).__name__, vocabulary, str(tokenizer.special_tokens_map), str(tokenizer.chat_template)]
     digest = hashlib.sha256()

@@ -16,9 +16,10 @@ from omegaconf import OmegaConf
 from roll.checkpoint.store import CheckpointStore
 from roll.config.plan import Plan
 from roll.config.schema import Config, RlvrConfig
+from roll.config.schema_offline import DpoConfig, SftConfig
 from roll.config.trackers import chosen_trackers
 from roll.errors import WorkerFailed
-from roll.pipeline import wire_rlvr, wire_sft
+from roll.pipeline import wire_dpo, wire_rlvr, wire_sft
 from roll.pipeline.interrupt import Interrupt, terminate
 from roll.pipeline.keeper import Keeper
 from roll.pipeline.roles import Roles
@@ -55,13 +56,28 @@ def run(config: Config, plan: Plan) -> None:
             return
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
-        loop = wire_rlvr.prepare(config) if isinstance(config, RlvrConfig) else wire_sft.prepare(config)
+        loop = prepare(config)
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))
         stack.callback(_report, folder)
         tracker = stack.enter_context(open_trackers(config, keeper.resumed_step))
         gpus = max(plan.devices, default=-1) + 1
         with cluster(folder, gpus, config.num_gpus_per_node) as session:
             asyncio.run(_run(config, plan, loop, Stage(plan, session, keeper, tracker)))
+
+
+def prepare(config: Config) -> wire_rlvr.Loop:
+    """Look through models and data; the loop of the pipeline.
+
+    Raises:
+        BadInput: models or data cannot be used.
+    """
+    match config:
+        case RlvrConfig():
+            return wire_rlvr.prepare(config)
+        case SftConfig():
+            return wire_sft.prepare(config)
+        case DpoConfig():
+            return wire_dpo.prepare(config)
 
 
 def _report(folder: Path) -> None:

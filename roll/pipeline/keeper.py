@@ -71,9 +71,13 @@ class Keeper:
         """Whether an earlier run took the last step and exported its policy."""
         return (self.resumed_step or 0) >= self._config.max_steps and (Path(self._config.output_dir) / EXPORT).is_dir()
 
-    async def restore(self, trainer: Trainer, source: Resumable, credit: Resumable | None = None) -> Position:
-        """Bring trainer, source and credit to where the checkpoint was written; the start of the run if there is none."""
+    async def restore(self, trainer: Trainer, source: Resumable, credit: Resumable | None = None, last_step: int | None = None) -> Position:
+        """Bring trainer, source and credit to where the checkpoint was written; the start of the run if there is none.
+
+        `last_step` is given where the run may end before `max_steps`.
+        """
         self._trainer, self._source, self._credit = trainer, source, credit
+        self._last_step = last_step or self._config.max_steps
         if self._folder is None or self._state is None:
             return Position(0, 0)
         await trainer.load(self._folder.absolute())
@@ -93,7 +97,7 @@ class Keeper:
             return
         if position.step != self._saved_step:
             await self._save(position)
-        if position.step >= self._config.max_steps:
+        if position.step >= self._last_step:
             await self._export()
 
     async def _save(self, position: Position) -> None:

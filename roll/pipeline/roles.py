@@ -12,11 +12,13 @@ from typing import Any
 from roll.config.model_shape import config_file, read_shape
 from roll.config.placement import neighbours, sends_adapter
 from roll.config.plan import Plan
-from roll.config.schema import Config, RlvrConfig, SftConfig
+from roll.config.schema import Config, RlvrConfig
 from roll.config.schema_engine import DeepSpeedInferStrategy, DeepSpeedTrainStrategy, VllmStrategy
 from roll.config.schema_model import ModelArgs
+from roll.config.schema_offline import SftConfig
 from roll.config.schema_roles import ActorTrain as ActorTrainRole
-from roll.config.schema_roles import Role
+from roll.config.schema_roles import Experiment, Role
+from roll.config.schema_roles import Reference as ReferenceRole
 from roll.strategies.base import Rank
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain, TrainShape
@@ -59,7 +61,7 @@ class Roles:
             updates=plan.batch.sequences_per_step // plan.batch.sequences_per_update,
             epochs=config.ppo_epochs if isinstance(config, RlvrConfig) else 1,
             token_budget=self._token_budget(name),
-            loss_agg_mode=config.loss_agg_mode if isinstance(config, RlvrConfig) else "token-mean",
+            loss_agg_mode=aggregation(config),
             loss_scale=isinstance(config, RlvrConfig) and config.loss_scale_factor or config.response_length,
             temperature=temperature,
             attention_cost=attention_cost(settings["model_path"]),
@@ -92,18 +94,26 @@ class Roles:
 
     def reference(self, config: RlvrConfig, temperature: float) -> Reference:
         """The group whose policy stays as it was."""
-        role = config.reference
-        assert role is not None
+        assert config.reference is not None
+        return self.score("reference", config.reference, temperature)
+
+    def score(self, name: str, role: ReferenceRole, temperature: float) -> Reference:
+        """A group that says what a policy that does not change makes of given sequences."""
+        config = self._config
         settings: dict[str, Any] = {"model_path": model_path(config, role.model_args), "model_args": role.model_args}
         if isinstance(role.strategy_args, DeepSpeedInferStrategy):
             settings["deepspeed"] = role.strategy_args.strategy_config
-            group = self._group("reference", role, make_sharded_score, settings, blocking=True)
+            group = self._group(name, role, make_sharded_score, settings, blocking=True)
         else:
-            group = self._group("reference", role, make_hf_score, settings, blocking=True)
+            group = self._group(name, role, make_hf_score, settings, blocking=True)
         limits = config.deadlines
-        reference = Reference(group, self._token_budget("reference"), temperature, limits.train, limits.weight_sync)
-        self._tenants["reference"] = reference
-        return reference
+        scorer = Reference(group, self._token_budget(name), temperature, limits.train, limits.weight_sync)
+        self._tenants[name] = scorer
+        return scorer
+
+    async def end(self, name: str) -> None:
+        """End a group that is not needed any more, and give its memory back."""
+        await self.groups.pop(name).stop(self._config.deadlines.shutdown)
 
     def rewards(self, config: RlvrConfig) -> Rewards:
         """The reward workers of every domain."""
@@ -160,7 +170,14 @@ class Roles:
         return budget
 
 
-def model_path(config: RlvrConfig | SftConfig, model_args: ModelArgs) -> str:
+def aggregation(config: Config) -> str:
+    """How token losses become one number: likelihoods token by token, what is compared sequence by sequence."""
+    if isinstance(config, RlvrConfig):
+        return config.loss_agg_mode
+    return "token-mean" if isinstance(config, SftConfig) else "seq-mean-token-mean"
+
+
+def model_path(config: Experiment, model_args: ModelArgs) -> str:
     """The folder, absolute since workers may start elsewhere, or the Hub name of a role's model."""
     name = model_args.model_name_or_path or config.pretrain
     return str(Path(name).absolute()) if Path(name).exists() else name

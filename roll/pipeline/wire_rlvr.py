@@ -35,6 +35,7 @@ from roll.weight_sync.sync import WeightSync
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain
 from roll.workers.rewards import Rewards
+from roll.workers.turns import Turns
 
 LOG = logging.getLogger(__name__)
 Loop = Callable[[Roles, Stage, Interrupt], Awaitable[rlvr.Position]]
@@ -76,7 +77,7 @@ async def _loop(
     reference = roles.reference(config, sampling.temperature) if plan.reference == "role" else actor_train
     rewards = roles.rewards(config)
     turns = await roles.start()
-    meter = Meter(roles.groups, len(plan.devices) or sum(map(len, roles.groups.values())), turns.resident)
+    meter = meter_of(roles, plan, turns)
     on_turn = Arrangement(meter.timed("onload", turns.bring))
 
     source = PromptSampler(training, config.seed, config.actor_train.data_args.domain_interleave_probs)
@@ -105,6 +106,11 @@ async def _loop(
             updates_per_step=plan.batch.updates_per_step,
         )
         return await rlvr.train(parts, position)
+
+
+def meter_of(roles: Roles, plan: Plan, turns: Turns) -> Meter:
+    """Throughput is shared over the devices, or over the worker processes where all run on the CPU."""
+    return Meter(roles.groups, len(plan.devices) or sum(map(len, roles.groups.values())), turns.resident)
 
 
 async def open_ways(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, actor_infer: ActorInfer) -> None:

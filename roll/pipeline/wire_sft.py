@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
-from roll.config.schema import SftConfig
-from roll.data.examples import ExampleSet, prepare_examples
-from roll.data.sampler import ExampleSampler
-from roll.models.load import check_readable, load_tokenizer
-from roll.pipeline import sft
+import numpy as np
+
+from roll.algorithms.losses import Loss, NegativeLogLikelihood
+from roll.config.schema_offline import SftConfig
+from roll.data.examples import ExampleSet
+from roll.data.lessons import given_batch
+from roll.data.sampler import LessonSampler
+from roll.pipeline import offline
 from roll.pipeline.interrupt import Interrupt
-from roll.pipeline.meter import Meter
 from roll.pipeline.rlvr import Position
-from roll.pipeline.roles import Roles, model_path
+from roll.pipeline.roles import Roles
 from roll.pipeline.stage import Stage
-from roll.pipeline.wire_rlvr import Loop, report_dropped
+from roll.pipeline.wire_offline import GivenRows, evaluation, parts, prepare_rows, steps_of
+from roll.pipeline.wire_rlvr import Loop, meter_of
+from roll.types import Metrics, TrainBatch
 
 
 def prepare(config: SftConfig) -> Loop:
@@ -23,31 +28,29 @@ def prepare(config: SftConfig) -> Loop:
     Raises:
         BadInput: model or data cannot be used.
     """
-    model_args = config.sft_train.model_args
-    check_readable(model_path(config, model_args))
-    tokenizer = load_tokenizer(model_path(config, model_args), model_args.trust_remote_code)
-    examples = prepare_examples(config.sft_train.data_args, tokenizer, config.prompt_length, config.response_length)
-    report_dropped(examples.too_long, "prompt_length + response_length", config.prompt_length + config.response_length)
-    return partial(_loop, config, examples)
+    return partial(_loop, config, prepare_rows(config, "responses", learn_all=config.loss_on == "all"))
 
 
-async def _loop(config: SftConfig, examples: ExampleSet, roles: Roles, stage: Stage, interrupt: Interrupt) -> Position:
+async def _loop(config: SftConfig, rows: GivenRows, roles: Roles, stage: Stage, interrupt: Interrupt) -> Position:
     batch_size = stage.plan.batch.sequences_per_step
-    passes = -(-len(examples) * config.sft_train.training_args.num_train_epochs // batch_size)
-    steps = min(config.max_steps, passes)
+    steps = steps_of(config, rows, batch_size)
     actor_train = roles.actor_train("sft_train", config.sft_train, steps, temperature=1.0)
-    turns = await roles.start()
+    meter = meter_of(roles, stage.plan, await roles.start())
 
-    sampler = ExampleSampler(examples, config.seed)
-    position = await stage.keeper.restore(actor_train, sampler)
-    meter = Meter(roles.groups, sum(map(len, roles.groups.values())), turns.resident)
-    parts = sft.Sft(
-        draw=lambda: sampler.draw(batch_size),
-        train=meter.timed("train", actor_train.train_step),
-        measure=lambda batch: meter.step(len(batch.sequences.token_ids)),
-        save=meter.timed("checkpoint", stage.keeper.save_if_due),
-        interrupted=interrupt.happened,
-        tracker=stage.tracker,
-        max_steps=steps,
-    )
-    return await sft.train(parts, position)
+    sampler = LessonSampler(len(rows.training), config.seed)
+    position = await stage.keeper.restore(actor_train, sampler, last_step=steps)
+    evaluate = evaluation(config, rows, partial(study, rows.held_out), actor_train, held_out_metrics, batch_size, steps)
+    run = parts(stage, meter, interrupt, actor_train, sampler, partial(study, rows.training), evaluate, steps)
+    return await offline.train(run, position)
+
+
+async def study(rows: ExampleSet | None, numbers: Sequence[int]) -> tuple[TrainBatch, Loss]:
+    """Nothing needs to be asked about the rows: the batch is what they hold."""
+    assert rows is not None
+    return given_batch([rows.lesson(number) for number in numbers]), NegativeLogLikelihood()
+
+
+def held_out_metrics(name: str, metrics: Metrics) -> Metrics:
+    """Cross-entropy in nats a token, and its exponential."""
+    loss = metrics["sft/loss"]
+    return {f"val/{name}/loss": loss, f"val/{name}/perplexity": float(np.exp(loss))}

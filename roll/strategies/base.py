@@ -7,7 +7,7 @@ role calls them with the same number of micro-batches.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -59,6 +59,10 @@ class TrainResult:
     mismatch_tokens: int
     scalars: Metrics
     """The same on every rank: gradient norm, learning rate, skipped updates."""
+    counted_sums: Metrics = field(default_factory=dict)
+    """Over sequences or pairs, of metrics that are not of tokens."""
+    counts: Metrics = field(default_factory=dict)
+    """By such a metric, how many are behind its sum."""
 
 
 class TrainStrategy(Protocol):
@@ -66,6 +70,10 @@ class TrainStrategy(Protocol):
 
     def train_step(self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int) -> TrainResult:
         """Run one optimizer update for each list of micro-batches. `policy_version` is the version before the first."""
+        ...
+
+    def evaluate(self, micro_batches: Sequence[MicroBatch], loss: Loss, temperature: float) -> TrainResult:
+        """The loss's metrics on what is not learnt from, without a gradient."""
         ...
 
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float, adapter: bool) -> list[Floats]:

@@ -34,6 +34,7 @@ from roll.strategies.finite import FiniteWatch
 from roll.strategies.loss_inputs import loss_inputs
 from roll.strategies.memory_guard import (
     BUILD_KEYS,
+    SCORE_KEYS,
     TRAIN_KEYS,
     CudaMemory,
     MemoryGuard,
@@ -166,7 +167,7 @@ class DeepSpeedTrain:
         while queue:
             queue = self._guard.admit(queue)
             with self._guard.measured(queue[0]):
-                value = _or_none(loss_of, queue[0]) if retries and len(queue[0].batch) > 1 else loss_of(queue[0])
+                value = _or_none(loss_of, queue[0]) if retries and queue[0].batch.units > 1 else loss_of(queue[0])
                 if value is not None:
                     self._backward(queue[0], value * scale)
             if value is None:
@@ -187,10 +188,21 @@ class DeepSpeedTrain:
         inputs = loss_inputs(batch, device)
         token_losses = loss(log_probs, entropy, inputs)
         tally.add(token_losses.metrics, len(log_probs))
+        tally.count(token_losses.counted)
         if version is not None and inputs.behaviour_log_probs is not None:
             current = batch.policy_versions[sequences.response_mask] == version
             tally.add_mismatch(log_probs.detach() - inputs.behaviour_log_probs, to_device(current, device), int(current.sum()))
         return (token_losses.losses * scored_only(micro_batch.loss_weights, sequences, device)).sum()
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Sequence[MicroBatch], loss: Loss, temperature: float) -> TrainResult:
+        """See `TrainStrategy`."""
+        self._engine.eval()
+        tally = Tally()
+        with told_of_memory(self._rank, "evaluating", SCORE_KEYS):
+            for micro_batch in micro_batches:
+                self._loss(micro_batch, loss, temperature, tally, None)
+        return tally.result({})
 
     @torch.no_grad()
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float, adapter: bool) -> list[Floats]:

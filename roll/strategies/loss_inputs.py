@@ -28,4 +28,5 @@ def loss_inputs(batch: TrainBatch, device: str) -> LossInputs:
         proximal_log_probs=if_given(batch.proximal_log_probs),
         ref_log_probs=if_given(batch.ref_log_probs),
         marked=None if batch.marked is None else to_device(batch.marked[mask], device),
+        labels=None if batch.labels is None else to_device(batch.labels, device),
     )

@@ -112,11 +112,12 @@ def within(micro_batches: Sequence[MicroBatch], token_budget: int) -> list[Micro
     out: list[MicroBatch] = []
     for micro_batch in micro_batches:
         sequences = micro_batch.batch.sequences
-        if tokens_of(micro_batch) <= token_budget or len(sequences) == 1:
+        if tokens_of(micro_batch) <= token_budget or micro_batch.batch.units == 1:
             out.append(micro_batch)
             continue
-        bins = packing.pack(sequences.lengths, range(len(sequences)), token_budget, 1)
-        out += [chosen(micro_batch, indices) for indices in bins]
+        unit = micro_batch.batch.unit
+        bins = packing.pack(packing.unit_lengths(sequences, unit), range(micro_batch.batch.units), token_budget, 1)
+        out += [chosen(micro_batch, packing.members(units, unit)) for units in bins]
     return out
 
 
@@ -151,7 +152,7 @@ class MemoryGuard:
         left = list(queue)
         while True:
             short = self.need.of(tokens_of(left[0])) > self.memory.available()
-            if not self.most(int(short and len(left[0].batch) > 1)):
+            if not self.most(int(short and left[0].batch.units > 1)):
                 return left
             left = self.halve(left)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from roll.algorithms.losses import Counted
 from roll.strategies.base import TrainResult
 from roll.types import Metrics
 
@@ -19,6 +20,8 @@ class Tally:
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._mismatch: dict[str, Tensor] = {}
+        self._counted: dict[str, Tensor] = {}
+        self._counts: dict[str, Tensor] = {}
         self._tokens = self._mismatch_tokens = 0
 
     def add(self, metrics: Mapping[str, Tensor], tokens: int) -> None:
@@ -26,6 +29,12 @@ class Tally:
         for name, values in metrics.items():
             self._sums[name] = self._sums.get(name, 0.0) + values.sum(dtype=torch.float64)
         self._tokens += tokens
+
+    def count(self, metrics: Mapping[str, Counted]) -> None:
+        """Metrics of a micro-batch's sequences or pairs."""
+        for name, (values, counts_in) in metrics.items():
+            self._counted[name] = self._counted.get(name, 0.0) + torch.where(counts_in, values, 0.0).sum(dtype=torch.float64)
+            self._counts[name] = self._counts.get(name, 0.0) + counts_in.sum(dtype=torch.float64)
 
     def add_mismatch(self, difference: Tensor, current: Tensor, tokens: int) -> None:
         """Trainer against engine.
@@ -42,8 +51,9 @@ class Tally:
 
     def result(self, scalars: Metrics) -> TrainResult:
         """Everything that was added, copied to the host at once."""
-        names = [*self._sums, *self._mismatch]
-        values = torch.stack([*self._sums.values(), *self._mismatch.values()]).tolist() if names else []
-        sums = dict(zip(names, values, strict=True))
-        mismatch = {name: sums.pop(name, 0.0) for name in (ABSOLUTE, KL)}
-        return TrainResult(sums, self._tokens, mismatch, self._mismatch_tokens, scalars)
+        tables = (self._sums, self._mismatch, self._counted, self._counts)
+        there = [value for table in tables for value in table.values()]
+        values = iter(torch.stack(there).tolist() if there else [])
+        sums, mismatch, counted, counts = ({name: next(values) for name in table} for table in tables)
+        mismatch = {ABSOLUTE: 0.0, KL: 0.0} | mismatch
+        return TrainResult(sums, self._tokens, mismatch, self._mismatch_tokens, scalars, counted, counts)

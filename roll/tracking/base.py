@@ -27,6 +27,10 @@ class RunFacts:
     """Of the checkpoint that the run goes on from; None for a fresh start."""
 
 
+LOSSES = ("sft/loss", "dpo/loss")
+"""What a run is judged by that has no rewards."""
+
+
 class Tracker(Protocol):
     """One place where metrics and samples go."""
 

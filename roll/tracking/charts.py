@@ -37,7 +37,7 @@ class Section:
 def sections(rows: Sequence[Row]) -> list[Section]:
     """All charts for the rows of `metrics.jsonl`; sections without any are left out."""
     named = [
-        ("Learning", [_reward(rows), _by_domain(rows), *_validation(rows), _supervised(rows)]),
+        ("Learning", [_reward(rows), _by_domain(rows), *_validation(rows), *_given(rows)]),
         ("Responses", [_one(rows, "Response length", "mean, tokens", "response/length_mean"), _truncated(rows)]),
         ("Policy", _policy(rows)),
         ("Trainer against engine", _mismatch(rows)),
@@ -90,8 +90,13 @@ def _validation(rows: Sequence[Row]) -> list[Chart | None]:
     return charts
 
 
-def _supervised(rows: Sequence[Row]) -> Chart | None:
-    return _one(rows, "Loss", "cross-entropy of the responses' tokens, nats", "sft/loss")
+def _given(rows: Sequence[Row]) -> list[Chart | None]:
+    return [
+        _one(rows, "Loss", "cross-entropy of the responses' tokens, nats", "sft/loss"),
+        _one(rows, "Loss", "of the preferences", "dpo/loss"),
+        _one(rows, "Accuracy", "share of pairs whose chosen response is ahead", "dpo/accuracy"),
+        _one(rows, "Reward margin", "chosen less rejected", "dpo/reward_margin"),
+    ]
 
 
 def _truncated(rows: Sequence[Row]) -> Chart | None:

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from roll.tracking.base import Tracker
+from roll.tracking.base import LOSSES, Tracker
 from roll.types import Metrics, RolloutGroup
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -41,7 +41,8 @@ class Progress:
 
     def after(self, step: int, metrics: Metrics) -> Progress:
         """The progress once `metrics` of `step` are known."""
-        name, value = ("reward", metrics.get("reward/mean")) if "sft/loss" not in metrics else ("loss", metrics["sft/loss"])
+        losses = [metrics[name] for name in LOSSES if name in metrics]
+        name, value = ("loss", losses[0]) if losses else ("reward", metrics.get("reward/mean"))
         validation = _validation(metrics)
         seconds = [metrics["time/step"]] if "time/step" in metrics else []
         return replace(

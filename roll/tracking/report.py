@@ -15,6 +15,7 @@ import yaml
 from plotly.offline import get_plotlyjs
 
 from roll.errors import BadInput, DataError, Fault
+from roll.tracking.base import LOSSES
 from roll.tracking.charts import Row, Section, names_like, sections, series
 from roll.tracking.console import duration
 from roll.tracking.jsonl import METRICS_FILE, SAMPLES_FILE, read_lines
@@ -90,7 +91,7 @@ def _tiles(rows: Sequence[Row], max_steps: int | None) -> list[dict[str, str]]:
     if seconds:
         pace = f"{statistics.median(seconds):.1f} s a step (median)"
         tiles.append({"label": "Total time", "value": duration(_total_seconds(rows)), "note": pace})
-    for name, label in (("reward/mean", "Reward"), ("sft/loss", "Loss")):
+    for name, label in (("reward/mean", "Reward"), *((loss, "Loss") for loss in LOSSES)):
         _, values = series(rows, name)
         if values:
             tiles.append({"label": label, "value": _number(values[-1]), "note": f"from {_number(values[0])}"})

@@ -59,11 +59,18 @@ class ActorTrain:
         shape = self._shape
         batch = replace(batch, marked=loss.marks(batch))
         ranks: list[list[list[MicroBatch]]] = [[] for _ in range(len(self._group))]
-        for indices in np.array_split(np.arange(len(batch)), shape.updates) * shape.epochs:
-            for rank, micro_batches in enumerate(micro_batches_of(batch, indices.tolist(), len(ranks), shape)):
+        for units in np.array_split(np.arange(batch.units), shape.updates) * shape.epochs:
+            update = packing.members(units.tolist(), batch.unit)
+            for rank, micro_batches in enumerate(micro_batches_of(batch, update, len(ranks), shape)):
                 ranks[rank].append(micro_batches)
         arguments = [(updates, loss, shape.temperature, policy_version) for updates in ranks]
         return merge(await self._group.each("train_step", arguments, self._train_seconds))
+
+    async def evaluate(self, batch: TrainBatch, loss: Loss) -> list[TrainResult]:
+        """By rank, what the loss says of a batch that is not learnt from; `merge` makes means of it."""
+        ranks = micro_batches_of(batch, range(len(batch)), len(self._group), self._shape)
+        arguments = [(micro_batches, loss, self._shape.temperature) for micro_batches in ranks]
+        return await self._group.each("evaluate", arguments, self._train_seconds)
 
     async def log_probs(self, sequences: Sequences) -> Floats:
         """[T] natural-log probs of the response tokens under the policy as it is, 0 elsewhere."""
@@ -142,10 +149,10 @@ def joined(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
 
 
 def micro_batches_of(batch: TrainBatch, update: Sequence[int], ranks: int, shape: TrainShape) -> list[list[MicroBatch]]:
-    """By rank, the micro-batches of one update. Loss weights are fixed here, before anything is split."""
+    """By rank, the micro-batches of one update, units whole. Loss weights are fixed here, before anything is split."""
     chosen = packing.take(batch, update)
     weights = loss_weights(chosen.sequences, shape.loss_agg_mode, shape.loss_scale, chosen.sequence_weights)
-    split = packing.split(chosen.sequences.lengths, ranks, shape.token_budget, shape.attention_cost)
+    split = packing.split(chosen.sequences.lengths, ranks, shape.token_budget, shape.attention_cost, chosen.unit)
 
     def micro_batch(indices: Sequence[int]) -> MicroBatch:
         samples = tuple(update[index] for index in indices)
@@ -155,7 +162,7 @@ def micro_batches_of(batch: TrainBatch, update: Sequence[int], ranks: int, shape
 
 
 def merge(results: Sequence[TrainResult]) -> Metrics:
-    """Ranks' sums to means over all response tokens."""
+    """Ranks' sums to means: over all response tokens, or over the sequences or pairs that count."""
     metrics = dict(results[0].scalars)
     for sums, tokens in (
         ([result.sums for result in results], sum(result.tokens for result in results)),
@@ -164,4 +171,7 @@ def merge(results: Sequence[TrainResult]) -> Metrics:
         for name in {name for part in sums for name in part}:
             if tokens:
                 metrics[name] = sum(part.get(name, 0.0) for part in sums) / tokens
+    for name in {name for result in results for name in result.counts}:
+        if count := sum(result.counts.get(name, 0.0) for result in results):
+            metrics[name] = sum(result.counted_sums.get(name, 0.0) for result in results) / count
     return metrics

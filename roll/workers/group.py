@@ -43,7 +43,7 @@ class WorkerGroup:
             for rank, seat in enumerate(seats)
         ]
         self._pids: list[int] = []
-        self._started = False
+        self._started = self._stopped = False
         self._remains = Remains(record)
 
     def __len__(self) -> int:
@@ -144,7 +144,10 @@ class WorkerGroup:
         return _most(await self._gather([actor.held_bytes.remote() for actor in self._actors], "held_bytes", GRACE * 30))
 
     async def stop(self, seconds: float) -> None:
-        """Close the strategies, then end their processes and what those started, and see to it that nothing is left."""
+        """Close the strategies, then end their processes and what those started, and see to it that nothing is left. Twice is once."""
+        if self._stopped:
+            return
+        self._stopped = True
         await asyncio.to_thread(self._remains.look, self._local_pids())
         if self._started:
             closing = [asyncio.ensure_future(_result(actor.call.remote("close"))) for actor in self._actors]

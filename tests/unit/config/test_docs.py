@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from roll.config.docs import reference
 from roll.config.fields import walk
-from roll.config.schema import RlvrConfig, SftConfig
+from roll.config.schema import PIPELINES
 from roll.config.shipped import PACKAGE
 
 
@@ -13,7 +13,7 @@ def test_the_page_in_docs_is_current() -> None:
 
 def test_every_key_has_a_description_and_is_on_the_page() -> None:
     page = reference()
-    for root in (RlvrConfig, SftConfig):
+    for root in PIPELINES.values():
         for key in walk(root):
             assert key.field.description, key.path
             assert f"`{key.path[-1]}`" in page

@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from roll.config.schema_model import DataArgs
-from roll.data.examples import Example, prepare_examples
+from roll.data.examples import Example, Limits, prepare_examples
 from roll.errors import DataError
 
 Write = Callable[..., str]
@@ -17,9 +17,11 @@ MESSAGES = [{"role": "user", "content": "One?"}, {"role": "assistant", "content"
 
 
 def only(path: str, folder: Path, tokenizer: PreTrainedTokenizerFast, **columns: Any) -> Example:
-    examples = prepare_examples(DataArgs.model_validate({"file_name": path, **columns}), tokenizer, 100, 100, folder / "cache")
+    examples = prepare_examples(
+        DataArgs.model_validate({"file_name": path, **columns}), tokenizer, Limits(100, 100), cache_folder=folder / "cache"
+    )
     assert len(examples) == 1
-    return examples.example(0)
+    return examples.lesson(0).examples[0]
 
 
 @pytest.mark.parametrize(
@@ -65,10 +67,10 @@ def test_examples_beyond_either_limit_are_dropped_and_counted(
 ) -> None:
     path = write_jsonl([{"q": "q", "a": "a"}, {"q": "q" * 200, "a": "a"}, {"q": "q", "a": "a" * 200}])
     data_args = DataArgs.model_validate({"file_name": path, "template": "raw", "prompt": "q", "response": "a"})
-    examples = prepare_examples(data_args, tokenizer, 20, 20, tmp_path / "cache")
+    examples = prepare_examples(data_args, tokenizer, Limits(20, 20), cache_folder=tmp_path / "cache")
     assert (len(examples), examples.too_long) == (1, {path: 2})
     with pytest.raises(DataError, match="no example fits prompt_length 20 and response_length 1; 3 rows"):
-        prepare_examples(data_args, tokenizer, 20, 1, tmp_path / "cache")
+        prepare_examples(data_args, tokenizer, Limits(20, 1), cache_folder=tmp_path / "cache")
 
 
 @pytest.mark.parametrize(

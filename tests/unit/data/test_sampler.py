@@ -3,17 +3,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from roll.config.schema_model import DataArgs
 from roll.config.schema_roles import Reward
-from roll.data.examples import prepare_examples
 from roll.data.prompts import PromptSet, prepare_prompts
-from roll.data.sampler import ExampleSampler, PromptSampler
+from roll.data.sampler import LessonSampler, PromptSampler
 from roll.errors import DataError
 
 
@@ -109,18 +106,16 @@ def test_a_state_of_other_rows_or_domains_is_refused(prompts: PromptSet, tmp_pat
         PromptSampler(prompts, 1).load_state_dict(PromptSampler(prompts, 1, {"a": 0.5, "b": 0.5}).state_dict())
 
 
-def test_examples_are_drawn_and_resumed_the_same_way(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    path = tmp_path / "sft.jsonl"
-    path.write_text("\n".join(json.dumps({"q": "q", "a": f"{number}"}) for number in range(9)))
-    columns: dict[str, Any] = {"file_name": str(path), "template": "raw", "prompt": "q", "response": "a"}
-    examples = prepare_examples(DataArgs.model_validate(columns), tokenizer, 10, 10, tmp_path / "cache")
-    whole = [tuple(example.token_ids) for example in ExampleSampler(examples, 5).draw(27)]
-    assert len(set(whole[:9])) == len(set(whole[9:18])) == 9
+def test_lessons_are_drawn_and_resumed_the_same_way() -> None:
+    whole = LessonSampler(9, 5).draw(27)
+    assert sorted(whole[:9]) == sorted(whole[9:18]) == list(range(9))
     assert whole[:9] != whole[9:18]
-    sampler = ExampleSampler(examples, 5)
+    sampler = LessonSampler(9, 5)
     sampler.draw(13)
-    restored = ExampleSampler(examples, 5)
+    restored = LessonSampler(9, 5)
     restored.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
-    assert restored.drawn == 13
-    assert [tuple(example.token_ids) for example in restored.draw(14)] == whole[13:]
-    assert np.array_equal(restored.state_dict()["stream"]["position"], 27)
+    assert restored.ahead(14) == whole[13:]
+    assert restored.draw(14) == whole[13:]
+    assert restored.state_dict()["stream"]["position"] == 27
+    with pytest.raises(DataError, match="the saved position is one of 9 rows, but there are 10 now"):
+        LessonSampler(10, 5).load_state_dict(sampler.state_dict())

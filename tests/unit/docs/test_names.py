@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from roll.config.fields import ANY_NAME, walk
-from roll.config.schema import RlvrConfig, SftConfig
+from roll.config.schema import PIPELINES
 from roll.errors import BAD_INPUT, INTERRUPTED, PART_FAILED
 from roll.tracking.charts import PARTS
 from roll.tracking.console import SHORT
@@ -19,10 +19,13 @@ from tests.unit.docs.pages import PAGES, ROOT, WRITTEN, anchors, blocks, first_c
 
 SOURCES = sorted((ROOT / "roll").rglob("*.py"))
 TREES = {file: ast.parse(file.read_text(encoding="utf-8")) for file in SOURCES}
-KEYS = {key.path for root in (RlvrConfig, SftConfig) for key in walk(root)}
+KEYS = {key.path for root in PIPELINES.values() for key in walk(root)}
 STEPS = {step for path in KEYS for step in path} - {ANY_NAME}
 WRITERS = (
     "pipeline/evaluate.py",
+    "pipeline/wire_sft.py",
+    "pipeline/wire_dpo.py",
+    "algorithms/preference.py",
     "pipeline/meter.py",
     "rollout/batch.py",
     "algorithms/corrections.py",
@@ -34,7 +37,7 @@ WRITERS = (
     "strategies/tally.py",
 )
 """Modules that make metrics; others read them."""
-METRIC = re.compile(r"(sampling|reward|response|staleness|policy|mismatch|val|time|throughput|memory|sft)/[^ ]+")
+METRIC = re.compile(r"(sampling|reward|response|staleness|policy|mismatch|val|time|throughput|memory|sft|dpo)/[^ ]+")
 PLACEHOLDERS = {"domain": "<domain>", "name": "<set>", "k": "<k>", "role": "<role>"}
 FOREIGN = {"RAY_JOB_STOP_WAIT_TIME_S", "initial_scale_power"}
 """Names of other projects that the source does not mention."""

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from roll.algorithms.advantages import Normalisation
-from roll.algorithms.losses import Loss
+from roll.algorithms.losses import Loss, NegativeLogLikelihood
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.data.examples import Example
-from roll.pipeline import rlvr, sft
+from roll.data.examples import Example, Lesson
+from roll.data.lessons import given_batch
+from roll.pipeline import offline, rlvr
 from roll.pipeline.evaluate import Evaluator, pass_at_k
 from roll.pipeline.meter import Meter
 from roll.pipeline.rlvr import Position, Rlvr
@@ -178,17 +179,35 @@ def test_a_resumed_run_syncs_first_and_does_not_validate_again() -> None:
     assert parts.calls[:2] == [("sync", 3), "take"]
 
 
-def test_the_sft_loop() -> None:
+def offline_run(parts: Parts, held_out: dict[int, Metrics]) -> offline.Offline:
+    batch = given_batch([Lesson((Example(np.array([5, 6, 7], np.int32), np.array([False, True, True])),), 0.0)])
+
+    async def take() -> tuple[TrainBatch, Loss]:
+        return batch, NegativeLogLikelihood()
+
+    async def evaluate(step: int) -> Metrics:
+        return held_out.get(step, {})
+
+    async def measure(tokens: int) -> Metrics:
+        return {"tokens": tokens}
+
+    return offline.Offline(take, parts.train, evaluate, measure, parts.save, parts.interrupted, parts, max_steps=2)
+
+
+def test_the_offline_loop() -> None:
     parts = Parts()
-    examples = [Example(np.array([5, 6, 7], np.int32), np.array([False, True, True]))]
-
-    async def measure(batch: TrainBatch) -> Metrics:
-        return {}
-
-    run = sft.Sft(lambda: examples, parts.train, measure, parts.save, parts.interrupted, parts, max_steps=2)
-    assert asyncio.run(sft.train(run, Position(0, 0))) == Position(2, 2)
+    run = offline_run(parts, {0: {"val/held/loss": 2.0}, 2: {"val/held/loss": 1.0}})
+    assert asyncio.run(offline.train(run, Position(0, 0))) == Position(2, 2)
     assert parts.batches[0].sequences.response_mask.tolist() == [False, True, True]
     assert [call for call in parts.calls if call[0] == "train"] == [("train", 0), ("train", 1)]
+    logged = [call for call in parts.calls if call[0] == "log"]
+    assert [call[1] for call in logged] == [0, 1, 2]
+
+
+def test_the_offline_loop_logs_nothing_before_the_first_step_without_held_out_rows() -> None:
+    parts = Parts()
+    assert asyncio.run(offline.train(offline_run(parts, {}), Position(0, 0))) == Position(2, 2)
+    assert [call[1] for call in parts.calls if call[0] == "log"] == [1, 2]
 
 
 @pytest.mark.parametrize(("samples", "passed"), [(4, 0), (4, 1), (4, 3), (5, 5), (6, 2)])

@@ -10,7 +10,8 @@ from examples.tiny.make_problems import problem, write_problems
 from roll.config.compose import compose
 from roll.config.loader import load_config
 from roll.config.plan import make_plan
-from roll.config.schema import Config, RlvrConfig, SftConfig
+from roll.config.schema import Config, RlvrConfig
+from roll.config.schema_offline import SftConfig
 from roll.rewards.base import load_reward
 from roll.types import Prompt
 

@@ -7,10 +7,12 @@ from examples.tiny.make_problems import HELDOUT, TRAIN, draw_problems, problem, 
 
 
 @pytest.mark.parametrize(
-    ("digits", "prompt", "answer"), [("7492", "7+4+9+2=", "22"), ("0000", "0+0+0+0=", "0"), ("9999", "9+9+9+9=", "36")]
+    ("digits", "prompt", "answer", "wrong"),
+    [("7492", "7+4+9+2=", "22", "25"), ("0000", "0+0+0+0=", "0", "1"), ("9999", "9+9+9+9=", "36", "37")],
 )
-def test_a_problem_and_its_answer(digits: str, prompt: str, answer: str) -> None:
-    assert problem(digits) == {"prompt": prompt, "response": answer, "ground_truth": answer, "tag": "arithmetic"}
+def test_a_problem_and_its_answers(digits: str, prompt: str, answer: str, wrong: str) -> None:
+    row = {"prompt": prompt, "response": answer, "rejected": wrong, "ground_truth": answer, "tag": "arithmetic"}
+    assert problem(digits) == row
 
 
 @pytest.mark.parametrize("seed", [0, 1])

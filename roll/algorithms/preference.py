@@ -1,0 +1,202 @@
+"""Losses of preferences: of pairs of responses to one prompt, and of responses with a label. Pure tensor functions.
+
+In all formulas y is a response, c the chosen and r the rejected one of a pair, l(y) = log pi(y|x) the sum over its tokens, |y| their
+number, m(y) = l(y) / |y|, ref the same under the reference policy, and s the logistic function. A pair's loss stands at each of its
+tokens: averaged over tokens and then over sequences (`seq-mean-token-mean`) it is the mean over pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from roll.algorithms.losses import Loss, LossInputs, TokenLosses
+
+NEAREST = 1e-6
+"""Mean log-probs above -NEAREST are taken for it: the odds of a response that is certain are infinite."""
+
+
+@dataclass(frozen=True)
+class Responses:
+    """One response of each of P pairs, [P] each."""
+
+    log_probs: Tensor
+    """l, with a gradient."""
+    ref_log_probs: Tensor | None
+    """l under the reference; None if the loss uses none."""
+    lengths: Tensor
+    """|y|"""
+
+    @property
+    def mean(self) -> Tensor:
+        """m"""
+        return self.log_probs / self.lengths
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """l - ref l"""
+        assert self.ref_log_probs is not None, "a loss against a reference without its log-probs"
+        return self.log_probs - self.ref_log_probs
+
+
+@dataclass(frozen=True)
+class PairLosses:
+    """What an objective says of each pair, [P] each."""
+
+    losses: Tensor
+    """With a gradient."""
+    chosen_rewards: Tensor
+    """Implicit reward of the chosen response, as the loss measures it."""
+    rejected_rewards: Tensor
+
+
+class PairObjective(Protocol):
+    """A loss of pairs. Implementations are frozen and picklable."""
+
+    def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
+        """Losses of the pairs."""
+        ...
+
+
+@dataclass(frozen=True)
+class Dpo(PairObjective):
+    """-(1 - e) log s(h) - e log s(-h) with h = beta (l(c) - ref l(c) - l(r) + ref l(r)).
+
+    Sources: DPO, arXiv 2305.18290, eq. 7; with label smoothing e > 0 it is cDPO (Mitchell, 2023, "A note on DPO with noisy
+    preferences", eq. 3).
+    """
+
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+
+    def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
+        """See `PairObjective`."""
+        up, down = self.beta * chosen.log_ratio, self.beta * rejected.log_ratio
+        losses = -(1 - self.label_smoothing) * logsigmoid(up - down) - self.label_smoothing * logsigmoid(down - up)
+        return PairLosses(losses, up, down)
+
+
+@dataclass(frozen=True)
+class Ipo(PairObjective):
+    """(m(c) - ref m(c) - m(r) + ref m(r) - 1 / (2 beta))^2.
+
+    Source: arXiv 2310.12036, eq. 17, with log-probs averaged over a response's tokens, as its authors do and TRL does.
+    """
+
+    beta: float = 0.1
+
+    def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
+        """See `PairObjective`."""
+        up, down = chosen.log_ratio / chosen.lengths, rejected.log_ratio / rejected.lengths
+        return PairLosses((up - down - 1 / (2 * self.beta)) ** 2, self.beta * up, self.beta * down)
+
+
+@dataclass(frozen=True)
+class SimPo(PairObjective):
+    """-log s(beta m(c) - beta m(r) - gamma). No reference. Source: SimPO, arXiv 2405.14734, eq. 6."""
+
+    beta: float = 2.0
+    gamma: float = 0.5
+
+    def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
+        """See `PairObjective`."""
+        up, down = self.beta * chosen.mean, self.beta * rejected.mean
+        return PairLosses(-logsigmoid(up - down - self.gamma), up, down)
+
+
+@dataclass(frozen=True)
+class OrPo(PairObjective):
+    """-m(c) - beta log s(log odds(c) - log odds(r)) with odds(y) = p / (1 - p) and p = exp(m(y)). No reference.
+
+    Source: ORPO, arXiv 2403.07691, eq. 6 and 7; beta is its lambda.
+    """
+
+    beta: float = 0.1
+
+    def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
+        """See `PairObjective`."""
+        difference = _log_odds(chosen.mean) - _log_odds(rejected.mean)
+        losses = -chosen.mean - self.beta * logsigmoid(difference)
+        return PairLosses(losses, self.beta * chosen.mean, self.beta * rejected.mean)
+
+
+def _log_odds(log_p: Tensor) -> Tensor:
+    below_one = log_p.clamp(max=-NEAREST)
+    return below_one - torch.log(-torch.expm1(below_one))
+
+
+@dataclass(frozen=True)
+class PreferenceLoss(Loss):
+    """A loss of pairs at each of their tokens. Sequences 2i and 2i + 1 are a chosen response and the rejected one."""
+
+    objective: PairObjective
+
+    def __call__(self, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> TokenLosses:
+        """See `Loss`."""
+        if not len(log_probs):  # the filler, which is no pair
+            return TokenLosses(log_probs, {})
+        chosen, rejected = (_responses(log_probs, inputs, number) for number in (0, 1))
+        said = self.objective(chosen, rejected)
+        per_token = said.losses.repeat_interleave(2).repeat_interleave(inputs.lengths, output_size=len(log_probs))
+        all_count = torch.ones_like(said.losses, dtype=torch.bool)
+        up, down = said.chosen_rewards.detach(), said.rejected_rewards.detach()
+        metrics = {
+            "dpo/loss": said.losses.detach(),
+            "dpo/accuracy": (up > down).to(up.dtype),
+            "dpo/reward_margin": up - down,
+            "dpo/chosen_reward": up,
+            "dpo/rejected_reward": down,
+            "dpo/chosen_log_prob": chosen.mean.detach(),
+            "dpo/rejected_log_prob": rejected.mean.detach(),
+        }
+        return TokenLosses(per_token, {}, {name: (values, all_count) for name, values in metrics.items()})
+
+
+def _responses(log_probs: Tensor, inputs: LossInputs, number: int) -> Responses:
+    """The first (0) or the second (1) response of every pair."""
+    sums, ref = _sums(log_probs, inputs.lengths), inputs.ref_log_probs
+    ref_sums = None if ref is None else _sums(ref, inputs.lengths)[number::2]
+    return Responses(sums[number::2], ref_sums, inputs.lengths[number::2])
+
+
+def _sums(values: Tensor, lengths: Tensor) -> Tensor:
+    """[N], over each sequence."""
+    return torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True)
+
+
+@dataclass(frozen=True)
+class Kto(Loss):
+    """w (1 - s(z - kl)) of a desirable response and w (1 - s(kl - z)) of another, with z = beta (l(y) - ref l(y)).
+
+    kl is beta times the KL of policy against reference, estimated before the update from responses to other prompts and not below
+    0; it carries no gradient. Source: KTO, arXiv 2402.01306, eq. 8, with its section 4.1 for the estimate.
+    """
+
+    beta: float = 0.1
+    desirable_weight: float = 1.0
+    undesirable_weight: float = 1.0
+    kl: float = 0.0
+    """In nats a response, without beta."""
+
+    def __call__(self, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> TokenLosses:
+        """See `Loss`."""
+        if not len(log_probs):  # the filler, which has no label
+            return TokenLosses(log_probs, {})
+        assert inputs.ref_log_probs is not None and inputs.labels is not None, "KTO without reference or labels"
+        log_ratio = _sums(log_probs, inputs.lengths) - _sums(inputs.ref_log_probs, inputs.lengths)
+        desirable = inputs.labels > 0.5
+        sign = torch.where(desirable, 1.0, -1.0).to(log_ratio.dtype)
+        weight = torch.where(desirable, self.desirable_weight, self.undesirable_weight).to(log_ratio.dtype)
+        losses = weight * (1 - torch.sigmoid(sign * self.beta * (log_ratio - self.kl)))
+        all_count, rewards = torch.ones_like(desirable), self.beta * log_ratio.detach()
+        counted = {
+            "dpo/loss": (losses.detach(), all_count),
+            "dpo/chosen_reward": (rewards, desirable),
+            "dpo/rejected_reward": (rewards, ~desirable),
+            "dpo/kl": (torch.full_like(rewards, self.kl), all_count),
+        }
+        return TokenLosses(losses.repeat_interleave(inputs.lengths, output_size=len(log_probs)), {}, counted)

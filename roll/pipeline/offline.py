@@ -1,0 +1,47 @@
+"""Learning from given rows: the loop of supervised fine-tuning, of preferences, and of everything else that generates nothing.
+
+rows ──▶ take (what others say of them joined: reference log-probs) ──▶ train ──▶ evaluate ──▶ log ──▶ save
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from roll.algorithms.losses import Loss
+from roll.pipeline.rlvr import Position
+from roll.tracking.base import Tracker
+from roll.types import Metrics, TrainBatch
+
+
+@dataclass(frozen=True)
+class Offline:
+    """The wired parts of a run."""
+
+    take: Callable[[], Awaitable[tuple[TrainBatch, Loss]]]
+    """The rows of the next update, and the loss to learn them by."""
+    train: Callable[[TrainBatch, Loss, int], Awaitable[Metrics]]
+    evaluate: Callable[[int], Awaitable[Metrics]]
+    """Metrics of the held-out rows after a step; none where they are not due."""
+    measure: Callable[[int], Awaitable[Metrics]]
+    """Times, throughput and memory of a step of so many tokens."""
+    save: Callable[[Position], Awaitable[None]]
+    """Write a checkpoint, where one is due."""
+    interrupted: Callable[[], bool]
+    tracker: Tracker
+    max_steps: int
+
+
+async def train(run: Offline, position: Position) -> Position:
+    """Run the loop from `position` to the last step, or to the end of the step in which the run is interrupted."""
+    if position.step == 0 and (metrics := await run.evaluate(0)):
+        run.tracker.log(0, metrics | await run.measure(0))
+    while position.step < run.max_steps and not run.interrupted():
+        batch, loss = await run.take()
+        metrics = await run.train(batch, loss, position.policy_version)
+        position = Position(position.step + 1, position.policy_version + 1)
+        metrics |= await run.evaluate(position.step)
+        metrics |= await run.measure(len(batch.sequences.token_ids))
+        run.tracker.log(position.step, metrics)
+        await run.save(position)
+    return position

@@ -1,0 +1,149 @@
+"""Preference losses against their formulas written out in plain Python, their gradients, and their independence of how a batch is split."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from roll.algorithms.losses import Loss, LossInputs
+from roll.algorithms.preference import Dpo, Ipo, Kto, OrPo, PreferenceLoss, SimPo
+from roll.data import packing
+from roll.types import TrainBatch
+from roll.workers.actor_train import ActorTrain, TrainShape
+from roll.workers.group import WorkerGroup
+from tests.unit.algorithms.test_split import TOKENS, Ranks
+
+POLICY = [[-0.5, -1.0], [-2.0, -0.25, -1.5], [-0.1], [-3.0, -0.5]]
+REFERENCE = [[-0.7, -0.9], [-1.0, -0.5, -1.0], [-0.4], [-2.5, -0.75]]
+LABELS = [1.0, 0.0, 0.0, 1.0]
+LOSSES: Mapping[str, Loss] = {
+    "dpo": PreferenceLoss(Dpo(0.5)),
+    "cdpo": PreferenceLoss(Dpo(0.5, 0.2)),
+    "ipo": PreferenceLoss(Ipo(0.5)),
+    "simpo": PreferenceLoss(SimPo(2.0, 0.3)),
+    "orpo": PreferenceLoss(OrPo(0.4)),
+    "kto": Kto(0.5, 1.5, 0.7, kl=0.3),
+}
+
+
+def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, LossInputs]:
+    """Two pairs, or four responses with labels."""
+    log_probs, reference = (torch.tensor(sum(table, []), dtype=dtype) for table in (POLICY, REFERENCE))
+    lengths = torch.tensor([len(row) for row in POLICY])
+    return log_probs.requires_grad_(), LossInputs(
+        torch.zeros_like(log_probs), lengths, ref_log_probs=reference, labels=torch.tensor(LABELS)
+    )
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def pair_loss(name: str, c: list[float], r: list[float], rc: list[float], rr: list[float]) -> float:
+    """One pair, from the papers."""
+    mean_c, mean_r = sum(c) / len(c), sum(r) / len(r)
+    h = sum(c) - sum(rc) - sum(r) + sum(rr)
+    match name:
+        case "dpo":
+            return -math.log(sigmoid(0.5 * h))
+        case "cdpo":
+            return -0.8 * math.log(sigmoid(0.5 * h)) - 0.2 * math.log(sigmoid(-0.5 * h))
+        case "ipo":
+            return (mean_c - sum(rc) / len(rc) - mean_r + sum(rr) / len(rr) - 1.0) ** 2
+        case "simpo":
+            return -math.log(sigmoid(2 * mean_c - 2 * mean_r - 0.3))
+        case _:
+            odds_c, odds_r = (math.exp(m) / (1 - math.exp(m)) for m in (mean_c, mean_r))
+            return -mean_c - 0.4 * math.log(sigmoid(math.log(odds_c / odds_r)))
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "kto"])
+def test_the_loss_of_a_pair_stands_at_each_of_its_tokens(name: str) -> None:
+    log_probs, given = inputs()
+    said = LOSSES[name](log_probs, log_probs, given)
+    first = pair_loss(name, POLICY[0], POLICY[1], REFERENCE[0], REFERENCE[1])
+    second = pair_loss(name, POLICY[2], POLICY[3], REFERENCE[2], REFERENCE[3])
+    assert said.losses.tolist() == pytest.approx([first] * 5 + [second] * 3, rel=1e-12)
+    values, counts = said.counted["dpo/loss"]
+    assert values.tolist() == pytest.approx([first, second]) and counts.all()
+
+
+def test_kto_by_hand() -> None:
+    log_probs, given = inputs()
+    said = LOSSES["kto"](log_probs, log_probs, given)
+    ratios = [sum(row) - sum(ref) for row, ref in zip(POLICY, REFERENCE, strict=True)]
+    losses = [
+        1.5 * (1 - sigmoid(0.5 * (ratio - 0.3))) if label else 0.7 * (1 - sigmoid(0.5 * (0.3 - ratio)))
+        for ratio, label in zip(ratios, LABELS, strict=True)
+    ]
+    assert said.losses.tolist() == pytest.approx([loss for loss, row in zip(losses, POLICY, strict=True) for _ in row], rel=1e-7)
+    rewards, desirable = said.counted["dpo/chosen_reward"]
+    assert rewards[desirable].tolist() == pytest.approx([0.5 * ratios[0], 0.5 * ratios[3]])
+    assert said.counted["dpo/rejected_reward"][1].tolist() == [False, True, True, False]
+
+
+def test_metrics_of_pairs_by_hand() -> None:
+    log_probs, given = inputs()
+    counted = LOSSES["dpo"](log_probs, log_probs, given).counted
+    up = [0.5 * (sum(POLICY[i]) - sum(REFERENCE[i])) for i in (0, 2)]
+    down = [0.5 * (sum(POLICY[i]) - sum(REFERENCE[i])) for i in (1, 3)]
+    assert counted["dpo/chosen_reward"][0].tolist() == pytest.approx(up)
+    assert counted["dpo/reward_margin"][0].tolist() == pytest.approx([a - b for a, b in zip(up, down, strict=True)])
+    assert counted["dpo/accuracy"][0].tolist() == [float(a > b) for a, b in zip(up, down, strict=True)]
+    assert counted["dpo/chosen_log_prob"][0].tolist() == pytest.approx([-0.75, -0.1])
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_are_those_of_finite_differences(name: str) -> None:
+    log_probs, given = inputs()
+    assert torch.autograd.gradcheck(lambda values: LOSSES[name](values, values.detach(), given).losses, [log_probs])
+
+
+def test_a_response_that_is_certain_has_finite_odds() -> None:
+    log_probs = torch.zeros(2, requires_grad=True)
+    loss = LOSSES["orpo"](log_probs, log_probs, LossInputs(log_probs.detach(), torch.tensor([1, 1]))).losses.sum()
+    loss.backward()
+    assert log_probs.grad is not None and torch.isfinite(log_probs.grad).all()
+
+
+@cache
+def pairs() -> TrainBatch:
+    """Six pairs of unequal lengths."""
+    generator = np.random.default_rng(1)
+    lengths = [9, 4, 14, 6, 11, 3, 8, 5, 7, 10, 12, 6]
+    sequences = packing.concatenate(
+        [generator.integers(0, TOKENS, length).astype(np.int32) for length in lengths], [np.arange(length) >= 2 for length in lengths]
+    )
+    mask = sequences.response_mask
+    reference = np.where(mask, generator.normal(-2.0, 1.0, len(mask)), 0).astype(np.float32)
+    nothing = np.zeros(len(mask), np.float32)
+    labels = generator.integers(0, 2, len(lengths)).astype(np.float32)
+    return TrainBatch(sequences, nothing, None, nothing.astype(np.int32), ref_log_probs=reference, labels=labels, unit=2)
+
+
+def gradient(name: str, ranks: int, token_budget: int) -> Tensor:
+    """Of one update."""
+    batch = replace(pairs(), unit=1) if name == "kto" else pairs()
+    group = Ranks(ranks)
+    trainer = ActorTrain(cast(WorkerGroup, group), TrainShape(1, 1, token_budget, "seq-mean-token-mean", 1.0), Path(), 1.0, 1.0, 1.0)
+    asyncio.run(trainer.train_step(batch, LOSSES[name], 0))
+    return group.gradient
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_no_split_changes_the_gradient(name: str) -> None:
+    whole = gradient(name, 1, 10**6)
+    assert whole.norm() > 1e-3
+    for ranks, token_budget in [(1, 40), (1, 1), (2, 10**6), (2, 30), (4, 25), (7, 10**6)]:  # of seven ranks one has the filler
+        difference = (gradient(name, ranks, token_budget) - whole).norm() / whole.norm()
+        assert difference < 1e-5, f"{ranks} ranks, {token_budget} tokens: {difference:.1e}"

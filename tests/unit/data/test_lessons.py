@@ -1,0 +1,176 @@
+"""Pairs, labels, raw text, and parts of a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from roll.config.schema_model import DataArgs
+from roll.data.examples import ExampleSet, Kind, Lesson, Limits, Part, prepare_examples
+from roll.data.lessons import given_batch, mismatched
+from roll.errors import DataError
+
+Write = Callable[..., str]
+ROOM = Limits(100, 100)
+ASK = [{"role": "user", "content": "One?"}]
+GOOD, BAD = {"role": "assistant", "content": "Two."}, {"role": "assistant", "content": "No."}
+
+
+@pytest.fixture
+def rows_of(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, write_jsonl: Write) -> Callable[..., ExampleSet]:
+    def prepare(rows: list[dict], kind: Kind, limits: Limits = ROOM, part: Part | None = None, **columns: Any) -> ExampleSet:
+        data_args = DataArgs.model_validate({"file_name": write_jsonl(rows), **columns})
+        return prepare_examples(data_args, tokenizer, limits, kind, part=part, cache_folder=tmp_path / "cache")
+
+    return prepare
+
+
+def read(lesson: Lesson, tokenizer: PreTrainedTokenizerFast) -> list[tuple[str, str]]:
+    """Prompt and response of each of a lesson's sequences."""
+    return [tuple(tokenizer.decode(one.token_ids[keep]) for keep in (~one.response_mask, one.response_mask)) for one in lesson.examples]  # type: ignore[misc]
+
+
+PAIRS = [
+    ({"prompt": "One?", "chosen": "Two.", "rejected": "No."}, {"prompt": "prompt", "template": "raw"}, "One?", "<|endoftext|>"),
+    (
+        {"prompt": ASK, "chosen": [GOOD], "rejected": "No."},
+        {"messages": "prompt", "template": "chatml"},
+        "<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n",
+        "<|im_end|>",
+    ),
+    (
+        {"chosen": [*ASK, GOOD], "rejected": [*ASK, BAD]},
+        {"template": "chatml"},
+        "<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n",
+        "<|im_end|>",
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "columns", "prompt", "end"), PAIRS, ids=["texts", "messages", "conversations"])
+def test_a_pair_is_one_prompt_with_two_responses(
+    rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast, row: dict, columns: dict, prompt: str, end: str
+) -> None:
+    rows = rows_of([row], "pairs", chosen="chosen", rejected="rejected", **columns)
+    assert read(rows.lesson(0), tokenizer) == [(prompt, f"Two.{end}"), (prompt, f"No.{end}")]
+
+
+def test_a_row_of_rm_static(rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast) -> None:
+    prompt = "\n\nHuman: What is a good first instrument?\n\nAssistant:"
+    row = {"prompt": prompt, "response": " A guitar.", "chosen": " A guitar.", "rejected": ""}
+    rows = rows_of([row], "pairs", prompt="prompt", chosen="chosen", rejected="rejected", template="raw")
+    assert read(rows.lesson(0), tokenizer) == [(prompt, " A guitar.<|endoftext|>"), (prompt, "<|endoftext|>")]
+
+
+def test_a_margin_and_a_label_are_kept(rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast) -> None:
+    pair = {"prompt": "q", "chosen": "a", "rejected": "b", "by": 2.5}
+    assert (
+        rows_of([pair], "pairs", prompt="prompt", chosen="chosen", rejected="rejected", margin="by", template="raw").lesson(0).value == 2.5
+    )
+    labelled = [{"q": "q", "a": "a", "good": True}, {"q": "q", "a": "b", "good": 0}]
+    rows = rows_of(labelled, "labelled", prompt="q", response="a", label="good", template="raw")
+    assert [rows.lesson(number).value for number in range(2)] == [1.0, 0.0]
+    assert read(rows.lesson(1), tokenizer) == [("q", "b<|endoftext|>")]
+
+
+LABELLED = {"prompt": "q", "response": "a", "label": "good", "template": "raw"}
+PAIR = {"chosen": "chosen", "rejected": "rejected", "template": "chatml"}
+
+
+@pytest.mark.parametrize(
+    ("row", "kind", "columns", "problem"),
+    [
+        ({"prompt": "q", "chosen": "a"}, "pairs", {**PAIR, "prompt": "prompt"}, "column 'rejected' is missing"),
+        ({"prompt": "q", "chosen": "a", "rejected": 3}, "pairs", {**PAIR, "prompt": "prompt"}, "'rejected' is a int"),
+        ({"prompt": "q", "chosen": "a", "rejected": [*ASK, BAD]}, "pairs", {**PAIR, "prompt": "prompt"}, "'rejected' holds 2 messages"),
+        ({"chosen": [*ASK, GOOD], "rejected": [*ASK, *ASK, BAD]}, "pairs", PAIR, "differ in more than their last message"),
+        ({"chosen": [GOOD], "rejected": [BAD]}, "pairs", PAIR, "not a conversation that ends with the assistant's message"),
+        (
+            {"prompt": "q", "chosen": "a", "rejected": "b", "by": "much"},
+            "pairs",
+            {**PAIR, "prompt": "prompt", "margin": "by"},
+            "'by' is 'much'",
+        ),
+        (
+            {"q": "q", "a": "a", "good": "yes"},
+            "labelled",
+            {"prompt": "q", "response": "a", "label": "good", "template": "raw"},
+            "'good' is",
+        ),
+    ],
+)
+def test_rows_that_cannot_be_used_are_named(rows_of: Callable[..., ExampleSet], row: dict, kind: Kind, columns: dict, problem: str) -> None:
+    with pytest.raises(DataError) as caught:
+        rows_of([row], kind, **columns)
+    assert caught.value.faults[0].place.endswith("rows.jsonl:1")
+    assert problem in caught.value.faults[0].problem
+
+
+def test_a_pair_is_dropped_if_either_response_is_too_long(rows_of: Callable[..., ExampleSet]) -> None:
+    rows = [{"p": "q", "c": "a", "r": "b"}, {"p": "q", "c": "a" * 99, "r": "b"}, {"p": "q", "c": "a", "r": "b" * 99}]
+    found = rows_of(rows, "pairs", Limits(20, 20), prompt="p", chosen="c", rejected="r", template="raw")
+    assert len(found) == 1 and list(found.too_long.values()) == [2]
+
+
+def test_raw_text_is_cut_into_lessons_and_learnt_whole(rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast) -> None:
+    texts = ["x7" * 13, "short", "y8" * 6]
+    rows = rows_of([{"body": text} for text in texts], "responses", Limits(4, 6), text="body")
+    lessons = [rows.lesson(number).examples[0] for number in range(len(rows))]
+    assert max(len(lesson.token_ids) for lesson in lessons) == 10
+    assert all(lesson.response_mask.tolist() == [False] + [True] * (len(lesson.token_ids) - 1) for lesson in lessons)
+    assert all(len(lesson.token_ids) > 1 for lesson in lessons)
+    whole = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
+    pieces = [row[start : start + 10] for row in whole for start in range(0, len(row), 10)]
+    assert [lesson.token_ids.tolist() for lesson in lessons] == [piece for piece in pieces if len(piece) > 1]
+    assert tokenizer.decode(lessons[0].token_ids).startswith("x7x7")
+
+
+def test_all_tokens_but_the_first_are_learnt_if_asked_for(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, write_jsonl: Write) -> None:
+    data_args = DataArgs.model_validate(
+        {"file_name": write_jsonl([{"q": "One?", "a": "Two."}]), "template": "raw", "prompt": "q", "response": "a"}
+    )
+    rows = prepare_examples(data_args, tokenizer, Limits(20, 20), learn_all=True, cache_folder=tmp_path / "cache")
+    mask = rows.lesson(0).examples[0].response_mask
+    assert mask.tolist() == [False] + [True] * (len(mask) - 1)
+
+
+def test_parts_share_out_every_row_once_and_follow_from_the_seed() -> None:
+    shares = (9.0, 1.0, 0.0)
+    parts = [Part(shares, number, seed=3)(107) for number in range(3)]
+    assert np.sum(parts, axis=0).tolist() == [1] * 107
+    assert [int(part.sum()) for part in parts] == [96, 11, 0]
+    assert np.array_equal(parts[1], Part((90.0, 10.0, 0.0), 1, seed=3)(107))
+    assert not np.array_equal(parts[1], Part(shares, 1, seed=4)(107))
+    assert np.flatnonzero(parts[1]).tolist() != list(range(96, 107)), "rows are shuffled before they are shared out"
+
+
+def test_two_parts_of_one_source_share_no_row(rows_of: Callable[..., ExampleSet]) -> None:
+    rows = [{"q": f"{number}", "a": "x"} for number in range(20)]
+    columns = {"prompt": "q", "response": "a", "template": "raw"}
+    training, held_out = (rows_of(rows, "responses", part=Part((4.0, 1.0, 0.0), number, 7), **columns) for number in (0, 1))
+    assert (len(training), len(held_out)) == (16, 4)
+    assert not set(training.positions.tolist()) & set(held_out.positions.tolist())
+    with pytest.raises(DataError, match="data_split leaves no row of it for this part"):
+        rows_of(rows, "responses", part=Part((1.0, 0.0, 0.0), 1, 7), **columns)
+
+
+def test_pairs_lie_next_to_each_other_in_a_batch(rows_of: Callable[..., ExampleSet]) -> None:
+    rows = [{"p": "q", "c": "a" * number, "r": "b", "m": number} for number in (1, 2)]
+    found = rows_of(rows, "pairs", prompt="p", chosen="c", rejected="r", margin="m", template="raw")
+    batch = given_batch([found.lesson(0), found.lesson(1)])
+    assert (len(batch), batch.unit, batch.units) == (4, 2, 2)
+    assert batch.labels is not None and batch.labels.tolist() == [1, 1, 2, 2]
+
+
+def test_a_mismatched_response_answers_another_prompt(rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast) -> None:
+    rows = [{"q": f"question {number}", "a": f"answer {number}", "good": True} for number in range(3)]
+    found = rows_of(rows, "labelled", prompt="q", response="a", label="good", template="raw")
+    sequences = mismatched([found.lesson(number) for number in range(3)])
+    texts = [tokenizer.decode(sequences.token_ids[a:b]) for a, b in zip(sequences.offsets, sequences.offsets[1:], strict=False)]
+    assert texts == [f"question {number}answer {(number + 1) % 3}<|endoftext|>" for number in range(3)]
+    assert tokenizer.decode(sequences.token_ids[sequences.response_mask]).count("answer") == 3
