@@ -106,6 +106,9 @@ def _held_out(config: OfflineConfig) -> Iterator[Fault]:
 
 def _preferences(config: DpoConfig) -> Iterator[Fault]:
     loss, learning = config.preference_loss, config.actor_train
+    if learning.data_args.margin:
+        problem = f"'{learning.data_args.margin}', but no preference loss reads a margin of the data's"
+        yield Fault("actor_train.data_args.margin", problem, "remove it")
     compares = loss in REFERENCED
     for key, losses in OWN_KEYS.items():
         if key in config.model_fields_set and loss not in losses:

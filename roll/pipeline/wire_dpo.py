@@ -43,16 +43,17 @@ async def _loop(config: DpoConfig, rows: GivenRows, roles: Roles, stage: Stage, 
     has_role = stage.plan.reference == "role"
     reference = roles.score("reference", config.reference, temperature=1.0) if has_role and config.reference else actor_train
     meter = meter_of(roles, stage.plan, await roles.start())
-    ask = None if stage.plan.reference == "unused" else meter.timed("reference", reference.ref_log_probs)
+    ask = None if stage.plan.reference == "unused" else reference.ref_log_probs
+    timed = meter.timed("reference", ask) if ask else None
 
     sampler = LessonSampler(len(rows.training), config.seed)
     position = await stage.keeper.restore(actor_train, sampler, last_step=steps)
-    log_probs = meter.timed("log_probs", actor_train.log_probs) if config.preference_loss == "kto" else None
-    training = Preferences(rows.training, preference_loss(config), ask, log_probs)
-    held_out = Preferences(rows.held_out, preference_loss(config), ask, log_probs) if rows.held_out else None
-    if config.reference_log_probs == "precomputed":
-        training = await known(training, sampler.ahead((steps - position.step) * batch_size), batch_size)
-        held_out = await known(held_out, range(len(held_out.rows)), batch_size) if held_out else None
+    training = Preferences(rows.training, preference_loss(config), timed, meter.timed("log_probs", actor_train.log_probs))
+    # Evaluation is timed as a whole, with what it asks.
+    held_out = Preferences(rows.held_out, preference_loss(config), ask, actor_train.log_probs) if rows.held_out else None
+    if config.reference_log_probs == "precomputed" and timed:
+        training = await known(training, sampler.ahead((steps - position.step) * batch_size), batch_size, timed)
+        held_out = await known(held_out, range(len(held_out.rows)), batch_size, timed) if held_out else None
         if has_role:
             await roles.end("reference")
     evaluate = evaluation(config, rows, held_out or training, actor_train, held_out_metrics, batch_size, steps)
@@ -67,8 +68,8 @@ class Preferences:
     loss: Loss
     ask: Ask | None
     """The reference; None if the loss uses none."""
-    log_probs: Ask | None
-    """The policy as it is; KTO's alone."""
+    log_probs: Ask
+    """The policy as it is; KTO alone asks it."""
     known: Mapping[int, Floats] = field(default_factory=dict)
     """By number of the row, the reference's log-probs of all of its tokens, where they were asked for beforehand."""
 
@@ -86,19 +87,18 @@ class Preferences:
 
     async def _kl(self, sequences: Sequences) -> float:
         """KTO's estimate from responses to other prompts: mean log-ratio of policy to reference, nats a response, not below 0."""
-        assert self.log_probs is not None and self.ask is not None
+        assert self.ask is not None, "KTO without a reference"
         log_ratio = await self.log_probs(sequences) - await self.ask(sequences)
         return max(0.0, float(log_ratio.sum(dtype=np.float64)) / len(sequences))
 
 
-async def known(preferences: Preferences, numbers: Sequence[int], chunk: int) -> Preferences:
-    """The same with the reference asked about these rows, each once."""
-    assert preferences.ask is not None, "a loss without a reference has nothing to ask"
+async def known(preferences: Preferences, numbers: Sequence[int], chunk: int, ask: Ask) -> Preferences:
+    """The same with the reference asked about these rows, each once, `chunk` rows at a time."""
     once, found = sorted(set(numbers)), {}
     for start in range(0, len(once), chunk):
         asked = once[start : start + chunk]
         batch = given_batch([preferences.rows.lesson(number) for number in asked])
-        log_probs = await preferences.ask(batch.sequences)
+        log_probs = await ask(batch.sequences)
         ends = batch.sequences.offsets[batch.unit :: batch.unit][:-1]
         found |= dict(zip(asked, np.split(log_probs, ends), strict=True))
     return replace(preferences, known=found)

@@ -1,0 +1,129 @@
+"""What the pipelines that learn from given rows refuse: exit status 2, with place, value and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+LEARNER = """
+  model_args: {dtype: fp32}
+  training_args: {per_device_train_batch_size: 4}
+  data_args: {file_name: train.jsonl, prompt: prompt, COLUMNS}
+  strategy_args:
+    strategy_name: deepspeed_train
+    strategy_config: ${deepspeed_zero3}
+"""
+HEAD = """
+defaults:
+  - ../config/deepspeed_zero3@_here_
+  - _self_
+
+exp_name: sound
+output_dir: output
+pretrain: model
+max_steps: 2
+prompt_length: 16
+response_length: 8
+"""
+SFT = f"{HEAD}\npipeline: sft\nsft_train:{LEARNER.replace('COLUMNS', 'response: response')}"
+DPO = f"{HEAD}\npipeline: dpo\nactor_train:{LEARNER.replace('COLUMNS', 'chosen: chosen, rejected: rejected')}"
+REFERENCE = "++reference={strategy_args: {strategy_name: hf_infer}}"
+LORA = "++actor_train.model_args.lora_target=all-linear"
+KTO = ("preference_loss=kto", LORA, "~actor_train.data_args.chosen", "~actor_train.data_args.rejected")
+LABELLED = ("actor_train.data_args.response=response", "actor_train.data_args.label=label")
+
+SFT_FAULTS = [
+    (["pipeline=sfd"], "pipeline", '"sfd"', "did you mean 'sft'"),
+    (["eval_steps=5"], "eval_steps", "no held-out rows", "data_split=[9,1,0]"),
+    (["eval_steps=5", "data_split=[1,0,0]"], "eval_steps", "no held-out rows", "data_split=[9,1,0]"),
+    (["data_split=[0,1,0]"], "data_split", "leaves nothing to train on", "a share"),
+    (["data_split=[9,1]"], "data_split[2]", "missing", "add the key"),
+    (["data_split=[9,-1,0]"], "data_split[1]", "-1", "at least 0"),
+    (["validation={name: held}"], "validation.data_args", "no data_split", "give the held-out rows"),
+    (
+        ["data_split=[9,1,0]", "validation.data_args={file_name: train.jsonl, prompt: prompt, response: response}"],
+        "validation.data_args",
+        "beside data_split [9,1,0]",
+        "give one of the two",
+    ),
+    (
+        ["validation.data_args={file_name: train.jsonl, prompt: prompt}"],
+        "validation.data_args.response",
+        "missing",
+        "the response to learn",
+    ),
+    (
+        ["validation.data_args={file_name: gone.jsonl, prompt: p, response: r}"],
+        "validation.data_args.file_name",
+        "gone.jsonl",
+        "correct the path",
+    ),
+    (["~sft_train.data_args.response"], "sft_train.data_args.response", "missing", "the response to learn"),
+    (["sft_train.data_args.text=body"], "sft_train.data_args.prompt", "text is 'body'", "one of the two"),
+    (["sft_train.data_args.chosen=a"], "sft_train.data_args.chosen", "'a'", "remove it"),
+    (
+        ["~sft_train.data_args.response", "~sft_train.data_args.prompt", "+sft_train.data_args.text=body", "loss_on=response"],
+        "loss_on",
+        "which has no prompt",
+        "set it to all",
+    ),
+    (["loss_on=prompt"], "loss_on", '"prompt"', "'response' or 'all'"),
+    (["beta=0.1"], "beta", "0.1", "known keys"),
+]
+DPO_FAULTS = [
+    ([], "reference", "missing, but preference_loss dpo compares with it", "add a reference block"),
+    ([REFERENCE, "preference_loss=simpo"], "reference", "compares with no reference", "~reference"),
+    ([REFERENCE, "preference_loss=orpo"], "reference", "compares with no reference", "~reference"),
+    (
+        [LORA, REFERENCE, "++reference.model_args.lora_target=all-linear"],
+        "reference.model_args.lora_target",
+        "without an adapter",
+        "remove",
+    ),
+    ([LORA, "preference_loss=ppo"], "preference_loss", '"ppo"', "'dpo', 'ipo'"),
+    ([LORA, "preference_loss=ipo", "label_smoothing=0.1"], "label_smoothing", "does not read it", "preference_loss=dpo"),
+    ([LORA, "label_smoothing=0.5"], "label_smoothing", "0.5", "below 0.5"),
+    ([LORA, "simpo_gamma=1"], "simpo_gamma", "does not read it", "preference_loss=simpo"),
+    ([LORA, "desirable_weight=2"], "desirable_weight", "does not read it", "preference_loss=kto"),
+    (["preference_loss=simpo", "reference_log_probs=precomputed"], "reference_log_probs", "uses none", "remove it"),
+    ([*KTO, *LABELLED, "reference_log_probs=precomputed"], "reference_log_probs", "other pairs in every step", "remove it"),
+    ([*KTO, *LABELLED, "actor_train.training_args.per_device_train_batch_size=1"], "actor_train.training_args", "1 row", "at least 2"),
+    ([*KTO, "actor_train.data_args.response=response"], "actor_train.data_args.label", "missing", "true or false"),
+    ([LORA, "preference_loss=kto", *LABELLED], "actor_train.data_args.chosen", "nothing here reads such a column", "remove it"),
+    ([LORA, "~actor_train.data_args.rejected"], "actor_train.data_args.rejected", "missing", "the other response"),
+    ([LORA, "actor_train.data_args.margin=by"], "actor_train.data_args.margin", "no preference loss reads a margin", "remove it"),
+    ([LORA, "beta=0"], "beta", "0", "above 0"),
+    ([LORA, "actor_infer={}"], "actor_infer", "unknown key", "did you mean 'actor_train'"),
+]
+
+
+@pytest.fixture
+def experiments(folder: Path) -> Path:
+    for name, text in (("sft", SFT), ("dpo", DPO)):
+        (folder / "exp" / f"{name}.yaml").write_text(text)
+    return folder
+
+
+def check(message: str, place: str, value: str, remedy: str) -> None:
+    assert f"{place}" in message, message
+    assert value in message, message
+    assert remedy in message, message
+
+
+@pytest.mark.parametrize(("overrides", "place", "value", "remedy"), SFT_FAULTS)
+def test_sft_refuses(experiments: Path, refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str) -> None:
+    check(refused(*(one if one[0] in "+~" else f"++{one}" for one in overrides), name="sft"), place, value, remedy)
+
+
+@pytest.mark.parametrize(("overrides", "place", "value", "remedy"), DPO_FAULTS)
+def test_dpo_refuses(experiments: Path, refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str) -> None:
+    check(refused(*(one if one[0] in "+~" else f"++{one}" for one in overrides), name="dpo"), place, value, remedy)
+
+
+@pytest.mark.parametrize("column", ["text", "chosen", "label"])
+def test_rlvr_refuses_columns_that_it_does_not_read(folder: Path, refused: Callable[..., str], column: str) -> None:
+    check(
+        refused(f"++actor_train.data_args.{column}=a"), f"actor_train.data_args.{column}", "nothing here reads such a column", "remove it"
+    )

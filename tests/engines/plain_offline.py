@@ -1,0 +1,108 @@
+"""What the offline pipelines must compute, written out: transformers' logits in float64, torch's AdamW, the losses from the papers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from roll.data.examples import Example, Lesson
+from roll.models.load import load_causal_model
+from tests.engines.training import ADAM_EPSILON, Case, model_args
+
+LEARNING_RATE = 2e-3
+BETA, SMOOTHING, GAMMA = 0.5, 0.1, 0.3
+
+LossOf = Callable[["Plain", Sequence[Lesson]], Tensor]
+
+
+@dataclass
+class Plain:
+    """A model that learns, and one that stays."""
+
+    model: nn.Module
+    reference: nn.Module
+
+    def log_probs(self, example: Example, reference: bool = False) -> Tensor:
+        """[R], of the response's tokens."""
+        model = self.reference if reference else self.model
+        ids = torch.from_numpy(example.token_ids).long()
+        log_p = model(input_ids=ids[None]).logits[0].log_softmax(-1)
+        where = torch.from_numpy(example.response_mask.nonzero()[0])
+        return log_p[where - 1].gather(1, ids[where][:, None])[:, 0]
+
+
+def plain_losses(folder: Path, steps: Sequence[Sequence[Lesson]], loss_of: LossOf) -> list[float]:
+    """The loss of every update, before it. The gradient is not clipped and the learning rate stays."""
+    load = [load_causal_model(str(folder), model_args(Case(stage=0, lora=False)), packed=False).double() for _ in range(2)]
+    plain = Plain(load[0], load[1].requires_grad_(False))
+    optimizer = torch.optim.AdamW(plain.model.parameters(), lr=LEARNING_RATE, eps=ADAM_EPSILON, weight_decay=0.0)
+    out = []
+    for lessons in steps:
+        optimizer.zero_grad()
+        loss = loss_of(plain, lessons)
+        loss.backward()
+        optimizer.step()
+        out.append(loss.item())
+    return out
+
+
+def sft(plain: Plain, lessons: Sequence[Lesson]) -> Tensor:
+    """Mean over tokens."""
+    return -torch.cat([plain.log_probs(lesson.examples[0]) for lesson in lessons]).mean()
+
+
+def _pairs(plain: Plain, lessons: Sequence[Lesson]) -> list[list[Tensor]]:
+    """By pair, the log-probs of the chosen and of the rejected response, and the same under the reference."""
+    return [[plain.log_probs(example, ref) for ref in (False, True) for example in lesson.examples] for lesson in lessons]
+
+
+def dpo(plain: Plain, lessons: Sequence[Lesson]) -> Tensor:
+    """With label smoothing."""
+    h = torch.stack([BETA * ((c.sum() - rc.sum()) - (r.sum() - rr.sum())) for c, r, rc, rr in _pairs(plain, lessons)])
+    return (-(1 - SMOOTHING) * torch.log(torch.sigmoid(h)) - SMOOTHING * torch.log(torch.sigmoid(-h))).mean()
+
+
+def ipo(plain: Plain, lessons: Sequence[Lesson]) -> Tensor:
+    """Averages over tokens."""
+    h = torch.stack([(c.mean() - rc.mean()) - (r.mean() - rr.mean()) for c, r, rc, rr in _pairs(plain, lessons)])
+    return ((h - 1 / (2 * BETA)) ** 2).mean()
+
+
+def simpo(plain: Plain, lessons: Sequence[Lesson]) -> Tensor:
+    """No reference."""
+    h = torch.stack([BETA * (c.mean() - r.mean()) - GAMMA for c, r, _, _ in _pairs(plain, lessons)])
+    return -torch.log(torch.sigmoid(h)).mean()
+
+
+def orpo(plain: Plain, lessons: Sequence[Lesson]) -> Tensor:
+    """Likelihood and odds."""
+    parts = []
+    for c, r, _, _ in _pairs(plain, lessons):
+        p, q = c.mean().exp(), r.mean().exp()
+        parts.append(-c.mean() - BETA * torch.log(torch.sigmoid(torch.log(p / (1 - p)) - torch.log(q / (1 - q)))))
+    return torch.stack(parts).mean()
+
+
+def kto(plain: Plain, lessons: Sequence[Lesson]) -> Tensor:
+    """The KL from each prompt with the next one's response; the last with the first one's."""
+    examples = [lesson.examples[0] for lesson in lessons]
+    with torch.no_grad():
+        ratios = []
+        for one, other in zip(examples, [*examples[1:], examples[0]], strict=True):
+            prompt = torch.from_numpy(one.token_ids[~one.response_mask]).long()
+            response = torch.from_numpy(other.token_ids[other.response_mask]).long()
+            ids = torch.cat([prompt, response])
+            both = [model(input_ids=ids[None]).logits[0].log_softmax(-1) for model in (plain.model, plain.reference)]
+            now, then = (log_p[len(prompt) - 1 : -1].gather(1, response[:, None]).sum() for log_p in both)
+            ratios.append(now - then)
+        kl = torch.stack(ratios).mean().clamp(min=0)
+    parts = []
+    for lesson, example in zip(lessons, examples, strict=True):
+        ratio = plain.log_probs(example).sum() - plain.log_probs(example, reference=True).sum()
+        good = lesson.value > 0
+        parts.append((1.5 if good else 0.7) * (1 - torch.sigmoid(BETA * (ratio - kl) if good else BETA * (kl - ratio))))
+    return torch.stack(parts).mean()

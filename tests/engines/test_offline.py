@@ -1,0 +1,147 @@
+"""Every offline loss through DeepSpeed on two ranks, update by update, against float64 written by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from roll.algorithms.losses import Loss, NegativeLogLikelihood
+from roll.algorithms.preference import Dpo, Ipo, Kto, OrPo, PreferenceLoss, SimPo
+from roll.config.schema_model import TrainingArgs
+from roll.data.examples import Example, ExampleSet, Lesson
+from roll.pipeline.wire_dpo import Preferences, known
+from roll.pipeline.wire_offline import Study
+from roll.pipeline.wire_sft import study as sft_study
+from roll.strategies.base import Rank
+from roll.strategies.hf_infer import HfScore, HfSettings
+from roll.types import Floats, Metrics, Sequences
+from roll.workers.actor_train import ActorTrain, TrainShape, merge
+from roll.workers.group import WorkerGroup
+from tests.engines import plain_offline
+from tests.engines.plain_offline import BETA, GAMMA, LEARNING_RATE, SMOOTHING, LossOf, plain_losses
+from tests.engines.serving import ServedRanks, served_ranks
+from tests.engines.training import ADAM_EPSILON, SEED, Case, model_args, settings
+
+STEPS, BATCH = 4, 6
+LENGTHS = [(4, 7), (2, 5), (6, 3), (3, 9), (5, 5), (2, 8)]
+"""Of prompt and response."""
+CASES: dict[str, tuple[Loss, int, LossOf]] = {
+    "sft": (NegativeLogLikelihood(), 0, plain_offline.sft),
+    "dpo": (PreferenceLoss(Dpo(BETA, SMOOTHING)), 3, plain_offline.dpo),
+    "ipo": (PreferenceLoss(Ipo(BETA)), 2, plain_offline.ipo),
+    "simpo": (PreferenceLoss(SimPo(BETA, GAMMA)), 3, plain_offline.simpo),
+    "orpo": (PreferenceLoss(OrPo(BETA)), 1, plain_offline.orpo),
+    "kto": (Kto(BETA, 1.5, 0.7), 3, plain_offline.kto),
+}
+"""Loss, ZeRO stage, and the same by hand."""
+REFERENCED = ("dpo", "ipo", "kto")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Stands for an `ExampleSet`."""
+
+    lessons: Sequence[Lesson]
+
+    def __len__(self) -> int:
+        return len(self.lessons)
+
+    def lesson(self, index: int) -> Lesson:
+        return self.lessons[index]
+
+
+def rows(pairs: bool) -> Rows:
+    """A dozen rows of random tokens."""
+    generator = np.random.default_rng(5)
+
+    def example(prompt: np.ndarray, response: int) -> Example:
+        token_ids = np.concatenate([prompt, generator.integers(0, 250, response)]).astype(np.int32)
+        return Example(token_ids, np.arange(len(token_ids)) >= len(prompt))
+
+    out = []
+    for number in range(2 * BATCH):
+        prompt_length, response = LENGTHS[number % BATCH]
+        prompt = generator.integers(0, 250, prompt_length)
+        responses = (response, 1 + number % 6) if pairs else (response,)
+        out.append(Lesson(tuple(example(prompt, length) for length in responses), float(number % 3 > 0)))
+    return Rows(out)
+
+
+def numbers(step: int) -> list[int]:
+    """The rows of a step: two epochs of two steps."""
+    return [(step % 2) * BATCH + number for number in range(BATCH)]
+
+
+def make_trainer(case_settings: Any, rank: Rank) -> Any:
+    """In the ranks' processes."""
+    from roll.strategies.deepspeed_train import DeepSpeedTrain
+
+    return DeepSpeedTrain(case_settings, rank)
+
+
+def trainer_settings(model: Path, stage: int) -> Any:
+    training = {"learning_rate": LEARNING_RATE, "adam_epsilon": ADAM_EPSILON, "lr_scheduler_type": "constant"}
+    base = settings(Case(stage=stage, lora=False), model, SEED)
+    return dataclasses.replace(base, training=TrainingArgs.model_validate(training), max_grad_norm=1e6)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[ServedRanks]:
+    with served_ranks("actor_train", 2) as group:
+        yield group
+
+
+@pytest.fixture(scope="module")
+def reference(small_model: Path) -> Any:
+    """The model as it was, in this process."""
+    scorer = HfScore(HfSettings(str(small_model), model_args(Case(0, lora=False))), Rank("reference", 0, 1, "", 0, "cpu", 1.0))
+
+    async def ask(sequences: Sequences) -> Floats:
+        return scorer.log_probs([sequences], 1.0)[0]
+
+    return ask
+
+
+def trainer(group: ServedRanks, token_budget: int, mode: str) -> ActorTrain:
+    return ActorTrain(cast(WorkerGroup, group), TrainShape(1, 1, token_budget, mode, 1.0), Path(), 60.0, 60.0, 60.0)
+
+
+async def learn(actor_train: ActorTrain, study: Study) -> list[Metrics]:
+    """Before each update, the metrics of the rows that it learns from; and those that the update reports itself."""
+    out = []
+    for step in range(STEPS):
+        batch, loss = await study(numbers(step))
+        before = merge(await actor_train.evaluate(batch, loss))
+        during = await actor_train.train_step(batch, loss, step)
+        out.append(during | {f"before/{name}": value for name, value in before.items()})
+    return out
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_loss_of_every_update_is_the_one_by_hand(name: str, ranks: ServedRanks, reference: Any, small_model: Path) -> None:
+    loss, stage, by_hand = CASES[name]
+    given = rows(pairs=name not in ("sft", "kto"))
+    expected = plain_losses(small_model, [[given.lesson(number) for number in numbers(step)] for step in range(STEPS)], by_hand)
+    ranks.build(make_trainer, trainer_settings(small_model, stage))
+    actor_train = trainer(ranks, 30, "token-mean" if name == "sft" else "seq-mean-token-mean")
+    as_set = cast(ExampleSet, given)
+
+    async def run() -> list[Metrics]:
+        if name == "sft":
+            return await learn(actor_train, lambda which: sft_study(as_set, which))
+        preferences = Preferences(as_set, loss, reference if name in REFERENCED else None, actor_train.log_probs)
+        if name == "dpo":
+            preferences = await known(preferences, range(len(given)), 5, reference)
+        return await learn(actor_train, preferences)
+
+    said = asyncio.run(run())
+    key = "sft/loss" if name == "sft" else "dpo/loss"
+    assert [line[key] for line in said] == pytest.approx(expected, abs=1e-5)
+    assert [line[f"before/{key}"] for line in said] == pytest.approx(expected, abs=1e-5), "evaluation sees what the update sees"
+    assert max(expected) - min(expected) > 1e-3, "the updates changed nothing"
