@@ -127,7 +127,7 @@ def test_raw_text_is_cut_into_lessons_and_learnt_whole(rows_of: Callable[..., Ex
     whole = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
     pieces = [row[start : start + 10] for row in whole for start in range(0, len(row), 10)]
     assert [lesson.token_ids.tolist() for lesson in lessons] == [piece for piece in pieces if len(piece) > 1]
-    assert tokenizer.decode(lessons[0].token_ids).startswith("x7x7")
+    assert "x7x7" in tokenizer.decode(lessons[0].token_ids)
 
 
 def test_all_tokens_but_the_first_are_learnt_if_asked_for(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, write_jsonl: Write) -> None:
