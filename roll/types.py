@@ -43,6 +43,15 @@ class RewardOutcome(StrEnum):
 
 
 @dataclass(frozen=True)
+class TurnReward:
+    """What one turn, or step, of a response earned."""
+
+    end: int
+    """Characters of the response's text up to the end of the turn."""
+    value: float
+
+
+@dataclass(frozen=True)
 class RewardResult:
     """What a reward function says of one response."""
 
@@ -53,6 +62,8 @@ class RewardResult:
     """Named components, for the metrics and the samples file."""
     note: str = ""
     """Why, in a few words: the exception of a crash, the answer that was read."""
+    turns: tuple[TurnReward, ...] = ()
+    """Turns of the response in their order, for `step_reinforce`. What `value` has beyond their sum is earned at the response's end."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,8 @@ class Rollout:
 
     completion: Completion
     reward: RewardResult
+    turn_ends: Ints | None = None
+    """[K], tokens of the response up to the end of each turn of `reward.turns`; None if the estimator does not tell them apart."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roll.algorithms.moments import Doubles, RunningMoments, Scope, by_group, standardise, whiten
-from roll.algorithms.returns import discounted
+from roll.algorithms.returns import Turns, discounted, turn_returns, undivided
 from roll.registry import Registry
 from roll.types import Floats, Ints, Sequences
 
@@ -36,6 +36,8 @@ class Scores:
     """[N], reward of the greedy response to the same prompt; `remax` needs it."""
     running: RunningMoments | None = None
     """Of all rewards so far, these included; needed where a scope is `running`."""
+    turns: Turns | None = None
+    """`step_reinforce`: what parts of the responses earned; None where every response is one turn."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,11 @@ class Normalisation:
     """What the estimators do to rewards and advantages besides their own formula."""
 
     mean: Scope = None
-    """`reinforce`: over what the mean reward is taken that is subtracted."""
+    """`reinforce`: over what the mean reward is taken that is subtracted; `step_reinforce`: the mean return of turns."""
     std: Scope = None
-    """`reinforce`: over what the standard deviation is taken that rewards are divided by."""
+    """The same of the standard deviation that they are divided by."""
     gamma: float = 1.0
-    """`reinforce`, `reinforce_plus_plus`, `remax`: discount of later tokens' rewards."""
+    """`reinforce`, `reinforce_plus_plus`, `remax`: discount of later tokens' rewards; `step_reinforce`: of later turns'."""
     whiten: bool = False
     reward_clip: float | None = None
     advantage_clip: float | None = None
@@ -89,6 +91,20 @@ def rloo(scores: Scores, norm: Normalisation) -> Doubles:
 def reinforce(scores: Scores, norm: Normalisation) -> Doubles:
     """REINFORCE: the discounted sum of rewards from each token on (Williams, 1992), optionally normalised first."""
     return to_tokens(standardise(scores.rewards, scores.groups, norm.mean, norm.std, scores.running), scores, norm.gamma)
+
+
+@ADVANTAGES.register("step_reinforce")
+def step_reinforce(scores: Scores, norm: Normalisation) -> Doubles:
+    """REINFORCE with rewards for turns: each token gets the return of its turn, optionally normalised over turns first.
+
+    As ROLL's estimator of this name. Penalties are summed over a turn and discounted as its reward is.
+    """
+    mask, turns = scores.sequences.response_mask, scores.turns or undivided(scores.sequences, scores.rewards)
+    returns = standardise(turn_returns(turns.rewards, turns.rows, norm.gamma), scores.groups[turns.rows], norm.mean, norm.std)
+    if scores.token_penalties is not None:
+        penalties = np.bincount(turns.of_token[mask], scores.token_penalties[mask], len(returns))
+        returns = returns - turn_returns(penalties, turns.rows, norm.gamma)
+    return np.where(mask, returns[turns.of_token], 0.0)
 
 
 @ADVANTAGES.register("reinforce_plus_plus")
@@ -150,7 +166,8 @@ def advantages(estimator: str, scores: Scores, norm: Normalisation) -> Floats:
     if norm.reward_clip is not None:
         bound = norm.reward_clip
         baselines = None if scores.baselines is None else np.clip(scores.baselines, -bound, bound)
-        scores = replace(scores, rewards=np.clip(scores.rewards, -bound, bound), baselines=baselines)
+        turns = scores.turns and replace(scores.turns, rewards=np.clip(scores.turns.rewards, -bound, bound))
+        scores = replace(scores, rewards=np.clip(scores.rewards, -bound, bound), baselines=baselines, turns=turns)
     result = ADVANTAGES[estimator](scores, norm)
     if norm.whiten:
         result = whiten(result, scores.sequences.response_mask)

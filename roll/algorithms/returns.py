@@ -6,10 +6,24 @@ response mask neither give nor get anything.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from roll.algorithms.moments import Doubles
-from roll.types import Ints, Sequences
+from roll.types import Floats, Ints, Sequences
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The turns of N responses, K in all, one response after another."""
+
+    rewards: Floats
+    """[K], what each turn earned."""
+    rows: Ints
+    """[K], which response each belongs to; not falling."""
+    of_token: Ints
+    """[T], the turn of each token. Prompt tokens stand with the first turn after them."""
 
 
 def discounted(rewards: np.ndarray, sequences: Sequences, gamma: float) -> Doubles:
@@ -39,23 +53,19 @@ def gae(rewards: np.ndarray, values: np.ndarray, sequences: Sequences, gamma: fl
     return _spread(advantages, where, sequences), _spread(advantages + now, where, sequences)
 
 
-def turn_returns(rewards: np.ndarray, turns: Ints, sequences: Sequences, gamma: float) -> Doubles:
-    """REINFORCE with rewards for turns: each token gets its turn's return, [T].
-
-    R_k is the sum of the rewards of turn k's tokens; G_k = sum over j >= k of gamma^(j - k) R_j. A discount is paid for each turn,
-    not for each token. This is ROLL's `step_reinforce`.
+def turn_returns(rewards: np.ndarray, rows: np.ndarray, gamma: float) -> Doubles:
+    """[K]: G_k = sum over j >= k of gamma^(j - k) R_j, over the turns of a response: a discount for each turn, not for each token.
 
     Args:
-        rewards: [T], reward of each token.
-        turns: [T], number of the turn that each response token belongs to, not falling within a sequence.
+        rewards, rows: [K], as of `Turns`.
     """
-    where, rows = _response_tokens(sequences)
-    if not len(where):
-        return np.zeros(len(sequences.token_ids))
-    keys = rows.astype(np.int64) * (int(turns.max()) + 1) + turns[where]
-    unique, turn_of = np.unique(keys, return_inverse=True)
-    of_turn = _backward(np.bincount(turn_of, weights=rewards[where]), unique // (int(turns.max()) + 1), gamma)
-    return _spread(of_turn[turn_of], where, sequences)
+    return _backward(rewards.astype(np.float64), rows, gamma)
+
+
+def undivided(sequences: Sequences, rewards: Floats) -> Turns:
+    """Each response as one turn."""
+    rows = np.arange(len(sequences), dtype=np.int32)
+    return Turns(rewards, rows, np.repeat(rows, sequences.lengths))
 
 
 def _response_tokens(sequences: Sequences) -> tuple[np.ndarray, np.ndarray]:

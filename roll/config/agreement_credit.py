@@ -9,7 +9,10 @@ from roll.errors import Fault
 
 DISCOUNTED = ("reinforce", "reinforce_plus_plus", "remax")
 """Estimators that pay a token what comes after it, discounted."""
-WITHOUT_GROUPS = DISCOUNTED
+BY_TURNS = "step_reinforce"
+NORMALISED = ("reinforce", BY_TURNS)
+"""Estimators that `norm_mean_type` and `norm_std_type` are for."""
+WITHOUT_GROUPS = (*DISCOUNTED, BY_TURNS)
 """Estimators that do not compare the responses to one prompt with each other."""
 LARGEST_ERROR = 0.2
 """Of the adaptive KL controller: a step changes the weight by at most this x responses / kl_horizon."""
@@ -29,8 +32,8 @@ def credit_faults(config: RlvrConfig) -> Iterator[Fault]:
 def _groups_of_one(config: RlvrConfig) -> Iterator[Fault]:
     if config.num_return_sequences_in_group > 1:
         return
-    by_group = config.adv_estimator not in WITHOUT_GROUPS or "group" in (config.norm_mean_type, config.norm_std_type)
-    if by_group:
+    by_group = "group" in (config.norm_mean_type, config.norm_std_type) and config.adv_estimator != BY_TURNS
+    if config.adv_estimator not in WITHOUT_GROUPS or by_group:
         problem = f"1, and adv_estimator {config.adv_estimator} compares rewards within a group: every advantage would be 0"
         remedy = f"give at least 2 (8 is usual), or an adv_estimator that needs no groups ({', '.join(WITHOUT_GROUPS)}) without group norms"
         yield Fault("num_return_sequences_in_group", problem, remedy)
@@ -45,11 +48,13 @@ def _estimator(config: RlvrConfig) -> Iterator[Fault]:
     for key in ("norm_mean_type", "norm_std_type"):
         scope = getattr(config, key)
         same_by_itself = estimator == "grpo" and scope == "group"
-        if scope and estimator != "reinforce" and not same_by_itself:
+        if scope and estimator not in NORMALISED and not same_by_itself:
             yield Fault(key, f"'{scope}', but adv_estimator {estimator} normalises by itself", "remove it, or set adv_estimator=reinforce")
-    if config.gamma != 1 and estimator not in DISCOUNTED:
+        if scope == "running" and estimator == BY_TURNS:
+            yield Fault(key, "'running', but adv_estimator step_reinforce normalises the returns of a step's turns", "use batch or group")
+    if config.gamma != 1 and estimator not in (*DISCOUNTED, BY_TURNS):
         problem = f"{config.gamma:g}, but adv_estimator {estimator} pays every token of a response alike"
-        yield Fault("gamma", problem, f"remove it, or set adv_estimator to one of: {', '.join(DISCOUNTED)}")
+        yield Fault("gamma", problem, f"remove it, or set adv_estimator to one of: {', '.join((*DISCOUNTED, BY_TURNS))}")
 
 
 def _shaping(config: RlvrConfig) -> Iterator[Fault]:

@@ -15,7 +15,18 @@ from roll.config.schema_base import Fraction, NonNegativeFloat, PositiveFloat, P
 from roll.config.schema_offline import NAMES, DpoConfig, SftConfig
 from roll.config.schema_roles import ActorInfer, ActorTrain, Experiment, Reference, Reward, Validation
 
-AdvEstimator = Literal["grpo", "dr_grpo", "rloo", "reinforce", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "opo", "gpg"]
+AdvEstimator = Literal[
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "reinforce",
+    "step_reinforce",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "opo",
+    "gpg",
+]
 
 
 class OverlongBuffer(Section):
@@ -59,13 +70,15 @@ class RlvrConfig(Experiment):
     dynamic_sampling: DynamicSampling | None = Field(None, description="Replace groups that teach nothing; not if absent.")
 
     adv_estimator: AdvEstimator = Field("grpo", description="Advantage estimator; see docs/algorithms.md.")
-    gamma: Fraction = Field(1.0, description="Discount of later rewards (`reinforce`, `reinforce_plus_plus`, `remax`).")
+    gamma: Fraction = Field(
+        1.0, description="Discount of later tokens' rewards (`reinforce`, `reinforce_plus_plus`, `remax`) or turns' (`step_reinforce`)."
+    )
     norm_mean_type: Literal["batch", "group", "running"] | None = Field(
-        None, description="`reinforce`: subtract the mean reward of the batch, of the group, or of all steps so far."
+        None,
+        description="`reinforce`: subtract the mean reward of the batch, of the group, or of all steps so far. "
+        "`step_reinforce`: the mean return of the batch's or the group's turns.",
     )
-    norm_std_type: Literal["batch", "group", "running"] | None = Field(
-        None, description="`reinforce`: divide by the standard deviation over the batch, the group, or all steps so far."
-    )
+    norm_std_type: Literal["batch", "group", "running"] | None = Field(None, description="The same of the standard deviation to divide by.")
     whiten_advantages: bool = Field(False, description="Bring the advantages of a step's response tokens to mean 0 and variance 1.")
     reward_clip: PositiveFloat | None = Field(None, description="Clip rewards to this magnitude.")
     advantage_clip: PositiveFloat | None = Field(None, description="Clip advantages to this magnitude.")

@@ -29,6 +29,7 @@ from roll.pipeline.wire_loss import policy_loss
 from roll.rollout.batch import Shaping, token_count
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.scheduler import RolloutScheduler
+from roll.rollout.turns import TurnEnds
 from roll.types import Metrics, RolloutGroup, Sampling
 from roll.weight_sync.routes import Meeting, broadcast_size, routes
 from roll.weight_sync.sync import WeightSync
@@ -55,7 +56,8 @@ def prepare(config: RlvrConfig) -> Loop:
     training = prepare_prompts(config.actor_train.data_args, tokenizer, config.prompt_length, config.rewards)
     held_out = config.validation and prepare_prompts(config.validation.data_args, tokenizer, config.prompt_length, config.rewards)
     report_dropped(training.too_long, "prompt_length", config.prompt_length)
-    return partial(_loop, config, training, held_out)
+    locate = TurnEnds(partial(tokenizer.decode, skip_special_tokens=True)) if config.adv_estimator == "step_reinforce" else None
+    return partial(_loop, config, training, held_out, locate)
 
 
 def report_dropped(too_long: Mapping[str, int], key: str, limit: int) -> None:
@@ -66,7 +68,13 @@ def report_dropped(too_long: Mapping[str, int], key: str, limit: int) -> None:
 
 
 async def _loop(
-    config: RlvrConfig, training: PromptSet, held_out: PromptSet | None, roles: Roles, stage: Stage, interrupt: Interrupt
+    config: RlvrConfig,
+    training: PromptSet,
+    held_out: PromptSet | None,
+    locate: TurnEnds | None,
+    roles: Roles,
+    stage: Stage,
+    interrupt: Interrupt,
 ) -> rlvr.Position:
     plan = stage.plan
     samples, from_engine = config.num_return_sequences_in_group, keeps_engine_log_probs(config)
@@ -82,7 +90,7 @@ async def _loop(
 
     source = PromptSampler(training, config.seed, config.actor_train.data_args.domain_interleave_probs)
     assignment = CreditAssignment(credit(config))
-    async with aclosing(scheduler_of(config, source, actor_infer, rewards, sampling)) as scheduler:
+    async with aclosing(scheduler_of(config, source, actor_infer, rewards, sampling, locate)) as scheduler:
         position = await stage.keeper.restore(on_turn.trainer(actor_train), scheduler, assignment)
         await open_ways(config, plan, actor_train, actor_infer)
         sync = WeightSync(actor_train, actor_infer, sends_adapter(config), config.weight_sync.bucket_mib << 20)
@@ -128,7 +136,7 @@ async def open_ways(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, act
 
 
 def scheduler_of(
-    config: RlvrConfig, source: PromptSampler, actor_infer: ActorInfer, rewards: Rewards, sampling: Sampling
+    config: RlvrConfig, source: PromptSampler, actor_infer: ActorInfer, rewards: Rewards, sampling: Sampling, locate: TurnEnds | None
 ) -> RolloutScheduler:
     """The rollout side that the keys describe."""
     return RolloutScheduler(
@@ -141,6 +149,7 @@ def scheduler_of(
         config.seed if config.actor_infer.generating_args.seeded else None,
         most_batches=config.dynamic_sampling and config.dynamic_sampling.max_num_gen_batches,
         greedy_baseline=config.adv_estimator == "remax",
+        locate=locate,
     )
 
 

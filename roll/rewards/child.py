@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 import os
 import pickle
 import signal
@@ -20,12 +21,13 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from roll.errors import ConfigError
 from roll.rewards.base import RewardFunction, load_rewards
-from roll.types import RewardOutcome, RewardResult
+from roll.types import RewardOutcome, RewardResult, TurnReward
 
 HEADER = struct.Struct(">Q")
 NOTE_CHARACTERS = 300
@@ -52,6 +54,7 @@ def score(reward: RewardFunction, prompt: Any, response: str, reward_args: Mappi
             outcome=RewardOutcome(result.outcome),
             parts={str(name): _finite(f"part '{name}'", part) for name, part in result.parts.items()},
             note=str(result.note),
+            turns=_turns(result.turns, len(response)) if result.outcome == RewardOutcome.SCORED else (),
         )
     except (TypeError, ValueError, AttributeError) as error:
         return _crashed(f"returned a malformed RewardResult: {error}")
@@ -96,6 +99,14 @@ def _finite(name: str, number: Any) -> float:
     if not math.isfinite(value):
         raise ValueError(f"its {name} is {value}")
     return value
+
+
+def _turns(turns: Sequence[TurnReward], characters: int) -> tuple[TurnReward, ...]:
+    checked = tuple(TurnReward(operator.index(turn.end), _finite("reward of a turn", turn.value)) for turn in turns)
+    ends = [0, *(turn.end for turn in checked), characters + 1]
+    if any(later <= earlier for earlier, later in pairwise(ends)):
+        raise ValueError(f"its turns end at {', '.join(map(str, ends[1:-1]))} of {characters} characters, which do not rise within them")
+    return checked
 
 
 def _crashed(note: str) -> RewardResult:

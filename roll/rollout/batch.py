@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from roll.algorithms.returns import Turns
 from roll.algorithms.shaping import Overlong, is_long_and_wrong, overlong_penalty
 from roll.data.packing import concatenate
 from roll.errors import RollError
+from roll.rollout.turns import joined_turns
 from roll.types import Bools, FinishReason, Floats, Ints, Metrics, RewardOutcome, Rollout, RolloutGroup, Sequences
 
 NO_VERDICT = (RewardOutcome.CRASHED, RewardOutcome.TIMED_OUT)
@@ -48,6 +50,8 @@ class Experience:
     """[N], 1 less the mean of the group's rewards before shaping."""
     baselines: Floats | None
     """[N], shaped reward of the greedy response to the same prompt; None if there are none."""
+    turns: Turns | None = None
+    """What parts of the responses earned; None where every response is one turn."""
 
 
 def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
@@ -68,19 +72,21 @@ def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
         return np.concatenate([part for pair in parts for part in pair]).astype(dtype)
 
     means = {index: float(np.mean([rollout.reward.value for rollout in usable(groups[index])])) for index, _, _ in kept}
+    rewards = _shaped([rollout for _, _, rollout in kept], shaping)
     baselines = [group.baseline for _, group, _ in kept if group.baseline is not None]
     return Experience(
         sequences=concatenate(
             [np.concatenate([group.prompt.token_ids, rollout.completion.token_ids]) for _, group, rollout in kept],
             [_mask(group, rollout, means[index], shaping) for index, group, rollout in kept],
         ),
-        rewards=_shaped([rollout for _, _, rollout in kept], shaping),
+        rewards=rewards,
         groups=np.array([index for index, _, _ in kept], np.int32),
         behaviour_log_probs=per_token("log_probs", np.float32) if _has_log_probs(kept[0][2]) else None,
         policy_versions=per_token("policy_versions", np.int32),
         lengths=_lengths([rollout for _, _, rollout in kept]),
         difficulties=np.array([1.0 - means[index] for index, _, _ in kept], np.float32),
         baselines=_shaped(baselines, shaping) if baselines else None,
+        turns=joined_turns([rollout for _, _, rollout in kept], [len(group.prompt.token_ids) for _, group, _ in kept], rewards),
     )
 
 

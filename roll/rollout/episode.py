@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
 from roll.types import Completion, Ints, Prompt, RewardResult, Rollout, RolloutGroup, Sampling
+
+Locate = Callable[[Completion, Sequence[int]], Ints]
+"""See `TurnEnds`."""
 
 
 class Generator(Protocol):
@@ -29,20 +32,35 @@ class Scorer(Protocol):
 
 
 async def episode(
-    prompt: Prompt, generator: Generator, scorer: Scorer, sampling: Sampling, seed: int | None, greedy_baseline: bool = False
+    prompt: Prompt,
+    generator: Generator,
+    scorer: Scorer,
+    sampling: Sampling,
+    seed: int | None,
+    greedy_baseline: bool = False,
+    locate: Locate | None = None,
 ) -> RolloutGroup:
     """Sample a prompt's responses and score them. Other episodes generate meanwhile.
 
     Args:
         greedy_baseline: answer the prompt once more, with the most probable tokens, for the group's `baseline`.
+        locate: finds where turns end in tokens; None leaves responses undivided.
     """
     answers = [generator.generate(prompt.token_ids, sampling, seed)]
     if greedy_baseline:
         answers.append(generator.generate(prompt.token_ids, replace(sampling, samples=1, temperature=0.0, top_p=1.0, top_k=-1), seed))
     completions = [completion for answer in await asyncio.gather(*answers) for completion in answer]
     results = await scorer.score(prompt, [completion.text for completion in completions])
-    rollouts = [Rollout(completion, result) for completion, result in zip(completions, results, strict=True)]
+    rollouts = await asyncio.to_thread(_rollouts, completions, results, locate) if locate else _rollouts(completions, results, None)
     return RolloutGroup(prompt, rollouts[: sampling.samples], rollouts[-1] if greedy_baseline else None)
+
+
+def _rollouts(completions: Sequence[Completion], results: Sequence[RewardResult], locate: Locate | None) -> list[Rollout]:
+    pairs = zip(completions, results, strict=True)
+    return [
+        Rollout(completion, result, locate(completion, [turn.end for turn in result.turns]) if locate and result.turns else None)
+        for completion, result in pairs
+    ]
 
 
 def prompt_seed(seed: int, stream: int, prompt_id: int) -> int:

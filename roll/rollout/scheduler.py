@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from roll.rollout.batch import rewards_differ
-from roll.rollout.episode import Generator, Scorer, episode, prompt_seed
+from roll.rollout.episode import Generator, Locate, Scorer, episode, prompt_seed
 from roll.types import Metrics, Prompt, RolloutGroup, Sampling
 
 LOG = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ class RolloutScheduler:
         seed: int | None,
         most_batches: int | None = None,
         greedy_baseline: bool = False,
+        locate: Locate | None = None,
     ) -> None:
         """`seed` gives every prompt's samples a seed of their own; None leaves randomness to the engine.
 
@@ -70,12 +71,13 @@ class RolloutScheduler:
             most_batches: dynamic sampling: groups whose rewards are all equal are replaced, until so many batches are drawn for
                 one step. None hands over every group.
             greedy_baseline: each group gets a greedy response beside its samples.
+            locate: finds where the turns of responses end in tokens; None leaves responses undivided.
         """
         self._source, self._generator, self._scorer, self._sampling = source, generator, scorer, sampling
         self._batch_size = batch_size
         self._ahead = round(async_generation_ratio * batch_size)
         self._seed = seed
-        self._most_batches, self._greedy_baseline = most_batches, greedy_baseline
+        self._most_batches, self._greedy_baseline, self._locate = most_batches, greedy_baseline, locate
         self._in_flight: deque[_InFlight] = deque()
         self._metrics: Metrics = {}
 
@@ -120,8 +122,8 @@ class RolloutScheduler:
         position = self._source.state_dict()
         [prompt] = self._source.draw(1)
         seed = None if self._seed is None else prompt_seed(self._seed, TRAINING, prompt.prompt_id)
-        task = asyncio.create_task(episode(prompt, self._generator, self._scorer, self._sampling, seed, self._greedy_baseline))
-        self._in_flight.append(_InFlight(position, task))
+        work = episode(prompt, self._generator, self._scorer, self._sampling, seed, self._greedy_baseline, self._locate)
+        self._in_flight.append(_InFlight(position, asyncio.create_task(work)))
 
     def state_dict(self) -> dict[str, Any]:
         """Where to go on: at the oldest prompt that was drawn but not handed over."""

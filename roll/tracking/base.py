@@ -85,6 +85,7 @@ def _response_record(rollout: Rollout) -> dict[str, Any]:
         "outcome": str(rollout.reward.outcome),
         "parts": dict(rollout.reward.parts),
         "note": rollout.reward.note,
+        "turns": [[turn.end, turn.value] for turn in rollout.reward.turns],
         "finish_reason": str(rollout.completion.finish_reason),
         "length": len(rollout.completion.token_ids),
     }

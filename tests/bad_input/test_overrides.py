@@ -159,7 +159,7 @@ CONTRADICTIONS = [
             ["num_return_sequences_in_group=1", f"{TRAIN}.per_device_train_batch_size=4", f"adv_estimator={estimator}"],
             "num_return_sequences_in_group",
             f"1, and adv_estimator {estimator} compares",
-            "reinforce, reinforce_plus_plus, remax",
+            "reinforce, reinforce_plus_plus, remax, step_reinforce",
         )
         for estimator in ("dr_grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline")
     ),
@@ -168,6 +168,7 @@ CONTRADICTIONS = [
     ([*ONE, "difficulty_loss_weight=true"], "difficulty_loss_weight", "num_return_sequences_in_group is 1", "at least 2"),
     (["adv_estimator=rloo", "norm_std_type=group"], "norm_std_type", "'group'", "adv_estimator=reinforce"),
     (["norm_mean_type=running"], "norm_mean_type", "'running'", "adv_estimator=reinforce"),
+    (["adv_estimator=step_reinforce", "norm_std_type=running"], "norm_std_type", "'running'", "use batch or group"),
     (["gamma=0.9"], "gamma", "0.9, but adv_estimator grpo", "reinforce_plus_plus"),
     (["overlong_buffer.len=9"], "overlong_buffer.len", "9 is more than the longest response, 8", "at most 8"),
     (["overlong_buffer.len=5", "actor_infer.generating_args.max_new_tokens=4"], "overlong_buffer.len", "4 tokens", "at most 4"),
@@ -247,7 +248,7 @@ CONTRADICTIONS = [
         ["rewards.math_rule.worker_cls=roll.pipeline.rlvr.rewards.CodeSandboxRewardWorker"],
         "rewards.math_rule.worker_cls",
         "CodeSandboxRewardWorker",
-        "set rewards.math_rule.reward to exact_match, math_rule, multiple_choice",
+        "set rewards.math_rule.reward to exact_match, math_rule, math_steps, multiple_choice, right_prefix",
     ),
     ([f"{MODEL}.attn_implementation=fa2"], f"{MODEL}.attn_implementation", "runs on the CPU", "actor_train.device_mapping"),
     ([f"{MODEL}.liger=true"], f"{MODEL}.liger", "runs on the CPU", "remove the key"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.algorithms.advantages import Normalisation, Scores, advantages
+from roll.algorithms.moments import Scope
+from roll.algorithms.returns import Turns
 from tests.unit.algorithms.build import ROWS, Row, build, scores
 
 NONE = Normalisation()
@@ -59,6 +62,85 @@ def test_remax_subtracts_what_the_greedy_response_got() -> None:
     assert by_response("remax", given_scores, Normalisation(reward_clip=2)) == pytest.approx([0.5, -0.5, 0])
     with pytest.raises(AssertionError, match="without greedy responses"):
         advantages("remax", scores([1], [0], [".x"]), NONE)
+
+
+def with_turns(given_scores: Scores, rewards: list[list[float]], tokens: list[list[int]]) -> Scores:
+    """`tokens` counts each turn's, those of the prompt with the first."""
+    counts = [len(row) for row in rewards]
+    turns = Turns(
+        np.array([reward for row in rewards for reward in row], np.float32),
+        np.repeat(np.arange(len(rewards), dtype=np.int32), counts),
+        np.repeat(np.arange(sum(counts), dtype=np.int32), [count for row in tokens for count in row]),
+    )
+    return replace(given_scores, turns=turns)
+
+
+TURNS = with_turns(scores([7, 6, 1], [0, 0, 1], [".xx.xx", ".x", ".x"]), [[3, 4], [6], [1]], [[4, 2], [2], [2]])
+
+
+def test_step_reinforce_by_hand() -> None:
+    assert advantages("step_reinforce", TURNS, NONE).tolist() == [0, 7, 7, 0, 4, 4, 0, 6, 0, 1]
+    # A turn, not a token, is discounted.
+    assert advantages("step_reinforce", TURNS, Normalisation(gamma=0.5)).tolist() == [0, 5, 5, 0, 4, 4, 0, 6, 0, 1]
+    # Returns 5, 4, 6 and 1: the turns of group 0 have the mean 5 and the variance 1; of all, the mean is 4.
+    of_group = advantages("step_reinforce", TURNS, Normalisation(gamma=0.5, mean="group", std="group"))
+    np.testing.assert_allclose(of_group, [0, 0, 0, 0, -1, -1, 0, 1, 0, 0], atol=2e-6)
+    assert advantages("step_reinforce", TURNS, Normalisation(gamma=0.5, mean="batch")).tolist() == [0, 1, 1, 0, 0, 0, 0, 2, 0, -3]
+    # The reward of every turn is clipped.
+    assert advantages("step_reinforce", TURNS, Normalisation(reward_clip=3.5)).tolist() == [0, 6.5, 6.5, 0, 3.5, 3.5, 0, 3.5, 0, 1]
+
+
+def test_step_reinforce_sums_penalties_over_a_turn() -> None:
+    fined = replace(TURNS, token_penalties=np.array([9, 1, 2, 9, 4, 0, 9, 1, 9, 0], np.float32))
+    # Turn 0 pays 3 and half of turn 1's 4.
+    assert advantages("step_reinforce", fined, Normalisation(gamma=0.5)).tolist() == [0, 0, 0, 0, 0, 0, 0, 5, 0, 1]
+    # They are subtracted after the normalisation.
+    centred = advantages("step_reinforce", fined, Normalisation(gamma=0.5, mean="batch"))
+    assert centred.tolist() == [0, -4, -4, 0, -4, -4, 0, 1, 0, -3]
+
+
+def test_step_reinforce_has_no_running_moments_of_turns() -> None:
+    with pytest.raises(AssertionError, match="running moments"):
+        advantages("step_reinforce", TURNS, Normalisation(mean="running"))
+
+
+@settings(deadline=None)
+@given(rows=ROWS, mean=st.sampled_from([None, "batch", "group"]), clip=st.sampled_from([None, 5.0]))
+def test_undivided_responses_make_it_reinforce(rows: list[Row], mean: Scope, clip: float | None) -> None:
+    norm = Normalisation(mean=mean, std=mean, reward_clip=clip)
+    undivided = build(rows)
+    np.testing.assert_allclose(
+        advantages("step_reinforce", undivided, norm), advantages("reinforce", undivided, norm), rtol=1e-6, atol=1e-6
+    )
+
+
+@settings(deadline=None)
+@given(
+    responses=st.lists(
+        st.tuples(st.integers(0, 2), st.lists(st.tuples(st.integers(-9, 9), st.integers(1, 4)), min_size=1, max_size=4)),
+        min_size=1,
+        max_size=6,
+    ),
+    gamma=st.sampled_from([0.0, 0.5, 1.0]),
+    by_group=st.booleans(),
+    random=st.randoms(use_true_random=False),
+)
+def test_step_reinforce_against_its_formula_in_any_order(
+    responses: list[tuple[int, list[tuple[int, int]]]], gamma: float, by_group: bool, random: Random
+) -> None:
+    random.shuffle(responses)
+    masks = ["." + "x" * sum(count for _, count in turns) for _, turns in responses]
+    plain = scores([0.0] * len(responses), [group for group, _ in responses], masks)
+    tokens = [[count + (number == 0) for number, (_, count) in enumerate(turns)] for _, turns in responses]
+    given_scores = with_turns(plain, [[float(reward) for reward, _ in turns] for _, turns in responses], tokens)
+    returns = [[sum(gamma ** (j - k) * turns[j][0] for j in range(k, len(turns))) for k in range(len(turns))] for _, turns in responses]
+    expected: list[float] = []
+    for (group, turns), own in zip(responses, returns, strict=True):
+        others = [value for (its, _), row in zip(responses, returns, strict=True) if its == group for value in row]
+        mean = sum(others) / len(others) if by_group else 0.0
+        expected += [0.0, *(value - mean for value, (_, count) in zip(own, turns, strict=True) for _ in range(count))]
+    got = advantages("step_reinforce", given_scores, Normalisation(gamma=gamma, mean="group" if by_group else None))
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_reinforce_plus_plus_whitens_over_tokens() -> None:

@@ -1,0 +1,101 @@
+"""Is the final answer right, and are the equations on the way to it?"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from roll.rewards.base import REWARDS
+from roll.rewards.math_rule import math_rule
+from roll.types import Prompt, RewardOutcome, RewardResult, TurnReward
+
+NUMBER = r"\d++(?:,\d{3})*+(?:\.\d+)?+"
+OPERATOR = r"(?:[-+*/×÷·−]|\\times|\\cdot|\\div)"
+SAID = re.compile(rf"=\s*(-?\s*{NUMBER})(?![\w^%\\]|[ \t]*{OPERATOR})")
+"""A right side that is a number and nothing more."""
+EXPRESSION = re.compile(rf"(?<![\w.])[(-]*{NUMBER}(?:[ \t)]*{OPERATOR}[ \t(-]*{NUMBER})+[\s)]*$")
+"""A left side, up to the equals sign."""
+OPEN = re.compile(rf"({OPERATOR}|[\^}}\]])$")
+"""What an expression does not begin after, for then it began before: `x +`."""
+BULLETS = ("-", "*", "+")
+LONGEST = 200
+"""Characters of a left side; longer ones are not judged."""
+MARGIN = 20
+"""By which the window is longer that it is looked for in, so that one that was cut is seen to be too long."""
+SIGNS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "×": "*", "·": "*", "÷": "/", "−": "-", ",": ""}
+OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+LARGEST_SHARE = 0.5
+
+
+@REWARDS.register("math_steps")
+def math_steps(prompt: Prompt, response: str, row: Mapping[str, Any], *, share: float = 0.2) -> RewardResult:
+    """`math_rule`'s verdict on the answer, 1 or 0, less `share`; each equation brings its part of `share` back, or costs as much more.
+
+    So the reward is above 0 for a right answer and not above 0 for a wrong one, whatever its equations are. An equation such as
+    `3 * (4 + 5) = 27` ends a turn; what follows the last one is a turn too. Without any the verdict alone counts. Equations are judged
+    as they stand: a true one that does not help earns its part as well.
+
+    Args:
+        share: of all equations together, at least 0 and below 0.5.
+
+    Raises:
+        ValueError: the row has no reference answer, or `share` is out of bounds.
+    """
+    if not 0 <= share < LARGEST_SHARE:
+        raise ValueError(f"share is {share}, and must be at least 0 and below {LARGEST_SHARE}")
+    verdict = math_rule(prompt, response, row)
+    judged = judge_equations(response)
+    if verdict.outcome is not RewardOutcome.SCORED or not judged:
+        return verdict
+    part = share / len(judged)
+    turns = tuple(TurnReward(end, part if right else -part) for end, right in judged)
+    value = verdict.value - share + sum(turn.value for turn in turns)
+    parts = {"answer": verdict.value, "right_equations": sum(right for _, right in judged) / len(judged)}
+    return RewardResult(value, parts=parts, note=verdict.note, turns=turns)
+
+
+def judge_equations(text: str) -> list[tuple[int, bool]]:
+    """Where each equation of numbers with an operation on its left ends, and whether it holds; without those that cannot be worked out."""
+    judged = []
+    for said in SAID.finditer(text):
+        window = text[max(said.start() - LONGEST - MARGIN, 0) : said.start()]
+        left = EXPRESSION.search(window)
+        if left is None or len(left[0]) > LONGEST:
+            continue
+        before = window[: left.start()].rpartition("\n")[2].strip()
+        if OPEN.search(before[-MARGIN:]) and before not in BULLETS:
+            continue
+        holds = _holds(left[0], said[1])
+        if holds is not None:
+            judged.append((said.end(), holds))
+    return judged
+
+
+def _holds(left: str, right: str) -> bool | None:
+    """Whether both sides are the same number, or the right one is the left one rounded to its digits. None: it cannot be worked out."""
+    for sign, plain in SIGNS.items():
+        left, right = left.replace(sign, plain), right.replace(sign, plain)
+    left = left[max(left.count("(") - left.count(")"), 0) :]  # brackets around the whole equation close behind it
+    try:
+        worth = _value(ast.parse(left.strip(), mode="eval").body)
+    except (SyntaxError, ZeroDivisionError, RecursionError):
+        return None
+    said = right.replace(" ", "")
+    half = Fraction(1, 2 * 10 ** len(said.partition(".")[2])) if "." in said else Fraction(0)
+    return abs(worth - Fraction(said)) <= half
+
+
+def _value(node: ast.expr) -> Fraction:
+    """Raises SyntaxError for anything but numbers, signs and the four operations."""
+    match node:
+        case ast.Constant(value=int() | float()):
+            return Fraction(ast.unparse(node))
+        case ast.UnaryOp(op=ast.USub()):
+            return -_value(node.operand)
+        case ast.BinOp() if type(node.op) in OPERATIONS:
+            return OPERATIONS[type(node.op)](_value(node.left), _value(node.right))
+    raise SyntaxError(ast.dump(node))
