@@ -52,6 +52,7 @@ def test_samples_hold_the_whole_group_and_are_bounded(tmp_path: Path, group: Cal
         "outcome": "scored",
         "parts": {"format": 1.0},
         "note": "read 381",
+        "turns": [],
         "finish_reason": "stop",
         "length": 18,
     }
