@@ -81,7 +81,7 @@ def dr_grpo(scores: Scores, norm: Normalisation) -> Doubles:
 def rloo(scores: Scores, norm: Normalisation) -> Doubles:
     """REINFORCE leave-one-out: r less the mean of the group's other rewards, which is (r - mean) n / (n - 1). 0 in a group of one.
 
-    Source: Ahmadian et al., arXiv 2402.14740, section 2.2.
+    Source: Ahmadian et al., arXiv 2402.14740.
     """
     size = by_group(scores.rewards, scores.groups, len)
     return to_tokens(_centred(scores) * size / np.maximum(size - 1, 1), scores)
@@ -129,7 +129,7 @@ def reinforce_plus_plus_baseline(scores: Scores, norm: Normalisation) -> Doubles
 def remax(scores: Scores, norm: Normalisation) -> Doubles:
     """ReMax: the discounted sum of rewards from each token on, less the reward of the greedy response to the same prompt.
 
-    Source: Li et al., arXiv 2310.10505, section 4.
+    Source: Li et al., arXiv 2310.10505.
     """
     assert scores.baselines is not None, "remax without greedy responses"
     returns = to_tokens(scores.rewards, scores, norm.gamma)
@@ -142,7 +142,7 @@ def opo(scores: Scores, norm: Normalisation) -> Doubles:
     """On-policy RL with the optimal baseline: r less the group's mean reward weighted by length, sum(l r) / sum(l).
 
     The baseline of least variance where a response's gradient grows as the square root of its length l in tokens.
-    Source: Hao et al., arXiv 2505.23585, section 3.
+    Source: Hao et al., arXiv 2505.23585.
     """
     lengths = response_lengths(scores).astype(np.float64)
     paid = by_group(lengths * scores.rewards, scores.groups, np.sum)
@@ -155,7 +155,7 @@ def gpg(scores: Scores, norm: Normalisation) -> Doubles:
     """Group policy gradient: alpha (r - mean) with alpha = N / (N - M), M the responses of groups whose rewards are all equal.
 
     Such groups have no gradient; alpha makes the mean that of the other responses alone.
-    Source: Chu et al., arXiv 2504.02546, section 2.
+    Source: Chu et al., arXiv 2504.02546.
     """
     differ = by_group(scores.rewards, scores.groups, np.ptp) > 0
     return to_tokens(_centred(scores) * len(differ) / max(int(differ.sum()), 1), scores)

@@ -1,6 +1,6 @@
 """Choosing tokens by the covariance of log-prob and advantage, over a whole step and before it is split. numpy.
 
-Source: "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models", arXiv 2505.22617, section 4.
+Source: "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models", Cui et al., arXiv 2505.22617.
 """
 
 from __future__ import annotations

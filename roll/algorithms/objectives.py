@@ -67,7 +67,7 @@ class Ppo(Objective):
     """Proximal policy optimisation: max(-A r, -A clip(r, 1 - low, 1 + high)).
 
     Sources: PPO, arXiv 1707.06347, eq. 7; separate bounds: DAPO, arXiv 2503.14476, eq. 10; dual clip, which bounds
-    the loss of tokens with A < 0 at -A dual_clip: arXiv 1912.09729, eq. 5.
+    the loss of tokens with A < 0 at -A dual_clip: Ye et al., arXiv 1912.09729.
     """
 
     clip_low: float = 0.2
@@ -112,8 +112,8 @@ class Gspo(Objective):
 class Gmpo(Objective):
     """Geometric-mean policy optimisation: -A exp(mean_y c), where c is d clipped, token by token, on PPO's side of it.
 
-    c = sign(A) min(sign(A) d, sign(A) clip(d, -low, high)): the bounds are of the log-ratio. Source: arXiv 2507.20673,
-    eq. 4, with (exp(-0.4), exp(0.4)). With `seq-mean-token-mean` the aggregate is the paper's.
+    c = sign(A) min(sign(A) d, sign(A) clip(d, -low, high)): the bounds are of the log-ratio. Source: Zhao et al.,
+    arXiv 2507.20673, with (exp(-0.4), exp(0.4)). With `seq-mean-token-mean` the aggregate is the paper's.
     """
 
     clip_low: float = 0.4
@@ -132,8 +132,8 @@ class Gmpo(Objective):
 class Cispo(Objective):
     """Clipped importance-sampling policy optimisation: -sg(clip(r, 1 - low, 1 + high)) A log pi.
 
-    The weight is clipped and not the loss, so no token's gradient is cut off. Source: MiniMax-M1, arXiv 2506.13585, eq. 4
-    and 5; the paper has no lower bound, which is `clip_low` 1.
+    The weight is clipped and not the loss, so no token's gradient is cut off. Source: MiniMax-M1, arXiv 2506.13585;
+    the paper has no lower bound, which is `clip_low` 1.
     """
 
     clip_low: float = 0.2
@@ -151,7 +151,7 @@ class Topr(Objective):
     """Tapered off-policy REINFORCE: -w A log pi, with w fixed for A >= 0 and tapered by the sequence's ratio for A < 0.
 
     w = positive where A >= 0, else negative sg(min(1, exp(sum_y d))): good responses are learnt as they are, bad ones only
-    as far as the policy still gives them. Source: arXiv 2503.14286, eq. 6.
+    as far as the policy still gives them. Source: Le Roux et al., arXiv 2503.14286.
     """
 
     positive: float = 1.0
@@ -170,7 +170,7 @@ class ClipCov(Objective):
     """PPO without the gradient of some tokens whose log-prob and advantage vary together most: those end exploration.
 
     The covariance of a token is (log old - mean)(A - mean), the means over the step's response tokens. Of those between
-    `low` and `high`, a share `ratio` of all tokens is drawn and has loss 0. Source: arXiv 2505.22617, eq. 10 to 12. It is drawn
+    `low` and `high`, a share `ratio` of all tokens is drawn and has loss 0. Source: Cui et al., arXiv 2505.22617. It is drawn
     over the step from `old`, so that a split into updates, ranks and micro-batches changes nothing; the paper draws in each
     mini-batch from the current policy, which is the same in a step's first update.
     """
@@ -197,7 +197,7 @@ class ClipCov(Objective):
 class KlCov(Objective):
     """-A r, and |d| times `coef` more for the share `ratio` of tokens with the largest covariance (see `ClipCov`).
 
-    Source: arXiv 2505.22617, eq. 13 and 14, with the authors' |d| for the KL, which has no gradient at d = 0: the penalty acts
+    Source: Cui et al., arXiv 2505.22617, with the authors' |d| for the KL, which has no gradient at d = 0: the penalty acts
     from a step's second update on.
     """
 
