@@ -26,7 +26,7 @@ class RunningMoments:
     """Sum of squared deviations from `mean`."""
 
     def joined(self, values: np.ndarray) -> RunningMoments:
-        """The moments with more values. Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979."""
+        """The moments with more values. Source: Chan, Golub and LeVeque, "Updating Formulae", 1979."""
         if not len(values):
             return self
         new = values.astype(np.float64)
