@@ -56,7 +56,9 @@ def prepare(config: RlvrConfig) -> Loop:
     training = prepare_prompts(config.actor_train.data_args, tokenizer, config.prompt_length, config.rewards)
     held_out = config.validation and prepare_prompts(config.validation.data_args, tokenizer, config.prompt_length, config.rewards)
     report_dropped(training.too_long, "prompt_length", config.prompt_length)
-    locate = TurnEnds(partial(tokenizer.decode, skip_special_tokens=True)) if config.adv_estimator == "step_reinforce" else None
+    locate = None
+    if config.adv_estimator == "step_reinforce":
+        locate = TurnEnds(partial(tokenizer.decode, skip_special_tokens=True))  # pyright: ignore[reportArgumentType]  # one text for one list
     return partial(_loop, config, training, held_out, locate)
 
 

@@ -46,8 +46,12 @@ def completed(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> Compl
     return Completion(ids, None, np.zeros_like(ids), FinishReason.STOP, text)
 
 
+def ends_by(tokenizer: PreTrainedTokenizerBase) -> TurnEnds:
+    return TurnEnds(partial(tokenizer.decode, skip_special_tokens=True))  # pyright: ignore[reportArgumentType]
+
+
 def located(tokenizer: PreTrainedTokenizerBase, completion: Completion, ends: list[int]) -> list[int]:
-    return TurnEnds(partial(tokenizer.decode, skip_special_tokens=True))(completion, ends).tolist()
+    return ends_by(tokenizer)(completion, ends).tolist()
 
 
 def test_bytes_of_one_letter_stay_together() -> None:
@@ -173,7 +177,7 @@ class Halving:
 
 @pytest.mark.parametrize("divides", [True, False])
 def test_an_episode_finds_where_turns_end(divides: bool) -> None:
-    locate = TurnEnds(partial(bytewise().decode, skip_special_tokens=True)) if divides else None
+    locate = ends_by(bytewise()) if divides else None
     group = asyncio.run(episode(make_prompt(0), Saying(), Halving(), Sampling(8, samples=2), None, True, locate))  # type: ignore[arg-type]
     ends = [None if rollout.turn_ends is None else rollout.turn_ends.tolist() for rollout in group.rollouts]
     assert ends == ([[1, 5]] * 2 if divides else [None] * 2)
