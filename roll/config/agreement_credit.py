@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roll.config.schema import RlvrConfig
+from roll.config.shipped import rewards_with_turns
 from roll.errors import Fault
 
 DISCOUNTED = ("reinforce", "reinforce_plus_plus", "remax")
@@ -24,6 +25,7 @@ def credit_faults(config: RlvrConfig) -> Iterator[Fault]:
     yield from _estimator(config)
     yield from _shaping(config)
     yield from _adaptive_kl(config)
+    yield from _dynamic_sampling(config)
     if config.loss_scale_factor is not None and config.loss_agg_mode != "seq-mean-token-sum-norm":
         problem = f"{config.loss_scale_factor:g}, but loss_agg_mode {config.loss_agg_mode} does not divide by it"
         yield Fault("loss_scale_factor", problem, "remove it, or set loss_agg_mode=seq-mean-token-sum-norm")
@@ -43,6 +45,12 @@ def _groups_of_one(config: RlvrConfig) -> Iterator[Fault]:
             yield Fault(key, problem, "give at least 2 samples, or remove it")
 
 
+def _dynamic_sampling(config: RlvrConfig) -> Iterator[Fault]:
+    if config.dynamic_sampling and config.dynamic_sampling.max_num_gen_batches == 1:
+        problem = "1: no group would be drawn in the place of another"
+        yield Fault("dynamic_sampling.max_num_gen_batches", problem, "give at least 2 (3 is usual), or remove dynamic_sampling")
+
+
 def _estimator(config: RlvrConfig) -> Iterator[Fault]:
     estimator = config.adv_estimator
     for key in ("norm_mean_type", "norm_std_type"):
@@ -55,6 +63,14 @@ def _estimator(config: RlvrConfig) -> Iterator[Fault]:
     if config.gamma != 1 and estimator not in (*DISCOUNTED, BY_TURNS):
         problem = f"{config.gamma:g}, but adv_estimator {estimator} pays every token of a response alike"
         yield Fault("gamma", problem, f"remove it, or set adv_estimator to one of: {', '.join((*DISCOUNTED, BY_TURNS))}")
+    if estimator == BY_TURNS and not any(_may_name_turns(reward.reward or domain) for domain, reward in config.rewards.items()):
+        problem = "'step_reinforce', but no reward of this run names turns: every response would be one"
+        known = ", ".join(rewards_with_turns())
+        yield Fault("adv_estimator", problem, f"set rewards.<domain>.reward to {known} or to your own function, or use reinforce")
+
+
+def _may_name_turns(reward: str) -> bool:
+    return ":" in reward or reward in rewards_with_turns()
 
 
 def _shaping(config: RlvrConfig) -> Iterator[Fault]:
@@ -73,6 +89,10 @@ def _shaping(config: RlvrConfig) -> Iterator[Fault]:
     if config.error_max_len_clip and threshold is not None and threshold > longest:
         problem = f"{threshold} is more than the longest response, {longest} tokens: nothing would be left out"
         yield Fault("error_max_len_threshold", problem, f"give at most {longest}")
+    generating = config.actor_infer.generating_args
+    if config.max_len_mask and generating.ignore_eos and not generating.stop_strings:
+        problem = "true, but with actor_infer.generating_args.ignore_eos every response is truncated: nothing would be learnt"
+        yield Fault("max_len_mask", problem, "set one of the two to false")
     low, high = config.difficulty_low_threshold, config.difficulty_high_threshold
     if config.difficulty_mask and low >= high:
         problem = f"{low:g} is not below difficulty_high_threshold {high:g}: no prompt would be learnt from"
@@ -102,5 +122,7 @@ def credit_warnings(config: RlvrConfig) -> Iterator[str]:
     """Keys of credit assignment that do less than they seem to."""
     if config.use_kl_loss and config.kl_loss_type == "k1":
         yield "kl_loss_type: in a loss k1's gradient is zero on average, so it holds nothing; k2, k1+ and k3+ have the KL's own gradient"
+    if config.dynamic_sampling and config.adv_estimator in WITHOUT_GROUPS:
+        yield f"dynamic_sampling: drops groups whose rewards are all equal, and adv_estimator {config.adv_estimator} could learn from them"
     if config.whiten_advantages and config.adv_estimator.startswith("reinforce_plus_plus"):
         yield f"whiten_advantages: adv_estimator {config.adv_estimator} whitens by itself; remove the key"

@@ -21,6 +21,7 @@ OWN_KEYS = {
     "kl_cov_coef": ("kl_cov",),
     "topr_positive_weight": ("topr",),
     "topr_negative_weight": ("topr",),
+    "pg_clip": ("ppo", "gspo", "gmpo", "cispo", "clip_cov"),
     "pg_clip_low": ("ppo", "gspo", "gmpo", "cispo", "clip_cov"),
     "pg_clip_high": ("ppo", "gspo", "gmpo", "cispo", "clip_cov"),
 }
@@ -30,7 +31,7 @@ SEQUENCE_CLIP = 0.01
 
 def loss_faults(config: RlvrConfig) -> list[Fault]:
     """Every contradiction among `policy_loss`, `behaviour_log_probs`, `mismatch_correction` and the sampling."""
-    return [*_own_keys(config), *_ratios(config), *_corrections(config), *_sampling(config)]
+    return [*_own_keys(config), *_without_ratio(config), *_ratios(config), *_corrections(config), *_sampling(config)]
 
 
 def _own_keys(config: RlvrConfig) -> Iterator[Fault]:
@@ -45,9 +46,32 @@ def _own_keys(config: RlvrConfig) -> Iterator[Fault]:
         if key in config.model_fields_set and getattr(config, key) is not None and name not in losses:
             remedy = f"remove it, or set policy_loss={' or '.join(losses)}"
             yield Fault(key, f"{getattr(config, key):g}, but policy_loss {name} does not read it", remedy)
+    if name == "topr" and not (config.topr_positive_weight or config.topr_negative_weight):
+        yield Fault("topr_positive_weight", "0, and so is topr_negative_weight: nothing would be learnt", "give one of them a weight")
     if config.clip_cov_low >= config.clip_cov_high:
         problem = f"{config.clip_cov_low:g} is not below clip_cov_high {config.clip_cov_high:g}: no token is between them"
         yield Fault("clip_cov_low", problem, "give a smaller number (1 and 5 are usual)")
+
+
+def _without_ratio(config: RlvrConfig) -> Iterator[Fault]:
+    """Keys that speak of ratios where there are none, or where all of them are 1."""
+    corrected = config.mismatch_correction != "none"
+    if config.policy_loss == "pg" and config.behaviour_log_probs == "trainer" and not corrected and not config.add_token_level_kl:
+        problem = "'trainer', but policy_loss pg takes no ratio: the pass for them would be for metrics alone"
+        yield Fault("behaviour_log_probs", problem, "remove it, or set it to on_policy")
+    if config.policy_loss == "pg" and config.async_generation_ratio and ratio_source(config) == "engine":
+        problem = (
+            f"'pg' takes no ratio, and async_generation_ratio is {config.async_generation_ratio:g}: stale tokens would pass for new ones"
+        )
+        remedy = "use ppo or cispo, or behaviour_log_probs=trainer with mismatch_correction=tis, or set async_generation_ratio=0"
+        yield Fault("policy_loss", problem, remedy)
+    if ratio_source(config) != "on_policy":
+        return
+    bounds = {"pg_clip_low": config.pg_clip_low, "pg_clip_high": config.pg_clip_high, "dual_clip_loss": config.dual_clip_loss or None}
+    for key, bound in bounds.items():
+        if bound is not None:
+            problem = f"{str(bound).lower()}, but with behaviour_log_probs on_policy every ratio is 1, and nothing is clipped"
+            yield Fault(key, problem, "remove it, or set behaviour_log_probs=engine")
 
 
 def _ratios(config: RlvrConfig) -> Iterator[Fault]:
@@ -119,5 +143,11 @@ def loss_warnings(config: RlvrConfig) -> Iterator[str]:
             f"pg_clip: {high:g} hardly ever binds with policy_loss gspo, whose ratio is a mean over tokens; "
             "pg_clip_low=0.0003 and pg_clip_high=0.0004 are usual"
         )
-    if config.policy_loss == "kl_cov" and plan_batch(config).updates_per_step == 1 and not config.async_generation_ratio:
+    updates = plan_batch(config).updates_per_step
+    if config.policy_loss == "pg" and updates > 1:
+        yield (
+            f"policy_loss: pg takes no ratio, and of a step's {updates} updates only the first is of the policy that sampled; "
+            "ppo corrects for it"
+        )
+    if config.policy_loss == "kl_cov" and updates == 1 and not config.async_generation_ratio:
         yield "policy_loss: kl_cov penalises a change of the policy, and with one update a step there is none yet"

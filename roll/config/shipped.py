@@ -42,6 +42,11 @@ def known_rewards() -> list[str]:
     return [file.stem for file in files if f'REWARDS.register("{file.stem}")' in file.read_text(encoding="utf-8")]
 
 
+def rewards_with_turns() -> list[str]:
+    """Those of them that say what the turns of a response earned."""
+    return [name for name in known_rewards() if "TurnReward(" in (PACKAGE / "rewards" / f"{name}.py").read_text(encoding="utf-8")]
+
+
 def find_experiment(name: str) -> Path:
     """The file of a name, or of `folder/name`.
 

@@ -1,0 +1,40 @@
+"""Keys that do less than they seem to: the plan says so and the run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from roll.pipeline.__main__ import main
+
+TWO_UPDATES = "rollout_batch_size=8"
+WARNINGS = [
+    (["policy_loss=gspo"], "pg_clip: 0.2 hardly ever binds with policy_loss gspo"),
+    (["policy_loss=kl_cov"], "policy_loss: kl_cov penalises a change of the policy"),
+    (["policy_loss=pg", TWO_UPDATES], "policy_loss: pg takes no ratio, and of a step's 2 updates"),
+    (["actor_infer.generating_args.top_p=0.9"], "top_p 0.9 change the distribution that responses are drawn from"),
+    (
+        ["whiten_advantages=true", "adv_estimator=reinforce_plus_plus"],
+        "whiten_advantages: adv_estimator reinforce_plus_plus whitens by itself",
+    ),
+    (
+        ["+dynamic_sampling={}", "adv_estimator=remax"],
+        "dynamic_sampling: drops groups whose rewards are all equal, and adv_estimator remax",
+    ),
+    (
+        ["use_kl_loss=true", "kl_loss_coef=0.1", "kl_loss_type=k1", "actor_train.model_args.lora_target=all-linear"],
+        "kl_loss_type: in a loss k1's gradient is zero on average",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "warning"), WARNINGS, ids=[" ".join(case[0])[:60] for case in WARNINGS])
+def test_the_plan_warns_and_goes_on(folder: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], warning: str) -> None:
+    assert main(["--config-path", "exp", "--config-name", "sound", "dry_run=true", *overrides]) == 0
+    assert warning in capsys.readouterr().err
+
+
+def test_without_such_keys_there_is_no_warning(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config-path", "exp", "--config-name", "sound", "dry_run=true"]) == 0
+    assert "warning" not in capsys.readouterr().err
