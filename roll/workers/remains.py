@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import psutil
 
 SHARED_MEMORY = Path("/dev/shm")
+CLOCK_SLACK = 1.0
+"""Seconds by which the start of a process, counted from the machine's, may seem later than it was."""
 
 
 class Remains:
@@ -31,9 +34,19 @@ class Remains:
                     self._processes |= {process, *process.children(recursive=True)}
             for process in self._processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    self._files |= {Path(region.path) for region in process.memory_maps() if region.path.startswith(f"{SHARED_MEMORY}/")}
+                    self._files |= self._shared_by(process)
             if self._files and self._record.parent.is_dir():
                 self._record.write_text("".join(f"{file}\n" for file in sorted(self._files)))
+
+    def _shared_by(self, process: psutil.Process) -> set[Path]:
+        """Shared memory that the process maps and that came to be since the first of all these processes did.
+
+        Shared memory lies in the folder itself. What else is there and mapped, such as a model that somebody keeps in memory, is
+        not the run's.
+        """
+        began = min(each.create_time() for each in self._processes) - CLOCK_SLACK
+        mapped = {Path(region.path) for region in process.memory_maps()}
+        return {file for file in mapped if file.parent == SHARED_MEMORY and _changed_at(file) >= began}
 
     def remove(self, seconds: float) -> None:
         """Wait for the processes to end for at most `seconds`, end those that do not, and unlink their files."""
@@ -44,6 +57,14 @@ class Remains:
         psutil.wait_procs(alive, timeout=seconds)
         for file in self._files:
             file.unlink(missing_ok=True)
+
+
+def _changed_at(file: Path) -> float:
+    """Seconds of the epoch; before all time for a file that is gone."""
+    try:
+        return file.stat().st_ctime
+    except FileNotFoundError:
+        return -math.inf
 
 
 def remove_recorded(record: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from roll.workers import cluster
-from roll.workers.remains import SHARED_MEMORY, Remains
+from roll.workers.remains import CLOCK_SLACK, SHARED_MEMORY, Remains
 
 HOLDS = """
 import sys, time
@@ -44,6 +46,33 @@ def test_the_next_run_removes_what_a_killed_one_recorded(tmp_path: Path, monkeyp
         assert not folder.exists()
     finally:
         file.unlink(missing_ok=True)
+
+
+MAPS = """
+import mmap, sys, time
+maps = []
+for name in sys.argv[1:]:
+    with open(name, "r+b") as file:
+        maps.append(mmap.mmap(file.fileno(), 0))
+print("mapped", flush=True)
+time.sleep(60)
+"""
+
+
+def test_what_others_keep_in_shared_memory_stays() -> None:
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as name, tempfile.NamedTemporaryFile(dir=SHARED_MEMORY) as older:
+        model = Path(name) / "model.safetensors"
+        for file in (model, Path(older.name)):
+            file.write_bytes(b"weights")
+        time.sleep(2 * CLOCK_SLACK)  # the worker begins after they were there
+        with subprocess.Popen([sys.executable, "-c", MAPS, model, older.name], stdout=subprocess.PIPE, text=True) as worker:
+            assert worker.stdout is not None and worker.stdout.readline() == "mapped\n"
+            remains = Remains(Path(name) / "actor_infer.held")
+            remains.look([worker.pid])
+            worker.kill()
+        remains.remove(5.0)
+        assert model.read_bytes() == Path(older.name).read_bytes() == b"weights"
+        assert not (Path(name) / "actor_infer.held").exists()
 
 
 def test_a_record_that_names_other_files_removes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
