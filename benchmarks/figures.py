@@ -77,8 +77,13 @@ class Result:
         return self.work["prompts"] * self.work["samples"] * (self.work["prompt_tokens"] + self.work["response_tokens"])
 
     def mfu(self, seconds: float) -> float:
-        """Share of the GPUs' peak that training in so many seconds reaches; recomputation is not counted."""
-        return 6 * parameters(self.work["shape"]) * self.tokens / (seconds * PEAK * max(1, len(self.work["devices"])))
+        """Share of the GPUs' peak that training in so many seconds reaches.
+
+        Counted are two operations for each parameter and token forwards, two for the gradient of what it multiplies, and two for its
+        own, which frozen weights beneath an adapter do not have; not attention, nor recomputation.
+        """
+        each = 4 if self.work["lora_rank"] else 6
+        return each * parameters(self.work["shape"]) * self.tokens / (seconds * PEAK * max(1, len(self.work["devices"])))
 
     @property
     def figures(self) -> dict[str, float]:

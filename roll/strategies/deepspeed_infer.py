@@ -37,12 +37,13 @@ class DeepSpeedScore:
     def __init__(self, settings: ShardedScoreSettings, rank: Rank) -> None:
         self._rank = rank
         join(rank)
-        config = deepspeed_config(settings.deepspeed, settings.model_args.dtype, max_grad_norm=None)
+        compiled = compiles(settings.model_args, on_gpu=rank.device == "cuda")
+        config = deepspeed_config(settings.deepspeed, settings.model_args.dtype, max_grad_norm=None, compiled=compiled)
         config["zero_optimization"].pop("offload_optimizer", None)
         # Must outlive the engine: while it lives, from_pretrained shards the model as it loads.
         self._shards_at_load = HfDeepSpeedConfig(config)
         self._policy = PackedPolicy(load_causal_model(settings.model_path, settings.model_args))
-        if compiles(settings.model_args, on_gpu=rank.device == "cuda"):
+        if compiled:
             compile_layers(self._policy.causal)
             gather_whole_layers(self._policy.causal)
         self._engine: Any = deepspeed.initialize(model=self._policy, config=config)[0]

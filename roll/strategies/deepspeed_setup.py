@@ -41,15 +41,18 @@ def gather_whole_layers(causal: PreTrainedModel) -> None:
         set_z3_leaf_modules(causal, list(kinds))
 
 
-def deepspeed_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float | None) -> dict[str, Any]:
+def deepspeed_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float | None, compiled: bool) -> dict[str, Any]:
     """The dictionary that DeepSpeed reads.
 
     Micro-batches vary in number, so the caller of the engine owns the accumulation boundary
-    (`managed_gradient_accumulation: false`) and the loss carries its own normalisation.
+    (`managed_gradient_accumulation: false`) and the loss carries its own normalisation. `compiled` says that decoder layers are.
     """
     out = config.model_dump(exclude_none=True)
     # `auto` is an invitation to the transformers Trainer; for DeepSpeed a key that is absent means its own choice.
     out["zero_optimization"] = {key: value for key, value in out["zero_optimization"].items() if value != "auto"}
+    if compiled and config.zero_optimization.stage == 3:
+        # DeepSpeed's own linear function asks each weight for its number, for which dynamo compiles every layer anew, and gives up.
+        out["zero_optimization"].setdefault("memory_efficient_linear", False)
     out |= {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,

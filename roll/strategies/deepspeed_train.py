@@ -85,12 +85,13 @@ class DeepSpeedTrain:
         _seed_everything(settings.seed + rank.rank)
 
     def _build(self, settings: TrainSettings, rank: Rank) -> None:
-        config = deepspeed_config(settings.deepspeed, settings.model_args.dtype, settings.max_grad_norm)
+        model_args, compiled = settings.model_args, compiles(settings.model_args, rank.device == "cuda")
+        config = deepspeed_config(settings.deepspeed, model_args.dtype, settings.max_grad_norm, compiled)
         # Must outlive the engine: while it lives, from_pretrained shards the model as it loads (ZeRO-3).
         self._shards_at_load = HfDeepSpeedConfig(config) if settings.deepspeed.zero_optimization.stage == 3 else None
-        model = load_causal_model(settings.model_path, settings.model_args)
-        self._is_lora = settings.model_args.lora_target is not None
-        policy = PackedPolicy(add_lora(model, settings.model_args, settings.seed) if self._is_lora else model)
+        model = load_causal_model(settings.model_path, model_args)
+        self._is_lora = model_args.lora_target is not None
+        policy = PackedPolicy(add_lora(model, model_args, settings.seed) if self._is_lora else model)
         self._arrange_layers(policy)
         optimizer, schedule = optimizer_and_schedule(policy, settings.training, settings.deepspeed, settings.total_updates, rank.device)
         self._finite = FiniteWatch(policy.model, rank, settings.training.max_consecutive_skips)
@@ -124,7 +125,8 @@ class DeepSpeedTrain:
         guard = MemoryGuard(self._settings.token_budget, need, CudaMemory(), most)
         if model_args.gradient_checkpointing != "auto":
             return guard, None
-        kept = layer_activations(shape, 1, width, compiled) - width * shape.hidden_size
+        # The most that it may be: compiled code keeps less, but on some layers falls back to the other. What it is, is measured.
+        kept = layer_activations(shape, 1, width, compiled=False) - width * shape.hidden_size
         total = torch.cuda.mem_get_info()[1]
         return guard, AutoCheckpointing(guard, layers, kept, total, partial(checkpoint_first, causal))
 

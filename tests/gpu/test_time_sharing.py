@@ -45,8 +45,8 @@ LIMIT = 600
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen2 of 35M parameters, so that what is given up can be told from what is left."""
-    shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4}
+    """A Qwen2 of 135M parameters, so that what is given up can be told from what is left also where an adapter trains."""
+    shape = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4}
     return write_qwen(tmp_path_factory.mktemp("models") / "qwen", **shape)
 
 
