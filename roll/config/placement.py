@@ -171,19 +171,28 @@ def sends_adapter(config: RlvrConfig) -> bool:
 
 
 def sync_faults(config: RlvrConfig) -> list[Fault]:
-    """Engines that whole weights cannot reach: in part on the trainer's devices, in part on others."""
-    train = set(config.actor_train.device_mapping or ())
-    if sends_adapter(config) or not config.actor_infer.device_mapping:
+    """Engines that the weights cannot reach, or that cannot use them."""
+    train, devices = set(config.actor_train.device_mapping or ()), config.actor_infer.device_mapping
+    if not devices:
         return []
-    astride = [devices for devices in place("actor_infer", config.actor_infer, 1).devices if 0 < len(train & set(devices)) < len(devices)]
+    if sends_adapter(config):
+        return _adapter_faults(config)
+    astride = [each for each in place("actor_infer", config.actor_infer, 1).devices if 0 < len(train & set(each)) < len(each)]
     return [
         Fault(
             "actor_infer.device_mapping",
-            f"the engine on devices {_listed(devices)} shares {_listed(sorted(train & set(devices)))} with actor_train, but not the others",
+            f"the engine on devices {_listed(each)} shares {_listed(sorted(train & set(each)))} with actor_train, but not the others",
             "give an engine devices that are all actor_train's, or none of them",
         )
-        for devices in astride
+        for each in astride
     ]
+
+
+def _adapter_faults(config: RlvrConfig) -> list[Fault]:
+    if config.actor_infer.model_args.dtype != "fp32" or not vllm_config(config.actor_infer):
+        return []
+    problem = "vLLM's kernels for adapters on a GPU know bf16 and fp16, not fp32"
+    return [Fault("weight_sync.lora", problem, "set it to `merged`, or actor_infer.model_args.dtype to `bf16`")]
 
 
 def placement_warnings(config: Config) -> list[str]:

@@ -120,6 +120,7 @@ DEVICES = [
         "shares 1 with actor_train, but not the others",
         "all actor_train's, or none of them",
     ),
+    ([*GPUS, "actor_infer.device_mapping=[2]", "actor_infer.model_args.dtype=fp32"], "weight_sync.lora", "not fp32", "`merged`"),
     ([f"{ENGINE}.tensor_parallel_size=2"], f"{ENGINE}.tensor_parallel_size", "2", "device_mapping"),
     (["actor_infer.world_size=100000"], "actor_infer.world_size", "100000", "at most 1024"),
     (["actor_train.device_mapping=[5000]", "actor_infer.device_mapping=[0]"], "actor_train.device_mapping", "5000", "1023"),
