@@ -55,7 +55,7 @@ VALUES = [
     (["overlong_buffer.lenght=4"], "overlong_buffer.lenght", "4", "did you mean 'len'"),
     (["exp_name='a b'"], "exp_name", '"a b"', "a text of the form"),
     (["use_kl_loss=maybe"], "use_kl_loss", '"maybe"', "true or false"),
-    (["pipeline=rlhf"], "pipeline", '"rlhf"', "'rlvr'"),
+    (["pipeline=rlhf"], "pipeline", '"rlhf"', "give one of: rlvr"),
     (["~rewards"], "rewards", "missing", "Reward of each domain"),
     (["track_with=[tensorbord]"], "track_with", "tensorbord", "did you mean 'tensorboard'"),
     ([f"{ENGINE}.gpu_memory_utilization=60"], f"{ENGINE}.gpu_memory_utilization", "60", "at most 1"),

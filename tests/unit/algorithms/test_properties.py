@@ -1,0 +1,180 @@
+"""What every loss, aggregation, correction and KL estimator has in common: padding, order and masked tokens do not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from roll.algorithms.aggregation import loss_weights
+from roll.algorithms.corrections import Correction
+from roll.algorithms.kl import kl_estimate
+from roll.algorithms.losses import Loss, LossInputs, NegativeLogLikelihood
+from roll.algorithms.objectives import Cispo, ClipCov, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Topr
+from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.shaping import Overlong, difficulty_weights, length_weights, overlong_penalty
+from roll.config.corrections import PRESETS
+from roll.config.schema import RlvrConfig
+from roll.data.packing import concatenate
+from roll.models.packed_inputs import scored_only
+from roll.strategies.loss_inputs import loss_inputs
+from roll.types import TrainBatch
+
+MODES = get_args(RlvrConfig.model_fields["loss_agg_mode"].annotation)
+KL_IN_LOSS = get_args(RlvrConfig.model_fields["kl_loss_type"].annotation)
+KL_IN_REWARD = get_args(RlvrConfig.model_fields["kl_penalty"].annotation)
+CORRECTIONS = {name: Correction(one.weight, one.cap, one.reject, 0.9, 1.1) for name, one in PRESETS.items()}
+LOSSES: dict[str, Loss] = {
+    "sft": NegativeLogLikelihood(),
+    "ppo": PolicyLoss(Ppo(0.2, 0.28, 3.0), entropy_coef=0.01),
+    "pg": PolicyLoss(PolicyGradient()),
+    "gspo": PolicyLoss(Gspo(0.05, 0.1)),
+    "gmpo": PolicyLoss(Gmpo(0.3, 0.5)),
+    "cispo": PolicyLoss(Cispo()),
+    "topr": PolicyLoss(Topr(0.7, 1.3)),
+    # All that are between are chosen: which ones are drawn depends on the order of the tokens.
+    "clip_cov": PolicyLoss(ClipCov(ratio=1.0, low=0.1, high=1.0)),
+    "kl_cov": PolicyLoss(KlCov(ratio=0.3)),
+}
+LOSSES |= {f"kl {name}": PolicyLoss(Ppo(), kl_coef=0.5, kl_estimator=name) for name in KL_IN_LOSS}
+LOSSES |= {f"correction {name}": PolicyLoss(Ppo(), correction) for name, correction in CORRECTIONS.items()}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence, and what the current policy says of it."""
+
+    mask: np.ndarray
+    token_ids: np.ndarray
+    current: np.ndarray
+    fields: np.ndarray
+    """[4, tokens]: advantages, behaviour, proximal and reference log-probs."""
+
+
+def random_rows(lengths: Sequence[int], seed: int) -> list[Row]:
+    """Each with a prompt of two tokens; the third token of every fourth response is masked."""
+    generator = np.random.default_rng(seed)
+    out = []
+    for number, length in enumerate(lengths):
+        mask = np.arange(length + 2) >= 2
+        if number % 4 == 3 and length > 2:
+            mask[4] = False
+        current = -generator.exponential(size=length + 2)
+        near = current + generator.normal(scale=0.2, size=(3, length + 2))
+        fields = np.concatenate([generator.normal(size=(1, length + 2)), near])
+        out.append(Row(mask, generator.integers(0, 50, length + 2), current, np.where(mask, fields, 0)))
+    return out
+
+
+def padded(row: Row, count: int, seed: int) -> Row:
+    """With as many masked tokens behind it, of which everything is noise."""
+    noise = np.random.default_rng(seed).normal(size=(5, count))
+    ids = np.concatenate([row.token_ids, np.full(count, 7)])
+    fields = np.concatenate([row.fields, noise[1:]], axis=1)
+    return Row(np.append(row.mask, np.zeros(count, np.bool_)), ids, np.append(row.current, noise[0]), fields)
+
+
+def gradient(rows: Sequence[Row], loss: Loss, mode: str) -> tuple[float, list[np.ndarray]]:
+    """The aggregated loss, and by sequence its gradient by the log-prob of every token, masked or not."""
+    sequences = concatenate([row.token_ids.astype(np.int32) for row in rows], [row.mask for row in rows])
+    columns = np.concatenate([row.fields for row in rows], axis=1).astype(np.float32)
+    advantages, behaviour, proximal, reference = columns
+    batch = TrainBatch(sequences, advantages, behaviour, np.zeros(len(advantages), np.int32), reference, proximal)
+    batch = replace(batch, marked=loss.marks(batch))
+    leaf = torch.from_numpy(np.concatenate([row.current for row in rows])).requires_grad_()
+    chosen = leaf[torch.from_numpy(sequences.response_mask)]
+    said = loss(chosen, chosen.exp(), loss_inputs(batch, "cpu"))
+    weights = scored_only(loss_weights(sequences, mode, scale=5.0), sequences, "cpu")
+    total = (said.losses * weights).sum()
+    total.backward()
+    assert leaf.grad is not None
+    return float(total.detach()), np.split(leaf.grad.numpy(), sequences.offsets[1:-1])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", LOSSES)
+def test_padding_changes_nothing_and_masked_tokens_have_no_gradient(name: str, mode: str) -> None:
+    rows = random_rows([5, 1, 7, 4, 3], seed=1)
+    total, plain = gradient(rows, LOSSES[name], mode)
+    widest = max(len(row.mask) for row in rows)
+    rectangle, wide = gradient([padded(row, widest - len(row.mask), seed) for seed, row in enumerate(rows)], LOSSES[name], mode)
+    assert rectangle == pytest.approx(total, rel=1e-6)
+    for row, narrow, whole in zip(rows, plain, wide, strict=True):
+        np.testing.assert_allclose(whole[: len(narrow)], narrow, rtol=1e-6, atol=1e-12)
+        assert not whole[len(narrow) :].any()
+        assert not narrow[~row.mask].any()
+    assert any(part.any() for part in plain)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=7).filter(any),
+    name=st.sampled_from(sorted(LOSSES)),
+    mode=st.sampled_from(MODES),
+    seed=st.integers(0, 99),
+    random=st.randoms(use_true_random=False),
+)
+def test_the_order_of_samples_does_not_matter(lengths: list[int], name: str, mode: str, seed: int, random: Random) -> None:
+    rows = random_rows(lengths, seed)
+    order = list(range(len(rows)))
+    random.shuffle(order)
+    total, plain = gradient(rows, LOSSES[name], mode)
+    shuffled, parts = gradient([rows[index] for index in order], LOSSES[name], mode)
+    assert shuffled == pytest.approx(total, rel=1e-5, abs=1e-6)
+    for index, part in zip(order, parts, strict=True):
+        np.testing.assert_allclose(part, plain[index], rtol=1e-5, atol=1e-7)
+
+
+def float64(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_corrected_losses_against_finite_differences(name: str) -> None:
+    """The weight is fixed before the update, so the loss's own gradient is that of its value."""
+    current, noise, advantages, far = float64(4, 12)
+    inputs = LossInputs(advantages, torch.tensor([5, 0, 7]), current + 0.02 * far, current + 0.3 * noise)
+    loss = PolicyLoss(Ppo(), CORRECTIONS[name])
+    assert torch.autograd.gradcheck(lambda x: loss(x, x.exp(), inputs).losses, current.requires_grad_(), eps=1e-7, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_correction_sees_its_own_sequence_alone(name: str) -> None:
+    delta = 0.2 * float64(9)
+    together = CORRECTIONS[name](delta, torch.tensor([4, 0, 5])).weights
+    alone = [CORRECTIONS[name](part, torch.tensor([len(part)])).weights for part in delta.split([4, 5])]
+    torch.testing.assert_close(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("estimator", sorted({*KL_IN_LOSS, *KL_IN_REWARD}))
+def test_kl_estimators_against_their_formulas_and_finite_differences(estimator: str) -> None:
+    policy, reference = float64(2, 40, seed=2)
+    d = reference - policy
+    plain = {"k1": -d, "k2": d**2 / 2, "k3": d.exp() - 1 - d, "abs": d.abs()}
+    torch.testing.assert_close(kl_estimate(policy, reference, estimator), plain[estimator.removesuffix("+")])
+    leaf = policy.clone().requires_grad_()
+    kl_estimate(leaf, reference, estimator).sum().backward()
+    step = 1e-6
+    # With a plus the value is the estimator's and the gradient that of k2.
+    sloped = "k2" if estimator.endswith("+") else estimator
+    slopes = (kl_estimate(policy + step, reference, sloped) - kl_estimate(policy - step, reference, sloped)) / (2 * step)
+    torch.testing.assert_close(leaf.grad, slopes, rtol=1e-6, atol=1e-8)
+
+
+@given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=8), random=st.randoms(use_true_random=False))
+def test_shaping_looks_at_each_response_whatever_its_place(lengths: list[int], random: Random) -> None:
+    order = list(range(len(lengths)))
+    random.shuffle(order)
+    given_lengths, difficulties = np.array(lengths, np.int32), np.array([length / 20 for length in lengths], np.float32)
+    for shaped in (length_weights, lambda values: overlong_penalty(values, Overlong(20, 5))):
+        np.testing.assert_array_equal(shaped(given_lengths[order]), shaped(given_lengths)[order])
+    np.testing.assert_array_equal(difficulty_weights(difficulties[order]), difficulty_weights(difficulties)[order])
+    assert ((length_weights(given_lengths) >= 0.5) & (length_weights(given_lengths) <= 1.5)).all()
