@@ -182,6 +182,10 @@ class TrainBatch:
     """[N], what is known of each sequence: 1 for desirable and 0 for not, or the margin of its pair. None if nothing is."""
     unit: int = 1
     """Sequences that a loss compares and that stay together in one micro-batch: 2 for pairs, the chosen one first."""
+    values: Floats | None = None
+    """[T]: what the critic expected before the token, before the step's first update. None without a critic."""
+    returns: Floats | None = None
+    """[T]: what the critic should have expected. None without a critic."""
 
     def __len__(self) -> int:
         return len(self.sequences)

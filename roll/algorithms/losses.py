@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -27,6 +27,10 @@ class LossInputs:
     """[S], of the reference policy; None if no term uses it."""
     marked: Tensor | None = None
     """bool [S], tokens that `Loss.marks` chose; None if it chose none."""
+    values: Tensor | None = None
+    """[S], the critic's before the step's first update; None without a critic."""
+    returns: Tensor | None = None
+    """[S], what the critic learns; None without a critic."""
     labels: Tensor | None = None
     """[N], what is known of each sequence (`TrainBatch.labels`); None if nothing is."""
 
@@ -50,9 +54,14 @@ class TokenLosses:
 class Loss(Protocol):
     """A loss over response tokens. Implementations are frozen and picklable: they travel to the workers."""
 
-    def __call__(self, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> TokenLosses:
-        """Losses of the S response tokens from their log-probs [S] and entropies [S] under the current policy."""
-        ...
+    subject: ClassVar[str] = "policy"
+    """What learns: the first part of its metrics' names."""
+
+    __call__: Callable[..., TokenLosses]
+    """Losses of the S response tokens from what the model puts out of them, [S] each, and `LossInputs`.
+
+    A policy puts out log-probs and entropies, a critic values.
+    """
 
     def marks(self, batch: TrainBatch) -> Bools | None:
         """[T], tokens that the loss treats apart. Chosen over a whole step, before it is split; None for none."""

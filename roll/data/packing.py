@@ -79,6 +79,8 @@ def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
         None if batch.sequence_weights is None else batch.sequence_weights[list(indices)],
         None if batch.labels is None else batch.labels[list(indices)],
         batch.unit if len(indices) else 1,
+        if_given(batch.values),
+        if_given(batch.returns),
     )
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from roll.config.schema_model import ModelArgs
-from roll.models.load import PackedInputs, PackedModel, add_lora, pretrained
+from roll.models.load import DTYPES, PackedInputs, PackedModel, add_lora, pretrained
 
 HEAD = "score"
 """Name of the head in transformers' models for sequence classification."""
 
 
 class ValueHead(nn.Module):
-    """A linear map of hidden states to one number, without a bias. Its weight has the model's precision, its arithmetic fp32.
+    """A linear map of hidden states to one number, without a bias. Its arithmetic is fp32, whatever its weight is.
 
     Being a module, its call triggers ZeRO-3's hooks, so that the sharded weight is whole while it is used.
     """
@@ -56,11 +58,25 @@ def load_value_model(path: str, model_args: ModelArgs) -> PreTrainedModel:
         As `load_causal_model`.
     """
     model, found = pretrained(AutoModelForSequenceClassification, path, model_args, packed=True, num_labels=1, output_loading_info=True)
-    weight = getattr(model, HEAD).weight
     if f"{HEAD}.weight" in found["missing_keys"]:
-        weight = nn.Parameter(torch.zeros(1, model.config.get_text_config().hidden_size, dtype=weight.dtype))
-    setattr(model, HEAD, ValueHead(weight))
+        weight = torch.zeros(1, model.config.get_text_config().hidden_size)
+    else:
+        weight = whole(getattr(model, HEAD).weight)
+    # ZeRO-3 lets no two precisions train beside each other, and PEFT's adapters are fp32.
+    dtype = torch.float32 if model_args.lora_target else DTYPES[model_args.dtype]
+    setattr(model, HEAD, ValueHead(nn.Parameter(weight.to(dtype))))
     return model
+
+
+def whole(parameter: nn.Parameter) -> Tensor:
+    """A copy of a parameter. If ZeRO-3 sharded it as it was loaded, every rank has to ask for it."""
+    if not hasattr(parameter, "ds_id"):
+        return parameter.detach().clone()
+    sharded: Any = parameter
+    sharded.all_gather()
+    copy = sharded.detach().clone()
+    sharded.partition()
+    return copy
 
 
 def load_values(path: str, model_args: ModelArgs, seed: int) -> PackedValues:

@@ -66,7 +66,7 @@ class TrainResult:
 
 
 class TrainStrategy(Protocol):
-    """A policy that learns."""
+    """A model that learns: a policy, or a critic, which is neither synced nor exported."""
 
     def train_step(self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int) -> TrainResult:
         """Run one optimizer update for each list of micro-batches. `policy_version` is the version before the first."""
@@ -78,6 +78,10 @@ class TrainStrategy(Protocol):
 
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float, adapter: bool) -> list[Floats]:
         """[T] for each micro-batch, 0 outside the response mask; `adapter=False` leaves LoRA out."""
+        ...
+
+    def values(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
+        """Of a critic: [T] for each micro-batch, what is expected before each token; 0 outside the response mask."""
         ...
 
     def tensors(self, adapter: bool) -> list[TensorSpec]:

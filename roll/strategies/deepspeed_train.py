@@ -1,4 +1,4 @@
-"""Train a policy with DeepSpeed: ZeRO-0 to 3, all parameters or a LoRA adapter, bf16, fp16 or fp32."""
+"""Train a policy or a critic with DeepSpeed: ZeRO-0 to 3, all parameters or a LoRA adapter, bf16, fp16 or fp32."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from roll.config.schema_model import ModelArgs, TrainingArgs
 from roll.errors import CheckpointError
 from roll.models.export import adapter_config, write_adapter_folder, write_model
 from roll.models.layers import checkpoint_first, compile_layers, decoder_layers, prepare_checkpointing
-from roll.models.load import PackedPolicy, add_lora, load_causal_model, load_tokenizer
+from roll.models.load import PackedModel, PackedPolicy, load_policy, load_tokenizer
 from roll.models.packed_inputs import packed_inputs, scored_only, to_device
 from roll.models.weights import WeightView
 from roll.strategies.base import MicroBatch, Rank, TrainResult
@@ -71,6 +71,8 @@ class TrainSettings:
     token_budget: int
     """Of one micro-batch, as the plan has it."""
     seed: int
+    load: Callable[[str, ModelArgs, int], PackedModel] = load_policy
+    """From path, model's keys and seed to what learns. What it puts out of a token is what the loss takes."""
 
 
 class DeepSpeedTrain:
@@ -89,21 +91,20 @@ class DeepSpeedTrain:
         config = deepspeed_config(settings.deepspeed, model_args.dtype, settings.max_grad_norm, compiled)
         # Must outlive the engine: while it lives, from_pretrained shards the model as it loads (ZeRO-3).
         self._shards_at_load = HfDeepSpeedConfig(config) if settings.deepspeed.zero_optimization.stage == 3 else None
-        model = load_causal_model(settings.model_path, model_args)
+        model = settings.load(settings.model_path, model_args, settings.seed)
         self._is_lora = model_args.lora_target is not None
-        policy = PackedPolicy(add_lora(model, model_args, settings.seed) if self._is_lora else model)
-        self._arrange_layers(policy)
-        optimizer, schedule = optimizer_and_schedule(policy, settings.training, settings.deepspeed, settings.total_updates, rank.device)
-        self._finite = FiniteWatch(policy.model, rank, settings.training.max_consecutive_skips)
-        self._engine: Any = deepspeed.initialize(model=policy, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
-        self._policy, self._optimizer = policy, optimizer
+        self._arrange_layers(model)
+        optimizer, schedule = optimizer_and_schedule(model, settings.training, settings.deepspeed, settings.total_updates, rank.device)
+        self._finite = FiniteWatch(model.model, rank, settings.training.max_consecutive_skips)
+        self._engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
+        self._model, self._optimizer = model, optimizer
         self._offload = Offload(rank.device)
-        self._weights = WeightView(policy.model)
+        self._weights = WeightView(model.model)
         self._sender = DeviceSender(torch.device(rank.device))
 
-    def _arrange_layers(self, policy: PackedPolicy) -> None:
+    def _arrange_layers(self, model: PackedModel) -> None:
         """Set what is recomputed and what is compiled; before DeepSpeed puts its hooks in place."""
-        model_args, causal = self._settings.model_args, policy.causal
+        model_args, causal = self._settings.model_args, model.causal
         count = checkpointed_layers(model_args.gradient_checkpointing, len(decoder_layers(causal)))
         if count:
             prepare_checkpointing(causal, self._is_lora)
@@ -114,14 +115,15 @@ class DeepSpeedTrain:
                 gather_whole_layers(causal)
 
     def _watch_memory(self) -> tuple[MemoryGuard, AutoCheckpointing | None]:
-        model_args, causal, rank = self._settings.model_args, self._policy.causal, self._rank
+        model_args, causal, rank = self._settings.model_args, self._model.causal, self._rank
         shape, layers = shape_of(causal.config.to_dict()), len(decoder_layers(causal))
         most = over_hosts(rank.world_size, rank.timeout) if rank.world_size > 1 else alone
         if shape is None:  # a model of another kind: nothing is expected of it until it was measured
             return MemoryGuard(self._settings.token_budget, Need(0, 0.0), CudaMemory(), most), None
         width, compiled = 4 if model_args.dtype == "fp32" else 2, compiles(model_args, on_gpu=True)
         count = checkpointed_layers(model_args.gradient_checkpointing, layers)
-        need = Need(head_bytes(shape, self._settings.token_budget, width, not self._is_lora), activations(shape, 1, width, count, compiled))
+        logits = head_bytes(shape, self._settings.token_budget, width, not self._is_lora) if isinstance(self._model, PackedPolicy) else 0
+        need = Need(logits, activations(shape, 1, width, count, compiled))
         guard = MemoryGuard(self._settings.token_budget, need, CudaMemory(), most)
         if model_args.gradient_checkpointing != "auto":
             return guard, None
@@ -133,8 +135,8 @@ class DeepSpeedTrain:
     def train_step(self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int) -> TrainResult:
         """See `TrainStrategy`."""
         self._engine.train()
-        tally, role = Tally(), self._rank.role
-        scalars: Metrics = {"policy/skipped_updates": 0.0}
+        tally, role, subject = Tally(), self._rank.role, loss.subject
+        scalars: Metrics = {f"{subject}/skipped_updates": 0.0}
         with told_of_memory(self._rank, "training", TRAIN_KEYS):
             for number, micro_batches in enumerate(updates):
                 skipped = self._engine.skipped_steps
@@ -144,14 +146,14 @@ class DeepSpeedTrain:
                 self._accumulate(micro_batches, lambda part, version=version: self._loss(part, loss, temperature, tally, version))
                 self._engine.step()
                 skipped = self._engine.skipped_steps - skipped
-                scalars["policy/skipped_updates"] += skipped
+                scalars[f"{subject}/skipped_updates"] += skipped
                 self._finite.settle(skipped > 0)
             self._finite.check()
         if (norm := self._engine.get_global_grad_norm()) is not None:  # plain fp32 without ZeRO does not keep it
-            scalars["policy/grad_norm"] = float(norm)
+            scalars[f"{subject}/grad_norm"] = float(norm)
         if (loss_scale := scale_of(self._engine)) is not None:
-            scalars["policy/loss_scale"] = loss_scale
-        scalars["policy/lr"] = float(self._engine.get_lr()[0])
+            scalars[f"{subject}/loss_scale"] = loss_scale
+        scalars[f"{subject}/lr"] = float(self._engine.get_lr()[0])
         scalars[f"memory/{role}/token_budget"] = self._guard.token_budget if self._guard else self._settings.token_budget
         return tally.result(scalars)
 
@@ -186,14 +188,14 @@ class DeepSpeedTrain:
     def _loss(self, micro_batch: MicroBatch, loss: Loss, temperature: float, tally: Tally, version: int | None) -> Tensor:
         batch, device = micro_batch.batch, self._rank.device
         sequences = batch.sequences
-        log_probs, entropy = self._engine(packed_inputs(sequences, device, temperature))
+        outputs = self._engine(packed_inputs(sequences, device, temperature))
         inputs = loss_inputs(batch, device)
-        token_losses = loss(log_probs, entropy, inputs)
-        tally.add(token_losses.metrics, len(log_probs))
+        token_losses = loss(*outputs, inputs)
+        tally.add(token_losses.metrics, len(token_losses.losses))
         tally.count(token_losses.counted)
         if version is not None and inputs.behaviour_log_probs is not None:
             current = batch.policy_versions[sequences.response_mask] == version
-            tally.add_mismatch(log_probs.detach() - inputs.behaviour_log_probs, to_device(current, device), int(current.sum()))
+            tally.add_mismatch(outputs[0].detach() - inputs.behaviour_log_probs, to_device(current, device), int(current.sum()))
         return (token_losses.losses * scored_only(micro_batch.loss_weights, sequences, device)).sum()
 
     @torch.no_grad()
@@ -210,9 +212,15 @@ class DeepSpeedTrain:
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float, adapter: bool) -> list[Floats]:
         """See `TrainStrategy`."""
         self._engine.eval()
-        adapter_state = nullcontext() if adapter or not self._is_lora else self._policy.model.disable_adapter()  # pyright: ignore[reportCallIssue]
+        adapter_state = nullcontext() if adapter or not self._is_lora else self._model.model.disable_adapter()  # pyright: ignore[reportCallIssue]
         with adapter_state:
             return score(self._engine, micro_batches, temperature, self._rank)
+
+    @torch.no_grad()
+    def values(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
+        """See `TrainStrategy`."""
+        self._engine.eval()
+        return score(self._engine, micro_batches, 1.0, self._rank)
 
     def tensors(self, adapter: bool) -> list[TensorSpec]:
         """See `TrainStrategy`."""
@@ -226,7 +234,7 @@ class DeepSpeedTrain:
     def write_adapter(self, folder: Path | None) -> Adapter | None:
         """See `TrainStrategy`."""
         with self._whole([tensor.name for tensor in self.tensors(adapter=True)], adapter=True) as tensors:
-            return write_adapter(folder, adapter_config(self._policy.model), tensors) if self._rank.rank == 0 else None
+            return write_adapter(folder, adapter_config(self._model.model), tensors) if self._rank.rank == 0 else None
 
     def join_broadcast(self, meeting: Meeting) -> None:
         """See `TrainStrategy`."""
@@ -278,9 +286,9 @@ class DeepSpeedTrain:
             return
         tokenizer = load_tokenizer(self._settings.model_path, self._settings.model_args.trust_remote_code)
         if self._is_lora:
-            write_adapter_folder(folder, _merge(buckets), self._policy.model, tokenizer)
+            write_adapter_folder(folder, _merge(buckets), self._model.model, tokenizer)
         else:
-            write_model(folder, buckets, self._policy.causal, tokenizer)
+            write_model(folder, buckets, self._model.causal, tokenizer)
 
     def _kept(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Copies on the host of what is exported, on rank 0; nothing elsewhere."""
@@ -289,7 +297,7 @@ class DeepSpeedTrain:
 
     def leave(self) -> None:
         """See `TrainStrategy`. Weights, gradients, optimizer states and ZeRO's buffers; what remains is the CUDA context and NCCL's."""
-        held = [[*self._policy.parameters(), *self._policy.buffers()], self._optimizer.state, self._optimizer.param_groups]
+        held = [[*self._model.parameters(), *self._model.buffers()], self._optimizer.state, self._optimizer.param_groups]
         self._offload.leave(tensors_in(*held, vars(self._engine.optimizer)))
 
     def come(self) -> None:

@@ -11,7 +11,7 @@ from roll.types import Floats, TrainBatch
 
 
 def loss_inputs(batch: TrainBatch, device: str) -> LossInputs:
-    """The batch's fields at its S response tokens, in the order in which the policy scores them."""
+    """The batch's fields at its S response tokens, in the order in which the model scores them."""
 
     def scored(field: Floats) -> Tensor:
         return scored_only(field, batch.sequences, device)
@@ -29,4 +29,6 @@ def loss_inputs(batch: TrainBatch, device: str) -> LossInputs:
         ref_log_probs=if_given(batch.ref_log_probs),
         marked=None if batch.marked is None else to_device(batch.marked[mask], device),
         labels=None if batch.labels is None else to_device(batch.labels, device),
+        values=if_given(batch.values),
+        returns=if_given(batch.returns),
     )

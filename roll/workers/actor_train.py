@@ -1,4 +1,4 @@
-"""The role that learns, as the loop sees it."""
+"""The roles that learn, and among them the policy, as the loop sees them."""
 
 from __future__ import annotations
 
@@ -40,16 +40,12 @@ class TrainShape:
     """Of the model (`ModelShape`); 0 shares sequences out by their tokens alone."""
 
 
-class ActorTrain:
-    """Facade of the `actor_train` group."""
+class Learner:
+    """Facade of a group that learns."""
 
-    def __init__(
-        self, group: WorkerGroup, shape: TrainShape, folder: Path, train_seconds: float, sync_seconds: float, save_seconds: float
-    ) -> None:
-        """`folder` lies in the memory that the processes of this host share: what is synced through files stands there."""
-        self._group, self._shape, self._folder = group, shape, folder
+    def __init__(self, group: WorkerGroup, shape: TrainShape, train_seconds: float, sync_seconds: float, save_seconds: float) -> None:
+        self._group, self._shape = group, shape
         self._train_seconds, self._sync_seconds, self._save_seconds = train_seconds, sync_seconds, save_seconds
-        self._routes: Sequence[Route] = ()
 
     async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
         """Run the updates of one step; means over the step's response tokens, all ranks and updates.
@@ -71,6 +67,35 @@ class ActorTrain:
         ranks = micro_batches_of(batch, range(len(batch)), len(self._group), self._shape)
         arguments = [(micro_batches, loss, self._shape.temperature) for micro_batches in ranks]
         return await self._group.each("evaluate", arguments, self._train_seconds)
+
+    async def save(self, folder: Path) -> None:
+        """Write what `load` needs to go on exactly."""
+        await self._group.all("save", folder, seconds=self._save_seconds)
+
+    async def load(self, folder: Path) -> None:
+        """Restore what `save` wrote."""
+        await self._group.all("load", folder, seconds=self._save_seconds)
+
+    async def leave(self, forget: bool) -> int | None:
+        """See `Tenant`. What learns never forgets: nobody else has what it has learnt."""
+        await self._group.all("leave", seconds=self._sync_seconds)
+        return await self._group.held_bytes()
+
+    async def come(self, level: Level) -> None:
+        """See `Tenant`. What learns comes whole."""
+        await self._group.all("come", seconds=self._sync_seconds)
+
+
+class ActorTrain(Learner):
+    """Facade of the `actor_train` group."""
+
+    def __init__(
+        self, group: WorkerGroup, shape: TrainShape, folder: Path, train_seconds: float, sync_seconds: float, save_seconds: float
+    ) -> None:
+        """`folder` lies in the memory that the processes of this host share: what is synced through files stands there."""
+        super().__init__(group, shape, train_seconds, sync_seconds, save_seconds)
+        self._folder = folder
+        self._routes: Sequence[Route] = ()
 
     async def log_probs(self, sequences: Sequences) -> Floats:
         """[T] natural-log probs of the response tokens under the policy as it is, 0 elsewhere."""
@@ -114,23 +139,6 @@ class ActorTrain:
         """Gather the adapter over all ranks: into a folder, or for engines on hosts that do not see it, by value."""
         is_seen = self._group.is_here(0) and all(route.same_host for route in self._routes)
         return (await self._group.all("write_adapter", self._folder if is_seen else None, seconds=self._sync_seconds))[0]
-
-    async def save(self, folder: Path) -> None:
-        """Write what `load` needs to go on exactly."""
-        await self._group.all("save", folder, seconds=self._save_seconds)
-
-    async def load(self, folder: Path) -> None:
-        """Restore what `save` wrote."""
-        await self._group.all("load", folder, seconds=self._save_seconds)
-
-    async def leave(self, forget: bool) -> int | None:
-        """See `Tenant`. The trainer never forgets: its weights are where others come from."""
-        await self._group.all("leave", seconds=self._sync_seconds)
-        return await self._group.held_bytes()
-
-    async def come(self, level: Level) -> None:
-        """See `Tenant`. A trainer comes whole."""
-        await self._group.all("come", seconds=self._sync_seconds)
 
     async def export(self, folder: Path) -> None:
         """Write the policy as a Hugging Face or PEFT folder."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Level(IntEnum):
@@ -80,14 +82,18 @@ class Turns:
         self._levels[role] = level
 
 
-async def together(moves: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """All at once; the first that fails ends the others."""
+async def together(work: Iterable[Awaitable[T]]) -> list[T]:
+    """All at once, results in order; the first that fails ends the others."""
+
+    async def wait_for(part: Awaitable[T]) -> T:
+        return await part
+
     try:
         async with asyncio.TaskGroup() as tasks:
-            for move in moves:
-                tasks.create_task(move)
+            running = [tasks.create_task(wait_for(part)) for part in work]
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures
+    return [task.result() for task in running]
 
 
 def lines(roles: Sequence[str], shared: Mapping[str, Collection[str]], first: Collection[str]) -> list[list[str]]:

@@ -121,7 +121,7 @@ def nan_rows(strategy: Any, on: bool) -> Iterator[None]:
             return output
         return torch.where((torch.arange(output.shape[1]) == 0)[None, :, None], torch.nan, output)
 
-    hook = strategy._policy.causal.get_input_embeddings().register_forward_hook(spoil) if on else None
+    hook = strategy._model.causal.get_input_embeddings().register_forward_hook(spoil) if on else None
     try:
         yield
     finally:

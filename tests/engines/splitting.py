@@ -20,14 +20,17 @@ Work = Mapping[tuple[str, int], tuple[Loss, Sequence[Sequence[MicroBatch]]]]
 """By name of the loss and number of micro-batches: the loss, and by rank its micro-batches."""
 
 
-def gradients(rank: Rank, case: Case, model: Path, work: Work) -> dict[tuple[str, int], Tensor]:
-    """The whole gradient of each piece of work, over all ranks. The learning rate is 0, so the policy stays as it is."""
+def gradients(rank: Rank, case: Case, model: Path, work: Work, **more: Any) -> dict[tuple[str, int], Tensor]:
+    """The whole gradient of each piece of work, over all ranks. The learning rate is 0, so the model stays as it is.
+
+    `more` are further fields of `TrainSettings`.
+    """
     from deepspeed.utils import safe_get_full_grad
 
     from roll.strategies.deepspeed_train import DeepSpeedTrain
 
     still = TrainingArgs.model_validate({"learning_rate": 0.0})
-    strategy = DeepSpeedTrain(dataclasses.replace(settings(case, model, SEED), training=still), rank)
+    strategy = DeepSpeedTrain(dataclasses.replace(settings(case, model, SEED, **more), training=still), rank)
     engine: Any = strategy._engine
     trains = [parameter for parameter in engine.module.parameters() if parameter.requires_grad]
     seen: list[Tensor] = []

@@ -126,8 +126,8 @@ def model_args(case: Case) -> ModelArgs:
     )
 
 
-def settings(case: Case, model: Path, seed: int) -> Any:
-    """`TrainSettings` of a case."""
+def settings(case: Case, model: Path, seed: int, **more: Any) -> Any:
+    """`TrainSettings` of a case; `more` are further fields of it."""
     from roll.strategies.deepspeed_train import TrainSettings
 
     training = {"learning_rate": LEARNING_RATE, "adam_epsilon": ADAM_EPSILON, "weight_decay": WEIGHT_DECAY}
@@ -140,6 +140,7 @@ def settings(case: Case, model: Path, seed: int) -> Any:
         total_updates=10,
         token_budget=TOKEN_BUDGET,
         seed=seed,
+        **more,
     )
 
 
@@ -157,11 +158,11 @@ class Short:
 
 
 @contextmanager
-def trainer(case: Case, model: Path, rank: Rank, seed: int) -> Iterator[Any]:
-    """The trainer of a case."""
+def trainer(case: Case, model: Path, rank: Rank, seed: int, **more: Any) -> Iterator[Any]:
+    """The trainer of a case; `more` are further fields of its settings."""
     from roll.strategies.memory_guard import MemoryGuard, Need, over_hosts
 
-    with trainer_of(settings(case, model, seed), rank) as strategy:
+    with trainer_of(settings(case, model, seed, **more), rank) as strategy:
         if case.short:
             most = over_hosts(rank.world_size, rank.timeout)
             strategy._guard = MemoryGuard(TOKEN_BUDGET, Need(0, 1.0), Short(), most)
@@ -206,7 +207,7 @@ def held_bytes(strategy: Any) -> int:
     """Bytes of parameters, of ZeRO's partitions of them and of optimizer states, but for what looks into the model's file."""
     from roll.strategies.offload import storages, tensors_in
 
-    held = tensors_in(list(strategy._policy.parameters()), strategy._optimizer.state)
+    held = tensors_in(list(strategy._model.parameters()), strategy._optimizer.state)
     return sum(storage.nbytes() for storage in storages(held, "cpu"))
 
 

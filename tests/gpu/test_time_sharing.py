@@ -75,7 +75,7 @@ def batch() -> TrainBatch:
 
 def states(strategy: Any) -> list[Tensor]:
     """Copies on the host of every storage behind parameters, partitions and optimizer states."""
-    held = tensors_in(list(strategy._policy.parameters()), strategy._optimizer.state)
+    held = tensors_in(list(strategy._model.parameters()), strategy._optimizer.state)
     flat = (torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage) for storage in storages(held, "cuda"))
     return [values.cpu() for values in flat]
 

@@ -17,6 +17,7 @@ from roll.algorithms.corrections import Correction
 from roll.algorithms.losses import Loss, NegativeLogLikelihood
 from roll.algorithms.objectives import Cispo, ClipCov, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Topr
 from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.value_loss import ValueLoss
 from roll.config.corrections import PRESETS
 from roll.config.schema import RlvrConfig
 from roll.data import packing
@@ -33,6 +34,8 @@ WHOLE, MICRO_BATCHES = 1, (1, 2, 5)
 MODES = get_args(RlvrConfig.model_fields["loss_agg_mode"].annotation)
 LOSSES: Mapping[str, Loss] = {
     "sft": NegativeLogLikelihood(),
+    "values": ValueLoss(),
+    "values, clipped": ValueLoss(clip=0.2),
     "ppo": PolicyLoss(Ppo(dual_clip=3.0)),
     "ppo, kl and entropy": PolicyLoss(Ppo(0.2, 0.28), kl_coef=0.1, entropy_coef=0.01),
     "on policy, tis": PolicyLoss(correction=Correction(weight="token", cap=2.0), on_policy=True),
@@ -97,7 +100,9 @@ class Ranks:
     def backward(self, micro_batch: MicroBatch, loss: Loss) -> None:
         batch = micro_batch.batch
         log_probs, entropy = self.policy(batch)
-        said = loss(log_probs, entropy, loss_inputs(batch, "cpu"))
+        inputs = loss_inputs(batch, "cpu")
+        # A log-prob is as good a value as any.
+        said = loss(log_probs, inputs) if isinstance(loss, ValueLoss) else loss(log_probs, entropy, inputs)
         (said.losses * scored_only(micro_batch.loss_weights, batch.sequences, "cpu")).sum().backward()
 
     @property
@@ -122,7 +127,8 @@ def step() -> TrainBatch:
         return np.where(mask, own + generator.normal(scale=scale, size=len(mask)), 0).astype(np.float32)
 
     advantages = np.where(mask, np.repeat(generator.normal(size=len(LENGTHS)), LENGTHS), 0).astype(np.float32)
-    return TrainBatch(sequences, advantages, near(0.25), bare.policy_versions, near(0.3), near(0.2))
+    behaviour, ref, proximal, values, returns = near(0.25), near(0.3), near(0.2), near(0.25), near(0.5)
+    return TrainBatch(sequences, advantages, behaviour, bare.policy_versions, ref, proximal, values=values, returns=returns)
 
 
 @cache

@@ -1,0 +1,38 @@
+"""The loss of a critic: how far its values are from the returns. Pure tensor functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.losses import Loss, LossInputs, TokenLosses
+
+
+@dataclass(frozen=True)
+class ValueLoss(Loss):
+    """1/2 max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2); without a clip 1/2 (V - R)^2.
+
+    V_old is the value before the step's first update, R the return. Where the clipped value is the one further from the return
+    there is no gradient. Source: OpenAI Baselines, ppo2; Huang et al., "The 37 Implementation Details of Proximal Policy
+    Optimization", 2022, detail 9.
+    """
+
+    clip: float | None = None
+
+    subject: ClassVar[str] = "critic"
+
+    def __call__(self, values: Tensor, inputs: LossInputs) -> TokenLosses:
+        """Losses of S tokens whose values are [S]."""
+        old, returns = inputs.values, inputs.returns
+        assert old is not None and returns is not None, "a critic's loss without values and returns"
+        free = (values - returns).square()
+        if self.clip is None:
+            larger, clipped = free, torch.zeros_like(free)
+        else:
+            held = (old + (values - old).clamp(-self.clip, self.clip) - returns).square()
+            larger, clipped = torch.maximum(free, held), (held > free).float()
+        losses = 0.5 * larger
+        return TokenLosses(losses, {"critic/loss": losses.detach(), "critic/clip_fraction": clipped})

@@ -1,0 +1,25 @@
+"""The value function, as the loop sees it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roll.algorithms.losses import Loss
+from roll.types import Floats, Metrics, Sequences, TrainBatch
+from roll.workers.actor_train import Learner
+from roll.workers.scoring import gather_tokens, share_out
+
+
+class Critic(Learner):
+    """Facade of the `critic` group."""
+
+    async def values(self, sequences: Sequences) -> Floats:
+        """[T]: what is expected before each response token, as things stand; 0 elsewhere."""
+        split, parts = share_out(sequences, len(self._group), self._shape.token_budget)
+        results = await self._group.each("values", [(part,) for part in parts], self._train_seconds)
+        return gather_tokens(sequences, split, results)
+
+    async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
+        """See `Learner`. What is the policy's alone does not travel."""
+        own = replace(batch, behaviour_log_probs=None, ref_log_probs=None, proximal_log_probs=None, sequence_weights=None)
+        return await super().train_step(own, loss, policy_version)
