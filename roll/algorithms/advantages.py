@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roll.algorithms.moments import Doubles, RunningMoments, Scope, by_group, standardise, whiten
-from roll.algorithms.returns import Turns, discounted, turn_returns, undivided
+from roll.algorithms.returns import Turns, discounted, gae, turn_returns, undivided
 from roll.registry import Registry
 from roll.types import Floats, Ints, Sequences
 
@@ -38,6 +38,8 @@ class Scores:
     """Of all rewards so far, these included; needed where a scope is `running`."""
     turns: Turns | None = None
     """`step_reinforce`: what parts of the responses earned; None where every response is one turn."""
+    values: Floats | None = None
+    """[T], what the critic expects before each token; `gae` needs it."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,9 @@ class Normalisation:
     std: Scope = None
     """The same of the standard deviation that they are divided by."""
     gamma: float = 1.0
-    """`reinforce`, `reinforce_plus_plus`, `remax`: discount of later tokens' rewards; `step_reinforce`: of later turns'."""
+    """`reinforce`, `reinforce_plus_plus`, `remax`, `gae`: discount of later tokens' rewards; `step_reinforce`: of later turns'."""
+    lambd: float = 0.95
+    """`gae`: weight of the errors of later values."""
     whiten: bool = False
     reward_clip: float | None = None
     advantage_clip: float | None = None
@@ -161,14 +165,19 @@ def gpg(scores: Scores, norm: Normalisation) -> Doubles:
     return to_tokens(_centred(scores) * len(differ) / max(int(differ.sum()), 1), scores)
 
 
+@ADVANTAGES.register("gae")
+def generalised(scores: Scores, norm: Normalisation) -> Doubles:
+    """Generalised advantage estimation: sums of the errors of the critic's values, weighted by (gamma lambda)^distance.
+
+    Nothing follows a response's last token, whether the model ended it or it was truncated: the value behind it is 0.
+    Source: Schulman et al., arXiv 1506.02438, eq. 16; as PPO, arXiv 1707.06347, section 5, uses it.
+    """
+    return _gae(scores, norm)[0]
+
+
 def advantages(estimator: str, scores: Scores, norm: Normalisation) -> Floats:
     """[T] advantages by the named estimator, with clipping and whitening around it; 0 outside the response mask."""
-    if norm.reward_clip is not None:
-        bound = norm.reward_clip
-        baselines = None if scores.baselines is None else np.clip(scores.baselines, -bound, bound)
-        turns = scores.turns and replace(scores.turns, rewards=np.clip(scores.turns.rewards, -bound, bound))
-        scores = replace(scores, rewards=np.clip(scores.rewards, -bound, bound), baselines=baselines, turns=turns)
-    result = ADVANTAGES[estimator](scores, norm)
+    result = ADVANTAGES[estimator](clipped(scores, norm), norm)
     if norm.whiten:
         result = whiten(result, scores.sequences.response_mask)
     if norm.advantage_clip is not None:
@@ -176,8 +185,33 @@ def advantages(estimator: str, scores: Scores, norm: Normalisation) -> Floats:
     return result.astype(np.float32)
 
 
+def value_targets(scores: Scores, norm: Normalisation) -> Floats:
+    """[T], what the critic of `gae` learns: its values plus the advantages, before these are whitened or clipped. 0 outside the mask."""
+    return _gae(clipped(scores, norm), norm)[1].astype(np.float32)
+
+
+def _gae(scores: Scores, norm: Normalisation) -> tuple[Doubles, Doubles]:
+    assert scores.values is not None, "gae without values"
+    return gae(token_rewards(scores.rewards, scores), scores.values, scores.sequences, norm.gamma, norm.lambd)
+
+
+def clipped(scores: Scores, norm: Normalisation) -> Scores:
+    """The scores with their rewards within `reward_clip`."""
+    if norm.reward_clip is None:
+        return scores
+    bound = norm.reward_clip
+    baselines = None if scores.baselines is None else np.clip(scores.baselines, -bound, bound)
+    turns = scores.turns and replace(scores.turns, rewards=np.clip(scores.turns.rewards, -bound, bound))
+    return replace(scores, rewards=np.clip(scores.rewards, -bound, bound), baselines=baselines, turns=turns)
+
+
 def to_tokens(rewards: np.ndarray, scores: Scores, gamma: float = 1.0) -> Doubles:
-    """[T]: each response's reward [N] at its last token, penalties at every token, summed (discounted) from each token to the end."""
+    """[T]: `token_rewards`, summed (discounted) from each token to the end of its response."""
+    return discounted(token_rewards(rewards, scores), scores.sequences, gamma)
+
+
+def token_rewards(rewards: np.ndarray, scores: Scores) -> Doubles:
+    """[T]: each response's reward [N] at its last token, less the penalties at every token; 0 outside the response mask."""
     sequences = scores.sequences
     mask = sequences.response_mask
     immediate = np.zeros(len(mask)) if scores.token_penalties is None else np.where(mask, -scores.token_penalties.astype(np.float64), 0.0)
@@ -185,7 +219,7 @@ def to_tokens(rewards: np.ndarray, scores: Scores, gamma: float = 1.0) -> Double
     rows = np.repeat(np.arange(len(sequences)), sequences.lengths)[tokens]
     is_last = np.diff(rows, append=-1) != 0
     immediate[tokens[is_last]] += rewards[rows[is_last]]
-    return discounted(immediate, sequences, gamma)
+    return immediate
 
 
 def response_lengths(scores: Scores) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from pydantic import TypeAdapter
 
-from roll.algorithms.advantages import Normalisation, Scores, advantages
+from roll.algorithms.advantages import Normalisation, Scores, advantages, value_targets
 from roll.algorithms.kl import adapted_coefficient, kl_estimate
 from roll.algorithms.moments import RunningMoments
 from roll.algorithms.shaping import balanced, difficulty_weights, length_weights
@@ -61,15 +61,16 @@ class CreditAssignment:
         self._state = CreditState(credit.kl_coef)
 
     def __call__(
-        self, step: Experience, ref_log_probs: Floats | None, proximal_log_probs: Floats | None = None
+        self, step: Experience, ref_log_probs: Floats | None, proximal_log_probs: Floats | None = None, values: Floats | None = None
     ) -> tuple[TrainBatch, Metrics]:
         """The step's batch, and what there is to say of it.
 
         Args:
             ref_log_probs: [T]; None if no term uses it.
             proximal_log_probs: [T], the trainer's before the step's first update; None if that pass was not run.
+            values: [T], the critic's before its first update of the step; None without a critic.
         """
-        batch, self._state, metrics = train_batch(step, ref_log_probs, proximal_log_probs, self._credit, self._state)
+        batch, self._state, metrics = train_batch(step, ref_log_probs, proximal_log_probs, self._credit, self._state, values)
         return batch, metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -83,7 +84,12 @@ class CreditAssignment:
 
 
 def train_batch(
-    step: Experience, ref_log_probs: Floats | None, proximal_log_probs: Floats | None, credit: Credit, state: CreditState
+    step: Experience,
+    ref_log_probs: Floats | None,
+    proximal_log_probs: Floats | None,
+    credit: Credit,
+    state: CreditState,
+    values: Floats | None = None,
 ) -> tuple[TrainBatch, CreditState, Metrics]:
     """Advantages joined to the step's sequences, the state for the next step, and metrics. Arguments as of `CreditAssignment`."""
     penalties, kl_coef = None, state.kl_coef
@@ -103,10 +109,13 @@ def train_batch(
         if credit.target_kl:
             kl_coef = adapted_coefficient(state.kl_coef, mean, credit.target_kl, len(step.rewards), credit.kl_horizon)
     running = state.rewards.joined(_clipped(step.rewards, credit.normalisation.reward_clip))
-    scores = Scores(step.sequences, step.rewards, step.groups, penalties, step.lengths, step.baselines, running, step.turns)
+    scores = Scores(step.sequences, step.rewards, step.groups, penalties, step.lengths, step.baselines, running, step.turns, values)
     if step.turns is not None:
         metrics["response/turns_mean"] = len(step.turns.rewards) / len(step.rewards)
     estimated = advantages(credit.estimator, scores, credit.normalisation)
+    returns = None if values is None else value_targets(scores, credit.normalisation)
+    if values is not None and returns is not None:
+        metrics |= value_metrics(values[mask], returns[mask])
     batch = TrainBatch(
         step.sequences,
         estimated,
@@ -115,8 +124,24 @@ def train_batch(
         ref_log_probs,
         proximal_log_probs,
         sequence_weights=sequence_weights(step, credit),
+        values=values,
+        returns=returns,
     )
     return batch, CreditState(kl_coef, running), metrics
+
+
+def value_metrics(values: Floats, returns: Floats) -> Metrics:
+    """What a critic's values were worth before its update, from [S] each of the response tokens.
+
+    The explained variance, 1 - Var(returns - values) / Var(returns), is 1 for values that are the returns, 0 for a constant, and below
+    that where no values would have been better. It is left out of a step whose returns are all equal.
+    """
+    if not len(values):
+        return {}
+    metrics = {"critic/value_mean": float(values.mean()), "critic/return_mean": float(returns.mean())}
+    if spread := float(returns.var(dtype=np.float64)):
+        metrics["critic/explained_variance"] = 1.0 - float((returns - values).var(dtype=np.float64)) / spread
+    return metrics
 
 
 def sequence_weights(step: Experience, credit: Credit) -> Floats | None:
