@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from roll.config.agreement_credit import credit_faults, credit_warnings
+from roll.config.agreement_critic import critic_faults, critic_warnings
 from roll.config.agreement_loss import loss_faults, loss_warnings
 from roll.config.agreement_offline import REFERENCED, column_faults, offline_faults, offline_warnings, rows_of
 from roll.config.batch import learner
@@ -14,7 +15,7 @@ from roll.config.schema import Config, RlvrConfig
 from roll.config.schema_engine import VllmConfig
 from roll.config.schema_model import ModelArgs
 from roll.config.schema_offline import DpoConfig, OfflineConfig
-from roll.config.schema_roles import Role
+from roll.config.schema_roles import Learner, Role
 from roll.config.shipped import known_rewards
 from roll.config.trackers import TRACKERS, chosen_trackers
 from roll.errors import Fault
@@ -32,10 +33,12 @@ def agreement_faults(config: Config) -> list[Fault]:
         faults += _lora_keys(name, role.model_args)
         faults += _kernels(name, role)
         faults += _engine_arguments(name, role)
+        faults += _warmup(name, role)
     if isinstance(config, OfflineConfig):
         faults += offline_faults(config)
     else:
-        faults += [*_kl(config), *credit_faults(config), *loss_faults(config), *_same_policy(config), *_adapter(config), *_rewards(config)]
+        faults += [*_kl(config), *credit_faults(config), *critic_faults(config), *loss_faults(config)]
+        faults += [*_same_policy(config), *_adapter(config), *_rewards(config)]
     return faults
 
 
@@ -55,13 +58,16 @@ def _experiment(config: Config) -> Iterator[Fault]:
 
 def _learner(config: Config) -> Iterator[Fault]:
     name, role = learner(config)
-    arguments = role.training_args
-    if arguments.warmup_steps and arguments.warmup_ratio:
-        problem = f"{arguments.warmup_ratio:g}, and warmup_steps is {arguments.warmup_steps}"
-        yield Fault(f"{name}.training_args.warmup_ratio", problem, "give one of the two")
     yield from column_faults(f"{name}.data_args", role.data_args, rows_of(config) if isinstance(config, OfflineConfig) else "prompts")
     if isinstance(config, RlvrConfig) and config.validation:
         yield from column_faults("validation.data_args", config.validation.data_args, "prompts")
+
+
+def _warmup(name: str, role: Role) -> Iterator[Fault]:
+    arguments = role.training_args if isinstance(role, Learner) else None
+    if arguments and arguments.warmup_steps and arguments.warmup_ratio:
+        problem = f"{arguments.warmup_ratio:g}, and warmup_steps is {arguments.warmup_steps}"
+        yield Fault(f"{name}.training_args.warmup_ratio", problem, "give one of the two")
 
 
 def _lora_keys(name: str, model: ModelArgs) -> Iterator[Fault]:
@@ -165,7 +171,7 @@ def agreement_warnings(config: Config) -> list[str]:
     """Keys that have no effect as things stand."""
     if isinstance(config, OfflineConfig):
         return list(offline_warnings(config))
-    warnings = [*loss_warnings(config), *credit_warnings(config)]
+    warnings = [*loss_warnings(config), *credit_warnings(config), *critic_warnings(config)]
     if config.validation and not config.eval_steps:
         warnings.append("validation: given, but eval_steps is 0, so it never runs")
     if "num_train_epochs" in config.actor_train.training_args.model_fields_set:

@@ -8,7 +8,7 @@ from roll.config.schema import RlvrConfig
 from roll.config.shipped import rewards_with_turns
 from roll.errors import Fault
 
-DISCOUNTED = ("reinforce", "reinforce_plus_plus", "remax")
+DISCOUNTED = ("reinforce", "reinforce_plus_plus", "remax", "gae")
 """Estimators that pay a token what comes after it, discounted."""
 BY_TURNS = "step_reinforce"
 NORMALISED = ("reinforce", BY_TURNS)
@@ -57,7 +57,8 @@ def _estimator(config: RlvrConfig) -> Iterator[Fault]:
         scope = getattr(config, key)
         same_by_itself = estimator == "grpo" and scope == "group"
         if scope and estimator not in NORMALISED and not same_by_itself:
-            yield Fault(key, f"'{scope}', but adv_estimator {estimator} normalises by itself", "remove it, or set adv_estimator=reinforce")
+            own = "compares with the critic's values" if estimator == "gae" else "normalises by itself"
+            yield Fault(key, f"'{scope}', but adv_estimator {estimator} {own}", "remove it, or set adv_estimator=reinforce")
         if scope == "running" and estimator == BY_TURNS:
             yield Fault(key, "'running', but adv_estimator step_reinforce normalises the returns of a step's turns", "use batch or group")
     if config.gamma != 1 and estimator not in (*DISCOUNTED, BY_TURNS):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from roll.config.placement import model_roles, vllm_config
 from roll.config.schema import Config, RlvrConfig
 from roll.config.schema_offline import DpoConfig, OfflineConfig, SftConfig
-from roll.config.schema_roles import ActorTrain
+from roll.config.schema_roles import ActorTrain, Learner
 from roll.errors import Fault
 
 
@@ -29,7 +29,7 @@ class BatchPlan:
 
 
 def learner(config: Config | OfflineConfig) -> tuple[str, ActorTrain]:
-    """The role that trains, and its name."""
+    """The role that trains on the data, and its name."""
     if isinstance(config, RlvrConfig | DpoConfig):
         return "actor_train", config.actor_train
     assert isinstance(config, SftConfig)
@@ -41,7 +41,7 @@ def has_pairs(config: Config | OfflineConfig) -> bool:
     return isinstance(config, DpoConfig) and config.preference_loss != "kto"
 
 
-def sequences_per_update(role: ActorTrain) -> int:
+def sequences_per_update(role: Learner) -> int:
     """`per_device_train_batch_size` x `gradient_accumulation_steps` x ranks."""
     ranks = len(role.device_mapping) if role.device_mapping else role.world_size or 1
     return role.training_args.per_device_train_batch_size * role.training_args.gradient_accumulation_steps * ranks
@@ -62,20 +62,25 @@ def batch_faults(config: Config) -> list[Fault]:
     faults = _engine_faults(config)
     if not isinstance(config, RlvrConfig):
         return faults
-    step, update = config.rollout_batch_size * config.num_return_sequences_in_group, sequences_per_update(config.actor_train)
-    if step % update:
-        arguments = config.actor_train.training_args
-        problem = (
-            f"{step} sequences a step (rollout_batch_size {config.rollout_batch_size} x num_return_sequences_in_group "
-            f"{config.num_return_sequences_in_group}) are no whole number of updates of {update}"
-        )
-        one_pass = update // arguments.gradient_accumulation_steps
-        if step % one_pass == 0:
-            remedy = f"for one update a step set it to {step // one_pass}; or choose a divisor of that"
-        else:
-            remedy = f"make rollout_batch_size x num_return_sequences_in_group a multiple of {one_pass} (batch per device x ranks)"
-        faults.append(Fault("actor_train.training_args.gradient_accumulation_steps", problem, remedy))
+    learners = {name: role for name, role in model_roles(config).items() if isinstance(role, Learner)}
+    faults += [fault for name, role in learners.items() for fault in _update_faults(name, role, config)]
     return faults + _sampling_faults(config)
+
+
+def _update_faults(name: str, role: Learner, config: RlvrConfig) -> list[Fault]:
+    step, update = config.rollout_batch_size * config.num_return_sequences_in_group, sequences_per_update(role)
+    if step % update == 0:
+        return []
+    problem = (
+        f"{step} sequences a step (rollout_batch_size {config.rollout_batch_size} x num_return_sequences_in_group "
+        f"{config.num_return_sequences_in_group}) are no whole number of updates of {update}"
+    )
+    one_pass = update // role.training_args.gradient_accumulation_steps
+    if step % one_pass == 0:
+        remedy = f"for one update a step set it to {step // one_pass}; or choose a divisor of that"
+    else:
+        remedy = f"make rollout_batch_size x num_return_sequences_in_group a multiple of {one_pass} (batch per device x ranks)"
+    return [Fault(f"{name}.training_args.gradient_accumulation_steps", problem, remedy)]
 
 
 def _engine_faults(config: Config) -> list[Fault]:

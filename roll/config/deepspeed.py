@@ -8,7 +8,7 @@ from roll.config.batch import sequences_per_update
 from roll.config.placement import model_roles
 from roll.config.schema import Config
 from roll.config.schema_engine import DeepSpeedConfig, DeepSpeedInferStrategy, DeepSpeedTrainStrategy
-from roll.config.schema_roles import ActorTrain, Role
+from roll.config.schema_roles import Learner, Role
 from roll.errors import Fault
 from roll.registry import nearest
 
@@ -43,7 +43,7 @@ def deepspeed_faults(config: Config) -> list[Fault]:
         if settings is None:
             continue
         faults += [*_zero(settings, f"{where}.zero_optimization"), *_precision(settings, where, name, role)]
-        if isinstance(role, ActorTrain):
+        if isinstance(role, Learner):
             faults += _batch(settings, where, name, role, config.max_grad_norm)
     return faults
 
@@ -85,7 +85,7 @@ def _precision(settings: DeepSpeedConfig, where: str, name: str, role: Role) -> 
         yield Fault(f"{where}.bf16.check_grad_overflow", problem, "remove it")
 
 
-def _batch(settings: DeepSpeedConfig, where: str, name: str, role: ActorTrain, max_grad_norm: float) -> Iterator[Fault]:
+def _batch(settings: DeepSpeedConfig, where: str, name: str, role: Learner, max_grad_norm: float) -> Iterator[Fault]:
     arguments = role.training_args
     same = (
         ("train_micro_batch_size_per_gpu", arguments.per_device_train_batch_size, f"{name}.training_args.per_device_train_batch_size"),

@@ -15,7 +15,7 @@ from roll.config.deepspeed import deepspeed_config
 from roll.config.model_shape import ModelShape
 from roll.config.placement import RolePlan, vllm_config
 from roll.config.schema_model import ModelArgs
-from roll.config.schema_roles import ActorTrain, Role
+from roll.config.schema_roles import Critic, Learner, Role
 
 GIB = 2**30
 LOGITS = 2**27
@@ -57,23 +57,25 @@ def estimate(plan: RolePlan, role: Role, shape: ModelShape, longest: int) -> Rol
             return RoleMemory({"weights": weights, "kv_cache": int(engine.kv_cache_gib * GIB)})
         return RoleMemory({"weights": weights}, reserved_fraction=engine.gpu_memory_utilization)
     tokens = max(plan.tokens_per_microbatch or 0, longest)
-    logits = logit_bytes(shape, tokens, width)
-    if isinstance(role, ActorTrain):
+    logits = {} if isinstance(role, Critic) else {"logits": logit_bytes(shape, tokens, width)}
+    if isinstance(role, Learner):
         states, host = _training_states(plan, role, shape)
         recomputed = checkpointed_layers(role.model_args.gradient_checkpointing, shape.num_hidden_layers)
         compiled = compiles(role.model_args, on_gpu=not plan.on_cpu)
-        return RoleMemory(states | {"activations": activations(shape, tokens, width, recomputed, compiled), "logits": logits}, host)
+        return RoleMemory(states | {"activations": activations(shape, tokens, width, recomputed, compiled)} | logits, host)
     shards = plan.ranks if deepspeed_config(role) else 1
     layer = layer_activations(shape, tokens, width, compiles(role.model_args, on_gpu=not plan.on_cpu))
-    return RoleMemory({"weights": width * shape.parameters // shards, "activations": layer, "logits": logits})
+    return RoleMemory({"weights": width * shape.parameters // shards, "activations": layer} | logits)
 
 
-def _training_states(plan: RolePlan, role: ActorTrain, shape: ModelShape) -> tuple[dict[str, int], int]:
+def _training_states(plan: RolePlan, role: Learner, shape: ModelShape) -> tuple[dict[str, int], int]:
     """Bytes on the device by kind, and bytes moved to the host."""
     settings = deepspeed_config(role)
     assert settings is not None, "a role that trains runs on DeepSpeed"
     zero, model, ranks = settings.zero_optimization, role.model_args, plan.ranks
     full, width, states = shape.parameters, 4 if model.dtype == "fp32" else 2, 8 if model.dtype == "fp32" else 12
+    if isinstance(role, Critic):
+        full = shape.valuing_parameters
     trained = shape.adapter_parameters(model.lora_target, model.lora_rank) if model.lora_target else full
     held = full + trained if model.lora_target else full
     device = {

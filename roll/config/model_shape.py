@@ -45,6 +45,11 @@ class ModelShape:
         return embeddings + self.num_hidden_layers * layer + self.hidden_size
 
     @property
+    def valuing_parameters(self) -> int:
+        """The same with a head of one number in the place of the vocabulary's."""
+        return self.parameters - (0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size) + self.hidden_size
+
+    @property
     def attention_cost(self) -> float:
         """Work of attending to one earlier token, where one is processing a token: causal scores and values against all products."""
         return self.num_hidden_layers * self.num_attention_heads * self.head_dim / self.parameters

@@ -17,7 +17,7 @@ class Phase:
     """One piece of work on a device."""
 
     name: str
-    """`generation`, `reference`, `training`, `weight sync`; `all at once` where nobody takes turns."""
+    """`generation`, `reference`, `critic`, `training`, `weight sync`; `all at once` where nobody takes turns."""
     held: int
     """Bytes, without what an engine reserves beyond its weights."""
     reserved_fraction: float | None = None
@@ -39,11 +39,13 @@ def phases(plan: Plan, device: int) -> list[Phase]:
 
 def _work(movers: Mapping[str, RoleMemory]) -> Iterator[tuple[str, dict[str, RoleMemory]]]:
     """Each piece of work, with the roles that take turns and are there for it."""
-    infer, train, reference = (movers.get(name) for name in ("actor_infer", "actor_train", "reference"))
+    infer, train, reference, critic = (movers.get(name) for name in ("actor_infer", "actor_train", "reference", "critic"))
     if infer:
         yield "generation", {"actor_infer": infer}
     if reference:
         yield "reference", {"reference": reference}
+    if critic:
+        yield "critic", {"critic": critic}
     if train:
         yield "training", {"actor_train": train}
     if train and infer:

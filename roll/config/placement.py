@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from roll.config.schema import Config, RlvrConfig
 from roll.config.schema_engine import DeepSpeedInferStrategy, VllmConfig, VllmStrategy
 from roll.config.schema_offline import DpoConfig, OfflineConfig, SftConfig
-from roll.config.schema_roles import ActorTrain, Role
+from roll.config.schema_roles import Learner, Role
 from roll.errors import Fault
 
 LARGEST_WORLD = 1024
@@ -52,10 +52,12 @@ def model_roles(config: Config | OfflineConfig) -> dict[str, Role]:
     if isinstance(config, SftConfig):
         return {"sft_train": config.sft_train}
     assert isinstance(config, RlvrConfig | DpoConfig)
-    roles: dict[str, Role] = {"actor_train": config.actor_train}
+    roles: dict[str, Role | None] = {"actor_train": config.actor_train}
     if isinstance(config, RlvrConfig):
-        roles["actor_infer"] = config.actor_infer
-    return roles | ({"reference": config.reference} if config.reference else {})
+        roles |= {"actor_infer": config.actor_infer, "reference": config.reference, "critic": config.critic}
+    else:
+        roles["reference"] = config.reference
+    return {name: role for name, role in roles.items() if role}
 
 
 def vllm_config(role: Role) -> VllmConfig | None:
@@ -71,7 +73,7 @@ def place(name: str, role: Role, longest: int) -> RolePlan:
         longest: tokens of the longest sequence, prompt and response; or of the longest pair.
     """
     engine = vllm_config(role)
-    batch = role.training_args.per_device_train_batch_size if isinstance(role, ActorTrain) else role.infer_batch_size
+    batch = role.training_args.per_device_train_batch_size if isinstance(role, Learner) else role.infer_batch_size
     budget = None if engine else role.max_tokens_per_microbatch or batch * longest
     if role.device_mapping is None:
         return RolePlan(name, role.strategy_args.strategy_name, ((),) * (role.world_size or 1), budget)
@@ -157,11 +159,13 @@ def _sharing_faults(config: RlvrConfig) -> list[Fault]:
         on_gpu, on_cpu = ("actor_infer", "actor_train") if train is None else ("actor_train", "actor_infer")
         problem = f"missing, so {on_cpu} runs on the CPU while {on_gpu} has devices"
         return [Fault(f"{on_cpu}.device_mapping", problem, "give devices to both, or to none of the two")]
-    shared = sorted(set(train or ()) & set(infer or ()))
-    if shared and config.async_generation_ratio > 0:
-        problem = f"{config.async_generation_ratio:g}, but actor_train and actor_infer share devices {_listed(shared)}"
-        remedy = "give them separate devices, or set it to 0"
-        return [Fault("async_generation_ratio", problem, remedy)]
+    learners = {"actor_train": train, "critic": config.critic and config.critic.device_mapping}
+    for name, devices in learners.items():
+        shared = sorted(set(devices or ()) & set(infer or ()))
+        if shared and config.async_generation_ratio > 0:
+            problem = f"{config.async_generation_ratio:g}, but {name} and actor_infer share devices {_listed(shared)}"
+            remedy = "give them separate devices, or set it to 0"
+            return [Fault("async_generation_ratio", problem, remedy)]
     return []
 
 

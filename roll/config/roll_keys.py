@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-ROLES = ("actor_train", "actor_infer", "reference", "sft_train")
+ROLES = ("actor_train", "actor_infer", "reference", "critic", "sft_train")
 
 VARIABLES = ("lora_target", "lora_rank", "lora_alpha", "lora_dropout", "pg_variant", "reward_pretrain")
 """Root keys that ROLL's files use as variables of `${...}`. In a file they may stand unused; on the command line that is a fault."""
@@ -19,10 +19,6 @@ IGNORED = {
     "logging_steps": "every step is logged; remove the key",
     "rpc_timeout": "use deadlines",
     "reward_pretrain": "a reward loads no tokenizer here; remove the key",
-    "value_clip": "there is no value function here; remove the key",
-    "critic_warmup": "there is no value function here; remove the key",
-    "lambd": "there is no value function here; use gamma",
-    "critic": "there is no value function here; choose an adv_estimator that needs none",
     "use_pg_clip_range": "pg_clip_low and pg_clip_high apply wherever they are given",
     "whiten_rewards": "use norm_mean_type and norm_std_type",
     "val_greedy": "use validation.generating_args.temperature=0",
@@ -69,6 +65,9 @@ IGNORED = {
     "reference.data_args": "prompts come from actor_train.data_args",
     "reference.generating_args": "the reference generates nothing",
     "reference.training_args": "the reference does not learn",
+    "critic.data_args": "prompts come from actor_train.data_args",
+    "critic.generating_args": "the critic generates nothing",
+    "critic.max_tokens_per_microbatch_in_infer": "max_tokens_per_microbatch bounds training and values alike",
 } | {
     f"{role}.{key}": reason
     for role in ROLES

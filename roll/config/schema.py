@@ -11,9 +11,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from roll.config.schema_base import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Section
+from roll.config.schema_base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 from roll.config.schema_offline import NAMES, DpoConfig, SftConfig
-from roll.config.schema_roles import ActorInfer, ActorTrain, Experiment, Reference, Reward, Validation
+from roll.config.schema_roles import ActorInfer, ActorTrain, Critic, Experiment, Reference, Reward, Validation
 
 AdvEstimator = Literal[
     "grpo",
@@ -26,6 +26,7 @@ AdvEstimator = Literal[
     "remax",
     "opo",
     "gpg",
+    "gae",
 ]
 
 
@@ -71,8 +72,14 @@ class RlvrConfig(Experiment):
 
     adv_estimator: AdvEstimator = Field("grpo", description="Advantage estimator; see docs/algorithms.md.")
     gamma: Fraction = Field(
-        1.0, description="Discount of later tokens' rewards (`reinforce`, `reinforce_plus_plus`, `remax`) or turns' (`step_reinforce`)."
+        1.0,
+        description="Discount of later tokens' rewards (`reinforce`, `reinforce_plus_plus`, `remax`, `gae`) or turns' (`step_reinforce`).",
     )
+    lambd: Fraction = Field(0.95, description="`gae`: weight of later errors of the critic; 1 trusts rewards alone, 0 the critic alone.")
+    value_clip: PositiveFloat | None = Field(
+        None, description="`gae`: the critic's values are clipped to this distance from those before the step; not if not given."
+    )
+    critic_warmup: NonNegativeInt = Field(0, description="`gae`: steps at the start in which the critic alone learns.")
     norm_mean_type: Literal["batch", "group", "running"] | None = Field(
         None,
         description="`reinforce`: subtract the mean reward of the batch, of the group, or of all steps so far. "
@@ -157,6 +164,7 @@ class RlvrConfig(Experiment):
     reference: Reference | None = Field(
         None, description="The policy of the KL terms. Without this block and with LoRA it is `actor_train` with its adapter off."
     )
+    critic: Critic | None = Field(None, description="The value function; `gae` needs it, and nothing else uses it.")
     rewards: dict[str, Reward] = Field(min_length=1, description="Reward of each domain.")
     validation: Validation | None = Field(None, description="Held-out prompts.")
 

@@ -29,11 +29,20 @@ class Role(Section):
     system_envs: dict[str, str] = Field(default_factory=dict, description="Environment variables of the role's processes.")
 
 
-class ActorTrain(Role):
-    """The policy that learns."""
+class Learner(Role):
+    """A model that learns."""
 
     strategy_args: DeepSpeedTrainStrategy = Field(description="The backend.")
     training_args: TrainingArgs = Field(default_factory=lambda: TrainingArgs.model_validate({}), description="Optimizer and batch.")
+
+
+class Critic(Learner):
+    """The value function of `adv_estimator: gae`: a model with a head of one number."""
+
+
+class ActorTrain(Learner):
+    """The policy that learns."""
+
     data_args: DataArgs = Field(description="The prompts (RLVR) or examples (SFT).")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from roll.config.batch import has_pairs
+from roll.config.batch import has_pairs, sequences_per_update
 from roll.config.memory import GIB
 from roll.config.phases import Phase, phases
 from roll.config.placement import RolePlan
@@ -77,11 +77,19 @@ def _arithmetic(config: Config, plan: Plan) -> list[str]:
         lines.append(f"Reference log-probs: {REFERENCE[plan.reference]}")
     if isinstance(config, DpoConfig):
         lines.append(f"Reference log-probs: {REFERENCE[plan.reference]}, {config.reference_log_probs}")
-    updates = "1 update" if batch.updates_per_step == 1 else f"{batch.updates_per_step} updates"
     units = "pairs" if has_pairs(config) else "sequences"
-    lines.append(f"Training: {updates} a step, of {batch.sequences_per_update} {units}")
+    lines.append(f"Training: {_updates(batch.updates_per_step)} a step, of {batch.sequences_per_update} {units}")
+    if isinstance(config, RlvrConfig) and config.critic:
+        learnt = sequences_per_update(config.critic)
+        updates = batch.sequences_per_step // learnt * config.ppo_epochs
+        alone = f"; alone in the first {config.critic_warmup} steps" if config.critic_warmup else ""
+        lines.append(f"Critic: {_updates(updates)} a step, of {learnt} sequences{alone}")
     lines.append(f"Longest sequence: {config.prompt_length} + {config.response_length} = {batch.longest_sequence} tokens")
     return lines
+
+
+def _updates(count: int) -> str:
+    return "1 update" if count == 1 else f"{count} updates"
 
 
 def _memory(plan: Plan) -> Table:

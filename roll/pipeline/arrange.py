@@ -1,13 +1,15 @@
 """Which roles a piece of a step's work needs on the devices.
 
     piece of work      on the devices                          who leaves, if it shares devices with one that comes
-    rollout, evaluate  actor_infer, whole                      actor_train, reference
-    reference          reference, or actor_train               actor_infer (forgets its weights), actor_train
-    train              actor_train                             actor_infer (forgets its weights), reference
-    weight sync        actor_train, actor_infer's weights      reference
-    checkpoint         actor_train                             actor_infer, reference
+    rollout, evaluate  actor_infer, whole                      actor_train, critic, reference
+    reference          reference, or actor_train               actor_infer (forgets its weights), actor_train, critic
+    values             critic                                  actor_infer (forgets its weights), actor_train, reference
+    train              critic, then actor_train; or both, if   actor_infer (forgets its weights), reference
+                       they share no device
+    weight sync        actor_train, actor_infer's weights      critic, reference
+    checkpoint         actor_train, then critic                actor_infer, reference
 
-A sync follows every train step before anything is generated, so an engine that leaves for the reference or for
+A sync follows every train step before anything is generated, so an engine that leaves for the reference, for values or for
 training need not keep its weights. One that leaves for a checkpoint must: it generates next.
 """
 
@@ -41,18 +43,21 @@ class Arrangement:
         """A function that asks this role for reference log-probs."""
         return self._with({role: Level.WHOLE}, function, forget=("actor_infer",))
 
-    def training(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-        """A function that trains; a sync comes before the next generation."""
-        return self._with({"actor_train": Level.WHOLE}, function, forget=("actor_infer",))
+    def training(self, function: Callable[P, Awaitable[T]], *roles: str) -> Callable[P, Awaitable[T]]:
+        """A function that these roles, `actor_train` if none is named, learn or score by; a sync comes before the next generation."""
+        return self._with(dict.fromkeys(roles or ("actor_train",), Level.WHOLE), function, forget=("actor_infer",))
 
     def sync(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
         """A function that sends weights. The engine's KV cache comes back after it, when the trainer has left."""
         return self._with({"actor_train": Level.WHOLE, "actor_infer": Level.WEIGHTS}, function)
 
+    def keeping(self, function: Callable[P, Awaitable[T]], role: str = "actor_train") -> Callable[P, Awaitable[T]]:
+        """A function that brings this role's states to a checkpoint, or back."""
+        return self._with({role: Level.WHOLE}, function)
+
     def trainer(self, trainer: Trainer) -> Trainer:
         """The trainer as the keeper of checkpoints uses it."""
-        needs = {"actor_train": Level.WHOLE}
-        return KeptTrainer(self._with(needs, trainer.save), self._with(needs, trainer.load), self._with(needs, trainer.export))
+        return KeptTrainer(self.keeping(trainer.save), self.keeping(trainer.load), self.keeping(trainer.export))
 
     def _with(
         self, needs: Mapping[str, Level], function: Callable[P, Awaitable[T]], forget: Collection[str] = ()

@@ -1,11 +1,12 @@
 """Reinforcement learning from verifiable rewards: the loop.
 
-      scheduler ──groups──▶ experience ──▶ reference ──▶ advantages ──▶ actor_train
-          ▲                                                                  │
-          └──────────── actor_infer ◀──── weight_sync ◀──── version n + 1 ───┘
+      scheduler ──groups──▶ experience ──▶ reference, critic ──▶ advantages ──▶ actor_train, critic
+          ▲                                                                       │
+          └────────────── actor_infer ◀────── weight_sync ◀────── version n + 1 ──┘
 
 The loop waits for: the step's groups; the trainer's own log-probs, if ratios are taken against them; the reference, if
-a term of the loss or the reward uses it; the update; the sync, after which the engines generate at the new version.
+a term of the loss or the reward uses it; the critic's values, if there is one; the updates; the sync, after which the engines
+generate at the new version.
 Generation goes on while the trainer works if `async_generation_ratio` is above 0. Every part keeps its own time and its
 own deadlines.
 """
@@ -15,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from roll.algorithms.losses import Loss
 from roll.rollout.batch import Experience, Shaping, experience, rollout_metrics
 from roll.tracking.base import Tracker
 from roll.types import Floats, Metrics, RolloutGroup, Sequences, TrainBatch
@@ -39,7 +39,10 @@ class Rlvr:
     log_probs: Callable[[Sequences], Awaitable[Floats]] | None
     """Of the trainer's policy before the step's first update."""
     ref_log_probs: Callable[[Sequences], Awaitable[Floats]] | None
-    train: Callable[[TrainBatch, Loss, int], Awaitable[Metrics]]
+    values: Callable[[Sequences], Awaitable[Floats]] | None
+    """Of the critic, before the step's first update."""
+    learn: Callable[[TrainBatch, Position], Awaitable[tuple[Metrics, Position]]]
+    """The step's updates; the position after them."""
     sync: Callable[[int], Awaitable[None]]
     evaluate: Callable[[int], Awaitable[Metrics]]
     """Validation metrics after a step; none where validation is not due."""
@@ -49,12 +52,10 @@ class Rlvr:
     """Write a checkpoint, where one is due."""
     interrupted: Callable[[], bool]
     tracker: Tracker
-    loss: Loss
     shaping: Shaping
-    credit: Callable[[Experience, Floats | None, Floats | None], tuple[TrainBatch, Metrics]]
+    credit: Callable[[Experience, Floats | None, Floats | None, Floats | None], tuple[TrainBatch, Metrics]]
     """Advantages joined to a step's experience, and what there is to say of them; see `CreditAssignment`."""
     max_steps: int
-    updates_per_step: int
 
 
 async def train(run: Rlvr, position: Position) -> Position:
@@ -67,12 +68,12 @@ async def train(run: Rlvr, position: Position) -> Position:
         step = experience(groups, run.shaping)
         ref_log_probs = await run.ref_log_probs(step.sequences) if run.ref_log_probs else None
         log_probs = await run.log_probs(step.sequences) if run.log_probs else None
-        batch, metrics = run.credit(step, ref_log_probs, log_probs)
+        values = await run.values(step.sequences) if run.values else None
+        batch, metrics = run.credit(step, ref_log_probs, log_probs, values)
         metrics |= rollout_metrics(groups, position.policy_version)
-        metrics |= await run.train(batch, run.loss, position.policy_version)
-        position = Position(position.step + 1, position.policy_version + run.updates_per_step)
+        learnt, position = await run.learn(batch, position)
         await run.sync(position.policy_version)
-        metrics |= await run.evaluate(position.step)
+        metrics |= learnt | await run.evaluate(position.step)
         metrics |= await run.measure(groups)
         run.tracker.log(position.step, metrics)
         run.tracker.samples(position.step, groups)

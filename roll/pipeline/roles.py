@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from roll.config.batch import sequences_per_update
 from roll.config.model_shape import config_file, read_shape
 from roll.config.placement import neighbours, sends_adapter
 from roll.config.plan import Plan
@@ -17,12 +19,15 @@ from roll.config.schema_engine import DeepSpeedInferStrategy, DeepSpeedTrainStra
 from roll.config.schema_model import ModelArgs
 from roll.config.schema_offline import SftConfig
 from roll.config.schema_roles import ActorTrain as ActorTrainRole
+from roll.config.schema_roles import Critic as CriticRole
 from roll.config.schema_roles import Experiment, Role
+from roll.config.schema_roles import Learner as LearnerRole
 from roll.config.schema_roles import Reference as ReferenceRole
 from roll.strategies.base import Rank
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain, TrainShape
 from roll.workers.cluster import RECORD, ClusterSession
+from roll.workers.critic import Critic
 from roll.workers.group import WorkerGroup
 from roll.workers.placement import seats
 from roll.workers.process import Factory
@@ -40,37 +45,49 @@ class Roles:
         self._tenants: dict[str, Tenant] = {}
         self.groups: dict[str, WorkerGroup] = {}
 
-    def actor_train(self, name: str, role: ActorTrainRole, total_updates: int, temperature: float) -> ActorTrain:
-        """The group that learns."""
-        config, plan = self._config, self._plan
-        strategy = role.strategy_args
-        assert isinstance(strategy, DeepSpeedTrainStrategy)
-
-        settings = {
-            "model_path": model_path(config, role.model_args),
-            "model_args": role.model_args,
-            "training": role.training_args,
-            "deepspeed": strategy.strategy_config,
-            "max_grad_norm": config.max_grad_norm,
-            "total_updates": total_updates,
-            "token_budget": self._token_budget(name),
-            "seed": config.seed,
-        }
-        group = self._group(name, role, make_train, settings, blocking=True)
-        shape = TrainShape(
-            updates=plan.batch.sequences_per_step // plan.batch.sequences_per_update,
-            epochs=config.ppo_epochs if isinstance(config, RlvrConfig) else 1,
-            token_budget=self._token_budget(name),
-            loss_agg_mode=aggregation(config),
-            loss_scale=isinstance(config, RlvrConfig) and config.loss_scale_factor or config.response_length,
-            temperature=temperature,
-            attention_cost=attention_cost(settings["model_path"]),
-        )
+    def actor_train(self, name: str, role: ActorTrainRole, steps: int, temperature: float) -> ActorTrain:
+        """The policy, which learns in so many steps."""
+        config = self._config
+        group, shape = self._learner(name, role, make_train, steps)
+        scale = isinstance(config, RlvrConfig) and config.loss_scale_factor or config.response_length
+        shape = replace(shape, loss_agg_mode=aggregation(config), loss_scale=scale, temperature=temperature)
         limits = config.deadlines
         actor_train = self._tenants[name] = ActorTrain(
             group, shape, self._session.shared_memory, limits.train, limits.weight_sync, limits.checkpoint
         )
         return actor_train
+
+    def critic(self, role: CriticRole, steps: int) -> Critic:
+        """The value function, which learns in every one of so many steps."""
+        group, shape = self._learner("critic", role, make_critic, steps)
+        limits = self._config.deadlines
+        critic = self._tenants["critic"] = Critic(group, shape, limits.train, limits.weight_sync, limits.checkpoint)
+        return critic
+
+    def _learner(self, name: str, role: LearnerRole, factory: Factory, steps: int) -> tuple[WorkerGroup, TrainShape]:
+        """A group that learns in so many steps, and how a step's sequences become its updates."""
+        config = self._config
+        strategy, path = role.strategy_args, model_path(config, role.model_args)
+        assert isinstance(strategy, DeepSpeedTrainStrategy)
+        shape = TrainShape(
+            updates=self._plan.batch.sequences_per_step // sequences_per_update(role),
+            epochs=config.ppo_epochs if isinstance(config, RlvrConfig) else 1,
+            token_budget=self._token_budget(name),
+            loss_agg_mode="token-mean",
+            temperature=1.0,
+            attention_cost=attention_cost(path),
+        )
+        settings = {
+            "model_path": path,
+            "model_args": role.model_args,
+            "training": role.training_args,
+            "deepspeed": strategy.strategy_config,
+            "max_grad_norm": config.max_grad_norm,
+            "total_updates": steps * shape.updates * shape.epochs,
+            "token_budget": shape.token_budget,
+            "seed": config.seed,
+        }
+        return self._group(name, role, factory, settings, blocking=True), shape
 
     def actor_infer(self, config: RlvrConfig) -> ActorInfer:
         """The group that generates."""
@@ -198,6 +215,14 @@ def make_train(settings: dict[str, Any], rank: Rank) -> Any:
     from roll.strategies.deepspeed_train import DeepSpeedTrain, TrainSettings
 
     return DeepSpeedTrain(TrainSettings(**settings), rank)
+
+
+def make_critic(settings: dict[str, Any], rank: Rank) -> Any:
+    """A `DeepSpeedTrain` of a model with a value head."""
+    from roll.models.value import load_values
+    from roll.strategies.deepspeed_train import DeepSpeedTrain, TrainSettings
+
+    return DeepSpeedTrain(TrainSettings(**settings, load=load_values), rank)
 
 
 def make_vllm(settings: dict[str, Any], rank: Rank) -> Any:

@@ -10,7 +10,7 @@ from functools import partial
 
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.shaping import Overlong
-from roll.config.placement import sends_adapter
+from roll.config.placement import model_roles, sends_adapter
 from roll.config.plan import Plan
 from roll.config.ratios import keeps_engine_log_probs, ratio_source
 from roll.config.schema import RlvrConfig
@@ -25,7 +25,7 @@ from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.meter import Meter
 from roll.pipeline.roles import Roles, model_path
 from roll.pipeline.stage import Stage
-from roll.pipeline.wire_loss import policy_loss
+from roll.pipeline.wire_critic import kept, learning
 from roll.rollout.batch import Shaping, token_count
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.scheduler import RolloutScheduler
@@ -48,9 +48,8 @@ def prepare(config: RlvrConfig) -> Loop:
     Raises:
         BadInput: model or data cannot be used.
     """
-    for role in (config.actor_train, config.actor_infer, config.reference):
-        if role is not None:
-            check_readable(model_path(config, role.model_args))
+    for role in model_roles(config).values():
+        check_readable(model_path(config, role.model_args))
     learner = config.actor_train.model_args
     tokenizer = load_tokenizer(model_path(config, learner), learner.trust_remote_code)
     training = prepare_prompts(config.actor_train.data_args, tokenizer, config.prompt_length, config.rewards)
@@ -81,10 +80,10 @@ async def _loop(
     plan = stage.plan
     samples, from_engine = config.num_return_sequences_in_group, keeps_engine_log_probs(config)
     sampling = sampling_of(config.actor_infer.generating_args, config, samples, from_engine)
-    total_updates = config.max_steps * plan.batch.updates_per_step
-    actor_train = roles.actor_train("actor_train", config.actor_train, total_updates, sampling.temperature)
+    actor_train = roles.actor_train("actor_train", config.actor_train, config.max_steps - config.critic_warmup, sampling.temperature)
     actor_infer = roles.actor_infer(config)
     reference = roles.reference(config, sampling.temperature) if plan.reference == "role" else actor_train
+    critic = roles.critic(config.critic, config.max_steps) if config.critic else None
     rewards = roles.rewards(config)
     turns = await roles.start()
     meter = meter_of(roles, plan, turns)
@@ -93,7 +92,7 @@ async def _loop(
     source = PromptSampler(training, config.seed, config.actor_train.data_args.domain_interleave_probs)
     assignment = CreditAssignment(credit(config))
     async with aclosing(scheduler_of(config, source, actor_infer, rewards, sampling, locate)) as scheduler:
-        position = await stage.keeper.restore(on_turn.trainer(actor_train), scheduler, assignment)
+        position = await stage.keeper.restore(kept(actor_train, critic, on_turn), scheduler, assignment)
         await open_ways(config, plan, actor_train, actor_infer)
         sync = WeightSync(actor_train, actor_infer, sends_adapter(config), config.weight_sync.bucket_mib << 20)
         ask = on_turn.reference("reference" if plan.reference == "role" else "actor_train", reference.ref_log_probs)
@@ -102,18 +101,17 @@ async def _loop(
             take=meter.timed("rollout", on_turn.generation(scheduler.take)),
             log_probs=meter.timed("log_probs", on_turn.training(actor_train.log_probs)) if ratio_source(config) == "trainer" else None,
             ref_log_probs=None if plan.reference == "unused" else meter.timed("reference", ask),
-            train=meter.timed("train", on_turn.training(actor_train.train_step)),
+            values=meter.timed("values", on_turn.training(critic.values, "critic")) if critic else None,
+            learn=meter.timed("train", learning(config, plan, actor_train, critic, on_turn)),
             sync=meter.timed("weight_sync", on_turn.sync(sync.push)),
             evaluate=meter.timed("evaluate", evaluation(config, on_turn.generation(validate))),
             measure=measurement(meter, scheduler),
             save=meter.timed("checkpoint", stage.keeper.save_if_due),
             interrupted=interrupt.happened,
             tracker=stage.tracker,
-            loss=policy_loss(config),
             shaping=shaping(config, sampling.max_new_tokens),
             credit=assignment,
             max_steps=config.max_steps,
-            updates_per_step=plan.batch.updates_per_step,
         )
         return await rlvr.train(parts, position)
 
@@ -203,6 +201,7 @@ def credit(config: RlvrConfig) -> Credit:
         mean=config.norm_mean_type,
         std=config.norm_std_type,
         gamma=config.gamma,
+        lambd=config.lambd,
         whiten=config.whiten_advantages,
         reward_clip=config.reward_clip,
         advantage_clip=config.advantage_clip,

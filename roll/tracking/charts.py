@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 # Mid-tones, legible on white and on near-black.
 PALETTE = ("#4f83e0", "#e8833a", "#2fa37c", "#9467d6", "#d9534f", "#3aa9c4", "#b8901c", "#c2629b")
-PARTS = ("rollout", "log_probs", "reference", "train", "weight_sync", "evaluate", "checkpoint", "onload")
+PARTS = ("rollout", "log_probs", "reference", "values", "train", "weight_sync", "evaluate", "checkpoint", "onload")
 STEPS_TICKED_EACH = 12
 """A run of at most so many steps has a tick at each, for there is no step 1.5."""
 
@@ -40,6 +40,7 @@ def sections(rows: Sequence[Row]) -> list[Section]:
         ("Learning", [_reward(rows), _by_domain(rows), *_validation(rows), *_given(rows)]),
         ("Responses", [_one(rows, "Response length", "mean, tokens", "response/length_mean"), _truncated(rows)]),
         ("Policy", _policy(rows)),
+        ("Critic", _critic(rows)),
         ("Trainer against engine", _mismatch(rows)),
         ("Speed and memory", [_time_split(rows), *_throughput(rows), _memory(rows)]),
     ]
@@ -114,6 +115,16 @@ def _policy(rows: Sequence[Row]) -> list[Chart | None]:
         _one(rows, "Clip fraction", "share of tokens whose ratio was clipped", "policy/clip_fraction"),
         _one(rows, "Gradient norm", "before clipping", "policy/grad_norm"),
         _one(rows, "Learning rate", "", "policy/lr"),
+    ]
+
+
+def _critic(rows: Sequence[Row]) -> list[Chart | None]:
+    means = {"value": "critic/value_mean", "return": "critic/return_mean"}
+    return [
+        _one(rows, "Critic loss", "half the squared error", "critic/loss"),
+        _one(rows, "Explained variance", "share of the returns' variance that values account for", "critic/explained_variance"),
+        _lines(rows, "Values and returns", "means over the response tokens", means),
+        _one(rows, "Critic's gradient norm", "before clipping", "critic/grad_norm"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Recipes of examples/algorithms on the real engines: those whose rollouts differ from the usual, and one that carries a state."""
+"""Recipes of examples/algorithms on the real engines: those whose rollouts differ from the usual, and those that carry a state."""
 
 from __future__ import annotations
 
@@ -44,3 +44,24 @@ def test_an_adapting_weight_and_running_moments_go_on_after_a_resume(world: Worl
     assert len(set(coefficients)) == 4
     assert [line["reward/kl_coef"] for line in split[1:]] == pytest.approx(coefficients, rel=1e-6)
     assert [line["policy/loss"] for line in split[1:]] == pytest.approx([line["policy/loss"] for line in whole[1:]], abs=1e-5)
+
+
+def test_a_critic_learns_alone_at_first_and_goes_on_after_a_resume(world: World) -> None:
+    constant = "actor_train.training_args.lr_scheduler_type=constant"
+    small = ("rollout_batch_size=64", "critic.training_args.per_device_train_batch_size=16", "critic_warmup=1", "save_steps=2", constant)
+    for name, steps in (("whole_critic", (3,)), ("split_critic", (2, 3))):
+        for last in steps:
+            outcome = world.run(*recipe("ppo_critic", name, f"max_steps={last}", *small))
+            assert outcome.status == 0, outcome.output
+    whole, split = world.metrics("whole_critic"), world.metrics("split_critic")
+    assert [any(name.startswith("policy/") for name in line) for line in whole[1:]] == [False, True, True]
+    # The head starts at 0: before the first update it says the same of all.
+    assert [whole[1][f"critic/{name}"] for name in ("value_mean", "explained_variance")] == [0, 0]
+    assert all(line["critic/grad_norm"] > 0 and line["time/values"] > 0 and line["staleness/max"] == 0 for line in whole[1:])
+    assert whole[3]["critic/value_mean"] != 0
+    for name in ("critic/loss", "critic/value_mean", "reward/mean"):
+        assert [line[name] for line in split[1:]] == pytest.approx([line[name] for line in whole[1:]], abs=1e-5)
+    assert split[3]["policy/loss"] == pytest.approx(whole[3]["policy/loss"], abs=1e-5)
+    folder = world.folder / "split_critic"
+    assert (folder / "checkpoints" / "step_3" / "critic").is_dir()
+    assert not list((folder / "export").rglob("*critic*"))

@@ -8,7 +8,7 @@ import pytest
 from roll.config.memory import GIB, estimate
 from roll.config.model_shape import ModelShape, config_file, read_shape
 from roll.config.placement import place
-from roll.config.schema_roles import ActorInfer, ActorTrain, Reference
+from roll.config.schema_roles import ActorInfer, ActorTrain, Critic, Reference
 
 QWEN_7B = {
     "model_type": "qwen2",
@@ -130,3 +130,14 @@ def test_a_model_of_another_kind_has_no_shape(tmp_path: Path) -> None:
     assert read_shape(tmp_path / "config.json") is None
     assert config_file(str(tmp_path)) == tmp_path / "config.json"
     assert config_file("nobody/has-this-model") is None
+
+
+def test_a_critic_holds_no_vocabulary_at_its_end(shape: ModelShape) -> None:
+    """Of Qwen's 7.6 billion parameters, its head has 152064 x 3584."""
+    assert shape.valuing_parameters == PUBLISHED_QWEN_7B - 152064 * 3584 + 3584
+    keys = trainer(0, 1).model_dump(exclude={"data_args"})
+    critic = Critic.model_validate(keys)
+    policy, value = (estimate(place("critic", role, 6144), role, shape, 6144).device for role in (trainer(0, 1), critic))
+    assert "logits" in policy and "logits" not in value
+    assert value["weights"] == 2 * shape.valuing_parameters
+    assert value["activations"] == policy["activations"]

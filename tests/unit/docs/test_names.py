@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.value_loss import ValueLoss
 from roll.config.fields import ANY_NAME, walk
 from roll.config.schema import PIPELINES
 from roll.errors import BAD_INPUT, INTERRUPTED, PART_FAILED
@@ -33,11 +35,12 @@ WRITERS = (
     "rollout/scheduler.py",
     "algorithms/losses.py",
     "algorithms/policy_loss.py",
+    "algorithms/value_loss.py",
     "strategies/deepspeed_train.py",
     "strategies/tally.py",
 )
 """Modules that make metrics; others read them."""
-METRIC = re.compile(r"(sampling|reward|response|staleness|policy|mismatch|val|time|throughput|memory|sft|dpo)/[^ ]+")
+METRIC = re.compile(r"(sampling|reward|response|staleness|policy|critic|\{subject\}|mismatch|val|time|throughput|memory|sft|dpo)/[^ ]+")
 PLACEHOLDERS = {"domain": "<domain>", "name": "<set>", "k": "<k>", "role": "<role>"}
 FOREIGN = {"RAY_JOB_STOP_WAIT_TIME_S", "initial_scale_power"}
 """Names of other projects that the source does not mention."""
@@ -66,6 +69,8 @@ def metrics_of_the_source() -> set[str]:
     outcome = "reward/{outcome.value}_fraction"
     assert outcome in names
     names = (names - {outcome}) | {outcome.replace("{outcome.value}", each.value) for each in RewardOutcome}
+    of_each = {name for name in names if name.startswith("{subject}")}
+    names = (names - of_each) | {name.replace("{subject}", loss.subject) for name in of_each for loss in (PolicyLoss, ValueLoss)}
     parts = {
         str(node.args[0].value)
         for file, tree in TREES.items()

@@ -18,6 +18,7 @@ from roll.data.examples import Example, Lesson
 from roll.data.lessons import given_batch
 from roll.pipeline import offline, rlvr
 from roll.pipeline.evaluate import Evaluator, pass_at_k
+from roll.pipeline.learning import Learning
 from roll.pipeline.meter import Meter
 from roll.pipeline.rlvr import Position, Rlvr
 from roll.rollout.batch import Shaping
@@ -71,6 +72,10 @@ class Parts:
         self.calls.append("reference")
         return np.full(len(sequences.token_ids), -0.75, np.float32) * sequences.response_mask
 
+    async def values(self, sequences: Sequences) -> Floats:
+        self.calls.append("values")
+        return np.full(len(sequences.token_ids), 0.25, np.float32) * sequences.response_mask
+
     async def train(self, batch: TrainBatch, loss: Loss, version: int) -> Metrics:
         self.calls.append(("train", version))
         self.batches.append(batch)
@@ -110,18 +115,17 @@ def wired(parts: Parts, **changes: Any) -> Rlvr:
         take=parts.take,
         log_probs=None,
         ref_log_probs=parts.ref_log_probs,
-        train=parts.train,
+        values=None,
+        learn=Learning(parts.train, PolicyLoss(), updates_per_step=3),
         sync=parts.sync,
         evaluate=parts.evaluate,
         measure=parts.measure,
         save=parts.save,
         interrupted=parts.interrupted,
         tracker=parts,
-        loss=PolicyLoss(),
         shaping=Shaping(),
         credit=CreditAssignment(Credit("grpo", Normalisation())),
         max_steps=2,
-        updates_per_step=3,
     )
     return replace(run, **changes)
 
@@ -157,6 +161,18 @@ def test_the_trainers_log_probs_stand_beside_the_engines() -> None:
     [batch] = parts.batches
     assert batch.proximal_log_probs is not None and batch.proximal_log_probs[:5].tolist() == [0, 0, 0, -0.5, -0.5]
     assert batch.behaviour_log_probs is not None and batch.behaviour_log_probs[:5].tolist() == [0, 0, 0, -0.5, -0.25]
+
+
+def test_a_critics_values_become_advantages_and_its_returns() -> None:
+    parts = Parts()
+    credit = CreditAssignment(Credit("gae", Normalisation(gamma=0.5, lambd=0.5)))
+    asyncio.run(rlvr.train(wired(parts, max_steps=1, credit=credit, values=parts.values, log_probs=parts.log_probs), Position(0, 0)))
+    assert [call for call in parts.calls if isinstance(call, str)] == ["take", "reference", "log_probs", "values"]
+    [batch] = parts.batches
+    # Values 1/4, 1/4. Of the first response, reward 0: errors 1/8 - 1/4 and -1/4; of the second, reward 1: -1/8 and 3/4.
+    assert batch.advantages[[3, 4, 8, 9]].tolist() == pytest.approx([-0.1875, -0.25, 0.0625, 0.75])
+    assert batch.values is not None and batch.values[:5].tolist() == [0, 0, 0, 0.25, 0.25]
+    assert batch.returns is not None and batch.returns[[3, 4, 8, 9]].tolist() == pytest.approx([0.0625, 0, 0.3125, 1])
 
 
 def test_kl_in_the_reward_lowers_the_return_of_earlier_tokens_more() -> None:

@@ -1,0 +1,84 @@
+"""A critic where none is used, none where one is needed, and keys that speak of one: status 2 with place, value and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from roll.config.compose import compose
+from roll.config.loader import load_config
+from roll.config.plan import Plan, make_plan
+
+ZERO = "strategy_args:{strategy_name:deepspeed_train,strategy_config:{zero_optimization:{stage:3}}}"
+CRITIC = f"+critic={{model_args:{{dtype:fp32}},training_args:{{per_device_train_batch_size:8}},{ZERO}}}"
+GAE = ("adv_estimator=gae", CRITIC)
+GPUS = ("actor_train.device_mapping=[0]", "critic.device_mapping=[1]")
+CASES = [
+    (["adv_estimator=gae"], "critic", "missing, and adv_estimator gae", "add a critic block"),
+    ([CRITIC], "critic", "given, but adv_estimator grpo uses no values", "adv_estimator=gae"),
+    (["lambd=0.9"], "lambd", "0.9, but adv_estimator grpo", "adv_estimator=gae"),
+    (["critic_warmup=1"], "critic_warmup", "1, but adv_estimator grpo", "adv_estimator=gae"),
+    ([*GAE, "critic_warmup=2"], "critic_warmup", "2 of max_steps 2", "less than 2"),
+    ([*GAE, "lambd=1.5"], "lambd", "1.5", "at most 1"),
+    ([*GAE, "value_clip=0"], "value_clip", "0", "above 0"),
+    ([*GAE, "norm_std_type=batch"], "norm_std_type", "compares with the critic's values", "adv_estimator=reinforce"),
+    ([*GAE, "critic.data_args2=x"], "critic.data_args2", "x", "known keys"),
+    ([*GAE, "critic.strategy_args.strategy_name=hf_infer"], "critic.strategy_args.strategy_name", '"hf_infer"', "'deepspeed_train'"),
+    ([*GAE, "critic.model_args.lora_rank=4"], "critic.model_args.lora_rank", "4", "lora_target"),
+    ([*GAE, "critic.training_args.per_device_train_batch_size=3"], "critic.training_args.gradient_accumulation_steps", "updates of 3", "3"),
+    (
+        [*GAE, "critic.training_args.warmup_steps=2", "critic.training_args.warmup_ratio=0.1"],
+        "critic.training_args.warmup_ratio",
+        "0.1",
+        "one of the two",
+    ),
+    (
+        [*GAE, "critic.strategy_args.strategy_config.gradient_clipping=0.5"],
+        "critic.strategy_args.strategy_config.gradient_clipping",
+        "0.5",
+        "max_grad_norm",
+    ),
+    ([*GAE, "critic.model_args.model_name_or_path=./nowhere"], "critic.model_args.model_name_or_path", "./nowhere", "config.json"),
+    (
+        [*GAE, *GPUS, "actor_infer.device_mapping=[1]", "async_generation_ratio=1"],
+        "async_generation_ratio",
+        "critic and actor_infer share devices 1",
+        "separate",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "place", "value", "remedy"), CASES, ids=[" ".join(case[0]).replace(CRITIC, "critic") for case in CASES]
+)
+def test_what_makes_no_sense_is_refused(refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str) -> None:
+    lines = refused(*overrides).split("\n  ")
+    said = [index for index, line in enumerate(lines) if line.strip().startswith(f"{place}:")]
+    assert said, lines
+    fault = "\n".join(lines[said[0] : said[0] + 2])
+    assert value in fault
+    assert remedy in fault
+
+
+def plan_of(folder: Path, *overrides: str) -> Plan:
+    """The plan of the sound experiment with these overrides."""
+    plans: list[Plan] = []
+    arguments = ["--config-path", str(folder / "exp"), "--config-name", "sound", "dry_run=true", *overrides]
+    compose(arguments, lambda composed, presets: plans.append(make_plan(load_config(composed, presets))))
+    (plan,) = plans
+    return plan
+
+
+def test_one_sample_a_prompt_is_enough_for_a_critic(folder: Path) -> None:
+    alone = ("num_return_sequences_in_group=1", "rollout_batch_size=8", "whiten_advantages=true", "gamma=0.99", "value_clip=0.2")
+    plan = plan_of(folder, *GAE, *alone)
+    assert plan.roles["critic"].strategy == "deepspeed_train"
+    assert plan.warnings == ()
+
+
+def test_a_clip_of_values_without_a_critic_is_warned_of(folder: Path) -> None:
+    """ROLL's files have the key whatever the estimator."""
+    (warning,) = plan_of(folder, "value_clip=0.5").warnings
+    assert warning == "value_clip: has no effect with adv_estimator grpo, which has no critic; remove the key"

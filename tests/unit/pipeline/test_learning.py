@@ -1,0 +1,225 @@
+"""Policy and critic learn from a step's batch: in which order, from which step on, and where they are kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from roll.algorithms.losses import Loss
+from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.value_loss import ValueLoss
+from roll.config.plan import Plan, make_plan
+from roll.config.schema import RlvrConfig
+from roll.data.packing import concatenate
+from roll.errors import WorkerFailed
+from roll.pipeline.arrange import Arrangement
+from roll.pipeline.learning import BothTrainers, CriticLearning, Learning
+from roll.pipeline.rlvr import Position
+from roll.pipeline.wire_critic import are_apart
+from roll.types import Metrics, TrainBatch
+from roll.workers.turns import Level, Turns
+
+SEQUENCES = concatenate([np.array([1, 2], np.int32)], [np.array([False, True])])
+BATCH = TrainBatch(SEQUENCES, np.zeros(2, np.float32), None, np.zeros(2, np.int32))
+
+
+class Recorder:
+    """Two learners that keep what happens to them."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.events: list[Any] = []
+        self.seconds = seconds
+
+    def update(self, name: str) -> Callable[[TrainBatch, Loss, int], Any]:
+        async def learn(batch: TrainBatch, loss: Loss, version: int) -> Metrics:
+            assert batch is BATCH
+            self.events.append((f"{name} begins", loss.subject, version))
+            await asyncio.sleep(self.seconds)
+            self.events.append(f"{name} ends")
+            return {f"{name}/loss": float(version)}
+
+        return learn
+
+    def names(self) -> list[str]:
+        return [event if isinstance(event, str) else event[0] for event in self.events]
+
+
+def learning(recorder: Recorder, warmup: int = 0, at_once: bool = False) -> Learning:
+    critic = CriticLearning(recorder.update("critic"), ValueLoss(), warmup, at_once)
+    return Learning(recorder.update("policy"), PolicyLoss(), updates_per_step=2, critic=critic)
+
+
+def test_a_policy_alone() -> None:
+    recorder = Recorder()
+    metrics, position = asyncio.run(replace(learning(recorder), critic=None)(BATCH, Position(4, 8)))
+    assert recorder.events == [("policy begins", "policy", 8), "policy ends"]
+    assert (metrics, position) == ({"policy/loss": 8.0}, Position(5, 10))
+
+
+def test_on_shared_devices_the_critic_learns_first() -> None:
+    recorder = Recorder(seconds=0.01)
+    metrics, position = asyncio.run(learning(recorder)(BATCH, Position(0, 6)))
+    assert recorder.events == [("critic begins", "critic", 6), "critic ends", ("policy begins", "policy", 6), "policy ends"]
+    assert metrics == {"critic/loss": 6.0, "policy/loss": 6.0}
+    assert position == Position(1, 8)
+
+
+def test_on_devices_of_their_own_both_learn_at_the_same_time() -> None:
+    recorder = Recorder(seconds=0.01)
+    metrics, _ = asyncio.run(learning(recorder, at_once=True)(BATCH, Position(0, 6)))
+    assert recorder.names() == ["critic begins", "policy begins", "critic ends", "policy ends"]
+    assert set(metrics) == {"critic/loss", "policy/loss"}
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_while_the_critic_warms_up_the_policy_and_its_version_stay(at_once: bool) -> None:
+    recorder = Recorder()
+    learn, position = learning(recorder, warmup=2, at_once=at_once), Position(0, 0)
+    versions = []
+    for _ in range(4):
+        _, position = asyncio.run(learn(BATCH, position))
+        versions.append(position.policy_version)
+    assert versions == [0, 0, 2, 4]
+    assert [name for name in recorder.names() if name.endswith("begins")] == ["critic begins"] * 3 + ["policy begins"] + [
+        "critic begins",
+        "policy begins",
+    ]
+    # A run that is resumed in its warm-up, or after it, is where its position says.
+    assert asyncio.run(learn(BATCH, Position(1, 0)))[1] == Position(2, 0)
+    assert asyncio.run(learn(BATCH, Position(2, 0)))[1] == Position(3, 2)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_what_fails_in_either_is_what_the_run_fails_of(at_once: bool) -> None:
+    async def fail(batch: TrainBatch, loss: Loss, version: int) -> Metrics:
+        raise WorkerFailed("critic", 0, "no more")
+
+    recorder = Recorder(seconds=0.01)
+    failing = replace(learning(recorder, at_once=at_once), critic=CriticLearning(fail, ValueLoss(), 0, at_once))
+    with pytest.raises(WorkerFailed, match="critic rank 0: no more"):
+        asyncio.run(failing(BATCH, Position(0, 0)))
+    assert "policy ends" not in recorder.names()
+
+
+def test_a_checkpoint_holds_both_and_the_policy_is_exported(tmp_path: Path) -> None:
+    calls: list[tuple[str, Path]] = []
+
+    class Kept:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def save(self, folder: Path) -> None:
+            calls.append((f"{self.name} saves", folder))
+
+        async def load(self, folder: Path) -> None:
+            calls.append((f"{self.name} loads", folder))
+
+        async def export(self, folder: Path) -> None:
+            calls.append((f"{self.name} exports", folder))
+
+    policy, critic = Kept("policy"), Kept("critic")
+    both = BothTrainers(policy, critic.save, critic.load)
+    for method in (both.save, both.load, both.export):
+        asyncio.run(method(tmp_path))
+    apart = tmp_path / "critic"
+    assert calls == [
+        ("policy saves", tmp_path),
+        ("critic saves", apart),
+        ("policy loads", tmp_path),
+        ("critic loads", apart),
+        ("policy exports", tmp_path),
+    ]
+
+
+class Lodger:
+    """A role that says when it comes and leaves."""
+
+    def __init__(self, name: str, moves: list[str]) -> None:
+        self.name, self.moves = name, moves
+
+    async def leave(self, forget: bool) -> int | None:
+        self.moves.append(f"{self.name} leaves" + " and forgets" * forget)
+        return None
+
+    async def come(self, level: Level) -> None:
+        self.moves.append(f"{self.name} comes")
+
+
+def test_on_shared_devices_they_take_turns() -> None:
+    """Values, the critic's update, the policy's, the sync, the next generation: each moves no more than it must."""
+
+    async def nothing(*_: Any) -> None:
+        pass
+
+    async def run() -> list[str]:
+        names = ("actor_infer", "actor_train", "critic")
+        moves: list[str] = []
+        turns = Turns({name: [other for other in names if other != name] for name in names})
+        for name in names:
+            await turns.enter(name, Lodger(name, moves))
+        on_turn = Arrangement(turns.bring)
+        await on_turn.sync(nothing)()
+        await on_turn.generation(nothing)()
+        moves.clear()
+        await on_turn.training(nothing, "critic")()
+        await on_turn.training(nothing, "critic")()
+        await on_turn.training(nothing)()
+        await on_turn.sync(nothing)()
+        await on_turn.keeping(nothing, "critic")()
+        await on_turn.generation(nothing)()
+        return moves
+
+    assert asyncio.run(run()) == [
+        "actor_infer leaves and forgets",
+        "critic comes",
+        "critic leaves",
+        "actor_train comes",
+        "actor_infer comes",
+        "actor_infer leaves",
+        "actor_train leaves",
+        "critic comes",
+        "critic leaves",
+        "actor_infer comes",
+    ]
+
+
+def plan_of(train: list[int] | None, critic: list[int] | None, infer: list[int] | None) -> Plan:
+    """A plan with these device mappings."""
+    zero = {"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": {"stage": 3}}}
+
+    def role(devices: list[int] | None, strategy: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return {"strategy_args": strategy, **more} | ({"device_mapping": tuple(devices)} if devices else {})
+
+    values = {
+        "exp_name": "e",
+        "output_dir": "o",
+        "pretrain": "nobody/none",
+        "max_steps": 2,
+        "dry_run": True,
+        "adv_estimator": "gae",
+        "rewards": {"math_rule": {}},
+        "actor_train": role(train, zero, data_args={"file_name": "x", "prompt": "p"}),
+        "actor_infer": role(infer, {"strategy_name": "vllm", "strategy_config": {}}),
+        "critic": role(critic, zero),
+    }
+    return make_plan(RlvrConfig.model_validate(values))
+
+
+@pytest.mark.parametrize(
+    ("train", "critic", "apart"),
+    [([0, 1], [2, 3], True), ([0, 1], [0, 1], False), ([0, 1], [1, 2], False), (None, None, False), ([0, 1], None, True)],
+)
+def test_they_are_apart_on_devices_of_their_own(train: list[int] | None, critic: list[int] | None, apart: bool) -> None:
+    assert are_apart(plan_of(train, critic, train)) is apart
+
+
+def test_the_critic_takes_turns_as_the_trainer_does() -> None:
+    plan = plan_of([0, 1], [0, 1], [0, 1])
+    assert plan.turns["critic"] == {"actor_train", "actor_infer"}
+    assert plan_of([0, 1], [2, 3], [0, 1]).turns.keys() == {"actor_train", "actor_infer"}
