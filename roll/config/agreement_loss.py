@@ -137,6 +137,8 @@ def loss_warnings(config: RlvrConfig) -> Iterator[str]:
             f"actor_infer.generating_args: {' and '.join(given)} change the distribution that responses are drawn from, and the trainer "
             f"learns as though they came from the whole one{extra} (docs/algorithms.md); top_p=1 and top_k=-1 agree"
         )
+    if "pg_clip" in config.model_fields_set and config.pg_clip_low and config.pg_clip_high:
+        yield "pg_clip: has no effect, for pg_clip_low and pg_clip_high are both given"
     high = config.pg_clip_high or config.pg_clip
     if config.policy_loss == "gspo" and high > SEQUENCE_CLIP:
         yield (

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import accumulate, groupby
 from os.path import commonprefix
 
 import numpy as np
 
 from roll.algorithms.returns import Turns
 from roll.types import Completion, Floats, Ints, Rollout
+
+BROKEN = "\ufffd"
+"""What a decoder writes for bytes that are no character."""
 
 
 class TurnEnds:
@@ -26,23 +30,37 @@ class TurnEnds:
         At the text's end these are all tokens: the end-of-sequence token, which has no text, belongs to the last turn.
         """
         token_ids, text = completion.token_ids.tolist(), completion.text
-        pieces = [self._piece(token_id) for token_id in token_ids]
-        if "".join(pieces) == text:
-            counts = np.searchsorted(np.cumsum([len(piece) for piece in pieces]), ends) + 1
-        else:
-            # A character of several tokens, or blanks that depend on what stands before: only a prefix's own text is exact.
-            counts = [bisect_left(range(1, len(token_ids) + 1), end, key=lambda n: self._held(token_ids[:n], text)) + 1 for end in ends]
-        whole = np.asarray(ends) == len(text)
-        return np.where(whole, len(token_ids), np.minimum(counts, len(token_ids))).astype(np.int32)
+        runs = self._runs(token_ids)
+        if "".join(part for _, part in runs) != text:
+            runs = [(token_ids, text)]  # a token's text depends on what stands before it
+        characters = [0, *accumulate(len(part) for _, part in runs)]
+        tokens = [0, *accumulate(len(ids) for ids, _ in runs)]
+
+        def count(end: int) -> int:
+            if end == len(text):
+                return len(token_ids)
+            run = bisect_left(characters, end) - 1
+            return tokens[run] + self._within(*runs[run], end - characters[run])
+
+        return np.array([count(end) for end in ends], np.int32)
+
+    def _runs(self, token_ids: list[int]) -> list[tuple[list[int], str]]:
+        """Tokens with their text, one by one; those that hold parts of characters stay together."""
+        runs: list[tuple[list[int], str]] = []
+        for is_broken, group in groupby(token_ids, lambda token_id: BROKEN in self._piece(token_id)):
+            ids = list(group)
+            runs += [(ids, self._decode(ids))] if is_broken else [([token_id], self._piece(token_id)) for token_id in ids]
+        return runs
+
+    def _within(self, token_ids: list[int], text: str, end: int) -> int:
+        """The same in one run. A prefix's own text is exact but for a character that is not whole yet."""
+        counts = range(1, len(token_ids))
+        return bisect_left(counts, end, key=lambda n: len(commonprefix([self._decode(token_ids[:n]), text]))) + 1
 
     def _piece(self, token_id: int) -> str:
         if token_id not in self._pieces:
             self._pieces[token_id] = self._decode([token_id])
         return self._pieces[token_id]
-
-    def _held(self, token_ids: list[int], text: str) -> int:
-        """Characters of the text that these first tokens of it make up, without those that are not whole yet."""
-        return len(commonprefix([self._decode(token_ids), text]))
 
 
 def joined_turns(rollouts: Sequence[Rollout], prompt_lengths: Sequence[int], rewards: Floats) -> Turns | None:

@@ -11,6 +11,7 @@ from roll.pipeline.__main__ import main
 TWO_UPDATES = "rollout_batch_size=8"
 WARNINGS = [
     (["policy_loss=gspo"], "pg_clip: 0.2 hardly ever binds with policy_loss gspo"),
+    (["pg_clip=0.2", "pg_clip_low=0.1", "pg_clip_high=0.3"], "pg_clip: has no effect"),
     (["policy_loss=kl_cov"], "policy_loss: kl_cov penalises a change of the policy"),
     (["policy_loss=pg", TWO_UPDATES], "policy_loss: pg takes no ratio, and of a step's 2 updates"),
     (["actor_infer.generating_args.top_p=0.9"], "top_p 0.9 change the distribution that responses are drawn from"),
