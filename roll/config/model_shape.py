@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from roll.config.shipped import MODELS, examples_folder
+
 NAMES = ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size", "num_attention_heads")
 HUB_CACHE = Path.home() / ".cache" / "huggingface" / "hub"
 
@@ -92,9 +94,10 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
 
 
 def config_file(model: str) -> Path | None:
-    """config.json of a folder, or of a Hub name in the local cache; None if it is not on this machine."""
+    """config.json of a folder, or of a Hub name in the local cache or among the shipped shapes; None if it is not on this machine."""
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder / "config.json"
     snapshots = sorted((HUB_CACHE / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/config.json"))
-    return snapshots[-1] if snapshots else None
+    shipped = examples_folder() / MODELS / model / "config.json"
+    return snapshots[-1] if snapshots else shipped if shipped.is_file() else None

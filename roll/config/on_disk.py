@@ -1,6 +1,6 @@
 """What the configuration needs of this machine: models, data, packages of kernels and trackers, the run folder, a checkpoint.
 
-Reads no more than a config.json.
+Reads no more than a config.json and `.deepspeed_env`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from roll.config.batch import learner
+from roll.config.env_file import NAME, env_files, read_env_files
 from roll.config.model_shape import ModelShape, config_file, read_shape
 from roll.config.placement import model_roles
 from roll.config.schema import Config
@@ -34,6 +35,8 @@ class Found:
     missing: list[Fault] = field(default_factory=list)
     """Models, data and packages that are not on this machine; faults unless it is a dry run."""
     notes: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    """Of `.deepspeed_env`."""
     shapes: dict[str, ModelShape] = field(default_factory=dict)
     """By role, where the model's config.json is at hand."""
 
@@ -51,6 +54,10 @@ def look(config: Config) -> Found:
     _run_folder(config, found)
     _checkpoint(config, found)
     found.missing += missing_packages(config)
+    found.environment, faults = read_env_files(env_files())
+    found.faults += faults
+    if found.environment:
+        found.notes.append(f"every worker gets {', '.join(found.environment)} from {NAME}; system_envs holds against it")
     return found
 
 

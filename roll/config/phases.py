@@ -24,6 +24,15 @@ class Phase:
     """The share of the device that an engine takes, weights and KV cache together, if it generates then."""
 
 
+def misfits(plan: Plan, gpu_memory: float) -> list[str]:
+    """Pieces of work that need more than a GPU's bytes, or an engine whose weights alone fill its share; on the first such device."""
+    for device in plan.devices:
+        found = [phase for phase in phases(plan, device) if phase.held > gpu_memory * (phase.reserved_fraction or 1.0)]
+        if found:
+            return [f"{phase.name} on device {device}" for phase in found]
+    return []
+
+
 def phases(plan: Plan, device: int) -> list[Phase]:
     """What the roles on a device hold in each piece of work, of those roles whose model's shape is known.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from roll.config.agreement import agreement_faults, agreement_warnings, uses_reference
@@ -37,6 +37,8 @@ class Plan:
     notes: tuple[str, ...]
     """What the plan could not know, or decided from the configuration."""
     warnings: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of every worker that stand in `.deepspeed_env`."""
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -81,7 +83,7 @@ def _plan(config: Config, found: Found, warnings: list[str]) -> Plan:
         }
     last = max((device for role in roles.values() for device in role.all_devices), default=-1)
     nodes = -(-(last + 1) // config.num_gpus_per_node)
-    return Plan(roles, batch, reference, nodes, memory, turns(config, roles), tuple(found.notes), tuple(warnings))
+    return Plan(roles, batch, reference, nodes, memory, turns(config, roles), tuple(found.notes), tuple(warnings), found.environment)
 
 
 def _reference(config: Config) -> ReferencePlan:

@@ -93,6 +93,9 @@ class Deadlines(Section):
     start: PositiveFloat = Field(900.0, description="A role's start: processes, imports, model, engine.")
     rollout: PositiveFloat = Field(3600.0, description="The rollouts of one step.")
     train: PositiveFloat = Field(3600.0, description="A training step, or a pass for log-probs.")
+    collective: PositiveFloat | None = Field(
+        None, description="A collective operation (NCCL, gloo) between the ranks of a role; `train` if not given."
+    )
     weight_sync: PositiveFloat = Field(300.0, description="Each bucket of a weight sync, and each move of a role onto or off its GPUs.")
     checkpoint: PositiveFloat = Field(1800.0, description="Writing or reading a checkpoint.")
     shutdown: PositiveFloat = Field(30.0, description="Orderly end of a role, before it is ended by force.")
@@ -122,6 +125,9 @@ class Experiment(Section):
     )
     tracker_kwargs: dict[str, dict[str, Any]] = Field(default_factory=dict, description="By tracker, further keyword arguments.")
     num_gpus_per_node: PositiveInt = Field(8, description="GPUs of one node: global device d is device d % n of node d // n.")
+    gpu_memory_gib: PositiveFloat | None = Field(
+        None, description="Memory of one GPU; the plan then says whether what it estimates fits, and warns if not."
+    )
     prompt_length: PositiveInt = Field(1024, description="Longest prompt in tokens; longer rows are dropped and counted.")
     response_length: PositiveInt = Field(1024, description="Longest response in tokens.")
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are scaled down to this global norm.")

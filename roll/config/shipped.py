@@ -10,6 +10,9 @@ from roll.errors import ConfigError, Fault
 PACKAGE = Path(__file__).resolve().parent.parent
 PRESETS = "config"
 """Folder of the presets among the examples."""
+MODELS = "models"
+"""Folder, among the examples, of the shapes of models that are too large to have at hand: `models/<name>/config.json`."""
+NO_EXPERIMENTS = (PRESETS, "kubernetes")
 
 
 def examples_folder() -> Path:
@@ -32,7 +35,7 @@ def preset_names(*folders: Path) -> set[str]:
 def experiments() -> dict[str, Path]:
     """Every shipped experiment by `folder/name`."""
     root = examples_folder()
-    files = sorted(file for file in root.rglob("*.yaml") if file.relative_to(root).parts[0] != PRESETS)
+    files = sorted(file for file in root.rglob("*.yaml") if file.relative_to(root).parts[0] not in NO_EXPERIMENTS)
     return {file.relative_to(root).with_suffix("").as_posix(): file for file in files}
 
 

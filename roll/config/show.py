@@ -9,7 +9,7 @@ from rich.table import Table
 
 from roll.config.batch import has_pairs, sequences_per_update
 from roll.config.memory import GIB
-from roll.config.phases import Phase, phases
+from roll.config.phases import Phase, misfits, phases
 from roll.config.placement import RolePlan
 from roll.config.plan import Plan
 from roll.config.schema import Config, RlvrConfig
@@ -34,6 +34,8 @@ def show_plan(config: Config, plan: Plan, console: Console) -> None:
         console.print(_memory(plan))
         for line in device_lines(plan):
             console.print(line, highlight=False, markup=False)
+        if config.gpu_memory_gib:
+            console.print(verdict(plan, config.gpu_memory_gib), highlight=False, markup=False)
     for note in plan.notes:
         console.print(f"note: {note}", highlight=False, markup=False)
 
@@ -114,6 +116,16 @@ def device_lines(plan: Plan) -> list[str]:
         total = sum(memory.device_total * plan.roles[name].ranks for name, memory in plan.memory.items())
         return [f"The CPU holds at most, with all roles at once: {_gib(total)} GiB"]
     return [f"Device {ranges(devices)} holds at most: {_phases(found)}" for found, devices in groups.items()]
+
+
+def verdict(plan: Plan, gpu_memory_gib: float) -> str:
+    """Whether all of it fits into GPUs of this size, by the estimate."""
+    wrong = misfits(plan, gpu_memory_gib * GIB)
+    size = f"GPUs of {gpu_memory_gib:g} GiB, by the estimate"
+    if not wrong:
+        return f"It fits into {size}"
+    remedy = "more GPUs, ZeRO-3, offload, a larger tensor_parallel_size, or a smaller max_tokens_per_microbatch"
+    return f"warning: too much for {size}: {', '.join(wrong)}; {remedy}"
 
 
 def _phases(found: Sequence[Phase]) -> str:

@@ -24,9 +24,7 @@ STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.BROKEN: "bold 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Look at the machine and print what is found; the exit status."""
-    parser = argparse.ArgumentParser("python -m roll.doctor", description="Say what of this machine is fit for a run.")
-    parser.add_argument("--json", action="store_true", help="print a list of findings instead of a table")
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     findings = examine(gather())
     if arguments.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
@@ -35,6 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(table(findings))
         console.print(summary(findings), highlight=False)
     return exit_status(findings)
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the command line may say."""
+    found = argparse.ArgumentParser("python -m roll.doctor", description="Say what of this machine is fit for a run.")
+    found.add_argument("--json", action="store_true", help="print a list of findings instead of a table")
+    return found
 
 
 def exit_status(findings: Sequence[Finding]) -> int:

@@ -170,12 +170,12 @@ class Roles:
     def _group(self, name: str, role: Role, factory: Factory, settings: Any, blocking: bool) -> WorkerGroup:
         group = self._new_group(name, role.system_envs, blocking)
         limits = self._config.deadlines
-        self._starts[name] = partial(group.start, factory, [settings] * len(group), limits.train, limits.start)
+        self._starts[name] = partial(group.start, factory, [settings] * len(group), limits.collective or limits.train, limits.start)
         self.groups[name] = group
         return group
 
     def _new_group(self, name: str, system_envs: Mapping[str, str], blocking: bool) -> WorkerGroup:
-        environment = {"TMPDIR": str(self._session.scratch), **self._config.system_envs, **system_envs}
+        environment = {"TMPDIR": str(self._session.scratch)} | worker_environment(self._plan, self._config, system_envs)
         places = seats(self._plan.roles[name], self._config.num_gpus_per_node, environment)
         group = WorkerGroup(name, places, self._session.logs, self._session.shared_memory / f"{name}{RECORD}", blocking)
         self._stack.push_async_callback(group.stop, self._config.deadlines.shutdown)
@@ -185,6 +185,11 @@ class Roles:
         budget = self._plan.roles[name].tokens_per_microbatch
         assert budget is not None
         return budget
+
+
+def worker_environment(plan: Plan, config: Experiment, own: Mapping[str, str]) -> dict[str, str]:
+    """What is set for a process of a role: the role's own `system_envs` hold, then the root's, then `.deepspeed_env`."""
+    return {**plan.environment, **config.system_envs, **own}
 
 
 def aggregation(config: Config) -> str:

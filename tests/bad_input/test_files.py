@@ -132,3 +132,14 @@ def test_trackers_whose_packages_are_missing_are_refused_before_anything_starts(
     assert sorted(folder.rglob("*")) == before
     assert main(["--config-path", "exp", "--config-name", "sound", "track_with=mlflow", "dry_run=true"]) == 0
     assert "warning: track_with: 'mlflow' is asked for" in capsys.readouterr().err
+
+
+def test_variables_of_deepspeeds_env_file_are_planned_or_refused(
+    folder: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / ".deepspeed_env").write_text("NCCL_DEBUG=WARN\n")
+    assert main(["--config-path", "exp", "--config-name", "sound", "dry_run=true"]) == 0
+    assert "note: every worker gets NCCL_DEBUG from .deepspeed_env; system_envs holds against it" in capsys.readouterr().out
+    (folder / ".deepspeed_env").write_text("NCCL_DEBUG\n")
+    message = refused()
+    assert ".deepspeed_env:1: 'NCCL_DEBUG' sets no variable" in message and "NCCL_IB_DISABLE=1" in message

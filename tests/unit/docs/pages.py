@@ -15,6 +15,7 @@ WRITTEN = (
     "CHANGELOG.md",
     "docs/ARCHITECTURE.md",
     "docs/algorithms.md",
+    "docs/clusters.md",
     "docs/deepspeed.md",
     "docs/extending.md",
     "docs/running.md",

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from roll.cluster.__main__ import parser as cluster_parser
+from roll.doctor.__main__ import parser as doctor_parser
 from roll.pipeline.__main__ import main
 from tests.unit.docs.pages import PAGES, ROOT, blocks, commands, read
 
@@ -15,6 +17,10 @@ PIPELINE = ["python", "-m", "roll.pipeline"]
 SHELL = [block for page in PAGES for block in blocks(page) if block.info in ("", "bash")]
 COMMANDS = [words for block in SHELL for words in commands(block)]
 RUNS = [words[len(PIPELINE) :] for words in COMMANDS if words[: len(PIPELINE)] == PIPELINE]
+
+PARSERS = {"roll.cluster": cluster_parser, "roll.doctor": doctor_parser}
+ALL = [words for page in PAGES for block in blocks(page) if block.info.split()[:1] in ([], ["bash"]) for words in commands(block)]
+OTHERS = [words[2:] for words in ALL if words[:2] == ["python", "-m"] and words[2] in PARSERS]
 
 
 @pytest.fixture
@@ -77,3 +83,12 @@ def test_targets_modules_and_scripts_exist(page: str) -> None:
         assert importlib.util.find_spec(module) is not None, module
     for script in re.findall(r"python ([\w./-]+\.py)", text):
         assert (ROOT / script).is_file(), script
+
+
+@pytest.mark.parametrize("words", OTHERS, ids=" ".join)
+def test_the_other_programs_take_the_arguments_that_they_are_shown_with(words: list[str]) -> None:
+    PARSERS[words[0]]().parse_args(words[1:])
+
+
+def test_every_program_is_shown() -> None:
+    assert {words[0] for words in OTHERS} == set(PARSERS)

@@ -1,0 +1,1 @@
+"""A list of hosts to a Ray cluster."""

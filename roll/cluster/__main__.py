@@ -1,0 +1,81 @@
+"""`python -m roll.cluster HOSTFILE [start|stop] [--run]`: the commands that make a Ray cluster of a hostfile, printed or run.
+
+Exit status: 0 done, 2 the hostfile cannot be used, 3 a host could not be reached, or Ray did not start there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from roll.cluster.commands import Command, join_words, start_commands, stop_commands
+from roll.cluster.hostfile import parse_hostfile
+from roll.errors import ConfigError, Fault, RollError
+
+SECONDS = 120.0
+"""For one host."""
+
+
+class HostFailed(RollError):
+    """A command failed on a host."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print or run the commands; the exit status."""
+    arguments = parser().parse_args(argv)
+    try:
+        hosts = parse_hostfile(_read(arguments.hostfile), str(arguments.hostfile))
+        start = arguments.action == "start"
+        commands = start_commands(hosts, arguments.port, arguments.ray) if start else stop_commands(hosts, arguments.ray)
+        for command in commands:
+            print(command, flush=True)
+            if arguments.run:
+                run(command)
+        if start:
+            print(f"then, on {hosts[0].name}: {join_words(hosts, arguments.port)} python -m roll.pipeline --config-name ...")
+    except RollError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the command line may say."""
+    found = argparse.ArgumentParser("python -m roll.cluster", description="Make a Ray cluster of the hosts in a DeepSpeed hostfile.")
+    found.add_argument("hostfile", type=Path, help="lines such as `worker-1 slots=8`; the first host becomes the head")
+    found.add_argument("action", nargs="?", choices=("start", "stop"), default="start")
+    found.add_argument("--run", action="store_true", help="run the commands over ssh, which must need no password; else they are printed")
+    found.add_argument("--port", type=int, default=6379, help="of the head")
+    found.add_argument(
+        "--ray", type=PurePosixPath, default=PurePosixPath(sys.executable).with_name("ray"), help="Ray's program on the hosts"
+    )
+    return found
+
+
+def run(command: Command) -> None:
+    """Run a command on its host.
+
+    Raises:
+        HostFailed: it failed, or was not done after `SECONDS`.
+    """
+    try:
+        done = subprocess.run(command.over_ssh, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise HostFailed(f"{command.host}: not done after {SECONDS:.0f} s: {command}") from None
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
+        raise HostFailed(f"{command.host}: status {done.returncode}: {said}; run it by hand: {command}")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError([Fault("hostfile", f"'{path}' cannot be read: {error.strerror}", "give DeepSpeed's hostfile")]) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""What only a cluster can run is right in form: the Slurm script, the Kubernetes manifest, and the plans of the 72B examples."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from roll.pipeline.__main__ import main
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+SLURM = EXAMPLES / "slurm" / "rlvr.sbatch"
+MANIFEST = yaml.safe_load((EXAMPLES / "kubernetes" / "rayjob.yaml").read_text())
+
+
+def test_the_slurm_script_is_bash_and_asks_for_what_it_uses() -> None:
+    subprocess.run(["bash", "-n", str(SLURM)], check=True, timeout=10)
+    text = SLURM.read_text()
+    for line in ("--nodes=2", "--gpus-per-node=8", "--signal=B:TERM@600", "--exclusive"):
+        assert f"#SBATCH {line}\n" in text
+    assert text.index("ray start --head") < text.index("ray start --block --disable-usage-stats --address") < text.index("-m roll.pipeline")
+
+
+def test_shellcheck_finds_nothing_in_the_slurm_script() -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed")
+    done = subprocess.run(["shellcheck", "--shell=bash", str(SLURM)], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(("arguments", "status", "said"), [([], 1, "usage: sbatch rlvr.sbatch EXPERIMENT"), (["x"], 127, "scontrol")])
+def test_the_slurm_script_stops_at_what_is_missing(arguments: list[str], status: int, said: str, tmp_path: Path) -> None:
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "SLURM_JOB_NODELIST": "n[1-2]"}
+    done = subprocess.run(["bash", str(SLURM), *arguments], capture_output=True, text=True, timeout=20, check=False, env=environment)
+    assert said in done.stderr
+    assert done.returncode != 0
+
+
+def test_the_manifest_is_a_rayjob_of_two_nodes() -> None:
+    assert (MANIFEST["apiVersion"], MANIFEST["kind"]) == ("ray.io/v1", "RayJob")
+    cluster = MANIFEST["spec"]["rayClusterSpec"]
+    assert cluster["authOptions"] == {"mode": "token"}
+    (workers,) = cluster["workerGroupSpecs"]
+    assert workers["replicas"] == workers["minReplicas"] == workers["maxReplicas"] == 1
+    for group in (cluster["headGroupSpec"], workers):
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == group["rayStartParams"]["num-gpus"] == "8"
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert mounts == {"shared": "/shared", "memory": "/dev/shm"} and {volume["name"] for volume in pod["volumes"]} == set(mounts)
+
+
+def test_the_manifests_ray_is_the_locks() -> None:
+    locked = (EXAMPLES.parent / "requirements" / "gpu.lock").read_text().splitlines()
+    assert f"ray=={MANIFEST['spec']['rayClusterSpec']['rayVersion']}" in locked
+
+
+def test_the_manifests_entry_point_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(MANIFEST["spec"]["entrypoint"])
+    assert words[:3] == ["python", "-m", "roll.pipeline"]
+    assert main([*words[3:], "dry_run=true"]) == 0
+    assert "Nodes: 2 of 8 devices" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("rlvr_72b_lora_zero3_2nodes", 2), ("rlvr_72b_zero3_4nodes", 4)])
+def test_the_plan_of_72b_says_that_it_fits(name: str, nodes: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config-name", name, "dry_run=true"]) == 0
+    printed = capsys.readouterr().out
+    assert f"Nodes: {nodes} of 8 devices" in printed
+    assert "It fits into GPUs of 79 GiB, by the estimate" in printed
+    assert main(["--config-name", name, "dry_run=true", "gpu_memory_gib=15"]) == 0
+    printed = capsys.readouterr().out
+    assert "warning: too much for GPUs of 15 GiB, by the estimate: generation on device 0, training on device 0, weight sync" in printed

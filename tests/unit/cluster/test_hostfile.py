@@ -1,0 +1,75 @@
+"""DeepSpeed's hostfile to the commands of a Ray cluster, printed and run; `ssh` is a program of the test that notes what it is given."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from roll.cluster.__main__ import main
+from roll.cluster.commands import join_words, start_commands, stop_commands
+from roll.cluster.hostfile import Host, parse_hostfile
+from roll.errors import ConfigError
+
+HOSTS = "# two nodes\nworker-1 slots=8\n\nuser@10.0.0.2   slots=8  # the second\n"
+RAY = PurePosixPath("/opt/env/bin/ray")
+
+
+def test_hosts_are_read_in_order() -> None:
+    assert parse_hostfile(HOSTS, "hostfile") == [Host("worker-1", 8), Host("user@10.0.0.2", 8)]
+
+
+def test_every_line_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_hostfile("a slots=8\nb 8\na slots=8\nc slots=4\n", "hostfile")
+    assert [fault.place for fault in raised.value.faults] == ["hostfile:2", "hostfile:3", "hostfile"]
+    assert "different numbers of GPUs: a 8, c 4" in raised.value.faults[2].problem
+    with pytest.raises(ConfigError, match="it lists no host"):
+        parse_hostfile("# nobody\n", "hostfile")
+
+
+def test_the_head_comes_first_and_goes_last() -> None:
+    hosts = parse_hostfile(HOSTS, "hostfile")
+    head, other = start_commands(hosts, 6379, RAY)
+    assert str(head) == (
+        "ssh -o BatchMode=yes -o ConnectTimeout=10 worker-1 "
+        "'env RAY_AUTH_MODE=token /opt/env/bin/ray start --disable-usage-stats --head --port=6379 --num-gpus=8'"
+    )
+    assert other.host == "user@10.0.0.2" and other.words[-2:] == ("--address=worker-1:6379", "--num-gpus=8")
+    assert [command.host for command in stop_commands(hosts, RAY)] == ["user@10.0.0.2", "worker-1"]
+    assert join_words(hosts[::-1], 7000) == "RAY_AUTH_MODE=token RAY_ADDRESS=10.0.0.2:7000"
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What `ssh` was given, a line a call; it fails for hosts named `away`."""
+    program, noted = tmp_path / "bin" / "ssh", tmp_path / "noted"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$5 $6" >>{noted}\n[ "$5" != away ] || {{ echo "No route to host" >&2; exit 255; }}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    return noted
+
+
+def test_commands_are_printed_and_nothing_runs_unless_told(tmp_path: Path, ssh: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "hostfile").write_text(HOSTS)
+    assert main([str(tmp_path / "hostfile"), "--ray", str(RAY)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 3 and printed[2].startswith(
+        "then, on worker-1: RAY_AUTH_MODE=token RAY_ADDRESS=worker-1:6379 python -m roll.pipeline"
+    )
+    assert not ssh.exists()
+    assert main([str(tmp_path / "hostfile"), "--ray", str(RAY), "--run"]) == 0
+    assert [line.split()[0] for line in ssh.read_text().splitlines()] == ["worker-1", "user@10.0.0.2"]
+    assert main([str(tmp_path / "hostfile"), "stop", "--ray", str(RAY), "--run"]) == 0
+    assert ssh.read_text().splitlines()[2:] == [f"{host} {RAY} stop --grace-period=30" for host in ("user@10.0.0.2", "worker-1")]
+
+
+def test_a_host_that_cannot_be_reached_ends_it_with_its_cause(tmp_path: Path, ssh: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "hostfile").write_text("here slots=1\naway slots=1\nnever slots=1\n")
+    assert main([str(tmp_path / "hostfile"), "--run"]) == 3
+    assert "away: status 255: No route to host; run it by hand: ssh" in capsys.readouterr().err
+    assert [line.split()[0] for line in ssh.read_text().splitlines()] == ["here", "away"]
+    assert main([str(tmp_path / "nothing")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
