@@ -34,17 +34,26 @@ def gradients(rank: Rank, case: Case, model: Path, work: Work, **more: Any) -> d
     engine: Any = strategy._engine
     trains = [parameter for parameter in engine.module.parameters() if parameter.requires_grad]
     seen: list[Tensor] = []
-    step = engine.step
+    # Below ZeRO-2 the ranks' gradients meet in `step`, before the model's own.
+    take_step = engine._take_model_step
 
-    def look_and_step() -> None:
+    def look_and_step(*arguments: Any) -> None:
         whole = [safe_get_full_grad(parameter) for parameter in trains]
         seen.append(torch.cat([gradient.flatten().double() for gradient in whole if gradient is not None]))
-        step()
+        take_step(*arguments)
 
     out = {}
-    with mock.patch.object(engine, "step", look_and_step):
+    with mock.patch.object(engine, "_take_model_step", look_and_step):
         for name, (loss, by_rank) in work.items():
             strategy.train_step([by_rank[rank.rank]], loss, TEMPERATURE, VERSION)
             out[name] = seen.pop()
     strategy.close()
     return out
+
+
+def gradients_by_case(rank: Rank, cases: Sequence[Case], model: Path, work: Work) -> list[dict[tuple[str, int], Tensor]]:
+    """The same for several cases, in one process group."""
+    with mock.patch.object(torch.distributed, "destroy_process_group"):
+        seen = [gradients(rank, case, model, work) for case in cases]
+    torch.distributed.destroy_process_group()
+    return seen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from roll.types import Floats, TrainBatch
 from roll.workers.actor_train import TrainShape, micro_batches_of
 from tests.engines.plain import token_statistics
 from tests.engines.ranks import run_ranks
-from tests.engines.splitting import Work, gradients
+from tests.engines.splitting import Work, gradients, gradients_by_case
 from tests.engines.training import TEMPERATURE, Case
 
 LENGTHS = [9, 4, 14, 6, 11, 3, 8, 5, 12, 7]
@@ -34,8 +35,12 @@ LOSSES: dict[str, tuple[Loss, str]] = {
     "kl_cov": (PolicyLoss(KlCov(ratio=0.2)), "token-mean"),
 }
 CASES = [Case(3, False), Case(3, True)]
+STAGES = [Case(0, False), Case(1, False), Case(2, False), Case(2, True)]
+"""Whose gradients meet in other ways: after the last micro-batch (0, 1) or after each (2)."""
+ON_STAGES = ("ppo", "gspo")
 
 Gradients = dict[tuple[int, str, int], Tensor]
+ByWork = dict[tuple[str, int], Tensor]
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +62,14 @@ def batch(small_model: Path) -> TrainBatch:
     return TrainBatch(sequences, advantages, near(0.25), np.zeros(len(mask), np.int32), near(0.3), near(0.2))
 
 
-def work(batch: TrainBatch, ranks: int) -> Work:
-    """Every loss in one, two and five micro-batches a rank."""
+def work(batch: TrainBatch, ranks: int, losses: Iterable[str], counts: Sequence[int] = MICRO_BATCHES) -> Work:
+    """Each of the losses in so many micro-batches a rank."""
     budgets = {packing.split(LENGTHS, ranks, budget).forwards: budget for budget in range(1, 200)}
     out = {}
-    for name, (loss, mode) in LOSSES.items():
+    for name in losses:
+        loss, mode = LOSSES[name]
         marked = replace(batch, marked=loss.marks(batch))
-        for count in MICRO_BATCHES:
+        for count in counts:
             shape = TrainShape(updates=1, epochs=1, token_budget=budgets[count], loss_agg_mode=mode, temperature=TEMPERATURE)
             by_rank = micro_batches_of(marked, range(len(LENGTHS)), ranks, shape)
             assert [len(micro_batches) for micro_batches in by_rank] == [count] * ranks
@@ -77,7 +83,7 @@ def seen(request: pytest.FixtureRequest, batch: TrainBatch, small_model: Path, t
     out: Gradients = {}
     for ranks in (1, 2):
         folder = tmp_path_factory.mktemp("split")
-        by_rank = run_ranks(gradients, ranks, folder, request.param, small_model, work(batch, ranks), seconds=120)
+        by_rank = run_ranks(gradients, ranks, folder, request.param, small_model, work(batch, ranks, LOSSES), seconds=120)
         out |= {(ranks, *key): gradient for key, gradient in by_rank[0].items()}
     return out
 
@@ -90,3 +96,23 @@ def test_no_split_changes_the_gradient(seen: Gradients, name: str) -> None:
         for count in MICRO_BATCHES:
             difference = float((seen[ranks, name, count] - whole).norm() / whole.norm())
             assert difference < 1e-6, f"{ranks} ranks, {count} micro-batches: {difference:.1e}"
+
+
+@pytest.fixture(scope="module")
+def by_stage(batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, tuple[ByWork, ByWork]]:
+    """For each case the gradients of one rank with one micro-batch, and those of two ranks."""
+    alone, together = work(batch, 1, ON_STAGES, counts=(1,)), work(batch, 2, ON_STAGES)
+    [whole] = run_ranks(gradients_by_case, 1, tmp_path_factory.mktemp("alone"), STAGES, small_model, alone, seconds=120)
+    split, _ = run_ranks(gradients_by_case, 2, tmp_path_factory.mktemp("together"), STAGES, small_model, together, seconds=120)
+    return {case: (one, two) for case, one, two in zip(STAGES, whole, split, strict=True)}
+
+
+@pytest.mark.parametrize("name", ON_STAGES)
+@pytest.mark.parametrize("case", STAGES, ids=lambda case: case.name)
+def test_no_split_changes_the_gradient_on_other_stages(by_stage: dict[Case, tuple[ByWork, ByWork]], case: Case, name: str) -> None:
+    one, two = by_stage[case]
+    whole = one[name, 1]
+    assert whole.norm() > 1e-3
+    for count in MICRO_BATCHES:
+        difference = float((two[name, count] - whole).norm() / whole.norm())
+        assert difference < 1e-6, f"2 ranks, {count} micro-batches: {difference:.1e}"
