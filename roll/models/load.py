@@ -151,9 +151,24 @@ def pretrained(kind: Any, path: str, model_args: ModelArgs, packed: bool, **more
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise DataError([unreadable(path, "model", error)]) from error
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
+    restore_frequencies(model)
     if model_args.liger:
-        apply_liger(loaded[0] if isinstance(loaded, tuple) else loaded)
+        apply_liger(model)
     return loaded
+
+
+def restore_frequencies(model: PreTrainedModel) -> None:
+    """Give rotary embeddings their frequencies in fp32 again.
+
+    DeepSpeed makes every tensor that a model creates while ZeRO-3 shards it one of the model's precision. Rounded to bf16 a frequency
+    is off by up to 0.2%, and the angle of a token at position 600 by up to a radian.
+    """
+    for module in model.modules():
+        frequencies = getattr(module, "inv_freq", None)
+        if isinstance(frequencies, Tensor) and frequencies.dtype != torch.float32:
+            for name, values in type(module)(module.config).named_buffers(recurse=False):
+                setattr(module, name, nn.Buffer(values.to(frequencies.device), persistent=False))
 
 
 def load_policy(path: str, model_args: ModelArgs, seed: int) -> PackedPolicy:

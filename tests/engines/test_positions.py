@@ -1,0 +1,41 @@
+"""Far positions: a model that ZeRO-3 shards in bf16 tells them apart as the same model alone does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from roll.config.schema_model import ModelArgs
+from roll.data import packing
+from roll.models.load import PackedPolicy, load_causal_model
+from roll.models.packed_inputs import packed_inputs
+from roll.strategies.base import Rank
+from roll.types import Floats, Sequences
+from tests.engines.ranks import run_ranks
+from tests.engines.training import SEED, TEMPERATURE, Case, trainer
+
+LENGTH = 700
+"""Tokens; frequencies that are rounded to bf16 are off by up to a radian here."""
+
+
+def scored(rank: Rank, model: Path, sequences: Sequences) -> Floats:
+    """By the trainer, before any update."""
+    with trainer(Case(3, lora=False, dtype="bf16"), model, rank, SEED) as strategy:
+        return strategy.log_probs([sequences], TEMPERATURE, True)[0]
+
+
+@pytest.fixture
+def sequences() -> Sequences:
+    ids = np.random.default_rng(0).integers(0, 250, LENGTH).astype(np.int32)
+    return packing.concatenate([ids], [np.arange(LENGTH) >= LENGTH - 100])
+
+
+def test_far_positions_under_zero3_in_bf16(small_model: Path, sequences: Sequences, tmp_path: Path) -> None:
+    plain = PackedPolicy(load_causal_model(str(small_model), ModelArgs.model_validate({"dtype": "bf16"}))).eval()
+    with torch.no_grad():
+        expected = plain(packed_inputs(sequences, "cpu", TEMPERATURE))[0].numpy()
+    (found,) = run_ranks(scored, 1, tmp_path, small_model, sequences, seconds=120)
+    np.testing.assert_allclose(found[sequences.response_mask], expected, atol=1e-3)
