@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roll.config.batch import sequences_per_update
+from roll.config.optimizers import optimizer_faults
 from roll.config.placement import model_roles
 from roll.config.schema import Config
 from roll.config.schema_engine import DeepSpeedConfig, DeepSpeedInferStrategy, DeepSpeedTrainStrategy
@@ -22,11 +23,15 @@ ZERO_KEYS = (
     "stage3_module_granularity_threshold", "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
     "stage3_gather_fp16_weights_on_model_save", "ignore_unused_parameters", "legacy_stage1", "round_robin_gradients",
     "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients",
-    "mics_shard_size", "mics_hierarchical_params_gather", "memory_efficient_linear", "pipeline_loading_checkpoint",
+    "memory_efficient_linear", "pipeline_loading_checkpoint",
     "override_module_apply", "log_trace_cache_warnings", "enable_sanity_checks", "leaf_module",
 )
 # fmt: on
 """Keys of `zero_optimization` in DeepSpeed 0.19 (`deepspeed/runtime/zero/config.py`)."""
+REMOVED = ("mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param")
+"""Keys that earlier versions had."""
+QUANTISED = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
+RECOMPUTES = "cpu_checkpointing"
 
 
 def deepspeed_config(role: Role) -> DeepSpeedConfig | None:
@@ -42,16 +47,20 @@ def deepspeed_faults(config: Config) -> list[Fault]:
         settings, where = deepspeed_config(role), f"{name}.strategy_args.strategy_config"
         if settings is None:
             continue
-        faults += [*_zero(settings, f"{where}.zero_optimization"), *_precision(settings, where, name, role)]
+        zero = f"{where}.zero_optimization"
+        faults += [*_zero(settings, zero), *_plus_plus(settings, zero, role), *_precision(settings, where, name, role)]
+        faults += _recomputing(settings, f"{where}.activation_checkpointing", name, role)
         if isinstance(role, Learner):
-            faults += _batch(settings, where, name, role, config.max_grad_norm)
+            faults += [*_batch(settings, where, name, role, config.max_grad_norm), *optimizer_faults(name, role)]
     return faults
 
 
 def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
     zero = settings.zero_optimization
     for key, value in (zero.model_extra or {}).items():
-        if key not in ZERO_KEYS:
+        if key in REMOVED:
+            yield Fault(f"{where}.{key}", f"{value!r}, but DeepSpeed 0.19 has removed it", "remove it")
+        elif key not in ZERO_KEYS:
             yield Fault(
                 f"{where}.{key}",
                 f"unknown key, with the value {value!r}{nearest(key, list(ZERO_KEYS))}",
@@ -70,6 +79,40 @@ def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
         offload = getattr(zero, key)
         if offload and offload.device == "nvme" and not offload.nvme_path:
             yield Fault(f"{where}.{key}.nvme_path", "missing, and device is nvme", "give a folder on the NVMe device")
+        elif offload and offload.device == "nvme" and not offload.nvme_path.startswith("/"):
+            yield Fault(f"{where}.{key}.nvme_path", f"'{offload.nvme_path}' is relative, and workers start elsewhere", "make it absolute")
+        if offload and offload.device == "nvme" and zero.stage != 3:
+            yield Fault(f"{where}.{key}.device", f"'nvme', but stage {zero.stage} swaps nothing to it", "use stage 3, or cpu")
+
+
+def _plus_plus(settings: DeepSpeedConfig, where: str, role: Role) -> Iterator[Fault]:
+    zero, extra = settings.zero_optimization, settings.zero_optimization.model_extra or {}
+    ranks = len(role.device_mapping) if role.device_mapping else role.world_size or 1
+    for key in QUANTISED:
+        if extra.get(key) and not role.device_mapping:
+            yield Fault(f"{where}.{key}", "true, but DeepSpeed quantises on GPUs, and the role has no device_mapping", "remove it")
+        elif extra.get(key) and zero.stage != 3:
+            yield Fault(f"{where}.{key}", f"true, but stage {zero.stage} gathers no sharded weights", "use stage 3, or remove it")
+    size = extra.get("zero_hpz_partition_size", 1)
+    if size > 1 and zero.stage != 3:
+        yield Fault(f"{where}.zero_hpz_partition_size", f"{size}, but stage {zero.stage} shards no weights", "use stage 3, or remove it")
+    elif ranks % size:
+        problem = f"{size} ranks are to share a second copy of the weights, and {ranks} ranks are no multiple of that"
+        yield Fault(f"{where}.zero_hpz_partition_size", problem, "give the ranks of one host")
+
+
+def _recomputing(settings: DeepSpeedConfig, where: str, name: str, role: Role) -> Iterator[Fault]:
+    given = settings.activation_checkpointing or {}
+    for key, value in given.items():
+        if key == "partition_activations" and value:
+            problem = "true, but no two ranks hold the same activations: there is no model parallelism"
+            yield Fault(f"{where}.{key}", problem, f"remove it; {RECOMPUTES} keeps them in host memory")
+        elif key != RECOMPUTES and value:
+            problem = f"{value!r}: layers are recomputed by torch, and of this block {RECOMPUTES} alone has a meaning"
+            yield Fault(f"{where}.{key}", problem, f"remove it; {name}.model_args.gradient_checkpointing says which layers are recomputed")
+    if given.get(RECOMPUTES) and role.model_args.gradient_checkpointing in ("none", 0):
+        problem = f"true, but {name}.model_args.gradient_checkpointing is {role.model_args.gradient_checkpointing}"
+        yield Fault(f"{where}.{RECOMPUTES}", problem, "remove it, or let layers be recomputed")
 
 
 def _precision(settings: DeepSpeedConfig, where: str, name: str, role: Role) -> Iterator[Fault]:

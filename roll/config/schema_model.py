@@ -41,16 +41,34 @@ class ModelArgs(Section):
 class TrainingArgs(Section):
     """The optimizer and the batch of one update."""
 
-    learning_rate: NonNegativeFloat = Field(1e-6, description="Peak learning rate of AdamW.")
-    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"] = Field(
-        "linear", description="Shape of the schedule after the warm-up."
+    optimizer: Literal["adamw", "adamw_8bit", "lion", "adagrad", "onebit_adam", "zero_one_adam", "onebit_lamb"] = Field(
+        "adamw", description="See docs/deepspeed.md for what each needs."
+    )
+    learning_rate: NonNegativeFloat = Field(1e-6, description="Peak learning rate.")
+    lora_learning_rate: NonNegativeFloat | None = Field(None, description="Of LoRA's matrices; `learning_rate` if not given.")
+    lr_scheduler_type: Literal[
+        "linear",
+        "cosine",
+        "cosine_with_restarts",
+        "polynomial",
+        "constant",
+        "constant_with_warmup",
+        "inverse_sqrt",
+        "cosine_with_min_lr",
+        "cosine_warmup_with_min_lr",
+        "warmup_stable_decay",
+        "reduce_lr_on_plateau",
+        "greedy",
+    ] = Field("linear", description="Shape of the schedule after the warm-up, by transformers' names. The last two are refused.")
+    lr_scheduler_kwargs: dict[str, float | int | str] = Field(
+        default_factory=dict, description="Further arguments of transformers' schedule: `{min_lr: 1e-7}`."
     )
     warmup_steps: NonNegativeInt = Field(0, description="Optimizer updates of linear warm-up.")
     warmup_ratio: Fraction = Field(0.0, description="The same as a share of all updates; give one of the two.")
-    weight_decay: NonNegativeFloat = Field(0.0, description="AdamW's decoupled weight decay.")
-    adam_beta1: Fraction = Field(0.9, description="Decay of the first moment.")
-    adam_beta2: Fraction = Field(0.999, description="Decay of the second moment.")
-    adam_epsilon: PositiveFloat = Field(1e-8, description="AdamW's epsilon.")
+    weight_decay: NonNegativeFloat = Field(0.0, description="Of matrices; norms, biases and other vectors are not decayed.")
+    adam_beta1: Fraction = Field(0.9, description="Decay of the first moment; with Lion of the momentum that makes the update.")
+    adam_beta2: Fraction = Field(0.999, description="Decay of the second moment; with Lion of the momentum that is kept.")
+    adam_epsilon: PositiveFloat = Field(1e-8, description="Added to the root of the second moment.")
     per_device_train_batch_size: PositiveInt = Field(
         1, description="With `gradient_accumulation_steps` and the number of ranks, the sequences of one optimizer update."
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import MethodType
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -24,6 +26,21 @@ def prepare_checkpointing(causal: PreTrainedModel, is_lora: bool) -> None:
     causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
     if is_lora:
         causal.enable_input_require_grads()
+
+
+def inputs_on_host(causal: PreTrainedModel) -> None:
+    """Let the inputs of recomputed layers wait in host memory for the backward pass. After `prepare_checkpointing`."""
+
+    def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*inputs: Any, **keywords: Any) -> Any:
+            # A re-entrant checkpoint saves its inputs and nothing else.
+            with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()):
+                return function(*inputs, **keywords)
+
+        return call
+
+    for layer in decoder_layers(causal):
+        vars(layer)["_gradient_checkpointing_func"] = recomputed(vars(layer)["_gradient_checkpointing_func"])
 
 
 def checkpoint_first(causal: PreTrainedModel, count: int) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import math
+import os
+import shutil
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
 from deepspeed.utils import set_z3_leaf_modules
 from torch import nn
-from transformers import PreTrainedModel, get_scheduler
+from transformers import PreTrainedModel
 
 from roll.config.schema_engine import DeepSpeedConfig
 from roll.config.schema_model import TrainingArgs
+from roll.errors import ConfigError, Fault
 from roll.models.layers import decoder_layers
 from roll.strategies.base import Rank
+from roll.strategies.deepspeed_optimizers import Place, make_optimizer, make_schedule
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
@@ -71,6 +75,36 @@ def deepspeed_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float |
     return out
 
 
+def swap_folders(config: DeepSpeedConfig) -> list[Path]:
+    """Folders on NVMe devices that states are swapped to."""
+    offloads = (config.zero_optimization.offload_optimizer, config.zero_optimization.offload_param)
+    return [Path(offload.nvme_path) for offload in offloads if offload and offload.device == "nvme" and offload.nvme_path]
+
+
+def check_needs(config: DeepSpeedConfig, rank: Rank) -> None:
+    """That this machine has what an offload to NVMe needs.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    from deepspeed.ops.op_builder import AsyncIOBuilder  # pyright: ignore[reportAttributeAccessIssue]
+
+    where = f"{rank.role}.strategy_args.strategy_config.zero_optimization"
+    for folder in swap_folders(config):
+        if not os.access(folder, os.W_OK):
+            raise ConfigError([Fault(where, f"nvme_path {folder} is no folder that can be written to here", "make it on every host")])
+        if not AsyncIOBuilder().is_compatible():
+            problem = "an offload to nvme needs libaio with its headers, which is not here"
+            raise ConfigError([Fault(where, problem, "install libaio-dev (Debian) or libaio-devel (Red Hat), or offload to cpu")])
+
+
+def remove_swapped(config: DeepSpeedConfig, rank: Rank) -> None:
+    """Delete what this rank swapped to NVMe; DeepSpeed leaves it there."""
+    for folder in swap_folders(config):
+        for mine in folder.glob(f"zero_stage_3/*/rank{rank.rank}"):
+            shutil.rmtree(mine)
+
+
 def scale_of(engine: Any) -> float | None:
     """What fp16's losses are multiplied by; None in another precision."""
     if not engine.fp16_enabled():
@@ -79,59 +113,12 @@ def scale_of(engine: Any) -> float | None:
     return float(engine.optimizer.loss_scale if unfused is None else unfused.cur_scale)
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """What trains, in groups with and without weight decay: norms, biases and other vectors are not decayed.
-
-    An empty group is left out; DeepSpeed cannot partition one.
-    """
-    trains = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    if weight_decay == 0:
-        return [{"params": [parameter for _, parameter in trains], "weight_decay": 0.0}]
-
-    def dimensions(parameter: nn.Parameter) -> int:
-        return len(getattr(parameter, "ds_shape", parameter.shape))
-
-    groups = [
-        {"params": [p for _, p in trains if dimensions(p) >= 2], "weight_decay": weight_decay},
-        {"params": [p for _, p in trains if dimensions(p) < 2], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
-
-
-class CheckedAdamW(torch.optim.AdamW):
-    """AdamW that leaves everything as it is if a gradient is not finite.
-
-    DeepSpeed checks gradients wherever it wraps the optimizer, which it does not in fp32 without ZeRO. There it reads
-    `overflow` as it would of its own: it counts the update as skipped and holds the schedule.
-    """
-
-    overflow = False
-
-    def step(self, closure: Any = None) -> Any:
-        """One update, or none."""
-        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        self.overflow = not bool(torch.isfinite(nn.utils.get_total_norm(gradients)))
-        return None if self.overflow else super().step(closure)
-
-
 def optimizer_and_schedule(
-    model: nn.Module, training: TrainingArgs, config: DeepSpeedConfig, total_updates: int, device: str
+    model: nn.Module, training: TrainingArgs, config: DeepSpeedConfig, total_updates: int, rank: Rank
 ) -> tuple[torch.optim.Optimizer, Any]:
-    """AdamW and its learning-rate schedule over `total_updates` optimizer updates."""
-    groups = parameter_groups(model, training.weight_decay)
-    settings: dict[str, Any] = {
-        "lr": training.learning_rate,
-        "betas": (training.adam_beta1, training.adam_beta2),
-        "eps": training.adam_epsilon,
-    }
-    offload = config.zero_optimization.offload_optimizer
-    if offload is not None and offload.device != "none" and device == "cuda":
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-        optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, adamw_mode=True, **settings)
-    else:
-        kind = CheckedAdamW if config.zero_optimization.stage == 0 else torch.optim.AdamW
-        optimizer = kind(groups, fused=True, **settings)
-    warmup = training.warmup_steps or math.ceil(training.warmup_ratio * total_updates)
-    schedule = get_scheduler(training.lr_scheduler_type, optimizer, num_warmup_steps=warmup, num_training_steps=max(total_updates, 1))
-    return optimizer, schedule
+    """What `training_args` names, for the ZeRO stage and the place of its states."""
+    zero = config.zero_optimization
+    # On the CPU everything is in host memory anyway, and torch's optimizers need no compiler.
+    offloaded = rank.device == "cuda" and zero.offload_optimizer is not None and zero.offload_optimizer.device != "none"
+    optimizer = make_optimizer(model, training, Place(rank, zero.stage, offloaded))
+    return optimizer, make_schedule(optimizer, training, total_updates)

@@ -24,12 +24,20 @@ from roll.config.schema_engine import DeepSpeedConfig
 from roll.config.schema_model import ModelArgs, TrainingArgs
 from roll.errors import CheckpointError
 from roll.models.export import adapter_config, write_adapter_folder, write_model
-from roll.models.layers import checkpoint_first, compile_layers, decoder_layers, prepare_checkpointing
+from roll.models.layers import checkpoint_first, compile_layers, decoder_layers, inputs_on_host, prepare_checkpointing
 from roll.models.load import PackedModel, PackedPolicy, load_policy, load_tokenizer
 from roll.models.packed_inputs import packed_inputs, scored_only, to_device
 from roll.models.weights import WeightView
 from roll.strategies.base import MicroBatch, Rank, TrainResult
-from roll.strategies.deepspeed_setup import deepspeed_config, gather_whole_layers, join, optimizer_and_schedule, scale_of
+from roll.strategies.deepspeed_setup import (
+    check_needs,
+    deepspeed_config,
+    gather_whole_layers,
+    join,
+    optimizer_and_schedule,
+    remove_swapped,
+    scale_of,
+)
 from roll.strategies.finite import FiniteWatch
 from roll.strategies.loss_inputs import loss_inputs
 from roll.strategies.memory_guard import (
@@ -87,6 +95,7 @@ class DeepSpeedTrain:
         _seed_everything(settings.seed + rank.rank)
 
     def _build(self, settings: TrainSettings, rank: Rank) -> None:
+        check_needs(settings.deepspeed, rank)
         model_args, compiled = settings.model_args, compiles(settings.model_args, rank.device == "cuda")
         config = deepspeed_config(settings.deepspeed, model_args.dtype, settings.max_grad_norm, compiled)
         # Must outlive the engine: while it lives, from_pretrained shards the model as it loads (ZeRO-3).
@@ -94,8 +103,8 @@ class DeepSpeedTrain:
         model = settings.load(settings.model_path, model_args, settings.seed)
         self._is_lora = model_args.lora_target is not None
         self._arrange_layers(model)
-        optimizer, schedule = optimizer_and_schedule(model, settings.training, settings.deepspeed, settings.total_updates, rank.device)
-        self._finite = FiniteWatch(model.model, rank, settings.training.max_consecutive_skips)
+        optimizer, schedule = optimizer_and_schedule(model, settings.training, settings.deepspeed, settings.total_updates, rank)
+        self._finite = FiniteWatch(model, rank, settings.training.max_consecutive_skips)
         self._engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
         self._model, self._optimizer = model, optimizer
         self._offload = Offload(rank.device)
@@ -109,6 +118,8 @@ class DeepSpeedTrain:
         if count:
             prepare_checkpointing(causal, self._is_lora)
             checkpoint_first(causal, count)
+            if (self._settings.deepspeed.activation_checkpointing or {}).get("cpu_checkpointing"):
+                inputs_on_host(causal)
         if compiles(model_args, self._rank.device == "cuda"):
             compile_layers(causal)
             if self._shards_at_load:
@@ -308,6 +319,7 @@ class DeepSpeedTrain:
         """See `TrainStrategy`."""
         self._sender.close()
         self._engine.destroy()
+        remove_swapped(self._settings.deepspeed, self._rank)
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 

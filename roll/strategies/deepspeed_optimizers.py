@@ -1,0 +1,216 @@
+"""The optimizers and learning-rate schedules of `training_args`, over groups of what trains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.cpp_extension import get_default_build_root
+from transformers import get_scheduler
+
+from roll.config.schema_model import TrainingArgs
+from roll.errors import ConfigError, Fault
+from roll.strategies.base import Rank
+
+OPS_LOCK = "roll_deepspeed_ops.lock"
+
+
+def is_matrix(parameter: nn.Parameter) -> bool:
+    """Whether it is more than a vector. ZeRO-3 keeps the true shape of what it has sharded."""
+    return len(getattr(parameter, "ds_shape", parameter.shape)) >= 2
+
+
+def parameter_groups(model: nn.Module, training: TrainingArgs) -> list[dict[str, Any]]:
+    """What trains, in groups of one learning rate and one weight decay each.
+
+    Norms, biases and other vectors are not decayed; LoRA's matrices may have a learning rate of their own. An empty
+    group is left out; DeepSpeed cannot partition one.
+    """
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            own = training.lora_learning_rate if "lora_" in name else None
+            rate = training.learning_rate if own is None else own
+            groups.setdefault((rate, training.weight_decay if is_matrix(parameter) else 0.0), []).append(parameter)
+    return [{"params": chosen, "lr": rate, "weight_decay": decay} for (rate, decay), chosen in groups.items()]
+
+
+class Lion(Optimizer):
+    """Lion: the sign of an interpolated momentum, with decoupled weight decay (https://arxiv.org/abs/2302.06675)."""
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float]) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """One update."""
+        for group in self.param_groups:
+            rate, (first, second) = group["lr"], group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if "exp_avg" not in state:
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                update = state["exp_avg"].lerp(parameter.grad, 1 - first).sign_()
+                parameter.mul_(1 - rate * group["weight_decay"]).add_(update, alpha=-rate)
+                state["exp_avg"].lerp_(parameter.grad, 1 - second)
+
+
+class Adagrad(Optimizer):
+    """Adagrad (https://jmlr.org/papers/v12/duchi11a.html), weight decay added to the gradient.
+
+    torch's own makes its states at once, so that DeepSpeed 0.19 makes it anew for ZeRO's partitions, and then without
+    its groups and out of the schedule's sight. This one makes them at the first step.
+    """
+
+    def __init__(self, params: Any, lr: float, eps: float) -> None:
+        super().__init__(params, {"lr": lr, "eps": eps, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """One update."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                gradient = parameter.grad.add(parameter, alpha=group["weight_decay"])
+                state = self.state[parameter]
+                if "sum" not in state:
+                    state["sum"] = torch.zeros_like(parameter)
+                state["sum"].addcmul_(gradient, gradient)
+                parameter.addcdiv_(gradient, state["sum"].sqrt().add_(group["eps"]), value=-group["lr"])
+
+
+def checked(kind: type[Optimizer]) -> type[Optimizer]:
+    """The same optimizer, which leaves everything as it is if a gradient is not finite.
+
+    DeepSpeed checks gradients wherever it wraps the optimizer, which it does not in fp32 without ZeRO. There it reads
+    `overflow` as it would of its own: it counts the update as skipped and holds the schedule.
+    """
+
+    class Checked(kind):  # pyright: ignore[reportGeneralTypeIssues]
+        overflow = False
+
+        def step(self, closure: Any = None) -> Any:
+            gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+            self.overflow = not bool(torch.isfinite(nn.utils.get_total_norm(gradients)))
+            return None if self.overflow else super().step(closure)
+
+    Checked.__name__ = f"Checked{kind.__name__}"
+    return Checked
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an optimizer works."""
+
+    rank: Rank
+    stage: int
+    offloaded: bool
+    """Its states and the master weights lie in host memory while the model is on a GPU."""
+
+    def kind(self, optimizer: type[Optimizer]) -> type[Optimizer]:
+        """The optimizer for this place, checked where DeepSpeed does not check."""
+        return checked(optimizer) if self.stage == 0 else optimizer
+
+
+def make_optimizer(model: nn.Module, training: TrainingArgs, place: Place) -> Optimizer:
+    """The optimizer that `training_args.optimizer` names.
+
+    Raises:
+        ConfigError: this machine lacks what it needs.
+    """
+    return OPTIMIZERS[training.optimizer](model, training, place)
+
+
+def _adamw(model: nn.Module, training: TrainingArgs, place: Place) -> Optimizer:
+    groups = parameter_groups(model, training)
+    settings: dict[str, Any] = {
+        "lr": training.learning_rate,
+        "betas": (training.adam_beta1, training.adam_beta2),
+        "eps": training.adam_epsilon,
+    }
+    if place.offloaded:
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        return serially(lambda: DeepSpeedCPUAdam(groups, adamw_mode=True, **settings), place.rank)
+    return place.kind(torch.optim.AdamW)(groups, fused=True, **settings)  # pyright: ignore[reportCallIssue]
+
+
+def _adamw_8bit(model: nn.Module, training: TrainingArgs, place: Place) -> Optimizer:
+    where = f"{place.rank.role}.training_args.optimizer"
+    if place.rank.device != "cuda" or place.offloaded:
+        problem = "'adamw_8bit' keeps its states on a GPU, and here they are in host memory"
+        raise ConfigError([Fault(where, problem, "use adamw, or a GPU without offload_optimizer")])
+    try:
+        from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        problem = f"'adamw_8bit' needs the package bitsandbytes, which cannot be imported: {error}"
+        raise ConfigError([Fault(where, problem, "pip install bitsandbytes, or use adamw")]) from error
+    betas = (training.adam_beta1, training.adam_beta2)
+    kind = place.kind(AdamW8bit)
+    return kind(parameter_groups(model, training), lr=training.learning_rate, betas=betas, eps=training.adam_epsilon)  # pyright: ignore[reportCallIssue]
+
+
+def _lion(model: nn.Module, training: TrainingArgs, place: Place) -> Optimizer:
+    groups, betas = parameter_groups(model, training), (training.adam_beta1, training.adam_beta2)
+    if place.offloaded:
+        from deepspeed.ops.lion import DeepSpeedCPULion
+
+        return serially(lambda: DeepSpeedCPULion(groups, lr=training.learning_rate, betas=betas), place.rank)
+    return place.kind(Lion)(groups, lr=training.learning_rate, betas=betas)  # pyright: ignore[reportCallIssue]
+
+
+def _adagrad(model: nn.Module, training: TrainingArgs, place: Place) -> Optimizer:
+    groups = parameter_groups(model, training)
+    settings: dict[str, Any] = {"lr": training.learning_rate, "eps": training.adam_epsilon}
+    if place.offloaded:
+        from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
+
+        return serially(lambda: DeepSpeedCPUAdagrad(groups, **settings), place.rank)
+    return place.kind(Adagrad)(groups, **settings)  # pyright: ignore[reportCallIssue]
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingArgs, Place], Optimizer]] = {
+    "adamw": _adamw,
+    "adamw_8bit": _adamw_8bit,
+    "lion": _lion,
+    "adagrad": _adagrad,
+}
+
+
+def serially(make: Callable[[], Optimizer], rank: Rank) -> Optimizer:
+    """Make an optimizer whose code is compiled at first use: one process of a host at a time, and the others find it compiled.
+
+    Raises:
+        TimeoutError: another process has been compiling for `rank.timeout` seconds.
+    """
+    folder = Path(get_default_build_root())
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / OPS_LOCK, timeout=rank.timeout):
+            return make()
+    except Timeout as error:
+        place = f"{rank.role} rank {rank.rank}"
+        problem = f"{place} waited {rank.timeout:.0f} s for another process to compile DeepSpeed's CPU optimizer in {folder}"
+        raise TimeoutError(f"{problem}; if none does, remove the files named lock in its folders") from error
+
+
+def make_schedule(optimizer: Optimizer, training: TrainingArgs, total_updates: int) -> Any:
+    """The schedule that `training_args.lr_scheduler_type` names, over `total_updates` optimizer updates."""
+    warmup = training.warmup_steps or math.ceil(training.warmup_ratio * total_updates)
+    return get_scheduler(
+        training.lr_scheduler_type,
+        optimizer,
+        num_warmup_steps=warmup,
+        num_training_steps=max(total_updates, 1),
+        scheduler_specific_kwargs=dict(training.lr_scheduler_kwargs),
+    )

@@ -1,0 +1,173 @@
+"""Groups of what trains, optimizers in one process against formulas in float64, and transformers' schedules."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import multiprocessing
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
+from transformers.trainer_utils import SchedulerType
+
+from roll.config.optimizers import BY_METRIC, NEEDED, REMOVED, SCHEDULES
+from roll.config.schema_model import TrainingArgs
+from roll.errors import ConfigError
+from roll.strategies.base import Rank
+from roll.strategies.deepspeed_optimizers import OPTIMIZERS, Place, make_optimizer, make_schedule, parameter_groups, serially
+
+RANK = Rank("actor_train", 0, 1, "127.0.0.1", 0, "cpu", 20.0)
+USUAL = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch", "num_stable_steps"}
+
+
+def arguments(**keys: Any) -> TrainingArgs:
+    return TrainingArgs.model_validate(keys)
+
+
+class Model(nn.Module):
+    """A matrix, a vector, an adapter and an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(4, 3)
+        self.lora_A = nn.Linear(4, 2, bias=False)
+        self.embed = nn.Embedding(5, 4)
+        self.frozen = nn.Parameter(torch.ones(2, 2), requires_grad=False)
+        generator = torch.Generator().manual_seed(0)
+        for parameter in self.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator)
+            parameter.grad = torch.randn(parameter.shape, generator=generator) if parameter.requires_grad else None
+
+
+def grouped(model: Model, training: TrainingArgs) -> dict[tuple[float, float], set[str]]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = parameter_groups(model, training)
+    return {(group["lr"], group["weight_decay"]): {names[id(parameter)] for parameter in group["params"]} for group in groups}
+
+
+def test_vectors_are_not_decayed_and_adapters_may_have_a_rate_of_their_own() -> None:
+    matrices = {"dense.weight", "lora_A.weight", "embed.weight"}
+    assert grouped(Model(), arguments(learning_rate=1.0)) == {(1.0, 0.0): matrices | {"dense.bias"}}
+    assert grouped(Model(), arguments(learning_rate=1.0, weight_decay=0.1)) == {(1.0, 0.1): matrices, (1.0, 0.0): {"dense.bias"}}
+    with_own = arguments(learning_rate=1.0, weight_decay=0.1, lora_learning_rate=0.0)
+    expected = {(1.0, 0.1): matrices - {"lora_A.weight"}, (1.0, 0.0): {"dense.bias"}, (0.0, 0.1): {"lora_A.weight"}}
+    assert grouped(Model(), with_own) == expected
+
+
+def expected(name: str, parameter: nn.Parameter, kind: str, steps: int) -> Tensor:
+    """A weight after some steps with the same gradient, rate 0.1, decay 0.2 of matrices, betas 0.8 and 0.9."""
+    p, g, decay = parameter.detach().double(), parameter.grad, 0.2 if parameter.ndim > 1 else 0.0
+    assert g is not None
+    g, first, second = g.double(), torch.zeros_like(p), torch.zeros_like(p)
+    for step in range(1, steps + 1):
+        if kind == "lion":
+            p = p * (1 - 0.1 * decay) - 0.1 * torch.sign(0.8 * first + 0.2 * g)
+            first = 0.9 * first + 0.1 * g
+        elif kind == "adagrad":
+            second = second + (g + decay * p) ** 2
+            p = p - 0.1 * (g + decay * p) / (second.sqrt() + 1e-8)
+        else:
+            first, second = 0.8 * first + 0.2 * g, 0.9 * second + 0.1 * g * g
+            update = (first / (1 - 0.8**step)) / ((second / (1 - 0.9**step)).sqrt() + 1e-8)
+            p = p * (1 - 0.1 * decay) - 0.1 * update
+    return p
+
+
+@pytest.mark.parametrize("kind", ["adamw", "lion", "adagrad"])
+def test_three_steps_are_the_formulas(kind: str) -> None:
+    training = arguments(optimizer=kind, learning_rate=0.1, weight_decay=0.2, adam_beta1=0.8, adam_beta2=0.9)
+    model = Model()
+    after = {name: expected(name, parameter, kind, 3) for name, parameter in model.named_parameters() if parameter.requires_grad}
+    optimizer = make_optimizer(model, training, Place(RANK, stage=0, offloaded=False))
+    for _ in range(3):
+        optimizer.step()
+    for name, weight in after.items():
+        torch.testing.assert_close(
+            model.get_parameter(name).double(), weight, rtol=0, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    assert torch.equal(model.frozen, Model().frozen)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "lion", "adagrad"])
+def test_without_zero_a_gradient_that_is_not_finite_changes_nothing(kind: str) -> None:
+    model = Model()
+    optimizer: Any = make_optimizer(model, arguments(optimizer=kind, learning_rate=0.1), Place(RANK, stage=0, offloaded=False))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert model.embed.weight.grad is not None
+    model.embed.weight.grad[0, 0] = torch.nan
+    optimizer.step()
+    assert optimizer.overflow
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    model.embed.weight.grad[0, 0] = 1.0
+    optimizer.step()
+    assert not optimizer.overflow
+    assert not torch.equal(model.embed.weight, before["embed.weight"])
+
+
+def test_every_name_makes_an_optimizer_or_is_refused() -> None:
+    names = get_args(TrainingArgs.model_fields["optimizer"].annotation)
+    assert set(names) == {*OPTIMIZERS, *REMOVED}
+    with pytest.raises(ConfigError, match="keeps its states on a GPU"):
+        make_optimizer(Model(), arguments(optimizer="adamw_8bit"), Place(RANK, 2, offloaded=False))
+
+
+def test_the_schedules_are_transformers() -> None:
+    names = set(get_args(TrainingArgs.model_fields["lr_scheduler_type"].annotation))
+    assert names == {kind.value for kind in SchedulerType} == {*SCHEDULES, *BY_METRIC}
+    for name, known in SCHEDULES.items():
+        takes = set(inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]).parameters)
+        assert set(known) == takes - USUAL, name
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_is_transformers_own(name: str) -> None:
+    values = {"min_lr": 0.25, "min_lr_rate": 0.25, "num_decay_steps": 4}
+    keys = {key: values[key] for key in NEEDED.get(name, ())[-1:]}
+    parameter = nn.Parameter(torch.ones(2))
+    training = arguments(learning_rate=1.0, lr_scheduler_type=name, lr_scheduler_kwargs=keys, warmup_ratio=0.3)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    schedule, rates = make_schedule(optimizer, training, 10), []
+    for _ in range(10):
+        rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    by_hand = {
+        "linear": [0, 1 / 3, 2 / 3, 1, 6 / 7, 5 / 7, 4 / 7, 3 / 7, 2 / 7, 1 / 7],
+        "constant": [1.0] * 10,
+        "constant_with_warmup": [0, 1 / 3, 2 / 3] + [1.0] * 7,
+        "cosine": [0, 1 / 3, 2 / 3] + [0.5 * (1 + math.cos(math.pi * k / 7)) for k in range(7)],
+        "cosine_with_min_lr": [0, 1 / 3, 2 / 3] + [0.25 + 0.75 * 0.5 * (1 + math.cos(math.pi * k / 7)) for k in range(7)],
+        "inverse_sqrt": [0, 1 / 3, 2 / 3] + [math.sqrt(3 / k) for k in range(3, 10)],
+        "warmup_stable_decay": [0, 1 / 3, 2 / 3] + [1.0] * 3 + [0.5 * (1 + math.cos(math.pi * k / 4)) for k in range(4)],
+    }
+    if name in by_hand:
+        assert rates == pytest.approx(by_hand[name], abs=1e-6)
+    assert max(rates) == pytest.approx(1.0) and (name == "constant" or rates[0] < 1.0)
+
+
+def _build(folder: Path, number: int) -> None:
+    """Stands for a compilation: it fails if another one is under way."""
+
+    def make() -> Any:
+        (folder / "building").touch(exist_ok=False)
+        time.sleep(0.2)
+        (folder / "building").unlink()
+        (folder / f"built{number}").touch()
+
+    serially(make, RANK)
+
+
+def test_one_process_compiles_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    processes = [multiprocessing.get_context("fork").Process(target=_build, args=(tmp_path, number)) for number in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert len(list(tmp_path.glob("built*"))) == 4
