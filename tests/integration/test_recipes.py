@@ -32,6 +32,20 @@ def test_remax_compares_with_a_greedy_answer(world: World) -> None:
     assert len(sample["responses"]) == 1
 
 
+def test_step_reinforce_pays_the_turns_of_a_response(world: World) -> None:
+    outcome = world.run(*recipe("step_reinforce", "step_reinforce", "max_steps=2"))
+    assert outcome.status == 0, outcome.output
+    samples = [json.loads(line) for line in (world.folder / "step_reinforce" / "samples.jsonl").read_text().splitlines()]
+    responses = [response for sample in samples for response in sample["responses"]]
+    for response in responses:
+        assert sum(value for _, value in response["turns"]) == pytest.approx(response["reward"] if response["turns"] else 0)
+        assert [end for end, _ in response["turns"]] == list(range(1, len(response["turns"]) + 1))
+    assert len({len(response["turns"]) for response in responses}) > 1
+    for line in world.metrics("step_reinforce")[1:]:
+        assert line["response/turns_mean"] > 1
+        assert line["policy/grad_norm"] > 0
+
+
 def test_an_adapting_weight_and_running_moments_go_on_after_a_resume(world: World) -> None:
     settings = ("norm_mean_type=running", "norm_std_type=running", "kl_horizon=1000", "save_steps=2")
     for name, steps in (("whole_kl", (4,)), ("split_kl", (2, 4))):
