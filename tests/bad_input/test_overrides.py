@@ -166,7 +166,7 @@ CONTRADICTIONS = [
             ["num_return_sequences_in_group=1", f"{TRAIN}.per_device_train_batch_size=4", f"adv_estimator={estimator}"],
             "num_return_sequences_in_group",
             f"1, and adv_estimator {estimator} compares",
-            "reinforce, reinforce_plus_plus, remax, step_reinforce",
+            "reinforce, reinforce_plus_plus, remax, gae, step_reinforce",
         )
         for estimator in ("dr_grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline")
     ),
