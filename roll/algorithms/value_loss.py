@@ -32,7 +32,8 @@ class ValueLoss(Loss):
         if self.clip is None:
             larger, clipped = free, torch.zeros_like(free)
         else:
-            held = (old + (values - old).clamp(-self.clip, self.clip) - returns).square()
+            # Not old + clip(V - old): within the bounds this is V itself, where a sum would round.
+            held = (values.clamp(old - self.clip, old + self.clip) - returns).square()
             larger, clipped = torch.maximum(free, held), (held > free).float()
         losses = 0.5 * larger
         return TokenLosses(losses, {"critic/loss": losses.detach(), "critic/clip_fraction": clipped})
