@@ -180,6 +180,8 @@ class TrainBatch:
     """[N], factors of the sequences' losses; None weighs all alike."""
     labels: Floats | None = None
     """[N], what is known of each sequence: 1 for desirable and 0 for not, or the margin of its pair. None if nothing is."""
+    teacher_states: Floats | None = None
+    """[S, H] for the S response tokens: the last hidden states from which a teacher predicts them. None without a teacher."""
     unit: int = 1
     """Sequences that a loss compares and that stay together in one micro-batch: 2 for pairs, the chosen one first."""
     values: Floats | None = None

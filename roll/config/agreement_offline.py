@@ -7,7 +7,7 @@ from typing import Literal
 
 from roll.config.batch import has_pairs, learner, sequences_per_update
 from roll.config.schema_model import DataArgs
-from roll.config.schema_offline import DpoConfig, OfflineConfig, SftConfig
+from roll.config.schema_offline import DistillConfig, DpoConfig, OfflineConfig, SftConfig
 from roll.errors import Fault
 
 Rows = Literal["prompts", "responses", "labelled", "pairs"]
@@ -86,6 +86,8 @@ def offline_faults(config: OfflineConfig) -> Iterator[Fault]:
             yield Fault("loss_on", problem, "remove it, or set it to all")
     if isinstance(config, DpoConfig):
         yield from _preferences(config)
+    if isinstance(config, DistillConfig):
+        yield from _distillation(config)
 
 
 def _held_out(config: OfflineConfig) -> Iterator[Fault]:
@@ -128,6 +130,22 @@ def _preferences(config: DpoConfig) -> Iterator[Fault]:
     if loss == "kto" and sequences_per_update(learning) < 2:
         where = "actor_train.training_args.per_device_train_batch_size"
         yield Fault(where, "an update of 1 row, but kto compares rows of an update with one another", "give at least 2 rows an update")
+
+
+def _distillation(config: DistillConfig) -> Iterator[Fault]:
+    if config.divergence != "jsd" and "jsd_beta" in config.model_fields_set:
+        problem = f"{config.jsd_beta:g}, but divergence {config.divergence} does not read it"
+        yield Fault("jsd_beta", problem, "remove it, or set divergence=jsd")
+    if not config.distill_loss_weight:
+        problem = "0, so that nothing is learnt of the teacher"
+        yield Fault("distill_loss_weight", problem, "give a weight above 0, or use pipeline: sft")
+    if config.teacher.model_args.lora_target:
+        problem = f"'{config.teacher.model_args.lora_target}', but the teacher is a model without an adapter"
+        yield Fault("teacher.model_args.lora_target", problem, "remove it")
+    teacher, student = (role.model_args.model_name_or_path or config.pretrain for role in (config.teacher, config.student))
+    if teacher == student:
+        problem = "the teacher is the model that the student starts from: there is nothing to learn"
+        yield Fault("teacher.model_args.model_name_or_path", problem, "name the teacher's folder or Hub name")
 
 
 def offline_warnings(config: OfflineConfig) -> Iterator[str]:

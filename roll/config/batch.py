@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from roll.config.placement import model_roles, vllm_config
 from roll.config.schema import Config, RlvrConfig
-from roll.config.schema_offline import DpoConfig, OfflineConfig, SftConfig
+from roll.config.schema_offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
 from roll.config.schema_roles import ActorTrain, Learner
 from roll.errors import Fault
 
@@ -32,13 +32,17 @@ def learner(config: Config | OfflineConfig) -> tuple[str, ActorTrain]:
     """The role that trains on the data, and its name."""
     if isinstance(config, RlvrConfig | DpoConfig):
         return "actor_train", config.actor_train
+    if isinstance(config, RewardModelConfig):
+        return "reward_train", config.reward_train
+    if isinstance(config, DistillConfig):
+        return "student", config.student
     assert isinstance(config, SftConfig)
     return "sft_train", config.sft_train
 
 
 def has_pairs(config: Config | OfflineConfig) -> bool:
     """Whether a row is a pair of sequences that stay together."""
-    return isinstance(config, DpoConfig) and config.preference_loss != "kto"
+    return isinstance(config, RewardModelConfig) or (isinstance(config, DpoConfig) and config.preference_loss != "kto")
 
 
 def sequences_per_update(role: Learner) -> int:

@@ -15,9 +15,10 @@ from pydantic_core import PydanticUndefined
 from roll.config.fields import ANY_NAME, sections
 from roll.config.roll_keys import CHECKPOINTING, IGNORED, RENAMED, REWARD_CLASSES, ROLES, VALUES, VARIABLES
 from roll.config.schema import PIPELINES, RlvrConfig
-from roll.config.schema_offline import DpoConfig, OfflineConfig, SftConfig
+from roll.config.schema_offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
 from roll.config.schema_roles import Experiment
 
+OFFLINE = {"SFT": SftConfig, "DPO": DpoConfig, "Reward model": RewardModelConfig, "Distillation": DistillConfig}
 INTRODUCTION = """# Configuration
 
 One YAML file says the whole experiment. This page is generated from the schema (`roll/config/schema*.py`) by
@@ -48,7 +49,7 @@ def reference() -> str:
     parts.append(_section("RLVR", "", RlvrConfig, leave_out=shared))
     parts.append(_section("Every pipeline but RLVR", "", OfflineConfig, leave_out=shared))
     shared |= set(OfflineConfig.model_fields)
-    for title, schema in (("SFT", SftConfig), ("DPO", DpoConfig)):
+    for title, schema in OFFLINE.items():
         parts.append(_section(title, "", schema, leave_out=shared))
     for block in _blocks():
         places = ", ".join(f"`{place}`" for place in _places(block))

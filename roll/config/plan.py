@@ -13,7 +13,7 @@ from roll.config.memory import RoleMemory, estimate
 from roll.config.on_disk import Found, look
 from roll.config.placement import RolePlan, model_roles, place, placement_faults, placement_warnings, turns
 from roll.config.schema import Config, RlvrConfig
-from roll.config.schema_offline import SftConfig
+from roll.config.schema_offline import DpoConfig
 from roll.errors import ConfigError, Fault
 
 ReferencePlan = Literal["unused", "role", "adapter_off"]
@@ -87,7 +87,7 @@ def _plan(config: Config, found: Found, warnings: list[str]) -> Plan:
 
 
 def _reference(config: Config) -> ReferencePlan:
-    if isinstance(config, SftConfig) or not uses_reference(config):
+    if not isinstance(config, RlvrConfig | DpoConfig) or not uses_reference(config):
         return "unused"
     return "role" if config.reference else "adapter_off"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-ROLES = ("actor_train", "actor_infer", "reference", "critic", "sft_train")
+ROLES = ("actor_train", "actor_infer", "reference", "critic", "sft_train", "reward_train", "student", "teacher")
 
 VARIABLES = ("lora_target", "lora_rank", "lora_alpha", "lora_dropout", "pg_variant", "reward_pretrain")
 """Root keys that ROLL's files use as variables of `${...}`. In a file they may stand unused; on the command line that is a fault."""

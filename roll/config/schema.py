@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from roll.config.schema_base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
-from roll.config.schema_offline import NAMES, DpoConfig, SftConfig
+from roll.config.schema_offline import NAMES, DistillConfig, DpoConfig, RewardModelConfig, SftConfig
 from roll.config.schema_roles import ActorInfer, ActorTrain, Critic, Experiment, Reference, Reward, Validation
 
 AdvEstimator = Literal[
@@ -169,5 +169,11 @@ class RlvrConfig(Experiment):
     validation: Validation | None = Field(None, description="Held-out prompts.")
 
 
-Config = RlvrConfig | SftConfig | DpoConfig
-PIPELINES: dict[str, type[Config]] = {"rlvr": RlvrConfig, "sft": SftConfig, "dpo": DpoConfig}
+Config = RlvrConfig | SftConfig | DpoConfig | RewardModelConfig | DistillConfig
+PIPELINES: dict[str, type[Config]] = {
+    "rlvr": RlvrConfig,
+    "sft": SftConfig,
+    "dpo": DpoConfig,
+    "reward_model": RewardModelConfig,
+    "distill": DistillConfig,
+}

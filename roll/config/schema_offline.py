@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from roll.config.schema_base import NonNegativeFloat, PositiveFloat, Section
+from roll.config.schema_base import Fraction, NonNegativeFloat, PositiveFloat, Section
 from roll.config.schema_model import DataArgs
 from roll.config.schema_roles import ActorTrain, Experiment, Reference
 
-NAMES = "`rlvr`, `sft` or `dpo`."
+NAMES = "`rlvr`, `sft`, `dpo`, `reward_model` or `distill`."
 
 
 class HeldOut(Section):
@@ -62,3 +62,27 @@ class DpoConfig(OfflineConfig):
     reference: Reference | None = Field(
         None, description="The policy compared with. Without this block and with LoRA it is `actor_train` with its adapter off."
     )
+
+
+class RewardModelConfig(OfflineConfig):
+    """A model that scores responses, learnt from pairs."""
+
+    pipeline: Literal["reward_model"] = Field(description=NAMES)
+    reward_train: ActorTrain = Field(description="The model that learns to score.")
+
+
+class DistillConfig(OfflineConfig):
+    """A student that learns a teacher's distributions."""
+
+    pipeline: Literal["distill"] = Field(description=NAMES)
+    divergence: Literal["forward_kl", "reverse_kl", "jsd"] = Field(
+        "forward_kl",
+        description="What is lowered on each response token: KL(teacher, student), KL(student, teacher), or Jensen-Shannon.",
+    )
+    jsd_beta: Annotated[float, Field(gt=0, lt=1)] = Field(0.5, description="`jsd`: weight of the teacher in the mixture.")
+    distill_temperature: PositiveFloat = Field(1.0, description="Both models' logits are divided by it before they are compared.")
+    distill_loss_weight: Fraction = Field(
+        1.0, description="Weight of the divergence; the rest goes to the cross-entropy of the given responses."
+    )
+    student: ActorTrain = Field(description="The model that learns.")
+    teacher: Reference = Field(description="The model learnt from; it must have the student's tokenizer.")

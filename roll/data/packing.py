@@ -58,6 +58,15 @@ def unit_lengths(sequences: Sequences, unit: int) -> NDArray[np.int64]:
     return sequences.lengths.reshape(-1, unit).sum(axis=1)
 
 
+def response_rows(sequences: Sequences, indices: Sequence[int]) -> NDArray[np.int64]:
+    """Where the chosen sequences' response tokens stand among all response tokens; the filler has none."""
+    if not len(indices):
+        return np.empty(0, np.int64)
+    rows = np.cumsum(sequences.response_mask) - 1
+    where = positions(sequences.offsets, indices)
+    return rows[where][sequences.response_mask[where]]
+
+
 def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
     """The chosen sequences of a batch, whole units of them; no index gives the filler."""
     sequences = batch.sequences
@@ -77,10 +86,11 @@ def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
         if_given(batch.proximal_log_probs),
         if_given(batch.marked),
         None if batch.sequence_weights is None else batch.sequence_weights[list(indices)],
-        None if batch.labels is None else batch.labels[list(indices)],
-        batch.unit if len(indices) else 1,
-        if_given(batch.values),
-        if_given(batch.returns),
+        labels=None if batch.labels is None else batch.labels[list(indices)],
+        teacher_states=None if batch.teacher_states is None else batch.teacher_states[response_rows(sequences, indices)],
+        values=if_given(batch.values),
+        returns=if_given(batch.returns),
+        unit=batch.unit if len(indices) else 1,
     )
 
 

@@ -33,20 +33,28 @@ class LogProbHead(nn.Module):
         self.weight = lm_head.weight
         self.in_features, self.out_features = lm_head.in_features, lm_head.out_features
 
-    def forward(self, hidden: Tensor, targets: Tensor | None = None, temperature: float = 1.0) -> Any:
+    def forward(
+        self,
+        hidden: Tensor,
+        targets: Tensor | None = None,
+        temperature: float = 1.0,
+        more: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> Any:
         """Logits [..., V] of hidden [..., H], as `nn.Linear` would; with targets the pair (log_probs, entropy).
 
         Args:
             hidden: [T, H] when targets are given.
             targets: [T] token ids whose log-probs are wanted.
             temperature: logits are divided by it.
+            more: what else is wanted of hidden states and weight, while the weight is whole.
 
         Returns:
-            fp32 [T] natural-log probability of each target, fp32 [T] entropy in nats.
+            fp32 [T] natural-log probability of each target, fp32 [T] entropy in nats, and what `more` says.
         """
         if targets is None:
             return nn.functional.linear(hidden, self.weight)
-        return chunked_log_probs(hidden, self.weight, targets, temperature)
+        found = chunked_log_probs(hidden, self.weight, targets, temperature)
+        return found if more is None else (*found, more(hidden, self.weight))
 
 
 def chunked_log_probs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -63,7 +71,8 @@ def chunked_log_probs(hidden: Tensor, weight: Tensor, targets: Tensor, temperatu
     return _ChunkedLogProbs.apply(hidden, weight, targets, temperature)  # pyright: ignore[reportReturnType]
 
 
-def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
+def logits_of(hidden: Tensor, weight: Tensor) -> Tensor:
+    """fp32 hidden @ weight.T, accumulated in fp32."""
     if weight.dtype == torch.float32:
         return hidden @ weight.t()
     if weight.is_cuda:
@@ -71,7 +80,7 @@ def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
     return hidden.float() @ weight.float().t()
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """fp32 `total` += left @ right, the products accumulated in fp32 whatever the operands are."""
     if left.dtype == torch.float32:
         total.addmm_(left, right)
@@ -139,7 +148,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         for start in range(0, count, size):
             part = slice(start, start + size)
             log_probs[part], log_z[part], entropy[part] = _fused(
-                token_statistics, _logits(hidden[part], weight), targets[part], 1 / temperature
+                token_statistics, logits_of(hidden[part], weight), targets[part], 1 / temperature
             )
         # The weight is kept by reference, not saved: under ZeRO-3 its storage is gathered anew for the backward pass.
         ctx.weight = weight
@@ -162,9 +171,9 @@ class _ChunkedLogProbs(torch.autograd.Function):
             part = slice(start, start + size)
             slopes_of_entropy = None if grad_entropy is None else grad_entropy[part]
             given = (targets[part], log_z[part], entropy[part], slopes[part], slopes_of_entropy, 1 / ctx.temperature, weight.dtype)
-            grad_logits = _fused(logit_gradient, _logits(hidden[part], weight), *given)
+            grad_logits = _fused(logit_gradient, logits_of(hidden[part], weight), *given)
             torch.mm(grad_logits, weight, out=grad_hidden[part])
             if grad_weight is not None:
-                _add_product(grad_weight, grad_logits.t(), hidden[part])
+                add_product(grad_weight, grad_logits.t(), hidden[part])
             del grad_logits  # before the next chunk's logits are formed
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None

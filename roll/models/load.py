@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ class PackedInputs:
     """[S] int64: positions t > 0 of the tokens whose log-probs, or values, are wanted; each is predicted at t - 1."""
     temperature: float = 1.0
     """Logits are divided by it."""
+    teacher_states: Tensor | None = None
+    """fp32 [S, H'], from which a teacher predicts the scored tokens; None without one."""
 
 
 class PackedModel(nn.Module):
@@ -73,13 +76,17 @@ class PackedModel(nn.Module):
 class PackedPolicy(PackedModel):
     """A model whose forward pass yields log-probs and entropies of chosen tokens, not logits."""
 
-    def forward(self, inputs: PackedInputs) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: PackedInputs) -> tuple[Tensor, ...]:
         """fp32 [S] log-probs and fp32 [S] entropies of the tokens at `inputs.scored`."""
+        return self.scored(inputs)
+
+    def scored(self, inputs: PackedInputs, more: Callable[[Tensor, Tensor], Tensor] | None = None) -> tuple[Tensor, ...]:
+        """The same, and what `more` says of the hidden states [S, H] and the output matrix [V, H]."""
         head = self.causal.get_output_embeddings()
         assert isinstance(head, LogProbHead)
         # index_select: its backward pass adds rows, that of indexing sorts them first.
         states = self.hidden(inputs).index_select(0, inputs.scored - 1)
-        return head(states, inputs.token_ids[inputs.scored], inputs.temperature)
+        return head(states, inputs.token_ids[inputs.scored], inputs.temperature, more)
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

@@ -10,7 +10,7 @@ from roll.models.load import PackedInputs
 from roll.types import Floats, Sequences
 
 
-def packed_inputs(sequences: Sequences, device: str, temperature: float = 1.0) -> PackedInputs:
+def packed_inputs(sequences: Sequences, device: str, temperature: float = 1.0, teacher_states: Floats | None = None) -> PackedInputs:
     """The micro-batch on `device`. The first token of a sequence is predicted by nothing and must not be masked in."""
     starts = sequences.offsets[:-1]
     assert not sequences.response_mask[starts].any(), "the first token of a sequence cannot be a response token"
@@ -23,6 +23,7 @@ def packed_inputs(sequences: Sequences, device: str, temperature: float = 1.0) -
         max_length=int(sequences.lengths.max()),
         scored=to_device(np.flatnonzero(sequences.response_mask), device),
         temperature=temperature,
+        teacher_states=None if teacher_states is None else to_device(teacher_states, device),
     )
 
 

@@ -16,10 +16,10 @@ from omegaconf import OmegaConf
 from roll.checkpoint.store import CheckpointStore
 from roll.config.plan import Plan
 from roll.config.schema import Config, RlvrConfig
-from roll.config.schema_offline import DpoConfig, SftConfig
+from roll.config.schema_offline import DistillConfig, DpoConfig, RewardModelConfig, SftConfig
 from roll.config.trackers import chosen_trackers
 from roll.errors import WorkerFailed
-from roll.pipeline import wire_dpo, wire_rlvr, wire_sft
+from roll.pipeline import wire_distill, wire_dpo, wire_reward_model, wire_rlvr, wire_sft
 from roll.pipeline.interrupt import Interrupt, terminate
 from roll.pipeline.keeper import Keeper
 from roll.pipeline.roles import Roles
@@ -78,6 +78,10 @@ def prepare(config: Config) -> wire_rlvr.Loop:
             return wire_sft.prepare(config)
         case DpoConfig():
             return wire_dpo.prepare(config)
+        case RewardModelConfig():
+            return wire_reward_model.prepare(config)
+        case DistillConfig():
+            return wire_distill.prepare(config)
 
 
 def _report(folder: Path) -> None:

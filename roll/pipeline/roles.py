@@ -17,12 +17,13 @@ from roll.config.plan import Plan
 from roll.config.schema import Config, RlvrConfig
 from roll.config.schema_engine import DeepSpeedInferStrategy, DeepSpeedTrainStrategy, VllmStrategy
 from roll.config.schema_model import ModelArgs
-from roll.config.schema_offline import SftConfig
+from roll.config.schema_offline import DistillConfig, SftConfig
 from roll.config.schema_roles import ActorTrain as ActorTrainRole
 from roll.config.schema_roles import Critic as CriticRole
 from roll.config.schema_roles import Experiment, Role
 from roll.config.schema_roles import Learner as LearnerRole
 from roll.config.schema_roles import Reference as ReferenceRole
+from roll.models.student import PackedStudent, PackedTeacher
 from roll.strategies.base import Rank
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain, TrainShape
@@ -45,10 +46,10 @@ class Roles:
         self._tenants: dict[str, Tenant] = {}
         self.groups: dict[str, WorkerGroup] = {}
 
-    def actor_train(self, name: str, role: ActorTrainRole, steps: int, temperature: float) -> ActorTrain:
-        """The policy, which learns in so many steps."""
+    def actor_train(self, name: str, role: ActorTrainRole, steps: int, temperature: float, factory: Factory | None = None) -> ActorTrain:
+        """What is to be exported and learns in so many steps: a policy, or what `factory` makes."""
         config = self._config
-        group, shape = self._learner(name, role, make_train, steps)
+        group, shape = self._learner(name, role, factory or make_train, steps)
         scale = isinstance(config, RlvrConfig) and config.loss_scale_factor or config.response_length
         shape = replace(shape, loss_agg_mode=aggregation(config), loss_scale=scale, temperature=temperature)
         limits = config.deadlines
@@ -114,10 +115,14 @@ class Roles:
         assert config.reference is not None
         return self.score("reference", config.reference, temperature)
 
-    def score(self, name: str, role: ReferenceRole, temperature: float) -> Reference:
-        """A group that says what a policy that does not change makes of given sequences."""
+    def teacher(self, role: ReferenceRole) -> Reference:
+        """The group that a student learns from."""
+        return self.score("teacher", role, 1.0, {"wrap": PackedTeacher})
+
+    def score(self, name: str, role: ReferenceRole, temperature: float, more: Mapping[str, Any] | None = None) -> Reference:
+        """A group that says what a model that does not change makes of given sequences; `more` is for its strategy's settings."""
         config = self._config
-        settings: dict[str, Any] = {"model_path": model_path(config, role.model_args), "model_args": role.model_args}
+        settings: dict[str, Any] = {"model_path": model_path(config, role.model_args), "model_args": role.model_args, **(more or {})}
         if isinstance(role.strategy_args, DeepSpeedInferStrategy):
             settings["deepspeed"] = role.strategy_args.strategy_config
             group = self._group(name, role, make_sharded_score, settings, blocking=True)
@@ -196,7 +201,7 @@ def aggregation(config: Config) -> str:
     """How token losses become one number: likelihoods token by token, what is compared sequence by sequence."""
     if isinstance(config, RlvrConfig):
         return config.loss_agg_mode
-    return "token-mean" if isinstance(config, SftConfig) else "seq-mean-token-mean"
+    return "token-mean" if isinstance(config, SftConfig | DistillConfig) else "seq-mean-token-mean"
 
 
 def model_path(config: Experiment, model_args: ModelArgs) -> str:
@@ -228,6 +233,21 @@ def make_critic(settings: dict[str, Any], rank: Rank) -> Any:
     from roll.strategies.deepspeed_train import DeepSpeedTrain, TrainSettings
 
     return DeepSpeedTrain(TrainSettings(**settings, load=load_values), rank)
+
+
+def make_scores(settings: dict[str, Any], rank: Rank) -> Any:
+    """A `DeepSpeedTrain` of a reward model."""
+    from roll.models.score import load_scores
+    from roll.strategies.deepspeed_train import DeepSpeedTrain, TrainSettings
+
+    return DeepSpeedTrain(TrainSettings(**settings, load=load_scores), rank)
+
+
+def make_student(load: Callable[[str, ModelArgs, int], PackedStudent], settings: dict[str, Any], rank: Rank) -> Any:
+    """A `DeepSpeedTrain` of a policy that learns from a teacher."""
+    from roll.strategies.deepspeed_train import DeepSpeedTrain, TrainSettings
+
+    return DeepSpeedTrain(TrainSettings(**settings, load=load), rank)
 
 
 def make_vllm(settings: dict[str, Any], rank: Rank) -> Any:

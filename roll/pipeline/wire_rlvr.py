@@ -18,6 +18,7 @@ from roll.config.schema_model import GeneratingArgs
 from roll.data.prompts import PromptSet, prepare_prompts
 from roll.data.sampler import PromptSampler
 from roll.models.load import check_readable, load_tokenizer
+from roll.models.vocabulary import check_same_vocabulary
 from roll.pipeline import rlvr
 from roll.pipeline.arrange import Arrangement
 from roll.pipeline.evaluate import Evaluator
@@ -52,6 +53,10 @@ def prepare(config: RlvrConfig) -> Loop:
         check_readable(model_path(config, role.model_args))
     learner = config.actor_train.model_args
     tokenizer = load_tokenizer(model_path(config, learner), learner.trust_remote_code)
+    if config.reference and model_path(config, config.reference.model_args) != model_path(config, learner):
+        compared = config.reference.model_args
+        theirs = load_tokenizer(model_path(config, compared), compared.trust_remote_code)
+        check_same_vocabulary(tokenizer, theirs, "reference.model_args.model_name_or_path")
     training = prepare_prompts(config.actor_train.data_args, tokenizer, config.prompt_length, config.rewards)
     held_out = config.validation and prepare_prompts(config.validation.data_args, tokenizer, config.prompt_length, config.rewards)
     report_dropped(training.too_long, "prompt_length", config.prompt_length)

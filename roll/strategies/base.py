@@ -153,6 +153,14 @@ class ScoreStrategy(Protocol):
         ...
 
 
+class TeachStrategy(ScoreStrategy, Protocol):
+    """A fixed model that a student learns from."""
+
+    def states(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
+        """[S, H] for each micro-batch, the last hidden states from which its S response tokens are predicted."""
+        ...
+
+
 class GenerateStrategy(Protocol):
     """A policy that answers prompts, and takes new weights between or amid answers."""
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import deepspeed
 import torch
+from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from roll.config.memory import compiles
 from roll.config.schema_engine import DeepSpeedConfig
 from roll.config.schema_model import ModelArgs
 from roll.models.layers import compile_layers
-from roll.models.load import PackedPolicy, load_causal_model
+from roll.models.load import PackedModel, PackedPolicy, load_causal_model
 from roll.strategies.base import Rank
 from roll.strategies.deepspeed_setup import deepspeed_config, gather_whole_layers, join
 from roll.strategies.offload import Offload, tensors_in
-from roll.strategies.scoring import score
+from roll.strategies.scoring import score, states
 from roll.types import Floats, Sequences
 
 
@@ -29,10 +30,12 @@ class ShardedScoreSettings:
     model_path: str
     model_args: ModelArgs
     deepspeed: DeepSpeedConfig
+    wrap: Callable[[PreTrainedModel], PackedModel] = PackedPolicy
+    """What a forward pass says: log-probs, or a teacher's states."""
 
 
 class DeepSpeedScore:
-    """Implements `ScoreStrategy`."""
+    """Implements `ScoreStrategy`, and `TeachStrategy` where a `PackedTeacher` is wrapped around the model."""
 
     def __init__(self, settings: ShardedScoreSettings, rank: Rank) -> None:
         self._rank = rank
@@ -42,7 +45,7 @@ class DeepSpeedScore:
         config["zero_optimization"].pop("offload_optimizer", None)
         # Must outlive the engine: while it lives, from_pretrained shards the model as it loads.
         self._shards_at_load = HfDeepSpeedConfig(config)
-        self._policy = PackedPolicy(load_causal_model(settings.model_path, settings.model_args))
+        self._policy = settings.wrap(load_causal_model(settings.model_path, settings.model_args))
         if compiled:
             compile_layers(self._policy.causal)
             gather_whole_layers(self._policy.causal)
@@ -54,6 +57,11 @@ class DeepSpeedScore:
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float) -> list[Floats]:
         """See `ScoreStrategy`."""
         return score(self._engine, micro_batches, temperature, self._rank)
+
+    @torch.no_grad()
+    def states(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
+        """See `TeachStrategy`."""
+        return states(self._engine, micro_batches, self._rank)
 
     def leave(self) -> None:
         """See `ScoreStrategy`."""

@@ -199,7 +199,7 @@ class DeepSpeedTrain:
     def _loss(self, micro_batch: MicroBatch, loss: Loss, temperature: float, tally: Tally, version: int | None) -> Tensor:
         batch, device = micro_batch.batch, self._rank.device
         sequences = batch.sequences
-        outputs = self._engine(packed_inputs(sequences, device, temperature))
+        outputs = self._engine(packed_inputs(sequences, device, temperature, batch.teacher_states))
         inputs = loss_inputs(batch, device)
         token_losses = loss(*outputs, inputs)
         tally.add(token_losses.metrics, len(token_losses.losses))
@@ -290,20 +290,22 @@ class DeepSpeedTrain:
 
     def export(self, folder: Path) -> None:
         """See `TrainStrategy`. Written bucket by bucket: no process ever holds the whole model."""
-        buckets = (self._kept(names) for names in plan_buckets(self.tensors(self._is_lora), EXPORT_BYTES))
+        # A reward model's head learns beside the adapter, which alone would be half of it.
+        adapter = self._is_lora and isinstance(self._model, PackedPolicy)
+        buckets = (self._kept(names, adapter) for names in plan_buckets(self.tensors(adapter), EXPORT_BYTES))
         if self._rank.rank != 0:
             for _ in buckets:
                 pass
             return
         tokenizer = load_tokenizer(self._settings.model_path, self._settings.model_args.trust_remote_code)
-        if self._is_lora:
+        if adapter:
             write_adapter_folder(folder, _merge(buckets), self._model.model, tokenizer)
         else:
             write_model(folder, buckets, self._model.causal, tokenizer)
 
-    def _kept(self, names: Sequence[str]) -> dict[str, Tensor]:
+    def _kept(self, names: Sequence[str], adapter: bool) -> dict[str, Tensor]:
         """Copies on the host of what is exported, on rank 0; nothing elsewhere."""
-        with self._whole(names, self._is_lora) as tensors:
+        with self._whole(names, adapter) as tensors:
             return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()} if self._rank.rank == 0 else {}
 
     def leave(self) -> None:

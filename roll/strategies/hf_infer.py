@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from peft import PeftModel
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
 from roll.config.memory import compiles
 from roll.config.schema_model import ModelArgs
 from roll.errors import WeightSyncError
 from roll.models.layers import compile_layers
-from roll.models.load import PackedPolicy, load_causal_model, load_tokenizer
+from roll.models.load import PackedModel, PackedPolicy, load_causal_model, load_tokenizer
 from roll.strategies.base import Rank
 from roll.strategies.memory_guard import ENGINE_SHARE, told_of_memory
 from roll.strategies.offload import Offload, tensors_in
-from roll.strategies.scoring import score
+from roll.strategies.scoring import score, states
 from roll.types import Completion, FinishReason, Floats, Ints, Sampling, Sequences
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
@@ -33,15 +33,17 @@ class HfSettings:
 
     model_path: str
     model_args: ModelArgs
+    wrap: Callable[[PreTrainedModel], PackedModel] = PackedPolicy
+    """What a forward pass of `HfScore` says: log-probs, or a teacher's states."""
 
 
 class HfScore:
-    """Implements `ScoreStrategy`."""
+    """Implements `ScoreStrategy`, and `TeachStrategy` where a `PackedTeacher` is wrapped around the model."""
 
     def __init__(self, settings: HfSettings, rank: Rank) -> None:
         self._rank = rank
         with told_of_memory(rank, "loading the model", (ENGINE_SHARE,)):
-            self._policy = PackedPolicy(load_causal_model(settings.model_path, settings.model_args)).to(rank.device).eval()
+            self._policy = settings.wrap(load_causal_model(settings.model_path, settings.model_args)).to(rank.device).eval()
         if compiles(settings.model_args, on_gpu=rank.device == "cuda"):
             compile_layers(self._policy.causal)
         self._offload = Offload(rank.device, constant=True)
@@ -50,6 +52,11 @@ class HfScore:
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float) -> list[Floats]:
         """See `ScoreStrategy`."""
         return score(self._policy, micro_batches, temperature, self._rank)
+
+    @torch.no_grad()
+    def states(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
+        """See `TeachStrategy`."""
+        return states(self._policy, micro_batches, self._rank)
 
     def leave(self) -> None:
         """See `ScoreStrategy`."""

@@ -1,4 +1,4 @@
-"""Log-probs, or values, of given sequences: what the strategies that score have in common."""
+"""Log-probs, values, or a teacher's states, of given sequences: what the strategies that score have in common."""
 
 from __future__ import annotations
 
@@ -26,3 +26,13 @@ def score(forward: Forward, micro_batches: Sequence[Sequences], temperature: flo
         # Read only when all is queued: the device need not wait for the host between two micro-batches.
         scores = [forward(packed_inputs(part, rank.device, temperature))[0] for part in micro_batches]
     return [spread(values, part) for values, part in zip(scores, micro_batches, strict=True)]
+
+
+def states(forward: Forward, micro_batches: Sequence[Sequences], rank: Rank) -> list[Floats]:
+    """[S, H] for each micro-batch, from which a `PackedTeacher` predicts its S response tokens.
+
+    Raises:
+        DeviceMemoryError: a micro-batch is too large for the device.
+    """
+    with told_of_memory(rank, "reading", SCORE_KEYS):
+        return [forward(packed_inputs(part, rank.device))[0].float().cpu().numpy() for part in micro_batches]

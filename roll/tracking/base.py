@@ -27,7 +27,7 @@ class RunFacts:
     """Of the checkpoint that the run goes on from; None for a fresh start."""
 
 
-LOSSES = ("sft/loss", "dpo/loss")
+LOSSES = ("sft/loss", "dpo/loss", "reward_model/loss", "distill/loss")
 """What a run is judged by that has no rewards."""
 
 

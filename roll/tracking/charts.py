@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 # Mid-tones, legible on white and on near-black.
 PALETTE = ("#4f83e0", "#e8833a", "#2fa37c", "#9467d6", "#d9534f", "#3aa9c4", "#b8901c", "#c2629b")
-PARTS = ("rollout", "log_probs", "reference", "values", "train", "weight_sync", "evaluate", "checkpoint", "onload")
+PARTS = ("rollout", "log_probs", "reference", "teacher", "values", "train", "weight_sync", "evaluate", "checkpoint", "onload")
 STEPS_TICKED_EACH = 12
 """A run of at most so many steps has a tick at each, for there is no step 1.5."""
 
@@ -97,6 +97,9 @@ def _given(rows: Sequence[Row]) -> list[Chart | None]:
         _one(rows, "Loss", "of the preferences", "dpo/loss"),
         _one(rows, "Accuracy", "share of pairs whose chosen response is ahead", "dpo/accuracy"),
         _one(rows, "Reward margin", "chosen less rejected", "dpo/reward_margin"),
+        _one(rows, "Loss", "of the scores", "reward_model/loss"),
+        _one(rows, "Accuracy", "share of pairs whose chosen response scores higher", "reward_model/accuracy"),
+        _one(rows, "Divergence", "of student from teacher, nats a token", "distill/divergence"),
     ]
 
 

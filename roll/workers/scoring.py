@@ -29,7 +29,7 @@ def gather_tokens(sequences: Sequences, split: packing.Split, results: Sequence[
 
 
 class Reference:
-    """Facade of the `reference` group: log-probs under a policy that does not change."""
+    """Facade of a group whose model does not change: log-probs under it, or what a teacher has read."""
 
     def __init__(self, group: WorkerGroup, token_budget: int, temperature: float, seconds: float, move_seconds: float) -> None:
         self._group, self._token_budget, self._temperature = group, token_budget, temperature
@@ -40,6 +40,16 @@ class Reference:
         split, parts = share_out(sequences, len(self._group), self._token_budget)
         results = await self._group.each("log_probs", [(part, self._temperature) for part in parts], self._seconds)
         return gather_tokens(sequences, split, results)
+
+    async def states(self, sequences: Sequences) -> Floats:
+        """[S, H], the last hidden states from which a teacher predicts the S response tokens, in their order."""
+        split, parts = share_out(sequences, len(self._group), self._token_budget)
+        results = await self._group.each("states", [(part,) for part in parts], self._seconds)
+        forwards = [pair for rank in zip(split.ranks, results, strict=True) for pair in zip(*rank, strict=True) if pair[0]]
+        out = np.empty((int(sequences.response_mask.sum()), forwards[0][1].shape[1]), np.float32)
+        for indices, values in forwards:
+            out[packing.response_rows(sequences, indices)] = values
+        return out
 
     async def leave(self, forget: bool) -> int | None:
         """See `Tenant`. Nothing is forgotten: the weights stay as they are."""

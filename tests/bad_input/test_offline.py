@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,14 @@ response_length: 8
 """
 SFT = f"{HEAD}\npipeline: sft\nsft_train:{LEARNER.replace('COLUMNS', 'response: response')}"
 DPO = f"{HEAD}\npipeline: dpo\nactor_train:{LEARNER.replace('COLUMNS', 'chosen: chosen, rejected: rejected')}"
+SCORES = f"{HEAD}\npipeline: reward_model\nreward_train:{LEARNER.replace('COLUMNS', 'chosen: chosen, rejected: rejected')}"
+DISTILL = f"""{HEAD}
+pipeline: distill
+student:{LEARNER.replace("COLUMNS", "response: response")}
+teacher:
+  model_args: {{model_name_or_path: teacher, dtype: fp32}}
+  strategy_args: {{strategy_name: hf_infer}}
+"""
 REFERENCE = "++reference={strategy_args: {strategy_name: hf_infer}}"
 LORA = "++actor_train.model_args.lora_target=all-linear"
 KTO = ("preference_loss=kto", LORA, "~actor_train.data_args.chosen", "~actor_train.data_args.rejected")
@@ -99,9 +108,30 @@ DPO_FAULTS = [
 ]
 
 
+SCORE_FAULTS = [
+    (["~reward_train.data_args.chosen"], "reward_train.data_args.chosen", "missing", "the better response"),
+    (["reward_train.data_args.label=good"], "reward_train.data_args.label", "nothing here reads such a column", "remove it"),
+    (["beta=0.1"], "beta", "unknown key", "known keys"),
+    (["eval_steps=1"], "eval_steps", "no held-out rows", "data_split"),
+]
+DISTILL_FAULTS = [
+    (["jsd_beta=0.3"], "jsd_beta", "divergence forward_kl does not read it", "divergence=jsd"),
+    (["divergence=jsd", "jsd_beta=1"], "jsd_beta", "1", "below 1"),
+    (["divergence=kl"], "divergence", '"kl"', "'forward_kl', 'reverse_kl' or 'jsd'"),
+    (["distill_loss_weight=0"], "distill_loss_weight", "nothing is learnt of the teacher", "pipeline: sft"),
+    (["distill_temperature=0"], "distill_temperature", "0", "above 0"),
+    (["teacher.model_args.lora_target=all-linear"], "teacher.model_args.lora_target", "without an adapter", "remove it"),
+    (["teacher.model_args.model_name_or_path=model"], "teacher.model_args.model_name_or_path", "nothing to learn", "name the teacher"),
+    (["teacher.model_args.model_name_or_path=./gone"], "teacher.model_args.model_name_or_path", "there is no folder", "give a folder"),
+    (["teacher.strategy_args.strategy_name=vllm"], "teacher.strategy_args.strategy_name", "vllm", "'hf_infer', 'deepspeed_infer'"),
+    (["~teacher"], "teacher", "missing", "add the key"),
+]
+
+
 @pytest.fixture
 def experiments(folder: Path) -> Path:
-    for name, text in (("sft", SFT), ("dpo", DPO)):
+    shutil.copytree(folder / "model", folder / "teacher")
+    for name, text in (("sft", SFT), ("dpo", DPO), ("scores", SCORES), ("distill", DISTILL)):
         (folder / "exp" / f"{name}.yaml").write_text(text)
     return folder
 
@@ -112,14 +142,18 @@ def check(message: str, place: str, value: str, remedy: str) -> None:
     assert remedy in message, message
 
 
-@pytest.mark.parametrize(("overrides", "place", "value", "remedy"), SFT_FAULTS)
-def test_sft_refuses(experiments: Path, refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str) -> None:
-    check(refused(*(one if one[0] in "+~" else f"++{one}" for one in overrides), name="sft"), place, value, remedy)
+FAULTS = [
+    (name, *fault)
+    for name, faults in (("sft", SFT_FAULTS), ("dpo", DPO_FAULTS), ("scores", SCORE_FAULTS), ("distill", DISTILL_FAULTS))
+    for fault in faults
+]
 
 
-@pytest.mark.parametrize(("overrides", "place", "value", "remedy"), DPO_FAULTS)
-def test_dpo_refuses(experiments: Path, refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str) -> None:
-    check(refused(*(one if one[0] in "+~" else f"++{one}" for one in overrides), name="dpo"), place, value, remedy)
+@pytest.mark.parametrize(("name", "overrides", "place", "value", "remedy"), FAULTS)
+def test_a_senseless_experiment_is_refused(
+    experiments: Path, refused: Callable[..., str], name: str, overrides: list[str], place: str, value: str, remedy: str
+) -> None:
+    check(refused(*(one if one[0] in "+~" else f"++{one}" for one in overrides), name=name), place, value, remedy)
 
 
 @pytest.mark.parametrize("column", ["text", "chosen", "label"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification
 
 from roll.data.examples import Example, Lesson
 from roll.models.load import load_causal_model
@@ -15,6 +16,8 @@ from tests.engines.training import ADAM_EPSILON, Case, model_args
 
 LEARNING_RATE = 2e-3
 BETA, SMOOTHING, GAMMA = 0.5, 0.1, 0.3
+HEAT, MIX, SHARE = 1.5, 0.75, 0.3
+"""Of distillation: temperature, weight of the divergence, the teacher's weight in the mixture."""
 
 LossOf = Callable[["Plain", Sequence[Lesson]], Tensor]
 
@@ -35,10 +38,21 @@ class Plain:
         return log_p[where - 1].gather(1, ids[where][:, None])[:, 0]
 
 
-def plain_losses(folder: Path, steps: Sequence[Sequence[Lesson]], loss_of: LossOf) -> list[float]:
+def plain_policies(folder: Path, reference: Path) -> Plain:
+    """A policy, and another one that stays: the reference or the teacher."""
+    load = [load_causal_model(str(path), model_args(Case(stage=0, lora=False)), packed=False).double() for path in (folder, reference)]
+    return Plain(load[0], load[1].requires_grad_(False))
+
+
+def plain_scorer(folder: Path) -> Plain:
+    """A reward model whose head is 0."""
+    scorer = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, dtype=torch.float64)
+    nn.init.zeros_(scorer.score.weight)
+    return Plain(scorer, scorer)
+
+
+def plain_losses(plain: Plain, steps: Sequence[Sequence[Lesson]], loss_of: LossOf) -> list[float]:
     """The loss of every update, before it. The gradient is not clipped and the learning rate stays."""
-    load = [load_causal_model(str(folder), model_args(Case(stage=0, lora=False)), packed=False).double() for _ in range(2)]
-    plain = Plain(load[0], load[1].requires_grad_(False))
     optimizer = torch.optim.AdamW(plain.model.parameters(), lr=LEARNING_RATE, eps=ADAM_EPSILON, weight_decay=0.0)
     out = []
     for lessons in steps:
@@ -106,3 +120,43 @@ def kto(plain: Plain, lessons: Sequence[Lesson]) -> Tensor:
         good = lesson.value > 0
         parts.append((1.5 if good else 0.7) * (1 - torch.sigmoid(BETA * (ratio - kl) if good else BETA * (kl - ratio))))
     return torch.stack(parts).mean()
+
+
+def bradley_terry(plain: Plain, lessons: Sequence[Lesson]) -> Tensor:
+    """With the pair's margin."""
+    parts = []
+    for lesson in lessons:
+        scores = [plain.model(input_ids=torch.from_numpy(one.token_ids).long()[None]).logits[0, 0] for one in lesson.examples]
+        parts.append(-torch.log(torch.sigmoid(scores[0] - scores[1] - lesson.value)))
+    return torch.stack(parts).mean()
+
+
+def distill(divergence: Callable[[Tensor, Tensor], Tensor]) -> LossOf:
+    """A divergence of probabilities P of the teacher and Q of the student [R, V], mixed with the likelihood."""
+
+    def loss_of(plain: Plain, lessons: Sequence[Lesson]) -> Tensor:
+        parts = []
+        for lesson in lessons:
+            example = lesson.examples[0]
+            ids, where = torch.from_numpy(example.token_ids).long(), torch.from_numpy(example.response_mask.nonzero()[0])
+            q, p = ((model(input_ids=ids[None]).logits[0, where - 1] / HEAT).softmax(-1) for model in (plain.model, plain.reference))
+            parts.append(MIX * divergence(p, q) - (1 - MIX) * plain.log_probs(example))
+        return torch.cat(parts).mean()
+
+    return loss_of
+
+
+def forward_kl(p: Tensor, q: Tensor) -> Tensor:
+    """KL(P, Q)."""
+    return (p * torch.log(p / q)).sum(-1)
+
+
+def reverse_kl(p: Tensor, q: Tensor) -> Tensor:
+    """KL(Q, P)."""
+    return forward_kl(q, p)
+
+
+def jsd(p: Tensor, q: Tensor) -> Tensor:
+    """Generalised Jensen-Shannon."""
+    mixture = SHARE * p + (1 - SHARE) * q
+    return SHARE * forward_kl(p, mixture) + (1 - SHARE) * forward_kl(q, mixture)

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from roll.algorithms.divergence import Distillation, Divergence
 from roll.algorithms.losses import Loss, NegativeLogLikelihood
 from roll.algorithms.preference import Dpo, Ipo, Kto, OrPo, PreferenceLoss, SimPo
 from roll.config.schema_model import TrainingArgs
 from roll.data.examples import Example, ExampleSet, Lesson
+from roll.models.student import PackedTeacher, student_loader
+from roll.pipeline.roles import make_scores, make_student, make_train
+from roll.pipeline.wire_distill import Taught
 from roll.pipeline.wire_dpo import Preferences, known
 from roll.pipeline.wire_offline import Study
+from roll.pipeline.wire_reward_model import study as score_study
 from roll.pipeline.wire_sft import study as sft_study
 from roll.strategies.base import Rank
 from roll.strategies.hf_infer import HfScore, HfSettings
@@ -24,9 +30,23 @@ from roll.types import Floats, Metrics, Sequences
 from roll.workers.actor_train import ActorTrain, TrainShape, merge
 from roll.workers.group import WorkerGroup
 from tests.engines import plain_offline
-from tests.engines.plain_offline import BETA, GAMMA, LEARNING_RATE, SMOOTHING, LossOf, plain_losses
+from tests.engines.plain_offline import (
+    BETA,
+    GAMMA,
+    HEAT,
+    LEARNING_RATE,
+    MIX,
+    SHARE,
+    SMOOTHING,
+    LossOf,
+    plain_losses,
+    plain_policies,
+    plain_scorer,
+)
 from tests.engines.serving import ServedRanks, served_ranks
 from tests.engines.training import ADAM_EPSILON, SEED, Case, model_args, settings
+
+FP32 = model_args(Case(0, lora=False))
 
 STEPS, BATCH = 4, 6
 LENGTHS = [(4, 7), (2, 5), (6, 3), (3, 9), (5, 5), (2, 8)]
@@ -78,17 +98,16 @@ def numbers(step: int) -> list[int]:
     return [(step % 2) * BATCH + number for number in range(BATCH)]
 
 
-def make_trainer(case_settings: Any, rank: Rank) -> Any:
-    """In the ranks' processes."""
-    from roll.strategies.deepspeed_train import DeepSpeedTrain
-
-    return DeepSpeedTrain(case_settings, rank)
+def taught(given: Rows) -> list[list[Lesson]]:
+    """The lessons of every step."""
+    return [[given.lesson(number) for number in numbers(step)] for step in range(STEPS)]
 
 
-def trainer_settings(model: Path, stage: int) -> Any:
+def trainer_settings(model: Path, stage: int) -> dict[str, Any]:
     training = {"learning_rate": LEARNING_RATE, "adam_epsilon": ADAM_EPSILON, "lr_scheduler_type": "constant"}
     base = settings(Case(stage=stage, lora=False), model, SEED)
-    return dataclasses.replace(base, training=TrainingArgs.model_validate(training), max_grad_norm=1e6)
+    changed = dataclasses.replace(base, training=TrainingArgs.model_validate(training), max_grad_norm=1e6)
+    return {each.name: getattr(changed, each.name) for each in dataclasses.fields(changed) if each.name != "load"}
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +119,7 @@ def ranks() -> Iterator[ServedRanks]:
 @pytest.fixture(scope="module")
 def reference(small_model: Path) -> Any:
     """The model as it was, in this process."""
-    scorer = HfScore(HfSettings(str(small_model), model_args(Case(0, lora=False))), Rank("reference", 0, 1, "", 0, "cpu", 1.0))
+    scorer = HfScore(HfSettings(str(small_model), FP32), Rank("reference", 0, 1, "", 0, "cpu", 1.0))
 
     async def ask(sequences: Sequences) -> Floats:
         return scorer.log_probs([sequences], 1.0)[0]
@@ -127,8 +146,8 @@ async def learn(actor_train: ActorTrain, study: Study) -> list[Metrics]:
 def test_the_loss_of_every_update_is_the_one_by_hand(name: str, ranks: ServedRanks, reference: Any, small_model: Path) -> None:
     loss, stage, by_hand = CASES[name]
     given = rows(pairs=name not in ("sft", "kto"))
-    expected = plain_losses(small_model, [[given.lesson(number) for number in numbers(step)] for step in range(STEPS)], by_hand)
-    ranks.build(make_trainer, trainer_settings(small_model, stage))
+    expected = plain_losses(plain_policies(small_model, small_model), taught(given), by_hand)
+    ranks.build(make_train, trainer_settings(small_model, stage))
     actor_train = trainer(ranks, 30, "token-mean" if name == "sft" else "seq-mean-token-mean")
     as_set = cast(ExampleSet, given)
 
@@ -144,4 +163,36 @@ def test_the_loss_of_every_update_is_the_one_by_hand(name: str, ranks: ServedRan
     key = "sft/loss" if name == "sft" else "dpo/loss"
     assert [line[key] for line in said] == pytest.approx(expected, abs=1e-5)
     assert [line[f"before/{key}"] for line in said] == pytest.approx(expected, abs=1e-5), "evaluation sees what the update sees"
+    assert max(expected) - min(expected) > 1e-3, "the updates changed nothing"
+
+
+def test_the_scores_of_a_reward_model_are_learnt_as_by_hand(ranks: ServedRanks, small_model: Path) -> None:
+    given = rows(pairs=True)
+    expected = plain_losses(plain_scorer(small_model), taught(given), plain_offline.bradley_terry)
+    ranks.build(make_scores, trainer_settings(small_model, 3))
+    actor_train = trainer(ranks, 30, "seq-mean-token-mean")
+    said = asyncio.run(learn(actor_train, partial(score_study, cast(ExampleSet, given), None)))
+    assert [line["reward_model/loss"] for line in said] == pytest.approx(expected, abs=1e-5)
+    assert [line["before/reward_model/loss"] for line in said] == pytest.approx(expected, abs=1e-5)
+    assert max(expected) - min(expected) > 1e-3, "the updates changed nothing"
+
+
+@pytest.mark.parametrize(("kind", "stage"), [("forward_kl", 0), ("reverse_kl", 2), ("jsd", 3)])
+def test_a_student_learns_from_its_teacher_as_by_hand(
+    kind: Any, stage: int, ranks: ServedRanks, small_model: Path, small_tied_model: Path
+) -> None:
+    given = rows(pairs=False)
+    by_hand = plain_offline.distill(getattr(plain_offline, kind))
+    expected = plain_losses(plain_policies(small_model, small_tied_model), taught(given), by_hand)
+    load = student_loader(str(small_tied_model), FP32, Divergence(kind, SHARE, HEAT))
+    ranks.build(partial(make_student, load), trainer_settings(small_model, stage))
+    scorer = HfScore(HfSettings(str(small_tied_model), FP32, PackedTeacher), Rank("teacher", 0, 1, "", 0, "cpu", 1.0))
+
+    async def ask(sequences: Sequences) -> Floats:
+        return scorer.states([sequences])[0]
+
+    study = Taught(cast(ExampleSet, given), ask, Distillation(MIX))
+    said = asyncio.run(learn(trainer(ranks, 30, "token-mean"), study))
+    assert [line["distill/loss"] for line in said] == pytest.approx(expected, abs=1e-5)
+    assert [line["before/distill/loss"] for line in said] == pytest.approx(expected, abs=1e-5)
     assert max(expected) - min(expected) > 1e-3, "the updates changed nothing"

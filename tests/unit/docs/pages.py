@@ -18,6 +18,7 @@ WRITTEN = (
     "docs/clusters.md",
     "docs/deepspeed.md",
     "docs/extending.md",
+    "docs/post_training.md",
     "docs/running.md",
 )
 """Pages that people write. `docs/configuration.md` is generated."""

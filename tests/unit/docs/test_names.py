@@ -27,7 +27,11 @@ WRITERS = (
     "pipeline/evaluate.py",
     "pipeline/wire_sft.py",
     "pipeline/wire_dpo.py",
+    "pipeline/wire_reward_model.py",
+    "pipeline/wire_distill.py",
     "algorithms/preference.py",
+    "algorithms/ranking.py",
+    "algorithms/divergence.py",
     "pipeline/meter.py",
     "rollout/batch.py",
     "algorithms/corrections.py",
@@ -40,7 +44,9 @@ WRITERS = (
     "strategies/tally.py",
 )
 """Modules that make metrics; others read them."""
-METRIC = re.compile(r"(sampling|reward|response|staleness|policy|critic|\{subject\}|mismatch|val|time|throughput|memory|sft|dpo)/[^ ]+")
+METRIC = re.compile(
+    r"(sampling|reward|response|staleness|policy|critic|\{subject\}|mismatch|val|time|throughput|memory|sft|dpo|reward_model|distill)/[^ ]+"
+)
 PLACEHOLDERS = {"domain": "<domain>", "name": "<set>", "k": "<k>", "role": "<role>"}
 FOREIGN = {"RAY_JOB_STOP_WAIT_TIME_S", "initial_scale_power"}
 """Names of other projects that the source does not mention."""

@@ -89,3 +89,15 @@ def test_weights_of_responses_by_hand() -> None:
     credit = Credit("grpo", Normalisation(), weigh_difficulty=True, weigh_length=True)
     assert sequence_weights(step, credit) == pytest.approx(both / 0.75)
     assert sequence_weights(step, Credit("grpo", Normalisation())) is None
+
+
+def test_on_policy_distillation_pays_each_token_what_the_teacher_gives_it_over_the_policy() -> None:
+    """`gamma` 0 and a KL of weight 1 as the only reward: a token answers for itself alone."""
+    step = experience([make_group(0, [make_rollout([5, 6, 7], 0.0), make_rollout([8, 9], 0.0)])], Shaping())
+    mask = step.sequences.response_mask
+    own = np.where(mask, -1.0 - np.arange(len(mask)) / 10, 0).astype(np.float32)
+    teacher = np.where(mask, -2.0 + np.arange(len(mask)) / 4, 0).astype(np.float32)
+    assignment = CreditAssignment(Credit("reinforce", Normalisation(gamma=0.0), kl_coef=1.0, kl_estimator="k1"))
+    batch, metrics = assignment(step, teacher, own)
+    assert batch.advantages == pytest.approx(np.where(mask, teacher - own, 0))
+    assert metrics["reward/kl_mean"] == pytest.approx(float((own - teacher)[mask].mean()))

@@ -1,0 +1,57 @@
+"""How far a student's next-token distributions are from a teacher's, and the loss of distillation. Pure tensor functions.
+
+P is the teacher's distribution over the vocabulary and Q the student's, both softmax(logits / temperature).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.losses import Loss, LossInputs, TokenLosses
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Of Q from P, token by token.
+
+    `forward_kl` is KL(P || Q) = sum P (log P - log Q) (Hinton et al., arXiv 1503.02531, without its factor of temperature squared);
+    `reverse_kl` is KL(Q || P) (MiniLLM, arXiv 2306.08543, eq. 1); `jsd` is beta KL(P || M) + (1 - beta) KL(Q || M) with
+    M = beta P + (1 - beta) Q (generalised Jensen-Shannon, GKD, arXiv 2306.13649, eq. 1).
+    """
+
+    kind: Literal["forward_kl", "reverse_kl", "jsd"] = "forward_kl"
+    beta: float = 0.5
+    """`jsd`: weight of the teacher in the mixture, between 0 and 1."""
+    temperature: float = 1.0
+
+    def __call__(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Nats [K] of logits [K, V]."""
+        q, p = (student / self.temperature).log_softmax(-1), (teacher / self.temperature).log_softmax(-1)
+        if self.kind == "forward_kl":
+            return _kl(p, q)
+        if self.kind == "reverse_kl":
+            return _kl(q, p)
+        mixture = torch.logaddexp(p + torch.tensor(self.beta).log(), q + torch.tensor(1 - self.beta).log())
+        return self.beta * _kl(p, mixture) + (1 - self.beta) * _kl(q, mixture)
+
+
+def _kl(p: Tensor, q: Tensor) -> Tensor:
+    """KL of distributions given as log-probs."""
+    return (p.exp() * (p - q)).sum(-1)
+
+
+@dataclass(frozen=True)
+class Distillation(Loss):
+    """weight * divergence - (1 - weight) * log pi: the teacher's distribution, and the tokens themselves."""
+
+    weight: float = 1.0
+
+    def __call__(self, log_probs: Tensor, entropy: Tensor, divergence: Tensor, inputs: LossInputs) -> TokenLosses:
+        """See `Loss`; of a student the model puts out the divergence [S] too."""
+        losses = self.weight * divergence - (1 - self.weight) * log_probs
+        metrics = {"distill/loss": losses, "distill/divergence": divergence, "distill/nll": -log_probs, "distill/entropy": entropy}
+        return TokenLosses(losses, {name: values.detach() for name, values in metrics.items()})

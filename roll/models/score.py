@@ -1,0 +1,45 @@
+"""A reward model: one score for each sequence, read where the whole of it has been read."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+from transformers import AutoConfig
+
+from roll.config.schema_model import ModelArgs
+from roll.models.load import PackedInputs, load_tokenizer
+from roll.models.value import PackedValues, load_values
+from roll.types import Bools, Ints
+
+
+class PackedScores(PackedValues):
+    """A model whose forward pass yields the score of the text up to and with each chosen token: the last one of each sequence."""
+
+    def forward(self, inputs: PackedInputs) -> tuple[Tensor]:
+        """fp32 [S], at `inputs.scored`."""
+        return (self.values(inputs, inputs.scored),)
+
+
+def load_scores(path: str, model_args: ModelArgs, seed: int) -> PackedScores:
+    """The model with its head; a language model's is new and starts at 0. Raises as `load_causal_model`."""
+    scores = PackedScores(load_values(path, model_args, seed).model)
+    scores.causal.config.pad_token_id = pad_token(path, model_args)
+    return scores
+
+
+def pad_token(path: str, model_args: ModelArgs) -> int | None:
+    """The model's padding token, or its tokenizer's."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=model_args.trust_remote_code)
+    if config.pad_token_id is not None:
+        return config.pad_token_id
+    return load_tokenizer(path, model_args.trust_remote_code).pad_token_id  # pyright: ignore[reportReturnType]
+
+
+def scored_token(token_ids: Ints, pad: int | None) -> Bools:
+    """[T], the token at which transformers' sequence classification reads the score: the last that is no padding.
+
+    Where the end of a response is written with the padding token, that is the token before it.
+    """
+    found = np.flatnonzero(token_ids != pad) if pad is not None else np.arange(len(token_ids))
+    where = int(found[-1]) if len(found) else len(token_ids) - 1
+    return np.arange(len(token_ids)) == max(where, 1)

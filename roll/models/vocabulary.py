@@ -1,0 +1,17 @@
+"""Whether two models speak of the same tokens."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedTokenizerBase
+
+from roll.errors import DataError, Fault
+
+
+def check_same_vocabulary(ours: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, place: str) -> None:
+    """Raises DataError unless both give the same tokens the same numbers: distributions over other tokens cannot be compared."""
+    learner, compared = ours.get_vocab(), other.get_vocab()
+    if learner == compared:
+        return
+    different = sum(compared.get(token) != number for token, number in learner.items()) + len(compared.keys() - learner.keys())
+    problem = f"its vocabulary ({len(compared)} tokens) differs in {different} tokens from that of the model that learns ({len(learner)})"
+    raise DataError([Fault(place, problem, "take a model of the same family, with the same tokenizer")])

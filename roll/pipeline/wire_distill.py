@@ -1,0 +1,80 @@
+"""Distillation: from the configuration to the parts of its loop."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from roll.algorithms.divergence import Distillation, Divergence
+from roll.algorithms.losses import Loss
+from roll.config.schema_offline import DistillConfig
+from roll.data.examples import ExampleSet
+from roll.data.lessons import given_batch
+from roll.data.sampler import LessonSampler
+from roll.models.load import load_tokenizer
+from roll.models.student import student_loader
+from roll.models.vocabulary import check_same_vocabulary
+from roll.pipeline import offline
+from roll.pipeline.interrupt import Interrupt
+from roll.pipeline.rlvr import Position
+from roll.pipeline.roles import Roles, make_student, model_path
+from roll.pipeline.stage import Stage
+from roll.pipeline.wire_offline import GivenRows, evaluation, parts, prepare_rows, steps_of
+from roll.pipeline.wire_rlvr import Loop, meter_of
+from roll.types import Floats, Metrics, Sequences, TrainBatch
+
+Ask = Callable[[Sequences], Awaitable[Floats]]
+"""Sequences to the teacher's states, [S, H] for S response tokens."""
+
+
+def prepare(config: DistillConfig) -> Loop:
+    """Check the models' files, compare their vocabularies and prepare all examples; the loop, ready to be given its surroundings.
+
+    Raises:
+        BadInput: models or data cannot be used.
+    """
+    tokenizers = [
+        load_tokenizer(model_path(config, role.model_args), role.model_args.trust_remote_code) for role in (config.student, config.teacher)
+    ]
+    check_same_vocabulary(*tokenizers, place="teacher.model_args.model_name_or_path")
+    measure = Divergence(config.divergence, config.jsd_beta, config.distill_temperature)
+    teacher_args = config.teacher.model_args
+    load = student_loader(model_path(config, teacher_args), teacher_args, measure)
+    return partial(_loop, config, prepare_rows(config, "responses"), partial(make_student, load))
+
+
+async def _loop(config: DistillConfig, rows: GivenRows, factory: Callable, roles: Roles, stage: Stage, interrupt: Interrupt) -> Position:
+    batch_size = stage.plan.batch.sequences_per_step
+    steps = steps_of(config, rows, batch_size)
+    student = roles.actor_train("student", config.student, steps, temperature=1.0, factory=factory)
+    teacher = roles.teacher(config.teacher)
+    meter = meter_of(roles, stage.plan, await roles.start())
+
+    sampler = LessonSampler(len(rows.training), config.seed)
+    position = await stage.keeper.restore(student, sampler, last_step=steps)
+    loss = Distillation(config.distill_loss_weight)
+    training = Taught(rows.training, meter.timed("teacher", teacher.states), loss)
+    # Evaluation is timed as a whole, with what it asks.
+    held_out = Taught(rows.held_out, teacher.states, loss) if rows.held_out else training
+    evaluate = evaluation(config, rows, held_out, student, held_out_metrics, batch_size, steps)
+    return await offline.train(parts(stage, meter, interrupt, student, sampler, training, evaluate, steps), position)
+
+
+@dataclass(frozen=True)
+class Taught:
+    """Rows, and the teacher that is asked about them."""
+
+    rows: ExampleSet
+    ask: Ask
+    loss: Distillation
+
+    async def __call__(self, numbers: Sequence[int]) -> tuple[TrainBatch, Loss]:
+        """See `Study`."""
+        batch = given_batch([self.rows.lesson(number) for number in numbers])
+        return replace(batch, teacher_states=await self.ask(batch.sequences)), self.loss
+
+
+def held_out_metrics(name: str, metrics: Metrics) -> Metrics:
+    """What is lowered, and the divergence alone."""
+    return {f"val/{name}/loss": metrics["distill/loss"], f"val/{name}/divergence": metrics["distill/divergence"]}

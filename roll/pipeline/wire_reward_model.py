@@ -1,0 +1,68 @@
+"""Reward models: from the configuration to the parts of their loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from roll.algorithms.losses import Loss
+from roll.algorithms.ranking import BradleyTerry
+from roll.config.schema_offline import RewardModelConfig
+from roll.data.examples import Example, ExampleSet
+from roll.data.lessons import given_batch
+from roll.data.sampler import LessonSampler
+from roll.models.score import pad_token, scored_token
+from roll.pipeline import offline
+from roll.pipeline.interrupt import Interrupt
+from roll.pipeline.rlvr import Position
+from roll.pipeline.roles import Roles, make_scores, model_path
+from roll.pipeline.stage import Stage
+from roll.pipeline.wire_offline import GivenRows, evaluation, parts, prepare_rows, steps_of
+from roll.pipeline.wire_rlvr import Loop, meter_of
+from roll.types import Metrics, TrainBatch
+
+
+def prepare(config: RewardModelConfig) -> Loop:
+    """Check the model's files and prepare all pairs; the loop, ready to be given its surroundings.
+
+    Raises:
+        BadInput: model or data cannot be used.
+    """
+    rows = prepare_rows(config, "pairs")
+    model_args = config.reward_train.model_args
+    return partial(_loop, config, rows, pad_token(model_path(config, model_args), model_args))
+
+
+async def _loop(config: RewardModelConfig, rows: GivenRows, pad: int | None, roles: Roles, stage: Stage, interrupt: Interrupt) -> Position:
+    batch_size = stage.plan.batch.sequences_per_step
+    steps = steps_of(config, rows, batch_size)
+    reward_train = roles.actor_train("reward_train", config.reward_train, steps, temperature=1.0, factory=make_scores)
+    meter = meter_of(roles, stage.plan, await roles.start())
+
+    sampler = LessonSampler(len(rows.training), config.seed)
+    position = await stage.keeper.restore(reward_train, sampler, last_step=steps)
+    evaluate = evaluation(config, rows, partial(study, rows.held_out, pad), reward_train, held_out_metrics, batch_size, steps)
+    run = parts(stage, meter, interrupt, reward_train, sampler, partial(study, rows.training, pad), evaluate, steps)
+    return await offline.train(run, position)
+
+
+async def study(rows: ExampleSet | None, pad: int | None, numbers: Sequence[int]) -> tuple[TrainBatch, Loss]:
+    """Pairs, of each sequence the token at which its score is read."""
+    assert rows is not None
+    lessons = [rows.lesson(number) for number in numbers]
+    scored = [replace(lesson, examples=tuple(_scored(example, pad) for example in lesson.examples)) for lesson in lessons]
+    return given_batch(scored), BradleyTerry()
+
+
+def _scored(example: Example, pad: int | None) -> Example:
+    return Example(example.token_ids, scored_token(example.token_ids, pad))
+
+
+def held_out_metrics(name: str, metrics: Metrics) -> Metrics:
+    """Loss, and how often and by how much the chosen response scores higher."""
+    return {
+        f"val/{name}/loss": metrics["reward_model/loss"],
+        f"val/{name}/accuracy": metrics["reward_model/accuracy"],
+        f"val/{name}/reward_margin": metrics["reward_model/margin"],
+    }

@@ -1,0 +1,15 @@
+"""For runs whose learning signal is the reference alone: on-policy distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roll.rewards.base import REWARDS
+from roll.types import Prompt, RewardResult
+
+
+@REWARDS.register("no_reward")
+def no_reward(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
+    """0 for every response."""
+    return RewardResult(0.0)

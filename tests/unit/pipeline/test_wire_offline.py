@@ -1,0 +1,225 @@
+"""From an experiment's file to what its roles are asked, in order, for every offline pipeline; the roles themselves are stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from examples.tiny.make_model import write_model
+from examples.tiny.make_problems import write_problems
+from roll.algorithms.losses import Loss
+from roll.checkpoint.store import CheckpointStore
+from roll.config.compose import compose
+from roll.config.loader import load_config
+from roll.config.plan import make_plan
+from roll.config.schema import Config
+from roll.errors import DataError
+from roll.pipeline.assemble import prepare
+from roll.pipeline.keeper import Keeper
+from roll.pipeline.stage import Stage
+from roll.strategies.base import TrainResult
+from roll.types import Floats, Metrics, Sequences, TrainBatch
+
+METRICS = ("sft/loss", "dpo/loss", "dpo/accuracy", "dpo/reward_margin", "distill/loss", "distill/divergence")
+COUNTED = ("reward_model/loss", "reward_model/accuracy", "reward_model/margin")
+CASES = {
+    "sft": ("tiny_sft", ()),
+    "text": ("tiny_sft", ("~sft_train.data_args.prompt", "~sft_train.data_args.response", "+sft_train.data_args.text=prompt")),
+    "dpo": ("tiny_dpo", ("pretrain=output/tiny/model",)),
+    "precomputed": ("tiny_dpo", ("pretrain=output/tiny/model", "reference_log_probs=precomputed")),
+    "reward_model": ("tiny_reward_model", ("pretrain=output/tiny/model",)),
+    "distill": ("tiny_distill", ("teacher.model_args.model_name_or_path=output/tiny/teacher",)),
+}
+
+
+class Group:
+    """Two ranks that hold nothing."""
+
+    def __len__(self) -> int:
+        return 2
+
+    async def peak_bytes(self) -> None:
+        return None
+
+
+class Stand:
+    """Stands for `Roles` and for every role; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.batches: list[TrainBatch] = []
+        self.groups = {"learner": Group()}
+        self.resident: dict[str, int] = {}
+        self.lines: list[tuple[int, Metrics]] = []
+
+    def actor_train(self, name: str, role: Any, steps: int, temperature: float, factory: Any = None) -> Stand:
+        assert temperature == 1.0
+        pickle.dumps(factory)
+        self.calls.append(("role", name, steps))
+        return self
+
+    def teacher(self, role: Any) -> Stand:
+        self.calls.append(("role", "teacher"))
+        return self
+
+    async def start(self) -> Stand:
+        self.calls.append(("start",))
+        return self
+
+    async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
+        self.batches.append(batch)
+        self.calls.append(("train", policy_version, len(batch)))
+        return {"policy/lr": 0.0}
+
+    async def evaluate(self, batch: TrainBatch, loss: Loss) -> list[TrainResult]:
+        self.calls.append(("evaluate", len(batch)))
+        tokens = int(batch.sequences.response_mask.sum())
+        sums = dict.fromkeys(METRICS, 2.0 * tokens)
+        return [TrainResult(sums, tokens, {}, 0, {}, dict.fromkeys(COUNTED, 3.0), dict.fromkeys(COUNTED, 4.0))]
+
+    async def ref_log_probs(self, sequences: Sequences) -> Floats:
+        self.calls.append(("reference", len(sequences)))
+        return -sequences.token_ids.astype(np.float32)
+
+    async def log_probs(self, sequences: Sequences) -> Floats:
+        raise AssertionError("only KTO asks the policy")
+
+    async def states(self, sequences: Sequences) -> Floats:
+        self.calls.append(("teacher", len(sequences)))
+        return np.zeros((int(sequences.response_mask.sum()), 3), np.float32)
+
+    async def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "state").write_text("saved")
+
+    async def load(self, folder: Path) -> None:
+        assert (folder / "state").read_text() == "saved"
+        self.calls.append(("load",))
+
+    async def export(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self.lines.append((step, metrics))
+
+    def samples(self, step: int, groups: Any) -> None:
+        raise AssertionError("nothing is generated")
+
+    def happened(self) -> bool:
+        return False
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model, teacher and problems."""
+    root = tmp_path_factory.mktemp("tiny")
+    for seed, name in enumerate(("model", "teacher")):
+        write_model(root / "output" / "tiny" / name, seed)
+    write_problems(root / "output" / "tiny" / "problems", seed=0)
+    return root
+
+
+@pytest.fixture
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Stand]:
+    monkeypatch.chdir(folder)
+
+    def go(name: str, *more: str) -> Stand:
+        experiment, overrides = CASES[name]
+        loaded: list[Config] = []
+        words = ["--config-name", f"tiny/{experiment}", f"output_dir={tmp_path / 'run'}", *overrides, *more]
+        compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
+        config, stand = loaded[0], Stand()
+        keeper = Keeper(config, CheckpointStore(tmp_path / "run" / "checkpoints", 2))
+        stage = Stage(make_plan(config), cast(Any, None), keeper, cast(Any, stand))
+
+        async def whole() -> None:
+            await keeper.finish(await prepare(config)(cast(Any, stand), stage, cast(Any, stand)))
+
+        asyncio.run(whole())
+        assert (tmp_path / "run" / "export").is_dir()
+        return stand
+
+    return go
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_trains_and_looks_at_what_it_held_out(run: Callable[..., Stand], name: str) -> None:
+    stand = run(name, "max_steps=3", "eval_steps=2", "save_steps=0")
+    assert [step for step, _ in stand.lines] == [0, 1, 2, 3]
+    assert [step for step, metrics in stand.lines if any(key.startswith("val/") for key in metrics)] == [0, 2, 3]
+    width = 2 if name in ("dpo", "precomputed", "reward_model") else 1
+    rows = 64 if width == 2 else 128
+    assert [call for call in stand.calls if call[0] == "train"] == [("train", version, rows * width) for version in range(3)]
+    held_out = sum(call[1] for call in stand.calls if call[0] == "evaluate")
+    assert held_out == 3 * 400 * width, "a tenth of 4000 rows, three times"
+    metrics = stand.lines[-1][1]
+    expected = {
+        "sft": {"loss": 2.0, "perplexity": np.exp(2.0)},
+        "text": {"loss": 2.0, "perplexity": np.exp(2.0)},
+        "dpo": {"loss": 2.0, "accuracy": 2.0, "reward_margin": 2.0},
+        "precomputed": {"loss": 2.0, "accuracy": 2.0, "reward_margin": 2.0},
+        "reward_model": {"loss": 0.75, "accuracy": 0.75, "reward_margin": 0.75},
+        "distill": {"loss": 2.0, "divergence": 2.0},
+    }[name]
+    assert {key: value for key, value in metrics.items() if key.startswith("val/")} == {
+        f"val/validation/{key}": pytest.approx(value) for key, value in expected.items()
+    }
+
+
+def test_a_precomputed_reference_is_asked_before_the_first_step_alone(run: Callable[..., Stand]) -> None:
+    stand = run("precomputed", "max_steps=2", "eval_steps=2", "save_steps=0")
+    asked = [index for index, call in enumerate(stand.calls) if call[0] == "reference"]
+    first = next(index for index, call in enumerate(stand.calls) if call[0] in ("train", "evaluate"))
+    assert asked and max(asked) < first
+    assert sum(stand.calls[index][1] for index in asked) == 2 * (2 * 64 + 400)
+    for batch in stand.batches:
+        assert batch.ref_log_probs is not None
+        assert np.array_equal(batch.ref_log_probs, -batch.sequences.token_ids.astype(np.float32)), "of these rows, in this order"
+
+
+def test_a_live_reference_is_asked_in_every_step(run: Callable[..., Stand]) -> None:
+    stand = run("dpo", "max_steps=2", "eval_steps=0", "save_steps=0")
+    assert [call for call in stand.calls if call[0] in ("reference", "train")] == [
+        ("reference", 128),
+        ("train", 0, 128),
+        ("reference", 128),
+        ("train", 1, 128),
+    ]
+
+
+def test_a_score_is_read_at_the_end_of_each_response(run: Callable[..., Stand]) -> None:
+    sequences = run("reward_model", "max_steps=1", "eval_steps=0").batches[0].sequences
+    assert np.array_equal(np.flatnonzero(sequences.response_mask), sequences.offsets[1:] - 1)
+
+
+def test_the_epochs_end_a_run_before_max_steps(run: Callable[..., Stand]) -> None:
+    stand = run("sft", "max_steps=1000", "sft_train.training_args.num_train_epochs=1", "eval_steps=0", "save_steps=0")
+    assert ("role", "sft_train", 29) in stand.calls, "3600 rows in batches of 128"
+    assert len(stand.batches) == 29
+
+
+def test_a_run_goes_on_with_the_rows_that_come_next(run: Callable[..., Stand], tmp_path: Path) -> None:
+    whole = run("sft", "max_steps=3", "eval_steps=0", "save_steps=1").batches
+    (tmp_path / "run").rename(tmp_path / "whole")
+    run("sft", "max_steps=2", "eval_steps=0", "save_steps=1")
+    rest = run("sft", "max_steps=3", "eval_steps=0", "save_steps=1")
+    assert ("load",) in rest.calls
+    assert [call[1] for call in rest.calls if call[0] == "train"] == [2]
+    assert np.array_equal(rest.batches[0].sequences.token_ids, whole[2].sequences.token_ids)
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(run: Callable[..., Stand], folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    write_model(folder / "output" / "tiny" / "stranger", 0)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "output" / "tiny" / "stranger")
+    tokenizer.add_tokens(["<tool>"])
+    tokenizer.save_pretrained(folder / "output" / "tiny" / "stranger")
+    with pytest.raises(DataError, match="its vocabulary .* differs in 1 tokens"):
+        run("distill", "teacher.model_args.model_name_or_path=output/tiny/stranger")
