@@ -26,8 +26,8 @@ from roll.pipeline.stage import Stage
 from roll.strategies.base import TrainResult
 from roll.types import Floats, Metrics, Sequences, TrainBatch
 
-METRICS = ("sft/loss", "dpo/loss", "dpo/accuracy", "dpo/reward_margin", "distill/loss", "distill/divergence")
-COUNTED = ("reward_model/loss", "reward_model/accuracy", "reward_model/margin")
+METRICS: tuple[str, ...] = ("sft/loss", "dpo/loss", "dpo/accuracy", "dpo/reward_margin", "distill/loss", "distill/divergence")
+COUNTED: tuple[str, ...] = ("reward_model/loss", "reward_model/accuracy", "reward_model/margin")
 CASES = {
     "sft": ("tiny_sft", ()),
     "text": ("tiny_sft", ("~sft_train.data_args.prompt", "~sft_train.data_args.response", "+sft_train.data_args.text=prompt")),
