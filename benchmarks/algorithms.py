@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 ACCURACY = "val/heldout/pass@1"
 BEGIN, END = "<!-- table: benchmarks/algorithms.py -->", "<!-- end of the table -->"
@@ -75,8 +77,9 @@ def main() -> int:
 
 
 def recipes() -> list[str]:
-    """Names of the recipes."""
-    return sorted(file.stem for file in (EXAMPLES / "algorithms").glob("*.yaml"))
+    """Names of the recipes that reward answers: without, as where a teacher is followed, nothing says how many are right."""
+    files = (EXAMPLES / "algorithms").glob("*.yaml")
+    return sorted(file.stem for file in files if OmegaConf.select(OmegaConf.load(file), "rewards.arithmetic.reward") != "no_reward")
 
 
 def preparation(folder: Path) -> list[list[str]]:
