@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -23,9 +22,11 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from benchmarks.page import Place
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 ACCURACY = "val/heldout/pass@1"
-BEGIN, END = "<!-- table: benchmarks/algorithms.py -->", "<!-- end of the table -->"
+PLACE = Place("<!-- table: benchmarks/algorithms.py -->", "<!-- end of the table -->")
 QUIET = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore", "TQDM_DISABLE": "1"}
 
 
@@ -72,7 +73,7 @@ def main() -> int:
     table = table_of(found, options.steps)
     print(table)
     if options.write:
-        write_table(options.write, table)
+        PLACE.write(options.write, table)
     return 0
 
 
@@ -151,19 +152,6 @@ def table_of(runs: Sequence[Run], steps: int) -> str:
 def spread(values: Sequence[float]) -> str:
     """Mean and sample standard deviation, in points."""
     return f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
-
-
-def write_table(page: Path, table: str) -> None:
-    """Put the table between its marks on the page.
-
-    Raises:
-        ValueError: the page does not have both marks.
-    """
-    text = page.read_text(encoding="utf-8")
-    between = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    if not between.search(text):
-        raise ValueError(f"{page} has no marks '{BEGIN}' and '{END}'")
-    page.write_text(between.sub(lambda _: f"{BEGIN}\n{table}\n{END}", text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -24,8 +23,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.page import Place
+
 ROOT = Path(__file__).resolve().parent.parent
-BEGIN, END = "<!-- tables: benchmarks/deepspeed_matrix.py -->", "<!-- end of the tables -->"
+PLACE = Place("<!-- tables: benchmarks/deepspeed_matrix.py -->", "<!-- end of the tables -->")
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-1}
 """Largest difference of a loss, in nats (`sft`) or of the objective (`rlvr`)."""
 OFFLOADS = {0: ("none",), 1: ("none", "optimizer"), 2: ("none", "optimizer"), 3: ("none", "optimizer", "all")}
@@ -56,7 +57,7 @@ def main() -> int:
     tables = tables_of(found)
     print(tables)
     if options.write:
-        write_tables(options.write, tables)
+        PLACE.write(options.write, tables)
     return int(any(figure > TOLERANCE[key[3]] for key, figure in found.items()))
 
 
@@ -159,19 +160,6 @@ def figures(found: dict[Key, float], keys: Sequence[Key]) -> Iterator[str]:
     for key in keys:
         text = f"{found[key]:.0e}" if key in found else "–"
         yield f"**{text}**" if found.get(key, 0.0) > TOLERANCE[key[3]] else text
-
-
-def write_tables(page: Path, tables: str) -> None:
-    """Put the tables between their marks on the page.
-
-    Raises:
-        ValueError: the page does not have both marks.
-    """
-    text = page.read_text(encoding="utf-8")
-    between = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    if not between.search(text):
-        raise ValueError(f"{page} has no marks '{BEGIN}' and '{END}'")
-    page.write_text(between.sub(lambda _: f"{BEGIN}\n{tables}\n{END}", text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -72,17 +72,6 @@ def test_the_table_by_hand() -> None:
     assert other == "| `a` | 50.0 ± 0.0 | 65.0 ± 7.1 | 15.0 ± 7.1 | 2 | 15 |"
 
 
-def test_the_table_is_written_between_its_marks_again_and_again(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{algorithms.BEGIN}\nold\n{algorithms.END}\nafter\n", encoding="utf-8")
-    for table in ("| one |", "| two |"):
-        algorithms.write_table(page, table)
-    assert page.read_text(encoding="utf-8") == f"before\n{algorithms.BEGIN}\n| two |\n{algorithms.END}\nafter\n"
-    page.write_text("no marks", encoding="utf-8")
-    with pytest.raises(ValueError, match="has no marks"):
-        algorithms.write_table(page, "| one |")
-
-
 def test_the_page_has_the_marks() -> None:
     page = (algorithms.EXAMPLES.parent / "docs" / "algorithms.md").read_text(encoding="utf-8")
-    assert page.count(algorithms.BEGIN) == page.count(algorithms.END) == 1
+    assert page.count(algorithms.PLACE.begin) == page.count(algorithms.PLACE.end) == 1

@@ -31,20 +31,10 @@ def test_the_tables_by_hand() -> None:
     assert second == ["| `lion` | **3e-03** | – | – | – |"]
 
 
-def test_the_tables_are_written_between_their_marks_again_and_again(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{matrix.BEGIN}\nold\n{matrix.END}\nafter\n", encoding="utf-8")
-    for tables in ("| one |", "| two |"):
-        matrix.write_tables(page, tables)
-    assert page.read_text(encoding="utf-8") == f"before\n{matrix.BEGIN}\n| two |\n{matrix.END}\nafter\n"
-    page.write_text("no marks", encoding="utf-8")
-    with pytest.raises(ValueError, match="has no marks"):
-        matrix.write_tables(page, "| one |")
-
-
 def test_the_pages_tables_are_whole_and_within_their_tolerance() -> None:
-    between = PAGE.read_text(encoding="utf-8").partition(matrix.BEGIN)[2].partition(matrix.END)[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in between.splitlines() if line.startswith("| `")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in matrix.PLACE.read(PAGE).splitlines() if line.startswith("| `")
+    ]
     assert [row[:3] for row in rows if len(row) == 7] == [
         [f"`{pipeline}`", str(stage), offload]
         for pipeline in ("rlvr", "sft")
@@ -61,7 +51,7 @@ def test_the_pages_tables_are_whole_and_within_their_tolerance() -> None:
 @pytest.mark.engines
 def test_some_cells_are_trained_and_not_trained_again(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"{matrix.BEGIN}\n{matrix.END}\n", encoding="utf-8")
+    page.write_text(f"{matrix.PLACE.begin}\n{matrix.PLACE.end}\n", encoding="utf-8")
     wanted = ["sft, ZeRO-3, offload all, fp32, LoRA, adamw", "sft, ZeRO-3, offload none, fp32, full"]
     command = [sys.executable, str(ROOT / "benchmarks" / "deepspeed_matrix.py"), "--folder", str(tmp_path), "--write", str(page), "--only"]
     for _ in range(2):
@@ -74,7 +64,7 @@ def test_some_cells_are_trained_and_not_trained_again(tmp_path: Path) -> None:
         assert len(line["curve"]) == len(line["plain"]) == 6
         assert line["curve"][5] < line["curve"][1] - 0.2
     written = page.read_text(encoding="utf-8")
-    assert written.startswith(f"{matrix.BEGIN}\n| pipeline |") and written.count("`sft` | 3") == 2
+    assert written.startswith(f"{matrix.PLACE.begin}\n| pipeline |") and written.count("`sft` | 3") == 2
 
 
 def environment() -> dict[str, str]:
