@@ -73,7 +73,7 @@ class Faults:
 
 
 @dataclass(frozen=True)
-class PlantedLoss:
+class PlantedLoss(Loss):
     """The test's loss, with a fault in the micro-batch that holds a marked token."""
 
     plant: str
@@ -90,10 +90,6 @@ class PlantedLoss:
         else:  # sqrt at 0: a loss like any other, with a gradient of 0 times infinity
             losses = said.losses + (log_probs * 0).abs().sqrt()
         return TokenLosses(losses, said.metrics)
-
-    def marks(self, batch: Any) -> Any:
-        """See `Loss`."""
-        return None
 
 
 def settings(plan: Plan, model: Path, **training_args: Any) -> Any:
