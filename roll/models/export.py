@@ -28,7 +28,7 @@ def write_model(folder: Path, buckets: Iterator[Mapping[str, Tensor]], model: Pr
     index = {"metadata": {"total_size": total}, "weight_map": where}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
     model.config.save_pretrained(folder)
-    if model.generation_config is not None:
+    if model.can_generate() and model.generation_config is not None:  # a reward model has none
         model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

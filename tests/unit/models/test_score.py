@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
 
-from roll.models.score import scored_token
+from examples.tiny.make_model import build_tokenizer, write_model
+from roll.config.schema_model import ModelArgs
+from roll.data.packing import concatenate
+from roll.models import export
+from roll.models.packed_inputs import packed_inputs
+from roll.models.score import load_scores, scored_token
 
 
 @pytest.mark.parametrize(
@@ -15,3 +24,23 @@ from roll.models.score import scored_token
 def test_the_score_is_read_at_the_last_token_that_is_no_padding(token_ids: list[int], pad: int | None, where: int) -> None:
     mask = scored_token(np.array(token_ids, np.int32), pad)
     assert np.flatnonzero(mask).tolist() == [where]
+
+
+def test_an_exported_reward_model_gives_transformers_the_same_scores(tmp_path: Path) -> None:
+    write_model(tmp_path / "base", seed=0)
+    scores = load_scores(str(tmp_path / "base"), ModelArgs.model_validate({"dtype": "fp32", "gradient_checkpointing": "none"}), seed=0)
+    torch.nn.init.normal_(scores.causal.get_parameter("score.weight"), generator=torch.Generator().manual_seed(0))
+    tensors = {name: parameter.detach() for name, parameter in scores.causal.named_parameters()}
+    export.write_model(tmp_path / "export", iter([tensors]), scores.causal, build_tokenizer())
+
+    rows = [np.arange(20, 20 + length, dtype=np.int32) for length in (5, 9, 3)]
+    sequences = concatenate(rows, [scored_token(row, scores.causal.config.pad_token_id) for row in rows])
+    with torch.no_grad():
+        ours = scores(packed_inputs(sequences, "cpu"))[0]
+        loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "export", dtype=torch.float32).eval()
+        pad = loaded.config.pad_token_id
+        padded = torch.tensor([[*row.tolist(), *[pad] * (9 - len(row))] for row in rows])
+        theirs = loaded(input_ids=padded, attention_mask=(padded != pad).long()).logits[:, 0]
+    assert loaded.config.num_labels == 1
+    assert ours.std() > 1e-2
+    assert torch.allclose(ours, theirs, atol=1e-5)
