@@ -100,14 +100,19 @@ class CheckpointStore:
         if resume == "never":
             return None
         if resume == "auto":
-            return self._newest_verified()
+            return self.newest_verified()
         path = Path(resume)
         if not (path / MANIFEST).is_file():
             raise ConfigError([_no_checkpoint(path, self.latest())])
         verify(path)
         return path
 
-    def _newest_verified(self) -> Path | None:
+    def newest_verified(self) -> Path | None:
+        """The newest checkpoint whose contents match their digests; None if there is none at all.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none is whole.
+        """
         for path, _ in self._whole():
             try:
                 verify(path)

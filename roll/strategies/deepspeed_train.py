@@ -22,13 +22,13 @@ from roll.config.memory import activations, checkpointed_layers, compiles, head_
 from roll.config.model_shape import shape_of
 from roll.config.schema_engine import DeepSpeedConfig
 from roll.config.schema_model import ModelArgs, TrainingArgs
-from roll.errors import CheckpointError
 from roll.models.export import adapter_config, write_adapter_folder, write_model
 from roll.models.layers import checkpoint_first, compile_layers, decoder_layers, inputs_on_host, prepare_checkpointing
 from roll.models.load import PackedModel, PackedPolicy, load_policy, load_tokenizer
 from roll.models.packed_inputs import packed_inputs, scored_only, to_device
 from roll.models.weights import WeightView
 from roll.strategies.base import MicroBatch, Rank, TrainResult
+from roll.strategies.deepspeed_files import TAG, load_states, random_file
 from roll.strategies.deepspeed_setup import (
     check_needs,
     deepspeed_config,
@@ -60,7 +60,6 @@ from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets, write_adapter
 from roll.weight_sync.device import DeviceBucket, DeviceSender
 from roll.weight_sync.routes import Meeting
 
-TAG = "deepspeed"
 EXPORT_BYTES = 2 << 30
 LOG = logging.getLogger(__name__)
 
@@ -274,14 +273,13 @@ class DeepSpeedTrain:
         states = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
         if self._rank.device == "cuda":
             states["cuda"] = torch.cuda.get_rng_state()
-        torch.save(states, folder / f"random_rank{self._rank.rank}.pt")
+        torch.save(states, random_file(folder, self._rank.rank))
 
     def load(self, folder: Path) -> None:
         """See `TrainStrategy`."""
-        if not (folder / TAG).is_dir():
-            raise CheckpointError(f"there is no state of the trainer in {folder}: it lacks the folder '{TAG}'")
-        self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self._is_lora)
-        states = torch.load(folder / f"random_rank{self._rank.rank}.pt", weights_only=False)
+        if not load_states(self._engine, folder, self._rank.world_size, strict=not self._is_lora):
+            return
+        states = torch.load(random_file(folder, self._rank.rank), weights_only=False)
         torch.set_rng_state(states["torch"])
         np.random.set_state(states["numpy"])
         random.setstate(states["python"])

@@ -23,8 +23,12 @@ LOOK_EVERY = 1.0
 """Seconds between two looks at what a role's processes have made, while they start."""
 LONGEST_CAUSE = 500
 """Characters of a cause that are shown; the log has the rest."""
-ECHOES = ("Connection closed by peer", "Connection reset by peer", "NCCL", "timed out")
-"""What a rank says when another one failed first."""
+TIMEOUTS = ("timed out", "collective operation timeout")
+"""What a rank says, in lower case, that waited in vain for others in a collective operation."""
+ECHOES = ("connection closed by peer", "connection reset by peer", "nccl", *TIMEOUTS)
+"""What a rank says, in lower case, when another one failed first."""
+LOG_TAIL = 1 << 16
+"""Bytes at the end of a log in which NCCL's watchdog says why it ended the process."""
 
 
 class WorkerGroup:
@@ -33,7 +37,7 @@ class WorkerGroup:
     def __init__(self, role: str, seats: Sequence[Seat], logs: Path, record: Path, blocking: bool) -> None:
         """Ask Ray for the processes; `record` is of `Remains`, `blocking` says whether the strategy's methods block or are coroutines."""
         self.role = role
-        self._seats = seats
+        self._seats, self._logs = seats, logs
         kind = Process if blocking else AsyncProcess
         self._actors: list[Any] = [
             kind.options(  # pyright: ignore[reportAttributeAccessIssue]
@@ -107,16 +111,31 @@ class WorkerGroup:
             if pending and any(wait.exception() for wait in done):
                 await asyncio.wait(pending, timeout=GRACE)
             failures = [(rank, wait.exception()) for rank, wait in zip(ranks, waits, strict=True) if wait.done() and wait.exception()]
+            late = [rank for rank, wait in zip(ranks, waits, strict=True) if not wait.done()]
+            names = ", ".join(map(str, late))
+            if failures and late and all(self._waited_in_vain(rank, error) for rank, error in failures):
+                waiting = ", ".join(str(rank) for rank, _ in failures)
+                problem = f"{method}: rank(s) {names} did not come to a collective operation for which rank(s) {waiting} waited"
+                raise WorkerFailed(self.role, late[0], f"{problem} (logs/{self.role}-{late[0]}.log)", str(failures[0][1]))
             if failures:
                 raise self._failure(failures)
-            if pending:
-                late = [rank for rank, wait in zip(ranks, waits, strict=True) if not wait.done()]
-                names = ", ".join(map(str, late))
+            if late:
                 raise WorkerFailed(self.role, late[0], f"{method} was not done after {seconds:.0f} s on rank(s) {names}")
             return [wait.result() for wait in waits]
         finally:
             for wait in waits:
                 wait.cancel()
+
+    def _waited_in_vain(self, rank: int, error: BaseException | None) -> bool:
+        """Whether a rank failed because others did not come. NCCL's watchdog ends the process and says so in its log."""
+        cause = _cause(error)
+        said = str(cause)
+        log = self._logs / f"{self.role}-{rank}.log"
+        if isinstance(cause, RayActorError) and log.is_file():
+            with log.open("rb") as stream:
+                stream.seek(max(0, log.stat().st_size - LOG_TAIL))
+                said += stream.read().decode(errors="replace")
+        return any(sign in said.lower() for sign in TIMEOUTS)
 
     def _failure(self, failures: Sequence[tuple[int, BaseException | None]]) -> RollError:
         """The failure to report: one that is not the echo of another, if there is one."""
@@ -124,7 +143,7 @@ class WorkerGroup:
         for _, cause in causes:
             if isinstance(cause, BadInput):
                 return cause
-        first = [pair for pair in causes if not any(echo in str(pair[1]) for echo in ECHOES)] or causes
+        first = [pair for pair in causes if not any(echo in str(pair[1]).lower() for echo in ECHOES)] or causes
         rank, cause = first[0]
         if isinstance(cause, WorkerFailed):
             return cause

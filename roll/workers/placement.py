@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -37,11 +38,11 @@ class Seat:
 
 def seats(role: RolePlan, gpus_per_node: int, system_envs: Mapping[str, str]) -> list[Seat]:
     """A seat for each rank. Roles on one device share it: a process sees the devices of its rank and no others."""
-    nodes = gpu_nodes()
+    nodes, hosts = gpu_nodes(), cpu_nodes()
     out = []
     for rank, devices in enumerate(role.devices):
         environment = rank_environment(rank, role.ranks, [device % gpus_per_node for device in devices]) | dict(system_envs)
-        node = nodes[devices[0] // gpus_per_node] if devices else None
+        node = nodes[devices[0] // gpus_per_node] if devices else hosts[rank % len(hosts)]
         out.append(Seat(node, "cuda" if devices else "cpu", environment, devices))
     return out
 
@@ -49,6 +50,20 @@ def seats(role: RolePlan, gpus_per_node: int, system_envs: Mapping[str, str]) ->
 def gpu_nodes() -> list[str]:
     """Ids of the nodes that have GPUs, in the order of their addresses: the order in which devices are counted."""
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
+    return _by_address(nodes)
+
+
+def cpu_nodes() -> list[str]:
+    """Ids of all nodes, over which the ranks of a role on the CPU are dealt out: the driver's own first, the others by address.
+
+    So the first ranks of all roles share the driver's host, and what is synced through its memory is seen.
+    """
+    own = ray.get_runtime_context().get_node_id()
+    return [own, *(node for node in _by_address([node for node in ray.nodes() if node["Alive"]]) if node != own)]
+
+
+def _by_address(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Ids in the order of the nodes' addresses, counted as numbers."""
     return [node["NodeID"] for node in sorted(nodes, key=lambda node: [int(part) for part in node["NodeManagerAddress"].split(".")])]
 
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,11 +47,17 @@ class World:
 
     folder: Path
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start `python -m roll.pipeline` in a session of its own."""
+    def start(self, *arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start `python -m roll.pipeline` in a session of its own, with further variables."""
         command = [sys.executable, "-m", "roll.pipeline", *arguments]
         return subprocess.Popen(
-            command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            command,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env=os.environ | dict(environment or {}),
         )
 
     def run(self, *arguments: str) -> Outcome:

@@ -48,6 +48,11 @@ class Worker:
         time.sleep(0.2)
         raise RuntimeError("Connection closed by peer")
 
+    def meet(self, late: int) -> int:
+        if self.rank == late:
+            time.sleep(4)
+        raise RuntimeError("[gloo] Timed out waiting 1000ms for recv operation to complete")
+
     def sleep(self, rank: int, seconds: float) -> int:
         time.sleep(seconds if self.rank == rank else 0)
         return self.rank
@@ -82,6 +87,11 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
                 await group.all("fail", 1, seconds=10)
             with pytest.raises(WorkerFailed, match=r"^trainer rank 1: sleep was not done after 1 s on rank\(s\) 1$"):
                 await group.all("sleep", 1, 3.0, seconds=1)
+            late = (
+                r"^trainer rank 1: meet: rank\(s\) 1 did not come to a collective operation for which rank\(s\) 0 waited \(logs/trainer-1"
+            )
+            with pytest.raises(WorkerFailed, match=late):
+                await group.all("meet", 1, seconds=10)
             assert (await group.peak_bytes() or 0) > 1 << 20
             assert await group.held_bytes() is None  # on the CPU
             with pytest.raises(WorkerFailed, match="^trainer rank 0: the process died"):

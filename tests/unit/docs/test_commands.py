@@ -10,6 +10,7 @@ import pytest
 
 from roll.cluster.__main__ import parser as cluster_parser
 from roll.doctor.__main__ import parser as doctor_parser
+from roll.export.__main__ import parser as export_parser
 from roll.pipeline.__main__ import main
 from tests.unit.docs.pages import PAGES, ROOT, blocks, commands, read
 
@@ -18,7 +19,7 @@ SHELL = [block for page in PAGES for block in blocks(page) if block.info in ("",
 COMMANDS = [words for block in SHELL for words in commands(block)]
 RUNS = [words[len(PIPELINE) :] for words in COMMANDS if words[: len(PIPELINE)] == PIPELINE]
 
-PARSERS = {"roll.cluster": cluster_parser, "roll.doctor": doctor_parser}
+PARSERS = {"roll.cluster": cluster_parser, "roll.doctor": doctor_parser, "roll.export": export_parser}
 ALL = [words for page in PAGES for block in blocks(page) if block.info.split()[:1] in ([], ["bash"]) for words in commands(block)]
 OTHERS = [words[2:] for words in ALL if words[:2] == ["python", "-m"] and words[2] in PARSERS]
 
@@ -70,7 +71,7 @@ def test_experiments_of_the_pages_are_all_used_by_a_command(folder: Path) -> Non
 def test_a_command_stands_in_a_block_that_is_tested_or_marked(page: str) -> None:
     for block in blocks(page):
         if "python -m roll.pipeline" in block.text:
-            assert block.info in ("", "bash", "bash cluster", "bash refused"), f"{page}: ```{block.info}"
+            assert block.info in ("", "bash", "bash cluster", "bash export", "bash refused"), f"{page}: ```{block.info}"
 
 
 @pytest.mark.parametrize("page", PAGES)

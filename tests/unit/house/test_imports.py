@@ -16,7 +16,7 @@ LINES = [
     {"models", "algorithms", "config"},
     {"strategies", "weight_sync", "rewards", "data"},
     {"rollout", "workers", "checkpoint", "tracking"},
-    {"pipeline", "cluster", "doctor"},
+    {"pipeline", "export", "cluster", "doctor"},
 ]
 HEIGHT = {name: height for height, line in enumerate(LINES) for name in line}
 KEPT_TO = {

@@ -1,0 +1,77 @@
+"""`python -m roll.export CHECKPOINT_OR_RUN_FOLDER OUT [--format hf|peft|merged|fp32|universal]`.
+
+Exit status: 0 done, 2 the arguments or the checkpoint's configuration cannot be used, 3 the checkpoint is not whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from roll.errors import ConfigError, Fault, RollError
+
+FORMATS = ("hf", "peft", "merged", "fp32", "universal")
+HELP = (
+    "hf: all weights of a policy that trained whole, in its precision. peft: the adapter. merged: the base model with the adapter "
+    "merged in. fp32: all weights, an adapter merged in, in fp32. universal: a checkpoint that any number of ranks can resume from. "
+    "Without it: peft with LoRA, else hf."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Export what the command line asks for; the exit status."""
+    arguments = parser().parse_args(argv)
+    try:
+        print(f"{export(arguments.checkpoint, arguments.out, arguments.format)}: {arguments.out}")
+    except RollError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the command line may say."""
+    found = argparse.ArgumentParser("python -m roll.export", description="Turn a run's checkpoint into what other tools load.")
+    found.add_argument("checkpoint", type=Path, help="a run folder, whose newest whole checkpoint is taken, or a checkpoint's folder")
+    found.add_argument("out", type=Path, help="a folder that does not exist yet")
+    found.add_argument("--format", choices=FORMATS, help=HELP)
+    return found
+
+
+def export(path: Path, out: Path, wish: str | None) -> str:
+    """Write `out`; the format that was written.
+
+    Raises:
+        ConfigError: `out` exists, or the format does not suit what was trained.
+        CheckpointError: the checkpoint is not whole.
+    """
+    from roll.export import convert  # Here, so that `--help` and a wrong path need no torch.
+    from roll.export.source import find_source
+
+    if out.exists():
+        raise ConfigError([Fault("out", f"'{out}' exists", "give a folder that does not exist, or remove it")])
+    source = find_source(path)
+    is_lora = source.model_args.lora_target is not None
+    form = wish or ("peft" if is_lora else "hf")
+    fitting = ("peft", "merged", "fp32", "universal") if is_lora else ("hf", "fp32", "universal")
+    if form not in fitting:
+        trained = "the run trained an adapter" if is_lora else "the run trained all weights"
+        raise ConfigError([Fault("--format", f"'{form}', but {trained}", f"give one of: {', '.join(fitting)}")])
+    if source.pipeline == "reward_model" and form != "universal":
+        problem = f"'{form}', but what the run trained is no language model"
+        raise ConfigError([Fault("--format", problem, "give universal; the reward model itself is in export/ of the run folder")])
+    if form == "universal":
+        convert.write_universal(source, out)
+    elif form == "peft":
+        convert.write_peft(source, out)
+    elif is_lora:
+        convert.write_merged(source, out, exact=form == "fp32")
+    else:
+        convert.write_hf(source, out, exact=form == "fp32")
+    return form
+
+
+if __name__ == "__main__":
+    sys.exit(main())

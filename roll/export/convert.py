@@ -1,0 +1,101 @@
+"""From a checkpoint's weights to folders that transformers, PEFT and vLLM load, and to a checkpoint for any number of ranks."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from roll.checkpoint.manifest import seal
+from roll.checkpoint.state import LOOP_FILE, LoopState
+from roll.errors import CheckpointError
+from roll.export.source import Source
+from roll.models.export import write_adapter_folder, write_model
+from roll.models.load import DTYPES, add_lora, load_causal_model, load_tokenizer
+from roll.models.weights import ADAPTER, WeightView
+from roll.strategies import deepspeed_files
+from roll.weight_sync.bucket import plan_buckets
+
+FILE_BYTES = 4 << 30
+
+
+def write_hf(source: Source, out: Path, exact: bool) -> None:
+    """All weights of a policy that trains whole, as a Hugging Face folder; `exact` takes the optimizer's fp32 ones."""
+    found = deepspeed_files.weights(source.checkpoint, as_held=not exact)
+    model = _empty_model(source)
+    view = WeightView(model)
+    buckets = ({name: _weight(found, name, source) for name in names} for names in plan_buckets(view.model_specs(), FILE_BYTES))
+    if exact:
+        model.config.dtype = torch.float32
+    write_model(out, buckets, model, _tokenizer(source))
+
+
+def write_merged(source: Source, out: Path, exact: bool) -> None:
+    """The base model with the adapter merged in as a weight sync merges it, as a Hugging Face folder; `exact` all in fp32."""
+    base: Any = load_causal_model(source.model, source.model_args, packed=False)
+    if exact:
+        base.float()
+        base.config.dtype = torch.float32
+    model = add_lora(base, source.model_args, source.seed)
+    found = deepspeed_files.weights(source.checkpoint, as_held=not exact)
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            parameter.data = _weight(found, name, source)
+    view = WeightView(model)
+    buckets: Iterator[Mapping[str, Tensor]] = (view.model_tensors(names) for names in plan_buckets(view.model_specs(), FILE_BYTES))
+    write_model(out, buckets, base, _tokenizer(source))
+
+
+def write_peft(source: Source, out: Path) -> None:
+    """The adapter as a PEFT folder, as the trainer holds it."""
+    model = add_lora(_empty_model(source), source.model_args, source.seed)
+    found = deepspeed_files.weights(source.checkpoint, as_held=True)
+    names = {spec.name: spec.name.replace(".weight", f".{ADAPTER}.weight") for spec in WeightView(model).adapter_specs()}
+    tensors = {name: _weight(found, own, source) for name, own in names.items()}
+    write_adapter_folder(out, tensors, model, _tokenizer(source))
+
+
+def write_universal(source: Source, out: Path) -> None:
+    """A checkpoint that a run resumes from with any number of ranks, whole or absent as every checkpoint."""
+    state = LoopState.read(source.checkpoint)
+    aside = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        for states in source.checkpoint.rglob(deepspeed_files.TAG):  # the policy's, and a critic's in a folder of its own
+            deepspeed_files.to_universal(states.parent, aside / states.parent.relative_to(source.checkpoint))
+        state.write(aside)
+        seal(aside, state.step, sequence=1, required=[LOOP_FILE])
+        aside.rename(out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _empty_model(source: Source) -> PreTrainedModel:
+    """The model's modules and their names, without memory behind them."""
+    config = AutoConfig.from_pretrained(source.model, trust_remote_code=source.model_args.trust_remote_code)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=DTYPES[source.model_args.dtype], trust_remote_code=source.model_args.trust_remote_code
+        )
+    model.tie_weights()
+    try:
+        model.generation_config = GenerationConfig.from_pretrained(source.model)
+    except OSError:  # not every model has one
+        model.generation_config = None
+    return model
+
+
+def _tokenizer(source: Source) -> PreTrainedTokenizerBase:
+    return load_tokenizer(source.model, source.model_args.trust_remote_code)
+
+
+def _weight(found: Mapping[str, Tensor], name: str, source: Source) -> Tensor:
+    if name not in found:
+        raise CheckpointError(f"{source.checkpoint} holds no weights of {name}: it is not of the model '{source.model}'")
+    return found[name]

@@ -1,0 +1,53 @@
+"""Which checkpoint is meant, and the configuration of the run that wrote it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from roll.checkpoint.manifest import MANIFEST, verify
+from roll.checkpoint.store import CheckpointStore
+from roll.config.batch import learner
+from roll.config.loader import load_config
+from roll.config.schema_model import ModelArgs
+from roll.errors import ConfigError, Fault
+
+CONFIG = "config.yaml"
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A whole checkpoint, and what it is a checkpoint of."""
+
+    checkpoint: Path
+    model: str
+    """Folder or Hub name of what the training began with."""
+    model_args: ModelArgs
+    seed: int
+    pipeline: str
+
+
+def find_source(path: Path) -> Source:
+    """A checkpoint by its own folder, or the newest whole one of a run folder.
+
+    Raises:
+        ConfigError: the path is neither, or the run folder lacks its configuration.
+        CheckpointError: the checkpoint is not whole.
+    """
+    if (path / MANIFEST).is_file():
+        verify(path)
+        checkpoint, run = path, path.absolute().parent.parent
+    else:
+        newest = CheckpointStore(path / CHECKPOINTS, keep=1).newest_verified() if (path / CHECKPOINTS).is_dir() else None
+        if newest is None:
+            remedy = "give a run folder (output_dir), or the folder of a checkpoint (output_dir/checkpoints/step_N)"
+            raise ConfigError([Fault("checkpoint", f"'{path}' is neither a run folder with checkpoints nor a checkpoint", remedy)])
+        checkpoint, run = newest, path
+    if not (run / CONFIG).is_file():
+        raise ConfigError([Fault("checkpoint", f"there is no {run / CONFIG}", "a checkpoint is exported from within its run folder")])
+    config = load_config(OmegaConf.load(run / CONFIG), ())  # pyright: ignore[reportArgumentType]
+    _, role = learner(config)
+    return Source(checkpoint, role.model_args.model_name_or_path or config.pretrain, role.model_args, config.seed, config.pipeline)

@@ -1,0 +1,68 @@
+"""What the test of exports and of resuming on another number of ranks runs on each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roll.strategies.base import Rank, TrainResult
+from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Case, Work, tensors_of, trainer
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one rank saw. Weights are whole on rank 0 and empty elsewhere."""
+
+    saved: dict[str, Tensor]
+    """Weights at the checkpoint, any adapter merged in."""
+    adapter: dict[str, Tensor]
+    curve: list[TrainResult]
+    """Of the three updates that follow."""
+    weights: dict[str, Tensor]
+    """After them."""
+
+
+def checkpoint_of(folder: Path, case: Case) -> Path:
+    """Where a case's run folder keeps its one checkpoint."""
+    return folder / case.name / "checkpoints" / "step_1"
+
+
+def _go_on(strategy: Any, case: Case, work: Work, folder: Path) -> Trained:
+    saved = tensors_of(strategy, False, folder)
+    adapter = tensors_of(strategy, True, folder) if case.lora else {}
+    curve = [strategy.train_step([update], LOSS, TEMPERATURE, VERSION + 1 + number) for number, update in enumerate(work.second)]
+    return Trained(saved, adapter, curve, tensors_of(strategy, False, folder))
+
+
+def train_and_save(rank: Rank, cases: Sequence[Case], model: Path, works: Sequence[Work], folder: Path) -> list[Trained]:
+    """For each case one update, a checkpoint, and three updates more."""
+    out = []
+    for case in cases:
+        checkpoint_of(folder, case).mkdir(parents=True, exist_ok=True)
+        with trainer(case, model, rank, SEED) as strategy:
+            strategy.train_step(works[rank.rank].first, LOSS, TEMPERATURE, VERSION)
+            strategy.save(checkpoint_of(folder, case))
+            out.append(_go_on(strategy, case, works[rank.rank], folder))
+    torch.distributed.destroy_process_group()
+    return out
+
+
+def load_and_train(rank: Rank, cases: Sequence[Case], model: Path, works: Sequence[Work], folder: Path) -> list[tuple[Trained, str]]:
+    """For each case what a trainer of another seed does that resumes from its universal checkpoint, and what it says of the other one."""
+    out = []
+    for case in cases:
+        with trainer(case, model, rank, SEED + 1) as strategy:
+            refusal = ""
+            try:
+                strategy.load(checkpoint_of(folder, case))
+            except Exception as error:
+                refusal = f"{type(error).__name__}: {error}"
+            strategy.load(folder / case.name / "universal")
+            out.append((_go_on(strategy, case, works[rank.rank], folder), refusal))
+    torch.distributed.destroy_process_group()
+    return out

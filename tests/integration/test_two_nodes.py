@@ -1,0 +1,98 @@
+"""Two Ray nodes with addresses of their own, on this machine: a run joins them, trains, and its checkpoint goes on on one node."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import ray.util
+
+from tests.integration.conftest import World
+
+pytestmark = pytest.mark.engines
+
+RAY = str(Path(sys.executable).with_name("ray"))
+SECOND = "127.0.0.2"
+SECONDS = 120
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def two_nodes() -> Iterator[dict[str, str]]:
+    """What a process must set to join them. Both are of this host, the second under an address of its own."""
+    # A short name: sockets lie below it.
+    folder = Path(tempfile.mkdtemp(prefix="two-", dir="/tmp"))
+    port, secret = free_port(), {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    secret["SPT_NOENV"] = "1"  # or a process that changes its title overwrites the variables that others see of it
+    common = [RAY, "start", "--disable-usage-stats", "--num-cpus=1", "--num-gpus=0", "--object-store-memory=100000000"]
+    before = set(psutil.process_iter())
+    try:
+        head = [*common, "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]
+        address = f"{ray.util.get_node_ip_address()}:{port}"
+        for words in (head, [*common, f"--address={address}", f"--node-ip-address={SECOND}"]):
+            done = subprocess.run(words, env=os.environ | secret, capture_output=True, text=True, timeout=SECONDS, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+        yield secret | {"RAY_ADDRESS": address}
+    finally:
+        ours = [process for process in psutil.process_iter() if process not in before and str(folder) in " ".join(command(process))]
+        for process in ours:
+            process.terminate()
+        _, left = psutil.wait_procs(ours, timeout=20)
+        for process in left:
+            process.kill()
+        psutil.wait_procs(left, timeout=10)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def command(process: psutil.Process) -> list[str]:
+    """Its words; none if it is gone."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def ranks() -> list[psutil.Process]:
+    """Worker processes of a role whose methods block, without what they have forked under their own title."""
+    found = [process for process in psutil.process_iter() if (command(process) or [""])[0].startswith("ray::Process")]
+    return [process for process in found if process.ppid() not in {other.pid for other in found}]
+
+
+def test_a_run_joins_two_nodes_and_goes_on_on_one(world: World, two_nodes: dict[str, str]) -> None:
+    (world.folder / ".deepspeed_env").write_text("ROLL_COLOUR=blue\n")
+    arguments = ("--config-name", "tiny/tiny_warm_up", "output_dir=two", "sft_train.world_size=2", "save_steps=20")
+    process = world.start(*arguments, "max_steps=60", environment=two_nodes)
+    try:
+        world.wait_for_step("two", 1, process)
+        found = ranks()
+        assert len(found) == 2
+        assert len({one.ppid() for one in found}) == 2, "each node's raylet started one"
+        assert [one.environ()["ROLL_COLOUR"] for one in found] == ["blue", "blue"]
+    finally:
+        outcome = world.wait(process)
+        (world.folder / ".deepspeed_env").unlink()
+    assert outcome.status == 0, outcome.output
+    assert ranks() == []
+    subprocess.run([RAY, "status"], env=os.environ | two_nodes, capture_output=True, timeout=SECONDS, check=True)
+
+    outcome = world.run(*arguments, "max_steps=64")
+    assert outcome.status == 0, outcome.output
+    lines = [line for line in world.metrics("two") if "sft/loss" in line]
+    assert [line["step"] for line in lines] == list(range(1, 65))
+    losses = [line["sft/loss"] for line in lines]
+    assert losses[60] < losses[0] / 4, "the resumed steps go on where the others had come to"
+    assert (world.folder / "two" / "export" / "model.safetensors.index.json").exists()
