@@ -28,10 +28,16 @@ class RolePlan:
     """By rank, the devices it uses; empty tuples on the CPU. A vLLM rank is one engine with its tensor-parallel devices."""
     tokens_per_microbatch: int | None = None
     """Token budget of one forward pass; None for roles that run none."""
+    replica_size: int = 1
+    """So many neighbouring ranks work on the same micro-batches."""
 
     @property
     def ranks(self) -> int:
         return len(self.devices)
+
+    @property
+    def replicas(self) -> int:
+        return self.ranks // self.replica_size
 
     @property
     def on_cpu(self) -> bool:

@@ -182,7 +182,8 @@ class Roles:
     def _new_group(self, name: str, system_envs: Mapping[str, str], blocking: bool) -> WorkerGroup:
         environment = {"TMPDIR": str(self._session.scratch)} | worker_environment(self._plan, self._config, system_envs)
         places = seats(self._plan.roles[name], self._config.num_gpus_per_node, environment)
-        group = WorkerGroup(name, places, self._session.logs, self._session.shared_memory / f"{name}{RECORD}", blocking)
+        record, replica_size = self._session.shared_memory / f"{name}{RECORD}", self._plan.roles[name].replica_size
+        group = WorkerGroup(name, places, self._session.logs, record, blocking, replica_size)
         self._stack.push_async_callback(group.stop, self._config.deadlines.shutdown)
         return group
 

@@ -33,6 +33,13 @@ class Rank:
     """Seconds after which a collective operation gives up."""
     devices: tuple[int, ...] = ()
     """Numbers of its devices, counted over all nodes."""
+    replica_size: int = 1
+    """So many neighbouring ranks work on the same micro-batches."""
+
+    @property
+    def replica(self) -> int:
+        """Number of the replica that it is of."""
+        return self.rank // self.replica_size
 
 
 @dataclass(frozen=True)
@@ -48,10 +55,10 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """One rank's share of a training step."""
+    """One replica's share of a training step."""
 
     sums: Metrics
-    """Over this rank's response tokens, of each metric."""
+    """Over this replica's response tokens, of each metric."""
     tokens: int
     """Response tokens behind `sums`."""
     mismatch_sums: Metrics

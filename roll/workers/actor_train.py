@@ -54,19 +54,19 @@ class Learner:
         """
         shape = self._shape
         batch = replace(batch, marked=loss.marks(batch))
-        ranks: list[list[list[MicroBatch]]] = [[] for _ in range(len(self._group))]
+        replicas: list[list[list[MicroBatch]]] = [[] for _ in range(self._group.replicas)]
         for units in np.array_split(np.arange(batch.units), shape.updates) * shape.epochs:
             update = packing.members(units.tolist(), batch.unit)
-            for rank, micro_batches in enumerate(micro_batches_of(batch, update, len(ranks), shape)):
-                ranks[rank].append(micro_batches)
-        arguments = [(updates, loss, shape.temperature, policy_version) for updates in ranks]
-        return merge(await self._group.each("train_step", arguments, self._train_seconds))
+            for replica, micro_batches in enumerate(micro_batches_of(batch, update, len(replicas), shape)):
+                replicas[replica].append(micro_batches)
+        arguments = [(updates, loss, shape.temperature, policy_version) for updates in replicas]
+        return merge(await self._group.each_replica("train_step", arguments, self._train_seconds))
 
     async def evaluate(self, batch: TrainBatch, loss: Loss) -> list[TrainResult]:
-        """By rank, what the loss says of a batch that is not learnt from; `merge` makes means of it."""
-        ranks = micro_batches_of(batch, range(len(batch)), len(self._group), self._shape)
-        arguments = [(micro_batches, loss, self._shape.temperature) for micro_batches in ranks]
-        return await self._group.each("evaluate", arguments, self._train_seconds)
+        """By replica, what the loss says of a batch that is not learnt from; `merge` makes means of it."""
+        replicas = micro_batches_of(batch, range(len(batch)), self._group.replicas, self._shape)
+        arguments = [(micro_batches, loss, self._shape.temperature) for micro_batches in replicas]
+        return await self._group.each_replica("evaluate", arguments, self._train_seconds)
 
     async def save(self, folder: Path) -> None:
         """Write what `load` needs to go on exactly."""
@@ -106,8 +106,9 @@ class ActorTrain(Learner):
         return await self._score(sequences, adapter=False)
 
     async def _score(self, sequences: Sequences, adapter: bool) -> Floats:
-        split, parts = share_out(sequences, len(self._group), self._shape.token_budget)
-        results = await self._group.each("log_probs", [(part, self._shape.temperature, adapter) for part in parts], self._train_seconds)
+        split, parts = share_out(sequences, self._group.replicas, self._shape.token_budget)
+        arguments = [(part, self._shape.temperature, adapter) for part in parts]
+        results = await self._group.each_replica("log_probs", arguments, self._train_seconds)
         return gather_tokens(sequences, split, results)
 
     async def free_address(self) -> tuple[str, int]:
@@ -156,11 +157,11 @@ def joined(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
     return replace(ranks[0], handles={gpu: handle for bucket in ranks for gpu, handle in bucket.handles.items()})
 
 
-def micro_batches_of(batch: TrainBatch, update: Sequence[int], ranks: int, shape: TrainShape) -> list[list[MicroBatch]]:
-    """By rank, the micro-batches of one update, units whole. Loss weights are fixed here, before anything is split."""
+def micro_batches_of(batch: TrainBatch, update: Sequence[int], replicas: int, shape: TrainShape) -> list[list[MicroBatch]]:
+    """By replica, the micro-batches of one update, units whole. Loss weights are fixed here, before anything is split."""
     chosen = packing.take(batch, update)
     weights = loss_weights(chosen.sequences, shape.loss_agg_mode, shape.loss_scale, chosen.sequence_weights)
-    split = packing.split(chosen.sequences.lengths, ranks, shape.token_budget, shape.attention_cost, chosen.unit)
+    split = packing.split(chosen.sequences.lengths, replicas, shape.token_budget, shape.attention_cost, chosen.unit)
 
     def micro_batch(indices: Sequence[int]) -> MicroBatch:
         samples = tuple(update[index] for index in indices)
@@ -170,7 +171,7 @@ def micro_batches_of(batch: TrainBatch, update: Sequence[int], ranks: int, shape
 
 
 def merge(results: Sequence[TrainResult]) -> Metrics:
-    """Ranks' sums to means: over all response tokens, or over the sequences or pairs that count."""
+    """Replicas' sums to means: over all response tokens, or over the sequences or pairs that count."""
     metrics = dict(results[0].scalars)
     for sums, tokens in (
         ([result.sums for result in results], sum(result.tokens for result in results)),

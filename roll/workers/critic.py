@@ -15,8 +15,8 @@ class Critic(Learner):
 
     async def values(self, sequences: Sequences) -> Floats:
         """[T]: what is expected before each response token, as things stand; 0 elsewhere."""
-        split, parts = share_out(sequences, len(self._group), self._shape.token_budget)
-        results = await self._group.each("values", [(part,) for part in parts], self._train_seconds)
+        split, parts = share_out(sequences, self._group.replicas, self._shape.token_budget)
+        results = await self._group.each_replica("values", [(part,) for part in parts], self._train_seconds)
         return gather_tokens(sequences, split, results)
 
     async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:

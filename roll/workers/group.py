@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -17,6 +17,7 @@ from roll.workers.placement import Seat
 from roll.workers.process import AsyncProcess, Factory, Process
 from roll.workers.remains import Remains
 
+T = TypeVar("T")
 GRACE = 2.0
 """Seconds in which the other ranks may report too, so that the first cause is found and not its echo."""
 LOOK_EVERY = 1.0
@@ -34,9 +35,9 @@ LOG_TAIL = 1 << 16
 class WorkerGroup:
     """One role's Ray actors, in rank order."""
 
-    def __init__(self, role: str, seats: Sequence[Seat], logs: Path, record: Path, blocking: bool) -> None:
+    def __init__(self, role: str, seats: Sequence[Seat], logs: Path, record: Path, blocking: bool, replica_size: int = 1) -> None:
         """Ask Ray for the processes; `record` is of `Remains`, `blocking` says whether the strategy's methods block or are coroutines."""
-        self.role = role
+        self.role, self.replica_size = role, replica_size
         self._seats, self._logs = seats, logs
         kind = Process if blocking else AsyncProcess
         self._actors: list[Any] = [
@@ -53,6 +54,11 @@ class WorkerGroup:
     def __len__(self) -> int:
         return len(self._actors)
 
+    @property
+    def replicas(self) -> int:
+        """Work is shared out over these: each is `replica_size` neighbouring ranks, which do the same."""
+        return len(self) // self.replica_size
+
     async def start(self, factory: Factory, settings: Sequence[Any], collective_timeout: float, seconds: float) -> None:
         """Build every rank's strategy; they meet at rank 0's address.
 
@@ -64,7 +70,7 @@ class WorkerGroup:
         self._pids = await self._gather([actor.pid.remote() for actor in self._actors], "start", seconds)
         refs = []
         for number, (actor, seat) in enumerate(zip(self._actors, self._seats, strict=True)):
-            rank = Rank(self.role, number, len(self), address, port, seat.device, collective_timeout, seat.devices)
+            rank = Rank(self.role, number, len(self), address, port, seat.device, collective_timeout, seat.devices, self.replica_size)
             refs.append(actor.build.remote(factory, settings[number], rank))
         building = asyncio.ensure_future(self._gather(refs, "start", seconds))
         try:
@@ -94,6 +100,10 @@ class WorkerGroup:
         """
         refs = [actor.call.remote(method, *rank) for actor, rank in zip(self._actors, arguments, strict=True)]
         return await self._gather(refs, method, seconds)
+
+    async def each_replica(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
+        """Call a method on every rank with its replica's arguments; what the first rank of each replica says, so nothing counts twice."""
+        return firsts(await self.each(method, to_ranks(arguments, self.replica_size), seconds), self.replica_size)
 
     async def all(self, method: str, *arguments: Any, seconds: float) -> list[Any]:
         """Call a method on every rank with the same arguments."""
@@ -180,6 +190,16 @@ class WorkerGroup:
     def _local_pids(self) -> list[int]:
         here = ray.get_runtime_context().get_node_id()
         return [pid for pid, seat in zip(self._pids, self._seats, strict=False) if seat.node_id in (None, here)]
+
+
+def to_ranks(arguments: Sequence[T], replica_size: int) -> list[T]:
+    """What is for a replica, for each of its ranks."""
+    return [each for each in arguments for _ in range(replica_size)]
+
+
+def firsts(results: Sequence[T], replica_size: int) -> list[T]:
+    """Of what all ranks say, what the first of each replica does."""
+    return list(results[::replica_size])
 
 
 def _most(sizes: Sequence[int | None]) -> int | None:

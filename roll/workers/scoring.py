@@ -1,4 +1,4 @@
-"""Share sequences out over a role's ranks for a pass without a gradient, and put the results back in place."""
+"""Share sequences out over a role's replicas for a pass without a gradient, and put the results back in place."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from roll.workers.group import WorkerGroup
 from roll.workers.turns import Level
 
 
-def share_out(sequences: Sequences, ranks: int, token_budget: int) -> tuple[packing.Split, list[list[Sequences]]]:
-    """The split, and by rank its micro-batches."""
-    split = packing.split(sequences.lengths, ranks, token_budget)
+def share_out(sequences: Sequences, replicas: int, token_budget: int) -> tuple[packing.Split, list[list[Sequences]]]:
+    """The split, and by replica its micro-batches."""
+    split = packing.split(sequences.lengths, replicas, token_budget)
     return split, [[packing.select(sequences, indices) for indices in forwards] for forwards in split.ranks]
 
 
 def gather_tokens(sequences: Sequences, split: packing.Split, results: Sequence[Sequence[Floats]]) -> Floats:
-    """[T] from each rank's and micro-batch's values; the filler's are dropped."""
+    """[T] from each replica's and micro-batch's values; the filler's are dropped."""
     out = np.zeros(len(sequences.token_ids), np.float32)
     for forwards, values in zip(split.ranks, results, strict=True):
         for indices, part in zip(forwards, values, strict=True):
@@ -37,14 +37,14 @@ class Reference:
 
     async def ref_log_probs(self, sequences: Sequences) -> Floats:
         """[T] natural-log probs of the response tokens, 0 elsewhere."""
-        split, parts = share_out(sequences, len(self._group), self._token_budget)
-        results = await self._group.each("log_probs", [(part, self._temperature) for part in parts], self._seconds)
+        split, parts = share_out(sequences, self._group.replicas, self._token_budget)
+        results = await self._group.each_replica("log_probs", [(part, self._temperature) for part in parts], self._seconds)
         return gather_tokens(sequences, split, results)
 
     async def states(self, sequences: Sequences) -> Floats:
         """[S, H], the last hidden states from which a teacher predicts the S response tokens, in their order."""
-        split, parts = share_out(sequences, len(self._group), self._token_budget)
-        results = await self._group.each("states", [(part,) for part in parts], self._seconds)
+        split, parts = share_out(sequences, self._group.replicas, self._token_budget)
+        results = await self._group.each_replica("states", [(part,) for part in parts], self._seconds)
         forwards = [pair for rank in zip(split.ranks, results, strict=True) for pair in zip(*rank, strict=True) if pair[0]]
         out = np.empty((int(sequences.response_mask.sum()), forwards[0][1].shape[1]), np.float32)
         for indices, values in forwards:

@@ -37,7 +37,10 @@ class Worker:
     def __init__(self, settings: Any, rank: Rank) -> None:
         if settings == "unreadable":
             raise DataError([Fault("pretrain", "it cannot be read", "give another")])
-        self.rank = rank.rank
+        self.rank, self.place = rank.rank, rank
+
+    def replica(self) -> tuple[int, int]:
+        return self.place.replica, self.place.replica_size
 
     def environment(self, name: str) -> str:
         return os.environ[name]
@@ -66,8 +69,9 @@ class Worker:
 
 
 @asynccontextmanager
-async def group_of_two(logs: Path, settings: Any = None) -> AsyncIterator[WorkerGroup]:
-    group = WorkerGroup("trainer", seats(RolePlan("trainer", "none", ((), ())), 8, {"COLOUR": "blue"}), logs, logs / "held", blocking=True)
+async def group_of_two(logs: Path, settings: Any = None, replica_size: int = 1) -> AsyncIterator[WorkerGroup]:
+    places = seats(RolePlan("trainer", "none", ((), ())), 8, {"COLOUR": "blue"})
+    group = WorkerGroup("trainer", places, logs, logs / "held", blocking=True, replica_size=replica_size)
     try:
         await group.start(Worker, [settings, settings], 10, 60)
         yield group
@@ -103,7 +107,9 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
                 pass
 
     async def ends_what_hangs() -> None:
-        async with group_of_two(tmp_path / "logs") as group:
+        async with group_of_two(tmp_path / "logs", replica_size=2) as group:
+            assert await group.each_replica("replica", [()], 10) == [(0, 2)]
+            assert await group.each("replica", [(), ()], 10) == [(0, 2), (0, 2)]
             pids = [int(pid) for pid in await group._gather([actor.pid.remote() for actor in group._actors], "pid", 10)]
             hanging = asyncio.ensure_future(group.all("sleep", 0, 600.0, seconds=600))
             await asyncio.sleep(0.2)

@@ -85,10 +85,11 @@ class Ranks:
         self.policy, self.count = TinyPolicy(), count
         self.forwards: list[int] = []
 
-    def __len__(self) -> int:
+    @property
+    def replicas(self) -> int:
         return self.count
 
-    async def each(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[TrainResult]:
+    async def each_replica(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[TrainResult]:
         assert method == "train_step"
         for updates, loss, *_ in arguments:
             [micro_batches] = updates

@@ -132,10 +132,11 @@ class InProcess:
     def __init__(self, strategies: Sequence[Any]) -> None:
         self._strategies = strategies
 
-    def __len__(self) -> int:
+    @property
+    def replicas(self) -> int:
         return len(self._strategies)
 
-    async def each(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
+    async def each_replica(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
         return [getattr(strategy, method)(*rank) for strategy, rank in zip(self._strategies, arguments, strict=True)]
 
 

@@ -1,0 +1,78 @@
+"""Work is shared out over replicas: their ranks do the same, and nothing of it counts twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from roll.algorithms.losses import NegativeLogLikelihood
+from roll.data import packing
+from roll.strategies.base import MicroBatch, Rank, TrainResult
+from roll.types import Floats, Sequences, TrainBatch
+from roll.workers.actor_train import Learner, TrainShape
+from roll.workers.critic import Critic
+from roll.workers.group import WorkerGroup
+
+LENGTHS = (7, 3, 9, 4, 5)
+SHAPE = TrainShape(updates=1, epochs=1, token_budget=9, loss_agg_mode="token-mean", temperature=1.0)
+
+
+class FourRanks(WorkerGroup):
+    """Two replicas of two ranks, of which the second says nothing that may be used."""
+
+    def __init__(self) -> None:
+        self.replica_size, self._actors = 2, [None] * 4
+        self.heard: list[tuple[Any, ...]] = []
+
+    async def each(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
+        self.heard = list(arguments)
+        says = {"values": values, "train_step": lambda updates, *_: learnt(updates[0]), "evaluate": lambda parts, *_: learnt(parts)}
+        return [says[method](*given) if rank % 2 == 0 else None for rank, given in enumerate(arguments)]
+
+
+def values(micro_batches: Sequence[Sequences]) -> list[Floats]:
+    return [part.token_ids.astype(np.float32) for part in micro_batches]
+
+
+def learnt(micro_batches: Sequence[MicroBatch]) -> TrainResult:
+    tokens = sum(int(part.batch.sequences.response_mask.sum()) for part in micro_batches)
+    samples = float(sum(len(part.samples) for part in micro_batches))
+    return TrainResult({"sft/loss": 2.0 * tokens}, tokens, {}, 0, {"sft/lr": 0.1}, {"sft/row": samples}, {"sft/row": samples})
+
+
+def batch() -> TrainBatch:
+    ids = np.split(np.arange(sum(LENGTHS), dtype=np.int32), np.cumsum(LENGTHS)[:-1])
+    sequences = packing.concatenate(ids, [np.arange(length) > 0 for length in LENGTHS])
+    zeros = np.zeros(len(sequences.token_ids), np.float32)
+    return TrainBatch(sequences, zeros, None, zeros.astype(np.int32))
+
+
+def test_ranks_of_a_replica_score_the_same_and_each_sequence_is_scored_once() -> None:
+    group, sequences = FourRanks(), batch().sequences
+    assert group.replicas == 2
+    got = asyncio.run(Critic(group, SHAPE, 1.0, 1.0, 1.0).values(sequences))
+    assert got.tolist() == sequences.token_ids.tolist()
+    assert group.heard[0] is group.heard[1]
+    assert group.heard[2] is group.heard[3]
+    assert group.heard[0] is not group.heard[2]
+
+
+def test_a_sequence_is_learnt_by_one_replica_and_counted_once() -> None:
+    group, learner = FourRanks(), Learner(FourRanks(), SHAPE, 1.0, 1.0, 1.0)
+    assert asyncio.run(learner.train_step(batch(), NegativeLogLikelihood(), 0)) == {"sft/loss": 2.0, "sft/lr": 0.1, "sft/row": 1.0}
+    results = asyncio.run(Learner(group, SHAPE, 1.0, 1.0, 1.0).evaluate(batch(), NegativeLogLikelihood()))
+    assert sum(result.tokens for result in results) == sum(LENGTHS) - len(LENGTHS)
+    by_replica = [group.heard[rank][0] for rank in (0, 2)]
+    assert group.heard[1][0] is by_replica[0]
+    assert sorted(sample for parts in by_replica for part in parts for sample in part.samples) == list(range(len(LENGTHS)))
+    # The weights of the loss sum to one over the replicas, not over the ranks.
+    weights = sum(float(part.loss_weights.sum(dtype=np.float64)) for parts in by_replica for part in parts)
+    assert abs(weights - 1) < 1e-6
+
+
+def test_a_rank_knows_its_replica() -> None:
+    ranks = [Rank("actor_train", number, 4, "127.0.0.1", 0, "cpu", 1.0, replica_size=2) for number in range(4)]
+    assert [rank.replica for rank in ranks] == [0, 0, 1, 1]
