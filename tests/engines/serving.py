@@ -24,11 +24,16 @@ Factory = Callable[[Any, Any], Any]
 class ServedRanks:
     """Implements what the facades use of `WorkerGroup`."""
 
-    def __init__(self, pipes: Sequence[Connection]) -> None:
-        self._pipes = pipes
+    def __init__(self, pipes: Sequence[Connection], replica_size: int = 1) -> None:
+        self._pipes, self._replica_size = pipes, replica_size
 
     def __len__(self) -> int:
         return len(self._pipes)
+
+    @property
+    def replicas(self) -> int:
+        """See `WorkerGroup`."""
+        return len(self) // self._replica_size
 
     def build(self, factory: Factory, settings: Any) -> None:
         """Another strategy in the place of the one before."""
@@ -39,6 +44,12 @@ class ServedRanks:
         for pipe, rank in zip(self._pipes, arguments, strict=True):
             pipe.send((method, rank))
         return [await asyncio.to_thread(_answer, pipe) for pipe in self._pipes]
+
+    async def each_replica(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
+        """See `WorkerGroup`."""
+        from roll.workers.group import firsts, to_ranks  # here, as the ranks' own processes need no Ray
+
+        return firsts(await self.each(method, to_ranks(arguments, self._replica_size), seconds), self._replica_size)
 
     async def all(self, method: str, *arguments: Any, seconds: float) -> list[Any]:
         """See `WorkerGroup`."""
@@ -55,7 +66,7 @@ def _answer(pipe: Connection) -> Any:
 
 
 @contextmanager
-def served_ranks(role: str, world_size: int) -> Iterator[ServedRanks]:
+def served_ranks(role: str, world_size: int, replica_size: int = 1) -> Iterator[ServedRanks]:
     """Started together; every process is gone afterwards, whatever happened."""
     context = multiprocessing.get_context("spawn")
     port, ends, processes = free_port(), [], []
@@ -66,7 +77,7 @@ def served_ranks(role: str, world_size: int) -> Iterator[ServedRanks]:
             process.start()
             ends.append(ours)
             processes.append(process)
-        yield ServedRanks(ends)
+        yield ServedRanks(ends, replica_size)
     finally:
         for process in processes:
             process.kill()
