@@ -158,8 +158,13 @@ def joined(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
 
 
 def micro_batches_of(batch: TrainBatch, update: Sequence[int], replicas: int, shape: TrainShape) -> list[list[MicroBatch]]:
-    """By replica, the micro-batches of one update, units whole. Loss weights are fixed here, before anything is split."""
+    """By replica, the micro-batches of one update, units whole. Loss weights are fixed here, before anything is split.
+
+    An update that got no sequence, for a step has fewer than updates, runs the filler everywhere.
+    """
     chosen = packing.take(batch, update)
+    if not len(update):
+        return [[MicroBatch(chosen, np.zeros(len(chosen.sequences.token_ids), np.float32))] for _ in range(replicas)]
     weights = loss_weights(chosen.sequences, shape.loss_agg_mode, shape.loss_scale, chosen.sequence_weights)
     split = packing.split(chosen.sequences.lengths, replicas, shape.token_budget, shape.attention_cost, chosen.unit)
 
