@@ -144,7 +144,8 @@ class Roles:
             name = f"rewards.{domain}"
             group = self._new_group(name, section.system_envs, blocking=False)
             limits = config.deadlines
-            self._starts[name] = partial(group.start, RewardWorker, [(domain, section)] * len(group), limits.train, limits.start)
+            settings = [(domain, section, limits.start)] * len(group)
+            self._starts[name] = partial(group.start, RewardWorker, settings, limits.train, limits.start)
             groups[domain] = group
         return Rewards(groups, config.rewards)
 

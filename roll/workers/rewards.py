@@ -10,16 +10,19 @@ from roll.strategies.base import Rank
 from roll.types import Prompt, RewardResult
 from roll.workers.group import WorkerGroup
 
+REPLACED = 30.0
+"""Seconds in which a process that a response cost is replaced."""
 SLACK = 60.0
-"""Seconds for what surrounds the scoring of a group: the queue, a process that is replaced, the way there and back."""
+"""Seconds for the way there and back."""
 
 
 class RewardWorker:
     """Hosted by a Ray actor; scores one group at a time."""
 
-    def __init__(self, section: tuple[str, Reward], rank: Rank) -> None:
-        self._domain, reward = section
-        self._pool = RewardPool({self._domain: reward}, workers=1)
+    def __init__(self, settings: tuple[str, Reward, float], rank: Rank) -> None:
+        """`settings` are the domain, its section, and the seconds in which the process must be ready."""
+        self._domain, reward, start_seconds = settings
+        self._pool = RewardPool({self._domain: reward}, 1, start_seconds)
 
     async def start(self) -> None:
         """Start the process and load the reward function."""
@@ -47,7 +50,8 @@ class Rewards:
         worker = min(range(len(waiting)), key=waiting.__getitem__)
         waiting[worker] += len(responses)
         try:
-            seconds = self._sections[prompt.domain].timeout * waiting[worker] + SLACK
+            # Each response may run to its own deadline, and cost its process.
+            seconds = (self._sections[prompt.domain].timeout + REPLACED) * waiting[worker] + SLACK
             return await group.one(worker, "score", prompt, responses, seconds=seconds)
         finally:
             waiting[worker] -= len(responses)
