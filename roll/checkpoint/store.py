@@ -39,6 +39,22 @@ class CheckpointStore:
         assert keep > 0, "a store that keeps nothing"
         self.folder = folder
         self.keep = keep
+        self._holds_lock = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep every other process from writing into this store, between checkpoints too.
+
+        Raises:
+            CheckpointError: another process writes here, or holds the store.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self._sole_writer():
+            self._holds_lock = True
+            try:
+                yield
+            finally:
+                self._holds_lock = False
 
     @contextmanager
     def writing(self, step: int, required: Sequence[str] = ()) -> Iterator[Path]:
@@ -49,7 +65,7 @@ class CheckpointStore:
 
         Raises:
             CheckpointError: the folder is empty, lacks a required file or cannot be brought to the disk,
-                or another process is writing into this store.
+                or another process writes into this store.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         sync_folder(self.folder.parent)
@@ -81,7 +97,7 @@ class CheckpointStore:
         """Remove what dead writers left unfinished, and bring back a checkpoint whose replacement never arrived.
 
         Raises:
-            CheckpointError: another process is writing into this store.
+            CheckpointError: another process writes into this store.
         """
         if self.folder.is_dir():
             with self._sole_writer():
@@ -184,12 +200,15 @@ class CheckpointStore:
     @contextmanager
     def _sole_writer(self) -> Iterator[None]:
         """Hold the store's lock; the kernel gives it back when its holder dies."""
+        if self._holds_lock:
+            yield
+            return
         with (self.folder / ".lock").open("ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise CheckpointError(
-                    f"{self.folder}: another process is writing a checkpoint here; give each run its own output_dir, or wait for that run"
+                    f"{self.folder}: another run writes its checkpoints here; give each run its own output_dir, or wait for that run"
                 ) from None
             except OSError as error:
                 if error.errno not in _WITHOUT_LOCKS:

@@ -48,9 +48,11 @@ def run(config: Config, plan: Plan) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, terminate)
     with ExitStack() as stack:
+        store = CheckpointStore(folder / "checkpoints", config.keep_checkpoints)
+        stack.enter_context(store.held())  # First of all: a second run would write into the records of this one.
         stack.enter_context(RunLog(folder))
         stack.push(_log_failure)
-        keeper = Keeper(config, CheckpointStore(folder / "checkpoints", config.keep_checkpoints))
+        keeper = Keeper(config, store)
         if keeper.is_finished():
             print(f"{config.exp_name} has taken its {config.max_steps} steps before; its run folder is {folder}")
             return

@@ -184,11 +184,26 @@ def test_two_writers_in_one_folder_are_an_error_for_the_second(store: Checkpoint
     other = CheckpointStore(store.folder, keep=1)
     with store.writing(1) as folder:
         (folder / "model.pt").write_text("weights")
-        with pytest.raises(CheckpointError, match="another process is writing"), other.writing(2):
+        with pytest.raises(CheckpointError, match="another run writes its checkpoints here"), other.writing(2):
             pass
-        with pytest.raises(CheckpointError, match="another process is writing"):
+        with pytest.raises(CheckpointError, match="another run writes its checkpoints here"):
             other.clean()
     assert names(store) == {"step_1"}
+
+
+def test_who_holds_a_store_writes_into_it_and_nobody_else(store: CheckpointStore) -> None:
+    other = CheckpointStore(store.folder, keep=1)
+    with store.held():
+        save(store, 1)
+        store.clean()
+        for intrude in (other.held(), other.writing(2)):
+            with pytest.raises(CheckpointError, match="another run writes its checkpoints here"), intrude:
+                pass
+        with pytest.raises(CheckpointError, match="give each run its own output_dir"):
+            other.resolve("auto")
+        assert CheckpointStore(store.folder, keep=1).latest() == store.folder / "step_1", "readers are not kept out"
+    save(other, 2)
+    assert names(store) == {"step_2"}
 
 
 def test_a_file_system_without_locks_is_reported_and_used(
