@@ -87,9 +87,15 @@ def prepare(config: Config) -> wire_rlvr.Loop:
 
 
 def _report(folder: Path) -> None:
-    """Also of a run that failed, if it came to a first line of metrics."""
-    if (folder / METRICS_FILE).stat().st_size:
+    """Also of a run that failed, if it came to a first line of metrics. A report that fails hides nothing of how the run ended."""
+    metrics = folder / METRICS_FILE
+    if not metrics.is_file() or not metrics.stat().st_size:
+        return
+    try:
         print(f"report: {write_report(folder)}")
+    except Exception as error:
+        LOG.warning("the report could not be written: %s: %s", type(error).__name__, error)
+        LOG.info("where the report failed", exc_info=error)
 
 
 def _log_failure(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

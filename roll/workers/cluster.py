@@ -14,12 +14,12 @@ from pathlib import Path
 import ray
 
 from roll.errors import Fault, RollError
-from roll.workers.remains import remove_recorded
+from roll.workers.remains import SHARED_MEMORY, remove_recorded
 
+LOG = logging.getLogger(__name__)
 PREFIX = "roll-"
 RECORD = ".held"
 """Ending of the files, in a run's folder of shared memory, that name what its processes hold there besides."""
-SHARED_MEMORY = Path("/dev/shm")
 LONGEST_SOCKET = 107
 LONGEST_TEMPORARY = LONGEST_SOCKET - len("/roll-1234567-abcdefgh/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
 """Characters of a temporary folder's name."""
@@ -119,9 +119,14 @@ def check_gpus(gpus: int, gpus_per_node: int) -> None:
 
 
 def _keep_ray_logs(scratch: Path, logs: Path) -> None:
+    """Ray is still writing them: what cannot be copied is told, and hides nothing of why the run ended."""
     for source in scratch.glob("session_*/logs"):
-        if not source.parent.is_symlink():
+        if source.parent.is_symlink():
+            continue
+        try:
             shutil.copytree(source, logs / "ray", dirs_exist_ok=True, ignore=shutil.ignore_patterns("old"))
+        except OSError as error:  # shutil.Error is one
+            LOG.warning("some of Ray's logs could not be copied to %s: %s", logs / "ray", error)
 
 
 def _sweep() -> None:
