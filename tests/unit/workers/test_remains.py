@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import subprocess
 import sys
 import tempfile
@@ -26,12 +25,27 @@ time.sleep(60)
 """
 
 
-def test_the_next_run_removes_what_a_killed_one_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = multiprocessing.Process(target=print)
-    driver.start()
-    driver.join()
-    folder = tmp_path / f"{cluster.PREFIX}{driver.pid}-abc"
+def left_by_a_run(parent: Path) -> Path:
+    folder = parent / f"{cluster.PREFIX}999999999-abc"
     folder.mkdir()
+    (folder / cluster.LOCK).touch()
+    return folder
+
+
+def test_a_run_that_goes_on_where_its_process_id_is_not_seen_keeps_its_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is with /dev/shm or /tmp shared by two containers."""
+    monkeypatch.setattr(cluster, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(cluster.os, "getpid", lambda: 999999999)
+    with cluster._own_folder(tmp_path) as folder:
+        assert folder.name.startswith("roll-999999999-")
+        (folder / "bucket0.safetensors").write_text("weights")
+        cluster._sweep()
+        assert (folder / "bucket0.safetensors").exists()
+    assert not folder.exists()
+
+
+def test_the_next_run_removes_what_a_killed_one_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = left_by_a_run(tmp_path)
     with subprocess.Popen([sys.executable, "-c", HOLDS], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.pid
         name = holder.stdout.readline().strip()
@@ -78,8 +92,7 @@ def test_what_others_keep_in_shared_memory_stays() -> None:
 def test_a_record_that_names_other_files_removes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = tmp_path / "mine"
     mine.write_text("kept")
-    folder = tmp_path / f"{cluster.PREFIX}999999999-abc"
-    folder.mkdir()
+    folder = left_by_a_run(tmp_path)
     (folder / f"actor_infer{cluster.RECORD}").write_text(f"{mine}\n/dev/shm/../{mine}\n")
     monkeypatch.setattr(cluster, "SHARED_MEMORY", tmp_path)
     cluster._sweep()
