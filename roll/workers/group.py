@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,8 +19,11 @@ from roll.workers.process import AsyncProcess, Factory, Process
 from roll.workers.remains import Remains
 
 T = TypeVar("T")
+LOG = logging.getLogger(__name__)
 GRACE = 2.0
 """Seconds in which the other ranks may report too, so that the first cause is found and not its echo."""
+GAUGE_SECONDS = 60.0
+"""For a look at how much memory the ranks hold."""
 LOOK_EVERY = 1.0
 """Seconds between two looks at what a role's processes have made, while they start."""
 LONGEST_CAUSE = 500
@@ -166,26 +170,35 @@ class WorkerGroup:
 
     async def peak_bytes(self) -> int | None:
         """Most memory that a rank has held, if it is known."""
-        return _most(await self._gather([actor.peak_bytes.remote() for actor in self._actors], "peak_bytes", GRACE * 30))
+        return _most(await self._gather([actor.peak_bytes.remote() for actor in self._actors], "peak_bytes", GAUGE_SECONDS))
 
     async def held_bytes(self) -> int | None:
         """Memory that a rank holds on its device now, of the rank that holds most, if it is known."""
-        return _most(await self._gather([actor.held_bytes.remote() for actor in self._actors], "held_bytes", GRACE * 30))
+        return _most(await self._gather([actor.held_bytes.remote() for actor in self._actors], "held_bytes", GAUGE_SECONDS))
 
     async def stop(self, seconds: float) -> None:
         """Close the strategies, then end their processes and what those started, and see to it that nothing is left. Twice is once."""
         if self._stopped:
             return
         self._stopped = True
-        await asyncio.to_thread(self._remains.look, self._local_pids())
-        if self._started:
-            closing = [asyncio.ensure_future(_result(actor.call.remote("close"))) for actor in self._actors]
-            _, late = await asyncio.wait(closing, timeout=seconds)
-            for wait in late:
-                wait.cancel()
-        for actor in self._actors:
-            ray.kill(actor, no_restart=True)
-        await asyncio.to_thread(self._remains.remove, GRACE)
+        try:
+            await asyncio.to_thread(self._remains.look, self._local_pids())
+            if self._started:
+                await self._close(seconds)
+        finally:
+            for actor in self._actors:
+                ray.kill(actor, no_restart=True)
+            await asyncio.to_thread(self._remains.remove, GRACE)
+
+    async def _close(self, seconds: float) -> None:
+        """Ask every rank to close. One that is late or fails is ended by force all the same, so the log alone is told."""
+        closing = [asyncio.ensure_future(_result(actor.call.remote("close"))) for actor in self._actors]
+        await asyncio.wait(closing, timeout=seconds)
+        for rank, wait in enumerate(closing):
+            if wait.cancel():
+                LOG.info("%s rank %d was not closed after %.0f s", self.role, rank, seconds)
+            elif error := wait.exception():
+                LOG.info("%s rank %d did not close: %s", self.role, rank, _cause(error))
 
     def _local_pids(self) -> list[int]:
         here = ray.get_runtime_context().get_node_id()
