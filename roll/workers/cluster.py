@@ -15,6 +15,7 @@ from pathlib import Path
 import ray
 
 from roll.errors import Fault, RollError
+from roll.workers.placement import gpu_counts
 from roll.workers.remains import SHARED_MEMORY, remove_recorded
 
 LOG = logging.getLogger(__name__)
@@ -115,16 +116,19 @@ def join() -> None:
 
 
 def check_gpus(gpus: int, gpus_per_node: int) -> None:
-    """Compare what the plan maps with what the cluster has."""
+    """Compare what the plan maps with what those nodes have on which its devices will lie.
+
+    Raises:
+        ClusterUnavailable: there are too few nodes with GPUs, or one of them has too few.
+    """
     if not gpus:
         return
-    counts = sorted((int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]), reverse=True)
+    counts = gpu_counts()
     nodes = -(-gpus // gpus_per_node)
-    needed = min(gpus, gpus_per_node)
-    if sum(count >= needed for count in counts) < nodes:
+    if len(counts) < nodes or min(counts[:nodes]) < min(gpus, gpus_per_node):
         fault = Fault(
             "device_mapping",
-            f"asks for {gpus} GPUs on {nodes} node(s) of {gpus_per_node}; the cluster has {len(counts)} node(s) with {counts} GPUs",
+            f"asks for {gpus} GPUs on {nodes} node(s) of {gpus_per_node}; the cluster's nodes with GPUs have, by address, {counts}",
             "map the roles to fewer devices, set num_gpus_per_node, or start Ray on more nodes and set RAY_ADDRESS",
         )
         raise ClusterUnavailable(str(fault))

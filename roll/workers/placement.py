@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,12 @@ def seats(role: RolePlan, gpus_per_node: int, system_envs: Mapping[str, str]) ->
 
 def gpu_nodes() -> list[str]:
     """Ids of the nodes that have GPUs, in the order of their addresses: the order in which devices are counted."""
-    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
-    return _by_address(nodes)
+    return [node["NodeID"] for node in _with_gpus()]
+
+
+def gpu_counts() -> list[int]:
+    """GPUs of each of them."""
+    return [int(node["Resources"]["GPU"]) for node in _with_gpus()]
 
 
 def cpu_nodes() -> list[str]:
@@ -59,12 +64,16 @@ def cpu_nodes() -> list[str]:
     So the first ranks of all roles share the driver's host, and what is synced through its memory is seen.
     """
     own = ray.get_runtime_context().get_node_id()
-    return [own, *(node for node in _by_address([node for node in ray.nodes() if node["Alive"]]) if node != own)]
+    return [own, *(node["NodeID"] for node in _alive() if node["NodeID"] != own)]
 
 
-def _by_address(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Ids in the order of the nodes' addresses, counted as numbers."""
-    return [node["NodeID"] for node in sorted(nodes, key=lambda node: [int(part) for part in node["NodeManagerAddress"].split(".")])]
+def _with_gpus() -> list[Mapping[str, Any]]:
+    return [node for node in _alive() if node["Resources"].get("GPU")]
+
+
+def _alive() -> list[Mapping[str, Any]]:
+    """The nodes in the order of their addresses, counted as numbers."""
+    return sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: int(ip_address(node["NodeManagerAddress"])))
 
 
 def rank_environment(rank: int, world_size: int, devices: list[int]) -> dict[str, str]:

@@ -1,0 +1,62 @@
+"""On which nodes devices lie, and whether they can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import ray
+
+from roll.config.placement import RolePlan
+from roll.workers.cluster import ClusterUnavailable, check_gpus
+from roll.workers.placement import gpu_nodes, seats
+
+
+def node(address: str, gpus: int, alive: bool = True) -> dict[str, Any]:
+    return {"NodeID": f"node at {address}", "NodeManagerAddress": address, "Resources": {"GPU": gpus} if gpus else {}, "Alive": alive}
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What Ray says of the cluster, for a test to fill."""
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr(ray, "nodes", lambda: found)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: type("Context", (), {"get_node_id": lambda self: "node at 10.0.0.1"})())
+    return found
+
+
+def test_devices_are_counted_over_living_nodes_with_gpus_by_their_addresses_as_numbers(nodes: list[dict[str, Any]]) -> None:
+    nodes += [node("10.0.0.10", 4), node("10.0.0.9", 4), node("10.0.0.1", 0), node("10.0.0.2", 4, alive=False)]
+    assert gpu_nodes() == ["node at 10.0.0.9", "node at 10.0.0.10"]
+    places = seats(RolePlan("actor_train", "deepspeed_train", ((3,), (4,))), 4, {"COLOUR": "blue"})
+    assert [place.node_id for place in places] == gpu_nodes()
+    assert [place.environment["CUDA_VISIBLE_DEVICES"] for place in places] == ["3", "0"]
+    assert [place.environment["COLOUR"] for place in places] == ["blue"] * 2
+    check_gpus(8, 4)
+
+
+def test_addresses_may_be_of_version_6(nodes: list[dict[str, Any]]) -> None:
+    nodes += [node("fd00::10", 1), node("fd00::9", 1)]
+    assert gpu_nodes() == ["node at fd00::9", "node at fd00::10"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "gpus", "counted"),
+    [
+        ((), 1, r"\[\]"),
+        ((8,), 16, r"\[8\]"),
+        ((4, 8), 16, r"\[4, 8\]"),
+        ((2, 8), 8, r"\[2, 8\]"),  # the first node is where they would lie
+    ],
+)
+def test_too_few_gpus_are_told_with_what_nodes_have(nodes: list[dict[str, Any]], counts: tuple[int, ...], gpus: int, counted: str) -> None:
+    nodes += [node(f"10.0.0.{number}", count) for number, count in enumerate(counts, 1)]
+    needed = -(-gpus // 8)
+    with pytest.raises(ClusterUnavailable, match=rf"asks for {gpus} GPUs on {needed} node\(s\) of 8; .* by address, {counted}"):
+        check_gpus(gpus, 8)
+
+
+def test_enough_gpus_pass(nodes: list[dict[str, Any]]) -> None:
+    nodes += [node("10.0.0.1", 8), node("10.0.0.2", 8), node("10.0.0.3", 2)]
+    for gpus in (0, 1, 8, 16):
+        check_gpus(gpus, 8)
