@@ -38,14 +38,13 @@ class Meter:
         return wrapped
 
     async def step(self, tokens: int) -> Metrics:
-        """Metrics of the step that ends now, in which `tokens` prompt and response tokens were processed."""
+        """Metrics of the step that ends now, in which `tokens` prompt and response tokens were processed; of none there is no throughput."""
         now = time.perf_counter()
         seconds, self._step_began = now - self._step_began, now
-        metrics = self._watch.take() | {
-            "time/step": seconds,
-            "throughput/tokens_per_second": tokens / seconds,
-            "throughput/tokens_per_second_per_device": tokens / seconds / self._devices,
-        }
+        metrics = self._watch.take() | {"time/step": seconds}
+        if tokens:
+            metrics["throughput/tokens_per_second"] = tokens / seconds
+            metrics["throughput/tokens_per_second_per_device"] = tokens / seconds / self._devices
         for role, group in self._groups.items():
             if (peak := await group.peak_bytes()) is not None:
                 metrics[f"memory/{role}/peak_bytes"] = float(peak)

@@ -63,6 +63,8 @@ async def train(run: Rlvr, position: Position) -> Position:
     await run.sync(position.policy_version)
     if position.step == 0:
         run.tracker.log(0, await run.evaluate(0) | await run.measure([]))
+    else:
+        await run.measure([])  # the seconds of loading a checkpoint are not the next step's
     while position.step < run.max_steps and not run.interrupted():
         groups = await run.take()
         step = experience(groups, run.shaping)

@@ -44,7 +44,7 @@ class Progress:
         losses = [metrics[name] for name in LOSSES if name in metrics]
         name, value = ("loss", losses[0]) if losses else ("reward", metrics.get("reward/mean"))
         validation = _validation(metrics)
-        seconds = [metrics["time/step"]] if "time/step" in metrics else []
+        seconds = [metrics["time/step"]] if step and "time/step" in metrics else []  # step 0 is the start, and no step
         return replace(
             self,
             step=step,

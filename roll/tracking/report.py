@@ -87,7 +87,7 @@ def _id(section: int, chart: int) -> str:
 def _tiles(rows: Sequence[Row], max_steps: int | None) -> list[dict[str, str]]:
     step = _last_step(rows)
     tiles = [{"label": "Steps", "value": f"{step:,}", "note": f"of {max_steps:,}" if max_steps else ""}]
-    _, seconds = series(rows, "time/step")
+    _, seconds = series([row for row in rows if row["step"]], "time/step")
     if seconds:
         pace = f"{statistics.median(seconds):.1f} s a step (median)"
         tiles.append({"label": "Total time", "value": duration(_total_seconds(rows)), "note": pace})
@@ -106,8 +106,8 @@ def _tiles(rows: Sequence[Row], max_steps: int | None) -> list[dict[str, str]]:
 
 
 def _total_seconds(rows: Sequence[Row]) -> float:
-    """Step 0 has no time of its own, only that of its validation."""
-    return sum(row.get("time/step") or sum(value or 0.0 for name, value in row.items() if name.startswith("time/")) for row in rows)
+    """Step 0, the validation before the first, included."""
+    return sum(row.get("time/step") or 0.0 for row in rows)
 
 
 def _validations(rows: Sequence[Row]) -> list[str]:

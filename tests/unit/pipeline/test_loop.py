@@ -57,6 +57,7 @@ class Parts:
     def __init__(self, interrupt_after: int = 10**9) -> None:
         self.calls: list[Any] = []
         self.batches: list[TrainBatch] = []
+        self.measured: list[tuple[int, int]] = []
         self.version = -1
         self.interrupt_after = interrupt_after
 
@@ -90,6 +91,7 @@ class Parts:
         return {"val/set/pass@1": 0.5} if step == 0 else {}
 
     async def measure(self, groups: Sequence[RolloutGroup]) -> Metrics:
+        self.measured.append((self.version, len(groups)))
         return {"time/step": 1.0}
 
     async def save(self, position: Position) -> None:
@@ -193,6 +195,7 @@ def test_a_resumed_run_syncs_first_and_does_not_validate_again() -> None:
     parts = Parts()
     asyncio.run(rlvr.train(wired(parts), Position(1, 3)))
     assert parts.calls[:2] == [("sync", 3), "take"]
+    assert parts.measured == [(3, 0), (6, 2)], "what loading took is counted out before the first step"
 
 
 def offline_run(parts: Parts, held_out: dict[int, Metrics]) -> offline.Offline:
@@ -268,4 +271,5 @@ def test_the_meter_times_parts_and_counts_tokens() -> None:
     assert first["throughput/tokens_per_second"] == pytest.approx(1000 / first["time/step"])
     assert first["throughput/tokens_per_second_per_device"] == pytest.approx(first["throughput/tokens_per_second"] / 4)
     assert "time/nap" not in second
+    assert not [name for name in second if name.startswith("throughput/")], "a step of no tokens has none"
     assert first["memory/reference/resident_bytes"] == second["memory/reference/resident_bytes"] == 7

@@ -69,6 +69,7 @@ def test_sparkline() -> None:
 def test_eta_follows_the_last_ten_steps() -> None:
     progress = Progress(max_steps=100)
     assert progress.eta_seconds is None
+    assert progress.after(0, {"time/step": 300.0}).eta_seconds is None, "the start says nothing of the steps"
     for step in range(1, 21):
         progress = progress.after(step, {"time/step": 50.0 if step <= 10 else 2.0})
     assert progress.eta_seconds == 160.0

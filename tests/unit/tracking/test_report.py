@@ -109,6 +109,15 @@ def test_text_of_the_run_cannot_become_markup(tmp_path: Path, group: Callable[..
     assert "img" not in page.tags and page.tags.count("script") == 3
 
 
+def test_the_start_counts_in_the_total_and_not_in_the_pace(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path)
+    for step, seconds in enumerate((50.0, 4.0, 6.0)):
+        tracker.log(step, {"reward/mean": 0.5, "time/step": seconds, "time/evaluate": seconds / 2})
+    tracker.close()
+    text = Page(write_report(tmp_path).read_text()).text
+    assert "5.0 s a step (median)" in text and "1m00s" in text
+
+
 def test_a_run_of_supervised_fine_tuning(tmp_path: Path) -> None:
     tracker = JsonlTracker(tmp_path / "sft-run")
     for step in (1, 2, 3):
