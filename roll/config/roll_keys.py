@@ -59,7 +59,7 @@ IGNORED = {
     "actor_infer.data_args": "prompts come from actor_train.data_args",
     "actor_infer.generating_args.num_beams": "responses are sampled, not searched; use temperature and top_p",
     "actor_infer.generating_args.logprobs": "use behaviour_log_probs",
-    "actor_infer.strategy_args.strategy_config.sleep_level": "nothing sleeps: engines and trainer keep their memory side by side",
+    "actor_infer.strategy_args.strategy_config.sleep_level": "engines that share GPUs leave them to others by turns; use time_sharing",
     "actor_infer.strategy_args.strategy_config.VLLM_USE_V1": "vLLM has one engine; remove the key",
     "actor_train.max_tokens_per_microbatch_in_infer": "max_tokens_per_microbatch bounds training and log-probs alike",
     "reference.data_args": "prompts come from actor_train.data_args",

@@ -76,7 +76,7 @@ class TrainingArgs(Section):
     max_consecutive_skips: NonNegativeInt = Field(
         10, description="Updates in a row whose loss or gradient is not finite, and which are skipped, after which the run ends; 0: never."
     )
-    num_train_epochs: PositiveInt = Field(1, description="SFT: passes over the data, unless `max_steps` ends them earlier.")
+    num_train_epochs: PositiveInt = Field(1, description="Passes over given rows, unless `max_steps` ends them earlier; not in RLVR.")
 
 
 class DataArgs(Section):

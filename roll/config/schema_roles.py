@@ -43,7 +43,7 @@ class Critic(Learner):
 class ActorTrain(Learner):
     """The policy that learns."""
 
-    data_args: DataArgs = Field(description="The prompts (RLVR) or examples (SFT).")
+    data_args: DataArgs = Field(description="The prompts (RLVR), or the rows with their responses (all other pipelines).")
 
 
 class ActorInfer(Role):
@@ -91,7 +91,7 @@ class Deadlines(Section):
     """Seconds after which a wait ends in an error that names who is late."""
 
     start: PositiveFloat = Field(900.0, description="A role's start: processes, imports, model, engine.")
-    rollout: PositiveFloat = Field(3600.0, description="The rollouts of one step.")
+    rollout: PositiveFloat = Field(3600.0, description="The samples of one prompt; waiting for the engine counts.")
     train: PositiveFloat = Field(3600.0, description="A training step, or a pass for log-probs.")
     collective: PositiveFloat | None = Field(
         None, description="A collective operation (NCCL, gloo) between the ranks of a role; `train` if not given."

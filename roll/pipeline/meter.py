@@ -38,7 +38,7 @@ class Meter:
         return wrapped
 
     async def step(self, tokens: int) -> Metrics:
-        """Metrics of the step that ends now, in which `tokens` prompt and response tokens were processed; of none there is no throughput."""
+        """Metrics of the step that ends now, in which `tokens` prompt and response tokens were processed; without any, no throughput."""
         now = time.perf_counter()
         seconds, self._step_began = now - self._step_began, now
         metrics = self._watch.take() | {"time/step": seconds}

@@ -29,8 +29,10 @@ from roll.data.packing import concatenate
 from roll.data.rows import prompt_conversation
 from roll.rewards.pool import RewardPool
 from roll.strategies.base import Rank, ScoreStrategy
-from roll.tracking.base import Tracker
+from roll.tracking import run
+from roll.tracking.base import RunFacts
 from roll.tracking.fanout import Tracking
+from roll.tracking.jsonl import JsonlTracker
 from roll.types import Prompt, RewardOutcome, Sequences
 from roll.workers.group import WorkerGroup
 from roll.workers.scoring import Reference
@@ -158,13 +160,13 @@ def test_the_strategy_serves_as_a_reference(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_tracker_writes_beside_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = written("roll/tracking/csv.py", tmp_path, monkeypatch)
-    file = tmp_path / "metrics.csv"
-    record: Tracker = module.CsvTracker(tmp_path / "record.csv")
-    with Tracking(record, [module.CsvTracker(file)]) as tracking:
+    monkeypatch.setattr(run, "OPENERS", {**run.OPENERS, "csv": module.CsvTracker})
+    opened = run.open_named(["csv"], RunFacts(tmp_path, "a_run", {}, None), {"csv": {"file": "curves.csv"}})
+    with Tracking(JsonlTracker(tmp_path), opened) as tracking:
         tracking.log(1, {"reward/mean": 0.5, "time/step": 2.0})
-        assert file.read_text(encoding="utf-8").splitlines() == ["1,reward/mean,0.5", "1,time/step,2.0"]
+        assert (tmp_path / "curves.csv").read_text(encoding="utf-8").splitlines() == ["1,reward/mean,0.5", "1,time/step,2.0"]
         tracking.samples(1, [])
-    assert file.read_bytes() == (tmp_path / "record.csv").read_bytes()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text(encoding="utf-8")) == {"step": 1, "reward/mean": 0.5, "time/step": 2.0}
 
 
 def test_the_row_of_the_experiment_reads_as_a_prompt() -> None:
