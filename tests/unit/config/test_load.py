@@ -185,7 +185,7 @@ def test_a_file_of_roll_loads_with_one_warning_for_each_key(folder: Path) -> Non
     assert "logging_steps: 1 is ignored; every step is logged; remove the key" in texts
     assert [text.split(":")[0] for text in plan.warnings].count("value_clip") == 1
     (asleep,) = [text for text in texts if text.startswith("actor_infer.strategy_args.strategy_config.sleep_level: 2 is ignored;")]
-    assert "keep their memory side by side" in asleep
+    assert "time_sharing" in asleep
     assert isinstance(config, RlvrConfig)
     assert config.actor_train.model_args.attn_implementation == "fa2"
     assert config.actor_train.model_args.gradient_checkpointing == "none"
