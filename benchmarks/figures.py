@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,15 @@ SUMMED = ("rollout", "log_probs", "reference", "train")
 def medians(figures: dict[str, list[float]]) -> dict[str, float]:
     """The median of each figure's repetitions."""
     return {name: statistics.median(seconds) for name, seconds in figures.items()}
+
+
+def mfu(shape: Mapping[str, Any], adapter: bool, tokens: int, seconds: float, devices: int) -> float:
+    """Share of the GPUs' peak that training on so many tokens in so many seconds reaches.
+
+    Counted are two operations for each parameter and token forwards, two for the gradient of what it multiplies, and two for its
+    own, which frozen weights beneath an adapter do not have; not attention, nor recomputation.
+    """
+    return (4 if adapter else 6) * parameters(dict(shape)) * tokens / (seconds * PEAK * devices)
 
 
 @dataclass(frozen=True)
@@ -77,13 +87,8 @@ class Result:
         return self.work["prompts"] * self.work["samples"] * (self.work["prompt_tokens"] + self.work["response_tokens"])
 
     def mfu(self, seconds: float) -> float:
-        """Share of the GPUs' peak that training in so many seconds reaches.
-
-        Counted are two operations for each parameter and token forwards, two for the gradient of what it multiplies, and two for its
-        own, which frozen weights beneath an adapter do not have; not attention, nor recomputation.
-        """
-        each = 4 if self.work["lora_rank"] else 6
-        return each * parameters(self.work["shape"]) * self.tokens / (seconds * PEAK * max(1, len(self.work["devices"])))
+        """Share of the GPUs' peak that training in so many seconds reaches."""
+        return mfu(self.work["shape"], self.work["lora_rank"] > 0, self.tokens, seconds, max(1, len(self.work["devices"])))
 
     @property
     def figures(self) -> dict[str, float]:

@@ -7,9 +7,12 @@
           forward              log-probs of all tokens by the transformers model
           train                forward, backward and optimizer step
           copy                 the weights (with adapter sync: the adapter) from one place of a GPU to another, and to a second GPU
+          sft_deepspeed        DeepSpeed by hand on the rows of a run of supervised fine-tuning
+          sft_train            torch alone on the same rows, on one GPU
 
-prints one JSON object: the seconds of each repetition after a warm-up, by figure. `benchmarks/step.py` calls it; the work
-file is a `Work`. On several GPUs all share the work, and a figure is the time until the last is done.
+prints one JSON object: the seconds of each repetition after a warm-up, by figure. `benchmarks/step.py` calls it with a
+`Work`, `benchmarks/sft.py` with an `SftWork`. On several GPUs all share the work, and a figure is the time until the last
+is done.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.work import Work, adapter_parameters, parameters
+from benchmarks.work import SftWork, TrainingWork, Work, adapter_parameters, parameters
 
 Figures = dict[str, list[float]]
 """Seconds of each repetition, by name of the figure."""
@@ -98,11 +101,12 @@ def copy(work: Work, rank: int, device: str, timer: Any) -> Figures:
     return figures
 
 
-def run_rank(rank: int, kind: str, work: Work, ranks: int, barrier: Any, queue: Any) -> None:
+def run_rank(rank: int, kind: str, work: TrainingWork, ranks: int, barrier: Any, queue: Any) -> None:
     """One process of a floor; rank 0 reports."""
-    devices = work.infer_devices if kind.startswith("generate") else work.devices
+    infer_devices = work.infer_devices if isinstance(work, Work) else ()
+    devices = infer_devices if kind.startswith("generate") else work.devices
     if kind == "copy":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, dict.fromkeys((*work.devices, *work.infer_devices))))
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, dict.fromkeys((*work.devices, *infer_devices))))
     elif devices:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(devices[rank])
     else:
@@ -112,8 +116,7 @@ def run_rank(rank: int, kind: str, work: Work, ranks: int, barrier: Any, queue: 
     # Imported now: what is imported may look for GPUs, and must see those of this rank.
     import torch
 
-    from benchmarks import plain
-
+    measure = measure_of(kind)
     if not devices:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
 
@@ -129,18 +132,35 @@ def run_rank(rank: int, kind: str, work: Work, ranks: int, barrier: Any, queue: 
             seconds.append(time.perf_counter() - begin)
         return seconds[1:]
 
-    measure = {"copy": copy, "forward": plain.forward, "train": plain.train}.get(kind, generate)
     figures = measure(work, rank, "cuda" if devices else "cpu", timer)
     if rank == 0:
         queue.put(figures)
 
 
-def main(work: Work, kind: str) -> Figures:
+def measure_of(kind: str) -> Callable[[Any, int, str, Any], Figures]:
+    """What measures a floor."""
+    if kind.startswith("sft_"):
+        from benchmarks import plain_sft
+
+        return {"sft_deepspeed": plain_sft.deepspeed, "sft_train": plain_sft.train}[kind]
+    from benchmarks import plain
+
+    return {"copy": copy, "forward": plain.forward, "train": plain.train}.get(kind, generate)
+
+
+def ranks_of(work: TrainingWork, kind: str) -> int:
+    """Processes of a floor."""
+    if not isinstance(work, Work) or kind == "train":
+        return work.train_ranks
+    return {"forward": work.score_ranks, "copy": 1}.get(kind, work.engines)
+
+
+def main(work: TrainingWork, kind: str) -> Figures:
     """Runs the ranks of a floor, and returns what rank 0 measured."""
     import torch.multiprocessing
 
     context = torch.multiprocessing.get_context("spawn")
-    ranks = {"forward": work.score_ranks, "train": work.train_ranks, "copy": 1}.get(kind, work.engines)
+    ranks = ranks_of(work, kind)
     barrier, queue = context.Barrier(ranks), context.SimpleQueue()
     torch.multiprocessing.spawn(run_rank, (kind, work, ranks, barrier, queue), nprocs=ranks)  # pyright: ignore[reportPrivateImportUsage]
     figures = queue.get()
@@ -150,4 +170,5 @@ def main(work: Work, kind: str) -> Figures:
 
 
 if __name__ == "__main__":
-    print("\n" + json.dumps(main(Work.read(Path(sys.argv[1])), sys.argv[2])))
+    given = SftWork if sys.argv[2].startswith("sft_") else Work
+    print("\n" + json.dumps(main(given.read(Path(sys.argv[1])), sys.argv[2])))

