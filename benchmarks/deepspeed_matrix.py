@@ -1,12 +1,15 @@
-"""Stage x offload x precision x (full, LoRA) x pipeline, and the optimizers: each trained on two ranks, against plain PyTorch.
+"""Stage x offload x precision x (full, LoRA) x pipeline, and more: each trained on two ranks, against plain PyTorch.
 
-    python benchmarks/deepspeed_matrix.py [--only TEXT ...] [--seconds N] [--folder FOLDER] [--write docs/deepspeed.md]
+    python benchmarks/deepspeed_matrix.py [--device cpu|cuda] [--only TEXT ...] [--seconds N] [--pairs N] [--folder FOLDER]
+                                          [--write docs/deepspeed.md]
 
-Every cell trains a model of 1.1 million random weights for six updates on two CPU ranks, each update in several micro-batches, and
-is compared with one process of float64 PyTorch: the figure is the largest difference between the two loss curves. `--only` keeps
-cells whose name contains one of the texts. What is done is not run again, and after `--seconds` (1800) what is left is left: call it
-again until the tables are whole. Prints them, and with `--write` puts them into the page, between its two marks. Exit status 1
-if a difference is above its tolerance.
+Every cell trains a model of 1.1 million random weights for six updates on two ranks, each update in several micro-batches, and is
+compared with one process of float64 PyTorch: the figure is the largest difference between the two loss curves. With `--device cuda`
+the ranks are two GPUs, and there are cells that no CPU can run. `--only` keeps cells whose name contains one of the texts, `--pairs`
+trains so many cells at the same time. FOLDER keeps a line for each cell in `cpu.jsonl` or `cuda.jsonl`; a cell that has a curve is not
+trained again, and after `--seconds` (1800) what is left is left: call it again until the tables are whole. Prints them, and with
+`--write` puts them into the page, between the device's two marks; `--seconds 0` does that alone. Exit status 1 if a cell failed or
+its difference is above its tolerance.
 """
 
 from __future__ import annotations
@@ -18,148 +21,177 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.deepspeed_table import Cell, Said, cells, is_bad, is_failed, tables_of
 from benchmarks.page import Place
 
 ROOT = Path(__file__).resolve().parent.parent
-PLACE = Place("<!-- tables: benchmarks/deepspeed_matrix.py -->", "<!-- end of the tables -->")
-TOLERANCE = {"fp32": 1e-5, "bf16": 1e-1}
-"""Largest difference of a loss, in nats (`sft`) or of the objective (`rlvr`)."""
-OFFLOADS = {0: ("none",), 1: ("none", "optimizer"), 2: ("none", "optimizer"), 3: ("none", "optimizer", "all")}
-OPTIMIZERS = ("lion", "adagrad")
+PLACES = {
+    device: Place(f"<!-- tables: benchmarks/deepspeed_matrix.py --device {device} -->", f"<!-- end of the tables of {device} -->")
+    for device in ("cpu", "cuda")
+}
 RANKS = 2
-ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(RANKS), "LOCAL_RANK": "0"}
-Key = tuple[str, int, str, str, bool, str]
-"""Fields of a `Cell`."""
+COLLECTIVE_SECONDS = {"cpu": 300.0, "cuda": 120.0}
+"""After which a rank gives the other one up; DeepSpeed may compile an operation meanwhile."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What the ranks need to know."""
+
+    device: str
+    folder: Path
+    """For as long as the command runs: the two models, and what is swapped."""
+    record: Path
+    deadline: float
+    """Of `time.monotonic`."""
 
 
 def main() -> int:
     """Run what is left, print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", choices=PLACES, default="cpu")
     parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT")
     parser.add_argument("--seconds", type=float, default=1800)
+    parser.add_argument("--pairs", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path("output/benchmark-deepspeed"))
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
-    model, record = options.folder / "model", options.folder / "results.jsonl"
-    if not model.exists():
-        subprocess.run([sys.executable, str(ROOT / "examples/tiny/make_model.py"), str(model)], check=True, stdout=sys.stderr)
-    chosen = [key for key in cells() if any(text in name(key) for text in options.only)]
-    left = [key for key in chosen if key not in finished(record)]
-    if left:
-        run(left, model, record, deadline)
-    found = {key: figure for key, figure in finished(record).items() if key in chosen}
-    tables = tables_of(found)
+    record = options.folder.absolute() / f"{options.device}.jsonl"
+    record.parent.mkdir(parents=True, exist_ok=True)
+    chosen = [cell for cell in cells(options.device) if any(text in cell.name for text in options.only)]
+    forget_troubles(record)
+    left = [cell for cell in chosen if cell not in said_of(record)]
+    if left and options.seconds:
+        with tempfile.TemporaryDirectory(prefix="deepspeed-matrix") as folder:
+            run_all(left, Bench(options.device, Path(folder), record, deadline), options.pairs)
+    found = {cell: said for cell, said in said_of(record).items() if cell in chosen}
+    tables = tables_of(found, options.device)
     print(tables)
     if options.write:
-        PLACE.write(options.write, tables)
-    return int(any(figure > TOLERANCE[key[3]] for key, figure in found.items()))
+        PLACES[options.device].write(options.write, tables)
+    return int(any(is_bad(cell, said) for cell, said in found.items()))
 
 
-def cells() -> list[Key]:
-    """All of them."""
-    out: list[Key] = []
-    for pipeline in ("rlvr", "sft"):
-        for stage, offloads in OFFLOADS.items():
-            out += [
-                (pipeline, stage, offload, dtype, lora, "adamw") for offload in offloads for dtype in TOLERANCE for lora in (False, True)
-            ]
-            out += [(pipeline, stage, "none", "fp32", False, optimizer) for optimizer in OPTIMIZERS if pipeline == "sft"]
-    return out
-
-
-def name(key: Key) -> str:
-    """`sft, ZeRO-3, offload none, fp32, LoRA, adamw`."""
-    pipeline, stage, offload, dtype, lora, optimizer = key
-    return f"{pipeline}, ZeRO-{stage}, offload {offload}, {dtype}, {'LoRA' if lora else 'full'}, {optimizer}"
-
-
-def finished(record: Path) -> dict[Key, float]:
-    """Largest difference of the curves, by cell."""
+def said_of(record: Path) -> dict[Cell, Said]:
+    """What came of the cells; the last line of a cell holds. A line that was not finished is none."""
     if not record.exists():
         return {}
     lines = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
-    return {tuple(line["cell"]): line["difference"] for line in lines}  # pyright: ignore[reportReturnType]
+    return {
+        Cell(*line["cell"]): Said(line["machine"], line.get("difference"), line.get("trouble", ""), line.get("lacks", False))
+        for line in lines
+    }
 
 
-def run(group: Sequence[Key], model: Path, record: Path, deadline: float) -> None:
-    """Train some cells, one after another until the deadline, on two processes that are gone afterwards.
+def forget_troubles(record: Path) -> None:
+    """Cells without a curve are tried again."""
+    if record.exists():
+        lines = [line for line in record.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+        record.write_text("".join(line for line in lines if "trouble" not in json.loads(line)), encoding="utf-8")
 
-    Raises:
-        RuntimeError: a rank failed.
-    """
+
+def run_all(left: Sequence[Cell], bench: Bench, pairs: int) -> None:
+    """Make the models and train the cells, some at the same time."""
+    for name, seed in (("model", 0), ("teacher", 1)):
+        command = [sys.executable, str(ROOT / "examples/tiny/make_model.py"), str(bench.folder / name), "--seed", str(seed)]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+    (bench.folder / "swap").mkdir()
+    os.environ |= {"DS_ACCELERATOR": bench.device, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(RANKS), "LOCAL_RANK": "0"}
+    # ZeRO++ leaves process groups behind in DeepSpeed: its cells have processes of their own.
+    groups = [[cell for cell in left if not cell.zeropp][start::pairs] for start in range(pairs)]
+    groups.append([cell for cell in left if cell.zeropp])
+    with ThreadPoolExecutor(pairs) as pool:
+        list(pool.map(partial(run_group, bench=bench), filter(None, groups)))
+
+
+def run_group(group: Sequence[Cell], bench: Bench) -> None:
+    """Train cells until the deadline. Where one fails, its processes end with it, and the cells after it get new ones."""
+    left = list(group)
+    while left and time.monotonic() < bench.deadline:
+        codes = run_pair(left, bench)
+        if not any(codes):
+            return
+        known = said_of(bench.record)
+        ahead = [cell for cell in left if cell not in known]
+        if not any(cell in known and is_failed(known[cell]) for cell in left):  # a rank that died said nothing
+            write_line(bench.record, {"cell": ahead[0], "machine": bench.device, "trouble": f"the ranks ended with {codes}"})
+            ahead = ahead[1:]
+        left = ahead
+
+
+def run_pair(group: Sequence[Cell], bench: Bench) -> list[int]:
+    """Two processes that are gone afterwards; their exit codes, which are 0 at the deadline, too."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    os.environ |= ENVIRONMENT
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=on_rank, args=(rank, port, group, model, record)) for rank in range(RANKS)]
+    processes = [context.Process(target=on_rank, args=(rank, port, group, bench)) for rank in range(RANKS)]
     try:
         for process in processes:
             process.start()
-        while any(process.is_alive() for process in processes) and time.monotonic() < deadline:
+        while any(process.is_alive() for process in processes) and time.monotonic() < bench.deadline:
             if any(process.exitcode for process in processes):
                 break
             time.sleep(0.1)
-        if any(process.exitcode for process in processes):
-            raise RuntimeError(f"ranks ended with {[process.exitcode for process in processes]}; None is one that still ran")
+        return [process.exitcode or 0 for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.join()
 
 
-def on_rank(rank: int, port: int, group: Sequence[Key], model: Path, record: Path) -> None:
-    """A process of a group; rank 0 writes a line for each cell."""
+def on_rank(rank: int, port: int, group: Sequence[Cell], bench: Bench) -> None:
+    """A process of a pair; a line for each cell is written."""
     os.environ["RANK"] = str(rank)
+    if bench.device == "cuda":
+        given = os.environ.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = given.split(",")[rank] if given else str(rank)
     import torch
 
-    from benchmarks.deepspeed_cells import Cell, plain, trained
+    from benchmarks.deepspeed_cells import machine, trained
+    from benchmarks.deepspeed_plain import oracle
+    from benchmarks.deepspeed_tasks import Folders
+    from roll.errors import ConfigError
     from roll.strategies.base import Rank
 
     torch.set_num_threads(1)
-    here, oracles = Rank("actor_train", rank, RANKS, "127.0.0.1", port, "cpu", 300.0), {}
-    for key in group:
-        cell = Cell(*key)
-        curve = trained(cell, model.absolute(), here)
+    here = Rank("actor_train", rank, RANKS, "127.0.0.1", port, bench.device, COLLECTIVE_SECONDS[bench.device])
+    folders = Folders(bench.folder / "model", bench.folder / "teacher", bench.folder / "swap")
+    oracles: dict[Cell, list[float]] = {}
+    for cell in group:
+        line: dict[str, Any] = {"cell": cell, "machine": machine(bench.device)}
+        try:
+            curve, skipped = trained(cell, folders, here)
+        except ConfigError as error:  # on every rank alike, before anything is sent
+            line |= {"trouble": str(error).splitlines()[0], "lacks": True}
+        except Exception as error:
+            write_line(bench.record, line | {"trouble": f"rank {rank}: {error!r}"[:500]})
+            raise
+        else:
+            if rank == 0:
+                plain = oracle(cell, folders, oracles)
+                difference = max(abs(mine - other) for mine, other in zip(curve, plain, strict=True))
+                line |= {"difference": difference, "skipped": skipped, "curve": curve, "plain": plain}
         if rank == 0:
-            by = (cell.pipeline, cell.lora, cell.optimizer)
-            oracles[by] = oracles.get(by) or plain(cell, model.absolute())
-            difference = max(abs(mine - other) for mine, other in zip(curve, oracles[by], strict=True))
-            line: dict[str, Any] = {"cell": key, "difference": difference, "curve": curve, "plain": oracles[by]}
-            with record.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-            print(f"{name(key)}: {difference:.1e}", file=sys.stderr, flush=True)
+            write_line(bench.record, line)
+            print(f"{cell.name}: {line.get('difference', line.get('trouble'))}", file=sys.stderr, flush=True)
     torch.distributed.destroy_process_group()
 
 
-def tables_of(found: dict[Key, float]) -> str:
-    """Markdown: the matrix, and the optimizers."""
-    lines = ["| pipeline | stage | offload | fp32, full | fp32, LoRA | bf16, full | bf16, LoRA |", "|---|---|---|---|---|---|---|"]
-    for pipeline in ("rlvr", "sft"):
-        for stage, offloads in OFFLOADS.items():
-            for offload in offloads:
-                keys = [(pipeline, stage, offload, dtype, lora, "adamw") for dtype in TOLERANCE for lora in (False, True)]
-                if any(key in found for key in keys):
-                    lines.append(f"| `{pipeline}` | {stage} | {offload} | {' | '.join(figures(found, keys))} |")
-    lines += ["", "| optimizer (`sft`, fp32, full) | stage 0 | stage 1 | stage 2 | stage 3 |", "|---|---|---|---|---|"]
-    for optimizer in ("adamw", *OPTIMIZERS):
-        keys = [("sft", stage, "none", "fp32", False, optimizer) for stage in OFFLOADS]
-        if any(key in found for key in keys):
-            lines.append(f"| `{optimizer}` | {' | '.join(figures(found, keys))} |")
-    return "\n".join(lines)
-
-
-def figures(found: dict[Key, float], keys: Sequence[Key]) -> Iterator[str]:
-    """A difference, in bold where it is above its tolerance; a dash where there is none."""
-    for key in keys:
-        text = f"{found[key]:.0e}" if key in found else "–"
-        yield f"**{text}**" if found.get(key, 0.0) > TOLERANCE[key[3]] else text
+def write_line(record: Path, line: dict[str, Any]) -> None:
+    """At the end of the file, whole, whoever else writes."""
+    with record.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,144 @@
+"""The cells of the DeepSpeed matrix, and the tables that are made of what they said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+PIPELINES = ("rlvr", "critic", "sft", "dpo", "reward_model", "distill")
+OFFLOADS = {0: ("none",), 1: ("none", "optimizer"), 2: ("none", "optimizer"), 3: ("none", "optimizer", "all")}
+DTYPES = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16", "fp16")}
+TOLERANCE = {"fp32": 1e-5, "bf16": 1e-1, "fp16": 2e-2}
+"""Largest difference of a loss: nats, of the objective for `rlvr`, half a squared reward for `critic`."""
+QUANTISED_TOLERANCE = 3e-1
+ZEROPP: dict[str, dict[str, Any]] = {
+    "int8 weights": {"zero_quantized_weights": True},
+    "int4 gradients": {"zero_quantized_gradients": True},
+    "hpZ": {"zero_hpz_partition_size": 2},
+    "ZeRO++": {"zero_quantized_weights": True, "zero_quantized_gradients": True, "zero_hpz_partition_size": 2},
+}
+"""Keys of ZeRO++ by name; what leaves process groups behind comes last."""
+
+
+class Cell(NamedTuple):
+    """One way to train."""
+
+    pipeline: str
+    """One of `PIPELINES`; `critic` is the value model of `rlvr` with `adv_estimator: gae`."""
+    stage: int
+    offload: str
+    """`none`; `optimizer`; `all`, parameters too; `nvme`, both to a file system."""
+    dtype: str
+    lora: bool
+    optimizer: str = "adamw"
+    zeropp: str = ""
+    """A key of `ZEROPP`."""
+
+    @property
+    def name(self) -> str:
+        """`sft, ZeRO-3, offload none, fp32, LoRA, adamw`."""
+        zero = f"ZeRO-{self.stage}" + (f" with {self.zeropp}" if self.zeropp else "")
+        return f"{self.pipeline}, {zero}, offload {self.offload}, {self.dtype}, {'LoRA' if self.lora else 'full'}, {self.optimizer}"
+
+    @property
+    def tolerance(self) -> float:
+        """What its difference may be."""
+        quantised = self.optimizer == "adamw_8bit" or self.zeropp not in ("", "hpZ")
+        return QUANTISED_TOLERANCE if quantised else TOLERANCE[self.dtype]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What came of a cell."""
+
+    machine: str
+    """Device and versions."""
+    difference: float | None
+    """Largest one between the two loss curves; None if there is no curve."""
+    trouble: str = ""
+    """Why there is none."""
+    lacks: bool = False
+    """The trouble is that this machine has not what the cell needs."""
+
+
+def cells(device: str) -> list[Cell]:
+    """All of a device, what the other one cannot run first."""
+    matrix = [
+        Cell(pipeline, stage, offload, dtype, lora)
+        for dtype in reversed(DTYPES[device])
+        for pipeline in PIPELINES
+        for stage, offloads in OFFLOADS.items()
+        for offload in offloads
+        for lora in (False, True)
+    ]
+    only = [cell for cell in matrix if cell.dtype == "fp16"]
+    return [*only, *special(device), *(cell for cell in matrix if cell.dtype != "fp16")]
+
+
+def special(device: str) -> list[Cell]:
+    """Those outside the matrix: other optimizers, NVMe, ZeRO++; all of `sft`."""
+    if device == "cpu":
+        return [Cell("sft", stage, "none", "fp32", False, optimizer) for optimizer in ("lion", "adagrad") for stage in OFFLOADS]
+    out = [Cell("sft", stage, "none", "bf16", False, "adamw_8bit") for stage in OFFLOADS]
+    out += [Cell("sft", stage, "optimizer", "fp32", False, optimizer) for optimizer in ("lion", "adagrad") for stage in (1, 2, 3)]
+    out += [Cell("sft", 3, "nvme", dtype, lora) for dtype in ("fp32", "bf16") for lora in (False, True)]
+    return out + [Cell("sft", 3, "none", "bf16", lora, zeropp=key) for key in ZEROPP for lora in (False, True)]
+
+
+def tables_of(found: Mapping[Cell, Said], device: str) -> str:
+    """Markdown: the matrix, the cells outside it, what did not run and why, and on what machine it was."""
+    if not found:
+        return "None of these cells has been run."
+    columns = [(dtype, lora) for dtype in DTYPES[device] for lora in (False, True)]
+    titles = " | ".join(f"{dtype}, {'LoRA' if lora else 'full'}" for dtype, lora in columns)
+    lines = [f"| pipeline | stage | offload | {titles} |", "|---" * (3 + len(columns)) + "|"]
+    for pipeline in PIPELINES:
+        for stage, offload in ((stage, offload) for stage, offloads in OFFLOADS.items() for offload in offloads):
+            row = [Cell(pipeline, stage, offload, dtype, lora) for dtype, lora in columns]
+            if any(cell in found for cell in row):
+                lines.append(f"| `{pipeline}` | {stage} | {offload} | {' | '.join(figures(found, row))} |")
+    lines += ["", f"| `sft` with | offload | precision, trains |{''.join(f' stage {stage} |' for stage in OFFLOADS)}", "|---" * 7 + "|"]
+    ways = dict.fromkeys(cell._replace(stage=0) for cell in special(device))
+    for way in ways:
+        row = [way._replace(stage=stage) for stage in OFFLOADS]
+        if any(cell in found for cell in row):
+            trains = f"{way.dtype}, {'LoRA' if way.lora else 'full'}"
+            lines.append(f"| {way.zeropp or f'`{way.optimizer}`'} | {way.offload} | {trains} | {' | '.join(figures(found, row))} |")
+    return "\n".join([*lines, *troubles(found), "", f"On: {'; '.join(sorted({said.machine for said in found.values()}))}."])
+
+
+def figures(found: Mapping[Cell, Said], row: Sequence[Cell]) -> Iterator[str]:
+    """A difference, in bold where it is above its tolerance; a word where there is no curve, a dash where nothing was run."""
+    for cell in row:
+        said = found.get(cell)
+        if said is None:
+            yield "–"
+        elif said.difference is None:
+            yield "lacking" if said.lacks else "**failed**"
+        else:
+            yield f"**{said.difference:.0e}**" if is_bad(cell, said) else f"{said.difference:.0e}"
+
+
+def troubles(found: Mapping[Cell, Said]) -> Iterator[str]:
+    """A line for each reason why cells have no curve."""
+    reasons: dict[str, list[Cell]] = {}
+    for cell, said in found.items():
+        if said.difference is None:
+            reasons.setdefault(said.trouble, []).append(cell)
+    if reasons:
+        yield ""
+    for reason, of in reasons.items():
+        word = "Lacking" if found[of[0]].lacks else "Failed"
+        more = f" and {len(of) - 1} more" if len(of) > 1 else ""
+        yield f"- {word} ({of[0].name}{more}): {reason}"
+
+
+def is_failed(said: Said) -> bool:
+    """Whether there should be a curve and is none."""
+    return said.difference is None and not said.lacks
+
+
+def is_bad(cell: Cell, said: Said) -> bool:
+    """Whether it failed, or is above its tolerance, a NaN too."""
+    return is_failed(said) or (said.difference is not None and not said.difference <= cell.tolerance)

@@ -1,0 +1,87 @@
+"""What the cells of the DeepSpeed matrix learn: by pipeline the loss, the curve's metric, the model, and the batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.deepspeed_table import Cell
+from roll.algorithms.divergence import Distillation
+from roll.algorithms.losses import Loss, NegativeLogLikelihood
+from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.preference import Dpo, PreferenceLoss
+from roll.algorithms.ranking import BradleyTerry
+from roll.algorithms.value_loss import ValueLoss
+from roll.config.schema_model import ModelArgs, TrainingArgs
+from roll.data import packing
+from roll.types import TrainBatch
+
+UPDATES = 6
+UNITS, TOKEN_BUDGET = 4, 24
+"""Of an update: responses or pairs; tokens of a micro-batch."""
+SEED, LEARNING_RATE, WEIGHT_DECAY, MAX_GRAD_NORM = 3, 2e-3, 0.1, 0.5
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a pipeline lowers."""
+
+    loss: Loss
+    metric: str
+    """Makes the curve."""
+    loss_agg_mode: str
+    unit: int = 1
+    """Sequences that are compared: 2 for pairs."""
+
+
+TASKS = {
+    "rlvr": Task(PolicyLoss(kl_coef=0.05, entropy_coef=0.01), "policy/loss", "token-mean"),
+    "critic": Task(ValueLoss(clip=0.5), "critic/loss", "token-mean"),
+    "sft": Task(NegativeLogLikelihood(), "sft/loss", "token-mean"),
+    "dpo": Task(PreferenceLoss(Dpo()), "dpo/loss", "seq-mean-token-mean", unit=2),
+    "reward_model": Task(BradleyTerry(), "reward_model/loss", "seq-mean-token-mean", unit=2),
+    "distill": Task(Distillation(0.75), "distill/loss", "token-mean"),
+}
+
+
+@dataclass(frozen=True)
+class Folders:
+    """What lies where."""
+
+    model: Path
+    teacher: Path
+    """Of `distill`: the same model with other random weights."""
+    swap: Path
+    """For NVMe."""
+
+
+def batches(pipeline: str) -> list[TrainBatch]:
+    """Two that take turns. A reference's log-probs of `dpo` and a teacher's states are yet to be asked for."""
+    unit, out = TASKS[pipeline].unit, []
+    for seed in (0, 1):
+        generator = np.random.default_rng(seed)
+        lengths = generator.integers(*((6, 16) if unit == 1 else (5, 12)), UNITS * unit).tolist()
+        ids = [generator.integers(0, 250, length).astype(np.int32) for length in lengths]
+        learnt_from = [length - 1 if pipeline == "reward_model" else 2 for length in lengths]
+        sequences = packing.concatenate(ids, [np.arange(len(row)) >= first for row, first in zip(ids, learnt_from, strict=True)])
+        mask = sequences.response_mask
+        advantages, behaviour, ref, values, returns = (
+            np.where(mask, generator.normal(mean, 0.5, len(mask)), 0).astype(np.float32) for mean in (0, -6, -6, 0, 1)
+        )
+        versions, margins = np.zeros(len(mask), np.int32), np.full(len(lengths), 0.5, np.float32)
+        out.append(TrainBatch(sequences, advantages, behaviour, versions, ref, labels=margins, unit=unit, values=values, returns=returns))
+    return out
+
+
+def model_args(cell: Cell) -> ModelArgs:
+    """Of what learns. Layers are not compiled, which would take longer than to train them."""
+    keys = {"dtype": cell.dtype, "lora_target": "all-linear" if cell.lora else None, "lora_rank": 4, "compile_layers": False}
+    return ModelArgs.model_validate(keys)
+
+
+def training_args(cell: Cell) -> TrainingArgs:
+    """The optimizer and its schedule."""
+    keys = {"learning_rate": LEARNING_RATE, "weight_decay": WEIGHT_DECAY, "optimizer": cell.optimizer, "lr_scheduler_type": "cosine"}
+    return TrainingArgs.model_validate(keys | {"warmup_steps": 1, "adam_epsilon": 1e-6})
