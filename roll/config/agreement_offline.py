@@ -81,8 +81,8 @@ def offline_faults(config: OfflineConfig) -> Iterator[Fault]:
     yield from _held_out(config)
     if isinstance(config, SftConfig):
         columns = config.sft_train.data_args
-        if columns.text and config.loss_on == "response" and "loss_on" in config.model_fields_set:
-            problem = f"'response', but data_args.text is '{columns.text}', which has no prompt"
+        if columns.text and config.loss_on != "all" and "loss_on" in config.model_fields_set:
+            problem = f"'{config.loss_on}', but data_args.text is '{columns.text}', which has no prompt"
             yield Fault("loss_on", problem, "remove it, or set it to all")
     if isinstance(config, DpoConfig):
         yield from _preferences(config)

@@ -35,8 +35,10 @@ class SftConfig(OfflineConfig):
     """Supervised fine-tuning on the same trainer."""
 
     pipeline: Literal["sft"] = Field(description=NAMES)
-    loss_on: Literal["response", "all"] = Field(
-        "response", description="Learn the tokens of the last response alone, or of the prompt too. Raw text is learnt as a whole."
+    loss_on: Literal["response", "assistant", "all"] = Field(
+        "response",
+        description="Learn the tokens of the last response alone, of all of the assistant's turns (`assistant`), or of the prompt too "
+        "(`all`). Raw text is learnt as a whole.",
     )
     sft_train: ActorTrain = Field(description="The model that learns.")
 

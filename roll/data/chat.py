@@ -75,6 +75,29 @@ def render_example(messages: Messages, render: Render, eos_token: str) -> tuple[
     return prompt, ended
 
 
+def render_turns(messages: Messages, render: Render, eos_token: str) -> list[str]:
+    """The conversation in pieces, of which every second is what the assistant wrote: context, turn, context, turn, ...
+
+    Joined they are the prompt and the response of `render_example`, whose last message is the assistant's. Where each turn begins and
+    ends is found by rendering the conversation up to it, without the messages that follow.
+
+    Raises:
+        TemplateFault: the template renders the beginning of the conversation differently once more of it follows.
+    """
+    prompt, response = render_example(messages, render, eos_token)
+    pieces, begun = [], 0
+    for number, message in enumerate(messages[:-1]):
+        if message["role"] != "assistant":
+            continue
+        before, after = render(messages[:number], True), render(messages[: number + 1], False).rstrip()
+        if not (prompt.startswith(before) and prompt.startswith(after) and begun <= len(before) <= len(after)):
+            problem = f"the template renders the assistant's message {number + 1} of {len(messages)} differently once others follow it"
+            raise TemplateFault(f"{problem} (as one that drops earlier thinking), so that it cannot be learnt: loss_on=response")
+        pieces += [prompt[begun : len(before)], prompt[len(before) : len(after)]]
+        begun = len(after)
+    return [*pieces, prompt[begun:], response]
+
+
 def _native(messages: Messages, generate: bool, tokenizer: PreTrainedTokenizerBase) -> str:
     conversation = [dict(message) for message in messages]
     try:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from roll.config.schema_model import DataArgs
-from roll.data.chat import Render, TemplateFault, render_example
+from roll.data.chat import Render, TemplateFault, render_example, render_turns
 from roll.data.prompts import checked_renderer
 from roll.data.rows import check_columns, example_conversation, labelled_conversation, number, pair_conversations, raw_text
 from roll.data.sources import find_sources
@@ -22,8 +22,9 @@ from roll.data.tables import Preparation, Texts, check_rows, column, count_by_fi
 from roll.errors import DataError, Fault
 from roll.types import Bools, Ints
 
-Kind = Literal["responses", "labelled", "pairs"]
-"""What a row holds: a response, a response with a label, or two responses to compare."""
+Kind = Literal["responses", "turns", "labelled", "pairs"]
+"""What a row holds: a response, a conversation of which all of the assistant's turns are learnt, a response with a label, or two
+responses to compare."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Example:
     token_ids: Ints
     """[T], the prompt's tokens and then the response's, the end of the turn included."""
     response_mask: Bools
-    """[T], True on the tokens to learn: those of the assistant's last response, or all but the first."""
+    """[T], True on the tokens to learn: those of the assistant's last response, of all its turns, or all but the first."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,9 @@ class ExampleSet:
         """Lesson `index`, 0 <= index < len(self)."""
         entry = self._table[int(self.positions[index])]
         token_ids = np.asarray(entry["token_ids"], dtype=np.int32)
+        if entry["pieces"]:
+            learnt = np.repeat(np.arange(len(entry["pieces"])) % 2 == 1, entry["pieces"])
+            return Lesson((Example(token_ids, learnt & (np.arange(len(token_ids)) > 0)),), entry["value"])
         prompt, first = entry["prompt_tokens"], entry["prompt_tokens"] + entry["response_tokens"]
         learnt_from = 1 if self._learn_all else prompt
         start = int(self.starts[index])
@@ -130,7 +134,7 @@ def prepare_examples(
         DataError: rows that cannot be used (each fault names `file:row`), nothing is left, or the tokenizer has no
             end-of-sequence token.
     """
-    if kind == "responses":
+    if kind in ("responses", "turns"):
         check_columns(data_args, with_response=True)
     if not isinstance(tokenizer.eos_token, str):
         problem = f"the tokenizer of '{tokenizer.name_or_path}' has no end-of-sequence token"
@@ -164,6 +168,9 @@ def _texts(row: Mapping[str, Any], data_args: DataArgs, render: Render | None, e
         return Texts(raw_text(row, data_args.text), eos_token)
     if kind == "responses":
         return Texts(*render_example(example_conversation(row, data_args), render, eos_token))
+    if kind == "turns":
+        *context, response = render_turns(example_conversation(row, data_args), render, eos_token)
+        return Texts("".join(context), response, pieces=tuple(context))
     if kind == "labelled":
         conversation, desirable = labelled_conversation(row, data_args)
         return Texts(*render_example(conversation, render, eos_token), value=float(desirable))

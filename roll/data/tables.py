@@ -29,7 +29,7 @@ from roll.data.rows import RowFault
 from roll.data.sources import Source
 from roll.errors import DataError, Fault, RollError
 
-FORMAT = "2"
+FORMAT = "3"
 """Part of the fingerprint; another value leaves all tables of earlier versions of this file aside."""
 COLUMNS = {"template", "messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system", "tag", "id"}
 """Keys of `data_args` that decide what a row becomes."""
@@ -55,6 +55,7 @@ PREPARED = datasets.Features(
         "prompt_tokens": datasets.Value("int32"),
         "response_tokens": datasets.Value("int32"),
         "rejected_tokens": datasets.Value("int32"),
+        "pieces": datasets.List(datasets.Value("int32")),
         "value": datasets.Value("float64"),
         "text": datasets.Value("large_string"),
         "label": datasets.Value("string"),
@@ -64,7 +65,8 @@ PREPARED = datasets.Features(
         "remedy": datasets.Value("string"),
     }
 )
-"""`token_ids` are the prompt's and then those of the response and of a second, rejected one; `value` is a label or a margin;
+"""`token_ids` are the prompt's and then those of the response and of a second, rejected one;
+`pieces` are the tokens of each of `Texts.pieces` and of the response, empty where there are none; `value` is a label or a margin;
 `text` is the rendered prompt; `reason` is empty for a row without fault."""
 
 
@@ -79,6 +81,8 @@ class Texts:
     """The other response of a pair."""
     value: float = 0.0
     """What the row says of its responses: a label, a margin."""
+    pieces: tuple[str, ...] = ()
+    """The prompt in pieces, each tokenised by itself: context, an assistant's turn, context, ..., context. None to take it whole."""
 
 
 ReadTexts = Callable[[Mapping[str, Any]], Texts]
@@ -99,16 +103,19 @@ class Preparation:
         """A batch of RAW rows as PREPARED ones."""
         records = [self._record(row, problem) for row, problem in zip(batch["row"], batch["problem"], strict=True)]
         prompts = self._tokenised([record["text"] for record in records], self.special_tokens)
+        in_pieces = self._in_pieces([record.pop("pieces") for record in records])
         responses = self._tokenised([record.pop("response") for record in records], False)
         others = self._tokenised([record.pop("rejected") for record in records], False)
-        for record, prompt, response, other in zip(records, prompts, responses, others, strict=True):
+        for record, whole, pieces, response, other in zip(records, prompts, in_pieces, responses, others, strict=True):
+            prompt = [token for piece in pieces for token in piece] if pieces else whole
             record |= {"token_ids": prompt + response + other, "prompt_tokens": len(prompt)}
             record |= {"response_tokens": len(response), "rejected_tokens": len(other)}
+            record["pieces"] = [len(piece) for piece in (*pieces, response)] if pieces else []
         columns = {name: [record[name] for record in records] for name in PREPARED if name not in ("file", "number", "row")}
         return {**{name: batch[name] for name in ("file", "number", "row")}, **columns}
 
     def _record(self, row_text: str, problem: str) -> dict[str, Any]:
-        record: dict[str, Any] = {"text": "", "response": "", "rejected": "", "value": 0.0, "label": None, "tag": None}
+        record: dict[str, Any] = {"text": "", "response": "", "rejected": "", "value": 0.0, "pieces": (), "label": None, "tag": None}
         record |= {"reason": "", "problem": "", "remedy": ""}
         if problem:
             return record | {"reason": "not a JSON object", "problem": problem, "remedy": "make each row one JSON object"}
@@ -117,6 +124,7 @@ class Preparation:
         try:
             texts = self.texts(row)
             record |= {"text": texts.prompt, "response": texts.response, "rejected": texts.rejected, "value": texts.value}
+            record["pieces"] = texts.pieces
         except RowFault as fault:
             record |= {"reason": fault.reason, "problem": fault.problem, "remedy": fault.remedy}
         except TemplateFault as fault:
@@ -125,6 +133,12 @@ class Preparation:
 
     def _named_columns(self) -> dict[str, str]:
         return {"tag": self.data_args.tag} | ({"label": self.data_args.id} if self.data_args.id else {})
+
+    def _in_pieces(self, prompts: list[tuple[str, ...]]) -> list[list[list[int]]]:
+        """By prompt, the tokens of each of its pieces."""
+        first = iter(self._tokenised([pieces[0] for pieces in prompts if pieces], self.special_tokens))
+        later = iter(self._tokenised([piece for pieces in prompts for piece in pieces[1:]], False))
+        return [[next(first), *(next(later) for _ in pieces[1:])] if pieces else [] for pieces in prompts]
 
     def _tokenised(self, texts: list[str], special_tokens: bool) -> list[list[int]]:
         if not any(texts):

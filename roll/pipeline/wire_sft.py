@@ -28,7 +28,8 @@ def prepare(config: SftConfig) -> Loop:
     Raises:
         BadInput: model or data cannot be used.
     """
-    return partial(_loop, config, prepare_rows(config, "responses", learn_all=config.loss_on == "all"))
+    kind = "turns" if config.loss_on == "assistant" else "responses"
+    return partial(_loop, config, prepare_rows(config, kind, learn_all=config.loss_on == "all"))
 
 
 async def _loop(config: SftConfig, rows: GivenRows, roles: Roles, stage: Stage, interrupt: Interrupt) -> Position:

@@ -78,7 +78,7 @@ SFT_FAULTS = [
         "which has no prompt",
         "set it to all",
     ),
-    (["loss_on=prompt"], "loss_on", '"prompt"', "'response' or 'all'"),
+    (["loss_on=prompt"], "loss_on", '"prompt"', "'response', 'assistant' or 'all'"),
     (["beta=0.1"], "beta", "0.1", "known keys"),
 ]
 DPO_FAULTS = [

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from roll.data.chat import Template, TemplateFault, chatml, qwen2_5, raw, render_example, renderer
+from roll.data.chat import Template, TemplateFault, chatml, qwen2_5, raw, render_example, render_turns, renderer
 
 USER = {"role": "user", "content": "Hi"}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -66,3 +66,65 @@ def test_eos_is_appended_where_a_native_template_leaves_the_turn_open(
 def test_a_template_that_rewrites_the_prompt_is_refused() -> None:
     with pytest.raises(TemplateFault, match="differently"):
         render_example([USER, ASSISTANT], lambda messages, generate: f"{len(messages)} messages", "</s>")
+
+
+AGAIN = {"role": "user", "content": "Sure?"}
+LAST = {"role": "assistant", "content": "Quite."}
+QWEN = (
+    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are Qwen.<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA = (
+    "<s>{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n{{ m['content'] | trim }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+NO_END = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+DROPS_THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{{ m['content'] if loop.last else m['content'].split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+THINKS = {"role": "assistant", "content": "<think>Hm.</think>Yes."}
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "turns"),
+    [
+        (QWEN, ["Yes.<|im_end|>", "Quite.<|im_end|>"]),
+        (LLAMA, ["Yes.<|eot_id|>", "Quite.<|eot_id|>"]),
+        (NO_END, ["Yes.", "Quite.\n</s>"]),
+        (DROPS_THINKING, ["Yes.<|im_end|>", "Quite.<|im_end|>"]),
+    ],
+)
+@pytest.mark.parametrize("system", [[], [SYSTEM]])
+def test_every_turn_of_the_assistant_is_found(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, chat_template: str, turns: list[str], system: list[dict[str, str]]
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", chat_template)
+    render = renderer("native", tokenizer)
+    conversation = [*system, USER, ASSISTANT, AGAIN, LAST]
+    pieces = render_turns(conversation, render, "</s>")
+    assert pieces[1::2] == turns
+    assert "".join(pieces) == "".join(render_example(conversation, render, "</s>")), "nothing is lost or added"
+    assert pieces[0] == render([*system, USER], True)
+
+
+def test_one_turn_is_prompt_and_response() -> None:
+    assert render_turns([SYSTEM, USER, ASSISTANT], chatml, "</s>") == list(render_example([SYSTEM, USER, ASSISTANT], chatml, "</s>"))
+
+
+@pytest.mark.parametrize("conversation", [[USER, THINKS, AGAIN, LAST], [USER, ASSISTANT, AGAIN, THINKS, AGAIN, LAST]])
+def test_a_template_that_drops_earlier_thinking_is_refused_where_there_is_some(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, conversation: list[dict[str, str]]
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", DROPS_THINKING)
+    number = conversation.index(THINKS) + 1
+    with pytest.raises(TemplateFault, match=rf"message {number} of {len(conversation)} differently.*loss_on=response"):
+        render_turns(conversation, renderer("native", tokenizer), "</s>")
+    assert render_turns([*conversation[: number - 1], THINKS], renderer("native", tokenizer), "</s>")[-1].startswith("<think>")
+
+
+def test_raw_contents_do_not_say_where_an_earlier_turn_began() -> None:
+    with pytest.raises(TemplateFault, match="message 2 of 4"):
+        render_turns([USER, ASSISTANT, AGAIN, LAST], raw, "</s>")

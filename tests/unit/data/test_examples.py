@@ -55,6 +55,30 @@ def test_the_prompt_s_tokens_are_those_that_generation_starts_from(
     assert example.token_ids[:-1].tolist() != together
 
 
+def test_all_turns_of_a_conversation_are_learnt_and_nothing_between_them(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    later = [{"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Three."}]
+    path = write_jsonl([{"messages": [*MESSAGES, *later]}, {"messages": MESSAGES}])
+    data_args = DataArgs.model_validate({"file_name": path, "template": "chatml", "messages": "messages"})
+    rows = prepare_examples(data_args, tokenizer, Limits(100, 100), "turns", cache_folder=tmp_path / "cache")
+    (long,), (short,) = rows.lesson(0).examples, rows.lesson(1).examples
+    parts = np.split(long.token_ids, np.flatnonzero(np.diff(long.response_mask)) + 1)
+    assert [tokenizer.decode(part) for part in parts] == [
+        "<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n",
+        "Two.<|im_end|>",
+        "\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n",
+        "Three.<|im_end|>",
+    ]
+    assert not long.response_mask[0] and long.response_mask[-1]
+    # The limits are those of the last response and of what comes before it, and one turn is what `responses` makes of it.
+    before = sum(len(part) for part in parts[:3])
+    fits = [Limits(before, 100), Limits(before - 1, 100)]
+    assert [len(prepare_examples(data_args, tokenizer, each, "turns", cache_folder=tmp_path / "cache")) for each in fits] == [2, 1]
+    (single,) = prepare_examples(data_args, tokenizer, Limits(100, 100), "responses", cache_folder=tmp_path / "cache").lesson(1).examples
+    assert short.token_ids.tolist() == single.token_ids.tolist() and short.response_mask.tolist() == single.response_mask.tolist()
+
+
 def test_only_the_last_response_of_a_conversation_is_learnt(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     path = write_jsonl([{"messages": [*MESSAGES, {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Three."}]}])
     example = only(path, tmp_path, tokenizer, template="chatml", messages="messages")
