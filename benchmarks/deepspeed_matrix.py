@@ -173,7 +173,7 @@ def on_rank(rank: int, port: int, group: Sequence[Cell], bench: Bench) -> None:
         try:
             curve, skipped = trained(cell, folders, here)
         except ConfigError as error:  # on every rank alike, before anything is sent
-            line |= {"trouble": str(error).splitlines()[0], "lacks": True}
+            line |= {"trouble": error.faults[0].problem, "lacks": True}
         except Exception as error:
             write_line(bench.record, line | {"trouble": f"rank {rank}: {error!r}"[:500]})
             raise

@@ -55,6 +55,7 @@ from roll.strategies.offload import Offload, tensors_in
 from roll.strategies.recompute import AutoCheckpointing
 from roll.strategies.scoring import score
 from roll.strategies.tally import Tally
+from roll.strategies.without_zero import missing_scale, undo_first_step
 from roll.types import Floats, Metrics, Sequences, TensorSpec
 from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets, write_adapter, write_bucket
 from roll.weight_sync.device import DeviceBucket, DeviceSender
@@ -105,6 +106,7 @@ class DeepSpeedTrain:
         optimizer, schedule = optimizer_and_schedule(model, settings.training, settings.deepspeed, settings.total_updates, rank)
         self._finite = FiniteWatch(model, rank, settings.training.max_consecutive_skips)
         self._engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
+        undo_first_step(self._engine)
         self._model, self._optimizer = model, optimizer
         self._offload = Offload(rank.device)
         self._weights = WeightView(model.model)
@@ -147,9 +149,10 @@ class DeepSpeedTrain:
         self._engine.train()
         tally, role, subject = Tally(), self._rank.role, loss.subject
         scalars: Metrics = {f"{subject}/skipped_updates": 0.0}
+        norm_scale = 1.0
         with told_of_memory(self._rank, "training", TRAIN_KEYS):
             for number, micro_batches in enumerate(updates):
-                skipped = self._engine.skipped_steps
+                skipped, norm_scale = self._engine.skipped_steps, missing_scale(self._engine)
                 if self._checkpointing:
                     self._checkpointing.before_update()
                 version = policy_version if number == 0 else None
@@ -160,7 +163,7 @@ class DeepSpeedTrain:
                 self._finite.settle(skipped > 0)
             self._finite.check()
         if (norm := self._engine.get_global_grad_norm()) is not None:  # plain fp32 without ZeRO does not keep it
-            scalars[f"{subject}/grad_norm"] = float(norm)
+            scalars[f"{subject}/grad_norm"] = float(norm) / norm_scale
         if (loss_scale := scale_of(self._engine)) is not None:
             scalars[f"{subject}/loss_scale"] = loss_scale
         scalars[f"{subject}/lr"] = float(self._engine.get_lr()[0])
@@ -193,7 +196,7 @@ class DeepSpeedTrain:
         self._guard.update_ended()
 
     def _backward(self, micro_batch: MicroBatch, loss: Tensor) -> None:
-        self._engine.backward(self._finite.loss(loss))
+        self._engine.backward(self._finite.loss(loss) * missing_scale(self._engine))
         self._finite.ran(micro_batch)
 
     def _loss(self, micro_batch: MicroBatch, loss: Loss, temperature: float, tally: Tally, version: int | None) -> Tensor:

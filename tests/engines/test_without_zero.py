@@ -1,0 +1,45 @@
+"""bf16 and fp16 learn without ZeRO what plain PyTorch learns, where DeepSpeed by itself would not scale fp16's losses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+from benchmarks.deepspeed_table import Cell
+from roll.strategies.base import Rank
+from tests.engines.ranks import run_ranks
+
+CELLS = [Cell("sft", 0, "none", dtype, lora) for dtype in ("bf16", "fp16") for lora in (False, True)]
+REWARD = Cell("reward_model", 0, "none", "fp16", False)
+"""Its gradients overflow at fp16's first loss scale."""
+
+
+def curves(rank: Rank, folder: Path) -> list[tuple[float, int]]:
+    """Of each cell the largest difference from the plain curve, and the updates that were skipped."""
+    import torch
+    from deepspeed.accelerator import get_accelerator
+
+    from benchmarks.deepspeed_cells import trained
+    from benchmarks.deepspeed_plain import plain
+    from benchmarks.deepspeed_tasks import Folders
+
+    folders, out = Folders(folder / "model", folder / "model", folder), []
+    # DeepSpeed refuses fp16 where the CPU has no instructions for it; torch computes it all the same.
+    with mock.patch.object(get_accelerator(), "is_fp16_supported", lambda: True):
+        for cell in (*CELLS, REWARD):
+            curve, skipped = trained(cell, folders, rank)
+            out.append((max(abs(mine - other) for mine, other in zip(curve, plain(cell, folders), strict=True)), skipped))
+    torch.distributed.destroy_process_group()
+    return out
+
+
+def test_the_curves_are_those_of_plain_pytorch(tmp_path: Path) -> None:
+    from examples.tiny.make_model import write_model
+
+    write_model(tmp_path / "model", seed=0)
+    for said in run_ranks(curves, 2, tmp_path / "ranks", tmp_path, seconds=200):
+        for cell, (difference, _) in zip((*CELLS, REWARD), said, strict=True):
+            # Unscaled losses would be 2 off in fp16, and a first step too many 0.05 in both.
+            assert difference <= cell.tolerance, cell.name
+        assert [skipped for _, skipped in said[:4]] == [0, 0, 0, 0]
+        assert said[4][1] > 0, "the loss scale was found by overflowing"
