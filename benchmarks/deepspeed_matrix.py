@@ -108,9 +108,9 @@ def run_all(left: Sequence[Cell], bench: Bench, pairs: int) -> None:
     (bench.folder / "swap").mkdir()
     os.environ |= {"DS_ACCELERATOR": bench.device, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(RANKS), "LOCAL_RANK": "0"}
     # ZeRO++ leaves process groups behind in DeepSpeed: its cells have processes of their own.
-    groups = [[cell for cell in left if not cell.zeropp][start::pairs] for start in range(pairs)]
-    groups.append([cell for cell in left if cell.zeropp])
-    with ThreadPoolExecutor(pairs) as pool:
+    groups = [[cell for cell in left if cell.zeropp]]
+    groups += [[cell for cell in left if not cell.zeropp][start::pairs] for start in range(pairs)]
+    with ThreadPoolExecutor(len(groups)) as pool:
         list(pool.map(partial(run_group, bench=bench), filter(None, groups)))
 
 
