@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
-
 
 def undo_first_step(engine: Any) -> None:
     """Leave the optimizer as it was before DeepSpeed made its states by a step of its own.
@@ -13,7 +11,7 @@ def undo_first_step(engine: Any) -> None:
     That step has gradients of zero but counts: Adam would correct its moments for one update too many. The states go, to be made
     by the first true step, and the master weights are the model's again, not decayed.
     """
-    if isinstance(engine.optimizer, FP16_UnfusedOptimizer):
+    if _is_wrapped(engine):
         engine.optimizer.optimizer.state.clear()
         engine.optimizer.refresh_fp32_params()
 
@@ -24,4 +22,9 @@ def missing_scale(engine: Any) -> float:
     fp16's loss scale, by which `step` divides gradients, though `backward` multiplies losses by it for ZeRO's optimizers alone; 1 with
     those, and in other precisions.
     """
-    return float(engine.optimizer.loss_scale) if isinstance(engine.optimizer, FP16_UnfusedOptimizer) else 1.0
+    return float(engine.optimizer.loss_scale) if _is_wrapped(engine) else 1.0
+
+
+def _is_wrapped(engine: Any) -> bool:
+    """Whether master weights lie in DeepSpeed's `FP16_UnfusedOptimizer`, which serves bf16, too."""
+    return hasattr(engine.optimizer, "loss_scale_config")
