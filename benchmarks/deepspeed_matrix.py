@@ -69,9 +69,10 @@ def main() -> int:
     record = options.folder.absolute() / f"{options.device}.jsonl"
     record.parent.mkdir(parents=True, exist_ok=True)
     chosen = [cell for cell in cells(options.device) if any(text in cell.name for text in options.only)]
-    forget_troubles(record)
-    left = [cell for cell in chosen if cell not in said_of(record)]
+    known = said_of(record)
+    left = [cell for cell in chosen if cell not in known or known[cell].difference is None]
     if left and options.seconds:
+        forget(record, left)
         with tempfile.TemporaryDirectory(prefix="deepspeed-matrix") as folder:
             run_all(left, Bench(options.device, Path(folder), record, deadline), options.pairs)
     found = {cell: said for cell, said in said_of(record).items() if cell in chosen}
@@ -93,11 +94,11 @@ def said_of(record: Path) -> dict[Cell, Said]:
     }
 
 
-def forget_troubles(record: Path) -> None:
-    """Cells without a curve are tried again."""
+def forget(record: Path, left: Sequence[Cell]) -> None:
+    """Cells that are tried again; and a line that was not finished."""
     if record.exists():
         lines = [line for line in record.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
-        record.write_text("".join(line for line in lines if "trouble" not in json.loads(line)), encoding="utf-8")
+        record.write_text("".join(line for line in lines if Cell(*json.loads(line)["cell"]) not in left), encoding="utf-8")
 
 
 def run_all(left: Sequence[Cell], bench: Bench, pairs: int) -> None:

@@ -81,7 +81,7 @@ def test_the_pages_tables_are_whole_and_within_their_tolerance(device: str) -> N
     assert not [row for row in rows if any(field.startswith("**") for field in row)]
 
 
-def test_what_is_written_is_read_again_and_troubles_are_forgotten(tmp_path: Path) -> None:
+def test_what_is_written_is_read_again_until_it_is_forgotten(tmp_path: Path) -> None:
     record = tmp_path / "cpu.jsonl"
     assert matrix.said_of(record) == {}
     cell, other = Cell("sft", 0, "none", "fp32", False), Cell("dpo", 3, "all", "bf16", True)
@@ -90,7 +90,7 @@ def test_what_is_written_is_read_again_and_troubles_are_forgotten(tmp_path: Path
     with record.open("a", encoding="utf-8") as file:
         file.write('{"cell": ["sf')
     assert matrix.said_of(record) == {cell: Said("here", None, "rank 0: it broke"), other: Said("here", 0.5)}
-    matrix.forget_troubles(record)
+    matrix.forget(record, [cell])
     assert matrix.said_of(record) == {other: Said("here", 0.5)}
 
 
