@@ -40,8 +40,13 @@ def join(rank: Rank) -> None:
 
 
 def gather_whole_layers(causal: PreTrainedModel) -> None:
-    """Let ZeRO-3 gather a decoder layer's parameters before the layer runs, not amid it: compiled code cannot stop for a hook."""
+    """Let ZeRO-3 gather a decoder layer's parameters before the layer runs, not amid it: compiled code cannot stop for a hook.
+
+    DeepSpeed then reduces a layer's gradients once that of the layer's input is there. Without one, as behind a frozen
+    embedding, torch would call it before the layer's own gradients are: the input is made to have one.
+    """
     if kinds := {type(layer) for layer in decoder_layers(causal)}:
+        causal.enable_input_require_grads()
         set_z3_leaf_modules(causal, list(kinds))
 
 
