@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.work import SftWork, TrainingWork, Work, adapter_parameters, parameters
+from roll.config.devices import visible_devices
 
 Figures = dict[str, list[float]]
 """Seconds of each repetition, by name of the figure."""
@@ -105,10 +106,9 @@ def run_rank(rank: int, kind: str, work: TrainingWork, ranks: int, barrier: Any,
     """One process of a floor; rank 0 reports."""
     infer_devices = work.infer_devices if isinstance(work, Work) else ()
     devices = infer_devices if kind.startswith("generate") else work.devices
-    if kind == "copy":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, dict.fromkeys((*work.devices, *infer_devices))))
-    elif devices:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(devices[rank])
+    if devices:
+        used = list(dict.fromkeys((*work.devices, *infer_devices))) if kind == "copy" else [devices[rank]]
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices(used, os.environ.get("CUDA_VISIBLE_DEVICES"))
     else:
         os.environ["DS_ACCELERATOR"] = "cpu"
     if kind == "generate_in_process":

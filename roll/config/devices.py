@@ -1,8 +1,9 @@
-"""`device_mapping`: a list, or the expressions of ROLL's files (`list(range(0,16))`), parsed and never evaluated."""
+"""`device_mapping`: a list, or the expressions of ROLL's files (`list(range(0,16))`), parsed and never evaluated; and who sees what."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
 LARGEST = 1_000_000
 FORMS = "[0, 1], range(4), list(range(0,16)), or several of them joined by +"
@@ -49,3 +50,8 @@ def _integer(node: ast.expr) -> int:
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return sign * node.value
     raise ValueError(f"'{ast.unparse(node)}' is not a whole number")
+
+
+def visible_devices(devices: Sequence[int], of_node: str | None) -> str:
+    """`CUDA_VISIBLE_DEVICES` of a process; `of_node` is that of its node, where a queue, a user or a container set one."""
+    return ",".join(of_node.split(",")[device] if of_node else str(device) for device in devices)

@@ -48,7 +48,7 @@ class WorkerGroup:
             kind.options(  # pyright: ignore[reportAttributeAccessIssue]
                 runtime_env={"env_vars": seat.environment},
                 scheduling_strategy=NodeAffinitySchedulingStrategy(seat.node_id, soft=False) if seat.node_id else "DEFAULT",
-            ).remote(str(logs / f"{role}-{rank}.log"))
+            ).remote(str(logs / f"{role}-{rank}.log"), seat.local_devices)
             for rank, seat in enumerate(seats)
         ]
         self._pids: list[int] = []

@@ -35,6 +35,8 @@ class Seat:
     """Environment variables of the process."""
     devices: tuple[int, ...] = ()
     """Counted over all nodes."""
+    local_devices: tuple[int, ...] = ()
+    """Counted over those that the node sees."""
 
 
 def seats(role: RolePlan, gpus_per_node: int, system_envs: Mapping[str, str]) -> list[Seat]:
@@ -42,9 +44,9 @@ def seats(role: RolePlan, gpus_per_node: int, system_envs: Mapping[str, str]) ->
     nodes, hosts = gpu_nodes(), cpu_nodes()
     out = []
     for rank, devices in enumerate(role.devices):
-        environment = rank_environment(rank, role.ranks, [device % gpus_per_node for device in devices]) | dict(system_envs)
+        environment = rank_environment(rank, role.ranks, on_cpu=not devices) | dict(system_envs)
         node = nodes[devices[0] // gpus_per_node] if devices else hosts[rank % len(hosts)]
-        out.append(Seat(node, "cuda" if devices else "cpu", environment, devices))
+        out.append(Seat(node, "cuda" if devices else "cpu", environment, devices, tuple(device % gpus_per_node for device in devices)))
     return out
 
 
@@ -76,15 +78,12 @@ def _alive() -> list[Mapping[str, Any]]:
     return sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: int(ip_address(node["NodeManagerAddress"])))
 
 
-def rank_environment(rank: int, world_size: int, devices: list[int]) -> dict[str, str]:
+def rank_environment(rank: int, world_size: int, on_cpu: bool) -> dict[str, str]:
     """What torch, DeepSpeed and vLLM read of a process's place. `LOCAL_RANK` is 0: a worker sees its own devices only."""
     environment = QUIET | {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
     # By default compiled kernels lie among the temporary files, which end with the run; the next run is to find them.
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(Path.home() / ".cache" / "roll" / "torchinductor")
-    if devices:
-        return environment | {
-            "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices)),
-            "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-        }
+    if not on_cpu:  # which devices it sees, the process finds where it is: Ray is not to say that it sees none
+        return environment | {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
     threads = max(1, (os.cpu_count() or 1) // world_size)
     return environment | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads)}

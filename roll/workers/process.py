@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import ray
 import ray.util
 from ray import cloudpickle
 
+from roll.config.devices import visible_devices
 from roll.errors import RollError, WorkerFailed
 from roll.strategies.base import Rank
 from roll.workers.gauge import MemoryGauge
@@ -26,9 +27,10 @@ Factory = Callable[[Any, Rank], Any]
 class Process:
     """Hosts a strategy whose methods block. Calls run one after another."""
 
-    def __init__(self, log_file: str) -> None:
+    def __init__(self, log_file: str, devices: Sequence[int]) -> None:
         self._log = Path(log_file)
         _own_log(self._log)
+        _see(devices)
 
     def free_address(self) -> tuple[str, int]:
         """This host's address and a port that is free now, for the role's rendezvous."""
@@ -62,9 +64,10 @@ class Process:
 class AsyncProcess:
     """Hosts a strategy whose methods are coroutines. Calls run side by side."""
 
-    def __init__(self, log_file: str) -> None:
+    def __init__(self, log_file: str, devices: Sequence[int]) -> None:
         self._log = Path(log_file)
         _own_log(self._log)
+        _see(devices)
 
     async def free_address(self) -> tuple[str, int]:
         """See `Process`."""
@@ -132,6 +135,12 @@ def _own_log(path: Path) -> None:
     stream = path.open("ab", buffering=0)
     os.dup2(stream.fileno(), sys.stdout.fileno())
     os.dup2(stream.fileno(), sys.stderr.fileno())
+
+
+def _see(devices: Sequence[int]) -> None:
+    """Let this process use these of its node's devices and no others. Before CUDA looks for them."""
+    if devices:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices(devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _free_address() -> tuple[str, int]:

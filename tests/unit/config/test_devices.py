@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.config.devices import parse_devices
+from roll.config.devices import parse_devices, visible_devices
 from roll.config.show import ranges
 
 
@@ -43,3 +43,11 @@ def test_a_written_list_reads_back(devices: list[int]) -> None:
 def test_ranges() -> None:
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
     assert ranges([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("of_node", "expected"),
+    [(None, "1,0"), ("", "1,0"), ("4,6", "6,4"), ("GPU-8f6b,GPU-1d2a,GPU-77aa", "GPU-1d2a,GPU-8f6b")],
+)
+def test_devices_are_counted_over_those_that_the_node_sees(of_node: str | None, expected: str) -> None:
+    assert visible_devices([1, 0], of_node) == expected
