@@ -30,7 +30,7 @@ def test_devices_are_counted_over_living_nodes_with_gpus_by_their_addresses_as_n
     assert gpu_nodes() == ["node at 10.0.0.9", "node at 10.0.0.10"]
     places = seats(RolePlan("actor_train", "deepspeed_train", ((3,), (4,))), 4, {"COLOUR": "blue"})
     assert [place.node_id for place in places] == gpu_nodes()
-    assert [place.environment["CUDA_VISIBLE_DEVICES"] for place in places] == ["3", "0"]
+    assert [place.local_devices for place in places] == [(3,), (0,)]
     assert [place.environment["COLOUR"] for place in places] == ["blue"] * 2
     check_gpus(8, 4)
 
