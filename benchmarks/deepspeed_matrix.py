@@ -108,11 +108,17 @@ def run_all(left: Sequence[Cell], bench: Bench, pairs: int) -> None:
         subprocess.run(command, check=True, stdout=sys.stderr)
     (bench.folder / "swap").mkdir()
     os.environ |= {"DS_ACCELERATOR": bench.device, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(RANKS), "LOCAL_RANK": "0"}
-    # ZeRO++ leaves process groups behind in DeepSpeed: its cells have processes of their own.
-    groups = [[cell for cell in left if cell.zeropp]]
-    groups += [[cell for cell in left if not cell.zeropp][start::pairs] for start in range(pairs)]
-    with ThreadPoolExecutor(len(groups)) as pool:
-        list(pool.map(partial(run_group, bench=bench), filter(None, groups)))
+    # ZeRO++ leaves process groups behind in DeepSpeed: each of its cells has processes of its own.
+    queues = [[[cell] for cell in left if cell.zeropp]]
+    queues += [[[cell for cell in left if not cell.zeropp][start::pairs]] for start in range(pairs)]
+    with ThreadPoolExecutor(len(queues)) as pool:
+        list(pool.map(partial(run_queue, bench=bench), queues))
+
+
+def run_queue(queue: Sequence[Sequence[Cell]], bench: Bench) -> None:
+    """Groups of cells, one after another."""
+    for group in queue:
+        run_group(group, bench)
 
 
 def run_group(group: Sequence[Cell], bench: Bench) -> None:

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from roll.checkpoint.store import CheckpointStore
 from roll.config.plan import Plan
 from roll.config.schema import Config, RlvrConfig
-from roll.config.schema_offline import DistillConfig, DpoConfig, RewardModelConfig, SftConfig
+from roll.config.schema_offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
 from roll.config.trackers import chosen_trackers
 from roll.errors import WorkerFailed
 from roll.pipeline import wire_distill, wire_dpo, wire_reward_model, wire_rlvr, wire_sft
@@ -24,6 +24,7 @@ from roll.pipeline.interrupt import Interrupt, terminate
 from roll.pipeline.keeper import Keeper
 from roll.pipeline.roles import Roles
 from roll.pipeline.stage import Stage
+from roll.pipeline.wire_offline import steps_of
 from roll.tracking.base import RunFacts
 from roll.tracking.console import console_tracker
 from roll.tracking.fanout import Tracking
@@ -53,22 +54,37 @@ def run(config: Config, plan: Plan) -> None:
         stack.enter_context(RunLog(folder))
         stack.push(_log_failure)
         keeper = Keeper(config, store)
-        if keeper.is_finished():
-            print(f"{config.exp_name} has taken its {config.max_steps} steps before; its run folder is {folder}")
+        if _was_finished(config, keeper, config.max_steps):
             return
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
-        loop = prepare(config)
+        prepared = prepare(config)
+        if _was_finished(config, keeper, last_step(config, plan, prepared)):
+            return
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))
         stack.callback(_report, folder)
         tracker = stack.enter_context(open_trackers(config, keeper.resumed_step))
         gpus = max(plan.devices, default=-1) + 1
         with cluster(folder, gpus, config.num_gpus_per_node) as session:
-            asyncio.run(_run(config, plan, loop, Stage(plan, session, keeper, tracker)))
+            asyncio.run(_run(config, plan, prepared.loop, Stage(plan, session, keeper, tracker)))
 
 
-def prepare(config: Config) -> wire_rlvr.Loop:
-    """Look through models and data; the loop of the pipeline.
+def last_step(config: Config, plan: Plan, prepared: wire_rlvr.Prepared) -> int:
+    """Of the run: `max_steps`, or that which ends the last epoch."""
+    if not isinstance(config, OfflineConfig) or prepared.rows is None:
+        return config.max_steps
+    return steps_of(config, prepared.rows, plan.batch.sequences_per_step)
+
+
+def _was_finished(config: Config, keeper: Keeper, steps: int) -> bool:
+    """Whether an earlier run took all steps; it is said, and nothing in the run folder changes."""
+    if finished := keeper.is_finished(steps):
+        print(f"{config.exp_name} has taken its {steps} steps before; its run folder is {config.output_dir}")
+    return finished
+
+
+def prepare(config: Config) -> wire_rlvr.Prepared:
+    """Look through models and data.
 
     Raises:
         BadInput: models or data cannot be used.

@@ -67,9 +67,9 @@ class Keeper:
         """Steps behind the checkpoint that the run goes on from; None for a fresh start."""
         return self._state.step if self._state else None
 
-    def is_finished(self) -> bool:
+    def is_finished(self, last_step: int) -> bool:
         """Whether an earlier run took the last step and exported its policy."""
-        return (self.resumed_step or 0) >= self._config.max_steps and (Path(self._config.output_dir) / EXPORT).is_dir()
+        return (self.resumed_step or 0) >= last_step and (Path(self._config.output_dir) / EXPORT).is_dir()
 
     async def restore(self, trainer: Trainer, source: Resumable, credit: Resumable | None = None, last_step: int | None = None) -> Position:
         """Bring trainer, source and credit to where the checkpoint was written; the start of the run if there is none.

@@ -21,14 +21,14 @@ from roll.pipeline.rlvr import Position
 from roll.pipeline.roles import Roles, make_student, model_path
 from roll.pipeline.stage import Stage
 from roll.pipeline.wire_offline import GivenRows, evaluation, parts, prepare_rows, steps_of
-from roll.pipeline.wire_rlvr import Loop, meter_of
+from roll.pipeline.wire_rlvr import Prepared, meter_of
 from roll.types import Floats, Metrics, Sequences, TrainBatch
 
 Ask = Callable[[Sequences], Awaitable[Floats]]
 """Sequences to the teacher's states, [S, H] for S response tokens."""
 
 
-def prepare(config: DistillConfig) -> Loop:
+def prepare(config: DistillConfig) -> Prepared:
     """Check the models' files, compare their vocabularies and prepare all examples; the loop, ready to be given its surroundings.
 
     Raises:
@@ -41,12 +41,13 @@ def prepare(config: DistillConfig) -> Loop:
     measure = Divergence(config.divergence, config.jsd_beta, config.distill_temperature)
     teacher_args = config.teacher.model_args
     load = student_loader(model_path(config, teacher_args), teacher_args, measure)
-    return partial(_loop, config, prepare_rows(config, "responses"), partial(make_student, load))
+    rows = prepare_rows(config, "responses")
+    return Prepared(partial(_loop, config, rows, partial(make_student, load)), len(rows.training))
 
 
 async def _loop(config: DistillConfig, rows: GivenRows, factory: Callable, roles: Roles, stage: Stage, interrupt: Interrupt) -> Position:
     batch_size = stage.plan.batch.sequences_per_step
-    steps = steps_of(config, rows, batch_size)
+    steps = steps_of(config, len(rows.training), batch_size)
     student = roles.actor_train("student", config.student, steps, temperature=1.0, factory=factory)
     teacher = roles.teacher(config.teacher)
     meter = meter_of(roles, stage.plan, await roles.start())

@@ -20,25 +20,26 @@ from roll.pipeline.rlvr import Position
 from roll.pipeline.roles import Roles
 from roll.pipeline.stage import Stage
 from roll.pipeline.wire_offline import GivenRows, evaluation, parts, prepare_rows, steps_of
-from roll.pipeline.wire_rlvr import Loop, meter_of
+from roll.pipeline.wire_rlvr import Prepared, meter_of
 from roll.types import Floats, Metrics, Sequences, TrainBatch
 
 Ask = Callable[[Sequences], Awaitable[Floats]]
 """Sequences to the log-probs of their response tokens, [T]."""
 
 
-def prepare(config: DpoConfig) -> Loop:
+def prepare(config: DpoConfig) -> Prepared:
     """Check the models' files and prepare all rows; the loop, ready to be given its surroundings.
 
     Raises:
         BadInput: model or data cannot be used.
     """
-    return partial(_loop, config, prepare_rows(config, "labelled" if config.preference_loss == "kto" else "pairs"))
+    rows = prepare_rows(config, "labelled" if config.preference_loss == "kto" else "pairs")
+    return Prepared(partial(_loop, config, rows), len(rows.training))
 
 
 async def _loop(config: DpoConfig, rows: GivenRows, roles: Roles, stage: Stage, interrupt: Interrupt) -> Position:
     batch_size = stage.plan.batch.sequences_per_step
-    steps = steps_of(config, rows, batch_size)
+    steps = steps_of(config, len(rows.training), batch_size)
     actor_train = roles.actor_train("actor_train", config.actor_train, steps, temperature=1.0)
     has_role = stage.plan.reference == "role"
     reference = roles.score("reference", config.reference, temperature=1.0) if has_role and config.reference else actor_train

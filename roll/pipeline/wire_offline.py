@@ -65,10 +65,10 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
     return GivenRows(training, prepare(given or learning.data_args, 1))
 
 
-def steps_of(config: OfflineConfig, rows: GivenRows, batch_size: int) -> int:
+def steps_of(config: OfflineConfig, rows: int, batch_size: int) -> int:
     """Steps of the run: `max_steps`, or fewer where the epochs end earlier."""
     _, learning = learner(config)
-    return min(config.max_steps, -(-len(rows.training) * learning.training_args.num_train_epochs // batch_size))
+    return min(config.max_steps, -(-rows * learning.training_args.num_train_epochs // batch_size))
 
 
 def parts(

@@ -19,11 +19,11 @@ from roll.pipeline.rlvr import Position
 from roll.pipeline.roles import Roles, make_scores, model_path
 from roll.pipeline.stage import Stage
 from roll.pipeline.wire_offline import GivenRows, evaluation, parts, prepare_rows, steps_of
-from roll.pipeline.wire_rlvr import Loop, meter_of
+from roll.pipeline.wire_rlvr import Prepared, meter_of
 from roll.types import Metrics, TrainBatch
 
 
-def prepare(config: RewardModelConfig) -> Loop:
+def prepare(config: RewardModelConfig) -> Prepared:
     """Check the model's files and prepare all pairs; the loop, ready to be given its surroundings.
 
     Raises:
@@ -31,12 +31,12 @@ def prepare(config: RewardModelConfig) -> Loop:
     """
     rows = prepare_rows(config, "pairs")
     model_args = config.reward_train.model_args
-    return partial(_loop, config, rows, pad_token(model_path(config, model_args), model_args))
+    return Prepared(partial(_loop, config, rows, pad_token(model_path(config, model_args), model_args)), len(rows.training))
 
 
 async def _loop(config: RewardModelConfig, rows: GivenRows, pad: int | None, roles: Roles, stage: Stage, interrupt: Interrupt) -> Position:
     batch_size = stage.plan.batch.sequences_per_step
-    steps = steps_of(config, rows, batch_size)
+    steps = steps_of(config, len(rows.training), batch_size)
     reward_train = roles.actor_train("reward_train", config.reward_train, steps, temperature=1.0, factory=make_scores)
     meter = meter_of(roles, stage.plan, await roles.start())
 

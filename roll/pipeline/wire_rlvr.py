@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 
 from roll.algorithms.advantages import Normalisation
@@ -43,7 +44,17 @@ LOG = logging.getLogger(__name__)
 Loop = Callable[[Roles, Stage, Interrupt], Awaitable[rlvr.Position]]
 
 
-def prepare(config: RlvrConfig) -> Loop:
+@dataclass(frozen=True)
+class Prepared:
+    """Models and data were looked through."""
+
+    loop: Loop
+    """Ready to be given its surroundings."""
+    rows: int | None = None
+    """To train on, where the run ends once it has seen them `num_train_epochs` times; None where `max_steps` alone ends it."""
+
+
+def prepare(config: RlvrConfig) -> Prepared:
     """Check the model's files and prepare all prompts; the loop, ready to be given its surroundings.
 
     Raises:
@@ -63,7 +74,7 @@ def prepare(config: RlvrConfig) -> Loop:
     locate = None
     if config.adv_estimator == "step_reinforce":
         locate = TurnEnds(partial(tokenizer.decode, skip_special_tokens=True))  # pyright: ignore[reportArgumentType]  # one text for one list
-    return partial(_loop, config, training, held_out, locate)
+    return Prepared(partial(_loop, config, training, held_out, locate))
 
 
 def report_dropped(too_long: Mapping[str, int], key: str, limit: int) -> None:

@@ -18,23 +18,24 @@ from roll.pipeline.rlvr import Position
 from roll.pipeline.roles import Roles
 from roll.pipeline.stage import Stage
 from roll.pipeline.wire_offline import GivenRows, evaluation, parts, prepare_rows, steps_of
-from roll.pipeline.wire_rlvr import Loop, meter_of
+from roll.pipeline.wire_rlvr import Prepared, meter_of
 from roll.types import Metrics, TrainBatch
 
 
-def prepare(config: SftConfig) -> Loop:
+def prepare(config: SftConfig) -> Prepared:
     """Check the model's files and prepare all examples; the loop, ready to be given its surroundings.
 
     Raises:
         BadInput: model or data cannot be used.
     """
     kind = "turns" if config.loss_on == "assistant" else "responses"
-    return partial(_loop, config, prepare_rows(config, kind, learn_all=config.loss_on == "all"))
+    rows = prepare_rows(config, kind, learn_all=config.loss_on == "all")
+    return Prepared(partial(_loop, config, rows), len(rows.training))
 
 
 async def _loop(config: SftConfig, rows: GivenRows, roles: Roles, stage: Stage, interrupt: Interrupt) -> Position:
     batch_size = stage.plan.batch.sequences_per_step
-    steps = steps_of(config, rows, batch_size)
+    steps = steps_of(config, len(rows.training), batch_size)
     actor_train = roles.actor_train("sft_train", config.sft_train, steps, temperature=1.0)
     meter = meter_of(roles, stage.plan, await roles.start())
 

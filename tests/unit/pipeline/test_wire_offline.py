@@ -20,6 +20,7 @@ from roll.config.loader import load_config
 from roll.config.plan import make_plan
 from roll.config.schema import Config
 from roll.errors import DataError
+from roll.pipeline import assemble
 from roll.pipeline.assemble import prepare
 from roll.pipeline.keeper import Keeper
 from roll.pipeline.stage import Stage
@@ -139,7 +140,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callab
         stage = Stage(make_plan(config), cast(Any, None), keeper, cast(Any, stand))
 
         async def whole() -> None:
-            await keeper.finish(await prepare(config)(cast(Any, stand), stage, cast(Any, stand)))
+            await keeper.finish(await prepare(config).loop(cast(Any, stand), stage, cast(Any, stand)))
 
         asyncio.run(whole())
         assert (tmp_path / "run" / "export").is_dir()
@@ -202,6 +203,40 @@ def test_the_epochs_end_a_run_before_max_steps(run: Callable[..., Stand]) -> Non
     stand = run("sft", "max_steps=1000", "sft_train.training_args.num_train_epochs=1", "eval_steps=0", "save_steps=0")
     assert ("role", "sft_train", 29) in stand.calls, "3600 rows in batches of 128"
     assert len(stand.batches) == 29
+
+
+def test_a_run_that_its_epochs_ended_is_not_begun_again(
+    run: Callable[..., Stand], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Started(Exception):
+        pass
+
+    def started(*_: Any) -> None:
+        raise Started
+
+    monkeypatch.setattr(assemble, "cluster", started)
+    keys = ("max_steps=1000", "eval_steps=0", "save_steps=0")
+    run("sft", *keys, "sft_train.training_args.num_train_epochs=1")
+
+    def again(epochs: int) -> None:
+        experiment, overrides = CASES["sft"]
+        loaded: list[Config] = []
+        words = ["--config-name", f"tiny/{experiment}", f"output_dir={tmp_path / 'run'}", *overrides, *keys]
+        words.append(f"sft_train.training_args.num_train_epochs={epochs}")
+        compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
+        assemble.run(loaded[0], make_plan(loaded[0]))
+
+    def files() -> dict[Path, tuple[bytes, int]]:
+        kept = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.suffix not in (".log", ".lock")]
+        return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in kept}
+
+    before = files()
+    assert before
+    again(1)
+    assert "has taken its 29 steps before" in capsys.readouterr().out
+    assert files() == before
+    with pytest.raises(Started):  # more epochs make a longer run of it
+        again(2)
 
 
 def test_a_run_goes_on_with_the_rows_that_come_next(run: Callable[..., Stand], tmp_path: Path) -> None:
