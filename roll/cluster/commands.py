@@ -26,7 +26,7 @@ class Command:
     @property
     def over_ssh(self) -> list[str]:
         """The words of a local process that runs it there."""
-        return [*SSH, self.host.partition(":")[0], shlex.join(self.words)]
+        return [*SSH, self.host, shlex.join(self.words)]
 
     def __str__(self) -> str:
         return shlex.join(self.over_ssh)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roll.errors import ConfigError, Fault
 
-LINE = re.compile(r"(?P<name>[A-Za-z0-9_.@:-]+)\s+slots=(?P<slots>\d+)")
+LINE = re.compile(r"(?P<name>[A-Za-z0-9_.@-]+)\s+slots=(?P<slots>\d+)")
 
 
 @dataclass(frozen=True)

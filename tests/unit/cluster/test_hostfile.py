@@ -22,9 +22,9 @@ def test_hosts_are_read_in_order() -> None:
 
 def test_every_line_that_cannot_be_read_is_named() -> None:
     with pytest.raises(ConfigError) as raised:
-        parse_hostfile("a slots=8\nb 8\na slots=8\nc slots=4\n", "hostfile")
-    assert [fault.place for fault in raised.value.faults] == ["hostfile:2", "hostfile:3", "hostfile"]
-    assert "different numbers of GPUs: a 8, c 4" in raised.value.faults[2].problem
+        parse_hostfile("a slots=8\nb 8\na slots=8\nc slots=4\nd:2222 slots=8\n", "hostfile")
+    assert [fault.place for fault in raised.value.faults] == ["hostfile:2", "hostfile:3", "hostfile:5", "hostfile"]
+    assert "different numbers of GPUs: a 8, c 4" in raised.value.faults[3].problem
     with pytest.raises(ConfigError, match="it lists no host"):
         parse_hostfile("# nobody\n", "hostfile")
 
