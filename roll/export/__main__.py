@@ -6,8 +6,10 @@ Exit status: 0 done, 2 the arguments or the checkpoint's configuration cannot be
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from roll.errors import ConfigError, Fault, RollError
@@ -41,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def export(path: Path, out: Path, wish: str | None) -> str:
-    """Write `out`; the format that was written.
+    """Write `out`, whole or not at all; the format that was written.
 
     Raises:
         ConfigError: `out` exists, or the format does not suit what was trained.
@@ -62,15 +64,29 @@ def export(path: Path, out: Path, wish: str | None) -> str:
     if source.pipeline == "reward_model" and form != "universal":
         problem = f"'{form}', but what the run trained is no language model"
         raise ConfigError([Fault("--format", problem, "give universal; the reward model itself is in export/ of the run folder")])
-    if form == "universal":
-        convert.write_universal(source, out)
-    elif form == "peft":
-        convert.write_peft(source, out)
-    elif is_lora:
-        convert.write_merged(source, out, exact=form == "fp32")
-    else:
-        convert.write_hf(source, out, exact=form == "fp32")
+    with _whole(out) as folder:
+        if form == "universal":
+            convert.write_universal(source, folder)
+        elif form == "peft":
+            convert.write_peft(source, folder)
+        elif is_lora:
+            convert.write_merged(source, folder, exact=form == "fp32")
+        else:
+            convert.write_hf(source, folder, exact=form == "fp32")
     return form
+
+
+@contextmanager
+def _whole(out: Path) -> Iterator[Path]:
+    """A folder beside `out`, which gets its name when all is in it, and goes if that fails."""
+    aside = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        aside.rename(out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,19 +60,12 @@ def write_peft(source: Source, out: Path) -> None:
 
 
 def write_universal(source: Source, out: Path) -> None:
-    """A checkpoint that a run resumes from with any number of ranks, whole or absent as every checkpoint."""
+    """A checkpoint that a run resumes from with any number of ranks; its manifest comes last."""
     state = LoopState.read(source.checkpoint)
-    aside = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
-        for states in source.checkpoint.rglob(deepspeed_files.TAG):  # the policy's, and a critic's in a folder of its own
-            deepspeed_files.to_universal(states.parent, aside / states.parent.relative_to(source.checkpoint))
-        state.write(aside)
-        seal(aside, state.step, sequence=1, required=[LOOP_FILE])
-        aside.rename(out)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    for states in source.checkpoint.rglob(deepspeed_files.TAG):  # the policy's, and a critic's in a folder of its own
+        deepspeed_files.to_universal(states.parent, out / states.parent.relative_to(source.checkpoint))
+    state.write(out)
+    seal(out, state.step, sequence=1, required=[LOOP_FILE])
 
 
 def _empty_model(source: Source) -> PreTrainedModel:

@@ -1,0 +1,50 @@
+"""The command that exports: what it writes is there as a whole, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from roll.config.schema_model import ModelArgs
+from roll.errors import CheckpointError
+from roll.export import convert, source
+from roll.export.__main__ import main
+from roll.export.source import Source
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands for the checkpoint of a run that trained all weights."""
+    found = Source(tmp_path / "step_1", "model", ModelArgs.model_validate({}), 0, "rlvr")
+    monkeypatch.setattr(source, "find_source", lambda path: found)
+    return found.checkpoint
+
+
+def test_a_folder_gets_its_name_when_all_is_in_it(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "exports" / "policy"
+
+    def write(found: Source, folder: Path, exact: bool) -> None:
+        assert folder.is_dir() and not out.exists()
+        (folder / "config.json").write_text(f"{found.model}, exact {exact}")
+
+    monkeypatch.setattr(convert, "write_hf", write)
+    assert main([str(checkpoint), str(out), "--format", "fp32"]) == 0
+    assert {path.name for path in out.parent.iterdir()} == {"policy"}
+    assert (out / "config.json").read_text() == "model, exact True"
+
+
+def test_an_export_that_fails_leaves_nothing_and_can_be_tried_again(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "policy"
+
+    def fail(found: Source, folder: Path, exact: bool) -> None:
+        (folder / "model-00001.safetensors").write_bytes(b"half")
+        raise CheckpointError("it holds no weights of lm_head.weight")
+
+    monkeypatch.setattr(convert, "write_hf", fail)
+    for _ in range(2):
+        assert main([str(checkpoint), str(out)]) == 3
+        assert "it holds no weights of lm_head.weight" in capsys.readouterr().err
+        assert not list(tmp_path.iterdir())
