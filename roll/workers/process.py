@@ -21,6 +21,8 @@ from roll.workers.gauge import MemoryGauge
 from roll.workers.shortage import engine_shortage
 
 Factory = Callable[[Any, Rank], Any]
+MOST_CALLS = 1 << 20
+"""Side by side in a process; more than prompts that wait for an engine, lest a pause or a bucket of weights waits behind them for ever."""
 
 
 @ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)
@@ -60,7 +62,7 @@ class Process:
             return getattr(self._strategy, method)(*arguments)
 
 
-@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=4096)  # pyright: ignore[reportCallIssue]
+@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=MOST_CALLS)  # pyright: ignore[reportCallIssue]
 class AsyncProcess:
     """Hosts a strategy whose methods are coroutines. Calls run side by side."""
 

@@ -68,6 +68,26 @@ class Worker:
         pass
 
 
+class Engine:
+    """Answers when it is told to."""
+
+    def __init__(self, settings: Any, rank: Rank) -> None:
+        self._may_answer = asyncio.Event()
+
+    async def start(self) -> None:
+        pass
+
+    async def answer(self) -> int:
+        await self._may_answer.wait()
+        return 1
+
+    async def resume(self) -> None:
+        self._may_answer.set()
+
+    async def close(self) -> None:
+        pass
+
+
 @asynccontextmanager
 async def group_of_two(logs: Path, settings: Any = None, replica_size: int = 1) -> AsyncIterator[WorkerGroup]:
     places = seats(RolePlan("trainer", "none", ((), ())), 8, {"COLOUR": "blue"})
@@ -116,9 +136,21 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
         hanging.cancel()
         assert not any(psutil.pid_exists(pid) for pid in pids)
 
+    async def hears_the_sync_behind_many_prompts() -> None:
+        logs = tmp_path / "logs"
+        group = WorkerGroup("engine", seats(RolePlan("engine", "none", ((),)), 8, {}), logs, logs / "held", blocking=False)
+        try:
+            await group.start(Engine, [None], 10, 60)
+            answers = [asyncio.ensure_future(group.one(0, "answer", seconds=60)) for _ in range(4500)]
+            await asyncio.sleep(0.5)
+            await group.one(0, "resume", seconds=30)
+            assert sum(await asyncio.gather(*answers)) == 4500
+        finally:
+            await group.stop(5)
+
     with cluster(tmp_path, gpus=0, gpus_per_node=8) as session:
         assert session.shared_memory.is_dir() and session.scratch.is_dir()
-        for scenario in (behaves, refuses, ends_what_hangs):
+        for scenario in (behaves, refuses, ends_what_hangs, hears_the_sync_behind_many_prompts):
             asyncio.run(scenario())
         with pytest.raises(ClusterUnavailable, match=r"asks for 16 GPUs on 2 node\(s\) of 8; the cluster's nodes .* by address, \[\]"):
             check_gpus(16, 8)
