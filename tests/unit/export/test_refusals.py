@@ -1,0 +1,61 @@
+"""What cannot be exported is refused before anything is read or written. The run folders are real, but for the trainer's states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from roll.checkpoint.state import LOOP_FILE, LoopState
+from roll.checkpoint.store import CheckpointStore
+from roll.config.compose import compose
+from roll.config.loader import load_config
+from roll.config.schema import Config
+from roll.export.__main__ import main
+
+LORA = "reward_train.model_args.lora_target=all-linear"
+
+
+def run_folder(folder: Path, *overrides: str) -> Path:
+    """As the run of a reward model leaves it after its first step."""
+    loaded: list[Config] = []
+    words = ["--config-name", "tiny/tiny_reward_model", f"output_dir={folder}", "pretrain=output/tiny/model", *overrides]
+    compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
+    folder.mkdir()
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(loaded[0].model_dump(mode="json"))), encoding="utf-8")
+    with CheckpointStore(folder / "checkpoints", 1).writing(1, required=[LOOP_FILE]) as checkpoint:
+        LoopState("tiny", 1, 1, {}, 0.0).write(checkpoint)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("overrides", "forms"),
+    [((), ("hf", "fp32")), ((LORA,), ("peft", "merged", "fp32"))],
+    ids=("all parameters", "LoRA"),
+)
+def test_a_reward_model_does_not_become_a_language_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...], forms: tuple[str, ...]
+) -> None:
+    run = run_folder(tmp_path / "run", *overrides)
+    for form in (None, *forms):
+        words = [str(run), str(tmp_path / "out")] + ([] if form is None else ["--format", form])
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert f"--format: '{form or forms[0]}', but what the run trained is no language model" in said
+        assert "give universal; the reward model itself is in export/ of the run folder" in said
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "form", "why"),
+    [((), "peft", "trained all weights"), ((), "merged", "trained all weights"), ((LORA,), "hf", "trained an adapter")],
+)
+def test_a_format_of_the_other_kind_of_training_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...], form: str, why: str
+) -> None:
+    run = run_folder(tmp_path / "run", *overrides)
+    assert main([str(run), str(tmp_path / "out"), "--format", form]) == 2
+    said = capsys.readouterr().err
+    assert f"--format: '{form}', but the run {why}" in said
+    assert not (tmp_path / "out").exists()
