@@ -78,12 +78,13 @@ def cells(device: str) -> list[Cell]:
 
 def special(device: str) -> list[Cell]:
     """Those outside the matrix: other optimizers, NVMe, ZeRO++; all of `sft`."""
+    swapped = [Cell("sft", 3, "nvme", dtype, lora) for dtype in ("fp32", "bf16") for lora in (False, True)]
     if device == "cpu":
         out = [Cell("sft", stage, "none", "fp32", False, optimizer) for optimizer in ("lion", "adagrad") for stage in OFFLOADS]
-        return out + [Cell("sft", 3, "none", dtype, lora, zeropp="hpZ") for dtype in DTYPES[device] for lora in (False, True)]
+        return [*out, *swapped, *(Cell("sft", 3, "none", dtype, lora, zeropp="hpZ") for dtype in DTYPES[device] for lora in (False, True))]
     out = [Cell("sft", stage, "none", "bf16", False, "adamw_8bit") for stage in OFFLOADS]
     out += [Cell("sft", stage, "optimizer", "fp32", False, optimizer) for optimizer in ("lion", "adagrad") for stage in (1, 2, 3)]
-    out += [Cell("sft", 3, "nvme", dtype, lora) for dtype in ("fp32", "bf16") for lora in (False, True)]
+    out += swapped
     return out + [Cell("sft", 3, "none", "bf16", lora, zeropp=key) for key in ZEROPP for lora in (False, True)]
 
 
