@@ -5,6 +5,7 @@ Exit status: 0 done, 2 bad configuration or data, 3 a part failed, 130 interrupt
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 import warnings
@@ -63,10 +64,10 @@ def _jobs(argv: Sequence[str]) -> list[Job]:
 
 
 def _refuse_shared_folders(jobs: Sequence[Job]) -> None:
-    folders = [config.output_dir for config, _ in jobs]
-    for folder in folders:
+    folders = [os.path.abspath(config.output_dir) for config, _ in jobs]  # a folder may be written in two ways
+    for (config, _), folder in zip(jobs, folders, strict=True):
         if folders.count(folder) > 1:
-            problem = f"'{folder}' is the run folder of {folders.count(folder)} jobs of the sweep"
+            problem = f"'{config.output_dir}' is the run folder of {folders.count(folder)} jobs of the sweep"
             raise ConfigError([Fault("output_dir", problem, "interpolate the job's number: 'output_dir=./output/sweep_${hydra:job.num}'")])
 
 

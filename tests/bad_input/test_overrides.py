@@ -295,6 +295,7 @@ GRAMMAR = [
         "set deepspeed_zero3.zero_optimization.stage instead",
     ),
     (["--multirun", "seed=1,2"], "output_dir", "'output'", "${hydra:job.num}"),
+    (["--multirun", "output_dir=output,./exp/../output"], "output_dir", "the run folder of 2 jobs", "${hydra:job.num}"),
 ]
 CASES = KEYS + VALUES + STRATEGIES + DEVICES + CONTRADICTIONS + PATHS + GRAMMAR
 
