@@ -17,7 +17,7 @@ class Phase:
     """One piece of work on a device."""
 
     name: str
-    """`generation`, `reference`, `critic`, `training`, `weight sync`; `all at once` where nobody takes turns."""
+    """`generation`, `reference`, `teacher`, `critic`, `training`, `weight sync`; `all at once` where nobody takes turns."""
     held: int
     """Bytes, without what an engine reserves beyond its weights."""
     reserved_fraction: float | None = None
@@ -48,15 +48,11 @@ def phases(plan: Plan, device: int) -> list[Phase]:
 
 def _work(movers: Mapping[str, RoleMemory]) -> Iterator[tuple[str, dict[str, RoleMemory]]]:
     """Each piece of work, with the roles that take turns and are there for it."""
-    infer, train, reference, critic = (movers.get(name) for name in ("actor_infer", "actor_train", "reference", "critic"))
+    infer, train = movers.get("actor_infer"), movers.get("actor_train")
     if infer:
         yield "generation", {"actor_infer": infer}
-    if reference:
-        yield "reference", {"reference": reference}
-    if critic:
-        yield "critic", {"critic": critic}
-    if train:
-        yield "training", {"actor_train": train}
+    yield from ((name, {name: movers[name]}) for name in ("reference", "teacher", "critic") if name in movers)
+    yield from (("training", {name: movers[name]}) for name in ("actor_train", "student") if name in movers)
     if train and infer:
         yield "weight sync", {"actor_train": _idle(train), "actor_infer": RoleMemory(infer.device)}
 

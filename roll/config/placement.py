@@ -107,9 +107,9 @@ def turns(config: Config, roles: Mapping[str, RolePlan]) -> dict[str, frozenset[
 
     Engines that generate ahead of training are never idle, and so stay.
     """
-    if not isinstance(config, RlvrConfig) or not config.time_sharing:
+    if not config.time_sharing:
         return {}
-    busy = {"actor_infer"} if config.async_generation_ratio > 0 else set()
+    busy = {"actor_infer"} if isinstance(config, RlvrConfig) and config.async_generation_ratio > 0 else set()
     return neighbours({name: role for name, role in roles.items() if name not in busy})
 
 

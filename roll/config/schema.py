@@ -153,11 +153,6 @@ class RlvrConfig(Experiment):
     )
     kl_horizon: PositiveInt = Field(10000, description="Responses over which the weight adapts.")
 
-    time_sharing: bool = Field(
-        True,
-        description="Roles on the same GPUs take turns on them: each leaves for host memory when another needs the room. "
-        "`false` keeps all of them there, which is faster where memory allows.",
-    )
     weight_sync: WeightSync = Field(default_factory=lambda: WeightSync.model_validate({}), description="Trainer to engine.")
     actor_train: ActorTrain = Field(description="The policy that learns.")
     actor_infer: ActorInfer = Field(description="The policy that generates.")

@@ -128,6 +128,11 @@ class Experiment(Section):
     gpu_memory_gib: PositiveFloat | None = Field(
         None, description="Memory of one GPU; the plan then says whether what it estimates fits, and warns if not."
     )
+    time_sharing: bool = Field(
+        True,
+        description="Roles on the same GPUs take turns on them: each leaves for host memory when another needs the room. "
+        "`false` keeps all of them there, which is faster where memory allows.",
+    )
     prompt_length: PositiveInt = Field(1024, description="Longest prompt in tokens; longer rows are dropped and counted.")
     response_length: PositiveInt = Field(1024, description="Longest response in tokens.")
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are scaled down to this global norm.")

@@ -40,7 +40,7 @@ class Arrangement:
         return self._with({"actor_infer": Level.WHOLE}, function)
 
     def reference(self, role: str, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-        """A function that asks this role for reference log-probs."""
+        """A function that asks this role for reference log-probs, or for a teacher's states."""
         return self._with({role: Level.WHOLE}, function, forget=("actor_infer",))
 
     def training(self, function: Callable[P, Awaitable[T]], *roles: str) -> Callable[P, Awaitable[T]]:
@@ -55,9 +55,9 @@ class Arrangement:
         """A function that brings this role's states to a checkpoint, or back."""
         return self._with({role: Level.WHOLE}, function)
 
-    def trainer(self, trainer: Trainer) -> Trainer:
-        """The trainer as the keeper of checkpoints uses it."""
-        return KeptTrainer(self.keeping(trainer.save), self.keeping(trainer.load), self.keeping(trainer.export))
+    def trainer(self, trainer: Trainer, role: str = "actor_train") -> Trainer:
+        """The trainer, which is of this role, as the keeper of checkpoints uses it."""
+        return KeptTrainer(*(self.keeping(function, role) for function in (trainer.save, trainer.load, trainer.export)))
 
     def _with(
         self, needs: Mapping[str, Level], function: Callable[P, Awaitable[T]], forget: Collection[str] = ()

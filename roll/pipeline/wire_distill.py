@@ -16,6 +16,7 @@ from roll.models.load import load_tokenizer
 from roll.models.student import student_loader
 from roll.models.vocabulary import check_same_vocabulary
 from roll.pipeline import offline
+from roll.pipeline.arrange import Arrangement
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.rlvr import Position
 from roll.pipeline.roles import Roles, make_student, model_path
@@ -50,16 +51,20 @@ async def _loop(config: DistillConfig, rows: GivenRows, factory: Callable, roles
     steps = steps_of(config, len(rows.training), batch_size)
     student = roles.actor_train("student", config.student, steps, temperature=1.0, factory=factory)
     teacher = roles.teacher(config.teacher)
-    meter = meter_of(roles, stage.plan, await roles.start())
+    turns = await roles.start()
+    meter = meter_of(roles, stage.plan, turns)
+    on_turn = Arrangement(meter.timed("onload", turns.bring))
+    ask = on_turn.reference("teacher", teacher.states)
 
     sampler = LessonSampler(len(rows.training), config.seed)
-    position = await stage.keeper.restore(student, sampler, last_step=steps)
+    position = await stage.keeper.restore(on_turn.trainer(student, "student"), sampler, last_step=steps)
     loss = Distillation(config.distill_loss_weight)
-    training = Taught(rows.training, meter.timed("teacher", teacher.states), loss)
+    training = Taught(rows.training, meter.timed("teacher", ask), loss)
     # Evaluation is timed as a whole, with what it asks.
-    held_out = Taught(rows.held_out, teacher.states, loss) if rows.held_out else training
-    evaluate = evaluation(config, rows, held_out, student, held_out_metrics, batch_size, steps)
-    return await offline.train(parts(stage, meter, interrupt, student, sampler, training, evaluate, steps), position)
+    held_out = Taught(rows.held_out, ask, loss) if rows.held_out else training
+    judge, update = on_turn.training(student.evaluate, "student"), on_turn.training(student.train_step, "student")
+    evaluate = evaluation(config, rows, held_out, judge, held_out_metrics, batch_size, steps)
+    return await offline.train(parts(stage, meter, interrupt, update, sampler, training, evaluate, steps), position)
 
 
 @dataclass(frozen=True)

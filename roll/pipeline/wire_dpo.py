@@ -15,6 +15,7 @@ from roll.data.examples import ExampleSet
 from roll.data.lessons import given_batch, mismatched
 from roll.data.sampler import LessonSampler
 from roll.pipeline import offline
+from roll.pipeline.arrange import Arrangement
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.rlvr import Position
 from roll.pipeline.roles import Roles
@@ -43,22 +44,28 @@ async def _loop(config: DpoConfig, rows: GivenRows, roles: Roles, stage: Stage, 
     actor_train = roles.actor_train("actor_train", config.actor_train, steps, temperature=1.0)
     has_role = stage.plan.reference == "role"
     reference = roles.score("reference", config.reference, temperature=1.0) if has_role and config.reference else actor_train
-    meter = meter_of(roles, stage.plan, await roles.start())
-    ask = None if stage.plan.reference == "unused" else reference.ref_log_probs
+    turns = await roles.start()
+    meter = meter_of(roles, stage.plan, turns)
+    on_turn = Arrangement(meter.timed("onload", turns.bring))
+    ask = on_turn.reference("reference" if has_role else "actor_train", reference.ref_log_probs)
+    ask = None if stage.plan.reference == "unused" else ask
     timed = meter.timed("reference", ask) if ask else None
 
     sampler = LessonSampler(len(rows.training), config.seed)
-    position = await stage.keeper.restore(actor_train, sampler, last_step=steps)
-    training = Preferences(rows.training, preference_loss(config), timed, meter.timed("log_probs", actor_train.log_probs))
+    position = await stage.keeper.restore(on_turn.trainer(actor_train), sampler, last_step=steps)
+    log_probs = on_turn.training(actor_train.log_probs)
+    training = Preferences(rows.training, preference_loss(config), timed, meter.timed("log_probs", log_probs))
     # Evaluation is timed as a whole, with what it asks.
-    held_out = Preferences(rows.held_out, preference_loss(config), ask, actor_train.log_probs) if rows.held_out else None
+    held_out = Preferences(rows.held_out, preference_loss(config), ask, log_probs) if rows.held_out else None
     if config.reference_log_probs == "precomputed" and timed:
         training = await known(training, sampler.ahead((steps - position.step) * batch_size), batch_size, timed)
         held_out = await known(held_out, range(len(held_out.rows)), batch_size, timed) if held_out else None
         if has_role:
             await roles.end("reference")
-    evaluate = evaluation(config, rows, held_out or training, actor_train, held_out_metrics, batch_size, steps)
-    return await offline.train(parts(stage, meter, interrupt, actor_train, sampler, training, evaluate, steps), position)
+            turns.ended("reference")
+    judge, update = on_turn.training(actor_train.evaluate), on_turn.training(actor_train.train_step)
+    evaluate = evaluation(config, rows, held_out or training, judge, held_out_metrics, batch_size, steps)
+    return await offline.train(parts(stage, meter, interrupt, update, sampler, training, evaluate, steps), position)
 
 
 @dataclass(frozen=True)

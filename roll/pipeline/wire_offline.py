@@ -16,6 +16,7 @@ from roll.data.examples import ExampleSet, Kind, Limits, Part, prepare_examples
 from roll.data.sampler import LessonSampler
 from roll.models.load import check_readable, load_tokenizer
 from roll.pipeline.interrupt import Interrupt
+from roll.pipeline.learning import Update
 from roll.pipeline.meter import Meter
 from roll.pipeline.offline import Offline
 from roll.pipeline.roles import model_path
@@ -23,10 +24,12 @@ from roll.pipeline.stage import Stage
 from roll.pipeline.wire_rlvr import report_dropped
 from roll.strategies.base import TrainResult
 from roll.types import Metrics, TrainBatch
-from roll.workers.actor_train import ActorTrain, merge
+from roll.workers.actor_train import merge
 
 Study = Callable[[Sequence[int]], Awaitable[tuple[TrainBatch, Loss]]]
 """Numbers of rows to what there is to learn of them, and the loss to learn it by."""
+Judge = Callable[[TrainBatch, Loss], Awaitable[list[TrainResult]]]
+"""What the loss says of a batch that is not learnt from, by rank."""
 Report = Callable[[str, Metrics], Metrics]
 """Name of the held-out set and the loss's metrics on it, to the metrics of validation."""
 
@@ -75,7 +78,7 @@ def parts(
     stage: Stage,
     meter: Meter,
     interrupt: Interrupt,
-    actor_train: ActorTrain,
+    update: Update,
     sampler: LessonSampler,
     study: Study,
     evaluate: Callable[[int], Awaitable[Metrics]],
@@ -89,7 +92,7 @@ def parts(
 
     return Offline(
         take=take,
-        train=meter.timed("train", actor_train.train_step),
+        train=meter.timed("train", update),
         evaluate=meter.timed("evaluate", evaluate),
         measure=meter.step,
         save=meter.timed("checkpoint", stage.keeper.save_if_due),
@@ -100,7 +103,7 @@ def parts(
 
 
 def evaluation(
-    config: OfflineConfig, rows: GivenRows, study: Study, actor_train: ActorTrain, report: Report, batch_size: int, steps: int
+    config: OfflineConfig, rows: GivenRows, study: Study, judge: Judge, report: Report, batch_size: int, steps: int
 ) -> Callable[[int], Awaitable[Metrics]]:
     """Looks at every held-out row before the first step, every `eval_steps` and after the last; otherwise yields no metrics."""
     held_out, name = rows.held_out, config.validation.name if config.validation else "validation"
@@ -110,7 +113,7 @@ def evaluation(
             return {}
         results: list[TrainResult] = []
         for chunk in np.array_split(np.arange(len(held_out)), -(-len(held_out) // batch_size)):
-            results += await actor_train.evaluate(*await study(chunk.tolist()))
+            results += await judge(*await study(chunk.tolist()))
         return report(name, merge(results))
 
     return evaluate

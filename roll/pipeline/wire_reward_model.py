@@ -42,8 +42,8 @@ async def _loop(config: RewardModelConfig, rows: GivenRows, pad: int | None, rol
 
     sampler = LessonSampler(len(rows.training), config.seed)
     position = await stage.keeper.restore(reward_train, sampler, last_step=steps)
-    evaluate = evaluation(config, rows, partial(study, rows.held_out, pad), reward_train, held_out_metrics, batch_size, steps)
-    run = parts(stage, meter, interrupt, reward_train, sampler, partial(study, rows.training, pad), evaluate, steps)
+    evaluate = evaluation(config, rows, partial(study, rows.held_out, pad), reward_train.evaluate, held_out_metrics, batch_size, steps)
+    run = parts(stage, meter, interrupt, reward_train.train_step, sampler, partial(study, rows.training, pad), evaluate, steps)
     return await offline.train(run, position)
 
 

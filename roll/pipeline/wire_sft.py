@@ -41,8 +41,8 @@ async def _loop(config: SftConfig, rows: GivenRows, roles: Roles, stage: Stage, 
 
     sampler = LessonSampler(len(rows.training), config.seed)
     position = await stage.keeper.restore(actor_train, sampler, last_step=steps)
-    evaluate = evaluation(config, rows, partial(study, rows.held_out), actor_train, held_out_metrics, batch_size, steps)
-    run = parts(stage, meter, interrupt, actor_train, sampler, partial(study, rows.training), evaluate, steps)
+    evaluate = evaluation(config, rows, partial(study, rows.held_out), actor_train.evaluate, held_out_metrics, batch_size, steps)
+    run = parts(stage, meter, interrupt, actor_train.train_step, sampler, partial(study, rows.training), evaluate, steps)
     return await offline.train(run, position)
 
 

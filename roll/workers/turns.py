@@ -71,6 +71,11 @@ class Turns:
         await together(self._leave(role, role in forget) for role in others if not coming.keys().isdisjoint(self._shared[role]))
         await together(self._come(role, level) for role, level in coming.items())
 
+    def ended(self, role: str) -> None:
+        """A role's processes have ended: nobody meets it on the devices any more."""
+        for known in (self._tenants, self._levels, self.resident):
+            known.pop(role, None)
+
     async def _leave(self, role: str, forget: bool) -> None:
         stayed = await self._tenants[role].leave(forget)
         self._levels[role] = Level.AWAY
