@@ -2,12 +2,15 @@
 
     piece of work      on the devices                          who leaves, if it shares devices with one that comes
     rollout, evaluate  actor_infer, whole                      actor_train, critic, reference
-    reference          reference, or actor_train               actor_infer (forgets its weights), actor_train, critic
+    reference, teacher reference, or actor_train; teacher      actor_infer (forgets its weights), actor_train, critic
     values             critic                                  actor_infer (forgets its weights), actor_train, reference
     train              critic, then actor_train; or both, if   actor_infer (forgets its weights), reference
                        they share no device
     weight sync        actor_train, actor_infer's weights      critic, reference
     checkpoint         actor_train, then critic                actor_infer, reference
+
+Distillation trains and keeps a student where others have actor_train, and pipelines without an engine judge held-out rows by
+what learns.
 
 A sync follows every train step before anything is generated, so an engine that leaves for the reference, for values or for
 training need not keep its weights. One that leaves for a checkpoint must: it generates next.

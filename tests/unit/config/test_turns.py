@@ -12,6 +12,7 @@ from roll.config.memory import GIB, RoleMemory
 from roll.config.placement import RolePlan, neighbours, placement_faults, placement_warnings, turns
 from roll.config.plan import make_plan
 from roll.config.schema import RlvrConfig
+from roll.config.schema_offline import DistillConfig, DpoConfig
 from roll.config.show import device_lines
 
 
@@ -82,6 +83,33 @@ def test_turns_are_of_both_sides() -> None:
     plans = roles(actor_train=range(16), actor_infer=range(12), reference=range(12, 16))
     found = turns(experiment(range(16), range(12), range(12, 16)), plans)
     assert all(role in found[other] for role, others in found.items() for other in others)
+
+
+def offline(pipeline: str, **keys: Any) -> DpoConfig | DistillConfig:
+    """A config whose learner has GPUs 0 and 1 and whose other role has GPU 1."""
+    zero = {"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": {"stage": 3}}}
+    learner = {"strategy_args": zero, "device_mapping": (0, 1), "data_args": {"file_name": "x", "prompt": "p"}}
+    other = {"strategy_args": {"strategy_name": "hf_infer"}, "device_mapping": (1,)}
+    values = {"exp_name": "e", "output_dir": "o", "pretrain": "nobody/none", "max_steps": 1, "dry_run": True, "pipeline": pipeline}
+    if pipeline == "dpo":
+        learner["data_args"] |= {"chosen": "c", "rejected": "r"}
+        return DpoConfig.model_validate(values | {"actor_train": learner, "reference": other} | keys)
+    learner["data_args"] |= {"response": "r"}
+    teacher = other | {"model_args": {"model_name_or_path": "nobody/larger"}}
+    return DistillConfig.model_validate(values | {"student": learner, "teacher": teacher} | keys)
+
+
+@pytest.mark.parametrize(("pipeline", "learner", "other"), [("dpo", "actor_train", "reference"), ("distill", "student", "teacher")])
+def test_roles_that_learn_from_given_rows_take_turns_too(pipeline: str, learner: str, other: str) -> None:
+    plan = make_plan(offline(pipeline))
+    assert plan.turns == {learner: {other}, other: {learner}}
+    memory = {learner: MEMORY["actor_train"], other: MEMORY["reference"]}
+    lines = device_lines(replace(plan, memory=memory))
+    assert lines == [
+        "Device 0 holds at most: all at once 116.00 GiB",
+        f"Device 1 holds at most: {other} 14.00 GiB, training 116.00 GiB",
+    ]
+    assert make_plan(offline(pipeline, time_sharing=False)).turns == {}
 
 
 def test_a_large_engine_is_warned_of_where_others_stay_beside_it() -> None:

@@ -17,7 +17,7 @@ from roll.algorithms.losses import Loss
 from roll.checkpoint.store import CheckpointStore
 from roll.config.compose import compose
 from roll.config.loader import load_config
-from roll.config.plan import make_plan
+from roll.config.plan import Plan, make_plan
 from roll.config.schema import Config
 from roll.errors import DataError
 from roll.pipeline import assemble
@@ -26,6 +26,7 @@ from roll.pipeline.keeper import Keeper
 from roll.pipeline.stage import Stage
 from roll.strategies.base import TrainResult
 from roll.types import Floats, Metrics, Sequences, TrainBatch
+from roll.workers.turns import Level, Tenant, Turns
 
 METRICS: tuple[str, ...] = ("sft/loss", "dpo/loss", "dpo/accuracy", "dpo/reward_margin", "distill/loss", "distill/divergence")
 COUNTED: tuple[str, ...] = ("reward_model/loss", "reward_model/accuracy", "reward_model/margin")
@@ -49,43 +50,79 @@ class Group:
         return None
 
 
-class Stand:
-    """Stands for `Roles` and for every role; remembers what it was asked."""
+class Lodger(Tenant):
+    """A role on the devices that some roles share."""
 
-    def __init__(self) -> None:
+    def __init__(self, role: str, there: set[str]) -> None:
+        self.role, self.there = role, there
+        there.add(role)
+
+    async def leave(self, forget: bool) -> int | None:
+        self.there.remove(self.role)
+        return 7
+
+    async def come(self, level: Level) -> None:
+        assert level is Level.WHOLE and not self.there, f"no room beside {self.there}"
+        self.there.add(self.role)
+
+
+class Stand:
+    """Stands for `Roles` and for every role; remembers what it was asked, and who was on the devices then."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.turns = Turns(plan.turns)
+        self.there: set[str] = set()
+        self.sharing: list[tuple[str, set[str]]] = []
+        self.learns = ""
         self.calls: list[tuple[Any, ...]] = []
         self.batches: list[TrainBatch] = []
         self.groups = {"learner": Group()}
-        self.resident: dict[str, int] = {}
         self.lines: list[tuple[int, Metrics]] = []
 
     def actor_train(self, name: str, role: Any, steps: int, temperature: float, factory: Any = None) -> Stand:
         assert temperature == 1.0
         pickle.dumps(factory)
         self.calls.append(("role", name, steps))
+        self.learns = name
         return self
+
+    def score(self, name: str, role: Any, temperature: float) -> Stand:
+        self.calls.append(("role", name))
+        return self
+
+    async def end(self, name: str) -> None:
+        self.there.remove(name)
 
     def teacher(self, role: Any) -> Stand:
         self.calls.append(("role", "teacher"))
         return self
 
-    async def start(self) -> Stand:
+    async def start(self) -> Turns:
         self.calls.append(("start",))
-        return self
+        for call in [call for call in self.calls if call[0] == "role"]:
+            await self.turns.enter(call[1], Lodger(call[1], self.there))
+        return self.turns
+
+    def asked(self, role: str) -> None:
+        """Note who is there while a role works, where roles share devices."""
+        self.sharing.append((role, set(self.there)))
 
     async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
         self.batches.append(batch)
+        self.asked(self.learns)
         self.calls.append(("train", policy_version, len(batch)))
         return {"policy/lr": 0.0}
 
     async def evaluate(self, batch: TrainBatch, loss: Loss) -> list[TrainResult]:
         self.calls.append(("evaluate", len(batch)))
+        self.asked(self.learns)
         tokens = int(batch.sequences.response_mask.sum())
         sums = dict.fromkeys(METRICS, 2.0 * tokens)
         return [TrainResult(sums, tokens, {}, 0, {}, dict.fromkeys(COUNTED, 3.0), dict.fromkeys(COUNTED, 4.0))]
 
     async def ref_log_probs(self, sequences: Sequences) -> Floats:
         self.calls.append(("reference", len(sequences)))
+        self.asked("reference")
         return -sequences.token_ids.astype(np.float32)
 
     async def log_probs(self, sequences: Sequences) -> Floats:
@@ -93,11 +130,13 @@ class Stand:
 
     async def states(self, sequences: Sequences) -> Floats:
         self.calls.append(("teacher", len(sequences)))
+        self.asked("teacher")
         return np.zeros((int(sequences.response_mask.sum()), 3), np.float32)
 
     async def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "state").write_text("saved")
+        self.asked(self.learns)
 
     async def load(self, folder: Path) -> None:
         assert (folder / "state").read_text() == "saved"
@@ -105,6 +144,7 @@ class Stand:
 
     async def export(self, folder: Path) -> None:
         folder.mkdir(parents=True)
+        self.asked(self.learns)
 
     def log(self, step: int, metrics: Metrics) -> None:
         self.lines.append((step, metrics))
@@ -135,9 +175,11 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callab
         loaded: list[Config] = []
         words = ["--config-name", f"tiny/{experiment}", f"output_dir={tmp_path / 'run'}", *overrides, *more]
         compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
-        config, stand = loaded[0], Stand()
+        config = loaded[0]
+        plan = make_plan(config)
+        stand = Stand(plan)
         keeper = Keeper(config, CheckpointStore(tmp_path / "run" / "checkpoints", 2))
-        stage = Stage(make_plan(config), cast(Any, None), keeper, cast(Any, stand))
+        stage = Stage(plan, cast(Any, None), keeper, cast(Any, stand))
 
         async def whole() -> None:
             await keeper.finish(await prepare(config).loop(cast(Any, stand), stage, cast(Any, stand)))
@@ -192,6 +234,39 @@ def test_a_live_reference_is_asked_in_every_step(run: Callable[..., Stand]) -> N
         ("reference", 128),
         ("train", 1, 128),
     ]
+
+
+REFERENCE = ("+reference.strategy_args.strategy_name=hf_infer", "pretrain=output/tiny/model")
+SHARED = {
+    "dpo": (*REFERENCE, "+actor_train.device_mapping=[0,1]", "~actor_train.world_size", "+reference.device_mapping=[0]"),
+    "distill": ("+student.device_mapping=[0,1]", "~student.world_size", "+teacher.device_mapping=[1]", "~teacher.world_size"),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_roles_on_the_same_gpus_take_turns(run: Callable[..., Stand], name: str) -> None:
+    keys = (*SHARED[name], "max_steps=2", "eval_steps=2", "save_steps=1")
+    stand = run(name, *keys)
+    other = {"dpo": "reference", "distill": "teacher"}[name]
+    assert {role for role, _ in stand.sharing} == {stand.learns, other}
+    assert all(there == {role} for role, there in stand.sharing)
+    metrics = stand.lines[-1][1]
+    assert metrics[f"memory/{other}/resident_bytes"] == metrics[f"memory/{stand.learns}/resident_bytes"] == 7
+    assert metrics["time/onload"] >= 0
+
+
+def test_a_precomputed_reference_leaves_the_gpu_to_the_policy_for_good(run: Callable[..., Stand]) -> None:
+    stand = run("precomputed", *SHARED["dpo"], "max_steps=2", "eval_steps=2", "save_steps=0")
+    roles = [role for role, _ in stand.sharing]
+    assert roles == sorted(roles, reverse=True) and set(roles) == {"reference", "actor_train"}
+    assert all(there == {role} for role, there in stand.sharing)
+    assert "memory/reference/resident_bytes" not in stand.lines[-1][1], "it is no more"
+
+
+def test_roles_stay_where_they_are_told_to(run: Callable[..., Stand]) -> None:
+    stand = run("dpo", *SHARED["dpo"], "max_steps=1", "eval_steps=0", "time_sharing=false")
+    assert stand.turns.resident == {}
+    assert all(there == {"actor_train", "reference"} for _, there in stand.sharing)
 
 
 def test_a_score_is_read_at_the_end_of_each_response(run: Callable[..., Stand]) -> None:
