@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roll.config.placement import model_roles, vllm_config
+from roll.config.placement import model_roles, ranks, replica_size, vllm_config
 from roll.config.schema import Config, RlvrConfig
 from roll.config.schema_offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
 from roll.config.schema_roles import ActorTrain, Learner
@@ -46,9 +46,9 @@ def has_pairs(config: Config | OfflineConfig) -> bool:
 
 
 def sequences_per_update(role: Learner) -> int:
-    """`per_device_train_batch_size` x `gradient_accumulation_steps` x ranks."""
-    ranks = len(role.device_mapping) if role.device_mapping else role.world_size or 1
-    return role.training_args.per_device_train_batch_size * role.training_args.gradient_accumulation_steps * ranks
+    """`per_device_train_batch_size` x `gradient_accumulation_steps` x replicas: ranks, but those that share sequences count as one."""
+    replicas = max(1, ranks(role) // replica_size(role))
+    return role.training_args.per_device_train_batch_size * role.training_args.gradient_accumulation_steps * replicas
 
 
 def plan_batch(config: Config) -> BatchPlan:
@@ -83,7 +83,7 @@ def _update_faults(name: str, role: Learner, config: RlvrConfig) -> list[Fault]:
     if step % one_pass == 0:
         remedy = f"for one update a step set it to {step // one_pass}; or choose a divisor of that"
     else:
-        remedy = f"make rollout_batch_size x num_return_sequences_in_group a multiple of {one_pass} (batch per device x ranks)"
+        remedy = f"make rollout_batch_size x num_return_sequences_in_group a multiple of {one_pass} (batch per device x replicas)"
     return [Fault(f"{name}.training_args.gradient_accumulation_steps", problem, remedy)]
 
 

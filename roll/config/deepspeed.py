@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from roll.config.batch import sequences_per_update
 from roll.config.optimizers import optimizer_faults
-from roll.config.placement import model_roles
+from roll.config.placement import model_roles, ranks
 from roll.config.schema import Config
 from roll.config.schema_engine import DeepSpeedConfig, DeepSpeedInferStrategy, DeepSpeedTrainStrategy
 from roll.config.schema_roles import Learner, Role
@@ -87,7 +87,7 @@ def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
 
 def _plus_plus(settings: DeepSpeedConfig, where: str, role: Role) -> Iterator[Fault]:
     zero, extra = settings.zero_optimization, settings.zero_optimization.model_extra or {}
-    ranks = len(role.device_mapping) if role.device_mapping else role.world_size or 1
+    count = ranks(role)
     for key in QUANTISED:
         if extra.get(key) and not role.device_mapping:
             yield Fault(f"{where}.{key}", "true, but DeepSpeed quantises on GPUs, and the role has no device_mapping", "remove it")
@@ -96,8 +96,8 @@ def _plus_plus(settings: DeepSpeedConfig, where: str, role: Role) -> Iterator[Fa
     size = extra.get("zero_hpz_partition_size", 1)
     if size > 1 and zero.stage != 3:
         yield Fault(f"{where}.zero_hpz_partition_size", f"{size}, but stage {zero.stage} shards no weights", "use stage 3, or remove it")
-    elif ranks % size:
-        problem = f"{size} ranks are to share a second copy of the weights, and {ranks} ranks are no multiple of that"
+    elif count % size:
+        problem = f"{size} ranks are to share a second copy of the weights, and {count} ranks are no multiple of that"
         yield Fault(f"{where}.zero_hpz_partition_size", problem, "give the ranks of one host")
 
 
@@ -133,7 +133,7 @@ def _batch(settings: DeepSpeedConfig, where: str, name: str, role: Learner, max_
     same = (
         ("train_micro_batch_size_per_gpu", arguments.per_device_train_batch_size, f"{name}.training_args.per_device_train_batch_size"),
         ("gradient_accumulation_steps", arguments.gradient_accumulation_steps, f"{name}.training_args.gradient_accumulation_steps"),
-        ("train_batch_size", sequences_per_update(role), "the sequences of one update (batch per device x accumulation x ranks)"),
+        ("train_batch_size", sequences_per_update(role), "the sequences of one update (batch per device x accumulation x replicas)"),
         ("gradient_clipping", max_grad_norm, "max_grad_norm"),
     )
     for key, ours, meaning in same:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from roll.config.deepspeed import deepspeed_config
 from roll.config.model_shape import ModelShape
-from roll.config.placement import RolePlan, vllm_config
+from roll.config.placement import RolePlan, sequence_parallel, vllm_config
 from roll.config.schema_model import ModelArgs
 from roll.config.schema_roles import Critic, Learner, Role
 
@@ -47,7 +47,8 @@ def estimate(plan: RolePlan, role: Role, shape: ModelShape, longest: int) -> Rol
     """Memory of one rank's device.
 
     Args:
-        longest: tokens of the longest sequence; a micro-batch is never smaller than one sequence.
+        longest: tokens of the longest sequence; a micro-batch is never smaller than one sequence. The ranks of sequence parallelism
+            share its tokens out.
     """
     engine = vllm_config(role)
     width = 4 if role.model_args.dtype == "fp32" else 2
@@ -56,7 +57,7 @@ def estimate(plan: RolePlan, role: Role, shape: ModelShape, longest: int) -> Rol
         if plan.on_cpu:
             return RoleMemory({"weights": weights, "kv_cache": int(engine.kv_cache_gib * GIB)})
         return RoleMemory({"weights": weights}, reserved_fraction=engine.gpu_memory_utilization)
-    tokens = max(plan.tokens_per_microbatch or 0, longest)
+    tokens = -(-max(plan.tokens_per_microbatch or 0, longest) // sequence_parallel(role))
     logits = {} if isinstance(role, Critic) else {"logits": logit_bytes(shape, tokens, width)}
     if isinstance(role, Learner):
         states, host = _training_states(plan, role, shape)

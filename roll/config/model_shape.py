@@ -62,6 +62,15 @@ class ModelShape:
         return self.num_hidden_layers * sum(rank * sum(self.linears[name]) for name in names if name in self.linears)
 
 
+def uneven_heads(heads: int, key_value_heads: int, ranks: int) -> str | None:
+    """Why attention heads cannot be shared out evenly over ranks, if they cannot. Fewer key-value heads than ranks are copied."""
+    if heads % ranks:
+        return f"the model's {heads} attention heads cannot be shared out over {ranks} ranks"
+    if key_value_heads % ranks and ranks % key_value_heads:
+        return f"the model's {key_value_heads} key-value heads can be neither shared out over {ranks} ranks nor copied for them"
+    return None
+
+
 def read_shape(file: Path) -> ModelShape | None:
     """The shape in a config.json; None for a model of another kind.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from roll.config.schema import Config, RlvrConfig
-from roll.config.schema_engine import DeepSpeedInferStrategy, VllmConfig, VllmStrategy
+from roll.config.schema_engine import DeepSpeedInferStrategy, DeepSpeedTrainStrategy, VllmConfig, VllmStrategy
 from roll.config.schema_offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
 from roll.config.schema_roles import Learner, Role
 from roll.errors import Fault
@@ -76,6 +76,22 @@ def vllm_config(role: Role) -> VllmConfig | None:
     return strategy.strategy_config if isinstance(strategy, VllmStrategy) else None
 
 
+def sequence_parallel(role: Role) -> int:
+    """Ranks that share the tokens of a micro-batch out."""
+    strategy = role.strategy_args
+    return strategy.strategy_config.sequence_parallel_size if isinstance(strategy, DeepSpeedTrainStrategy) else 1
+
+
+def replica_size(role: Role) -> int:
+    """Ranks that work on the same micro-batches."""
+    return sequence_parallel(role)
+
+
+def ranks(role: Role) -> int:
+    """Processes of a role that runs on no engine."""
+    return len(role.device_mapping) if role.device_mapping else role.world_size or 1
+
+
 def place(name: str, role: Role, longest: int) -> RolePlan:
     """Ranks of a role whose `device_mapping` is sound, and its token budget.
 
@@ -85,12 +101,13 @@ def place(name: str, role: Role, longest: int) -> RolePlan:
     engine = vllm_config(role)
     batch = role.training_args.per_device_train_batch_size if isinstance(role, Learner) else role.infer_batch_size
     budget = None if engine else role.max_tokens_per_microbatch or batch * longest
+    strategy, size = role.strategy_args.strategy_name, replica_size(role)
     if role.device_mapping is None:
-        return RolePlan(name, role.strategy_args.strategy_name, ((),) * (role.world_size or 1), budget)
+        return RolePlan(name, strategy, ((),) * (role.world_size or 1), budget, size)
     width = engine.tensor_parallel_size if engine else 1
     mapping = role.device_mapping
     groups = tuple(mapping[start : start + width] for start in range(0, len(mapping), width))
-    return RolePlan(name, role.strategy_args.strategy_name, groups, budget)
+    return RolePlan(name, strategy, groups, budget, size)
 
 
 def neighbours(roles: Mapping[str, RolePlan]) -> dict[str, frozenset[str]]:

@@ -59,6 +59,11 @@ class DeepSpeedConfig(Section):
     activation_checkpointing: dict[str, Any] | None = Field(None, description="DeepSpeed's block of this name.")
     aio: dict[str, Any] | None = Field(None, description="Asynchronous NVMe I/O.")
     zero_allow_untested_optimizer: Literal[True] | None = Field(None, description="True also where not given: roll makes the optimizer.")
+    sequence_parallel_size: PositiveInt = Field(
+        1,
+        description="`deepspeed_train`: DeepSpeed-Ulysses. So many neighbouring ranks are a replica: they share the tokens of each "
+        "micro-batch out, and its activations. `max_tokens_per_microbatch` and `per_device_train_batch_size` are a replica's.",
+    )
     zero_force_ds_cpu_optimizer: Literal[False] | None = Field(None, description="False also where not given, for the same reason.")
 
 

@@ -70,7 +70,9 @@ class TrainingArgs(Section):
     adam_beta2: Fraction = Field(0.999, description="Decay of the second moment; with Lion of the momentum that is kept.")
     adam_epsilon: PositiveFloat = Field(1e-8, description="Added to the root of the second moment.")
     per_device_train_batch_size: PositiveInt = Field(
-        1, description="With `gradient_accumulation_steps` and the number of ranks, the sequences of one optimizer update."
+        1,
+        description="With `gradient_accumulation_steps` and the number of ranks, the sequences of one optimizer update. Ranks that "
+        "share sequences (`sequence_parallel_size`) count as one.",
     )
     gradient_accumulation_steps: PositiveInt = Field(1, description="See `per_device_train_batch_size`.")
     max_consecutive_skips: NonNegativeInt = Field(

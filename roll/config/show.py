@@ -46,8 +46,12 @@ def _roles(plan: Plan) -> Table:
         table.add_column(column)
     for name, role in plan.roles.items():
         tokens = f"{role.tokens_per_microbatch:,}" if role.tokens_per_microbatch else "-"
-        table.add_row(name, role.strategy, str(role.ranks), _devices(role), tokens)
+        table.add_row(name, role.strategy, _ranks(role), _devices(role), tokens)
     return table
+
+
+def _ranks(role: RolePlan) -> str:
+    return f"{role.ranks} = {role.replicas} x {role.replica_size}" if role.replica_size > 1 else str(role.ranks)
 
 
 def _devices(role: RolePlan) -> str:

@@ -42,6 +42,7 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
     _renamed(done)
     _values(done)
     _checkpointing(done)
+    _ulysses(done)
     _tracker_kwargs(done)
     _strategies(done)
     _devices(done)
@@ -102,6 +103,21 @@ def _checkpointing(done: Translation) -> None:
                 done.faults.append(Fault(dotted(place), problem, "remove it; gradient_checkpointing says what is recomputed"))
             else:
                 done.warnings.append(f"{dotted(place)}: {shown(value)} is read as gradient_checkpointing={meaning}; write it so")
+
+
+def _ulysses(done: Translation) -> None:
+    """`model_args.ulysses_size` is DeepSpeed's `sequence_parallel_size`; backends that score or generate have no use for it."""
+    for role in ROLES:
+        for place, block in _matches(done.values, (role, "model_args", "ulysses_size")):
+            value, strategy = block.pop(place[-1]), done.values[role].get("strategy_args")
+            config = strategy.get("strategy_config") if isinstance(strategy, dict) else None
+            if not isinstance(strategy, dict) or strategy.get("strategy_name") != "deepspeed_train" or not isinstance(config, dict):
+                done.warnings.append(f"{dotted(place)}: {shown(value)} is ignored; deepspeed_train alone shares sequences out")
+            elif config.setdefault("sequence_parallel_size", value) != value:
+                problem = f"{shown(value)}, but sequence_parallel_size is {shown(config['sequence_parallel_size'])}"
+                done.faults.append(Fault(dotted(place), problem, "remove it; strategy_config.sequence_parallel_size says how many"))
+            else:
+                done.warnings.append(f"{dotted(place)}: read as strategy_args.strategy_config.sequence_parallel_size; move it there")
 
 
 def _rewards(done: Translation) -> None:

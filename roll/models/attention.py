@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
+from roll.models.sequence_parallel import over_ranks
+
 PACKED = "roll_packed"
 GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 """torch 2.11 takes fewer key than query heads as they come; later versions want to be told."""
@@ -23,7 +25,7 @@ GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signat
 
 def register() -> str:
     """Make the packed kernel known to transformers; returns the name for `attn_implementation`."""
-    AttentionInterface.register(PACKED, packed_attention)
+    AttentionInterface.register(PACKED, over_ranks(packed_attention))
     return PACKED
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from roll.errors import ConfigError, Fault
+from roll.models.sequence_parallel import over_ranks
 
 FLASH = "roll_flash"
 FUSED = {"rope": True, "rms_norm": True, "swiglu": True}
@@ -30,7 +31,7 @@ def register_flash() -> str:
         raise ConfigError(
             [Fault("model_args.attn_implementation", problem, "install it, or use auto: torch has a packed kernel of its own")]
         )
-    AttentionInterface.register(FLASH, flash_attention)
+    AttentionInterface.register(FLASH, over_ranks(flash_attention))
     return FLASH
 
 

@@ -19,6 +19,7 @@ from roll.errors import DataError, Fault
 from roll.models import attention
 from roll.models.head import LogProbHead
 from roll.models.kernels import apply_liger, register_flash
+from roll.models.sequence_parallel import TokenShare, gather
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -40,7 +41,10 @@ class PackedInputs:
     temperature: float = 1.0
     """Logits are divided by it."""
     teacher_states: Tensor | None = None
-    """fp32 [S, H'], from which a teacher predicts the scored tokens; None without one."""
+    """fp32 [S, H'], from which a teacher predicts the scored tokens, or those of this rank's share; None without one."""
+    share: TokenShare | None = None
+    """The tokens that this rank runs through the layers, where others run the rest. T is then a multiple of their number: what fills
+    the row up is a sequence of its own, of which nothing is asked."""
 
 
 class PackedModel(nn.Module):
@@ -61,16 +65,31 @@ class PackedModel(nn.Module):
         return causal
 
     def hidden(self, inputs: PackedInputs) -> Tensor:
-        """[T, H]: the last layer's states, normalised; state t has read token t and those before it."""
+        """[T, H]: the last layer's states, normalised; state t has read token t and those before it. With a share, of its tokens."""
+        mine = slice(None) if inputs.share is None else inputs.share.tokens
         return self.causal.base_model(
-            input_ids=inputs.token_ids[None],
-            position_ids=inputs.position_ids[None],
+            input_ids=inputs.token_ids[mine][None],
+            position_ids=inputs.position_ids[mine][None],
             use_cache=False,
             cu_seq_lens_q=inputs.cu_seq_lens,
             cu_seq_lens_k=inputs.cu_seq_lens,
             max_length_q=inputs.max_length,
             max_length_k=inputs.max_length,
+            **({} if inputs.share is None else {"over": inputs.share.group}),
         ).last_hidden_state[0]
+
+    def of_scored(self, inputs: PackedInputs, back: int, say: Callable[[Tensor, slice], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """[S] each: what `say` makes of the states that lie `back` tokens before the scored ones.
+
+        It is given states [K, H] and which of the scored tokens they are for: all, or those of this rank's share.
+        """
+        share, hidden = inputs.share, self.hidden(inputs)
+        # index_select: its backward pass adds rows, that of indexing sorts them first.
+        if share is None:
+            return say(hidden.index_select(0, inputs.scored - back), slice(None))
+        rows = share.rows(back)
+        states = hidden.index_select(0, inputs.scored[rows] - back - share.tokens.start)
+        return gather(say(states, rows), share.counts(back), share.group)
 
 
 class PackedPolicy(PackedModel):
@@ -81,12 +100,11 @@ class PackedPolicy(PackedModel):
         return self.scored(inputs)
 
     def scored(self, inputs: PackedInputs, more: Callable[[Tensor, Tensor], Tensor] | None = None) -> tuple[Tensor, ...]:
-        """The same, and what `more` says of the hidden states [S, H] and the output matrix [V, H]."""
+        """The same, and what `more` says of hidden states, [S, H] or those of this rank's share, and the output matrix [V, H]."""
         head = self.causal.get_output_embeddings()
         assert isinstance(head, LogProbHead)
-        # index_select: its backward pass adds rows, that of indexing sorts them first.
-        states = self.hidden(inputs).index_select(0, inputs.scored - 1)
-        return head(states, inputs.token_ids[inputs.scored], inputs.temperature, more)
+        targets = inputs.token_ids[inputs.scored]
+        return self.of_scored(inputs, 1, lambda states, rows: head(states, targets[rows], inputs.temperature, more))
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

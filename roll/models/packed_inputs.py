@@ -7,24 +7,49 @@ import torch
 from torch import Tensor
 
 from roll.models.load import PackedInputs
+from roll.models.sequence_parallel import SequenceGroup, TokenShare
 from roll.types import Floats, Sequences
 
 
-def packed_inputs(sequences: Sequences, device: str, temperature: float = 1.0, teacher_states: Floats | None = None) -> PackedInputs:
-    """The micro-batch on `device`. The first token of a sequence is predicted by nothing and must not be masked in."""
-    starts = sequences.offsets[:-1]
-    assert not sequences.response_mask[starts].any(), "the first token of a sequence cannot be a response token"
-    positions = np.arange(len(sequences.token_ids)) - np.repeat(starts, sequences.lengths)
+def packed_inputs(
+    sequences: Sequences,
+    device: str,
+    temperature: float = 1.0,
+    teacher_states: Floats | None = None,
+    over: SequenceGroup | None = None,
+) -> PackedInputs:
+    """The micro-batch on `device`. The first token of a sequence is predicted by nothing and must not be masked in.
+
+    Args:
+        over: the ranks that share its tokens out, if any do.
+    """
+    assert not sequences.response_mask[sequences.offsets[:-1]].any(), "the first token of a sequence cannot be a response token"
+    scored, share = np.flatnonzero(sequences.response_mask), None
+    if over is not None:
+        sequences = filled_up(sequences, over.size)
+        share = TokenShare(over, len(sequences.token_ids) // over.size, scored)
+        teacher_states = None if teacher_states is None else teacher_states[share.rows(back=1)]
+    positions = np.arange(len(sequences.token_ids)) - np.repeat(sequences.offsets[:-1], sequences.lengths)
 
     return PackedInputs(
         token_ids=to_device(sequences.token_ids.astype(np.int64), device),
         position_ids=to_device(positions, device),
         cu_seq_lens=to_device(sequences.offsets.astype(np.int32), device),
         max_length=int(sequences.lengths.max()),
-        scored=to_device(np.flatnonzero(sequences.response_mask), device),
+        scored=to_device(scored, device),
         temperature=temperature,
         teacher_states=None if teacher_states is None else to_device(teacher_states, device),
+        share=share,
     )
+
+
+def filled_up(sequences: Sequences, multiple: int) -> Sequences:
+    """With as many tokens more as make their number a multiple; these are a sequence of their own and enter no loss."""
+    missing = -len(sequences.token_ids) % multiple
+    if not missing:
+        return sequences
+    offsets = np.append(sequences.offsets, len(sequences.token_ids) + missing)
+    return Sequences(np.pad(sequences.token_ids, (0, missing)), offsets, np.pad(sequences.response_mask, (0, missing)))
 
 
 def to_device(values: np.ndarray, device: str) -> Tensor:

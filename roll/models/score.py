@@ -17,7 +17,7 @@ class PackedScores(PackedValues):
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor]:
         """fp32 [S], at `inputs.scored`."""
-        return (self.values(inputs, inputs.scored),)
+        return self.values(inputs, back=0)
 
 
 def load_scores(path: str, model_args: ModelArgs, seed: int) -> PackedScores:

@@ -36,16 +36,14 @@ class PackedValues(PackedModel):
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor]:
         """fp32 [S]: what is expected before the token at each of `inputs.scored`, read from the hidden state of the token before it."""
-        return (self.values(inputs, inputs.scored - 1),)
+        return self.values(inputs, back=1)
 
-    def values(self, inputs: PackedInputs, positions: Tensor) -> Tensor:
-        """fp32 [K]: the head's number for the states that have read the tokens up to each of `positions` [K] of the packed row.
-
-        A reward model reads the last state of each sequence: `inputs.cu_seq_lens[1:] - 1`.
-        """
+    def values(self, inputs: PackedInputs, back: int) -> tuple[Tensor]:
+        """fp32 [S]: the head's number for the states `back` tokens before each of `inputs.scored`; 0 is the state that has read it."""
         head = getattr(self.causal, HEAD)
         assert isinstance(head, ValueHead)
-        return head(self.hidden(inputs).index_select(0, positions))
+        (values,) = self.of_scored(inputs, back, lambda states, _: (head(states),))
+        return (values,)
 
 
 def load_value_model(path: str, model_args: ModelArgs) -> PreTrainedModel:

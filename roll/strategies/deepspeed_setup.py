@@ -18,6 +18,7 @@ from roll.config.schema_engine import DeepSpeedConfig
 from roll.config.schema_model import TrainingArgs
 from roll.errors import ConfigError, Fault
 from roll.models.layers import decoder_layers
+from roll.models.sequence_parallel import SequenceGroup, not_shared_out
 from roll.strategies.base import Rank
 from roll.strategies.deepspeed_optimizers import Place, make_optimizer, make_schedule
 
@@ -37,6 +38,23 @@ def join(rank: Rank) -> None:
         rank=rank.rank,
         world_size=rank.world_size,
     )
+
+
+def sequence_group(config: DeepSpeedConfig, causal: PreTrainedModel, rank: Rank) -> SequenceGroup | None:
+    """The ranks that share the tokens of this one's micro-batches out: so many neighbours. None if it has none.
+
+    Raises:
+        ConfigError: the model cannot be computed so.
+    """
+    size = config.sequence_parallel_size
+    if size == 1:
+        return None
+    if why := not_shared_out(causal.config, size):
+        where = f"{rank.role}.strategy_args.strategy_config.sequence_parallel_size"
+        raise ConfigError([Fault(where, f"{size}, but {why}", "remove it, or give a size that the model allows")])
+    group, _ = torch.distributed.new_subgroups(size, timeout=timedelta(seconds=rank.timeout))
+    assert group is not None, "the ranks are a multiple of the size"
+    return SequenceGroup(group.group_name, rank.rank % size, size)
 
 
 def gather_whole_layers(causal: PreTrainedModel) -> None:
@@ -70,6 +88,8 @@ def deepspeed_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float |
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": config.steps_per_print or 10**9,
     }
+    # DeepSpeed averages gradients over all ranks, whatever they share, and the weights of the losses say the rest.
+    del out["sequence_parallel_size"]
     out.pop("train_batch_size", None)
     out.pop("gradient_clipping", None)
     if max_grad_norm is not None:

@@ -37,6 +37,7 @@ from roll.strategies.deepspeed_setup import (
     optimizer_and_schedule,
     remove_swapped,
     scale_of,
+    sequence_group,
 )
 from roll.strategies.finite import FiniteWatch
 from roll.strategies.loss_inputs import loss_inputs
@@ -102,6 +103,7 @@ class DeepSpeedTrain:
         self._shards_at_load = HfDeepSpeedConfig(config) if settings.deepspeed.zero_optimization.stage == 3 else None
         model = settings.load(settings.model_path, model_args, settings.seed)
         self._is_lora = model_args.lora_target is not None
+        self._over = sequence_group(settings.deepspeed, model.causal, rank)
         self._arrange_layers(model)
         optimizer, schedule = optimizer_and_schedule(model, settings.training, settings.deepspeed, settings.total_updates, rank)
         self._finite = FiniteWatch(model, rank, settings.training.max_consecutive_skips)
@@ -133,14 +135,15 @@ class DeepSpeedTrain:
         if shape is None:  # a model of another kind: nothing is expected of it until it was measured
             return MemoryGuard(self._settings.token_budget, Need(0, 0.0), CudaMemory(), most), None
         width, compiled = 4 if model_args.dtype == "fp32" else 2, compiles(model_args, on_gpu=True)
+        budget, sharing = self._settings.token_budget, self._over.size if self._over else 1
         count = checkpointed_layers(model_args.gradient_checkpointing, layers)
-        logits = head_bytes(shape, self._settings.token_budget, width, not self._is_lora) if isinstance(self._model, PackedPolicy) else 0
-        need = Need(logits, activations(shape, 1, width, count, compiled))
-        guard = MemoryGuard(self._settings.token_budget, need, CudaMemory(), most)
+        logits = head_bytes(shape, -(-budget // sharing), width, not self._is_lora) if isinstance(self._model, PackedPolicy) else 0
+        need = Need(logits, activations(shape, 1, width, count, compiled) / sharing)
+        guard = MemoryGuard(budget, need, CudaMemory(), most)
         if model_args.gradient_checkpointing != "auto":
             return guard, None
         # The most that it may be: compiled code keeps less, but on some layers falls back to the other. What it is, is measured.
-        kept = layer_activations(shape, 1, width, compiled=False) - width * shape.hidden_size
+        kept = (layer_activations(shape, 1, width, compiled=False) - width * shape.hidden_size) / sharing
         total = torch.cuda.mem_get_info()[1]
         return guard, AutoCheckpointing(guard, layers, kept, total, partial(checkpoint_first, causal))
 
@@ -173,7 +176,8 @@ class DeepSpeedTrain:
 
     def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_of: Callable[[MicroBatch], Tensor]) -> None:
         """Add up the gradients of an update."""
-        # DeepSpeed averages gradients over ranks; the weights of a loss sum to one over all of them.
+        # DeepSpeed averages gradients over ranks. The weights of a loss sum to one over all replicas, and ranks that share a
+        # micro-batch's tokens out have the gradients of their own.
         scale = self._rank.world_size
         if self._guard is None:
             for micro_batch in micro_batches:
@@ -202,7 +206,7 @@ class DeepSpeedTrain:
     def _loss(self, micro_batch: MicroBatch, loss: Loss, temperature: float, tally: Tally, version: int | None) -> Tensor:
         batch, device = micro_batch.batch, self._rank.device
         sequences = batch.sequences
-        outputs = self._engine(packed_inputs(sequences, device, temperature, batch.teacher_states))
+        outputs = self._engine(packed_inputs(sequences, device, temperature, batch.teacher_states, self._over))
         inputs = loss_inputs(batch, device)
         token_losses = loss(*outputs, inputs)
         tally.add(token_losses.metrics, len(token_losses.losses))
@@ -228,13 +232,13 @@ class DeepSpeedTrain:
         self._engine.eval()
         adapter_state = nullcontext() if adapter or not self._is_lora else self._model.model.disable_adapter()  # pyright: ignore[reportCallIssue]
         with adapter_state:
-            return score(self._engine, micro_batches, temperature, self._rank)
+            return score(self._engine, micro_batches, temperature, self._rank, self._over)
 
     @torch.no_grad()
     def values(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
         """See `TrainStrategy`."""
         self._engine.eval()
-        return score(self._engine, micro_batches, 1.0, self._rank)
+        return score(self._engine, micro_batches, 1.0, self._rank, self._over)
 
     def tensors(self, adapter: bool) -> list[TensorSpec]:
         """See `TrainStrategy`."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from roll.models.load import PackedInputs
 from roll.models.packed_inputs import packed_inputs, spread
+from roll.models.sequence_parallel import SequenceGroup
 from roll.strategies.base import Rank
 from roll.strategies.memory_guard import SCORE_KEYS, told_of_memory
 from roll.types import Floats, Sequences
@@ -16,15 +17,20 @@ Forward = Callable[[PackedInputs], tuple[Tensor, ...]]
 """Of a `PackedModel`, or of an engine around one."""
 
 
-def score(forward: Forward, micro_batches: Sequence[Sequences], temperature: float, rank: Rank) -> list[Floats]:
+def score(
+    forward: Forward, micro_batches: Sequence[Sequences], temperature: float, rank: Rank, over: SequenceGroup | None = None
+) -> list[Floats]:
     """[T] for each micro-batch, 0 outside the response mask. The caller sees to it that no gradients are recorded.
+
+    Args:
+        over: the ranks that share the tokens of each micro-batch out, if any do.
 
     Raises:
         DeviceMemoryError: a micro-batch is too large for the device.
     """
     with told_of_memory(rank, "scoring", SCORE_KEYS):
         # Read only when all is queued: the device need not wait for the host between two micro-batches.
-        scores = [forward(packed_inputs(part, rank.device, temperature))[0] for part in micro_batches]
+        scores = [forward(packed_inputs(part, rank.device, temperature, over=over))[0] for part in micro_batches]
     return [spread(values, part) for values, part in zip(scores, micro_batches, strict=True)]
 
 

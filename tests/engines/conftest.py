@@ -42,6 +42,22 @@ def small_tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_small(tmp_path_factory.mktemp("models") / "small_tied", tied=True)
 
 
+@pytest.fixture(scope="session")
+def with_head(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small model with a head that is not 0, as a reward model has it: every layer then has a gradient."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("models") / "with_head"
+    folder.mkdir()
+    for file in small_model.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    weights = load_file(small_model / "model.safetensors")
+    weights["score.weight"] = torch.randn(1, weights["model.norm.weight"].shape[0], generator=torch.Generator().manual_seed(3)) / 4
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 @pytest.fixture(scope="session", autouse=True)
 def sockets_of_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """vLLM does not remove its sockets; they go where pytest cleans up."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from roll.data import packing
@@ -132,19 +132,6 @@ def test_bf16_trains_near_fp32(seen: dict[Case, list[Seen]], batch: TrainBatch) 
     half, full = (gathered(batch, [rank.values_after for rank in seen[case]]) for case in (CASES[3], CASES[2]))
     assert {tensor.dtype for name, tensor in seen[CASES[3]][0].second.items() if name != HEAD} == {torch.bfloat16}
     assert 0 < np.abs(half - full).max() < 0.2 * np.abs(full).max()
-
-
-@pytest.fixture(scope="module")
-def with_head(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small model with a head that is not 0, as a reward model has it: every layer then has a gradient."""
-    folder = tmp_path_factory.mktemp("models") / "with_head"
-    folder.mkdir()
-    for file in small_model.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    weights = load_file(small_model / "model.safetensors")
-    weights[HEAD] = torch.randn(1, weights["model.norm.weight"].shape[0], generator=torch.Generator().manual_seed(3)) / 4
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 def test_no_split_changes_the_gradient(batch: TrainBatch, with_head: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A split into ranks and micro-batches changes no gradient of the real engine."""
+"""A split into ranks and micro-batches changes no gradient of the real engine, nor does sharing the tokens of a micro-batch out."""
 
 from __future__ import annotations
 
@@ -38,6 +38,9 @@ CASES = [Case(3, False), Case(3, True)]
 STAGES = [Case(0, False), Case(1, False), Case(2, False), Case(2, True)]
 """Whose gradients meet in other ways: after the last micro-batch (0, 1) or after each (2)."""
 ON_STAGES = ("ppo", "gspo")
+
+OVER_TWO = [Case(1, False, sequence_parallel=2), Case(3, False, sequence_parallel=2), Case(3, True, sequence_parallel=2)]
+"""Whose ranks share the tokens of each micro-batch out; the cut lies amid sequences."""
 
 Gradients = dict[tuple[int, str, int], Tensor]
 ByWork = dict[tuple[str, int], Tensor]
@@ -116,3 +119,27 @@ def test_no_split_changes_the_gradient_on_other_stages(by_stage: dict[Case, tupl
     for count in MICRO_BATCHES:
         difference = float((two[name, count] - whole).norm() / whole.norm())
         assert difference < 1e-6, f"2 ranks, {count} micro-batches: {difference:.1e}"
+
+
+@pytest.fixture(scope="module")
+def shared(batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, tuple[ByWork, ByWork]]:
+    """For each case the gradients of one rank, and those of two with the same micro-batches."""
+    given = work(batch, 1, LOSSES, counts=(1, 5))
+    odd = [len(part.batch.sequences.token_ids) % 2 for _, by_rank in given.values() for part in by_rank[0]]
+    assert any(odd)
+    alone = [replace(case, sequence_parallel=1) for case in OVER_TWO]
+    [whole] = run_ranks(gradients_by_case, 1, tmp_path_factory.mktemp("alone"), alone, small_model, given, seconds=120)
+    same = {key: (loss, [*by_rank, *by_rank]) for key, (loss, by_rank) in given.items()}
+    parts, _ = run_ranks(gradients_by_case, 2, tmp_path_factory.mktemp("shared"), OVER_TWO, small_model, same, seconds=120)
+    return {case: (one, two) for case, one, two in zip(OVER_TWO, whole, parts, strict=True)}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("case", OVER_TWO, ids=lambda case: case.name)
+def test_sharing_tokens_out_changes_no_gradient(shared: dict[Case, tuple[ByWork, ByWork]], case: Case, name: str) -> None:
+    one, two = shared[case]
+    for count in (1, 5):
+        whole = one[name, count]
+        assert whole.norm() > 1e-3
+        difference = float((two[name, count] - whole).norm() / whole.norm())
+        assert difference < 1e-6, f"{count} micro-batches: {difference:.1e}"

@@ -59,6 +59,8 @@ class Case:
     dropout: float = 0.0
     whole: bool = False
     """All sequences of an update in one micro-batch, where there is one rank."""
+    sequence_parallel: int = 1
+    """Ranks that share the tokens of a micro-batch out."""
 
     @property
     def name(self) -> str:
@@ -66,6 +68,7 @@ class Case:
         parts = [f"ZeRO-{self.stage}", "LoRA" if self.lora else "full", self.dtype]
         parts += [f"checkpointing {self.checkpointing}"] * (self.checkpointing != "all") + ["compiled"] * self.compiled
         parts += ["dropout"] * (self.dropout > 0) + ["one micro-batch"] * self.whole + ["short"] * self.short
+        parts += [f"over {self.sequence_parallel}"] * (self.sequence_parallel > 1)
         return ", ".join(parts).replace(" ", "_")
 
 
@@ -135,7 +138,7 @@ def settings(case: Case, model: Path, seed: int, **more: Any) -> Any:
         str(model),
         model_args(case),
         TrainingArgs.model_validate(training),
-        DeepSpeedConfig.model_validate({"zero_optimization": ZERO[case.stage]}),
+        DeepSpeedConfig.model_validate({"zero_optimization": ZERO[case.stage], "sequence_parallel_size": case.sequence_parallel}),
         max_grad_norm=MAX_GRAD_NORM,
         total_updates=10,
         token_budget=TOKEN_BUDGET,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -69,8 +70,10 @@ def test_the_value_of_a_token_has_read_what_stands_before_it(with_head: Path) ->
 def test_a_reward_model_reads_the_last_state(with_head: Path) -> None:
     batch = sequences([9, 3, 20])
     model = AutoModelForSequenceClassification.from_pretrained(with_head, dtype=torch.float32)
-    inputs = packed_inputs(batch, "cpu")
-    got = load_values(str(with_head), FP32, seed=0).values(inputs, inputs.cu_seq_lens[1:] - 1)
+    last = np.zeros(len(batch.token_ids), np.bool_)
+    last[batch.offsets[1:] - 1] = True
+    inputs = packed_inputs(replace(batch, response_mask=last), "cpu")
+    (got,) = load_values(str(with_head), FP32, seed=0).values(inputs, back=0)
     expected = torch.stack([states[-1] @ model.score.weight[0] for states in states_alone(model, batch)])
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-5)
 

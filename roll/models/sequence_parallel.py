@@ -1,0 +1,178 @@
+"""Sequence parallelism: the ranks of a replica share the tokens of a packed row out (Jacobs et al., DeepSpeed-Ulysses, 2023).
+
+Each of P ranks runs its share of the tokens through the layers. Around attention heads are exchanged for tokens: every rank attends
+with its share of the heads over the whole row. What the heads of the model say of each token is put together again, so that every rank
+has the loss of the whole micro-batch, and the gradients of its own tokens: summed over the ranks they are the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.distributed import distributed_c10d
+from transformers import PreTrainedConfig
+
+from roll.config.model_shape import uneven_heads
+
+Attention = Callable[..., tuple[Tensor, None]]
+"""As transformers calls it: module, query, key, value [1, heads, T, D], mask, and keywords. Yields [1, T, heads, D]."""
+ATTENTION = {"full_attention", "sliding_attention"}
+"""Layers whose tokens meet in attention alone."""
+BY_LENGTH = ("dynamic", "longrope")
+"""Rotary embeddings that depend on how long a row is."""
+
+
+@dataclass(frozen=True)
+class SequenceGroup:
+    """The ranks that share a packed row, as one of them sees them."""
+
+    name: str
+    """Of the process group."""
+    rank: int
+    """Of this process among them."""
+    size: int
+
+    @property
+    def process_group(self) -> torch.distributed.ProcessGroup:
+        return distributed_c10d._resolve_process_group(self.name)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenShare:
+    """Which tokens of a packed row a rank runs through the layers."""
+
+    group: SequenceGroup
+    width: int
+    """Tokens of every rank's share; the row is as long as all shares."""
+    scored: NDArray[np.int64]
+    """[S], positions in the row of the tokens that are asked about, ascending."""
+
+    @property
+    def tokens(self) -> slice:
+        """This rank's, of the row."""
+        return slice(self.group.rank * self.width, (self.group.rank + 1) * self.width)
+
+    def counts(self, back: int) -> list[int]:
+        """By rank, how many of the asked tokens are read from a hidden state of its share, which lies so many tokens before them."""
+        edges = np.arange(self.group.size + 1) * self.width
+        return np.diff(np.searchsorted(self.scored - back, edges)).tolist()
+
+    def rows(self, back: int) -> slice:
+        """Those of this rank among the asked tokens."""
+        counts = self.counts(back)
+        start = sum(counts[: self.group.rank])
+        return slice(start, start + counts[self.group.rank])
+
+
+def not_shared_out(config: PreTrainedConfig, size: int) -> str | None:
+    """Why the tokens of a row cannot be shared out over `size` ranks for a model, if they cannot."""
+    text = config.get_text_config()
+    heads, keys = text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    if why := uneven_heads(heads, keys, size):
+        return why
+    if others := set(getattr(text, "layer_types", None) or ()) - ATTENTION:
+        return f"the model has layers of {', '.join(sorted(others))}, which pass states from token to token"
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    if (kind := rope.get("rope_type")) in BY_LENGTH:
+        return f"the model's rotary embedding ({kind}) follows the longest position, of which each rank would see another"
+    return None
+
+
+@torch.library.custom_op("roll::all_to_all", mutates_args=(), schema="(Tensor parts, str group) -> Tensor")
+def all_to_all(parts: Tensor, group: str) -> Tensor:
+    """Part r of [P, ...] goes to rank r of the process group of this name; what came from each rank. An operator, for compiled layers."""
+    received = torch.empty_like(parts)
+    torch.distributed.all_to_all_single(received, parts, group=distributed_c10d._resolve_process_group(group))
+    return received
+
+
+@all_to_all.register_fake
+def _(parts: Tensor, group: str) -> Tensor:
+    return torch.empty_like(parts)
+
+
+def _remember(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
+    ctx.group = inputs[1]
+
+
+def _send_back(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    return all_to_all(grad.contiguous(), ctx.group), None
+
+
+all_to_all.register_autograd(_send_back, setup_context=_remember)
+
+
+def over_ranks(kernel: Attention) -> Attention:
+    """The same attention, which also takes `over`: the ranks that share the tokens of query, key and value out."""
+
+    def attend(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        over: SequenceGroup | None = None,
+        **more: Any,
+    ) -> tuple[Tensor, None]:
+        if over is None:
+            return kernel(module, query, key, value, attention_mask, **more)
+        out, _ = kernel(module, *to_heads(query, key, value, over), attention_mask, **more)
+        return to_tokens(out, over), None
+
+    return attend
+
+
+def to_heads(query: Tensor, key: Tensor, value: Tensor, over: SequenceGroup) -> Sequence[Tensor]:
+    """A share of the tokens with all heads, [1, heads, T / P, D], to all tokens with a share of the heads, [1, heads / P, T, D].
+
+    Fewer key-value heads than ranks are copied, so that every rank has the one that its query heads use.
+    """
+    copies = max(1, over.size // key.shape[1])
+    laid = [query, *(part.repeat_interleave(copies, dim=1) if copies > 1 else part for part in (key, value))]
+    parts = [part[0].transpose(0, 1).unflatten(1, (over.size, -1)) for part in laid]
+    mine = torch.cat(parts, dim=2).transpose(0, 1).contiguous()
+    row = all_to_all(mine, over.name).flatten(0, 1)
+    return [part.transpose(0, 1)[None] for part in row.split([part.shape[2] for part in parts], dim=1)]
+
+
+def to_tokens(out: Tensor, over: SequenceGroup) -> Tensor:
+    """Attention's output for all tokens with a share of the heads, [1, T, heads / P, D], to [1, T / P, heads, D]."""
+    shares = out[0].unflatten(0, (over.size, -1)).contiguous()
+    return all_to_all(shares, over.name).transpose(0, 1).flatten(1, 2)[None]
+
+
+def gather(values: Sequence[Tensor], counts: Sequence[int], over: SequenceGroup) -> tuple[Tensor, ...]:
+    """Each rank's fp32 [K] values to those of all ranks, [S], on every rank; K is this rank's of `counts`. Differentiable.
+
+    Every rank goes on to compute the same loss, and of its gradient keeps what is of its own values.
+    """
+    if not sum(counts):
+        return tuple(values)
+    return _Gather.apply(list(counts), over, *values)  # pyright: ignore[reportReturnType]
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, counts: list[int], over: SequenceGroup, *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.start, ctx.end = sum(counts[: over.rank]), sum(counts[: over.rank + 1])
+        # What no loss uses has no gradient, rather than one of zeros to compute with.
+        ctx.set_materialize_grads(False)
+        mine = torch.zeros(len(values), max(counts), dtype=torch.float32, device=values[0].device)
+        for row, part in zip(mine, values, strict=True):
+            row[: len(part)] = part
+        every = [torch.empty_like(mine) for _ in counts]
+        torch.distributed.all_gather(every, mine, group=over.process_group)
+        return tuple(torch.cat([part[row, :count] for part, count in zip(every, counts, strict=True)]) for row in range(len(values)))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None | Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return None, None, *(None if grad is None else grad[ctx.start : ctx.end].contiguous() for grad in grads)

@@ -1,0 +1,154 @@
+"""A replica of two ranks, which share the tokens of each micro-batch out, scores and learns as one rank with all of them does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from roll.algorithms.losses import Loss
+from roll.algorithms.objectives import Gspo, Ppo
+from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.ranking import BradleyTerry
+from roll.algorithms.value_loss import ValueLoss
+from roll.data import packing
+from roll.pipeline.roles import make_critic, make_scores, make_train
+from roll.types import Floats, Metrics, TrainBatch
+from roll.weight_sync.bucket import plan_buckets, read_bucket
+from roll.workers.actor_train import ActorTrain, TrainShape
+from roll.workers.critic import Critic
+from roll.workers.group import WorkerGroup
+from tests.engines.serving import Factory, ServedRanks, served_ranks
+from tests.engines.training import SEED, TEMPERATURE, VERSION, Case, settings
+
+LENGTHS = [9, 4, 14, 6, 11, 3, 8, 5, 12, 8]
+BUDGET = 33
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What learns, from what, on which stage."""
+
+    factory: Factory
+    stage: int
+    loss: Loss
+    mode: str
+    lora: bool = False
+
+
+KINDS = {
+    "ppo": Kind(make_train, 1, PolicyLoss(Ppo(0.2, 0.28, 3.0), kl_coef=0.1, entropy_coef=0.01), "token-mean"),
+    "gspo": Kind(make_train, 3, PolicyLoss(Gspo(0.02, 0.03)), "seq-mean-token-mean", lora=True),
+    "critic": Kind(make_critic, 3, ValueLoss(0.2), "token-mean"),
+    "reward_model": Kind(make_scores, 1, BradleyTerry(), "seq-mean-token-mean"),
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What came of a step."""
+
+    scores: Floats
+    metrics: Metrics
+    held_out_tokens: int
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[ServedRanks]:
+    with served_ranks("actor_train", 1) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def together() -> Iterator[ServedRanks]:
+    with served_ranks("actor_train", 2, replica_size=2) as ranks:
+        yield ranks
+
+
+def batch_for(name: str) -> TrainBatch:
+    """Ten sequences of random tokens. Those of a reward model are pairs, of which the last token is scored."""
+    generator = np.random.default_rng(1)
+    masks = [np.arange(length) >= (length - 1 if name == "reward_model" else 2) for length in LENGTHS]
+    sequences = packing.concatenate([generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS], masks)
+    mask = sequences.response_mask
+
+    def noise(mean: float, scale: float) -> Floats:
+        return np.where(mask, generator.normal(mean, scale, size=len(mask)), 0).astype(np.float32)
+
+    about = -float(np.log(256))
+    return TrainBatch(
+        sequences,
+        noise(0.0, 1.0),
+        noise(about, 0.3),
+        np.where(mask, VERSION, 0).astype(np.int32),
+        noise(about, 0.3),
+        labels=np.zeros(len(LENGTHS), np.float32),
+        unit=2 if name == "reward_model" else 1,
+        values=noise(0.0, 0.1),
+        returns=noise(0.5, 1.0),
+    )
+
+
+async def step(name: str, group: ServedRanks, folder: Path) -> Seen:
+    """Score, evaluate and learn, through the facades."""
+    kind, batch = KINDS[name], batch_for(name)
+    shape = TrainShape(updates=2 if batch.unit == 1 else 1, epochs=1, token_budget=BUDGET, loss_agg_mode=kind.mode, temperature=TEMPERATURE)
+    workers = cast(WorkerGroup, group)
+    policy, critic = ActorTrain(workers, shape, folder, 60.0, 60.0, 60.0), Critic(workers, shape, 60.0, 60.0, 60.0)
+    scores = await (policy.log_probs(batch.sequences) if kind.factory is make_train else critic.values(batch.sequences))
+    held_out = await policy.evaluate(batch, kind.loss)
+    tokens = sum(result.tokens + int(result.counts.get("reward_model/loss", 0)) for result in held_out)
+    before = await weights(group, folder)
+    metrics = await policy.train_step(batch, kind.loss, VERSION)
+    return Seen(scores, metrics, tokens, before, await weights(group, folder))
+
+
+async def weights(group: ServedRanks, folder: Path) -> dict[str, Tensor]:
+    """All of them, as a sync sends them."""
+    out: dict[str, Tensor] = {}
+    for names in plan_buckets((await group.all("tensors", False, seconds=60))[0], 1 << 19):
+        bucket = (await group.all("write_bucket", names, folder / "bucket.safetensors", seconds=60))[0]
+        out |= {name: tensor.clone() for name, tensor in read_bucket(bucket).items()}
+    return out
+
+
+def far(got: Tensor | Floats, expected: Tensor | Floats) -> float:
+    """Relative."""
+    one, other = torch.as_tensor(got).double(), torch.as_tensor(expected).double()
+    return float((one - other).norm() / other.norm())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_two_ranks_that_share_tokens_out_do_as_one(
+    name: str, alone: ServedRanks, together: ServedRanks, with_head: Path, tmp_path: Path
+) -> None:
+    kind, seen = KINDS[name], []
+    for group in (alone, together):
+        case = Case(kind.stage, kind.lora, sequence_parallel=len(group))
+        chosen = replace(settings(case, with_head, SEED), token_budget=BUDGET)
+        group.build(kind.factory, {each.name: getattr(chosen, each.name) for each in fields(chosen) if each.name != "load"})
+        seen.append(asyncio.run(step(name, group, tmp_path)))
+    one, two = seen
+    assert far(two.scores, one.scores) < 1e-6
+    assert np.abs(one.scores).max() > 0.1
+    # Nothing counts twice, and every mean is the same.
+    assert two.held_out_tokens == one.held_out_tokens > 0
+    assert two.metrics.keys() == one.metrics.keys()
+    for metric, expected in one.metrics.items():
+        assert two.metrics[metric] == pytest.approx(expected, rel=1e-5, abs=1e-6), metric
+    assert two.after.keys() == one.after.keys()
+    moved = torch.cat([(one.after[key] - one.before[key]).flatten() for key in one.after])
+    assert moved.norm() > 1e-2
+    assert (
+        far(torch.cat([two.after[key].flatten() for key in one.after]), torch.cat([one.after[key].flatten() for key in one.after])) < 1e-6
+    )
+    assert far(torch.cat([(two.after[key] - two.before[key]).flatten() for key in one.after]), moved) < 1e-4
