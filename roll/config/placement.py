@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from roll.config.schema import Config, RlvrConfig
@@ -228,10 +228,10 @@ def _adapter_faults(config: RlvrConfig) -> list[Fault]:
 
 def placement_warnings(config: Config) -> list[str]:
     """Placements that work, but perhaps not as meant."""
+    warnings = [warning for name, role in model_roles(config).items() for warning in _apart(name, role, config.num_gpus_per_node)]
     if not isinstance(config, RlvrConfig):
-        return []
+        return warnings
     engine, infer = vllm_config(config.actor_infer), set(config.actor_infer.device_mapping or ())
-    warnings = []
     others = {name: set(role.device_mapping or ()) & infer for name, role in model_roles(config).items() if name != "actor_infer"}
     sharing = [name for name, shared in others.items() if shared]
     where = "actor_infer.strategy_args.strategy_config.gpu_memory_utilization"
@@ -242,6 +242,15 @@ def placement_warnings(config: Config) -> list[str]:
     if "reference" in sharing and config.async_generation_ratio > 0:
         warnings.append("reference.device_mapping: shared with actor_infer, which never pauses for it; both must fit at once")
     return warnings
+
+
+def _apart(name: str, role: Role, per_node: int) -> Iterator[str]:
+    """Replicas that lie on several nodes."""
+    size, devices = replica_size(role), role.device_mapping or ()
+    for start in range(0, len(devices), size) if size > 1 else ():
+        replica = devices[start : start + size]
+        if len({device // per_node for device in replica}) > 1:
+            yield f"{name}.device_mapping: devices {_listed(replica)} are one replica and lie on several nodes; they exchange a lot"
 
 
 def _too_many(where: str, size: int | None) -> Fault:

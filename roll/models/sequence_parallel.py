@@ -41,7 +41,11 @@ class SequenceGroup:
 
     @property
     def process_group(self) -> torch.distributed.ProcessGroup:
-        return distributed_c10d._resolve_process_group(self.name)
+        return _named(self.name)
+
+
+def _named(group: str) -> torch.distributed.ProcessGroup:
+    return distributed_c10d._resolve_process_group(group)  # pyright: ignore[reportPrivateImportUsage, reportArgumentType]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +93,7 @@ def not_shared_out(config: PreTrainedConfig, size: int) -> str | None:
 def all_to_all(parts: Tensor, group: str) -> Tensor:
     """Part r of [P, ...] goes to rank r of the process group of this name; what came from each rank. An operator, for compiled layers."""
     received = torch.empty_like(parts)
-    torch.distributed.all_to_all_single(received, parts, group=distributed_c10d._resolve_process_group(group))
+    torch.distributed.all_to_all_single(received, parts, group=_named(group))
     return received
 
 

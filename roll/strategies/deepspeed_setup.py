@@ -53,7 +53,7 @@ def sequence_group(config: DeepSpeedConfig, causal: PreTrainedModel, rank: Rank)
         where = f"{rank.role}.strategy_args.strategy_config.sequence_parallel_size"
         raise ConfigError([Fault(where, f"{size}, but {why}", "remove it, or give a size that the model allows")])
     group, _ = torch.distributed.new_subgroups(size, timeout=timedelta(seconds=rank.timeout))
-    assert group is not None, "the ranks are a multiple of the size"
+    assert isinstance(group, torch.distributed.ProcessGroup), "the ranks are a multiple of the size"
     return SequenceGroup(group.group_name, rank.rank % size, size)
 
 

@@ -9,6 +9,9 @@ import pytest
 TRAIN = "actor_train.training_args"
 DEEPSPEED = "deepspeed_zero3"
 ZERO = f"{DEEPSPEED}.zero_optimization"
+ULYSSES = "actor_train.strategy_args.strategy_config.sequence_parallel_size"
+SCORING = "reference.strategy_args"
+INFER = "strategy_name: deepspeed_infer, strategy_config: {zero_optimization: {stage: 3}, sequence_parallel_size: 2}"
 
 CASES = [
     ([f"{DEEPSPEED}.bf16.check_grad_overflow=false"], "strategy_config.bf16.check_grad_overflow", "false", "remove it"),
@@ -48,7 +51,23 @@ CASES = [
         "recomputed",
     ),
     ([f"{DEEPSPEED}.tensor_parallel={{autotp_size: 2}}"], "strategy_config.tensor_parallel", "autotp_size", "known keys"),
-    ([f"{DEEPSPEED}.sequence_parallel_size=2"], "strategy_config.sequence_parallel_size", "2", "known keys"),
+    ([f"{DEEPSPEED}.sequence_parallel_size=2"], ULYSSES, "2, but actor_train has 1 rank(s)", "give a divisor of the ranks"),
+    ([f"{DEEPSPEED}.sequence_parallel_size=4", "actor_train.device_mapping=[0,1,2,3,4,5]"], ULYSSES, "6 rank(s)", "change device_mapping"),
+    ([f"{DEEPSPEED}.sequence_parallel_size=3", "actor_train.world_size=3"], ULYSSES, "4 attention heads", "give a divisor of 4"),
+    ([f"{DEEPSPEED}.sequence_parallel_size=0"], ULYSSES, "0", "give a number above 0"),
+    ([f"+{SCORING}={{{INFER}}}"], f"{SCORING}.strategy_config.sequence_parallel_size", "whole sequences on each rank", "deepspeed_train"),
+    (
+        ["actor_infer.strategy_args.strategy_config.sequence_parallel_size=2"],
+        "strategy_config.sequence_parallel_size",
+        "2",
+        "tensor_parallel_size",
+    ),
+    (
+        [f"{DEEPSPEED}.sequence_parallel_size=2", "actor_train.world_size=2", "+actor_train.model_args.ulysses_size=4"],
+        "actor_train.model_args.ulysses_size",
+        "4, but sequence_parallel_size is 2",
+        "remove it",
+    ),
     ([f"{TRAIN}.optimizer=sgd"], f"{TRAIN}.optimizer", "sgd", "'adamw'"),
     ([f"{TRAIN}.optimizer=onebit_adam"], f"{TRAIN}.optimizer", "1-bit optimizers no more", "ZeRO++"),
     ([f"{TRAIN}.optimizer=adamw_8bit"], f"{TRAIN}.optimizer", "no device_mapping", "use adamw"),

@@ -41,11 +41,13 @@ class Kind:
     loss: Loss
     mode: str
     lora: bool = False
+    compiled: bool = False
+    """Where two ranks share; the one is not."""
 
 
 KINDS = {
     "ppo": Kind(make_train, 1, PolicyLoss(Ppo(0.2, 0.28, 3.0), kl_coef=0.1, entropy_coef=0.01), "token-mean"),
-    "gspo": Kind(make_train, 3, PolicyLoss(Gspo(0.02, 0.03)), "seq-mean-token-mean", lora=True),
+    "gspo": Kind(make_train, 3, PolicyLoss(Gspo(0.02, 0.03)), "seq-mean-token-mean", lora=True, compiled=True),
     "critic": Kind(make_critic, 3, ValueLoss(0.2), "token-mean"),
     "reward_model": Kind(make_scores, 1, BradleyTerry(), "seq-mean-token-mean"),
 }
@@ -133,7 +135,7 @@ def test_two_ranks_that_share_tokens_out_do_as_one(
 ) -> None:
     kind, seen = KINDS[name], []
     for group in (alone, together):
-        case = Case(kind.stage, kind.lora, sequence_parallel=len(group))
+        case = Case(kind.stage, kind.lora, compiled=kind.compiled and len(group) > 1, sequence_parallel=len(group))
         chosen = replace(settings(case, with_head, SEED), token_budget=BUDGET)
         group.build(kind.factory, {each.name: getattr(chosen, each.name) for each in fields(chosen) if each.name != "load"})
         seen.append(asyncio.run(step(name, group, tmp_path)))
@@ -152,3 +154,16 @@ def test_two_ranks_that_share_tokens_out_do_as_one(
         far(torch.cat([two.after[key].flatten() for key in one.after]), torch.cat([one.after[key].flatten() for key in one.after])) < 1e-6
     )
     assert far(torch.cat([(two.after[key] - two.before[key]).flatten() for key in one.after]), moved) < 1e-4
+
+
+def test_a_checkpoint_goes_on_without_sharing(together: ServedRanks, small_model: Path, tmp_path: Path) -> None:
+    seen = []
+    for size, asked in ((2, "save"), (1, "load")):
+        chosen = replace(settings(Case(3, True, sequence_parallel=size), small_model, SEED + size), token_budget=BUDGET)
+        together.build(make_train, {each.name: getattr(chosen, each.name) for each in fields(chosen) if each.name != "load"})
+        if asked == "save":
+            asyncio.run(step("ppo", together, tmp_path))
+        asyncio.run(together.all(asked, tmp_path / "checkpoint", seconds=60))
+        seen.append(asyncio.run(weights(together, tmp_path)))
+    assert seen[0].keys() == seen[1].keys()
+    assert all(torch.equal(seen[1][name], tensor) for name, tensor in seen[0].items())

@@ -110,7 +110,7 @@ def student(folder: Path) -> PackedModel:
 
 def with_head(kind: type[PackedValues]) -> Callable[[Path], PackedModel]:
     def load(folder: Path) -> PackedModel:
-        model = load_value_model(str(folder), FP32)
+        model: Any = load_value_model(str(folder), FP32)
         torch.nn.init.normal_(model.score.weight, generator=torch.Generator().manual_seed(1))
         return kind(model)
 
@@ -124,7 +124,7 @@ def test_ranks_together_say_and_learn_what_one_does(load: Callable[[Path], Packe
     expected, gradients = said_and_learnt(model, batch, states, None)
     said, learnt = said_and_learnt(model, batch, states, ranks)
     assert ranks.exchanges == 2 * ranks.size * model.causal.config.num_hidden_layers
-    assert len(said) == len(expected) == {policy: 2, student: 3}.get(load, 1)
+    assert len(said) == len(expected) == (2 if load is policy else 3 if load is student else 1)
     for mine, theirs in zip([*said, *learnt], [*expected, *gradients], strict=True):
         assert float((mine - theirs).norm()) <= 1e-5 * float(theirs.norm())
 
@@ -177,6 +177,6 @@ def test_a_row_is_filled_up_by_a_sequence_of_its_own() -> None:
     ],
 )
 def test_what_cannot_be_shared_out(keys: dict[str, Any], size: int, why: str | None) -> None:
-    config = Qwen2Config(**{"num_attention_heads": 8, "num_key_value_heads": 2} | keys)
-    said = not_shared_out(config, size)
+    heads: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    said = not_shared_out(Qwen2Config(**heads | keys), size)
     assert said is None if why is None else why in str(said)

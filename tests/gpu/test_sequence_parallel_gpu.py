@@ -1,0 +1,134 @@
+"""Two GPUs that share the tokens of each micro-batch out score and train as one GPU does."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from roll.algorithms.policy_loss import PolicyLoss
+from roll.config.schema_engine import DeepSpeedConfig
+from roll.config.schema_model import ModelArgs, TrainingArgs
+from roll.strategies.base import Rank
+from tests.engines.ranks import free_port
+from tests.gpu.test_training import BUCKETS, SECONDS, micro_batches
+
+pytestmark = pytest.mark.gpu
+BUDGET = 4095
+"""Rows of many lengths, most of which two ranks cannot cut in half."""
+
+
+def train(rank: Rank, model: Path, stage: int, lora: bool, keys: dict[str, Any]) -> dict[str, Any]:
+    """Two updates of as many ranks as there are, which are one replica; what came of them."""
+    from roll.strategies.deepspeed_train import DeepSpeedTrain, TrainSettings
+
+    adapter = {"lora_target": "all-linear", "lora_rank": 8} if lora else {}
+    settings = TrainSettings(
+        str(model),
+        ModelArgs.model_validate({"dtype": "bf16"} | adapter | keys),
+        TrainingArgs.model_validate({"learning_rate": 1e-4}),
+        DeepSpeedConfig.model_validate({"zero_optimization": {"stage": stage} | BUCKETS, "sequence_parallel_size": rank.world_size}),
+        max_grad_norm=1.0,
+        total_updates=10,
+        token_budget=BUDGET,
+        seed=0,
+    )
+    strategy = DeepSpeedTrain(settings, rank)
+    parts = micro_batches(BUDGET)
+    sequences = [part.batch.sequences for part in parts]
+    before = strategy.log_probs(sequences, 1.0, True)
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    results = [strategy.train_step([parts[:1]], PolicyLoss(), 1.0, 0)]
+    used = torch.cuda.max_memory_allocated() - held
+    results.append(strategy.train_step([parts], PolicyLoss(), 1.0, 1))
+    after = strategy.log_probs(sequences, 1.0, True)
+    strategy.close()
+    return {
+        "grad_norms": [result.scalars["policy/grad_norm"] for result in results],
+        "losses": [result.sums["policy/loss"] / result.tokens for result in results],
+        "tokens": [result.tokens for result in results],
+        "before": np.concatenate(before),
+        "after": np.concatenate(after),
+        "used": used,
+    }
+
+
+def _child(sender: Connection, rank: Rank, arguments: tuple[Any, ...]) -> None:
+    try:
+        sender.send(train(rank, *arguments))
+    except BaseException:
+        sender.send(traceback.format_exc())
+
+
+def environment(rank: Rank) -> dict[str, str]:
+    """Of a rank that sees one of the GPUs that this process sees."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[rank.rank]
+    place = {"RANK": str(rank.rank), "WORLD_SIZE": str(rank.world_size), "LOCAL_RANK": "0"}
+    return place | {"DS_ACCELERATOR": "cuda", "CUDA_VISIBLE_DEVICES": seen}
+
+
+def on_gpus(count: int, *arguments: Any) -> list[dict[str, Any]]:
+    """`train` on so many GPUs, each in a process of its own that sees no other."""
+    context, port = multiprocessing.get_context("spawn"), free_port()
+    ends, processes = [], []
+    try:
+        for number in range(count):
+            receiver, sender = context.Pipe(duplex=False)
+            rank = Rank("actor_train", number, count, "127.0.0.1", port, "cuda", 120.0, (number,), count)
+            process = context.Process(target=_child, args=(sender, rank, arguments))
+            with mock.patch.dict(os.environ, environment(rank)):  # before the child imports what looks for GPUs
+                process.start()
+            sender.close()
+            ends.append(receiver)
+            processes.append(process)
+        results = []
+        for receiver in ends:
+            assert receiver.poll(SECONDS), "no result in time"
+            results.append(receiver.recv())
+            assert isinstance(results[-1], dict), results[-1]
+        return results
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two heads of 64 that share one key-value head, which is copied; long enough layers to see what activations take."""
+    from benchmarks.models import write
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    write(folder, "tiny")
+    return folder
+
+
+CASES = [(1, False, "none", False), (3, False, "auto", True), (3, True, "all", True)]
+
+
+@pytest.mark.parametrize(("stage", "lora", "checkpointing", "compiled"), CASES)
+def test_two_gpus_do_as_one(model: Path, stage: int, lora: bool, checkpointing: str, compiled: bool) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    keys = {"gradient_checkpointing": checkpointing, "compile_layers": compiled}
+    [one] = on_gpus(1, model, stage, lora, keys)
+    two, other = on_gpus(2, model, stage, lora, keys)
+    for name in ("before", "after"):
+        np.testing.assert_array_equal(two[name], other[name])
+    assert two["tokens"] == one["tokens"]
+    np.testing.assert_allclose(two["grad_norms"], one["grad_norms"], rtol=0.03)
+    np.testing.assert_allclose(two["losses"], one["losses"], atol=0.01)
+    assert np.abs(two["before"] - one["before"]).mean() < 0.01
+    assert np.abs(two["after"] - one["after"]).mean() < 0.02
+    assert np.abs(two["after"] - two["before"]).mean() > 1e-4
+    if checkpointing == "none":  # activations are most of what a micro-batch takes
+        assert two["used"] < 0.75 * one["used"]

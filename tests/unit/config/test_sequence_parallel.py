@@ -1,0 +1,106 @@
+"""Sequence parallelism in the plan: replicas, batch arithmetic, memory, and ROLL's key for it."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from roll.config.batch import sequences_per_update
+from roll.config.memory import estimate, head_tokens
+from roll.config.model_shape import ModelShape, shape_of, uneven_heads
+from roll.config.placement import place
+from roll.config.schema_roles import ActorTrain
+from roll.config.show import show_plan
+from roll.config.translate import translate
+from tests.unit.config.test_examples import planned
+
+QWEN_7B = {
+    "hidden_size": 3584,
+    "num_hidden_layers": 28,
+    "vocab_size": 152064,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+}
+LONGEST = 6144
+
+
+def trainer(size: int, ranks: int = 8) -> ActorTrain:
+    settings = {"zero_optimization": {"stage": 3}, "sequence_parallel_size": size}
+    return ActorTrain.model_validate(
+        {
+            "data_args": {"file_name": "x", "prompt": "p"},
+            "training_args": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3},
+            "strategy_args": {"strategy_name": "deepspeed_train", "strategy_config": settings},
+            "device_mapping": tuple(range(ranks)),
+        }
+    )
+
+
+def shape() -> ModelShape:
+    found = shape_of(QWEN_7B)
+    assert found
+    return found
+
+
+def test_ranks_that_share_sequences_are_one_replica_and_count_as_one() -> None:
+    plan = place("actor_train", trainer(4), LONGEST)
+    assert (plan.ranks, plan.replica_size, plan.replicas) == (8, 4, 2)
+    assert plan.tokens_per_microbatch == 2 * LONGEST  # of the replica, as without
+    assert [sequences_per_update(trainer(size)) for size in (1, 2, 4, 8)] == [48, 24, 12, 6]
+
+
+def test_activations_are_shared_out_and_states_are_not() -> None:
+    roles = [trainer(size) for size in (1, 4)]
+    alone, shared = (estimate(place("actor_train", role, LONGEST), role, shape(), LONGEST).device for role in roles)
+    assert shared["activations"] == alone["activations"] // 4
+    assert {kind: shared[kind] for kind in ("weights", "gradients", "optimizer")} == {
+        kind: alone[kind] for kind in ("weights", "gradients", "optimizer")
+    }
+    assert alone["logits"] == (4 + 2) * 152064 * head_tokens(152064)
+    assert shared["logits"] == alone["logits"]  # a chunk of the head is smaller than a share
+
+
+@pytest.mark.parametrize(
+    ("heads", "keys", "ranks", "why"),
+    [
+        (28, 4, 1, None),
+        (28, 4, 4, None),
+        (28, 4, 7, "4 key-value heads"),
+        (28, 4, 8, "28 attention heads"),
+        (32, 8, 16, None),
+        (32, 1, 32, None),
+    ],
+)
+def test_heads_are_shared_out_evenly_or_not_at_all(heads: int, keys: int, ranks: int, why: str | None) -> None:
+    said = uneven_heads(heads, keys, ranks)
+    assert said is None if why is None else why in str(said)
+
+
+def test_the_plan_shows_replicas() -> None:
+    config, plan = planned("rlvr_zero3_ulysses")
+    out = io.StringIO()
+    show_plan(config, plan, Console(file=out, width=200))
+    (line,) = [line for line in out.getvalue().splitlines() if "actor_train" in line and "deepspeed_train" in line]
+    assert "16 = 8 x 2" in line
+    assert plan.batch.updates_per_step == 1
+
+
+def of_roll(strategy: dict[str, Any]) -> Any:
+    done = translate({"actor_train": {"model_args": {"ulysses_size": 2}, "strategy_args": strategy}}, "")
+    assert "ulysses_size" not in done.values["actor_train"]["model_args"]
+    return done
+
+
+def test_rolls_key_is_deepspeeds() -> None:
+    done = of_roll({"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": {"stage": 3}}})
+    assert done.values["actor_train"]["strategy_args"]["strategy_config"]["sequence_parallel_size"] == 2
+    (warning,) = done.warnings
+    assert warning.startswith("actor_train.model_args.ulysses_size: read as strategy_args.strategy_config.sequence_parallel_size")
+    done = of_roll({"strategy_name": "hf_infer"})
+    assert done.warnings == ["actor_train.model_args.ulysses_size: 2 is ignored; deepspeed_train alone shares sequences out"]
+    done = of_roll({"strategy_name": "deepspeed_train", "strategy_config": {"sequence_parallel_size": 4}})
+    assert "sequence_parallel_size is 4" in str(done.faults[0])
