@@ -80,7 +80,7 @@ class Ppo(Objective):
         if self.dual_clip is None:
             return surrogate
         bound = torch.where(tokens.advantages < 0, -tokens.advantages * self.dual_clip, torch.inf)
-        return Surrogate(torch.minimum(surrogate.losses, bound), surrogate.ratio, surrogate.clipped)
+        return Surrogate(torch.minimum(surrogate.losses, bound), surrogate.ratio, surrogate.clipped | (surrogate.losses > bound))
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ def test_the_clip_fraction_counts_where_the_clipped_side_wins() -> None:
     inputs = inputs_of(tensor(1, 1, -1, -1), behaviour, None)
     metrics = PolicyLoss()(tensor(log(1.5), log(0.5), log(1.5), log(0.5)), behaviour, inputs).metrics
     assert metrics["policy/clip_fraction"].tolist() == [1, 0, 0, 1]
+    dual = PolicyLoss(Ppo(dual_clip=1.4))(tensor(log(1.5), log(0.5), log(1.5), log(0.5)), behaviour, inputs).metrics
+    assert dual["policy/clip_fraction"].tolist() == [1, 0, 1, 1], "the bound of the dual clip is one, too"
     torch.testing.assert_close(metrics["policy/ratio"], tensor(1.5, 0.5, 1.5, 0.5))
     # k3 of d = log(behaviour / policy) = -log r: 1 / r - 1 + log r.
     torch.testing.assert_close(metrics["policy/kl_behaviour"][:2], tensor(1 / 1.5 - 1 + log(1.5), 2 - 1 + log(0.5)))
