@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 from roll.config.shipped import MODELS, examples_folder
 
 NAMES = ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size", "num_attention_heads")
-HUB_CACHE = Path.home() / ".cache" / "huggingface" / "hub"
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,12 @@ def config_file(model: str) -> Path | None:
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder / "config.json"
-    snapshots = sorted((HUB_CACHE / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/config.json"))
+    snapshots = sorted((_hub_cache() / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/config.json"))
     shipped = examples_folder() / MODELS / model / "config.json"
     return snapshots[-1] if snapshots else shipped if shipped.is_file() else None
+
+
+def _hub_cache() -> Path:
+    """Where the Hub's library keeps what it has downloaded, by the variables that it reads itself."""
+    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()

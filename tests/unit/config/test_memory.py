@@ -132,6 +132,17 @@ def test_a_model_of_another_kind_has_no_shape(tmp_path: Path) -> None:
     assert config_file("nobody/has-this-model") is None
 
 
+@pytest.mark.parametrize(("variable", "below"), [("HF_HOME", "hub"), ("HF_HUB_CACHE", "")])
+def test_the_hub_s_cache_lies_where_its_library_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, below: str) -> None:
+    for name in ("HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    file = tmp_path / below / "models--maker--model" / "snapshots" / "abc" / "config.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    assert config_file("maker/model") == file
+
+
 def test_a_critic_holds_no_vocabulary_at_its_end(shape: ModelShape) -> None:
     """Of Qwen's 7.6 billion parameters, its head has 152064 x 3584."""
     assert shape.valuing_parameters == PUBLISHED_QWEN_7B - 152064 * 3584 + 3584
