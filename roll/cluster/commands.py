@@ -12,8 +12,6 @@ from roll.cluster.hostfile import Host
 AUTHENTICATION = ("env", "RAY_AUTH_MODE=token")
 """A cluster that others can reach asks for a token, which lies in the same file on every host."""
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
-TOKEN = ".ray/auth_token"
-"""Below the home folder."""
 
 
 @dataclass(frozen=True)
