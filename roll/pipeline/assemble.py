@@ -23,7 +23,7 @@ from roll.pipeline import wire_distill, wire_dpo, wire_reward_model, wire_rlvr, 
 from roll.pipeline.interrupt import Interrupt, terminate
 from roll.pipeline.keeper import Keeper
 from roll.pipeline.roles import Roles
-from roll.pipeline.stage import Stage
+from roll.pipeline.stage import Loop, Prepared, Stage
 from roll.pipeline.wire_offline import steps_of
 from roll.tracking.base import RunFacts
 from roll.tracking.console import console_tracker
@@ -69,7 +69,7 @@ def run(config: Config, plan: Plan) -> None:
             asyncio.run(_run(config, plan, prepared.loop, Stage(plan, session, keeper, tracker)))
 
 
-def last_step(config: Config, plan: Plan, prepared: wire_rlvr.Prepared) -> int:
+def last_step(config: Config, plan: Plan, prepared: Prepared) -> int:
     """Of the run: `max_steps`, or that which ends the last epoch."""
     if not isinstance(config, OfflineConfig) or prepared.rows is None:
         return config.max_steps
@@ -83,7 +83,7 @@ def _was_finished(config: Config, keeper: Keeper, steps: int) -> bool:
     return finished
 
 
-def prepare(config: Config) -> wire_rlvr.Prepared:
+def prepare(config: Config) -> Prepared:
     """Look through models and data.
 
     Raises:
@@ -120,7 +120,7 @@ def _log_failure(kind: type[BaseException] | None, error: BaseException | None, 
         LOG.info("%s\n%s", error, error.traceback)
 
 
-async def _run(config: Config, plan: Plan, loop: wire_rlvr.Loop, stage: Stage) -> None:
+async def _run(config: Config, plan: Plan, loop: Loop, stage: Stage) -> None:
     async with AsyncExitStack() as stack:
         with Interrupt() as interrupt:
             try:

@@ -6,9 +6,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import ParamSpec, TypeVar
 
+from roll.config.plan import Plan
+from roll.pipeline.roles import Roles
 from roll.tracking.stopwatch import Stopwatch
 from roll.types import Metrics
 from roll.workers.group import WorkerGroup
+from roll.workers.turns import Turns
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,3 +54,8 @@ class Meter:
         for role, stayed in self._resident.items():
             metrics[f"memory/{role}/resident_bytes"] = float(stayed)
         return metrics
+
+
+def meter_of(roles: Roles, plan: Plan, turns: Turns) -> Meter:
+    """Throughput is shared over the devices, or over the worker processes where all run on the CPU."""
+    return Meter(roles.groups, len(plan.devices) or sum(map(len, roles.groups.values())), turns.resident)

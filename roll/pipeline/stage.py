@@ -1,11 +1,15 @@
-"""What a loop finds set up when it begins."""
+"""What a loop is, and what it finds set up when it begins."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from roll.config.plan import Plan
+from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.keeper import Keeper
+from roll.pipeline.rlvr import Position
+from roll.pipeline.roles import Roles
 from roll.tracking.base import Tracker
 from roll.workers.cluster import ClusterSession
 
@@ -18,3 +22,16 @@ class Stage:
     session: ClusterSession
     keeper: Keeper
     tracker: Tracker
+
+
+Loop = Callable[[Roles, Stage, Interrupt], Awaitable[Position]]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Models and data were looked through."""
+
+    loop: Loop
+    """Ready to be given its surroundings."""
+    rows: int | None = None
+    """To train on, where the run ends once it has seen them `num_train_epochs` times; None where `max_steps` alone ends it."""

@@ -12,6 +12,7 @@ from roll.config.batch import learner
 from roll.config.placement import model_roles
 from roll.config.schema_model import DataArgs
 from roll.config.schema_offline import OfflineConfig
+from roll.data.dropped import report_dropped
 from roll.data.examples import ExampleSet, Kind, Limits, Part, prepare_examples
 from roll.data.sampler import LessonSampler
 from roll.models.load import check_readable, load_tokenizer
@@ -21,7 +22,6 @@ from roll.pipeline.meter import Meter
 from roll.pipeline.offline import Offline
 from roll.pipeline.roles import model_path
 from roll.pipeline.stage import Stage
-from roll.pipeline.wire_rlvr import report_dropped
 from roll.strategies.base import TrainResult
 from roll.types import Metrics, TrainBatch
 from roll.workers.actor_train import merge

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 
 from roll.algorithms.advantages import Normalisation
@@ -16,6 +14,7 @@ from roll.config.plan import Plan
 from roll.config.ratios import keeps_engine_log_probs, ratio_source
 from roll.config.schema import RlvrConfig
 from roll.config.schema_model import GeneratingArgs
+from roll.data.dropped import report_dropped
 from roll.data.prompts import PromptSet, prepare_prompts
 from roll.data.sampler import PromptSampler
 from roll.models.load import check_readable, load_tokenizer
@@ -24,9 +23,9 @@ from roll.pipeline import rlvr
 from roll.pipeline.arrange import Arrangement
 from roll.pipeline.evaluate import Evaluator
 from roll.pipeline.interrupt import Interrupt
-from roll.pipeline.meter import Meter
+from roll.pipeline.meter import Meter, meter_of
 from roll.pipeline.roles import Roles, model_path
-from roll.pipeline.stage import Stage
+from roll.pipeline.stage import Prepared, Stage
 from roll.pipeline.wire_critic import kept, learning
 from roll.rollout.batch import Shaping, token_count
 from roll.rollout.credit import Credit, CreditAssignment
@@ -38,20 +37,6 @@ from roll.weight_sync.sync import WeightSync
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain
 from roll.workers.rewards import Rewards
-from roll.workers.turns import Turns
-
-LOG = logging.getLogger(__name__)
-Loop = Callable[[Roles, Stage, Interrupt], Awaitable[rlvr.Position]]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Models and data were looked through."""
-
-    loop: Loop
-    """Ready to be given its surroundings."""
-    rows: int | None = None
-    """To train on, where the run ends once it has seen them `num_train_epochs` times; None where `max_steps` alone ends it."""
 
 
 def prepare(config: RlvrConfig) -> Prepared:
@@ -75,13 +60,6 @@ def prepare(config: RlvrConfig) -> Prepared:
     if config.adv_estimator == "step_reinforce":
         locate = TurnEnds(partial(tokenizer.decode, skip_special_tokens=True))  # pyright: ignore[reportArgumentType]  # one text for one list
     return Prepared(partial(_loop, config, training, held_out, locate))
-
-
-def report_dropped(too_long: Mapping[str, int], key: str, limit: int) -> None:
-    """Warn of rows that were left out, by file."""
-    for file, count in too_long.items():
-        if count:
-            LOG.warning("%s: %d rows are longer than %s=%d tokens and were left out", file, count, key, limit)
 
 
 async def _loop(
@@ -130,11 +108,6 @@ async def _loop(
             max_steps=config.max_steps,
         )
         return await rlvr.train(parts, position)
-
-
-def meter_of(roles: Roles, plan: Plan, turns: Turns) -> Meter:
-    """Throughput is shared over the devices, or over the worker processes where all run on the CPU."""
-    return Meter(roles.groups, len(plan.devices) or sum(map(len, roles.groups.values())), turns.resident)
 
 
 async def open_ways(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, actor_infer: ActorInfer) -> None:
