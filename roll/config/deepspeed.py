@@ -105,7 +105,7 @@ def _recomputing(settings: DeepSpeedConfig, where: str, name: str, role: Role) -
     given = settings.activation_checkpointing or {}
     for key, value in given.items():
         if key == "partition_activations" and value:
-            problem = "true, but no two ranks hold the same activations: there is no model parallelism"
+            problem = "true, but layers are recomputed by torch, which shares no activations out over ranks"
             yield Fault(f"{where}.{key}", problem, f"remove it; {RECOMPUTES} keeps them in host memory")
         elif key != RECOMPUTES and value:
             problem = f"{value!r}: layers are recomputed by torch, and of this block {RECOMPUTES} alone has a meaning"

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from roll.config.deepspeed_keys import REFUSED
 from roll.config.fields import DISCRIMINATOR, dotted, homes, section_at, sections
 from roll.errors import Fault
 
@@ -59,6 +60,9 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
         return foreign
     name = str(place[-1])
     section = section_at(root, place[:-1], values)
+    if section is not None and section.__name__ == "DeepSpeedConfig" and name in REFUSED:
+        why, instead = REFUSED[name]
+        return Fault(dotted(place), f"{shown(value)}, but {why}", f"remove it; {instead}")
     known = sorted(section.model_fields) if section else []
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     elsewhere = [path for path in homes(root, name) if path != dotted(place)]

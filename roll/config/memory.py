@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from roll.config.deepspeed import deepspeed_config
 from roll.config.model_shape import ModelShape
-from roll.config.placement import RolePlan, sequence_parallel, vllm_config
+from roll.config.placement import RolePlan, sequence_parallel, tensor_parallel, vllm_config
 from roll.config.schema_model import ModelArgs
 from roll.config.schema_roles import Critic, Learner, Role
 
@@ -48,7 +48,7 @@ def estimate(plan: RolePlan, role: Role, shape: ModelShape, longest: int) -> Rol
 
     Args:
         longest: tokens of the longest sequence; a micro-batch is never smaller than one sequence. The ranks of sequence parallelism
-            share its tokens out.
+            share its tokens out, and those of tensor parallelism the layers.
     """
     engine = vllm_config(role)
     width = 4 if role.model_args.dtype == "fp32" else 2
@@ -59,6 +59,7 @@ def estimate(plan: RolePlan, role: Role, shape: ModelShape, longest: int) -> Rol
         return RoleMemory({"weights": weights}, reserved_fraction=engine.gpu_memory_utilization)
     tokens = -(-max(plan.tokens_per_microbatch or 0, longest) // sequence_parallel(role))
     logits = {} if isinstance(role, Critic) else {"logits": logit_bytes(shape, tokens, width)}
+    shape = shape.part(tensor_parallel(role))
     if isinstance(role, Learner):
         states, host = _training_states(plan, role, shape)
         recomputed = checkpointed_layers(role.model_args.gradient_checkpointing, shape.num_hidden_layers)
@@ -73,7 +74,7 @@ def _training_states(plan: RolePlan, role: Learner, shape: ModelShape) -> tuple[
     """Bytes on the device by kind, and bytes moved to the host."""
     settings = deepspeed_config(role)
     assert settings is not None, "a role that trains runs on DeepSpeed"
-    zero, model, ranks = settings.zero_optimization, role.model_args, plan.ranks
+    zero, model, ranks = settings.zero_optimization, role.model_args, plan.ranks // tensor_parallel(role)
     full, width, states = shape.parameters, 4 if model.dtype == "fp32" else 2, 8 if model.dtype == "fp32" else 12
     if isinstance(role, Critic):
         full = shape.valuing_parameters

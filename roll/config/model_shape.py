@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,11 @@ class ModelShape:
     def attention_cost(self) -> float:
         """Work of attending to one earlier token, where one is processing a token: causal scores and values against all products."""
         return self.num_hidden_layers * self.num_attention_heads * self.head_dim / self.parameters
+
+    def part(self, ranks: int) -> ModelShape:
+        """What one of so many ranks holds where they share the linear layers out."""
+        heads, keys, inner = self.num_attention_heads, self.num_key_value_heads, self.intermediate_size
+        return replace(self, num_attention_heads=heads // ranks, num_key_value_heads=keys // ranks, intermediate_size=inner // ranks)
 
     def adapter_parameters(self, lora_target: str, rank: int) -> int:
         """Parameters of LoRA adapters on comma-separated modules or `all-linear`; names of no linear layer count nothing."""

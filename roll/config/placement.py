@@ -82,9 +82,15 @@ def sequence_parallel(role: Role) -> int:
     return strategy.strategy_config.sequence_parallel_size if isinstance(strategy, DeepSpeedTrainStrategy) else 1
 
 
+def tensor_parallel(role: Role) -> int:
+    """Ranks that share the model's linear layers out."""
+    strategy = role.strategy_args
+    return strategy.strategy_config.tensor_parallel_size if isinstance(strategy, DeepSpeedTrainStrategy) else 1
+
+
 def replica_size(role: Role) -> int:
     """Ranks that work on the same micro-batches."""
-    return sequence_parallel(role)
+    return sequence_parallel(role) * tensor_parallel(role)
 
 
 def ranks(role: Role) -> int:

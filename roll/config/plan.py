@@ -15,6 +15,7 @@ from roll.config.placement import RolePlan, model_roles, place, placement_faults
 from roll.config.schema import Config, RlvrConfig
 from roll.config.schema_offline import DpoConfig
 from roll.config.sequence_parallel import sequence_parallel_faults
+from roll.config.tensor_parallel import tensor_parallel_faults
 from roll.errors import ConfigError, Fault
 
 ReferencePlan = Literal["unused", "role", "adapter_off"]
@@ -58,7 +59,7 @@ def make_plan(config: Config) -> Plan:
     """
     faults = [*placement_faults(config), *agreement_faults(config), *deepspeed_faults(config), *batch_faults(config)]
     found = look(config)
-    faults += [*found.faults, *sequence_parallel_faults(config, found.shapes)]
+    faults += [*found.faults, *sequence_parallel_faults(config, found.shapes), *tensor_parallel_faults(config, found.shapes)]
     warnings = [*placement_warnings(config), *agreement_warnings(config)]
     if config.dry_run:
         warnings += [f"{fault.place}: {fault.problem}; {fault.remedy}" for fault in found.missing]

@@ -38,6 +38,18 @@ class ZeroOptimization(Section):
     offload_param: ZeroOffload | None = Field(None, description="Keep parameters off the device (stage 3).")
 
 
+class TensorParallel(Section):
+    """DeepSpeed's `tensor_parallel` block (AutoTP). What is shared out is what the model's own plan in transformers names."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    autotp_size: NonNegativeInt = Field(
+        description="`deepspeed_train`: so many neighbouring ranks are a replica, which shares the linear layers of the model out; "
+        "0 and 1 share nothing. See docs/deepspeed.md for what it goes with."
+    )
+    tp_overlap_comm: bool = Field(False, description="In the backward pass, add gradients up over the replica while others are computed.")
+
+
 class DeepSpeedConfig(Section):
     """DeepSpeed's own configuration. Precision, batch sizes and clipping come from the role's other keys."""
 
@@ -58,6 +70,7 @@ class DeepSpeedConfig(Section):
     data_types: dict[str, Any] | None = Field(None, description="DeepSpeed's `data_types` block (`grad_accum_dtype`).")
     activation_checkpointing: dict[str, Any] | None = Field(None, description="DeepSpeed's block of this name.")
     aio: dict[str, Any] | None = Field(None, description="Asynchronous NVMe I/O.")
+    tensor_parallel: TensorParallel | None = Field(None, description="Tensor parallelism (AutoTP).")
     zero_allow_untested_optimizer: Literal[True] | None = Field(None, description="True also where not given: roll makes the optimizer.")
     sequence_parallel_size: PositiveInt = Field(
         1,
@@ -65,6 +78,11 @@ class DeepSpeedConfig(Section):
         "micro-batch out, and its activations. `max_tokens_per_microbatch` and `per_device_train_batch_size` are a replica's.",
     )
     zero_force_ds_cpu_optimizer: Literal[False] | None = Field(None, description="False also where not given, for the same reason.")
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Ranks that share the model's linear layers out."""
+        return max(1, self.tensor_parallel.autotp_size) if self.tensor_parallel else 1
 
 
 class VllmConfig(Section):

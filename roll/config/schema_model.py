@@ -72,7 +72,7 @@ class TrainingArgs(Section):
     per_device_train_batch_size: PositiveInt = Field(
         1,
         description="With `gradient_accumulation_steps` and the number of ranks, the sequences of one optimizer update. Ranks that "
-        "share sequences (`sequence_parallel_size`) count as one.",
+        "share sequences (`sequence_parallel_size`, `autotp_size`) count as one.",
     )
     gradient_accumulation_steps: PositiveInt = Field(1, description="See `per_device_train_batch_size`.")
     max_consecutive_skips: NonNegativeInt = Field(

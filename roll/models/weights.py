@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from peft import PeftModel
@@ -37,11 +38,11 @@ class WeightView:
 
     def model_specs(self) -> list[TensorSpec]:
         """The whole model in its own order."""
-        return [_spec(name, parameter) for name, parameter in self._model.items()]
+        return [self._spec(name, parameter) for name, parameter in self._model.items()]
 
     def adapter_specs(self) -> list[TensorSpec]:
         """The adapter under PEFT's names."""
-        return [_spec(name, parameter) for name, parameter in self._adapter.items()]
+        return [self._spec(name, parameter) for name, parameter in self._adapter.items()]
 
     def model_parameters(self, names: Sequence[str]) -> list[nn.Parameter]:
         """What must be gathered to read `model_tensors(names)`."""
@@ -62,19 +63,23 @@ class WeightView:
 
     def adapter_tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
         """The adapter's tensors. Good for as long as the parameters are gathered."""
-        return {name: self._adapter[name].detach() for name in names}
+        return {name: self.tensor(self._adapter[name]) for name in names}
+
+    def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
+        """Of the whole parameter, wherever its parts are."""
+        return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+    def tensor(self, parameter: nn.Parameter) -> Tensor:
+        """The whole of a gathered parameter."""
+        return parameter.detach()
 
     def _merged(self, name: str) -> Tensor:
-        weight = self._model[name].detach()
+        weight = self.tensor(self._model[name])
         if name not in self._layers:
             return weight
         # In fp32, and rounded once: merging in bf16 would lose most of a small adapter.
         return (weight.float() + self._layers[name].get_delta_weight(ADAPTER).detach().float()).to(weight.dtype)
 
-
-def _spec(name: str, parameter: nn.Parameter) -> TensorSpec:
-    shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
-    count = 1
-    for size in shape:
-        count *= size
-    return TensorSpec(name, str(parameter.dtype), shape, count * parameter.element_size())
+    def _spec(self, name: str, parameter: nn.Parameter) -> TensorSpec:
+        shape = self.shape(parameter)
+        return TensorSpec(name, str(parameter.dtype), shape, math.prod(shape) * parameter.element_size())

@@ -34,11 +34,13 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> boo
     """Bring weights, optimizer and schedule to where the checkpoint was written; whether its ranks' random states apply, too.
 
     Raises:
-        CheckpointError: there is nothing to load, or another number of ranks wrote it.
+        CheckpointError: there is nothing to load, or another number of ranks wrote it, or they shared the model out in another way.
     """
     if (folder / UNIVERSAL).is_dir():
         if engine.zero_optimization_stage() == 0:
             raise CheckpointError(f"{folder} is a universal checkpoint, which ZeRO-1, 2 and 3 can load and ZeRO-0 cannot")
+        if engine.autotp_size() > 1:
+            raise CheckpointError(f"{folder} is a universal checkpoint, which is not loaded with tensor_parallel: remove it")
         _load_universal(engine, folder)
         return False
     if not (folder / TAG).is_dir():
@@ -49,8 +51,15 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> boo
             f"{folder} was written by {written} ranks, and there are {world_size}; `python -m roll.export {folder} OUT --format universal` "
             "makes one of it that any number of ranks can load: start with resume_from_checkpoint=OUT"
         )
+    if (written := parts(folder)) != max(1, engine.autotp_size()):
+        raise CheckpointError(f"{folder} was written with an autotp_size of {written}: resume with the same")
     engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=strict)
     return True
+
+
+def parts(checkpoint: Path) -> int:
+    """Ranks that the model was shared out over by tensor parallelism when a checkpoint was written."""
+    return len({file.name.rpartition("mp_rank_")[2] for file in (checkpoint / TAG).glob("*mp_rank_*_model_states.pt")})
 
 
 def _load_universal(engine: Any, folder: Path) -> None:
@@ -74,8 +83,9 @@ def to_universal(checkpoint: Path, out: Path) -> None:
     """Write the folder `UNIVERSAL` of `out` from the states in `checkpoint`.
 
     Raises:
-        CheckpointError: the checkpoint is of ZeRO-0, which does not share states out.
+        CheckpointError: the checkpoint is of ZeRO-0, which does not share states out, or of tensor parallelism.
     """
+    _check_whole(checkpoint)
     if zero_stage(checkpoint) == 0:
         raise CheckpointError(f"{checkpoint} was written without ZeRO, so its states are not shared out over ranks; use stage 1, 2 or 3")
     # More than one worker would be forked beside torch's threads, and wait for ever.
@@ -84,6 +94,14 @@ def to_universal(checkpoint: Path, out: Path) -> None:
         Namespace(input_folder=str(checkpoint / TAG), output_folder=str(out / UNIVERSAL), inject_missing_state=True, **arguments)
     )
     (out / "latest_universal").unlink(missing_ok=True)
+
+
+def _check_whole(checkpoint: Path) -> None:
+    if (count := parts(checkpoint)) > 1:
+        raise CheckpointError(
+            f"{checkpoint} was written with an autotp_size of {count}, and holds each tensor in parts: resume the run on the same ranks, "
+            "which writes the whole model at its end"
+        )
 
 
 def zero_stage(checkpoint: Path) -> int:
@@ -102,10 +120,11 @@ def weights(checkpoint: Path, as_held: bool) -> dict[str, Tensor]:
             bit; else in fp32 where ZeRO keeps such weights.
 
     Raises:
-        CheckpointError: there is no state of a trainer in it.
+        CheckpointError: there is no state of a trainer in it, or one of tensor parallelism.
     """
     if not (checkpoint / TAG).is_dir():
         raise CheckpointError(f"there is no state of the trainer in {checkpoint}: it lacks the folder '{TAG}'")
+    _check_whole(checkpoint)
     held: dict[str, Tensor] = torch.load(
         sorted((checkpoint / TAG).glob("*_model_states.pt"))[0], map_location="cpu", weights_only=False, mmap=True
     )["module"]

@@ -90,6 +90,8 @@ def deepspeed_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float |
     }
     # DeepSpeed averages gradients over all ranks, whatever they share, and the weights of the losses say the rest.
     del out["sequence_parallel_size"]
+    if config.tensor_parallel_size == 1:
+        out.pop("tensor_parallel", None)
     out.pop("train_batch_size", None)
     out.pop("gradient_clipping", None)
     if max_grad_norm is not None:

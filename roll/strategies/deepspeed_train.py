@@ -39,6 +39,7 @@ from roll.strategies.deepspeed_setup import (
     scale_of,
     sequence_group,
 )
+from roll.strategies.deepspeed_tensor import prepare, whole_weights
 from roll.strategies.finite import FiniteWatch
 from roll.strategies.loss_inputs import loss_inputs
 from roll.strategies.memory_guard import (
@@ -107,11 +108,14 @@ class DeepSpeedTrain:
         self._arrange_layers(model)
         optimizer, schedule = optimizer_and_schedule(model, settings.training, settings.deepspeed, settings.total_updates, rank)
         self._finite = FiniteWatch(model, rank, settings.training.max_consecutive_skips)
+        self._sharers = settings.deepspeed.tensor_parallel_size
+        if self._sharers > 1:
+            prepare(model, self._sharers, rank)
         self._engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
         undo_first_step(self._engine)
         self._model, self._optimizer = model, optimizer
         self._offload = Offload(rank.device)
-        self._weights = WeightView(model.model)
+        self._weights = whole_weights(self._engine, model.model) if self._sharers > 1 else WeightView(model.model)
         self._sender = DeviceSender(torch.device(rank.device))
 
     def _arrange_layers(self, model: PackedModel) -> None:
@@ -130,11 +134,12 @@ class DeepSpeedTrain:
 
     def _watch_memory(self) -> tuple[MemoryGuard, AutoCheckpointing | None]:
         model_args, causal, rank = self._settings.model_args, self._model.causal, self._rank
-        shape, layers = shape_of(causal.config.to_dict()), len(decoder_layers(causal))
+        whole, layers = shape_of(causal.config.to_dict()), len(decoder_layers(causal))
         most = over_hosts(rank.world_size, rank.timeout) if rank.world_size > 1 else alone
-        if shape is None:  # a model of another kind: nothing is expected of it until it was measured
+        if whole is None:  # a model of another kind: nothing is expected of it until it was measured
             return MemoryGuard(self._settings.token_budget, Need(0, 0.0), CudaMemory(), most), None
         width, compiled = 4 if model_args.dtype == "fp32" else 2, compiles(model_args, on_gpu=True)
+        shape = whole.part(self._sharers)
         budget, sharing = self._settings.token_budget, self._over.size if self._over else 1
         count = checkpointed_layers(model_args.gradient_checkpointing, layers)
         logits = head_bytes(shape, -(-budget // sharing), width, not self._is_lora) if isinstance(self._model, PackedPolicy) else 0
@@ -176,15 +181,15 @@ class DeepSpeedTrain:
 
     def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_of: Callable[[MicroBatch], Tensor]) -> None:
         """Add up the gradients of an update."""
-        # DeepSpeed averages gradients over ranks. The weights of a loss sum to one over all replicas, and ranks that share a
-        # micro-batch's tokens out have the gradients of their own.
-        scale = self._rank.world_size
+        # DeepSpeed averages gradients over ranks, but not over those that share the model out. The weights of a loss sum to one over all
+        # replicas, and ranks that share a micro-batch's tokens out have the gradients of their own.
+        scale = self._rank.world_size // self._sharers
         if self._guard is None:
             for micro_batch in micro_batches:
                 self._backward(micro_batch, loss_of(micro_batch) * scale)
             return
         # An error amid a forward pass leaves nothing behind, unless ranks or hooks of ZeRO-3 are in step with it.
-        retries = scale == 1 and self._shards_at_load is None
+        retries = self._rank.world_size == 1 and self._shards_at_load is None
         queue = self._guard.within_budget(micro_batches)
         while queue:
             queue = self._guard.admit(queue)

@@ -35,7 +35,7 @@ CASES = [
     (
         [f"+{DEEPSPEED}.activation_checkpointing.partition_activations=true"],
         "activation_checkpointing.partition_activations",
-        "no model parallelism",
+        "shares no activations out",
         "cpu_checkpointing",
     ),
     (
@@ -50,7 +50,6 @@ CASES = [
         "is none",
         "recomputed",
     ),
-    ([f"{DEEPSPEED}.tensor_parallel={{autotp_size: 2}}"], "strategy_config.tensor_parallel", "autotp_size", "known keys"),
     ([f"{DEEPSPEED}.sequence_parallel_size=2"], ULYSSES, "2, but actor_train has 1 rank(s)", "give a divisor of the ranks"),
     ([f"{DEEPSPEED}.sequence_parallel_size=4", "actor_train.device_mapping=[0,1,2,3,4,5]"], ULYSSES, "6 rank(s)", "change device_mapping"),
     ([f"{DEEPSPEED}.sequence_parallel_size=3", "actor_train.world_size=3"], ULYSSES, "4 attention heads", "give a divisor of 4"),

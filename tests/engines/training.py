@@ -61,6 +61,10 @@ class Case:
     """All sequences of an update in one micro-batch, where there is one rank."""
     sequence_parallel: int = 1
     """Ranks that share the tokens of a micro-batch out."""
+    tensor_parallel: int = 1
+    """Ranks that share the model's linear layers out."""
+    overlap: bool = False
+    """Their sums of gradients overlap with computing others."""
 
     @property
     def name(self) -> str:
@@ -69,6 +73,7 @@ class Case:
         parts += [f"checkpointing {self.checkpointing}"] * (self.checkpointing != "all") + ["compiled"] * self.compiled
         parts += ["dropout"] * (self.dropout > 0) + ["one micro-batch"] * self.whole + ["short"] * self.short
         parts += [f"over {self.sequence_parallel}"] * (self.sequence_parallel > 1)
+        parts += [f"model over {self.tensor_parallel}"] * (self.tensor_parallel > 1) + ["overlapped"] * self.overlap
         return ", ".join(parts).replace(" ", "_")
 
 
@@ -138,7 +143,13 @@ def settings(case: Case, model: Path, seed: int, **more: Any) -> Any:
         str(model),
         model_args(case),
         TrainingArgs.model_validate(training),
-        DeepSpeedConfig.model_validate({"zero_optimization": ZERO[case.stage], "sequence_parallel_size": case.sequence_parallel}),
+        DeepSpeedConfig.model_validate(
+            {
+                "zero_optimization": ZERO[case.stage],
+                "sequence_parallel_size": case.sequence_parallel,
+                "tensor_parallel": {"autotp_size": case.tensor_parallel, "tp_overlap_comm": case.overlap},
+            }
+        ),
         max_grad_norm=MAX_GRAD_NORM,
         total_updates=10,
         token_budget=TOKEN_BUDGET,

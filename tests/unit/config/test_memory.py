@@ -35,11 +35,12 @@ def shape(tmp_path: Path) -> ModelShape:
 
 def trainer(stage: int, ranks: int, **keys: object) -> ActorTrain:
     zero = {"stage": stage} | {key: value for key, value in keys.items() if key.startswith("offload")}
+    settings = {"zero_optimization": zero, "tensor_parallel": keys.pop("tensor_parallel", None)}
     return ActorTrain.model_validate(
         {
             "model_args": {key: value for key, value in keys.items() if not key.startswith("offload")},
             "data_args": {"file_name": "x", "prompt": "p"},
-            "strategy_args": {"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": zero}},
+            "strategy_args": {"strategy_name": "deepspeed_train", "strategy_config": settings},
             "device_mapping": tuple(range(ranks)),
         }
     )
@@ -152,3 +153,10 @@ def test_a_critic_holds_no_vocabulary_at_its_end(shape: ModelShape) -> None:
     assert "logits" in policy and "logits" not in value
     assert value["weights"] == 2 * shape.valuing_parameters
     assert value["activations"] == policy["activations"]
+
+
+def test_tensor_parallelism_shares_out_the_linear_layers_and_zero_its_replicas(shape: ModelShape) -> None:
+    role = trainer(1, 8, dtype="bf16", tensor_parallel={"autotp_size": 4})
+    whole = 2 * shape.vocab_size * shape.hidden_size + (2 * shape.num_hidden_layers + 1) * shape.hidden_size
+    held = whole + (PUBLISHED_QWEN_7B - whole) // 4
+    assert states(role, shape) == {"weights": 2 * held, "gradients": 2 * held, "optimizer": 12 * held // 2}

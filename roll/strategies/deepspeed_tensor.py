@@ -1,0 +1,78 @@
+"""Tensor parallelism by DeepSpeed's AutoTP: the neighbouring ranks of a replica share the linear layers of a model out.
+
+What is shared out is what the model's own plan names (`base_model_tp_plan` of its transformers configuration): the columns of what
+leads into attention's heads and into the MLP, the rows of what leads out of them. Embedding, norms and head stay whole, and each rank
+has their whole gradient, for what it computes them from is whole again after each row-parallel layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from deepspeed.checkpoint.constants import DS_AUTOTP_UC_META
+from deepspeed.module_inject.tp_plan_converter import SUPPORTED_STYLES
+from deepspeed.utils import groups
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from roll.config.model_shape import shape_of
+from roll.config.tensor_parallel import uneven
+from roll.errors import ConfigError, Fault
+from roll.models.load import PackedModel
+from roll.models.weights import WeightView
+from roll.strategies.base import Rank
+
+
+def prepare(model: PackedModel, size: int, rank: Rank) -> None:
+    """Let DeepSpeed find the plan, which it looks for on what it is given.
+
+    Raises:
+        ConfigError: the model cannot be shared out so.
+    """
+    config: Any = model.causal.config
+    if why := _no_plan(config.base_model_tp_plan, config.model_type) or uneven(shape_of(config.to_dict()), size):
+        where = f"{rank.role}.strategy_args.strategy_config.tensor_parallel.autotp_size"
+        raise ConfigError([Fault(where, f"{size}, but {why}", "remove it, or give a size that the model allows")])
+    vars(model)["config"] = config
+
+
+def _no_plan(plan: Mapping[str, str] | None, kind: str) -> str | None:
+    """Why DeepSpeed cannot follow a model's plan, if it cannot."""
+    if not plan:
+        return f"transformers has no plan for models of type {kind}"
+    foreign = sorted({style.lower() for style in plan.values()} - SUPPORTED_STYLES)
+    return f"the plan of models of type {kind} has parts that DeepSpeed's AutoTP does not know: {', '.join(foreign)}" if foreign else None
+
+
+def whole_weights(engine: Any, model: PreTrainedModel | PeftModel) -> SharedWeights:
+    """The view of a model that an engine has shared out. The engine takes `PackedInputs` from here on."""
+    # DeepSpeed's check that the ranks of a replica are given the same, at the first forward pass, compares them with `!=`.
+    engine.first_dataloader_check.remove()
+    return SharedWeights(model)
+
+
+class SharedWeights(WeightView):
+    """Whole tensors of a model that is shared out. To read one is a collective of the replica's ranks."""
+
+    def __init__(self, model: PreTrainedModel | PeftModel) -> None:
+        super().__init__(model)
+        self._group = groups.get_tensor_model_parallel_group()
+
+    def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
+        """Of the whole."""
+        layout = getattr(parameter, DS_AUTOTP_UC_META, None)
+        return super().shape(parameter) if layout is None else tuple(layout["logical_shape"])
+
+    def tensor(self, parameter: nn.Parameter) -> Tensor:
+        """The parts of all ranks, put together along the dimension that they are cut along."""
+        layout = getattr(parameter, DS_AUTOTP_UC_META, None)
+        part = super().tensor(parameter)
+        if layout is None or layout["partition_dim"] is None:
+            return part
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in layout["partition_sizes"]]
+        torch.distributed.all_gather(parts, part, group=self._group)
+        return torch.cat(parts, layout["partition_dim"])

@@ -1,0 +1,58 @@
+"""What tensor parallelism does not go with, and DeepSpeed's other blocks of parallelism: exit status 2, place, value and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+DEEPSPEED = "deepspeed_zero3"
+SIZE = f"+{DEEPSPEED}.tensor_parallel.autotp_size=2"
+STAGE = f"{DEEPSPEED}.zero_optimization.stage"
+RANKS = "+actor_train.world_size=2"
+SOUND = [SIZE, f"{STAGE}=2", RANKS]
+BLOCK = "actor_train.strategy_args.strategy_config.tensor_parallel"
+HEADS = "the model's 4 attention and 4 key-value heads cannot be shared out over 3 ranks"
+
+CASES = [
+    (
+        [SIZE, RANKS],
+        f"{BLOCK}.autotp_size",
+        "2, but transformers loads no weights into a model that ZeRO-3 and AutoTP shard",
+        "use stage 1 or 2",
+    ),
+    (
+        [*SOUND, f"{STAGE}=0", "actor_train.model_args.dtype=bf16"],
+        f"{BLOCK}.autotp_size",
+        "in bf16 DeepSpeed's stage 0",
+        "use stage 1 or 2",
+    ),
+    ([*SOUND, "actor_train.model_args.dtype=fp16"], f"{BLOCK}.autotp_size", "only bf16 and fp32 have been run", "to bf16"),
+    ([*SOUND, "+actor_train.model_args.lora_target=all-linear"], f"{BLOCK}.autotp_size", "its adapter is lost", "LoRA with ZeRO-3"),
+    ([*SOUND, f"+{DEEPSPEED}.sequence_parallel_size=2"], f"{BLOCK}.autotp_size", "sequence_parallel_size is 2", "one of the two"),
+    ([*SOUND, "actor_train.world_size=3"], f"{BLOCK}.autotp_size", "2, but actor_train has 3 rank(s)", "give a divisor of the ranks"),
+    ([*SOUND, f"{DEEPSPEED}.tensor_parallel.autotp_size=3", "actor_train.world_size=3"], f"{BLOCK}.autotp_size", HEADS, "divisor"),
+    ([*SOUND, f"{DEEPSPEED}.tensor_parallel.autotp_size=-2"], f"{BLOCK}.autotp_size", "-2", "at least 0"),
+    (
+        [*SOUND, f"+{DEEPSPEED}.tensor_parallel.preset_model=qwen2"],
+        f"{BLOCK}.preset_model",
+        "the model's own plan",
+        "autotp_size and tp_overlap_comm",
+    ),
+    ([*SOUND, f"+{DEEPSPEED}.tensor_parallel.vocab_parallel_lm_head=true"], f"{BLOCK}.vocab_parallel_lm_head", "whole matrix", "remove it"),
+    ([*SOUND, f"+{DEEPSPEED}.tensor_parallel.autotp_sise=2"], f"{BLOCK}.autotp_sise", "did you mean 'autotp_size'", "remove it"),
+    ([f"+{DEEPSPEED}.pipeline={{stages: 2}}"], "strategy_config.pipeline", "PipelineModule", "use ZeRO-3, tensor_parallel"),
+    ([f"+{DEEPSPEED}.expert_parallel={{enabled: true}}"], "strategy_config.expert_parallel", "finds no experts", "use ZeRO-3"),
+    ([f"+{DEEPSPEED}.autotp_size=2"], "strategy_config.autotp_size", "block of its own", "tensor_parallel: {autotp_size"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "place", "value", "remedy"), CASES, ids=[" ".join(case[0])[-70:] for case in CASES])
+def test_a_combination_is_refused(refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str) -> None:
+    message = refused(*overrides)
+    faults = message.split("\n  ")
+    said = [index for index, line in enumerate(faults) if f"{place}:" in line]
+    assert said, message
+    fault = "\n".join("\n".join(faults[index : index + 2]) for index in said)
+    assert value in fault, message
+    assert remedy in fault, message

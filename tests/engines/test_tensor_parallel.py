@@ -1,0 +1,208 @@
+"""Ranks that share the model's linear layers out by DeepSpeed's AutoTP train it as one process does that has it whole."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer, GPT2Config, Phi3Config, PreTrainedConfig, Qwen3Config, Qwen3ForCausalLM
+
+from roll.errors import CheckpointError, ConfigError
+from roll.models.load import PackedPolicy, load_causal_model
+from roll.strategies.base import Rank
+from roll.types import TrainBatch
+from roll.workers.actor_train import merge
+from tests.engines.plain import PlainUpdate, plain_updates
+from tests.engines.ranks import run_ranks
+from tests.engines.serving import served_ranks
+from tests.engines.test_sequence_parallel import BUDGET, KINDS, step
+from tests.engines.test_train import FP32, assert_close, batch, gathered, score, shares, take  # noqa: F401  (the fixture)
+from tests.engines.training import SEED, Case, Outcome, Work, settings, train_cases
+
+SHARED = 2
+"""Ranks of a replica."""
+PLAIN, ZERO_2 = Case(0, False, tensor_parallel=SHARED), Case(2, False, tensor_parallel=SHARED, overlap=True)
+BF16 = Case(1, False, dtype="bf16", tensor_parallel=SHARED)
+COMPILED = Case(2, False, checkpointing="none", compiled=True, tensor_parallel=SHARED)
+EXACT = [(1, PLAIN), (1, COMPILED), (2, ZERO_2)]
+"""By the number of replicas."""
+RUNS = [*EXACT, (1, BF16)]
+
+Runs = dict[tuple[int, Case], list[Outcome]]
+
+
+def identify(value: object) -> str | None:
+    return value.name if isinstance(value, Case) else f"{value}_replicas" if isinstance(value, int) else None
+
+
+each_run = pytest.mark.parametrize(("replicas", "case"), RUNS, ids=identify)
+each_exact_run = pytest.mark.parametrize(("replicas", "case"), EXACT, ids=identify)
+
+
+def works(batch: TrainBatch, replicas: int) -> dict[bool, list[Work]]:  # noqa: F811
+    """By rank: those of a replica do the same."""
+    return {False: [share for share in shares(batch, replicas, whole=False) for _ in range(SHARED)]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tensor")
+
+
+@pytest.fixture(scope="module")
+def model(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With what AutoTP treats in different ways: biases of rows and of columns, and norms of single heads."""
+    own = AutoConfig.from_pretrained(small_model).to_dict()
+    same = {name: own[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
+    config = Qwen3Config(**same, num_key_value_heads=2, head_dim=32, initializer_range=0.05, attention_bias=True, tie_word_embeddings=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(6)
+        made = Qwen3ForCausalLM(config)
+        for parameter in made.parameters():
+            if parameter.ndim == 1:  # all biases are 0 and all norms 1 where nothing was learnt
+                parameter.data += torch.randn_like(parameter) / 10
+    folder = tmp_path_factory.mktemp("models") / "normed"
+    made.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(small_model).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def outcomes(batch: TrainBatch, model: Path, folder: Path) -> Runs:  # noqa: F811
+    """Every run, by rank."""
+    out: Runs = {}
+    for replicas in (1, 2):
+        cases, here = [case for count, case in RUNS if count == replicas], folder / str(replicas)
+        by_rank = run_ranks(train_cases, SHARED * replicas, here, cases, model, works(batch, replicas), here, seconds=150)
+        out |= {(replicas, case): [outcome[number] for outcome in by_rank] for number, case in enumerate(cases)}
+    return out
+
+
+@pytest.fixture(scope="module")
+def plain(batch: TrainBatch, model: Path) -> list[PlainUpdate]:  # noqa: F811
+    """The four updates by hand, in one process and in float64."""
+    one, two = take(batch, [0, 1, 2, 3]), take(batch, [4, 5, 6, 7])
+    return plain_updates(model, False, [one, two, one, two])
+
+
+def assert_near(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Every tensor, relative to its norm."""
+    assert got.keys() == expected.keys()
+    for name, tensor in got.items():
+        difference = float((tensor.double() - expected[name].double()).norm() / expected[name].double().norm())
+        assert difference < 1e-5, f"{name}: {difference:.1e}"
+
+
+@each_exact_run
+def test_weights_are_those_of_one_process(outcomes: Runs, plain: list[PlainUpdate], replicas: int, case: Case) -> None:
+    of_rank_0 = outcomes[replicas, case][0]
+    assert_near(of_rank_0.first, plain[0].weights)
+    assert_near(of_rank_0.second, plain[3].weights)
+    assert max(float((tensor - of_rank_0.first[name]).abs().max()) for name, tensor in of_rank_0.second.items()) > 1e-3
+
+
+@each_exact_run
+def test_metrics_count_each_replica_once(outcomes: Runs, plain: list[PlainUpdate], replicas: int, case: Case) -> None:
+    by_rank = outcomes[replicas, case]
+    assert all(outcome.first_result == by_rank[number // SHARED * SHARED].first_result for number, outcome in enumerate(by_rank))
+    first = merge([outcome.first_result for outcome in by_rank[::SHARED]])
+    for name, mean in plain[0].means.items():
+        assert first[name] == pytest.approx(mean, rel=1e-4, abs=1e-5), name
+    if case.stage > 0:
+        assert first["policy/grad_norm"] == pytest.approx(plain[0].grad_norm, rel=1e-4)
+
+
+def test_in_bf16_the_norm_is_the_whole_gradients(outcomes: Runs, plain: list[PlainUpdate]) -> None:
+    assert outcomes[1, BF16][0].first_result.scalars["policy/grad_norm"] == pytest.approx(plain[0].grad_norm, rel=0.02)
+
+
+@each_run
+def test_a_resumed_run_goes_on_as_if_nothing_had_happened(outcomes: Runs, replicas: int, case: Case) -> None:
+    by_rank = outcomes[replicas, case]
+    assert_close(by_rank[0].resumed, by_rank[0].second, 0.0)
+    assert all(outcome.resumed_result == outcome.second_result for outcome in by_rank)
+
+
+@each_run
+def test_a_loss_that_is_no_number_is_skipped(outcomes: Runs, replicas: int, case: Case) -> None:
+    by_rank = outcomes[replicas, case]
+    assert_close(by_rank[0].broken, by_rank[0].resumed, 0.0)
+    assert all(outcome.broken_result.scalars["policy/skipped_updates"] == 1 for outcome in by_rank)
+
+
+@each_exact_run
+def test_log_probs_and_export_are_the_policys(
+    outcomes: Runs,
+    batch: TrainBatch,  # noqa: F811
+    folder: Path,
+    replicas: int,
+    case: Case,
+) -> None:
+    by_rank = outcomes[replicas, case]
+    export = folder / str(replicas) / case.name / "export"
+    exported = {name: parameter.detach() for name, parameter in load_causal_model(str(export), FP32, packed=False).named_parameters()}
+    assert_close(exported, by_rank[0].second, 0.0)
+    scored = gathered(batch, replicas, [outcome.scored_after for outcome in by_rank[::SHARED]])
+    direct = score(PackedPolicy(load_causal_model(str(export), FP32)), batch.sequences)
+    torch.testing.assert_close(torch.from_numpy(scored), torch.from_numpy(direct), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["critic", "reward_model"])
+def test_values_and_scores_are_learnt_as_by_one_rank(name: str, with_head: Path, tmp_path: Path) -> None:
+    seen = []
+    for ranks in (1, SHARED):
+        chosen = replace(settings(Case(2, False, tensor_parallel=ranks), with_head, SEED), token_budget=BUDGET)
+        with served_ranks("actor_train", ranks, replica_size=ranks) as group:
+            group.build(KINDS[name].factory, {each.name: getattr(chosen, each.name) for each in fields(chosen) if each.name != "load"})
+            seen.append(asyncio.run(step(name, group, tmp_path)))
+    one, two = seen
+    torch.testing.assert_close(torch.from_numpy(two.scores), torch.from_numpy(one.scores), rtol=0, atol=1e-5)
+    assert abs(one.scores).max() > 0.1
+    assert two.metrics.keys() == one.metrics.keys()
+    for metric, expected in one.metrics.items():
+        assert two.metrics[metric] == pytest.approx(expected, rel=1e-4, abs=1e-6), metric
+    assert_near(two.after, one.after)
+    assert max(float((tensor - one.before[key]).abs().max()) for key, tensor in one.after.items()) > 1e-3
+
+
+def test_a_checkpoint_of_another_sharing_is_refused(tmp_path: Path) -> None:
+    from roll.strategies import deepspeed_files
+
+    (tmp_path / deepspeed_files.TAG).mkdir()
+    for rank in range(SHARED):
+        (tmp_path / deepspeed_files.TAG / f"mp_rank_{rank:02d}_model_states.pt").touch()
+        deepspeed_files.random_file(tmp_path, rank).touch()
+    whole, shared = (SimpleNamespace(zero_optimization_stage=lambda: 1, autotp_size=lambda size=size: size) for size in (0, SHARED))
+    with pytest.raises(CheckpointError, match="autotp_size of 2: resume with the same"):
+        deepspeed_files.load_states(whole, tmp_path, SHARED, strict=True)
+    with pytest.raises(CheckpointError, match="holds each tensor in parts"):
+        deepspeed_files.weights(tmp_path, as_held=True)
+    with pytest.raises(CheckpointError, match="holds each tensor in parts"):
+        deepspeed_files.to_universal(tmp_path, tmp_path / "out")
+    (tmp_path / deepspeed_files.UNIVERSAL).mkdir()
+    with pytest.raises(CheckpointError, match="not loaded with tensor_parallel"):
+        deepspeed_files.load_states(shared, tmp_path, SHARED, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (Phi3Config(), "parts that DeepSpeed's AutoTP does not know: rowwise_split_input"),
+        (GPT2Config(), "no plan for models of type gpt2"),
+        (Qwen3Config(num_attention_heads=8, num_key_value_heads=3), "8 attention and 3 key-value heads cannot be shared out over 2"),
+    ],
+    ids=lambda value: getattr(value, "model_type", None),
+)
+def test_a_model_that_cannot_be_shared_out_is_refused(config: PreTrainedConfig, why: str) -> None:
+    from roll.strategies.deepspeed_tensor import prepare
+
+    model: Any = SimpleNamespace(causal=SimpleNamespace(config=config))
+    with pytest.raises(ConfigError, match=why) as refused:
+        prepare(model, SHARED, Rank("actor_train", 0, SHARED, "localhost", 1, "cpu", 1.0))
+    assert refused.value.faults[0].place == "actor_train.strategy_args.strategy_config.tensor_parallel.autotp_size"
