@@ -8,6 +8,7 @@ has their whole gradient, for what it computes them from is whole again after ea
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from deepspeed.module_inject.tp_plan_converter import SUPPORTED_STYLES
 from deepspeed.utils import groups
 from peft import PeftModel
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from transformers import PreTrainedModel
 
 from roll.config.model_shape import shape_of
@@ -47,8 +49,11 @@ def _no_plan(plan: Mapping[str, str] | None, kind: str) -> str | None:
     return f"the plan of models of type {kind} has parts that DeepSpeed's AutoTP does not know: {', '.join(foreign)}" if foreign else None
 
 
-def whole_weights(engine: Any, model: PreTrainedModel | PeftModel) -> SharedWeights:
-    """The view of a model that an engine has shared out. The engine takes `PackedInputs` from here on."""
+def whole_weights(engine: Any, model: PreTrainedModel | PeftModel, rank: Rank) -> SharedWeights:
+    """The view of a model that an engine has shared out. The engine takes `PackedInputs` from here on, and waits as long as others do."""
+    made: tuple[Any, Any] = (groups.get_tensor_model_parallel_group(), groups.get_data_parallel_group())
+    for group in made:
+        _set_pg_timeout(timedelta(seconds=rank.timeout), group)  # DeepSpeed makes them with torch's own of up to 30 minutes
     # DeepSpeed's check that the ranks of a replica are given the same, at the first forward pass, compares them with `!=`.
     engine.first_dataloader_check.remove()
     return SharedWeights(model)

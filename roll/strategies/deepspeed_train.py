@@ -115,7 +115,7 @@ class DeepSpeedTrain:
         undo_first_step(self._engine)
         self._model, self._optimizer = model, optimizer
         self._offload = Offload(rank.device)
-        self._weights = whole_weights(self._engine, model.model) if self._sharers > 1 else WeightView(model.model)
+        self._weights = whole_weights(self._engine, model.model, rank) if self._sharers > 1 else WeightView(model.model)
         self._sender = DeviceSender(torch.device(rank.device))
 
     def _arrange_layers(self, model: PackedModel) -> None:
