@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -72,6 +73,12 @@ class World:
     def rlvr(self, name: str, *overrides: str) -> tuple[str, ...]:
         """Arguments of a small RLVR run into the folder `name`."""
         return "--config-name", "tiny/tiny_rlvr_lora_zero3", f"output_dir={name}", "pretrain=warm/export", *SMALL, *overrides
+
+    def go_back(self, name: str, copy: str, last: int) -> None:
+        """Copy a run's folder as a run leaves it that is killed after the checkpoint before `step_<last>`, its last one."""
+        shutil.copytree(self.folder / name, self.folder / copy)
+        shutil.rmtree(self.folder / copy / "checkpoints" / f"step_{last}")
+        shutil.rmtree(self.folder / copy / "export")
 
     def metrics(self, name: str) -> list[dict[str, Any]]:
         """The lines of a run's metrics.jsonl."""

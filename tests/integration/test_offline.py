@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +48,7 @@ def test_preferences_go_on_exactly_from_a_checkpoint(world: World) -> None:
     assert not any("time/reference" in line or "memory/reference/peak_bytes" in line for line in whole[1:]), "and ended"
     assert (world.folder / "dpo" / "export" / "model.safetensors.index.json").exists()
 
-    shutil.copytree(world.folder / "dpo", world.folder / "dpo_again")
-    shutil.rmtree(world.folder / "dpo_again" / "checkpoints" / "step_4")
-    shutil.rmtree(world.folder / "dpo_again" / "export")
+    world.go_back("dpo", "dpo_again", last=4)
     outcome = world.run(*preferences, "output_dir=dpo_again")
     assert outcome.status == 0, outcome.output
     assert [unmeasured(line) for line in world.metrics("dpo_again")] == [unmeasured(line) for line in whole]
