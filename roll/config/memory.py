@@ -18,8 +18,9 @@ from roll.config.schema_model import ModelArgs
 from roll.config.schema_roles import Critic, Learner, Role
 
 GIB = 2**30
-LOGITS = 2**27
-"""Logits that exist at a time: 512 MiB in fp32, and half of it for their gradient in bf16."""
+LOGITS = 2**29
+"""Logits that exist at a time: 2 GiB in fp32, and half of it for their gradient in bf16. Each portion costs a read and a write of the
+head's gradient, and all but one are formed twice."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Log-probs and entropy straight from hidden states, without a tokens-by-vocabulary tensor.
 
 The head's product is formed for a fixed number of logits at a time, reduced to two numbers a token, and dropped; the
-backward pass forms it again. Memory grows with neither the micro-batch nor the vocabulary. Logits are accumulated and
+backward pass forms it again, but for the last, with which it begins. Memory grows with neither the micro-batch nor the
+vocabulary. Logits are accumulated and
 reduced in fp32 even where weights are bf16: the difference between trainer and engine is made here. On CUDA the
 passes over the logits are compiled: two reads in the forward pass, one read and one bf16 write in the backward pass.
 """
@@ -138,18 +139,24 @@ def _fused(function: Callable[..., Any], logits: Tensor, *rest: Any) -> Any:
     return compiled(function)(logits, *rest)
 
 
+def _chunks(tokens: int, vocabulary: int) -> list[slice]:
+    """First the one that is not whole: what is kept of the last then serves the most tokens."""
+    size = head_tokens(vocabulary)
+    return [slice(max(0, end - size), end) for end in range(tokens % size or size, tokens + 1, size)]
+
+
 class _ChunkedLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        count, size = hidden.shape[0], head_tokens(weight.shape[0])
-        log_probs = torch.empty(count, dtype=torch.float32, device=hidden.device)
+        log_probs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(log_probs)
         log_z = torch.empty_like(log_probs)
-        for start in range(0, count, size):
-            part = slice(start, start + size)
-            log_probs[part], log_z[part], entropy[part] = _fused(
-                token_statistics, logits_of(hidden[part], weight), targets[part], 1 / temperature
-            )
+        logits = None
+        for part in _chunks(len(hidden), len(weight)):
+            logits = None  # before the next chunk's are formed
+            logits = logits_of(hidden[part], weight)
+            log_probs[part], log_z[part], entropy[part] = _fused(token_statistics, logits, targets[part], 1 / temperature)
+        ctx.last_logits = logits if any(ctx.needs_input_grad) else None
         # The weight is kept by reference, not saved: under ZeRO-3 its storage is gathered anew for the backward pass.
         ctx.weight = weight
         ctx.temperature = temperature
@@ -166,12 +173,12 @@ class _ChunkedLogProbs(torch.autograd.Function):
         slopes = torch.zeros_like(log_z) if grad_log_probs is None else grad_log_probs
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if ctx.needs_input_grad[1] else None
-        size = head_tokens(weight.shape[0])
-        for start in range(0, hidden.shape[0], size):
-            part = slice(start, start + size)
+        logits, ctx.last_logits = ctx.last_logits, None
+        for part in reversed(_chunks(len(hidden), len(weight))):
             slopes_of_entropy = None if grad_entropy is None else grad_entropy[part]
             given = (targets[part], log_z[part], entropy[part], slopes[part], slopes_of_entropy, 1 / ctx.temperature, weight.dtype)
-            grad_logits = _fused(logit_gradient, logits_of(hidden[part], weight), *given)
+            grad_logits = _fused(logit_gradient, logits_of(hidden[part], weight) if logits is None else logits, *given)
+            logits = None
             torch.mm(grad_logits, weight, out=grad_hidden[part])
             if grad_weight is not None:
                 add_product(grad_weight, grad_logits.t(), hidden[part])

@@ -103,6 +103,8 @@ class DeepSpeedTrain:
         # Must outlive the engine: while it lives, from_pretrained shards the model as it loads (ZeRO-3).
         self._shards_at_load = HfDeepSpeedConfig(config) if settings.deepspeed.zero_optimization.stage == 3 else None
         model = settings.load(settings.model_path, model_args, settings.seed)
+        for buffer in model.buffers():  # DeepSpeed moves none of a model that was sharded as it was loaded
+            buffer.data = buffer.data.to(rank.device)
         self._is_lora = model_args.lora_target is not None
         self._over = sequence_group(settings.deepspeed, model.causal, rank)
         self._arrange_layers(model)

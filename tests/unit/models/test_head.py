@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from roll.config.memory import LOGITS, head_tokens
 from roll.models import head
-from roll.models.head import LogProbHead, chunked_log_probs, logit_gradient, token_statistics
+from roll.models.head import LogProbHead, chunked_log_probs, logit_gradient, logits_of, token_statistics
 
 VOCABULARY, WIDTH = 61, 12
 
@@ -126,6 +126,23 @@ def test_no_tensor_of_tokens_by_vocabulary_exists_at_any_time(monkeypatch: pytes
     assert whole.numel == tokens * VOCABULARY
 
 
+@pytest.mark.parametrize(("tokens", "products"), [(0, 0), (7, 1), (16, 1), (40, 5)])
+def test_the_last_chunks_logits_are_formed_once(tokens: int, products: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    formed: list[int] = []
+
+    def count(hidden: Tensor, weight: Tensor) -> Tensor:
+        formed.append(len(hidden))
+        return logits_of(hidden, weight)
+
+    monkeypatch.setattr(head, "head_tokens", lambda vocabulary: 16)
+    monkeypatch.setattr(head, "logits_of", count)
+    hidden, weight, targets = inputs(tokens)
+    log_probs, _ = chunked_log_probs(hidden.requires_grad_(), weight, targets)
+    log_probs.sum().backward()
+    assert len(formed) == products
+    assert formed.count(8) == 2 * (tokens == 40), "the chunk that is not whole is not the one that is kept"
+
+
 def test_a_frozen_weight_gets_no_gradient() -> None:
     hidden, weight, targets = inputs(5)
     chunked_log_probs(hidden.requires_grad_(), weight, targets)[0].sum().backward()
@@ -175,7 +192,7 @@ def test_one_compiled_graph_serves_chunks_of_any_size(entropy_learns: bool) -> N
 
 
 def test_memory_is_planned_for_the_chunks_that_the_head_forms() -> None:
-    assert head_tokens(152_064) == 768
-    assert head_tokens(2 * 152_064) == 384
+    assert head_tokens(152_064) == 3456
+    assert head_tokens(2 * 152_064) == 1664
     assert head_tokens(10**7) == 128
     assert all(head_tokens(size) * size <= LOGITS for size in (256, 32_000, 152_064, 10**6))
