@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 PIPELINES = ("rlvr", "critic", "sft", "dpo", "reward_model", "distill")
 OFFLOADS = {0: ("none",), 1: ("none", "optimizer"), 2: ("none", "optimizer"), 3: ("none", "optimizer", "all")}
-DTYPES = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16", "fp16")}
+DTYPES = {"cpu": ("fp32", "bf16"), "cuda": ("fp16",)}
+"""By device, those that the matrix is made for on it: on a GPU what no CPU can run."""
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 5e-3}
 """Largest difference of a loss: nats, of the objective for `rlvr`, half a squared reward for `critic`."""
 QUANTISED_TOLERANCE = 3e-1
@@ -63,17 +64,16 @@ class Said:
 
 
 def cells(device: str) -> list[Cell]:
-    """All of a device, what the other one cannot run first."""
+    """All of a device."""
     matrix = [
         Cell(pipeline, stage, offload, dtype, lora)
-        for dtype in reversed(DTYPES[device])
+        for dtype in DTYPES[device]
         for pipeline in PIPELINES
         for stage, offloads in OFFLOADS.items()
         for offload in offloads
         for lora in (False, True)
     ]
-    only = [cell for cell in matrix if cell.dtype == "fp16"]
-    return [*only, *special(device), *(cell for cell in matrix if cell.dtype != "fp16")]
+    return [*matrix, *special(device)]
 
 
 def special(device: str) -> list[Cell]:
@@ -85,7 +85,9 @@ def special(device: str) -> list[Cell]:
     out = [Cell("sft", stage, "none", "bf16", False, "adamw_8bit") for stage in OFFLOADS]
     out += [Cell("sft", stage, "optimizer", "fp32", False, optimizer) for optimizer in ("lion", "adagrad") for stage in (1, 2, 3)]
     out += swapped
-    return out + [Cell("sft", 3, "none", "bf16", lora, zeropp=key) for key in ZEROPP for lora in (False, True)]
+    # Quantised gradients and an adapter are refused.
+    kinds = [(key, lora) for key, keys in ZEROPP.items() for lora in (False, True) if not (lora and "zero_quantized_gradients" in keys)]
+    return out + [Cell("sft", 3, "none", "bf16", lora, zeropp=key) for key, lora in kinds]
 
 
 def tables_of(found: Mapping[Cell, Said], device: str) -> str:

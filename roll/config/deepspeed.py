@@ -93,6 +93,9 @@ def _plus_plus(settings: DeepSpeedConfig, where: str, role: Role) -> Iterator[Fa
             yield Fault(f"{where}.{key}", "true, but DeepSpeed quantises on GPUs, and the role has no device_mapping", "remove it")
         elif extra.get(key) and zero.stage != 3:
             yield Fault(f"{where}.{key}", f"true, but stage {zero.stage} gathers no sharded weights", "use stage 3, or remove it")
+    if extra.get("zero_quantized_gradients") and role.model_args.lora_target:
+        problem = "true, but DeepSpeed 0.19 was seen to quantise an adapter's gradients at a misaligned address, which ends its ranks"
+        yield Fault(f"{where}.zero_quantized_gradients", problem, "remove it, or train all parameters")
     size = extra.get("zero_hpz_partition_size", 1)
     if size > 1 and zero.stage != 3:
         yield Fault(f"{where}.zero_hpz_partition_size", f"{size}, but stage {zero.stage} shards no weights", "use stage 3, or remove it")

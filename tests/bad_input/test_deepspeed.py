@@ -24,6 +24,12 @@ CASES = [
         "stage 2",
         "use stage 3",
     ),
+    (
+        [f"+{ZERO}.zero_quantized_gradients=true", "actor_train.device_mapping=[0]", "+actor_train.model_args.lora_target=all-linear"],
+        "zero_optimization.zero_quantized_gradients",
+        "an adapter's gradients",
+        "train all parameters",
+    ),
     ([f"+{ZERO}.zero_hpz_partition_size=4"], "zero_optimization.zero_hpz_partition_size", "4 ranks are to share", "one host"),
     ([f"+{ZERO}.offload_param={{device: nvme, nvme_path: swap}}"], "offload_param.nvme_path", "'swap' is relative", "absolute"),
     (
