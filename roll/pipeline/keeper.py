@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from roll.checkpoint.state import LOOP_FILE, LoopState
 from roll.checkpoint.store import CheckpointStore
 from roll.config.schema import Config
-from roll.pipeline.rlvr import Position
+from roll.pipeline.position import Position
 
 EXPORT = "export"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from roll.algorithms.losses import Loss
 from roll.pipeline.keeper import Trainer
-from roll.pipeline.rlvr import Position
+from roll.pipeline.position import Position
 from roll.types import Metrics, TrainBatch
 from roll.workers.turns import together
 

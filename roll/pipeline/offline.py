@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from roll.algorithms.losses import Loss
-from roll.pipeline.rlvr import Position
+from roll.pipeline.position import Position
 from roll.tracking.base import Tracker
 from roll.types import Metrics, TrainBatch
 
@@ -34,8 +34,10 @@ class Offline:
 
 async def train(run: Offline, position: Position) -> Position:
     """Run the loop from `position` to the last step, or to the end of the step in which the run is interrupted."""
-    if position.step == 0 and (metrics := await run.evaluate(0)):
-        run.tracker.log(0, metrics | await run.measure(0))
+    metrics = await run.evaluate(0) if position.step == 0 else {}
+    before = await run.measure(0)  # the seconds until here are not the next step's
+    if metrics:
+        run.tracker.log(0, metrics | before)
     while position.step < run.max_steps and not run.interrupted():
         batch, loss = await run.take()
         metrics = await run.train(batch, loss, position.policy_version)

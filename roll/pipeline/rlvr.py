@@ -16,19 +16,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from roll.pipeline.position import Position
 from roll.rollout.batch import Experience, Shaping, experience, rollout_metrics
 from roll.tracking.base import Tracker
 from roll.types import Floats, Metrics, RolloutGroup, Sequences, TrainBatch
-
-
-@dataclass(frozen=True)
-class Position:
-    """How far a run has come."""
-
-    step: int
-    """Steps completed."""
-    policy_version: int
-    """Optimizer updates behind the policy's weights."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from roll.config.plan import Plan
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.keeper import Keeper
-from roll.pipeline.rlvr import Position
+from roll.pipeline.position import Position
 from roll.pipeline.roles import Roles
 from roll.tracking.base import Tracker
 from roll.workers.cluster import ClusterSession

@@ -10,7 +10,7 @@ from roll.config.schema import RlvrConfig
 from roll.pipeline.arrange import Arrangement
 from roll.pipeline.keeper import Trainer
 from roll.pipeline.learning import BothTrainers, CriticLearning, Learning
-from roll.pipeline.rlvr import Position
+from roll.pipeline.position import Position
 from roll.pipeline.wire_loss import policy_loss
 from roll.types import Metrics, TrainBatch
 from roll.workers.actor_train import ActorTrain

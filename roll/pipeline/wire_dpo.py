@@ -18,7 +18,7 @@ from roll.pipeline import offline
 from roll.pipeline.arrange import Arrangement
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.meter import meter_of
-from roll.pipeline.rlvr import Position
+from roll.pipeline.position import Position
 from roll.pipeline.roles import Roles
 from roll.pipeline.stage import Prepared, Stage
 from roll.pipeline.wire_offline import GivenRows, evaluation, parts, prepare_rows, steps_of

@@ -16,6 +16,7 @@ INFER = "strategy_name: deepspeed_infer, strategy_config: {zero_optimization: {s
 CASES = [
     ([f"{DEEPSPEED}.bf16.check_grad_overflow=false"], "strategy_config.bf16.check_grad_overflow", "false", "remove it"),
     ([f"{ZERO}.compute_grad_norm=false"], "zero_optimization.compute_grad_norm", "false", "remove it"),
+    ([f"{ZERO}.stage=1"], "zero_optimization.overlap_comm", "true, but on stage 1", "use stage 2 or 3"),
     ([f"+{ZERO}.mics_shard_size=2"], "zero_optimization.mics_shard_size", "2, but DeepSpeed 0.19 has removed it", "remove it"),
     ([f"+{ZERO}.zero_quantized_weights=true"], "zero_optimization.zero_quantized_weights", "no device_mapping", "remove it"),
     (

@@ -20,7 +20,7 @@ from roll.data.packing import concatenate
 from roll.errors import WorkerFailed
 from roll.pipeline.arrange import Arrangement
 from roll.pipeline.learning import BothTrainers, CriticLearning, Learning
-from roll.pipeline.rlvr import Position
+from roll.pipeline.position import Position
 from roll.pipeline.wire_critic import are_apart
 from roll.types import Metrics, TrainBatch
 from roll.workers.turns import Level, Turns

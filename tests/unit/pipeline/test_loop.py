@@ -20,7 +20,8 @@ from roll.pipeline import offline, rlvr
 from roll.pipeline.evaluate import Evaluator, pass_at_k
 from roll.pipeline.learning import Learning
 from roll.pipeline.meter import Meter
-from roll.pipeline.rlvr import Position, Rlvr
+from roll.pipeline.position import Position
+from roll.pipeline.rlvr import Rlvr
 from roll.rollout.batch import Shaping
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.types import (

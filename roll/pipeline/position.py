@@ -1,0 +1,15 @@
+"""How far a run of any pipeline has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run has come."""
+
+    step: int
+    """Steps completed."""
+    policy_version: int
+    """Optimizer updates behind the policy's weights."""
