@@ -30,10 +30,12 @@ from roll.strategies.base import Rank
 from roll.strategies.deepspeed_optimizers import Place, make_optimizer
 from roll.types import TrainBatch
 
+OWN = ("lion", "adagrad", "muon")
+
 
 def oracle(cell: Cell, folders: Folders, known: dict[Cell, list[float]]) -> list[float]:
     """The curve, computed once for all cells that must come to the same; `known` is added to. AdamW is AdamW in 8 bits, too."""
-    optimizer = cell.optimizer if cell.optimizer in ("lion", "adagrad") else "adamw"
+    optimizer = cell.optimizer if cell.optimizer in OWN else "adamw"
     same = Cell(cell.pipeline, 0, "none", "fp32", cell.lora, optimizer)
     if same not in known:
         known[same] = plain(same, folders)
@@ -135,8 +137,8 @@ def _scorer(cell: Cell, folders: Folders) -> PlainScorer:
 
 
 def _optimizer(cell: Cell, learns: PlainPolicy | PlainScorer) -> torch.optim.Optimizer:
-    """torch's AdamW with its groups written out; Lion and Adagrad as roll makes them, alone and without ZeRO."""
-    if cell.optimizer in ("lion", "adagrad"):
+    """torch's AdamW with its groups written out; the others as roll makes them, alone and without ZeRO."""
+    if cell.optimizer in OWN:
         assert isinstance(learns, PlainPolicy)
         place = Place(Rank("oracle", 0, 1, "", 0, "cpu", 1.0), stage=0, offloaded=False)
         return make_optimizer(learns.model, training_args(cell), place)

@@ -13,6 +13,8 @@ DTYPES = {"cpu": ("fp32", "bf16"), "cuda": ("fp16",)}
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 5e-3}
 """Largest difference of a loss: nats, of the objective for `rlvr`, half a squared reward for `critic`."""
 QUANTISED_TOLERANCE = 3e-1
+MUON_TOLERANCE = 1e-3
+"""It makes matrices orthogonal in bf16, whatever it is given."""
 ZEROPP: dict[str, dict[str, Any]] = {
     "int8 weights": {"zero_quantized_weights": True},
     "int4 gradients": {"zero_quantized_gradients": True},
@@ -45,8 +47,9 @@ class Cell(NamedTuple):
     @property
     def tolerance(self) -> float:
         """What its difference may be."""
-        quantised = self.optimizer == "adamw_8bit" or self.zeropp not in ("", "hpZ")
-        return QUANTISED_TOLERANCE if quantised else TOLERANCE[self.dtype]
+        if self.optimizer == "adamw_8bit" or self.zeropp not in ("", "hpZ"):
+            return QUANTISED_TOLERANCE
+        return MUON_TOLERANCE if self.optimizer == "muon" else TOLERANCE[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ def special(device: str) -> list[Cell]:
     swapped = [Cell("sft", 3, "nvme", dtype, lora) for dtype in ("fp32", "bf16") for lora in (False, True)]
     if device == "cpu":
         out = [Cell("sft", stage, "none", "fp32", False, optimizer) for optimizer in ("lion", "adagrad") for stage in OFFLOADS]
+        out.append(Cell("sft", 0, "none", "fp32", False, "muon"))  # the other stages are refused
         return [*out, *swapped, *(Cell("sft", 3, "none", dtype, lora, zeropp="hpZ") for dtype in DTYPES[device] for lora in (False, True))]
     out = [Cell("sft", stage, "none", "bf16", False, "adamw_8bit") for stage in OFFLOADS]
     out += [Cell("sft", stage, "optimizer", "fp32", False, optimizer) for optimizer in ("lion", "adagrad") for stage in (1, 2, 3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from roll.config.placement import tensor_parallel
 from roll.config.schema_engine import DeepSpeedTrainStrategy
 from roll.config.schema_roles import Learner
 from roll.errors import Fault
@@ -46,6 +47,11 @@ def _optimizer(name: str, role: Learner) -> Iterator[Fault]:
         yield Fault(where, problem, "use adamw; to send less, see ZeRO++ in docs/deepspeed.md")
     if zero is None:
         return
+    if chosen == "muon" and zero.stage:
+        problem = f"'muon' updates whole matrices, and stage {zero.stage} gives each rank a flat part of them"
+        yield Fault(where, problem, "use adamw, or stage 0 for a model that each device can hold with its states")
+    elif chosen == "muon" and tensor_parallel(role) > 1:
+        yield Fault(where, "'muon' updates whole matrices, and tensor_parallel.autotp_size shares them out", "use adamw, or remove it")
     if chosen == "adamw_8bit" and not role.device_mapping:
         yield Fault(where, "'adamw_8bit' keeps its states on a GPU, and the role has no device_mapping", "use adamw, or give it GPUs")
     elif chosen == "adamw_8bit" and zero.offload_optimizer and zero.offload_optimizer.device != "none":

@@ -41,7 +41,7 @@ class ModelArgs(Section):
 class TrainingArgs(Section):
     """The optimizer and the batch of one update."""
 
-    optimizer: Literal["adamw", "adamw_8bit", "lion", "adagrad", "onebit_adam", "zero_one_adam", "onebit_lamb"] = Field(
+    optimizer: Literal["adamw", "adamw_8bit", "lion", "adagrad", "muon", "onebit_adam", "zero_one_adam", "onebit_lamb"] = Field(
         "adamw", description="See docs/deepspeed.md for what each needs."
     )
     learning_rate: NonNegativeFloat = Field(1e-6, description="Peak learning rate.")

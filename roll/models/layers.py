@@ -7,13 +7,14 @@ from types import MethodType
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 
-def decoder_layers(causal: PreTrainedModel) -> list[GradientCheckpointingLayer]:
+def decoder_layers(model: nn.Module) -> list[GradientCheckpointingLayer]:
     """The model's layers, first to last."""
-    return [module for module in causal.modules() if isinstance(module, GradientCheckpointingLayer)]
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def prepare_checkpointing(causal: PreTrainedModel, is_lora: bool) -> None:

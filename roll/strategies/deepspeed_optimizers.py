@@ -17,6 +17,7 @@ from transformers import get_scheduler
 
 from roll.config.schema_model import TrainingArgs
 from roll.errors import ConfigError, Fault
+from roll.models.layers import decoder_layers
 from roll.strategies.base import Rank
 
 OPS_LOCK = "roll_deepspeed_ops.lock"
@@ -87,6 +88,31 @@ class Adagrad(Optimizer):
                     state["sum"] = torch.zeros_like(parameter)
                 state["sum"].addcmul_(gradient, gradient)
                 parameter.addcdiv_(gradient, state["sum"].sqrt().add_(group["eps"]), value=-group["lr"])
+
+
+class Muon(Optimizer):
+    """torch's Muon for some groups (https://kellerjordan.github.io/posts/muon/) and its AdamW for the others, as one optimizer.
+
+    Muon's update is scaled to be as large as AdamW's (https://arxiv.org/abs/2502.16982), so that one learning rate serves both.
+    """
+
+    def __init__(self, params: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
+        """Groups say with `hidden` whether they are Muon's."""
+        self._parts: list[Optimizer] = []
+        if hidden := [group for group in params if group["hidden"]]:
+            self._parts.append(torch.optim.Muon(hidden, lr=lr, adjust_lr_fn="match_rms_adamw"))
+        if others := [group for group in params if not group["hidden"]]:
+            self._parts.append(torch.optim.AdamW(others, lr=lr, betas=betas, eps=eps))
+        super().__init__([group for part in self._parts for group in part.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """One update."""
+        for part in self._parts:
+            # Theirs are these: a checkpoint brings others, and DeepSpeed puts master weights into groups.
+            part.state = self.state
+            part.param_groups = [group for group in self.param_groups if group["hidden"] == isinstance(part, torch.optim.Muon)]
+            part.step()
 
 
 def checked(kind: type[Optimizer]) -> type[Optimizer]:
@@ -179,11 +205,24 @@ def _adagrad(model: nn.Module, training: TrainingArgs, place: Place) -> Optimize
     return place.kind(Adagrad)(groups, **settings)  # pyright: ignore[reportCallIssue]
 
 
+def _muon(model: nn.Module, training: TrainingArgs, place: Place) -> Optimizer:
+    """The matrices of decoder layers are Muon's; embedding, head and vectors are AdamW's."""
+    matrices = {id(parameter) for layer in decoder_layers(model) for parameter in layer.parameters() if parameter.ndim == 2}
+    groups = []
+    for group in parameter_groups(model, training):
+        for hidden in (True, False):
+            if chosen := [parameter for parameter in group["params"] if (id(parameter) in matrices) == hidden]:
+                groups.append(group | {"params": chosen, "hidden": hidden})
+    betas = (training.adam_beta1, training.adam_beta2)
+    return place.kind(Muon)(groups, lr=training.learning_rate, betas=betas, eps=training.adam_epsilon)  # pyright: ignore[reportCallIssue]
+
+
 OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingArgs, Place], Optimizer]] = {
     "adamw": _adamw,
     "adamw_8bit": _adamw_8bit,
     "lion": _lion,
     "adagrad": _adagrad,
+    "muon": _muon,
 }
 
 

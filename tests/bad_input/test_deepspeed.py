@@ -75,6 +75,7 @@ CASES = [
         "remove it",
     ),
     ([f"{TRAIN}.optimizer=sgd"], f"{TRAIN}.optimizer", "sgd", "'adamw'"),
+    ([f"{TRAIN}.optimizer=muon"], f"{TRAIN}.optimizer", "stage 3 gives each rank a flat part", "stage 0"),
     ([f"{TRAIN}.optimizer=onebit_adam"], f"{TRAIN}.optimizer", "1-bit optimizers no more", "ZeRO++"),
     ([f"{TRAIN}.optimizer=adamw_8bit"], f"{TRAIN}.optimizer", "no device_mapping", "use adamw"),
     (

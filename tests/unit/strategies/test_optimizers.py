@@ -12,6 +12,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.trainer_utils import SchedulerType
 
@@ -93,7 +94,54 @@ def test_three_steps_are_the_formulas(kind: str) -> None:
     assert torch.equal(model.frozen, Model().frozen)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "lion", "adagrad"])
+def orthogonal(gradient: Tensor) -> Tensor:
+    """Five steps of Muon's Newton-Schulz iteration (https://kellerjordan.github.io/posts/muon/)."""
+    x = gradient / gradient.norm()
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+    return x
+
+
+def test_muon_is_the_formula_for_matrices_of_layers_and_adamw_for_the_rest() -> None:
+    shape: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=12, tie_word_embeddings=False, **shape))
+    training = arguments(optimizer="muon", learning_rate=0.1, weight_decay=0.2, adam_beta1=0.8, adam_beta2=0.9)
+    generator = torch.Generator().manual_seed(0)
+    gradients = {name: torch.randn(2, *weight.shape, generator=generator) for name, weight in model.named_parameters()}
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    after: dict[str, Tensor] = {}
+    for name, weight in model.named_parameters():
+        if ".layers." in name and weight.ndim == 2:
+            p, momentum = weight.detach().double(), torch.zeros_like(weight, dtype=torch.float64)
+            for g in gradients[name].double():
+                momentum = 0.95 * momentum + 0.05 * g
+                update = orthogonal(0.05 * g + 0.95 * momentum) * 0.2 * math.sqrt(max(p.shape))
+                p = p * (1 - 0.1 * 0.2) - 0.1 * update
+            after[name] = p
+    assert len(after) == 7
+    rest = Qwen2ForCausalLM(model.config)
+    rest.load_state_dict(model.state_dict())
+    place = Place(RANK, stage=0, offloaded=False)
+    optimizer = make_optimizer(model, training, place)
+    adamw = make_optimizer(rest, arguments(**training.model_dump() | {"optimizer": "adamw"}), place)
+    for number in range(2):
+        for one in (model, rest):
+            for name, weight in one.named_parameters():
+                weight.grad = gradients[name][number].clone()
+        if number:  # states come back as they went
+            optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.step()
+        adamw.step()
+    for name, weight in model.named_parameters():
+        if name in after:  # torch iterates in bf16
+            moved = torch.linalg.vector_norm(after[name] - before[name].double())
+            assert torch.linalg.vector_norm(weight.detach() - after[name]) < 0.06 * moved
+        else:
+            torch.testing.assert_close(weight, rest.get_parameter(name), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "lion", "adagrad", "muon"])
 def test_without_zero_a_gradient_that_is_not_finite_changes_nothing(kind: str) -> None:
     model = Model()
     optimizer: Any = make_optimizer(model, arguments(optimizer=kind, learning_rate=0.1), Place(RANK, stage=0, offloaded=False))
