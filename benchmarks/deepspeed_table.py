@@ -49,7 +49,7 @@ class Cell(NamedTuple):
         """What its difference may be."""
         if self.optimizer == "adamw_8bit" or self.zeropp not in ("", "hpZ"):
             return QUANTISED_TOLERANCE
-        return MUON_TOLERANCE if self.optimizer == "muon" else TOLERANCE[self.dtype]
+        return max(TOLERANCE[self.dtype], MUON_TOLERANCE if self.optimizer == "muon" else 0.0)
 
 
 @dataclass(frozen=True)
