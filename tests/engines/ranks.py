@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -76,3 +77,7 @@ def _on_rank(scenario: Scenario, rank: int, world_size: int, port: int, folder: 
     except BaseException:
         (folder / f"failure{rank}.txt").write_text(traceback.format_exc())
         raise
+    # As a worker that was closed, which is killed: gloo's groups that DeepSpeed keeps were seen to abort as an interpreter came to its end.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

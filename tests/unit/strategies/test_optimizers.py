@@ -104,8 +104,9 @@ def orthogonal(gradient: Tensor) -> Tensor:
 
 
 def test_muon_is_the_formula_for_matrices_of_layers_and_adamw_for_the_rest() -> None:
-    shape: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
-    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=12, tie_word_embeddings=False, **shape))
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "vocab_size": 12}
+    model = Qwen2ForCausalLM(Qwen2Config(tie_word_embeddings=False, **heads, **sizes))
     training = arguments(optimizer="muon", learning_rate=0.1, weight_decay=0.2, adam_beta1=0.8, adam_beta2=0.9)
     generator = torch.Generator().manual_seed(0)
     gradients = {name: torch.randn(2, *weight.shape, generator=generator) for name, weight in model.named_parameters()}
