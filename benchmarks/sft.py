@@ -134,9 +134,7 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     """The command line; what depends on the model is filled in."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=models.SHAPES, default="tiny")
-    parser.add_argument("--devices", help="GPUs, as 0,1; none for the CPU (default: 0, for tiny none)")
+    parser = launch.parser(__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="on the CPU: processes that train")
     parser.add_argument("--stage", type=int, choices=(0, 1, 2, 3), default=1, help="of ZeRO")
     parser.add_argument("--lora-rank", type=int, default=0, help="0 trains all parameters")
@@ -145,15 +143,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=6, help=f"of which the first {WARM_UP} are not counted")
     parser.add_argument("--repetitions", type=int, default=3, help="steps of each floor that are counted, after one to warm up")
     parser.add_argument("--floors", help=f"which to measure, of {','.join(FLOORS)}; '' for none (default: those that apply)")
-    parser.add_argument("--logs", type=Path, help="folder that keeps what the run and the floors print")
-    parser.add_argument("--scratch", type=Path, help="folder for the model and the run (default: the system's)")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_args()
     tiny = options.model == "tiny"
-    for name, value in {"devices": "" if tiny else "0", "rows": 8 if tiny else 64, "row_tokens": 256 if tiny else 4096}.items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
+    launch.fill(options, {"rows": 8 if tiny else 64, "row_tokens": 256 if tiny else 4096})
     ranks = len(launch.device_list(options.devices)) or options.ranks
     if options.steps <= WARM_UP:
         parser.error(f"--steps {options.steps}: the first {WARM_UP} are not counted; give at least {WARM_UP + 1}")

@@ -44,9 +44,7 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     """The command line; what depends on the model is filled in."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=models.SHAPES, default="tiny")
-    parser.add_argument("--devices", help="GPUs that train, as 0,1; none for the CPU (default: 0, for tiny none)")
+    parser = launch.parser(__doc__)
     parser.add_argument("--infer-devices", help="GPUs that generate, one engine each (default: those that train)")
     parser.add_argument("--lora-rank", type=int, help="0 trains all parameters (default: 0, for tiny 16)")
     parser.add_argument("--sync", choices=("adapter", "merged"), default="adapter", help="what engines take of a LoRA policy")
@@ -59,21 +57,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--scale-work", action="store_true", help="64 prompts for each GPU that trains")
     parser.add_argument("--token-budget", type=int, help="tokens of a micro-batch (default: 20480, for tiny 8192)")
     parser.add_argument("--floors", default=",".join(FLOORS), help="which to measure, of these and generate_in_process; '' for none")
-    parser.add_argument("--logs", type=Path, help="folder that keeps what the run and the floors print")
-    parser.add_argument("--scratch", type=Path, help="folder for the model and the run (default: the system's)")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_args()
     tiny = options.model == "tiny"
-    usual = {
-        "devices": "" if tiny else "0",
-        "lora_rank": 16 if tiny else 0,
-        "stage": 3 if tiny else 1,
-        "token_budget": 8192 if tiny else 20480,
-    }
-    for name, value in usual.items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
+    launch.fill(options, {"lora_rank": 16 if tiny else 0, "stage": 3 if tiny else 1, "token_budget": 8192 if tiny else 20480})
     options.dtype = "bfloat16" if options.devices else "float32"
     return options
 

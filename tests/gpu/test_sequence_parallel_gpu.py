@@ -19,6 +19,7 @@ from roll.config.schema_engine import DeepSpeedConfig
 from roll.config.schema_model import ModelArgs, TrainingArgs
 from roll.strategies.base import Rank
 from tests.engines.ranks import free_port
+from tests.gpu.conftest import need_devices
 from tests.gpu.test_training import BUCKETS, SECONDS, micro_batches
 
 pytestmark = pytest.mark.gpu
@@ -117,8 +118,7 @@ CASES = [(1, False, "none", False), (3, False, "auto", True), (3, True, "all", T
 
 @pytest.mark.parametrize(("stage", "lora", "checkpointing", "compiled"), CASES)
 def test_two_gpus_do_as_one(model: Path, stage: int, lora: bool, checkpointing: str, compiled: bool) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
+    need_devices(2)
     keys = {"gradient_checkpointing": checkpointing, "compile_layers": compiled}
     [one] = on_gpus(1, model, stage, lora, keys)
     two, other = on_gpus(2, model, stage, lora, keys)

@@ -16,15 +16,8 @@ from roll.config.schema_roles import ActorTrain
 from roll.config.show import show_plan
 from roll.config.translate import translate
 from tests.unit.config.test_examples import planned
+from tests.unit.config.test_memory import QWEN_7B
 
-QWEN_7B = {
-    "hidden_size": 3584,
-    "num_hidden_layers": 28,
-    "vocab_size": 152064,
-    "intermediate_size": 18944,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-}
 LONGEST = 6144
 
 
