@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from roll.config.deepspeed_keys import REFUSED
 from roll.config.fields import DISCRIMINATOR, dotted, homes, section_at, sections
+from roll.config.schema_engine import DeepSpeedConfig
 from roll.errors import Fault
 
 KINDS = {
@@ -60,7 +61,7 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
         return foreign
     name = str(place[-1])
     section = section_at(root, place[:-1], values)
-    if section is not None and section.__name__ == "DeepSpeedConfig" and name in REFUSED:
+    if section is DeepSpeedConfig and name in REFUSED:
         why, instead = REFUSED[name]
         return Fault(dotted(place), f"{shown(value)}, but {why}", f"remove it; {instead}")
     known = sorted(section.model_fields) if section else []

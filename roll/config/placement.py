@@ -98,6 +98,13 @@ def ranks(role: Role) -> int:
     return len(role.device_mapping) if role.device_mapping else role.world_size or 1
 
 
+def uneven_replicas(where: str, name: str, role: Role, size: int) -> Iterator[Fault]:
+    """Ranks that are no whole number of replicas of a size."""
+    if ranks(role) % size:
+        problem = f"{size}, but {name} has {ranks(role)} rank(s), which are no whole number of replicas of that size"
+        yield Fault(where, problem, "give a divisor of the ranks, or change device_mapping (on the CPU: world_size)")
+
+
 def place(name: str, role: Role, longest: int) -> RolePlan:
     """Ranks of a role whose `device_mapping` is sound, and its token budget.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from roll.config.model_shape import ModelShape, uneven_heads
-from roll.config.placement import model_roles, ranks, sequence_parallel
+from roll.config.placement import model_roles, sequence_parallel, uneven_replicas
 from roll.config.schema import Config
 from roll.config.schema_engine import DeepSpeedInferStrategy
 from roll.config.schema_roles import Role
@@ -22,8 +22,6 @@ def _faults(name: str, role: Role, shape: ModelShape | None) -> Iterator[Fault]:
     if isinstance(strategy, DeepSpeedInferStrategy) and strategy.strategy_config.sequence_parallel_size > 1:
         given = strategy.strategy_config.sequence_parallel_size
         yield Fault(where, f"{given}, but deepspeed_infer scores whole sequences on each rank", "remove it; deepspeed_train takes it")
-    if ranks(role) % size:
-        problem = f"{size}, but {name} has {ranks(role)} rank(s), which are no whole number of replicas of that size"
-        yield Fault(where, problem, "give a divisor of the ranks, or change device_mapping (on the CPU: world_size)")
+    yield from uneven_replicas(where, name, role, size)
     if shape and (why := uneven_heads(shape.num_attention_heads, shape.num_key_value_heads, size)):
         yield Fault(where, f"{size}, but {why}", f"give a divisor of {shape.num_attention_heads}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from roll.config.deepspeed import deepspeed_config
 from roll.config.model_shape import ModelShape
-from roll.config.placement import model_roles, ranks, sequence_parallel
+from roll.config.placement import model_roles, sequence_parallel, uneven_replicas
 from roll.config.schema import Config
 from roll.config.schema_engine import DeepSpeedConfig, DeepSpeedInferStrategy, TensorParallel
 from roll.config.schema_roles import Role
@@ -81,9 +81,7 @@ def _combined(settings: DeepSpeedConfig, where: str, name: str, role: Role) -> I
     if sequence_parallel(role) > 1:
         problem = f"{size}, but sequence_parallel_size is {sequence_parallel(role)}, and both would take the same neighbouring ranks"
         yield Fault(where, problem, "use one of the two")
-    if ranks(role) % size:
-        problem = f"{size}, but {name} has {ranks(role)} rank(s), which are no whole number of replicas of that size"
-        yield Fault(where, problem, "give a divisor of the ranks, or change device_mapping (on the CPU: world_size)")
+    yield from uneven_replicas(where, name, role, size)
 
 
 def _shared_out(size: int, where: str, shape: ModelShape | None) -> Iterator[Fault]:

@@ -36,11 +36,6 @@ class Rank:
     replica_size: int = 1
     """So many neighbouring ranks work on the same micro-batches."""
 
-    @property
-    def replica(self) -> int:
-        """Number of the replica that it is of."""
-        return self.rank // self.replica_size
-
 
 @dataclass(frozen=True)
 class MicroBatch:

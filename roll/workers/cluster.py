@@ -83,9 +83,11 @@ def _own_folder(parent: Path | None) -> Iterator[Path]:
     """A folder that is this run's alone, and is removed with all that is in it."""
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
     try:
-        with (folder / LOCK).open("wb") as lock:
+        new = folder / f"{LOCK}.new"
+        with new.open("wb") as lock:
             with suppress(OSError):  # a file system without locks: nobody can take this one either
                 fcntl.flock(lock, fcntl.LOCK_EX)
+            new.rename(folder / LOCK)  # taken before it can be found: a sweep between the two would end this run's folder
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -40,7 +40,7 @@ class Worker:
         self.rank, self.place = rank.rank, rank
 
     def replica(self) -> tuple[int, int]:
-        return self.place.replica, self.place.replica_size
+        return self.place.rank // self.place.replica_size, self.place.replica_size
 
     def environment(self, name: str) -> str:
         return os.environ[name]

@@ -10,7 +10,7 @@ import numpy as np
 
 from roll.algorithms.losses import NegativeLogLikelihood
 from roll.data import packing
-from roll.strategies.base import MicroBatch, Rank, TrainResult
+from roll.strategies.base import MicroBatch, TrainResult
 from roll.types import Floats, Sequences, TrainBatch
 from roll.workers.actor_train import Learner, TrainShape
 from roll.workers.critic import Critic
@@ -71,8 +71,3 @@ def test_a_sequence_is_learnt_by_one_replica_and_counted_once() -> None:
     # The weights of the loss sum to one over the replicas, not over the ranks.
     weights = sum(float(part.loss_weights.sum(dtype=np.float64)) for parts in by_replica for part in parts)
     assert abs(weights - 1) < 1e-6
-
-
-def test_a_rank_knows_its_replica() -> None:
-    ranks = [Rank("actor_train", number, 4, "127.0.0.1", 0, "cpu", 1.0, replica_size=2) for number in range(4)]
-    assert [rank.replica for rank in ranks] == [0, 0, 1, 1]
