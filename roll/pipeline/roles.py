@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.batch import sequences_per_update
+from roll.config.deepspeed import deepspeed_config, swap_paths
 from roll.config.model_shape import config_file, read_shape
 from roll.config.placement import neighbours, sends_adapter
 from roll.config.plan import Plan
@@ -25,6 +26,7 @@ from roll.config.schema_roles import Learner as LearnerRole
 from roll.config.schema_roles import Reference as ReferenceRole
 from roll.models.student import PackedStudent, PackedTeacher
 from roll.strategies.base import Rank
+from roll.strategies.own_folder import remove_ownerless
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain, TrainShape
 from roll.workers.cluster import RECORD, ClusterSession
@@ -174,6 +176,9 @@ class Roles:
                 await turns.enter(name, self._tenants[name])
 
     def _group(self, name: str, role: Role, factory: Factory, settings: Any, blocking: bool) -> WorkerGroup:
+        deepspeed = deepspeed_config(role)
+        for path in swap_paths(deepspeed).values() if deepspeed else ():  # called when the group has ended: a rank may have been killed
+            self._stack.callback(remove_ownerless, path)
         group = self._new_group(name, role.system_envs, blocking)
         limits = self._config.deadlines
         self._starts[name] = partial(group.start, factory, [settings] * len(group), limits.collective or limits.train, limits.start)

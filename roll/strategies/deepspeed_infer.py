@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from roll.models.layers import compile_layers
 from roll.models.load import PackedModel, PackedPolicy, load_causal_model
 from roll.strategies.base import Rank
 from roll.strategies.deepspeed_setup import deepspeed_config, gather_whole_layers, join
+from roll.strategies.deepspeed_swap import own_swap
 from roll.strategies.offload import Offload, tensors_in
 from roll.strategies.scoring import score, states
 from roll.types import Floats, Sequences
@@ -38,11 +40,12 @@ class DeepSpeedScore:
     """Implements `ScoreStrategy`, and `TeachStrategy` where a `PackedTeacher` is wrapped around the model."""
 
     def __init__(self, settings: ShardedScoreSettings, rank: Rank) -> None:
-        self._rank = rank
+        self._rank, self._held = rank, ExitStack()
         join(rank)
         compiled = compiles(settings.model_args, on_gpu=rank.device == "cuda")
-        config = deepspeed_config(settings.deepspeed, settings.model_args.dtype, max_grad_norm=None, compiled=compiled)
-        config["zero_optimization"].pop("offload_optimizer", None)
+        zero = settings.deepspeed.zero_optimization.model_copy(update={"offload_optimizer": None})
+        swapping = self._held.enter_context(own_swap(settings.deepspeed.model_copy(update={"zero_optimization": zero}), rank))
+        config = deepspeed_config(swapping, settings.model_args.dtype, max_grad_norm=None, compiled=compiled)
         # Must outlive the engine: while it lives, from_pretrained shards the model as it loads.
         self._shards_at_load = HfDeepSpeedConfig(config)
         self._policy = settings.wrap(load_causal_model(settings.model_path, settings.model_args))
@@ -74,4 +77,5 @@ class DeepSpeedScore:
     def close(self) -> None:
         """See `ScoreStrategy`."""
         self._engine.destroy()
+        self._held.close()
         torch.distributed.destroy_process_group()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from filelock import FileLock, Timeout
@@ -20,6 +20,7 @@ from roll.errors import ConfigError, Fault
 from roll.models.layers import decoder_layers
 from roll.strategies.base import Rank
 
+Made = TypeVar("Made")
 OPS_LOCK = "roll_deepspeed_ops.lock"
 
 
@@ -226,8 +227,8 @@ OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingArgs, Place], Optimizer]] = {
 }
 
 
-def serially(make: Callable[[], Optimizer], rank: Rank) -> Optimizer:
-    """Make an optimizer whose code is compiled at first use: one process of a host at a time, and the others find it compiled.
+def serially(make: Callable[[], Made], rank: Rank) -> Made:
+    """Make what is compiled at first use: one process of a host at a time, and the others find it compiled.
 
     Raises:
         TimeoutError: another process has been compiling for `rank.timeout` seconds.
@@ -239,7 +240,7 @@ def serially(make: Callable[[], Optimizer], rank: Rank) -> Optimizer:
             return make()
     except Timeout as error:
         place = f"{rank.role} rank {rank.rank}"
-        problem = f"{place} waited {rank.timeout:.0f} s for another process to compile DeepSpeed's CPU optimizer in {folder}"
+        problem = f"{place} waited {rank.timeout:.0f} s for another process to compile an operation of DeepSpeed in {folder}"
         raise TimeoutError(f"{problem}; if none does, remove the files named lock in its folders") from error
 
 

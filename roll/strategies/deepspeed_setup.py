@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -74,9 +71,7 @@ def deepspeed_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float |
     Micro-batches vary in number, so the caller of the engine owns the accumulation boundary
     (`managed_gradient_accumulation: false`) and the loss carries its own normalisation. `compiled` says that decoder layers are.
     """
-    out = config.model_dump(exclude_none=True)
-    # `auto` is an invitation to the transformers Trainer; for DeepSpeed a key that is absent means its own choice.
-    out["zero_optimization"] = {key: value for key, value in out["zero_optimization"].items() if value != "auto"}
+    out = _without_auto(config.model_dump(exclude_none=True))
     if compiled and config.zero_optimization.stage == 3:
         # DeepSpeed's own linear function asks each weight for its number, for which dynamo compiles every layer anew, and gives up.
         out["zero_optimization"].setdefault("memory_efficient_linear", False)
@@ -102,34 +97,10 @@ def deepspeed_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float |
     return out
 
 
-def swap_folders(config: DeepSpeedConfig) -> list[Path]:
-    """Folders on NVMe devices that states are swapped to."""
-    offloads = (config.zero_optimization.offload_optimizer, config.zero_optimization.offload_param)
-    return [Path(offload.nvme_path) for offload in offloads if offload and offload.device == "nvme" and offload.nvme_path]
-
-
-def check_needs(config: DeepSpeedConfig, rank: Rank) -> None:
-    """That this machine has what an offload to NVMe needs.
-
-    Raises:
-        ConfigError: it has not.
-    """
-    from deepspeed.ops.op_builder import AsyncIOBuilder  # pyright: ignore[reportAttributeAccessIssue]
-
-    where = f"{rank.role}.strategy_args.strategy_config.zero_optimization"
-    for folder in swap_folders(config):
-        if not os.access(folder, os.W_OK):
-            raise ConfigError([Fault(where, f"nvme_path {folder} is no folder that can be written to here", "make it on every host")])
-        if not AsyncIOBuilder().is_compatible():
-            problem = "an offload to nvme needs libaio with its headers, which is not here"
-            raise ConfigError([Fault(where, problem, "install libaio-dev (Debian) or libaio-devel (Red Hat), or offload to cpu")])
-
-
-def remove_swapped(config: DeepSpeedConfig, rank: Rank) -> None:
-    """Delete what this rank swapped to NVMe; DeepSpeed leaves it there."""
-    for folder in swap_folders(config):
-        for mine in folder.glob(f"zero_stage_3/*/rank{rank.rank}"):
-            shutil.rmtree(mine)
+def _without_auto(block: dict[str, Any]) -> dict[str, Any]:
+    """`auto` is an invitation to the transformers Trainer; for DeepSpeed a key that is absent means its own choice."""
+    kept = {key: value for key, value in block.items() if value != "auto"}
+    return {key: _without_auto(value) if isinstance(value, dict) else value for key, value in kept.items()}
 
 
 def scale_of(engine: Any) -> float | None:

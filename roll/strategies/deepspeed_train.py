@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,15 +30,14 @@ from roll.models.weights import WeightView
 from roll.strategies.base import MicroBatch, Rank, TrainResult
 from roll.strategies.deepspeed_files import TAG, load_states, random_file
 from roll.strategies.deepspeed_setup import (
-    check_needs,
     deepspeed_config,
     gather_whole_layers,
     join,
     optimizer_and_schedule,
-    remove_swapped,
     scale_of,
     sequence_group,
 )
+from roll.strategies.deepspeed_swap import own_swap
 from roll.strategies.deepspeed_tensor import prepare, whole_weights
 from roll.strategies.finite import FiniteWatch
 from roll.strategies.loss_inputs import loss_inputs
@@ -89,7 +88,7 @@ class DeepSpeedTrain:
     """Implements `TrainStrategy`."""
 
     def __init__(self, settings: TrainSettings, rank: Rank) -> None:
-        self._settings, self._rank = settings, rank
+        self._settings, self._rank, self._held = settings, rank, ExitStack()
         join(rank)
         with told_of_memory(rank, "building the trainer", BUILD_KEYS):
             self._build(settings, rank)
@@ -97,9 +96,9 @@ class DeepSpeedTrain:
         _seed_everything(settings.seed + rank.rank)
 
     def _build(self, settings: TrainSettings, rank: Rank) -> None:
-        check_needs(settings.deepspeed, rank)
         model_args, compiled = settings.model_args, compiles(settings.model_args, rank.device == "cuda")
-        config = deepspeed_config(settings.deepspeed, model_args.dtype, settings.max_grad_norm, compiled)
+        deepspeed_keys = self._held.enter_context(own_swap(settings.deepspeed, rank))
+        config = deepspeed_config(deepspeed_keys, model_args.dtype, settings.max_grad_norm, compiled)
         # Must outlive the engine: while it lives, from_pretrained shards the model as it loads (ZeRO-3).
         self._shards_at_load = HfDeepSpeedConfig(config) if settings.deepspeed.zero_optimization.stage == 3 else None
         model = settings.load(settings.model_path, model_args, settings.seed)
@@ -334,7 +333,7 @@ class DeepSpeedTrain:
         """See `TrainStrategy`."""
         self._sender.close()
         self._engine.destroy()
-        remove_swapped(self._settings.deepspeed, self._rank)
+        self._held.close()
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 

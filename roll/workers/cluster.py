@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import ray
 
 from roll.errors import Fault, RollError
+from roll.strategies.own_folder import own_folder, ownerless
 from roll.workers.placement import gpu_counts
 from roll.workers.remains import SHARED_MEMORY, remove_recorded
 
 LOG = logging.getLogger(__name__)
-PREFIX = "roll-"
 RECORD = ".held"
 """Ending of the files, in a run's folder of shared memory, that name what its processes hold there besides."""
-LOCK = ".lock"
-"""File in each of a run's folders that the run locks as long as it lives: in another container its process id means nothing."""
 LONGEST_SOCKET = 107
 LONGEST_TEMPORARY = LONGEST_SOCKET - len("/roll-1234567-abcdefgh/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
 """Characters of a temporary folder's name."""
@@ -55,7 +52,7 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
     _sweep()
     logs = run_folder.absolute() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    with _own_folder(temporary()) as scratch, _own_folder(SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as shared:
+    with own_folder(temporary()) as scratch, own_folder(SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as shared:
         try:
             if os.environ.get("RAY_ADDRESS"):
                 join()
@@ -76,21 +73,6 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
             raise
         finally:
             ray.shutdown()
-
-
-@contextmanager
-def _own_folder(parent: Path | None) -> Iterator[Path]:
-    """A folder that is this run's alone, and is removed with all that is in it."""
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
-    try:
-        new = folder / f"{LOCK}.new"
-        with new.open("wb") as lock:
-            with suppress(OSError):  # a file system without locks: nobody can take this one either
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            new.rename(folder / LOCK)  # taken before it can be found: a sweep between the two would end this run's folder
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def temporary() -> Path:
@@ -150,18 +132,7 @@ def _keep_ray_logs(scratch: Path, logs: Path) -> None:
 def _sweep() -> None:
     """Remove the folders of runs whose driver was killed before it could."""
     for parent in (temporary(), SHARED_MEMORY):
-        for lock in parent.glob(f"{PREFIX}[0-9]*-*/{LOCK}"):
-            with suppress(FileNotFoundError, PermissionError), lock.open("rb") as held:
-                if not _is_held(held.fileno()):
-                    for record in lock.parent.glob(f"*{RECORD}"):
-                        remove_recorded(record)
-                    shutil.rmtree(lock.parent, ignore_errors=True)
-
-
-def _is_held(descriptor: int) -> bool:
-    """Whether a run has the lock of this file; if not, it is ours until the file is closed."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    return False
+        for folder in ownerless(parent):
+            for record in folder.glob(f"*{RECORD}"):
+                remove_recorded(record)
+            shutil.rmtree(folder, ignore_errors=True)

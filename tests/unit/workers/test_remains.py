@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from roll.strategies.own_folder import LOCK, PREFIX, own_folder
 from roll.workers import cluster
 from roll.workers.remains import CLOCK_SLACK, SHARED_MEMORY, Remains
 
@@ -26,17 +28,17 @@ time.sleep(60)
 
 
 def left_by_a_run(parent: Path) -> Path:
-    folder = parent / f"{cluster.PREFIX}999999999-abc"
+    folder = parent / f"{PREFIX}999999999-abc"
     folder.mkdir()
-    (folder / cluster.LOCK).touch()
+    (folder / LOCK).touch()
     return folder
 
 
 def test_a_run_that_goes_on_where_its_process_id_is_not_seen_keeps_its_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So it is with /dev/shm or /tmp shared by two containers."""
     monkeypatch.setattr(cluster, "SHARED_MEMORY", tmp_path)
-    monkeypatch.setattr(cluster.os, "getpid", lambda: 999999999)
-    with cluster._own_folder(tmp_path) as folder:
+    monkeypatch.setattr(os, "getpid", lambda: 999999999)
+    with own_folder(tmp_path) as folder:
         assert folder.name.startswith("roll-999999999-")
         (folder / "bucket0.safetensors").write_text("weights")
         cluster._sweep()

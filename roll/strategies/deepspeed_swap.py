@@ -1,0 +1,53 @@
+"""What a process swaps to NVMe. DeepSpeed names it by rank and parameter alone, so each process gets folders of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from roll.config.deepspeed import swap_paths
+from roll.config.schema_engine import DeepSpeedConfig
+from roll.errors import ConfigError, Fault
+from roll.strategies.base import Rank
+from roll.strategies.deepspeed_optimizers import serially
+from roll.strategies.own_folder import own_folder, remove_ownerless
+
+
+@contextmanager
+def own_swap(config: DeepSpeedConfig, rank: Rank) -> Iterator[DeepSpeedConfig]:
+    """The configuration with new folders beneath its `nvme_path`s, where nobody else writes; they are removed at the end.
+
+    What processes left there that were killed is removed at the beginning.
+
+    Raises:
+        ConfigError: this machine lacks what an offload to NVMe needs.
+        TimeoutError: see `serially`.
+    """
+    zero, paths = config.zero_optimization, swap_paths(config)
+    with ExitStack() as folders:
+        if paths:
+            _check(paths, rank)
+        own = {}
+        for key, path in paths.items():
+            remove_ownerless(path)
+            own[key] = getattr(zero, key).model_copy(update={"nvme_path": str(folders.enter_context(own_folder(path)))})
+        yield config.model_copy(update={"zero_optimization": zero.model_copy(update=own)})
+
+
+def _check(paths: dict[str, Path], rank: Rank) -> None:
+    from deepspeed.ops.op_builder import AsyncIOBuilder  # pyright: ignore[reportAttributeAccessIssue]
+
+    zero = f"{rank.role}.strategy_args.strategy_config.zero_optimization"
+    faults = [
+        Fault(f"{zero}.{key}.nvme_path", f"{path} is no folder that can be written to here", "make it on every host of the role")
+        for key, path in paths.items()
+        if not os.access(path, os.W_OK | os.X_OK) or not path.is_dir()
+    ]
+    if faults:
+        raise ConfigError(faults)
+    if not AsyncIOBuilder().is_compatible():
+        problem = "an offload to nvme needs libaio with its headers, which is not here"
+        raise ConfigError([Fault(zero, problem, "install libaio-dev (Debian) or libaio-devel (Red Hat), or offload to cpu")])
+    serially(AsyncIOBuilder().load, rank)

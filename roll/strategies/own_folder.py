@@ -1,0 +1,53 @@
+"""Folders that one process has to itself: it locks them as long as it lives, and whoever comes later removes those of the dead."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PREFIX = "roll-"
+LOCK = ".lock"
+"""File that the owner locks: in another container its process id means nothing."""
+
+
+@contextmanager
+def own_folder(parent: Path | None) -> Iterator[Path]:
+    """A new folder in `parent`, or in the system's temporary one, which is removed with all that is in it."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
+    try:
+        new = folder / f"{LOCK}.new"
+        with new.open("wb") as lock:
+            with suppress(OSError):  # a file system without locks: nobody can take this one either
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            new.rename(folder / LOCK)  # taken before it can be found: one who looked between the two would remove the folder
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def ownerless(parent: Path) -> Iterator[Path]:
+    """Folders in `parent` whose process was killed before it could remove them; each is the caller's until the next is asked for."""
+    for file in parent.glob(f"{PREFIX}[0-9]*-*/{LOCK}"):
+        with suppress(FileNotFoundError, PermissionError), file.open("rb") as lock:
+            if not _is_held(lock.fileno()):
+                yield file.parent
+
+
+def remove_ownerless(parent: Path) -> None:
+    """Remove them with all that is in them."""
+    for folder in ownerless(parent):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_held(descriptor: int) -> bool:
+    """Whether a process has the lock of this file; if not, it is ours until the file is closed."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False

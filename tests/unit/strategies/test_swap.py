@@ -1,0 +1,105 @@
+"""What is swapped to one NVMe folder by roles and runs side by side, and what is left of those that were killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from roll.config.schema_engine import DeepSpeedConfig
+from roll.errors import ConfigError
+from roll.strategies import deepspeed_swap
+from roll.strategies.base import Rank
+from roll.strategies.deepspeed_swap import own_swap
+from roll.strategies.own_folder import remove_ownerless
+
+RANK = Rank("critic", 0, 2, "127.0.0.1", 0, "cpu", 1.0)
+HOLDS = """
+import sys, time
+from pathlib import Path
+from roll.strategies.own_folder import own_folder
+with own_folder(Path(sys.argv[1])) as folder:
+    (folder / "0.tensor.swp").write_text("states")
+    print(folder, flush=True)
+    time.sleep(60)
+"""
+
+
+def swapping(path: Path) -> DeepSpeedConfig:
+    offload = {"device": "nvme", "nvme_path": str(path), "buffer_count": 5}
+    return DeepSpeedConfig.model_validate(
+        {"zero_optimization": {"stage": 3, "offload_optimizer": offload, "offload_param": offload, "reduce_bucket_size": 7}}
+    )
+
+
+def paths(config: DeepSpeedConfig) -> list[Path]:
+    zero = config.zero_optimization
+    assert zero.offload_optimizer and zero.offload_param and zero.offload_optimizer.nvme_path and zero.offload_param.nvme_path
+    return [Path(zero.offload_optimizer.nvme_path), Path(zero.offload_param.nvme_path)]
+
+
+@pytest.fixture
+def with_libaio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deepspeed_swap, "_check", lambda paths, rank: None)
+
+
+@pytest.mark.usefixtures("with_libaio")
+def test_processes_that_share_a_folder_swap_to_folders_of_their_own(tmp_path: Path) -> None:
+    given = swapping(tmp_path)
+    with ExitStack() as one, ExitStack() as other:
+        mine, theirs = (paths(held.enter_context(own_swap(given, RANK))) for held in (one, other))
+        assert len({*mine, *theirs}) == 4
+        for folder in (*mine, *theirs):
+            assert folder.parent == tmp_path
+            (folder / "zero_stage_3").mkdir()
+        other.close()
+        assert all((folder / "zero_stage_3").is_dir() for folder in mine)
+        assert not any(folder.exists() for folder in theirs)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("with_libaio")
+def test_the_rest_of_the_configuration_stays(tmp_path: Path) -> None:
+    given = swapping(tmp_path)
+    with own_swap(given, RANK) as own:
+        assert own.zero_optimization.model_extra == {"reduce_bucket_size": 7}
+        assert own.zero_optimization.offload_param and own.zero_optimization.offload_param.buffer_count == 5
+        assert paths(own) != paths(given)
+
+
+def test_without_nvme_nothing_is_asked_for() -> None:
+    given = DeepSpeedConfig.model_validate({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}})
+    with own_swap(given, RANK) as own:
+        assert own == given
+
+
+@pytest.mark.usefixtures("with_libaio")
+def test_what_a_killed_process_left_is_removed_and_a_living_ones_and_other_files_stay(tmp_path: Path) -> None:
+    (tmp_path / "zero_stage_3").mkdir()
+    with ExitStack() as ends:
+        killed, living = (
+            ends.enter_context(subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True))
+            for _ in range(2)
+        )
+        ends.callback(living.kill)
+        assert killed.stdout and living.stdout
+        left, kept = (Path(process.stdout.readline().strip()) for process in (killed, living) if process.stdout)
+        killed.kill()
+        killed.wait()
+        assert left.is_dir()
+        with own_swap(swapping(tmp_path), RANK):
+            assert not left.exists()
+            assert (kept / "0.tensor.swp").read_text() == "states"
+        remove_ownerless(tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == {kept.name, "zero_stage_3"}
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    swap = own_swap(swapping(tmp_path / "none"), RANK)
+    with pytest.raises(ConfigError, match="is no folder that can be written to here") as raised, swap:
+        pass
+    zero = "critic.strategy_args.strategy_config.zero_optimization"
+    assert [fault.place for fault in raised.value.faults] == [f"{zero}.offload_optimizer.nvme_path", f"{zero}.offload_param.nvme_path"]
