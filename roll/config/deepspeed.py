@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from roll.config.batch import sequences_per_update
+from roll.config.deepspeed_keys import BLOCKS, SIZE, block_faults
 from roll.config.optimizers import optimizer_faults
 from roll.config.placement import model_roles, ranks
 from roll.config.schema import Config
-from roll.config.schema_engine import DeepSpeedConfig, DeepSpeedInferStrategy, DeepSpeedTrainStrategy
+from roll.config.schema_engine import DeepSpeedConfig, DeepSpeedInferStrategy, DeepSpeedTrainStrategy, ZeroOffload
 from roll.config.schema_roles import Learner, Role
 from roll.errors import Fault
 from roll.registry import nearest
 
-# fmt: off
-ZERO_KEYS = (
-    "stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "use_multi_rank_bucket_allreduce",
-    "allgather_partitions", "allgather_bucket_size", "overlap_comm", "load_from_fp32_weights", "elastic_checkpoint", "offload_param",
-    "offload_optimizer", "zenflow", "sub_group_size", "compute_grad_norm", "cpu_offload_param", "cpu_offload_use_pin_memory",
-    "cpu_offload", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
-    "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_gather_16bit_weights_on_model_save",
-    "stage3_module_granularity_threshold", "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
-    "stage3_gather_fp16_weights_on_model_save", "ignore_unused_parameters", "legacy_stage1", "round_robin_gradients",
-    "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients",
-    "memory_efficient_linear", "pipeline_loading_checkpoint",
-    "override_module_apply", "log_trace_cache_warnings", "enable_sanity_checks", "leaf_module",
-)
-# fmt: on
-"""Keys of `zero_optimization` in DeepSpeed 0.19 (`deepspeed/runtime/zero/config.py`)."""
-REMOVED = ("mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param")
-"""Keys that earlier versions had."""
 QUANTISED = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
+OFFLOADS = {
+    "offload_optimizer": ("buffer_size", "max_in_cpu"),
+    "offload_param": ("pipeline_read", "pipeline_write", "fast_init", "ratio"),
+}
+"""What offloads, and the keys of `ZeroOffload` that are the other's."""
 RECOMPUTES = "cpu_checkpointing"
+RECOMPUTING = [
+    RECOMPUTES, "partition_activations", "contiguous_memory_optimization", "number_checkpoints", "synchronize_checkpoint_boundary",
+    "profile",
+]  # fmt: skip
+"""Keys of DeepSpeed's `activation_checkpointing`."""
 
 
 def deepspeed_config(role: Role) -> DeepSpeedConfig | None:
     """DeepSpeed's configuration, if the role runs on it."""
     strategy = role.strategy_args
     return strategy.strategy_config if isinstance(strategy, DeepSpeedTrainStrategy | DeepSpeedInferStrategy) else None
+
+
+def swap_paths(settings: DeepSpeedConfig) -> dict[str, Path]:
+    """The `nvme_path` of each block that offloads to NVMe."""
+    zero = settings.zero_optimization
+    offloads = {"offload_optimizer": zero.offload_optimizer, "offload_param": zero.offload_param}
+    return {key: Path(each.nvme_path) for key, each in offloads.items() if each and each.device == "nvme" and each.nvme_path}
 
 
 def deepspeed_faults(config: Config) -> list[Fault]:
@@ -48,24 +51,27 @@ def deepspeed_faults(config: Config) -> list[Fault]:
         if settings is None:
             continue
         zero = f"{where}.zero_optimization"
-        faults += [*_zero(settings, zero), *_plus_plus(settings, zero, role), *_precision(settings, where, name, role)]
+        faults += [
+            *_blocks(settings, where),
+            *_zero(settings, zero),
+            *_plus_plus(settings, zero, role),
+            *_precision(settings, where, name, role),
+        ]
         faults += _recomputing(settings, f"{where}.activation_checkpointing", name, role)
         if isinstance(role, Learner):
             faults += [*_batch(settings, where, name, role, config.max_grad_norm), *optimizer_faults(name, role)]
     return faults
 
 
+def _blocks(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
+    """Keys and values that the schema leaves to DeepSpeed."""
+    given = {name: getattr(settings, name) for name in BLOCKS} | {"zero_optimization": settings.zero_optimization.model_extra}
+    for name, block in given.items():
+        yield from block_faults(f"{where}.{name}", block or {}, *BLOCKS[name])
+
+
 def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
     zero = settings.zero_optimization
-    for key, value in (zero.model_extra or {}).items():
-        if key in REMOVED:
-            yield Fault(f"{where}.{key}", f"{value!r}, but DeepSpeed 0.19 has removed it", "remove it")
-        elif key not in ZERO_KEYS:
-            yield Fault(
-                f"{where}.{key}",
-                f"unknown key, with the value {value!r}{nearest(key, list(ZERO_KEYS))}",
-                "see DeepSpeed's zero_optimization",
-            )
     if zero.offload_param and zero.offload_param.device != "none" and zero.stage != 3:
         problem = f"'{zero.offload_param.device}', but stage {zero.stage} does not shard parameters"
         yield Fault(f"{where}.offload_param.device", problem, "use stage 3, or remove offload_param")
@@ -78,28 +84,43 @@ def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
     if (zero.model_extra or {}).get("compute_grad_norm") is False:
         problem = "false, but an update whose gradient is not finite is known by its norm"
         yield Fault(f"{where}.compute_grad_norm", problem, "remove it")
-    for key in ("offload_optimizer", "offload_param"):
-        offload = getattr(zero, key)
-        if offload and offload.device == "nvme" and not offload.nvme_path:
-            yield Fault(f"{where}.{key}.nvme_path", "missing, and device is nvme", "give a folder on the NVMe device")
-        elif offload and offload.device == "nvme" and not offload.nvme_path.startswith("/"):
-            yield Fault(f"{where}.{key}.nvme_path", f"'{offload.nvme_path}' is relative, and workers start elsewhere", "make it absolute")
-        if offload and offload.device == "nvme" and zero.stage != 3:
-            yield Fault(f"{where}.{key}.device", f"'nvme', but stage {zero.stage} swaps nothing to it", "use stage 3, or cpu")
+    for key in OFFLOADS:
+        if offload := getattr(zero, key):
+            yield from _offload(offload, f"{where}.{key}", zero.stage)
+    if zero.offload_optimizer and zero.offload_optimizer.ratio not in (None, 1.0):
+        ratio = zero.offload_optimizer.ratio
+        problem = f"{ratio}, but the optimizer that DeepSpeed makes for the rest on the GPU keeps the learning rate of the beginning"
+        yield Fault(f"{where}.offload_optimizer.ratio", problem, "remove it")
+
+
+def _offload(offload: ZeroOffload, where: str, stage: int) -> Iterator[Fault]:
+    for key in OFFLOADS[where.rpartition(".")[2]]:
+        if getattr(offload, key) is not None:
+            yield Fault(f"{where}.{key}", f"{getattr(offload, key)}, but this block has no such key in DeepSpeed", "remove it")
+    if offload.device != "nvme":
+        return
+    if not offload.nvme_path:
+        yield Fault(f"{where}.nvme_path", "missing, and device is nvme", "give a folder on the NVMe device")
+    elif not offload.nvme_path.startswith("/"):
+        yield Fault(f"{where}.nvme_path", f"'{offload.nvme_path}' is relative, and workers start elsewhere", "make it absolute")
+    if stage != 3:
+        yield Fault(f"{where}.device", f"'nvme', but stage {stage} swaps nothing to it", "use stage 3, or cpu")
 
 
 def _plus_plus(settings: DeepSpeedConfig, where: str, role: Role) -> Iterator[Fault]:
     zero, extra = settings.zero_optimization, settings.zero_optimization.model_extra or {}
     count = ranks(role)
     for key in QUANTISED:
-        if extra.get(key) and not role.device_mapping:
+        if extra.get(key) is True and not role.device_mapping:
             yield Fault(f"{where}.{key}", "true, but DeepSpeed quantises on GPUs, and the role has no device_mapping", "remove it")
-        elif extra.get(key) and zero.stage != 3:
+        elif extra.get(key) is True and zero.stage != 3:
             yield Fault(f"{where}.{key}", f"true, but stage {zero.stage} gathers no sharded weights", "use stage 3, or remove it")
-    if extra.get("zero_quantized_gradients") and role.model_args.lora_target:
+    if extra.get("zero_quantized_gradients") is True and role.model_args.lora_target:
         problem = "true, but DeepSpeed 0.19 was seen to quantise an adapter's gradients at a misaligned address, which ends its ranks"
         yield Fault(f"{where}.zero_quantized_gradients", problem, "remove it, or train all parameters")
-    size = extra.get("zero_hpz_partition_size", 1)
+    size: Any = extra.get("zero_hpz_partition_size")
+    if not SIZE.holds(size):
+        return
     if size > 1 and zero.stage != 3:
         yield Fault(f"{where}.zero_hpz_partition_size", f"{size}, but stage {zero.stage} shards no weights", "use stage 3, or remove it")
     elif count % size:
@@ -113,6 +134,10 @@ def _recomputing(settings: DeepSpeedConfig, where: str, name: str, role: Role) -
         if key == "partition_activations" and value:
             problem = "true, but layers are recomputed by torch, which shares no activations out over ranks"
             yield Fault(f"{where}.{key}", problem, f"remove it; {RECOMPUTES} keeps them in host memory")
+        elif key == RECOMPUTES and not isinstance(value, bool):
+            yield Fault(f"{where}.{key}", f"{value!r} is not allowed", "give true or false")
+        elif key not in RECOMPUTING:
+            yield Fault(f"{where}.{key}", f"unknown key, with the value {value!r}{nearest(key, RECOMPUTING)}", "remove it")
         elif key != RECOMPUTES and value:
             problem = f"{value!r}: layers are recomputed by torch, and of this block {RECOMPUTES} alone has a meaning"
             yield Fault(f"{where}.{key}", problem, f"remove it; {name}.model_args.gradient_checkpointing says which layers are recomputed")
@@ -125,8 +150,8 @@ def _precision(settings: DeepSpeedConfig, where: str, name: str, role: Role) -> 
     dtype = role.model_args.dtype
     for key in ("bf16", "fp16"):
         block = getattr(settings, key) or {}
-        enabled = block.get("enabled", "auto")
-        if enabled != "auto" and bool(enabled) != (dtype == key):
+        enabled = block.get("enabled")
+        if isinstance(enabled, bool) and enabled != (dtype == key):
             problem = f"{str(enabled).lower()}, but {name}.model_args.dtype is {dtype}"
             yield Fault(f"{where}.{key}.enabled", problem, f"remove it; {name}.model_args.dtype says the precision")
     if (settings.bf16 or {}).get("check_grad_overflow") is False:

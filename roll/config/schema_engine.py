@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from roll.config.schema_base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from roll.config.schema_base import Fraction, Large, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 
 class ZeroOffload(Section):
@@ -16,14 +16,14 @@ class ZeroOffload(Section):
     pin_memory: bool = Field(False, description="Pin the host memory.")
     nvme_path: str | None = Field(None, description="Folder on the NVMe device.")
     buffer_count: PositiveInt | None = Field(None, description="Number of swap buffers.")
-    buffer_size: PositiveInt | None = Field(
+    buffer_size: Large | None = Field(
         None, description="`offload_param`: elements of a swap buffer; at least those of a rank's share of the largest tensor."
     )
-    max_in_cpu: NonNegativeInt | None = Field(None, description="`offload_param` to NVMe: elements that stay in host memory.")
+    max_in_cpu: Large | None = Field(None, description="`offload_param` to NVMe: elements that stay in host memory.")
     pipeline_read: bool | None = Field(None, description="`offload_optimizer` to NVMe: read ahead.")
     pipeline_write: bool | None = Field(None, description="`offload_optimizer` to NVMe: write behind.")
     fast_init: bool | None = Field(None, description="Initialise on the NVMe device directly.")
-    ratio: Fraction | None = Field(None, description="Share of the parameters whose update runs on the CPU (ZeRO-3).")
+    ratio: Fraction | None = Field(None, description="1, which is all of the updates on the CPU; a part of them is refused.")
 
 
 class ZeroOptimization(Section):
