@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.batch import sequences_per_update
-from roll.config.deepspeed_keys import BLOCKS, SIZE, block_faults
+from roll.config.deepspeed_keys import BLOCKS, block_faults
+from roll.config.kinds import SIZE
 from roll.config.optimizers import optimizer_faults
 from roll.config.placement import model_roles, ranks
 from roll.config.schema import Config

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from roll.config.kinds import BLOCK, COUNT, FLAG, NUMBER, PRECISION, SIZE, Kind
 from roll.errors import Fault
 from roll.registry import nearest
 
@@ -81,30 +81,6 @@ ZERO_REFUSED: Mapping[str, tuple[str, str]] = {
     "zero3_init_flag": SHARDS_AT_LOAD,
     "zero3_init": SHARDS_AT_LOAD,
 }
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What a key takes beside `auto`."""
-
-    said: str
-    holds: Callable[[Any], bool]
-
-
-def _is_number(value: Any, least: float = 0.0) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= least
-
-
-def _is_whole(value: Any, least: float) -> bool:
-    return _is_number(value, least) and float(value).is_integer()  # 5e8 is a float in YAML, and DeepSpeed takes it
-
-
-FLAG = Kind("true or false", lambda value: isinstance(value, bool))
-COUNT = Kind("a whole number, at least 0", lambda value: _is_whole(value, 0))
-SIZE = Kind("a whole number, at least 1", lambda value: _is_whole(value, 1))
-NUMBER = Kind("a number, at least 0", _is_number)
-BLOCK = Kind("a block of keys", lambda value: isinstance(value, Mapping))
-PRECISION = Kind("fp32, fp16 or bf16", lambda value: value in ("fp32", "fp16", "bf16"))
 
 ZERO: Mapping[str, Kind] = dict.fromkeys(
     (

@@ -4,32 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from roll.config.kinds import COUNT, FRACTION, NUMBER, SIZE, Kind, one_of
 from roll.config.placement import tensor_parallel
 from roll.config.schema_engine import DeepSpeedTrainStrategy
 from roll.config.schema_roles import Learner
 from roll.errors import Fault
 from roll.registry import nearest
 
-SCHEDULES: Mapping[str, tuple[str, ...]] = {
-    "linear": (),
-    "cosine": ("num_cycles",),
-    "cosine_with_restarts": ("num_cycles",),
-    "polynomial": ("lr_end", "power"),
-    "constant": (),
-    "constant_with_warmup": (),
-    "inverse_sqrt": ("timescale",),
-    "cosine_with_min_lr": ("num_cycles", "min_lr", "min_lr_rate"),
-    "cosine_warmup_with_min_lr": ("num_cycles", "min_lr", "min_lr_rate", "warmup_lr_rate"),
-    "warmup_stable_decay": ("num_decay_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles"),
+SHAPES = one_of("linear", "cosine", "1-sqrt")
+LEAST: Mapping[str, Kind] = {"min_lr": NUMBER, "min_lr_rate": FRACTION}
+SCHEDULES: Mapping[str, Mapping[str, Kind]] = {
+    "linear": {},
+    "cosine": {"num_cycles": NUMBER},
+    "cosine_with_restarts": {"num_cycles": SIZE},
+    "polynomial": {"lr_end": NUMBER, "power": NUMBER},
+    "constant": {},
+    "constant_with_warmup": {},
+    "inverse_sqrt": {"timescale": SIZE},
+    "cosine_with_min_lr": {"num_cycles": NUMBER, **LEAST},
+    "cosine_warmup_with_min_lr": {"num_cycles": NUMBER, "warmup_lr_rate": FRACTION, **LEAST},
+    "warmup_stable_decay": {
+        "num_decay_steps": COUNT,
+        "warmup_type": SHAPES,
+        "decay_type": SHAPES,
+        "min_lr_ratio": FRACTION,
+        "num_cycles": NUMBER,
+    },
 }
-"""transformers' schedules that follow the number of updates alone, and the arguments that each takes beyond the usual ones."""
+"""transformers' schedules that follow the number of updates alone, and what each takes beyond the usual arguments."""
 BY_METRIC = ("reduce_lr_on_plateau", "greedy")
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "cosine_with_min_lr": ("min_lr", "min_lr_rate"),
     "cosine_warmup_with_min_lr": ("min_lr", "min_lr_rate"),
     "warmup_stable_decay": ("num_decay_steps",),
 }
-"""One of these must be given."""
+"""One of these must be given, and not two."""
+LR_END = 1e-7
+"""Where `polynomial` ends if it is not told."""
 REMOVED = ("onebit_adam", "zero_one_adam", "onebit_lamb")
 
 
@@ -78,6 +89,28 @@ def _schedule(name: str, role: Learner) -> Iterator[Fault]:
             known = ", ".join(SCHEDULES[kind]) or "no further argument"
             problem = f"{value!r}: '{kind}' takes no {key}{nearest(key, list(SCHEDULES[kind]))}"
             yield Fault(f"{where}_kwargs.{key}", problem, f"it takes {known}")
+        elif not SCHEDULES[kind][key].holds(value):
+            yield Fault(f"{where}_kwargs.{key}", f"{value!r} is not allowed", f"give {SCHEDULES[kind][key].said}")
     needed = NEEDED.get(kind, ())
     if needed and not any(key in given for key in needed):
         yield Fault(f"{where}_kwargs", f"{dict(given)} lacks {' or '.join(needed)} of '{kind}'", f"give {needed[-1]}")
+    elif len(needed) > 1 and all(key in given for key in needed):
+        yield Fault(f"{where}_kwargs", f"{dict(given)} has both {' and '.join(needed)}", "give one of the two")
+    yield from _bounds(name, role)
+
+
+def _bounds(name: str, role: Learner) -> Iterator[Fault]:
+    """Learning rates that the schedule names, against the one that it begins with; and a warm-up that it has not."""
+    arguments, where = role.training_args, f"{name}.training_args"
+    kind, given, rate = arguments.lr_scheduler_type, arguments.lr_scheduler_kwargs, arguments.learning_rate
+    key = "lr_end" if kind == "polynomial" else "min_lr"
+    least = given.get(key, LR_END if kind == "polynomial" else None)
+    if isinstance(least, int | float) and key in SCHEDULES[kind]:
+        if arguments.lora_learning_rate is not None and key == "min_lr":
+            problem = f"{least:g}, but there is also a lora_learning_rate of {arguments.lora_learning_rate:g}, which it is no bound of"
+            yield Fault(f"{where}.lr_scheduler_kwargs.min_lr", problem, "give min_lr_rate, a share of both")
+        elif least >= rate:
+            yield Fault(f"{where}.lr_scheduler_kwargs.{key}", f"{least:g}, but learning_rate is {rate:g}", "give less than that")
+    if kind == "constant" and (arguments.warmup_steps or arguments.warmup_ratio):
+        warmup = f"warmup_steps is {arguments.warmup_steps}" if arguments.warmup_steps else f"warmup_ratio is {arguments.warmup_ratio:g}"
+        yield Fault(f"{where}.lr_scheduler_type", f"'constant', but {warmup}", "use constant_with_warmup, or no warm-up")

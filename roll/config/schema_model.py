@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from roll.config.schema_base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from roll.config.schema_base import BelowOne, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 
 class ModelArgs(Section):
@@ -34,7 +34,7 @@ class ModelArgs(Section):
     )
     lora_rank: PositiveInt = Field(8, description="Rank of the adapters.")
     lora_alpha: PositiveFloat = Field(16.0, description="Scale of the adapters: their output is multiplied by `lora_alpha / lora_rank`.")
-    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Dropout on the adapters' input while training.")
+    lora_dropout: BelowOne = Field(0.0, description="Dropout on the adapters' input while training.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
 
 
@@ -66,8 +66,8 @@ class TrainingArgs(Section):
     warmup_steps: NonNegativeInt = Field(0, description="Optimizer updates of linear warm-up.")
     warmup_ratio: Fraction = Field(0.0, description="The same as a share of all updates; give one of the two.")
     weight_decay: NonNegativeFloat = Field(0.0, description="Of matrices; norms, biases and other vectors are not decayed.")
-    adam_beta1: Fraction = Field(0.9, description="Decay of the first moment; with Lion of the momentum that makes the update.")
-    adam_beta2: Fraction = Field(0.999, description="Decay of the second moment; with Lion of the momentum that is kept.")
+    adam_beta1: BelowOne = Field(0.9, description="Decay of the first moment; with Lion of the momentum that makes the update.")
+    adam_beta2: BelowOne = Field(0.999, description="Decay of the second moment; with Lion of the momentum that is kept.")
     adam_epsilon: PositiveFloat = Field(1e-8, description="Added to the root of the second moment.")
     per_device_train_batch_size: PositiveInt = Field(
         1,

@@ -114,6 +114,45 @@ CASES = [
     ([f"{TRAIN}.lr_scheduler_type=greedy"], f"{TRAIN}.lr_scheduler_type", "follows a loss", "warmup_stable_decay"),
     ([f"{TRAIN}.lr_scheduler_kwargs={{min_lr: 1}}"], f"{TRAIN}.lr_scheduler_kwargs.min_lr", "'linear' takes no min_lr", "no further"),
     ([f"{TRAIN}.lr_scheduler_type=cosine_with_min_lr"], f"{TRAIN}.lr_scheduler_kwargs", "min_lr or min_lr_rate", "give min_lr_rate"),
+    (
+        [f"{TRAIN}.lr_scheduler_type=cosine_with_min_lr", f"{TRAIN}.lr_scheduler_kwargs={{min_lr: 1e-7, min_lr_rate: 0.1}}"],
+        f"{TRAIN}.lr_scheduler_kwargs",
+        "both min_lr and min_lr_rate",
+        "one of the two",
+    ),
+    (
+        [f"{TRAIN}.lr_scheduler_type=cosine_with_min_lr", f"{TRAIN}.lr_scheduler_kwargs={{min_lr: 1e-5}}"],
+        f"{TRAIN}.lr_scheduler_kwargs.min_lr",
+        "1e-05, but learning_rate is 1e-06",
+        "less than that",
+    ),
+    (
+        [
+            f"{TRAIN}.lr_scheduler_type=cosine_with_min_lr",
+            f"{TRAIN}.lr_scheduler_kwargs={{min_lr: 1e-7}}",
+            f"{TRAIN}.lora_learning_rate=1e-4",
+            "+actor_train.model_args.lora_target=all-linear",
+            "+actor_infer.model_args.lora_target=all-linear",
+        ],
+        f"{TRAIN}.lr_scheduler_kwargs.min_lr",
+        "a lora_learning_rate of 0.0001",
+        "min_lr_rate",
+    ),
+    (
+        [f"{TRAIN}.lr_scheduler_type=polynomial", f"{TRAIN}.lr_scheduler_kwargs={{power: two}}"],
+        f"{TRAIN}.lr_scheduler_kwargs.power",
+        "'two' is not allowed",
+        "a number",
+    ),
+    ([f"{TRAIN}.lr_scheduler_type=polynomial", f"{TRAIN}.learning_rate=1e-8"], f"{TRAIN}.lr_scheduler_kwargs.lr_end", "1e-07", "less"),
+    (
+        [f"{TRAIN}.lr_scheduler_type=warmup_stable_decay", f"{TRAIN}.lr_scheduler_kwargs={{num_decay_steps: 9, decay_type: sqrt}}"],
+        f"{TRAIN}.lr_scheduler_kwargs.decay_type",
+        "'sqrt'",
+        "linear, cosine or 1-sqrt",
+    ),
+    ([f"{TRAIN}.lr_scheduler_type=constant", f"{TRAIN}.warmup_steps=5"], f"{TRAIN}.lr_scheduler_type", "warmup_steps is 5", "_with_warmup"),
+    ([f"{TRAIN}.adam_beta2=1.0"], f"{TRAIN}.adam_beta2", "1.0 is not allowed", "below 1"),
     ([f"{TRAIN}.max_consecutive_skips=-1"], f"{TRAIN}.max_consecutive_skips", "-1", "at least 0"),
 ]
 

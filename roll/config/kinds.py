@@ -1,0 +1,39 @@
+"""What values keys take that are not the schema's: other programs' settings, which are checked before they go there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a key takes."""
+
+    said: str
+    holds: Callable[[Any], bool]
+
+
+def _is_number(value: Any, least: float = 0.0) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= least
+
+
+def _is_whole(value: Any, least: float) -> bool:
+    return _is_number(value, least) and float(value).is_integer()  # 5e8 is a float in YAML, and DeepSpeed takes it
+
+
+FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+COUNT = Kind("a whole number, at least 0", lambda value: _is_whole(value, 0))
+SIZE = Kind("a whole number, at least 1", lambda value: _is_whole(value, 1))
+NUMBER = Kind("a number, at least 0", _is_number)
+FRACTION = Kind("a number from 0 to 1", lambda value: _is_number(value) and value <= 1)
+BLOCK = Kind("a block of keys", lambda value: isinstance(value, Mapping))
+
+
+def one_of(*names: str) -> Kind:
+    """One of some words."""
+    return Kind(f"{', '.join(names[:-1])} or {names[-1]}", lambda value: value in names)
+
+
+PRECISION = one_of("fp32", "fp16", "bf16")
