@@ -18,13 +18,14 @@ LOOP_FILE = "loop.json"
 class LoopState:
     """Where the loop stands at the end of a step."""
 
-    exp_name: str
     step: int
     """Steps completed."""
     policy_version: int
     """Optimizer updates behind the policy's weights."""
     sampler: Mapping[str, Any]
-    """The prompt sampler's own state, in JSON's types."""
+    """The sampler's own state, in JSON's types."""
+    basis: Mapping[str, str]
+    """By key of the configuration, what decides which rows come next and what a step is; the same for whoever goes on from here."""
     seconds: float
     """Wall-clock time spent so far, over all processes that ran this experiment."""
     credit: Mapping[str, Any] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from roll.data.chat import Render, TemplateFault, render_example, render_turns
 from roll.data.prompts import checked_renderer
 from roll.data.rows import check_columns, example_conversation, labelled_conversation, number, pair_conversations, raw_text
 from roll.data.sources import find_sources
-from roll.data.tables import Preparation, Texts, check_rows, column, count_by_file, prepared_table
+from roll.data.tables import Preparation, Texts, check_rows, column, count_by_file, identity, prepared_table
 from roll.errors import DataError, Fault
 from roll.types import Bools, Ints
 
@@ -90,6 +90,11 @@ class ExampleSet:
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    @property
+    def identity(self) -> str:
+        """See `tables.identity`."""
+        return identity(self._table, self.positions, self.starts)
 
     def lesson(self, index: int) -> Lesson:
         """Lesson `index`, 0 <= index < len(self)."""

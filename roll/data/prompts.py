@@ -19,7 +19,7 @@ from roll.config.schema_roles import Reward
 from roll.data.chat import Render, renderer
 from roll.data.rows import RowFault, check_columns, prompt_conversation
 from roll.data.sources import find_sources
-from roll.data.tables import Preparation, Texts, check_rows, column, count_by_file, prepared_table
+from roll.data.tables import Preparation, Texts, check_rows, column, count_by_file, identity, prepared_table
 from roll.errors import ConfigError, DataError, Fault
 from roll.registry import nearest
 from roll.types import Bools, Prompt
@@ -41,6 +41,11 @@ class PromptSet:
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    @property
+    def identity(self) -> str:
+        """See `tables.identity`; the domains tell prompts apart, too."""
+        return identity(self._table, self.positions, np.array(self.domains)[self.domain_index])
 
     def prompt(self, index: int, prompt_id: int) -> Prompt:
         """Prompt `index` of the set, 0 <= index < len(self), as draw number `prompt_id` of the run."""

@@ -45,13 +45,9 @@ class Shuffle:
         return index
 
     def state_dict(self) -> dict[str, int]:
-        return {"size": self.size, "position": self.position}
+        return {"position": self.position}
 
-    def load_state_dict(self, state: Mapping[str, int], place: str) -> None:
-        """Raises DataError if the state was saved over another number of rows."""
-        if state["size"] != self.size:
-            problem = f"the saved position is one of {state['size']} rows, but there are {self.size} now"
-            raise DataError([Fault(place, problem, "resume with the data that the run started with, or start a new run")])
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
         self.position = state["position"]
 
 
@@ -91,17 +87,9 @@ class PromptSampler:
         return {"streams": {name: stream.state_dict() for name, stream in self._streams.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues exactly where `state_dict` was taken.
-
-        Raises:
-            DataError: the state belongs to other rows or other domains.
-        """
-        saved = state["streams"]
-        if set(saved) != set(self._streams):
-            problem = f"the saved position speaks of the domains {sorted(saved)}, this run of {sorted(self._streams)}"
-            raise DataError([Fault("data_args.domain_interleave_probs", problem, "resume with the shares that the run started with")])
+        """Continues exactly where `state_dict` was taken, of the same rows, seed and shares."""
         for name, stream in self._streams.items():
-            stream.load_state_dict(saved[name], f"domain '{name}'" if name else "data_args.file_name")
+            stream.load_state_dict(state["streams"][name])
 
     def _next(self) -> Prompt:
         prompt_id = self.drawn
@@ -134,8 +122,8 @@ class LessonSampler:
         return {"stream": self._stream.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues exactly where `state_dict` was taken. Raises DataError if the state belongs to other rows."""
-        self._stream.load_state_dict(state["stream"], "data_args.file_name")
+        """Continues exactly where `state_dict` was taken, of the same rows and seed."""
+        self._stream.load_state_dict(state["stream"])
 
 
 def _shares(prompts: PromptSet, probabilities: Mapping[str, float]) -> dict[str, float]:

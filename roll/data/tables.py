@@ -17,6 +17,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import xxhash
 from datasets.config import HF_DATASETS_CACHE
 from datasets.exceptions import DatasetGenerationError
 from filelock import FileLock, Timeout
@@ -29,7 +30,7 @@ from roll.data.rows import RowFault
 from roll.data.sources import Source
 from roll.errors import DataError, Fault, RollError
 
-FORMAT = "3"
+FORMAT = "4"
 """Part of the fingerprint; another value leaves all tables of earlier versions of this file aside."""
 COLUMNS = {"template", "messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system", "tag", "id"}
 """Keys of `data_args` that decide what a row becomes."""
@@ -51,6 +52,7 @@ PREPARED = datasets.Features(
         "file": datasets.Value("int32"),
         "number": datasets.Value("int64"),
         "row": datasets.Value("large_string"),
+        "digest": datasets.Value("int64"),
         "token_ids": datasets.LargeList(datasets.Value("int32")),
         "prompt_tokens": datasets.Value("int32"),
         "response_tokens": datasets.Value("int32"),
@@ -65,7 +67,7 @@ PREPARED = datasets.Features(
         "remedy": datasets.Value("string"),
     }
 )
-"""`token_ids` are the prompt's and then those of the response and of a second, rejected one;
+"""`digest` is the XXH3 of `row`; `token_ids` are the prompt's and then those of the response and of a second, rejected one;
 `pieces` are the tokens of each of `Texts.pieces` and of the response, empty where there are none; `value` is a label or a margin;
 `text` is the rendered prompt; `reason` is empty for a row without fault."""
 
@@ -116,7 +118,8 @@ class Preparation:
 
     def _record(self, row_text: str, problem: str) -> dict[str, Any]:
         record: dict[str, Any] = {"text": "", "response": "", "rejected": "", "value": 0.0, "pieces": (), "label": None, "tag": None}
-        record |= {"reason": "", "problem": "", "remedy": ""}
+        digest = int.from_bytes(xxhash.xxh3_64_digest(row_text.encode()), "big", signed=True)
+        record |= {"reason": "", "problem": "", "remedy": "", "digest": digest}
         if problem:
             return record | {"reason": "not a JSON object", "problem": problem, "remedy": "make each row one JSON object"}
         row = json.loads(row_text)
@@ -213,6 +216,18 @@ def row_place(table: datasets.Dataset, position: int, sources: Sequence[Source])
 def column(table: datasets.Dataset, name: str) -> NDArray[Any]:
     """[rows], one column; nothing else of the table is read."""
     return table.data.column(name).to_numpy()
+
+
+def identity(table: datasets.Dataset, positions: NDArray[np.int64], *further: NDArray[Any]) -> str:
+    """Names the rows at `positions`, in their order, by their number and a digest of what they hold and of their lengths in tokens.
+
+    `further` is what else tells them apart, [rows] each.
+    """
+    parts = [column(table, name)[positions] for name in ("digest", "prompt_tokens", "response_tokens", "rejected_tokens")]
+    found = xxhash.xxh3_64()
+    for part in (*parts, *further):
+        found.update(part.tobytes())
+    return f"{len(positions)} rows, digest {found.hexdigest()}"
 
 
 def count_by_file(table: datasets.Dataset, positions: NDArray[np.int64], sources: Sequence[Source]) -> dict[str, int]:

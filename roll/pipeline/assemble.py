@@ -19,7 +19,7 @@ from roll.config.schema import Config, RlvrConfig
 from roll.config.schema_offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
 from roll.config.trackers import chosen_trackers
 from roll.errors import WorkerFailed
-from roll.pipeline import wire_distill, wire_dpo, wire_reward_model, wire_rlvr, wire_sft
+from roll.pipeline import basis, wire_distill, wire_dpo, wire_reward_model, wire_rlvr, wire_sft
 from roll.pipeline.interrupt import Interrupt, terminate
 from roll.pipeline.keeper import Keeper
 from roll.pipeline.roles import Roles
@@ -56,9 +56,11 @@ def run(config: Config, plan: Plan) -> None:
         keeper = Keeper(config, store)
         if _was_finished(config, keeper, config.max_steps):
             return
+        keeper.agree(basis.of_keys(config), "set it to what it was")
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
         prepared = prepare(config)
+        keeper.agree(basis.of_rows(config, prepared), "the files, columns, template, lengths and data_split must be what they were")
         if _was_finished(config, keeper, last_step(config, plan, prepared)):
             return
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))

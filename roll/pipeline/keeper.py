@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from roll.checkpoint.state import LOOP_FILE, LoopState
 from roll.checkpoint.store import CheckpointStore
 from roll.config.schema import Config
+from roll.errors import ConfigError, Fault
 from roll.pipeline.position import Position
 
 EXPORT = "export"
@@ -61,6 +62,7 @@ class Keeper:
         self._folder = store.resolve(config.resume_from_checkpoint)
         self._state = LoopState.read(self._folder) if self._folder else None
         self._saved_step = self.resumed_step
+        self._basis: dict[str, str] = {}
 
     @property
     def resumed_step(self) -> int | None:
@@ -70,6 +72,20 @@ class Keeper:
     def is_finished(self, last_step: int) -> bool:
         """Whether an earlier run took the last step and exported its policy."""
         return (self.resumed_step or 0) >= last_step and (Path(self._config.output_dir) / EXPORT).is_dir()
+
+    def agree(self, basis: Mapping[str, str], remedy: str) -> None:
+        """Hold the run to what its checkpoint was written with (`LoopState.basis`); those to come are written with the same.
+
+        Raises:
+            ConfigError: with `remedy` and every key that is not what it was.
+        """
+        written = self._state.basis if self._state else {}
+        remedy = f"{remedy}; or start a new run: resume_from_checkpoint=never, or another output_dir"
+        changed = [place for place, value in basis.items() if written.get(place, value) != value]
+        if changed:
+            problems = {place: f"{basis[place]}, but {self._folder} was written with {written[place]}" for place in changed}
+            raise ConfigError([Fault(place, problem, remedy) for place, problem in problems.items()])
+        self._basis |= basis
 
     async def restore(self, trainer: Trainer, source: Resumable, credit: Resumable | None = None, last_step: int | None = None) -> Position:
         """Bring trainer, source and credit to where the checkpoint was written; the start of the run if there is none.
@@ -103,7 +119,7 @@ class Keeper:
     async def _save(self, position: Position) -> None:
         spent = time.monotonic() - self._began + (self._state.seconds if self._state else 0.0)
         credit = {} if self._credit is None else self._credit.state_dict()
-        state = LoopState(self._config.exp_name, position.step, position.policy_version, self._source.state_dict(), spent, credit)
+        state = LoopState(position.step, position.policy_version, self._source.state_dict(), self._basis, spent, credit)
         with self._store.writing(position.step, required=[LOOP_FILE]) as folder:
             await self._trainer.save(folder.absolute())
             state.write(folder)

@@ -33,5 +33,7 @@ class Prepared:
 
     loop: Loop
     """Ready to be given its surroundings."""
+    identity: str
+    """Of the rows to train on: other rows, or the same in another order, have another one."""
     rows: int | None = None
     """To train on, where the run ends once it has seen them `num_train_epochs` times; None where `max_steps` alone ends it."""

@@ -43,7 +43,7 @@ def prepare(config: DistillConfig) -> Prepared:
     teacher_args = config.teacher.model_args
     load = student_loader(model_path(config, teacher_args), teacher_args, measure)
     rows = prepare_rows(config, "responses")
-    return Prepared(partial(_loop, config, rows, partial(make_student, load)), len(rows.training))
+    return Prepared(partial(_loop, config, rows, partial(make_student, load)), rows.training.identity, len(rows.training))
 
 
 async def _loop(config: DistillConfig, rows: GivenRows, factory: Callable, roles: Roles, stage: Stage, interrupt: Interrupt) -> Position:

@@ -35,7 +35,7 @@ def prepare(config: DpoConfig) -> Prepared:
         BadInput: model or data cannot be used.
     """
     rows = prepare_rows(config, "labelled" if config.preference_loss == "kto" else "pairs")
-    return Prepared(partial(_loop, config, rows), len(rows.training))
+    return Prepared(partial(_loop, config, rows), rows.training.identity, len(rows.training))
 
 
 async def _loop(config: DpoConfig, rows: GivenRows, roles: Roles, stage: Stage, interrupt: Interrupt) -> Position:

@@ -31,7 +31,8 @@ def prepare(config: RewardModelConfig) -> Prepared:
     """
     rows = prepare_rows(config, "pairs")
     model_args = config.reward_train.model_args
-    return Prepared(partial(_loop, config, rows, pad_token(model_path(config, model_args), model_args)), len(rows.training))
+    pad = pad_token(model_path(config, model_args), model_args)
+    return Prepared(partial(_loop, config, rows, pad), rows.training.identity, len(rows.training))
 
 
 async def _loop(config: RewardModelConfig, rows: GivenRows, pad: int | None, roles: Roles, stage: Stage, interrupt: Interrupt) -> Position:

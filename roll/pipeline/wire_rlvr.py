@@ -59,7 +59,7 @@ def prepare(config: RlvrConfig) -> Prepared:
     locate = None
     if config.adv_estimator == "step_reinforce":
         locate = TurnEnds(partial(tokenizer.decode, skip_special_tokens=True))  # pyright: ignore[reportArgumentType]  # one text for one list
-    return Prepared(partial(_loop, config, training, held_out, locate))
+    return Prepared(partial(_loop, config, training, held_out, locate), training.identity)
 
 
 async def _loop(

@@ -30,7 +30,7 @@ def prepare(config: SftConfig) -> Prepared:
     """
     kind = "turns" if config.loss_on == "assistant" else "responses"
     rows = prepare_rows(config, kind, learn_all=config.loss_on == "all")
-    return Prepared(partial(_loop, config, rows), len(rows.training))
+    return Prepared(partial(_loop, config, rows), rows.training.identity, len(rows.training))
 
 
 async def _loop(config: SftConfig, rows: GivenRows, roles: Roles, stage: Stage, interrupt: Interrupt) -> Position:

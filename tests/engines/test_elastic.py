@@ -68,7 +68,7 @@ def worlds(batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPa
         for case in CASES:
             checkpoint = checkpoint_of(place, case)
             shutil.copytree(checkpoint / "deepspeed", checkpoint / "critic" / "deepspeed")  # a critic's states lie in a folder of their own
-            LoopState("run", 1, 1, {"position": 3}, 1.0).write(checkpoint)
+            LoopState(1, 1, {"position": 3}, {}, 1.0).write(checkpoint)
             seal(checkpoint, 1, 1, [LOOP_FILE])
             (place / case.name / "config.yaml").write_text(config_of(case, small_model))
             assert main([str(place / case.name), str(place / case.name / "universal"), "--format", "universal"]) == 0

@@ -6,7 +6,7 @@ from roll.checkpoint.state import LOOP_FILE, LoopState
 from roll.errors import CheckpointError
 
 SAMPLER = {"epoch": 1, "cursors": {"math": [3, 4]}, "share": 0.1 + 0.2}
-STATE = LoopState("run", step=12, policy_version=48, sampler=SAMPLER, seconds=1234.567890123)
+STATE = LoopState(step=12, policy_version=48, sampler=SAMPLER, basis={"seed": "42"}, seconds=1234.567890123)
 
 
 def test_the_loop_state_comes_back_exactly(tmp_path: Path) -> None:
@@ -14,7 +14,7 @@ def test_the_loop_state_comes_back_exactly(tmp_path: Path) -> None:
     assert LoopState.read(tmp_path) == STATE
 
 
-@pytest.mark.parametrize("text", [None, "", "{}", '{"exp_name": "run", "step": "12", "policy_version": 1, "sampler": {}, "seconds": 1.0}'])
+@pytest.mark.parametrize("text", [None, "", "{}", '{"step": "12", "policy_version": 1, "sampler": {}, "basis": {}, "seconds": 1.0}'])
 def test_a_loop_state_that_cannot_be_read_is_an_error_with_its_path(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / LOOP_FILE).write_text(text)

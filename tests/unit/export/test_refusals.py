@@ -25,7 +25,7 @@ def run_folder(folder: Path, *overrides: str) -> Path:
     folder.mkdir()
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(loaded[0].model_dump(mode="json"))), encoding="utf-8")
     with CheckpointStore(folder / "checkpoints", 1).writing(1, required=[LOOP_FILE]) as checkpoint:
-        LoopState("tiny", 1, 1, {}, 0.0).write(checkpoint)
+        LoopState(1, 1, {}, {}, 0.0).write(checkpoint)
     return folder
 
 

@@ -19,8 +19,8 @@ from roll.config.compose import compose
 from roll.config.loader import load_config
 from roll.config.plan import Plan, make_plan
 from roll.config.schema import Config
-from roll.errors import DataError
-from roll.pipeline import assemble
+from roll.errors import ConfigError, DataError
+from roll.pipeline import assemble, basis
 from roll.pipeline.assemble import prepare
 from roll.pipeline.keeper import Keeper
 from roll.pipeline.stage import Stage
@@ -166,23 +166,50 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def configuration(name: str, run_folder: Path, *more: str) -> Config:
+    experiment, overrides = CASES[name]
+    loaded: list[Config] = []
+    words = ["--config-name", f"tiny/{experiment}", f"output_dir={run_folder}", *overrides, *more]
+    compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
+    return loaded[0]
+
+
+class Started(Exception):
+    """Ray would start now."""
+
+
+@pytest.fixture
+def start(run: Callable[..., Stand], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """The command line's way to a run in the folder of `run`, as far as where Ray starts."""
+
+    def started(*_: Any) -> None:
+        raise Started
+
+    monkeypatch.setattr(assemble, "cluster", started)
+
+    def go(name: str, *more: str) -> None:
+        config = configuration(name, tmp_path / "run", *more)
+        assemble.run(config, make_plan(config))
+
+    return go
+
+
 @pytest.fixture
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Stand]:
     monkeypatch.chdir(folder)
 
     def go(name: str, *more: str) -> Stand:
-        experiment, overrides = CASES[name]
-        loaded: list[Config] = []
-        words = ["--config-name", f"tiny/{experiment}", f"output_dir={tmp_path / 'run'}", *overrides, *more]
-        compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
-        config = loaded[0]
+        config = configuration(name, tmp_path / "run", *more)
         plan = make_plan(config)
         stand = Stand(plan)
         keeper = Keeper(config, CheckpointStore(tmp_path / "run" / "checkpoints", 2))
         stage = Stage(plan, cast(Any, None), keeper, cast(Any, stand))
 
+        prepared = prepare(config)
+        keeper.agree(basis.of_keys(config) | basis.of_rows(config, prepared), "as it was")
+
         async def whole() -> None:
-            await keeper.finish(await prepare(config).loop(cast(Any, stand), stage, cast(Any, stand)))
+            await keeper.finish(await prepared.loop(cast(Any, stand), stage, cast(Any, stand)))
 
         asyncio.run(whole())
         assert (tmp_path / "run" / "export").is_dir()
@@ -281,25 +308,10 @@ def test_the_epochs_end_a_run_before_max_steps(run: Callable[..., Stand]) -> Non
 
 
 def test_a_run_that_its_epochs_ended_is_not_begun_again(
-    run: Callable[..., Stand], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., Stand], start: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Started(Exception):
-        pass
-
-    def started(*_: Any) -> None:
-        raise Started
-
-    monkeypatch.setattr(assemble, "cluster", started)
-    keys = ("max_steps=1000", "eval_steps=0", "save_steps=0")
-    run("sft", *keys, "sft_train.training_args.num_train_epochs=1")
-
-    def again(epochs: int) -> None:
-        experiment, overrides = CASES["sft"]
-        loaded: list[Config] = []
-        words = ["--config-name", f"tiny/{experiment}", f"output_dir={tmp_path / 'run'}", *overrides, *keys]
-        words.append(f"sft_train.training_args.num_train_epochs={epochs}")
-        compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
-        assemble.run(loaded[0], make_plan(loaded[0]))
+    keys = ("max_steps=1000", "eval_steps=0", "save_steps=0", "sft_train.training_args.num_train_epochs=")
+    run("sft", *keys[:-1], f"{keys[-1]}1")
 
     def files() -> dict[Path, tuple[bytes, int]]:
         kept = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.suffix not in (".log", ".lock")]
@@ -307,11 +319,42 @@ def test_a_run_that_its_epochs_ended_is_not_begun_again(
 
     before = files()
     assert before
-    again(1)
+    start("sft", *keys[:-1], f"{keys[-1]}1")
     assert "has taken its 29 steps before" in capsys.readouterr().out
     assert files() == before
     with pytest.raises(Started):  # more epochs make a longer run of it
-        again(2)
+        start("sft", *keys[:-1], f"{keys[-1]}2")
+
+
+CHANGES = [
+    ("sft", "seed=7", "seed: 7, but .*step_2 was written with 42"),
+    ("dpo", "seed=7", "seed: 7, but .*step_2 was written with 42"),
+    ("sft", "sft_train.training_args.gradient_accumulation_steps=2", "sft_train.training_args: 256 sequences an update, but .* with 128"),
+    ("reward_model", "reward_train.training_args.per_device_train_batch_size=1", "reward_train.training_args: 2 pairs an update, but"),
+    ("sft", "data_split=[8,1,0]", "sft_train.data_args.file_name: 3556 rows, digest .* with 3600 rows, digest"),
+    ("dpo", "actor_train.data_args.rejected=prompt", "actor_train.data_args.rejected: 'prompt', but .* with 'rejected'"),
+    ("sft", "sft_train.data_args.system=sum", "sft_train.data_args.system: 'sum', but .* with nothing"),
+    ("distill", "student.data_args.response=rejected", "student.data_args.response: 'rejected', but .* with 'response'"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "problem"), CHANGES)
+def test_a_run_goes_on_with_what_its_position_is_counted_in_or_not_at_all(
+    run: Callable[..., Stand], start: Callable[..., None], name: str, change: str, problem: str
+) -> None:
+    keys = ("eval_steps=0", "save_steps=0", "prompt_length=40")
+    run(name, *keys, "max_steps=2")
+    with pytest.raises(ConfigError, match=problem) as refused:
+        start(name, *keys, "max_steps=3", change)
+    assert len(refused.value.faults) == 1 and refused.value.exit_status == 2
+    with pytest.raises(Started):
+        start(name, *keys, "max_steps=3", "save_steps=3", "beta=0.2" if name == "dpo" else "max_grad_norm=2")
+
+
+def test_the_position_of_another_pipeline_is_refused(run: Callable[..., Stand], start: Callable[..., None]) -> None:
+    run("dpo", "eval_steps=0", "max_steps=2")
+    with pytest.raises(ConfigError, match="pipeline: reward_model, but .*step_2 was written with dpo"):
+        start("reward_model", "eval_steps=0", "max_steps=3")
 
 
 def test_a_run_goes_on_with_the_rows_that_come_next(run: Callable[..., Stand], tmp_path: Path) -> None:
