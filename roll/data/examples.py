@@ -22,6 +22,7 @@ from roll.data.tables import Preparation, Texts, check_rows, column, count_by_fi
 from roll.errors import DataError, Fault
 from roll.types import Bools, Ints
 
+WORDLESS = "the tokenizer makes no token of them that could be learnt"
 Kind = Literal["responses", "turns", "labelled", "pairs"]
 """What a row holds: a response, a conversation of which all of the assistant's turns are learnt, a response with a label, or two
 responses to compare."""
@@ -83,6 +84,10 @@ class ExampleSet:
     """[lessons], the row's token that the lesson begins with: a long raw text makes several lessons."""
     too_long: Mapping[str, int]
     """By file, how many rows were dropped because prompt or response is longer than its limit."""
+    wordless: Mapping[str, int]
+    """By file, how many rows were dropped because a response has no token to learn: nothing predicts the first of all."""
+    alike: Mapping[str, int]
+    """By file, how many pairs hold one response twice. They are learnt from."""
     _longest: int
     """Tokens of a lesson from raw text."""
     _learn_all: bool
@@ -129,7 +134,8 @@ def prepare_examples(
     """As `prepare_prompts`, for rows that hold given responses, or raw `text`.
 
     Prompt and responses are tokenised apart, since that is where the policy takes over when it generates. Rows of which the
-    prompt or a response exceeds its limit are dropped and counted. Raw text is cut into lessons of the two limits' sum.
+    prompt or a response exceeds its limit, or of which nothing can be learnt, are dropped and counted. Raw text
+    is cut into lessons of the two limits' sum.
 
     Args:
         learn_all: learn the prompt's tokens too; raw text has no others.
@@ -153,18 +159,21 @@ def prepare_examples(
     check_rows(table, sources)
 
     meant = part(len(table)) if part else np.ones(len(table), np.bool_)
-    responses = np.maximum(column(table, "response_tokens"), column(table, "rejected_tokens"))
-    fits = (column(table, "prompt_tokens") <= limits.prompt) & (responses <= limits.response)
-    too_long = {} if is_raw else count_by_file(table, np.flatnonzero(meant & ~fits), sources)
-    positions = np.flatnonzero(meant if is_raw else meant & fits)
-    longest = limits.prompt + limits.response
-    if is_raw:
-        positions, starts = _pieces(positions, column(table, "prompt_tokens") + column(table, "response_tokens"), longest)
-    else:
-        starts = np.zeros(len(positions), np.int64)
+    prompt, response, rejected = (column(table, f"{name}_tokens") for name in ("prompt", "response", "rejected"))
+    fits = is_raw | ((prompt <= limits.prompt) & (np.maximum(response, rejected) <= limits.response))
+    shortest = np.minimum(response, rejected) if kind == "pairs" else response
+    is_learnt = (shortest > 0) & (prompt + shortest > 1)
+    too_long, wordless, alike = (
+        count_by_file(table, np.flatnonzero(meant & which), sources)
+        for which in (~fits, fits & ~is_learnt, fits & is_learnt & column(table, "alike"))
+    )
+    positions = np.flatnonzero(meant & fits & is_learnt)
     if not len(positions):
-        raise DataError(_nothing_left(limits, too_long, int(meant.sum()), sources[0].name))
-    return ExampleSet(positions, starts, too_long, longest, learn_all or is_raw, table)
+        raise DataError(_nothing_left(limits, too_long, wordless, sources[0].name))
+    longest, starts = limits.prompt + limits.response, np.zeros(len(positions), np.int64)
+    if is_raw:
+        positions, starts = _pieces(positions, prompt + response, longest)
+    return ExampleSet(positions, starts, too_long, wordless, alike, longest, learn_all or is_raw, table)
 
 
 def _texts(row: Mapping[str, Any], data_args: DataArgs, render: Render | None, eos_token: str, kind: Kind) -> Texts:
@@ -192,8 +201,10 @@ def _pieces(positions: NDArray[np.int64], tokens: NDArray[np.int32], longest: in
     return np.repeat(positions, counts), number_in_row * longest
 
 
-def _nothing_left(limits: Limits, too_long: Mapping[str, int], meant: int, name: str) -> list[Fault]:
-    if not meant:
+def _nothing_left(limits: Limits, too_long: Mapping[str, int], wordless: Mapping[str, int], name: str) -> list[Fault]:
+    if not too_long and not wordless:
         return [Fault(name, "data_split leaves no row of it for this part", "give the part a larger share, or more rows")]
     problem = f"no example fits prompt_length {limits.prompt} and response_length {limits.response}"
-    return [Fault(file, f"{problem}; {count} rows", "raise the two lengths") for file, count in too_long.items()]
+    faults = [Fault(file, f"{problem}; {count} rows", "raise the two lengths") for file, count in too_long.items()]
+    remedy = "give rows of a language and a template that the tokenizer knows"
+    return [*faults, *(Fault(file, f"{count} rows: {WORDLESS}", remedy) for file, count in wordless.items())]

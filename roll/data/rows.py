@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +11,7 @@ from roll.errors import DataError, Fault
 from roll.registry import nearest
 
 ROLES = ("system", "user", "assistant", "tool")
+FP32_MAX = 3.4028234663852886e38
 Conversation = list[dict[str, str]]
 
 
@@ -113,10 +113,11 @@ def labelled_conversation(row: Mapping[str, Any], data_args: DataArgs) -> tuple[
 
 
 def number(row: Mapping[str, Any], column: str) -> float:
-    """A number. Raises RowFault if the column holds none."""
+    """A number that fp32 can hold. Raises RowFault if the column has none."""
     value = _column(row, column)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise RowFault(f"'{column}' is no number", f"'{column}' is {_shown(value)}", f"make '{column}' a finite number")
+    # Beyond what fp32 holds it would be infinite in the loss.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -FP32_MAX <= value <= FP32_MAX:
+        raise RowFault(f"'{column}' is no number", f"'{column}' is {_shown(value)}", f"make '{column}' a number that fp32 can hold")
     return float(value)
 
 

@@ -170,7 +170,7 @@ def _json_rows(path: Path) -> Iterator[RawRow]:
             return
         try:
             rows = json.load(file)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError([_unreadable(str(path), f"is not JSON: {error}")]) from error
         for number, row in enumerate(rows, start=1):
             yield _as_json(number, row)
@@ -184,6 +184,8 @@ def _parsed(number: int, line: bytes) -> RawRow:
         return RawRow(number, "", f"is not JSON: {error}")
     if not isinstance(row, dict):
         return RawRow(number, "", f"is not an object but a {type(row).__name__}")
+    if "\\ud" in text.lower():  # perhaps half of a surrogate pair, which is no text
+        return _as_json(number, row)
     return RawRow(number, text)
 
 
@@ -191,9 +193,11 @@ def _as_json(number: int, row: Any) -> RawRow:
     if not isinstance(row, dict):
         return RawRow(number, "", f"is not an object but a {type(row).__name__}")
     try:
-        return RawRow(number, json.dumps(row, ensure_ascii=False, default=_plain))
+        text = json.dumps(row, ensure_ascii=False, default=_plain)
+        text.encode()
     except (TypeError, ValueError) as error:
         return RawRow(number, "", f"holds a value that JSON cannot express: {error}")
+    return RawRow(number, text)
 
 
 def _plain(value: Any) -> str:

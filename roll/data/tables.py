@@ -58,6 +58,7 @@ PREPARED = datasets.Features(
         "response_tokens": datasets.Value("int32"),
         "rejected_tokens": datasets.Value("int32"),
         "pieces": datasets.List(datasets.Value("int32")),
+        "alike": datasets.Value("bool"),
         "value": datasets.Value("float64"),
         "text": datasets.Value("large_string"),
         "label": datasets.Value("string"),
@@ -69,6 +70,7 @@ PREPARED = datasets.Features(
 )
 """`digest` is the XXH3 of `row`; `token_ids` are the prompt's and then those of the response and of a second, rejected one;
 `pieces` are the tokens of each of `Texts.pieces` and of the response, empty where there are none; `value` is a label or a margin;
+`alike` is true of a pair of one response twice;
 `text` is the rendered prompt; `reason` is empty for a row without fault."""
 
 
@@ -111,7 +113,7 @@ class Preparation:
         for record, whole, pieces, response, other in zip(records, prompts, in_pieces, responses, others, strict=True):
             prompt = [token for piece in pieces for token in piece] if pieces else whole
             record |= {"token_ids": prompt + response + other, "prompt_tokens": len(prompt)}
-            record |= {"response_tokens": len(response), "rejected_tokens": len(other)}
+            record |= {"response_tokens": len(response), "rejected_tokens": len(other), "alike": bool(other) and response == other}
             record["pieces"] = [len(piece) for piece in (*pieces, response)] if pieces else []
         columns = {name: [record[name] for record in records] for name in PREPARED if name not in ("file", "number", "row")}
         return {**{name: batch[name] for name in ("file", "number", "row")}, **columns}

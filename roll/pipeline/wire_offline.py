@@ -12,8 +12,8 @@ from roll.config.batch import learner
 from roll.config.placement import model_roles
 from roll.config.schema_model import DataArgs
 from roll.config.schema_offline import OfflineConfig
-from roll.data.dropped import report_dropped
-from roll.data.examples import ExampleSet, Kind, Limits, Part, prepare_examples
+from roll.data.examples import WORDLESS, ExampleSet, Kind, Limits, Part, prepare_examples
+from roll.data.remarks import remark
 from roll.data.sampler import LessonSampler
 from roll.models.load import check_readable, load_tokenizer
 from roll.pipeline.interrupt import Interrupt
@@ -58,7 +58,10 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
     def prepare(data_args: DataArgs, number: int) -> ExampleSet:
         part = Part(config.data_split, number, config.seed) if config.data_split else None
         rows = prepare_examples(data_args, tokenizer, limits, kind, learn_all, part)
-        report_dropped(rows.too_long, "prompt_length + response_length", limits.prompt + limits.response)
+        longer = f"the prompt is longer than prompt_length {limits.prompt} or a response than response_length {limits.response}"
+        remark(rows.too_long, f"left out: {longer}")
+        remark(rows.wordless, f"left out: {WORDLESS}")
+        remark(rows.alike, "teach no preference: the chosen response is the rejected one")
         return rows
 
     training = prepare(learning.data_args, 0)

@@ -14,8 +14,8 @@ from roll.config.plan import Plan
 from roll.config.ratios import keeps_engine_log_probs, ratio_source
 from roll.config.schema import RlvrConfig
 from roll.config.schema_model import GeneratingArgs
-from roll.data.dropped import report_dropped
 from roll.data.prompts import PromptSet, prepare_prompts
+from roll.data.remarks import remark
 from roll.data.sampler import PromptSampler
 from roll.models.load import check_readable, load_tokenizer
 from roll.models.vocabulary import check_same_vocabulary
@@ -55,7 +55,7 @@ def prepare(config: RlvrConfig) -> Prepared:
         check_same_vocabulary(tokenizer, theirs, "reference.model_args.model_name_or_path")
     training = prepare_prompts(config.actor_train.data_args, tokenizer, config.prompt_length, config.rewards)
     held_out = config.validation and prepare_prompts(config.validation.data_args, tokenizer, config.prompt_length, config.rewards)
-    report_dropped(training.too_long, "prompt_length", config.prompt_length)
+    remark(training.too_long, f"left out: the prompt is longer than prompt_length {config.prompt_length}")
     locate = None
     if config.adv_estimator == "step_reinforce":
         locate = TurnEnds(partial(tokenizer.decode, skip_special_tokens=True))  # pyright: ignore[reportArgumentType]  # one text for one list

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from roll.config.schema_model import DataArgs
@@ -80,6 +81,7 @@ def test_a_margin_and_a_label_are_kept(rows_of: Callable[..., ExampleSet], token
 
 LABELLED = {"prompt": "q", "response": "a", "label": "good", "template": "raw"}
 PAIR = {"chosen": "chosen", "rejected": "rejected", "template": "chatml"}
+MARGIN = {**PAIR, "prompt": "prompt", "margin": "by"}
 
 
 @pytest.mark.parametrize(
@@ -93,9 +95,22 @@ PAIR = {"chosen": "chosen", "rejected": "rejected", "template": "chatml"}
         (
             {"prompt": "q", "chosen": "a", "rejected": "b", "by": "much"},
             "pairs",
-            {**PAIR, "prompt": "prompt", "margin": "by"},
+            MARGIN,
             "'by' is 'much'",
         ),
+        (
+            {"prompt": "q", "chosen": "a", "rejected": "b", "by": 10**400},
+            "pairs",
+            MARGIN,
+            "'by' is 1000",
+        ),
+        (
+            {"prompt": "q", "chosen": "a", "rejected": "b", "by": 1e39},
+            "pairs",
+            MARGIN,
+            "'by' is 1e+39",
+        ),
+        ({"prompt": "q", "chosen": "half \ud800", "rejected": "b"}, "pairs", {**PAIR, "prompt": "prompt"}, "surrogates not allowed"),
         (
             {"q": "q", "a": "a", "good": "yes"},
             "labelled",
@@ -115,6 +130,36 @@ def test_a_pair_is_dropped_if_either_response_is_too_long(rows_of: Callable[...,
     rows = [{"p": "q", "c": "a", "r": "b"}, {"p": "q", "c": "a" * 99, "r": "b"}, {"p": "q", "c": "a", "r": "b" * 99}]
     found = rows_of(rows, "pairs", Limits(20, 20), prompt="p", chosen="c", rejected="r", template="raw")
     assert len(found) == 1 and list(found.too_long.values()) == [2]
+
+
+def test_a_pair_of_one_response_twice_is_counted_and_kept(rows_of: Callable[..., ExampleSet]) -> None:
+    rows = [{"p": "q", "c": "a", "r": "a"}, {"p": "q", "c": "a", "r": "b"}, {"p": "q", "c": "a", "r": "ab"}]
+    found = rows_of(rows, "pairs", prompt="p", chosen="c", rejected="r", template="raw")
+    assert len(found) == 3 and list(found.alike.values()) == [1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "rows"),
+    [
+        ("responses", {"text": "text"}, [{"text": "ab"}, {"text": "zz"}]),
+        ("responses", {"prompt": "p", "response": "r"}, [{"p": "zz", "r": "a"}, {"p": "zz", "r": "zz"}]),
+        ("pairs", {"prompt": "p", **PAIR}, [{"p": "a", "chosen": "a", "rejected": "zz"}, {"p": "zz", "chosen": "a", "rejected": "zz"}]),
+    ],
+)
+def test_rows_without_a_token_to_learn_are_left_out_and_counted(
+    tmp_path: Path, write_jsonl: Write, kind: Kind, columns: dict[str, str], rows: list[dict]
+) -> None:
+    known = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE({"a": 0, "b": 1}, [])), eos_token="<end>")
+
+    def prepare(rows: list[dict]) -> ExampleSet:
+        data_args = DataArgs.model_validate({"file_name": write_jsonl(rows), **columns, "template": "raw"})
+        return prepare_examples(data_args, known, ROOM, kind, cache_folder=tmp_path / "cache")
+
+    found = prepare(rows)
+    assert len(found) == 1 and list(found.wordless.values()) == [1]
+    assert all(example.response_mask.any() for example in found.lesson(0).examples)
+    with pytest.raises(DataError, match="1 rows: the tokenizer makes no token of them that could be learnt"):
+        prepare(rows[1:])
 
 
 def test_raw_text_is_cut_into_lessons_and_learnt_whole(rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast) -> None:
