@@ -9,8 +9,9 @@ from pathlib import PurePosixPath
 
 from roll.cluster.hostfile import Host
 
-AUTHENTICATION = ("env", "RAY_AUTH_MODE=token")
-"""A cluster that others can reach asks for a token, which lies in the same file on every host."""
+ENVIRONMENT = ("env", "RAY_AUTH_MODE=token", "RAY_worker_niceness=0")
+"""A cluster that others can reach asks for a token, which lies in the same file on every host. Workers, and the engines that they
+start, would by Ray's default give way to every other process of the host."""
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 
 
@@ -42,7 +43,7 @@ def start_commands(hosts: Sequence[Host], port: int, ray: PurePosixPath) -> list
         ray: Ray's program on every host; the environment is the same on all.
     """
     head, *others = hosts
-    start = (*AUTHENTICATION, str(ray), "start", "--disable-usage-stats")
+    start = (*ENVIRONMENT, str(ray), "start", "--disable-usage-stats")
     return [
         Command(head.name, (*start, "--head", f"--port={port}", f"--num-gpus={head.gpus}")),
         *(Command(host.name, (*start, f"--address={address(head)}:{port}", f"--num-gpus={host.gpus}")) for host in others),

@@ -65,6 +65,8 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
                     logging_level=logging.ERROR,
                     object_store_memory=1 << 30,
                     _temp_dir=str(scratch),
+                    # Ray's workers, and the engines that they start, would give way to every other process of the host.
+                    _system_config={"worker_niceness": 0},
                 )
             check_gpus(gpus, gpus_per_node)
             yield ClusterSession(shared, logs, scratch)

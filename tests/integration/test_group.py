@@ -45,6 +45,9 @@ class Worker:
     def environment(self, name: str) -> str:
         return os.environ[name]
 
+    def niceness(self) -> int:
+        return os.nice(0)
+
     def fail(self, rank: int) -> int:
         if self.rank == rank:
             raise Picky("a cause", "its detail")
@@ -106,6 +109,7 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
         async with group_of_two(tmp_path / "logs") as group:
             assert await group.all("environment", "COLOUR", seconds=10) == ["blue", "blue"]
             assert await group.all("environment", "RANK", seconds=10) == ["0", "1"]
+            assert await group.all("niceness", seconds=10) == [os.nice(0)] * 2, "workers give way to nobody"
             assert await group.each("sleep", [(0, 0.0), (0, 0.0)], 10) == [0, 1]
             with pytest.raises(WorkerFailed, match=r"^trainer rank 1: RuntimeError: Picky: a cause and its detail \(logs/trainer-1.log\)$"):
                 await group.all("fail", 1, seconds=10)
