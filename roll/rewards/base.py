@@ -15,7 +15,7 @@ from roll.types import RewardResult
 RewardFunction = Callable[..., RewardResult]
 """Called as `reward(prompt: Prompt, response: str, row: Mapping[str, Any], **reward_args)`.
 
-It may raise, hang or crash: it runs in a process of its own (see pool.py) and the outcome is recorded.
+It may raise, hang or crash: it runs in a process of its own (see process.py) and the outcome is recorded.
 """
 
 REWARDS: Registry[RewardFunction] = Registry("reward")
@@ -42,26 +42,19 @@ def load_reward(name: str, place: str = "reward") -> RewardFunction:
     return reward
 
 
-def load_rewards(table: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, RewardFunction]:
-    """The function of each domain, for a table of (name of the reward, reward_args).
+def reward_that_takes(reward_args: Mapping[str, Any], name: str, domain: str) -> RewardFunction:
+    """The reward function of a domain.
 
     Raises:
-        ConfigError: with a fault for each domain whose reward is not found or does not take its `reward_args`.
+        ConfigError: it is not found, or does not take its `reward_args`.
     """
-    found: dict[str, RewardFunction] = {}
-    faults: list[Fault] = []
-    for domain, (name, reward_args) in table.items():
-        try:
-            found[domain] = load_reward(name, f"rewards.{domain}.reward")
-            inspect.signature(found[domain]).bind(None, "", {}, **reward_args)
-        except ConfigError as error:
-            faults += error.faults
-        except TypeError as error:
-            takes = f"the function takes {inspect.signature(found[domain])}"
-            faults.append(Fault(f"rewards.{domain}.reward_args", f"does not fit '{name}': {error}", takes))
-    if faults:
-        raise ConfigError(faults)
-    return found
+    reward = load_reward(name, f"rewards.{domain}.reward")
+    try:
+        inspect.signature(reward).bind(None, "", {}, **reward_args)
+    except TypeError as error:
+        takes = f"the function takes {inspect.signature(reward)}"
+        raise ConfigError([Fault(f"rewards.{domain}.reward_args", f"does not fit '{name}': {error}", takes)]) from error
+    return reward
 
 
 def _remedy(name: str) -> str:

@@ -1,9 +1,9 @@
-"""A process that computes rewards: `python -m roll.rewards.child DESCRIPTOR PARENT`. Started, watched and ended by pool.py.
+"""A process that computes rewards: `python -m roll.rewards.child DESCRIPTOR PARENT`. Started, watched and ended by process.py.
 
-    pool                                        child
-      ── {domain: (reward, reward_args)} ─────▶  imports what they need
+    process.py                                  child
+      ── (domain, reward, reward_args) ───────▶  imports what it needs
       ◀───────────────────── faults, or none ──
-      ── (domain, prompt, responses) ─────────▶
+      ── (prompt, responses) ─────────────────▶
       ◀── RewardResult ── RewardResult ── ... ──  one for each response as soon as it is known
 
 Each message is a pickle behind its length. The socket is a descriptor of its own: what rewards print stays out of it.
@@ -26,7 +26,7 @@ from itertools import pairwise
 from typing import Any
 
 from roll.errors import ConfigError
-from roll.rewards.base import RewardFunction, load_rewards
+from roll.rewards.base import RewardFunction, reward_that_takes
 from roll.types import RewardOutcome, RewardResult, TurnReward
 
 HEADER = struct.Struct(">Q")
@@ -61,26 +61,26 @@ def score(reward: RewardFunction, prompt: Any, response: str, reward_args: Mappi
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Serves the pool at the other end of the socket until it closes it."""
+    """Serves the process at the other end of the socket until that closes it."""
     _die_with(parent)
     with socket.socket(fileno=descriptor) as connection:
         connection.set_inheritable(False)
         with connection.makefile("rb") as incoming:
-            table: Mapping[str, tuple[str, Mapping[str, Any]]] = _receive(incoming)
+            domain, name, reward_args = _receive(incoming)
             try:
-                rewards = load_rewards(table)
+                reward = reward_that_takes(reward_args, name, domain)
             except ConfigError as error:
                 connection.sendall(encoded(error.faults))
                 return
             connection.sendall(encoded(()))
             while (request := _receive(incoming)) is not None:
-                domain, prompt, responses = request
+                prompt, responses = request
                 for response in responses:
-                    connection.sendall(encoded(score(rewards[domain], prompt, response, table[domain][1])))
+                    connection.sendall(encoded(score(reward, prompt, response, reward_args)))
 
 
 def _receive(incoming: Any) -> Any:
-    """The next message, or None once the pool has closed its end."""
+    """The next message, or None once the other end is closed."""
     header = incoming.read(HEADER.size)
     return pickle.loads(incoming.read(HEADER.unpack(header)[0])) if len(header) == HEADER.size else None
 

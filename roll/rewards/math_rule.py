@@ -14,7 +14,7 @@ from roll.rewards.answers import final_text, ground_truth, last_boxed
 from roll.rewards.base import REWARDS
 from roll.types import Prompt, RewardOutcome, RewardResult
 
-# math-verify warns once that its alarm-based timeouts are off. They are: the pool ends late processes from outside.
+# math-verify warns once that its alarm-based timeouts are off. They are: late processes are ended from outside.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 PLAIN_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,6})?")

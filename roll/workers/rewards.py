@@ -1,11 +1,11 @@
-"""The reward workers: Ray actors that each keep one process of a reward pool, wherever in the cluster they are."""
+"""The reward workers: Ray actors that each keep the process of a reward, wherever in the cluster they are."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from roll.config.schema_roles import Reward
-from roll.rewards.pool import RewardPool
+from roll.rewards.process import RewardProcess
 from roll.strategies.base import Rank
 from roll.types import Prompt, RewardResult
 from roll.workers.group import WorkerGroup
@@ -21,20 +21,19 @@ class RewardWorker:
 
     def __init__(self, settings: tuple[str, Reward, float], rank: Rank) -> None:
         """`settings` are the domain, its section, and the seconds in which the process must be ready."""
-        self._domain, reward, start_seconds = settings
-        self._pool = RewardPool({self._domain: reward}, 1, start_seconds)
+        self._process = RewardProcess(*settings)
 
     async def start(self) -> None:
         """Start the process and load the reward function."""
-        await self._pool.start()
+        await self._process.start()
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
         """One result for each response."""
-        return await self._pool.score(self._domain, prompt, responses)
+        return await self._process.score(prompt, responses)
 
     async def close(self) -> None:
         """End the process."""
-        await self._pool.close()
+        await self._process.close()
 
 
 class Rewards:

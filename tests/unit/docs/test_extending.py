@@ -27,7 +27,7 @@ from roll.config.schema_model import DataArgs
 from roll.config.schema_roles import Reward
 from roll.data.packing import concatenate
 from roll.data.rows import prompt_conversation
-from roll.rewards.pool import RewardPool
+from roll.rewards.process import RewardProcess
 from roll.strategies.base import Rank, ScoreStrategy
 from roll.tracking import run
 from roll.tracking.base import RunFacts
@@ -87,8 +87,12 @@ def test_an_addition_is_short(section: str) -> None:
 async def scored(module: ModuleType, responses: Sequence[str]) -> list[Any]:
     section = Reward.model_validate({"reward": f"{module.__name__}:brief_and_right", "reward_args": {"limit": 10}, "failed_value": -1.0})
     prompt = Prompt(0, np.zeros(1, np.int32), "17 * 3", "short_answers", {"ground_truth": "51"})
-    async with RewardPool({"short_answers": section}, workers=1) as pool:
-        return await pool.score("short_answers", prompt, responses)
+    process = RewardProcess("short_answers", section, start_seconds=60.0)
+    try:
+        await process.start()
+        return await process.score(prompt, responses)
+    finally:
+        await process.close()
 
 
 def test_the_reward_scores_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

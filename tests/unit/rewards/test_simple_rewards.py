@@ -7,7 +7,7 @@ import pytest
 
 from roll.config.shipped import known_rewards
 from roll.errors import ConfigError
-from roll.rewards.base import REWARDS, load_reward, load_rewards
+from roll.rewards.base import REWARDS, load_reward, reward_that_takes
 from roll.rewards.exact_match import exact_match
 from roll.rewards.multiple_choice import multiple_choice
 from roll.types import Prompt, RewardOutcome
@@ -72,7 +72,7 @@ def test_the_known_rewards_are_those_that_register() -> None:
     ("name", "problem"),
     [
         ("math_rul", "no reward is named 'math_rul'"),
-        ("pool", "no reward is named 'pool'"),
+        ("process", "no reward is named 'process'"),
         ("no.such.module:reward", "No module named 'no'"),
         ("roll.rewards.base:nothing", "has no such function"),
         ("a-b", "cannot be the name of a reward"),
@@ -94,8 +94,9 @@ def test_a_module_that_does_not_import_is_a_fault(tmp_path: Path, monkeypatch: p
         load_reward("broken_rewards:any")
 
 
-def test_all_domains_are_checked_with_their_arguments() -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_rewards({"a": ("absent", {}), "b": ("exact_match", {"ignore_cas": True}), "c": ("exact_match", {"ignore_case": True})})
-    assert [fault.place for fault in caught.value.faults] == ["rewards.a.reward", "rewards.b.reward_args"]
-    assert "unexpected keyword argument 'ignore_cas'" in caught.value.faults[1].problem
+def test_a_reward_is_checked_with_its_arguments() -> None:
+    assert reward_that_takes({"ignore_case": True}, "exact_match", "c") is load_reward("exact_match")
+    with pytest.raises(ConfigError, match=r"rewards\.a\.reward: no reward is named 'absent'"):
+        reward_that_takes({}, "absent", "a")
+    with pytest.raises(ConfigError, match=r"rewards\.b\.reward_args: .*unexpected keyword argument 'ignore_cas'"):
+        reward_that_takes({"ignore_cas": True}, "exact_match", "b")

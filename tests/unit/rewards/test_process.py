@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import numpy as np
 import pytest
 
 from roll.config.schema_roles import Reward
-from roll.errors import ConfigError, RollError, WorkerFailed
-from roll.rewards.pool import RewardPool
+from roll.errors import ConfigError, RollError
+from roll.rewards.process import RewardProcess, RewardProcessFailed
 from roll.types import Prompt, RewardOutcome, RewardResult
 
 FAULTY = """
@@ -81,7 +82,7 @@ def faulty_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Any:
-    """No process and no descriptor may outlive a pool."""
+    """No process and no descriptor may outlive a test."""
     descriptors, processes = open_descriptors(), descendants(os.getpid())
     yield
     assert [pid for pid in descendants(os.getpid()) if pid not in processes] == []
@@ -93,7 +94,7 @@ def open_descriptors() -> int:
 
 
 def reward_children() -> list[int]:
-    """Processes of pools that this process holds."""
+    """Reward processes that this process holds."""
     return [pid for pid in descendants(os.getpid()) if b"roll.rewards.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
@@ -128,10 +129,21 @@ def section(**others: Any) -> Reward:
     return Reward.model_validate({"reward": "faulty_rewards:act", "timeout": 0.5, "failed_value": -1.0, **others})
 
 
-def scored(*responses: str, workers: int = 1, **others: Any) -> list[RewardResult]:
+@asynccontextmanager
+async def process(start_seconds: float = 120.0, **others: Any) -> AsyncIterator[RewardProcess]:
+    """Started, and closed whatever happens."""
+    rewards = RewardProcess("act", section(**others), start_seconds)
+    try:
+        await rewards.start()
+        yield rewards
+    finally:
+        await rewards.close()
+
+
+def scored(*responses: str, **others: Any) -> list[RewardResult]:
     async def go() -> list[RewardResult]:
-        async with RewardPool({"act": section(**others)}, workers) as pool:
-            return await pool.score("act", PROMPT, responses)
+        async with process(**others) as rewards:
+            return await rewards.score(PROMPT, responses)
 
     return run(go())
 
@@ -174,9 +186,9 @@ def test_a_failed_reward_is_recorded_and_the_group_goes_on(response: str, outcom
 
 def test_the_deadline_holds_for_each_response_and_is_kept() -> None:
     async def go() -> tuple[list[RewardResult], float]:
-        async with RewardPool({"act": section(timeout=0.6)}, 1) as pool:
+        async with process(timeout=0.6) as rewards:
             start = time.monotonic()
-            results = await pool.score("act", PROMPT, ["slow"] * 5 + ["hang"])
+            results = await rewards.score(PROMPT, ["slow"] * 5 + ["hang"])
             return results, time.monotonic() - start
 
     results, seconds = run(go())
@@ -186,8 +198,8 @@ def test_the_deadline_holds_for_each_response_and_is_kept() -> None:
 
 def test_a_blocked_event_loop_does_not_make_a_reward_late() -> None:
     async def go() -> list[RewardResult]:
-        async with RewardPool({"act": section(timeout=0.3)}, 1) as pool:
-            scoring = asyncio.create_task(pool.score("act", PROMPT, ["slow"]))
+        async with process(timeout=0.3) as rewards:
+            scoring = asyncio.create_task(rewards.score(PROMPT, ["slow"]))
             await asyncio.sleep(0.05)
             time.sleep(0.5)
             return await scoring
@@ -197,9 +209,9 @@ def test_a_blocked_event_loop_does_not_make_a_reward_late() -> None:
 
 def test_several_failures_in_one_group_and_in_groups_at_once() -> None:
     async def go() -> list[list[RewardResult]]:
-        async with RewardPool({"act": section()}, 2) as pool:
+        async with process() as rewards:
             groups = [["hang", "ok", "exit", "ok"], ["ok"] * 4, ["raise", "hang"], ["ok"]]
-            return await asyncio.gather(*(pool.score("act", PROMPT, group) for group in groups))
+            return await asyncio.gather(*(rewards.score(PROMPT, group) for group in groups))
 
     outcomes = [[str(result.outcome) for result in results] for results in run(go())]
     assert outcomes == [["timed_out", "scored", "crashed", "scored"], ["scored"] * 4, ["crashed", "timed_out"], ["scored"]]
@@ -210,7 +222,7 @@ def test_what_a_reward_prints_does_not_disturb_its_results(capfd: pytest.Capture
     assert "x" * 100000 in capfd.readouterr().err
 
 
-def test_children_import_neither_torch_nor_ray_and_get_their_environment() -> None:
+def test_a_child_imports_neither_torch_nor_ray_and_gets_its_environment() -> None:
     results = scored("modules", "environment", system_envs={"REWARD_LEVEL": "6"})
     assert [result.value for result in results] == [0.0, 6.0]
 
@@ -218,9 +230,9 @@ def test_children_import_neither_torch_nor_ray_and_get_their_environment() -> No
 @pytest.mark.parametrize("response", ["spawn and hang", "spawn and exit"])
 def test_what_a_reward_started_ends_with_it(response: str) -> None:
     async def go() -> list[int]:
-        async with RewardPool({"act": section()}, 1) as pool:
+        async with process() as rewards:
             (leader,) = reward_children()
-            await pool.score("act", PROMPT, [response])
+            await rewards.score(PROMPT, [response])
             return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and stat_fields(int(pid))[3:4] == [str(leader)]]
 
     assert gone(run(go()))
@@ -228,41 +240,41 @@ def test_what_a_reward_started_ends_with_it(response: str) -> None:
 
 def test_a_child_that_died_while_idle_is_replaced() -> None:
     async def go() -> list[RewardResult]:
-        async with RewardPool({"act": section()}, 1) as pool:
+        async with process() as rewards:
             (child,) = reward_children()
             os.kill(child, signal.SIGKILL)
             os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-            return await pool.score("act", PROMPT, ["ok"])
+            return await rewards.score(PROMPT, ["ok"])
 
     assert run(go())[0].value == 102.0
 
 
 def test_a_cancelled_group_leaves_no_result_to_the_next() -> None:
     async def go() -> list[RewardResult]:
-        async with RewardPool({"act": section(timeout=5.0)}, 1) as pool:
-            scoring = asyncio.create_task(pool.score("act", PROMPT, ["slow", "stale", "stale"]))
+        async with process(timeout=5.0) as rewards:
+            scoring = asyncio.create_task(rewards.score(PROMPT, ["slow", "stale", "stale"]))
             await asyncio.sleep(0.1)
             scoring.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await scoring
-            return await pool.score("act", PROMPT, ["fresh"])
+            return await rewards.score(PROMPT, ["fresh"])
 
     assert [result.note for result in run(go())] == ["fresh"]
 
 
 def test_close_ends_what_is_under_way() -> None:
     async def go() -> tuple[float, list[BaseException | list[RewardResult]]]:
-        pool = RewardPool({"act": section(timeout=60.0)}, 1)
-        await pool.start()
-        tasks = [asyncio.create_task(pool.score("act", PROMPT, ["hang", "ok"])) for _ in range(3)]
+        rewards = RewardProcess("act", section(timeout=60.0), 60.0)
+        await rewards.start()
+        tasks = [asyncio.create_task(rewards.score(PROMPT, ["hang", "ok"])) for _ in range(3)]
         await asyncio.sleep(0.1)
         start = time.monotonic()
-        await pool.close()
-        await pool.close()
+        await rewards.close()
+        await rewards.close()
         seconds = time.monotonic() - start
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         with pytest.raises(RollError, match="is closed"):
-            await pool.score("act", PROMPT, ["ok"])
+            await rewards.score(PROMPT, ["ok"])
         return seconds, outcomes
 
     seconds, outcomes = run(go())
@@ -270,55 +282,42 @@ def test_close_ends_what_is_under_way() -> None:
     assert all(isinstance(outcome, RollError) and "closed" in str(outcome) for outcome in outcomes)
 
 
-def test_rewards_that_cannot_be_loaded_are_known_at_the_start() -> None:
-    async def go() -> None:
-        async with RewardPool({"a": section(reward="math_rul"), "b": section(reward_args={"bonsu": 1})}, 2):
+def test_a_reward_that_cannot_be_loaded_is_known_at_the_start() -> None:
+    async def go(**others: Any) -> None:
+        async with process(**others):
             pytest.fail("started")
 
-    with pytest.raises(ConfigError) as caught:
-        run(go())
-    assert [fault.place for fault in caught.value.faults] == ["rewards.a.reward", "rewards.b.reward_args"]
+    with pytest.raises(ConfigError, match=r"rewards\.act\.reward: no reward is named 'math_rul'"):
+        run(go(reward="math_rul"))
+    with pytest.raises(ConfigError, match=r"rewards\.act\.reward_args: does not fit 'faulty_rewards:act': .*'bonsu'"):
+        run(go(reward_args={"bonsu": 1}))
 
 
-def test_a_child_that_dies_or_is_late_at_the_start_is_a_failed_worker(tmp_path: Path) -> None:
+def test_a_child_that_dies_or_is_late_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "dying_rewards.py").write_text("import os\nos._exit(9)\n")
     (tmp_path / "late_rewards.py").write_text("import time\ntime.sleep(600)\n")
 
     async def go(name: str) -> None:
-        async with RewardPool({"a": section(reward=name)}, 1, start_timeout=3.0):
+        async with process(start_seconds=3.0, reward=name):
             pytest.fail("started")
 
-    with pytest.raises(WorkerFailed, match="rewards rank 0: a reward process did not start: .* status 9"):
+    with pytest.raises(RewardProcessFailed, match="^the reward's process did not start: .* status 9"):
         run(go("dying_rewards:reward"))
-    with pytest.raises(WorkerFailed, match="rewards rank 0: a reward process was not ready after 3 s"):
+    with pytest.raises(RewardProcessFailed, match="^the reward's process was not ready after 3 s"):
         run(go("late_rewards:reward"))
-
-
-def test_two_domains_share_a_pool_and_must_agree_on_the_environment() -> None:
-    async def go() -> list[float]:
-        async with RewardPool({"act": section(), "exact_match": Reward.model_validate({})}, 1) as pool:
-            exact = await pool.score("exact_match", Prompt(0, PROMPT.token_ids, "", "exact_match", {"answer": "yes"}), ["yes", "no"])
-            acted = await pool.score("act", PROMPT, ["yes"])
-            with pytest.raises(ValueError, match="no reward domain is named 'acted' .*'act'"):
-                await pool.score("acted", PROMPT, ["yes"])
-            return [result.value for result in exact + acted]
-
-    assert run(go()) == [1.0, 0.0, 103.0]
-    with pytest.raises(ConfigError, match="rewards.b.system_envs.A: is '2', but another domain .* sets it to '1'"):
-        RewardPool({"a": section(system_envs={"A": "1"}), "b": section(system_envs={"A": "2"})}, 1)
 
 
 PARENT = """
 import asyncio, sys
 import numpy as np
 from roll.config.schema_roles import Reward
-from roll.rewards.pool import RewardPool
+from roll.rewards.process import RewardProcess
 from roll.types import Prompt
 
 async def main():
-    pool = RewardPool({"act": Reward.model_validate({"reward": "faulty_rewards:act", "timeout": 600.0})}, 2)
-    await pool.start()
-    asyncio.create_task(pool.score("act", Prompt(0, np.zeros(1, dtype=np.int32), "", "act", {}), ["hang in C"]))
+    rewards = RewardProcess("act", Reward.model_validate({"reward": "faulty_rewards:act", "timeout": 600.0}), 60.0)
+    await rewards.start()
+    asyncio.create_task(rewards.score(Prompt(0, np.zeros(1, dtype=np.int32), "", "act", {}), ["hang in C"]))
     await asyncio.sleep(0.3)
     print("ready", flush=True)
     await asyncio.sleep(600)
@@ -327,26 +326,14 @@ asyncio.run(main())
 """
 
 
-def test_children_die_with_a_parent_that_is_killed() -> None:
+def test_a_child_dies_with_a_parent_that_is_killed() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     # The program comes by -c: such a parent has no importable __main__, nor need it.
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, env=environment) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "ready\n"
         children = descendants(parent.pid)
-        assert len(children) == 2
+        assert len(children) == 1
         parent.kill()
         parent.wait(5)
     assert gone(children)
-
-
-def test_512_cheap_rewards_cost_a_fraction_of_a_second() -> None:
-    async def go() -> float:
-        async with RewardPool({"act": section()}, 2) as pool:
-            start = time.monotonic()
-            groups = await asyncio.gather(*(pool.score("act", PROMPT, ["a response"] * 8) for _ in range(64)))
-            assert sum(len(group) for group in groups) == 512
-            assert all(result.value == 110.0 for group in groups for result in group)
-            return time.monotonic() - start
-
-    assert min(run(go()) for _ in range(2)) < 0.5
