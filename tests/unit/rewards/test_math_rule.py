@@ -116,10 +116,6 @@ def test_plain_numbers_never_reach_math_verify(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "judge", lambda *_: pytest.fail("took the slow path"))
     assert outcome("<think>6 * 7</think>So \\boxed{42.0}.", "42").value == 1.0
     assert outcome("41", "42").value == 0.0
-    start = time.perf_counter()
-    for _ in range(1000):
-        outcome("<think>6 * 7</think>So \\boxed{42.0}.", "42")
-    assert time.perf_counter() - start < 0.5
 
 
 def test_a_long_response_without_an_answer_takes_no_long_time() -> None:
