@@ -1,0 +1,117 @@
+"""The Slurm script, executed with programs of the test in the place of Slurm's and Ray's. With Ray itself: tests/integration/test_slurm.py."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "slurm" / "rlvr.sbatch"
+PROGRAMS = {
+    "scontrol": 'printf "one\\ntwo\\nthree\\n"',
+    "hostname": "echo 10.0.0.1 fd00::1",
+    # One line for each node that has started, unless it says that it is lost on the way.
+    "ray": """
+case $1 in
+  start) echo "$node: $* token ${RAY_AUTH_TOKEN:+given}" >>started
+    [ "$node" != "$fails" ] || { echo "no such device" >&2; exit 1; }
+    [ "$node" = "$lost" ] || echo " 1 node_$node" >>there
+    exec sleep 600 ;;
+  status) [ "$RAY_ADDRESS" = 10.0.0.1:6387 ] && cat there ;;
+esac""",
+    "srun": """
+while [ "${1#-}" != "$1" ]; do case $1 in --nodelist=*) node=${1#*=} ;; esac; shift; done
+export node
+exec "$@" """,
+    "python": """
+echo "$RAY_ADDRESS $*" >>ran
+trap 'echo checkpoint >>ran; exit 130' TERM
+[ -z "$long" ] || while true; do sleep 0.1; done
+exit 7""",
+}
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Of a job of three nodes."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in PROGRAMS.items():
+        (programs / name).write_text(f"#!/bin/bash\n{text}\n")
+        (programs / name).chmod(0o755)
+    (tmp_path / "there").touch()
+    job = {"SLURM_JOB_NODELIST": "[one,two,three]", "SLURM_JOB_ID": "4007", "SLURM_GPUS_ON_NODE": "4", "SLURM_CPUS_PER_TASK": "8"}
+    return job | {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(tmp_path), "node": "one", "fails": "", "lost": "", "long": ""}
+
+
+def submit(folder: Path, environment: dict[str, str], *arguments: str, patience: int = 300) -> subprocess.Popen[str]:
+    """The script as Slurm runs it on the first node, with another limit to its waiting."""
+    text = SCRIPT.read_text()
+    assert "patience=300 " in text
+    (folder / "script").write_text(text.replace("patience=300 ", f"patience={patience} "))
+    words = ["bash", str(folder / "script"), *arguments]
+    return subprocess.Popen(words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def left(folder: Path) -> list[str]:
+    """Command lines of what still runs in a folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()))
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_ray_starts_on_all_nodes_and_ends_with_the_run_whose_status_is_the_jobs(tmp_path: Path, environment: dict[str, str]) -> None:
+    job = submit(tmp_path, environment, "my_experiment", "max_steps=2")
+    _, said = job.communicate(timeout=30)
+    assert job.returncode == 7, said
+    common = "start --block --disable-usage-stats --num-gpus=4"
+    head, *others = (tmp_path / "started").read_text().splitlines()
+    assert head == f"one: {common} --head --node-ip-address=10.0.0.1 --port=6387 token given"
+    assert sorted(others) == [f"{node}: {common} --address=10.0.0.1:6387 token given" for node in ("three", "two")]
+    ran = "10.0.0.1:6387 -m roll.pipeline --config-name my_experiment num_gpus_per_node=4 max_steps=2\n"
+    assert (tmp_path / "ran").read_text() == ran
+    assert left(tmp_path) == []
+
+
+def test_before_the_time_limit_the_run_writes_a_checkpoint(tmp_path: Path, environment: dict[str, str]) -> None:
+    job = submit(tmp_path, environment | {"long": "1"}, "my_experiment")
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "ran").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    job.terminate()
+    _, said = job.communicate(timeout=30)
+    assert job.returncode == 130, said
+    assert (tmp_path / "ran").read_text().endswith("checkpoint\n")
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        ({"fails": "one"}, "no such device\nroll: Ray did not start on one; what it said stands above"),
+        ({"fails": "three"}, "no such device\nroll: Ray did not start on three; what it said stands above"),
+        ({"lost": "two"}, "roll: 2 of 3 nodes have joined the cluster at 10.0.0.1:6387 after 2 s"),
+    ],
+)
+def test_a_node_that_does_not_come_ends_the_job(trouble: dict[str, str], said: str, tmp_path: Path, environment: dict[str, str]) -> None:
+    job = submit(tmp_path, environment | trouble, "my_experiment", patience=2)
+    _, errors = job.communicate(timeout=30)
+    assert job.returncode == 1
+    assert said in errors
+    assert not (tmp_path / "ran").exists()
+    assert left(tmp_path) == []
+
+
+def test_what_slurm_lacks_is_said(tmp_path: Path, environment: dict[str, str]) -> None:
+    job = submit(tmp_path, environment)
+    assert "usage: sbatch rlvr.sbatch EXPERIMENT" in job.communicate(timeout=10)[1] and job.returncode
+    job = submit(tmp_path, environment | {"PATH": "/usr/bin:/bin"}, "x")
+    assert "scontrol: command not found" in job.communicate(timeout=10)[1] and job.returncode == 127
