@@ -6,13 +6,14 @@ Exit status: 0 done, 2 the hostfile cannot be used, 3 a host could not be reache
 from __future__ import annotations
 
 import argparse
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from roll.cluster.commands import Command, join_words, start_commands, stop_commands
-from roll.cluster.hostfile import parse_hostfile
+from roll.cluster.hostfile import choose, parse_hostfile
 from roll.errors import ConfigError, Fault, RollError
 
 SECONDS = 120.0
@@ -27,13 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print or run the commands; the exit status."""
     arguments = parser().parse_args(argv)
     try:
-        hosts = parse_hostfile(_read(arguments.hostfile), str(arguments.hostfile))
+        hosts = choose(parse_hostfile(_read(arguments.hostfile), str(arguments.hostfile)), arguments.include, arguments.exclude)
         start = arguments.action == "start"
         commands = start_commands(hosts, arguments.port, arguments.ray) if start else stop_commands(hosts, arguments.ray)
-        for command in commands:
+        for number, command in enumerate(commands):
             print(command, flush=True)
-            if arguments.run:
-                run(command)
+            if arguments.run and (failure := run(command)):
+                ended = _end(stop_commands(hosts[:number], arguments.ray)) if start else ""
+                raise HostFailed(failure + ended)
         if start:
             print(f"then, on {hosts[0].name}: {join_words(hosts, arguments.port)} python -m roll.pipeline --config-name ...")
     except RollError as error:
@@ -48,6 +50,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("hostfile", type=Path, help="lines such as `worker-1 slots=8`; the first host becomes the head")
     found.add_argument("action", nargs="?", choices=("start", "stop"), default="start")
     found.add_argument("--run", action="store_true", help="run the commands over ssh, which must need no password; else they are printed")
+    some = found.add_mutually_exclusive_group()
+    some.add_argument("--include", help="use these hosts, or these of their GPUs, alone: worker-1@worker-2:0,1")
+    some.add_argument("--exclude", help="use all but these")
     found.add_argument("--port", type=int, default=6379, help="of the head")
     found.add_argument(
         "--ray", type=PurePosixPath, default=PurePosixPath(sys.executable).with_name("ray"), help="Ray's program on the hosts"
@@ -55,26 +60,33 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def run(command: Command) -> None:
-    """Run a command on its host.
-
-    Raises:
-        HostFailed: it failed, or was not done after `SECONDS`.
-    """
+def run(command: Command) -> str | None:
+    """Run a command on its host; why it failed, or was not done after `SECONDS`, if so."""
     try:
         done = subprocess.run(command.over_ssh, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        raise HostFailed(f"{command.host}: not done after {SECONDS:.0f} s: {command}") from None
-    if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
-        raise HostFailed(f"{command.host}: status {done.returncode}: {said}; run it by hand: {command}")
+        return f"{command.host}: not done after {SECONDS:.0f} s: {command}"
+    except FileNotFoundError:
+        return f"{command.host}: there is no `ssh` here; install it, or run on the host: {shlex.join(command.words)}"
+    if not done.returncode:
+        return None
+    said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
+    return f"{command.host}: status {done.returncode}: {said}; run it by hand: {command}"
+
+
+def _end(commands: Sequence[Command]) -> str:
+    """Stop the hosts that have started, lest half a cluster is left; what came of it."""
+    failures = [failure for command in commands if (failure := run(command))]
+    if failures:
+        return "; what had started could not be stopped: " + "; ".join(failures)
+    return f"; stopped again: {', '.join(command.host for command in commands)}" if commands else ""
 
 
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError([Fault("hostfile", f"'{path}' cannot be read: {error.strerror}", "give DeepSpeed's hostfile")]) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([Fault("hostfile", f"'{path}' cannot be read: {error}", "give DeepSpeed's hostfile")]) from error
 
 
 if __name__ == "__main__":

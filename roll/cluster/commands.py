@@ -31,9 +31,9 @@ class Command:
         return shlex.join(self.over_ssh)
 
 
-def address(host: Host) -> str:
-    """A host's name without the user that `ssh` takes."""
-    return host.name.rpartition("@")[2]
+def address(head: Host, port: int) -> str:
+    """Where the cluster is joined."""
+    return f"[{head.address}]:{port}" if ":" in head.address else f"{head.address}:{port}"
 
 
 def start_commands(hosts: Sequence[Host], port: int, ray: PurePosixPath) -> list[Command]:
@@ -43,11 +43,12 @@ def start_commands(hosts: Sequence[Host], port: int, ray: PurePosixPath) -> list
         ray: Ray's program on every host; the environment is the same on all.
     """
     head, *others = hosts
-    start = (*ENVIRONMENT, str(ray), "start", "--disable-usage-stats")
-    return [
-        Command(head.name, (*start, "--head", f"--port={port}", f"--num-gpus={head.gpus}")),
-        *(Command(host.name, (*start, f"--address={address(head)}:{port}", f"--num-gpus={host.gpus}")) for host in others),
-    ]
+    return [_start(head, ray, "--head", f"--port={port}"), *(_start(host, ray, f"--address={address(head, port)}") for host in others)]
+
+
+def _start(host: Host, ray: PurePosixPath, *place: str) -> Command:
+    seen = () if host.slots is None else (f"CUDA_VISIBLE_DEVICES={','.join(map(str, host.slots))}",)
+    return Command(host.name, (*ENVIRONMENT, *seen, str(ray), "start", "--disable-usage-stats", *place, f"--num-gpus={host.gpus}"))
 
 
 def stop_commands(hosts: Sequence[Host], ray: PurePosixPath) -> list[Command]:
@@ -57,4 +58,4 @@ def stop_commands(hosts: Sequence[Host], ray: PurePosixPath) -> list[Command]:
 
 def join_words(hosts: Sequence[Host], port: int) -> str:
     """What a shell sets before a run so that it joins the cluster."""
-    return f"RAY_AUTH_MODE=token RAY_ADDRESS={address(hosts[0])}:{port}"
+    return f"RAY_AUTH_MODE=token RAY_ADDRESS={address(hosts[0], port)}"

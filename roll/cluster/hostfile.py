@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from ipaddress import AddressValueError, IPv6Address
 
 from roll.errors import ConfigError, Fault
 
-LINE = re.compile(r"(?P<name>[A-Za-z0-9_.@-]+)\s+slots=(?P<slots>\d+)")
+LINE = re.compile(r"(?P<name>\S+)\s+slots=(?P<slots>[1-9]\d*)")
+NAME = re.compile(r"(\w[\w.-]*@)?\w[\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,13 @@ class Host:
     name: str
     """As `ssh` takes it."""
     gpus: int
+    slots: tuple[int, ...] | None = None
+    """Those of its GPUs that the cluster may use; None for all."""
+
+    @property
+    def address(self) -> str:
+        """The name without the user that `ssh` takes."""
+        return self.name.rpartition("@")[2]
 
 
 def parse_hostfile(text: str, source: str) -> list[Host]:
@@ -28,21 +38,64 @@ def parse_hostfile(text: str, source: str) -> list[Host]:
     hosts: list[Host] = []
     faults: list[Fault] = []
     for number, line in enumerate(text.splitlines(), 1):
-        line = line.partition("#")[0].strip()
+        line, place = line.partition("#")[0].strip(), f"{source}:{number}"
+        match = LINE.fullmatch(line)
         if not line:
             continue
-        match = LINE.fullmatch(line)
         if match is None:
-            faults.append(Fault(f"{source}:{number}", f"'{line}' is no host", "write a line as `worker-1 slots=8`"))
-        elif match["name"] in {host.name for host in hosts}:
-            faults.append(Fault(f"{source}:{number}", f"'{match['name']}' is listed twice", "list each host once, with all of its GPUs"))
+            faults.append(Fault(place, f"'{line}' is no host", "write a line as `worker-1 slots=8`"))
+        elif not _is_name(match["name"]):
+            remedy = "give a name or an address as `ssh` takes it; a port belongs into ~/.ssh/config"
+            faults.append(Fault(place, f"'{match['name']}' is no name of a host", remedy))
+        elif match["name"].rpartition("@")[2] in {host.address for host in hosts}:
+            faults.append(Fault(place, f"'{match['name']}' is listed twice", "list each host once, with all of its GPUs"))
         else:
             hosts.append(Host(match["name"], int(match["slots"])))
     if not hosts and not faults:
         faults.append(Fault(source, "it lists no host", "write one line for each host: `worker-1 slots=8`"))
-    if len({host.gpus for host in hosts}) > 1:
-        counts = ", ".join(f"{host.name} {host.gpus}" for host in hosts)
-        faults.append(Fault(source, f"the hosts have different numbers of GPUs: {counts}", "give all the same; devices are counted so"))
     if faults:
         raise ConfigError(faults)
     return hosts
+
+
+def _is_name(name: str) -> bool:
+    try:
+        return bool(NAME.fullmatch(name)) or bool(IPv6Address(name.rpartition("@")[2]))
+    except AddressValueError:
+        return False
+
+
+def choose(hosts: Sequence[Host], include: str | None, exclude: str | None) -> list[Host]:
+    """Those hosts and GPUs that DeepSpeed's `--include` and `--exclude` leave: `NAME[:SLOT[,SLOT ...]]`, joined by `@`.
+
+    Raises:
+        ConfigError: a name or a slot is not in the hostfile, nothing is left, or the hosts are left with different numbers of GPUs.
+    """
+    option, spec = ("--include", include) if include else ("--exclude", exclude or "")
+    named: dict[str, set[int]] = {}
+    faults: list[Fault] = []
+    sizes = {host.address: host.gpus for host in hosts}
+    for word in filter(None, spec.split("@")):
+        name, _, listed = (word, "", "") if word in sizes else word.rpartition(":")
+        slots = set(listed.split(",")) if listed else {str(slot) for slot in range(sizes.get(name, 0))}
+        if not slots or not slots <= {str(slot) for slot in range(sizes.get(name, 0))}:
+            remedy = f"name hosts of the hostfile ({', '.join(sizes)}) and slots below their number, as `worker-1:0,1`"
+            faults.append(Fault(option, f"'{word}' is nothing that the hostfile lists", remedy))
+        else:
+            named.setdefault(name, set()).update(map(int, slots))
+    left = [_left(host, named.get(host.address, set()), bool(include)) for host in hosts] if spec else list(hosts)
+    left = [host for host in left if host.gpus]
+    counts = ", ".join(f"{host.name} {host.gpus}" for host in left)
+    if not left:
+        faults.append(Fault(option, "it leaves no GPU", "name fewer hosts"))
+    if len({host.gpus for host in left}) > 1:
+        remedy = "let all have the same, as devices are counted: change slots in the hostfile, or use --include"
+        faults.append(Fault("hostfile", f"the hosts have different numbers of GPUs: {counts}", remedy))
+    if faults:
+        raise ConfigError(faults)
+    return left
+
+
+def _left(host: Host, named: set[int], included: bool) -> Host:
+    slots = tuple(slot for slot in range(host.gpus) if (slot in named) == included)
+    return host if len(slots) == host.gpus else replace(host, gpus=len(slots), slots=slots)

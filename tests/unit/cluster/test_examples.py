@@ -1,4 +1,4 @@
-"""What only a cluster can run is right in form: the Slurm script, the Kubernetes manifest, and the plans of the 72B examples."""
+"""What only a cluster can run is right in form: what the Slurm script asks for, the Kubernetes manifest, the plans of 72B."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ def test_the_slurm_script_is_bash_and_asks_for_what_it_uses() -> None:
     text = SLURM.read_text()
     for line in ("--nodes=2", "--gpus-per-node=8", "--signal=B:TERM@600", "--exclusive"):
         assert f"#SBATCH {line}\n" in text
-    assert text.index("ray start --head") < text.index("ray start --block --disable-usage-stats --address") < text.index("-m roll.pipeline")
 
 
 def test_shellcheck_finds_nothing_in_the_slurm_script() -> None:
@@ -30,14 +29,6 @@ def test_shellcheck_finds_nothing_in_the_slurm_script() -> None:
         pytest.skip("shellcheck is not installed")
     done = subprocess.run(["shellcheck", "--shell=bash", str(SLURM)], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.parametrize(("arguments", "status", "said"), [([], 1, "usage: sbatch rlvr.sbatch EXPERIMENT"), (["x"], 127, "scontrol")])
-def test_the_slurm_script_stops_at_what_is_missing(arguments: list[str], status: int, said: str, tmp_path: Path) -> None:
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "SLURM_JOB_NODELIST": "n[1-2]"}
-    done = subprocess.run(["bash", str(SLURM), *arguments], capture_output=True, text=True, timeout=20, check=False, env=environment)
-    assert said in done.stderr
-    assert done.returncode != 0
 
 
 def test_the_manifest_is_a_rayjob_of_two_nodes() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path, PurePosixPath
 
 import pytest
 
 from roll.cluster.__main__ import main
 from roll.cluster.commands import join_words, start_commands, stop_commands
-from roll.cluster.hostfile import Host, parse_hostfile
+from roll.cluster.hostfile import Host, choose, parse_hostfile
 from roll.errors import ConfigError
 
 HOSTS = "# two nodes\nworker-1 slots=8\n\nuser@10.0.0.2   slots=8  # the second\n"
@@ -22,11 +23,42 @@ def test_hosts_are_read_in_order() -> None:
 
 def test_every_line_that_cannot_be_read_is_named() -> None:
     with pytest.raises(ConfigError) as raised:
-        parse_hostfile("a slots=8\nb 8\na slots=8\nc slots=4\nd:2222 slots=8\n", "hostfile")
-    assert [fault.place for fault in raised.value.faults] == ["hostfile:2", "hostfile:3", "hostfile:5", "hostfile"]
-    assert "different numbers of GPUs: a 8, c 4" in raised.value.faults[3].problem
+        parse_hostfile("a slots=8\nb 8\nme@a slots=8\nc slots=0\nd:2222 slots=8\n-oProxyCommand slots=8\nfd00::1 slots=8\n", "hostfile")
+    assert [fault.place for fault in raised.value.faults] == [f"hostfile:{line}" for line in (2, 3, 4, 5, 6)]
+    assert "a port belongs into ~/.ssh/config" in raised.value.faults[3].remedy
     with pytest.raises(ConfigError, match="it lists no host"):
         parse_hostfile("# nobody\n", "hostfile")
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "left"),
+    [
+        (None, None, [Host("a", 4), Host("me@b", 4), Host("fd00::1", 4)]),
+        ("b@a", None, [Host("a", 4), Host("me@b", 4)]),
+        ("a:0,2@b:3,1", None, [Host("a", 2, (0, 2)), Host("me@b", 2, (1, 3))]),
+        (None, "b", [Host("a", 4), Host("fd00::1", 4)]),
+        (None, "a@b:0@fd00::1", [Host("me@b", 3, (1, 2, 3))]),
+        ("fd00::1:0,1", None, [Host("fd00::1", 2, (0, 1))]),
+    ],
+)
+def test_hosts_and_slots_are_chosen_as_by_deepspeed(include: str | None, exclude: str | None, left: list[Host]) -> None:
+    assert choose([Host("a", 4), Host("me@b", 4), Host("fd00::1", 4)], include, exclude) == left
+
+
+@pytest.mark.parametrize(
+    ("hosts", "include", "exclude", "said"),
+    [
+        ([Host("a", 8), Host("c", 4)], None, None, "different numbers of GPUs: a 8, c 4"),
+        ([Host("a", 2), Host("b", 2)], "a:0@b", None, "different numbers of GPUs: a 1, b 2"),
+        ([Host("a", 2)], "b", None, "'b' is nothing that the hostfile lists"),
+        ([Host("a", 2)], None, "a:2", "'a:2' is nothing that the hostfile lists"),
+        ([Host("a", 2)], None, "a:1,x", "'a:1,x' is nothing that the hostfile lists"),
+        ([Host("a", 2)], None, "a", "it leaves no GPU"),
+    ],
+)
+def test_what_cannot_be_chosen_is_told(hosts: list[Host], include: str | None, exclude: str | None, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        choose(hosts, include, exclude)
 
 
 def test_the_head_comes_first_and_goes_last() -> None:
@@ -39,6 +71,9 @@ def test_the_head_comes_first_and_goes_last() -> None:
     assert other.host == "user@10.0.0.2" and other.words[-2:] == ("--address=worker-1:6379", "--num-gpus=8")
     assert [command.host for command in stop_commands(hosts, RAY)] == ["user@10.0.0.2", "worker-1"]
     assert join_words(hosts[::-1], 7000) == "RAY_AUTH_MODE=token RAY_ADDRESS=10.0.0.2:7000"
+    some, of_version_6 = start_commands([Host("fd00::1", 2, (1, 3)), Host("b", 2)], 6379, RAY)
+    assert some.words[3] == "CUDA_VISIBLE_DEVICES=1,3" and some.words[4] == str(RAY) and some.words[-1] == "--num-gpus=2"
+    assert "--address=[fd00::1]:6379" in of_version_6.words
 
 
 @pytest.fixture
@@ -69,7 +104,9 @@ def test_commands_are_printed_and_nothing_runs_unless_told(tmp_path: Path, ssh: 
 def test_a_host_that_cannot_be_reached_ends_it_with_its_cause(tmp_path: Path, ssh: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "hostfile").write_text("here slots=1\naway slots=1\nnever slots=1\n")
     assert main([str(tmp_path / "hostfile"), "--run"]) == 3
-    assert "away: status 255: No route to host; run it by hand: ssh" in capsys.readouterr().err
-    assert [line.split()[0] for line in ssh.read_text().splitlines()] == ["here", "away"]
+    said = capsys.readouterr().err
+    assert "away: status 255: No route to host; run it by hand: ssh" in said and said.endswith("; stopped again: here\n")
+    assert [line.split()[0] for line in ssh.read_text().splitlines()] == ["here", "away", "here"]
+    assert ssh.read_text().endswith("ray stop --grace-period=30\n"), "half a cluster is not left"
     assert main([str(tmp_path / "nothing")]) == 2
     assert "cannot be read" in capsys.readouterr().err

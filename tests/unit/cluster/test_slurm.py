@@ -1,4 +1,4 @@
-"""The Slurm script, executed with programs of the test in the place of Slurm's and Ray's. With Ray itself: tests/integration/test_slurm.py."""
+"""The Slurm script, run with programs of the test in the place of Slurm's and Ray's; with Ray's own in tests/integration/."""
 
 from __future__ import annotations
 

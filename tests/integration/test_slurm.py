@@ -1,0 +1,61 @@
+"""The Slurm script with Ray itself, on two nodes of this machine with their own addresses. Only Slurm's programs are the test's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import ray.util
+
+from tests.integration.conftest import LIMIT, ROOT, World
+from tests.integration.test_two_nodes import RAY, SECOND, free_port, ranks
+
+pytestmark = pytest.mark.engines
+
+PROGRAMS = {
+    "scontrol": 'printf "one\\ntwo\\n"',
+    "hostname": f"echo {ray.util.get_node_ip_address()}",
+    "srun": f'while [ "${{1#-}}" != "$1" ]; do shift; done; exec "$@" --node-ip-address={SECOND}',
+    "ray": f'if [ "$1" = start ]; then set -- "$@" --num-cpus=1 --object-store-memory=100000000; fi; exec {RAY} "$@"',
+}
+
+
+@pytest.fixture
+def job() -> Iterator[dict[str, str]]:
+    """The environment of a job on two nodes without GPUs; Ray keeps its files in a folder of the test."""
+    folder = Path(tempfile.mkdtemp(prefix="job-", dir="/tmp"))  # a short name: sockets lie below it
+    for name, text in PROGRAMS.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    port = free_port()
+    try:
+        path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+        slurm = {"SLURM_JOB_NODELIST": "[one,two]", "SLURM_JOB_ID": str(port), "SLURM_GPUS_ON_NODE": "1"}
+        yield os.environ | slurm | {"PATH": path, "RAY_TMPDIR": str(folder), "SPT_NOENV": "1"}
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_a_job_trains_on_its_nodes_and_leaves_them_as_they_were(
+    world: World, job: dict[str, str], leaves_nothing: Callable[[], None]
+) -> None:
+    words = ["bash", str(ROOT / "examples" / "slurm" / "rlvr.sbatch"), "tiny/tiny_warm_up", "output_dir=job", "max_steps=1000"]
+    process = subprocess.Popen(
+        words, cwd=world.folder, env=job, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        world.wait_for_step("job", 1, process)
+        assert len({rank.ppid() for rank in ranks()}) == 2, "each node's raylet started one"
+    finally:
+        process.terminate()  # as Slurm does ten minutes before the time limit
+        output, _ = process.communicate(timeout=LIMIT)
+    assert process.returncode == 130, output
+    last = world.metrics("job")[-1]["step"]
+    assert (world.folder / "job" / "checkpoints" / f"step_{last}").is_dir(), output
+    leaves_nothing()
