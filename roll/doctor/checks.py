@@ -28,7 +28,7 @@ OK, WARNING, BROKEN = Verdict.OK, Verdict.WARNING, Verdict.BROKEN
 def examine(facts: Facts) -> list[Finding]:
     """Every finding."""
     checks: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-        _python, _packages, _gpus, _torch, _ops, _links, _network, _shared_memory, _folders, _limits, _ray,
+        _python, _packages, _gpus, _compilers, _torch, _ops, _links, _network, _shared_memory, _folders, _limits, _ray,
     )  # fmt: skip
     return [finding for check in checks for finding in check(facts)]
 
@@ -38,7 +38,7 @@ def _python(facts: Facts) -> Iterator[Finding]:
     if facts.python < (3, 11):
         yield Finding("Python", BROKEN, f"{version}; roll needs 3.11 or later", "install Python 3.11, then `make install`")
     else:
-        yield Finding("Python", OK, version)
+        yield Finding("Python", OK, f"{version}, {facts.executable}")
 
 
 def _packages(facts: Facts) -> Iterator[Finding]:
@@ -67,7 +67,7 @@ def _pip(package: str, tested: str | None, allowed: str) -> str:
 
 def _allows(allowed: str, there: str) -> bool:
     try:
-        return SpecifierSet(allowed).contains(there, prereleases=True)
+        return SpecifierSet(allowed).contains(Version(there), prereleases=True)
     except InvalidVersion:
         return False
 
@@ -88,8 +88,14 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
     if busy:
         remedy = "see `nvidia-smi` for the processes; end them, or map the roles to other devices"
         yield Finding("GPU memory", WARNING, f"in use on {', '.join(busy)}", remedy)
+
+
+def _compilers(facts: Facts) -> Iterator[Finding]:
     if not facts.tools.get("c++"):
-        yield Finding("compiler", BROKEN, "there is no c++, which Triton and torch.compile need", "apt-get install g++")
+        verdict, need = (BROKEN, "Triton and torch.compile need") if facts.gpus else (WARNING, "DeepSpeed's ops need")
+        yield Finding("compiler", verdict, f"there is no c++, which {need}", "apt-get install g++")
+    for lock in facts.stale:
+        yield Finding("compiled ops", WARNING, f"{lock} is of a compilation that did not end; the next one waits for it", f"rm {lock}")
 
 
 def _torch(facts: Facts) -> Iterator[Finding]:
@@ -113,21 +119,33 @@ def _ops(facts: Facts) -> Iterator[Finding]:
     if isinstance(facts.ops, str):
         yield Finding("DeepSpeed ops", BROKEN, f"DeepSpeed cannot be imported: {facts.ops}", "make install")
         return
-    usable = [name for name, state in facts.ops.items() if state["installed"] or state["compatible"]]
-    found = ", ".join(sorted(usable)) or "none"
-    yield Finding("DeepSpeed ops", OK, f"compiled, or can be: {found}")
+    missing = [tool for tool in ("c++", "ninja") if not facts.tools.get(tool)]
+    usable = [name for name, state in facts.ops.items() if state["installed"] or (state["compatible"] and not missing)]
+    yield Finding("DeepSpeed ops", OK, f"compiled, or can be: {', '.join(sorted(usable)) or 'none'}")
+    cuda = None if isinstance(facts.torch, str) else facts.torch["cuda"]
+    if problem := _offload_problem(facts, missing, usable, cuda):
+        toolkit = f"install the CUDA toolkit {cuda} and " if facts.gpus else ""
+        remedy = f"{toolkit}`apt-get install g++` and `pip install ninja`, what is missing; presets without cpuoffload need none"
+        yield Finding("optimizer offload", WARNING, problem, remedy)
     if not facts.gpus:
         return
-    tools = [tool for tool in ("nvcc", "ninja") if not facts.tools.get(tool)]
-    if OFFLOAD_OP not in usable or tools:
-        found = f"{OFFLOAD_OP} cannot be compiled" + (f": there is no {' and no '.join(tools)}" if tools else "")
-        remedy = "install the CUDA toolkit of torch's CUDA version and `pip install ninja`; presets without cpuoffload need neither"
-        yield Finding("optimizer offload", WARNING, found, remedy)
     if NVME_OP not in usable:
         yield Finding("NVMe offload", WARNING, f"{NVME_OP} cannot be compiled", "apt-get install libaio-dev; only `device: nvme` needs it")
     if facts.arch_list and (plain := re.sub(r"(\d)[a-z]\b", r"\1", facts.arch_list)) != facts.arch_list:
         found = f"TORCH_CUDA_ARCH_LIST={facts.arch_list}, which DeepSpeed cannot read when it compiles an op"
         yield Finding("optimizer offload", WARNING, found, f"export TORCH_CUDA_ARCH_LIST='{plain}'")
+
+
+def _offload_problem(facts: Facts, missing: list[str], usable: list[str], cuda: str | None) -> str | None:
+    """Why the op of optimizer offload cannot be compiled, if it cannot and is not installed."""
+    tools = [*missing, *(["nvcc"] if facts.gpus and not facts.tools.get("nvcc") else [])]
+    if isinstance(facts.ops, str) or facts.ops.get(OFFLOAD_OP, {}).get("installed"):
+        return None
+    if tools:
+        return f"{OFFLOAD_OP} cannot be compiled: there is no {' and no '.join(tools)}"
+    if facts.gpus and cuda and facts.nvcc and facts.nvcc.partition(".")[0] != cuda.partition(".")[0]:
+        return f"{OFFLOAD_OP} cannot be compiled: nvcc is of CUDA {facts.nvcc}, torch of CUDA {cuda}"
+    return None if OFFLOAD_OP in usable else f"{OFFLOAD_OP} cannot be compiled"
 
 
 def _links(facts: Facts) -> Iterator[Finding]:
@@ -187,8 +205,8 @@ def _shared_memory(facts: Facts) -> Iterator[Finding]:
 def _folders(facts: Facts) -> Iterator[Finding]:
     for folder in facts.folders:
         found = f"{folder.path}, {folder.free / GIB:.0f} GiB free"
-        if not folder.is_writable:
-            yield Finding(folder.use, BROKEN, f"{folder.path} cannot be written", folder.remedy)
+        if folder.problem:
+            yield Finding(folder.use, BROKEN, f"{folder.path} cannot be written: {folder.problem}", folder.remedy)
         elif folder.free < LEAST_DISK:
             yield Finding(folder.use, WARNING, found, f"free space, or {folder.remedy}")
         else:

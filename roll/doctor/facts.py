@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 
@@ -47,7 +48,8 @@ class Folder:
 
     use: str
     path: str
-    is_writable: bool
+    problem: str | None
+    """Why nothing can be written there; None if something can."""
     free: int
     """Bytes on its file system."""
     remedy: str
@@ -73,6 +75,8 @@ class Facts:
     """A machine. What could not be found out is a text that says why."""
 
     python: tuple[int, int]
+    executable: str
+    """The interpreter, and with it the environment that is examined."""
     required: Mapping[str, str]
     """By package, the versions that the project's metadata allow."""
     locked: Mapping[str, str]
@@ -93,10 +97,14 @@ class Facts:
     """Bytes of the host's memory that are available."""
     tools: Mapping[str, str | None]
     """By name of a program (`c++`, `ninja`, `nvcc`), its path."""
+    nvcc: str | None
+    """Version of the CUDA toolkit that compiles."""
     arch_list: str | None
     """`TORCH_CUDA_ARCH_LIST` of this shell."""
     torch: Mapping[str, Any] | str
     """What `torch_probe.py` prints."""
+    stale: tuple[Path, ...]
+    """Locks of compilations that did not end: who needs the same op waits for them for ever."""
     ops: Mapping[str, Any] | str
     """By DeepSpeed op, whether it is `installed` and whether it can be compiled (`compatible`)."""
     ray_address: str | None = None

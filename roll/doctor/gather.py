@@ -9,11 +9,13 @@ import os
 import re
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,12 @@ from roll.config.shipped import locks_folder
 from roll.doctor.facts import Facts, Folder, Gpu, Network
 
 PROBE_SECONDS = 120.0
+LONGEST_COMPILATION = 3600.0
+"""Seconds."""
 TOOL_SECONDS = 20.0
 CONNECT_SECONDS = 5.0
+HERE = Path(__file__).parents[2]
+"""A folder that is there, and from which roll can be imported."""
 ROUTE = Path("/proc/net/route")
 INFINIBAND = Path("/sys/class/infiniband")
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -39,20 +45,23 @@ def gather() -> Facts:
     address = os.environ.get("RAY_ADDRESS")
     return Facts(
         python=(sys.version_info.major, sys.version_info.minor),
+        executable=sys.executable,
         required=required(_own_requirements(), kind),
         locked=locked(_read(locks_folder() / f"{kind}.lock")),
-        installed={canonicalize_name(found.name): found.version for found in importlib.metadata.distributions()},
+        installed=_installed(),
         driver=driver,
         gpus=gpus,
         links=links(_output("nvidia-smi", "topo", "-m")) if len(gpus) > 1 else {},
         network=_network(),
         shared_memory=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
-        folders=tuple(_folder(use, path, remedy) for use, path, remedy in _places()),
+        folders=tuple(_folders()),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         memory=psutil.virtual_memory().available,
-        tools={name: shutil.which(name) for name in ("c++", "ninja", "nvcc")},
+        tools={name: shutil.which(name, path=_programs()) for name in ("c++", "ninja", "nvcc")},
+        nvcc=nvcc_version(_output("nvcc", "--version")),
         arch_list=os.environ.get("TORCH_CUDA_ARCH_LIST"),
         torch=_probe("roll.doctor.torch_probe"),
+        stale=stale_locks(_ops_folder(), time.time()),
         ops=_probe("roll.strategies.deepspeed_ops"),
         ray_address=address,
         ray_nodes=_ray_nodes(address) if address else (),
@@ -89,6 +98,18 @@ def default_interface(text: str) -> str | None:
     return None
 
 
+def nvcc_version(text: str) -> str | None:
+    """What `nvcc --version` prints: major and minor number."""
+    found = re.search(r"release (\d+\.\d+)", text)
+    return found[1] if found else None
+
+
+def stale_locks(folder: Path, now: float) -> tuple[Path, ...]:
+    """Locks that torch holds while it compiles an op and that are older than any compilation; `now` in seconds of the epoch."""
+    locks = (*folder.glob("*/lock"), *folder.glob("*/*/lock"))
+    return tuple(sorted(lock for lock in locks if lock.is_file() and now - lock.stat().st_mtime > LONGEST_COMPILATION))
+
+
 def _own_requirements() -> list[str]:
     try:
         return importlib.metadata.requires("roll") or []
@@ -122,57 +143,113 @@ def _network() -> Network:
     return Network(tuple(sorted(names)), default_interface(_read(ROUTE)), tuple(devices), os.environ.get("NCCL_SOCKET_IFNAME"))
 
 
-def _places() -> list[tuple[str, Path, str]]:
-    cache = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
-    return [
-        ("temporary files", Path(tempfile.gettempdir()), "export TMPDIR=/another/folder"),
-        ("models and data", cache, "export HF_HOME=/another/folder"),
-        ("compiled code", Path.home() / ".cache", "export HOME=/another/folder, or mend its owner"),
-        ("working directory", Path.cwd(), "change to another folder, or give output_dir as an absolute path"),
-    ]
+def _installed() -> dict[str, str]:
+    """By package, its version. What an installation that broke off has left has no name."""
+    found = ((one.metadata["Name"], one.version) for one in importlib.metadata.distributions())
+    return {canonicalize_name(name): version for name, version in found if name and version}
 
 
-def _folder(use: str, path: Path, remedy: str) -> Folder:
-    nearest = path
-    while not nearest.exists():
-        nearest = nearest.parent
-    return Folder(use, str(path), nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK), shutil.disk_usage(nearest).free, remedy)
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def _ops_folder() -> Path:
+    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or _cache() / "torch_extensions")
+
+
+def _folders() -> Iterator[Folder]:
+    """Where runs write. All but the first and the last are made by who needs them."""
+    models = Path(os.environ.get("HF_HOME") or _cache() / "huggingface")
+    kernels = Path.home() / ".cache" / "roll"
+    temporary = Path(os.environ.get("TMPDIR") or "/tmp")
+    yield look("temporary files", temporary, temporary, "export TMPDIR=/another/folder, which must exist")
+    yield look("models and data", models, existing(models), "export HF_HOME=/another/folder")
+    yield look("compiled ops", _ops_folder(), existing(_ops_folder()), "export TORCH_EXTENSIONS_DIR=/another/folder")
+    yield look("compiled kernels", kernels, existing(kernels), "mend the owner of ~/.cache, or export HOME=/another/folder")
+    yield look("working directory", _here(), Path("."), "cd to another folder, or give an absolute output_dir")
+
+
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return Path("(removed)")
+
+
+def existing(path: Path) -> Path:
+    """The nearest folder that is there."""
+    return next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
+
+
+def look(use: str, path: Path, folder: Path, remedy: str) -> Folder:
+    """Whether `folder` takes a file; the file has no name, so nothing can be left."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(1 << 16))
+            file.flush()
+        return Folder(use, str(path), None, shutil.disk_usage(folder).free, remedy)
+    except OSError as error:
+        return Folder(use, str(path), error.strerror or str(error), 0, remedy)
 
 
 def _ray_nodes(address: str) -> Any:
-    """Ray itself tries for minutes where nobody listens."""
+    """Ray itself tries for half a minute where nobody listens."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
         try:
-            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-        except OSError as error:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        except (OSError, OverflowError) as error:
             return f"nobody answers there ({error})"
     return _probe("roll.workers.survey")
 
 
 def _probe(module: str) -> Any:
     """What a module prints as JSON in its last line, or why it did not."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", module], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False, env=_without_threads()
-        )
-    except subprocess.TimeoutExpired:
-        return f"no answer after {PROBE_SECONDS:.0f} s"
+    done = _run([sys.executable, "-m", module], PROBE_SECONDS)
+    if isinstance(done, str):
+        return done
     if done.returncode:
         return (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def _without_threads() -> Mapping[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1"}
+    try:
+        return json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, json.JSONDecodeError):
+        return f"{module} said nothing that can be read: {done.stdout.strip()[-80:]!r}"
 
 
 def _output(*command: str) -> str:
     """What a tool prints; nothing where it is not there or fails."""
+    done = _run(command, TOOL_SECONDS)
+    return "" if isinstance(done, str) or done.returncode else done.stdout
+
+
+def _run(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str] | str:
+    """A program to its end, or why it has none: it is not there, or took too long and was ended with all that it had started."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": _programs()}
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=TOOL_SECONDS, check=True).stdout
-    except (FileNotFoundError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
-        return ""
+        process = subprocess.Popen(
+            command,
+            cwd=HERE,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        return str(error)
+    with process:
+        try:
+            out, errors = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return f"no answer after {seconds:.0f} s"
+    return subprocess.CompletedProcess(command, process.returncode, out, errors)
+
+
+def _programs() -> str:
+    """Where programs are looked for: as in a worker, those beside the interpreter come first."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 def _read(path: Path) -> str:

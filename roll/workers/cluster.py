@@ -89,12 +89,18 @@ def join() -> None:
     Raises:
         ClusterUnavailable: it cannot be joined.
     """
+    address = os.environ["RAY_ADDRESS"]
+    if "://" in address:
+        remedy = "give the address of the head, as HEAD:6379, or leave the run to the cluster with `ray job submit`"
+        raise ClusterUnavailable(
+            str(Fault("RAY_ADDRESS", f"'{address}' is of Ray's client or its dashboard; no run can join there", remedy))
+        )
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         fault = Fault(
             "RAY_ADDRESS",
-            f"the Ray cluster at '{os.environ['RAY_ADDRESS']}' cannot be joined: {' '.join(str(error).split())}",
+            f"the Ray cluster at '{address}' cannot be joined: {' '.join(str(error).split())}",
             "check the address with `ray status`; a cluster with token authentication also needs RAY_AUTH_MODE=token;"
             " unset RAY_ADDRESS to start a cluster here",
         )

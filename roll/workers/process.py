@@ -33,6 +33,7 @@ class Process:
         self._log = Path(log_file)
         _own_log(self._log)
         _see(devices)
+        _find_programs()
 
     def free_address(self) -> tuple[str, int]:
         """This host's address and a port that is free now, for the role's rendezvous."""
@@ -70,6 +71,7 @@ class AsyncProcess:
         self._log = Path(log_file)
         _own_log(self._log)
         _see(devices)
+        _find_programs()
 
     async def free_address(self) -> tuple[str, int]:
         """See `Process`."""
@@ -143,6 +145,11 @@ def _see(devices: Sequence[int]) -> None:
     """Let this process use these of its node's devices and no others. Before CUDA looks for them."""
     if devices:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices(devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _find_programs() -> None:
+    """Programs beside the interpreter are found where its environment is not activated, too: ninja, which compiles DeepSpeed's ops."""
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 def _free_address() -> tuple[str, int]:

