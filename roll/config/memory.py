@@ -4,6 +4,7 @@ With Φ parameters, mixed precision holds 2Φ bytes of weights, 2Φ of gradients
 (fp32 copy and two moments); fp32 holds 4Φ, 4Φ and 8Φ (Rajbhandari et al., ZeRO, 2020, section 3.1). Stage 1
 shares out the optimizer states over the ranks, stage 2 also gradients, stage 3 also weights. Under LoRA only
 the adapters have gradients and optimizer states. Activations follow Korthikanti et al., 2022, for fused attention.
+DeepSpeed's buffers are those of its configuration (`deepspeed/runtime/zero/config.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from roll.config.deepspeed import deepspeed_config
 from roll.config.model_shape import ModelShape
 from roll.config.placement import RolePlan, sequence_parallel, tensor_parallel, vllm_config
+from roll.config.schema_engine import ZeroOptimization
 from roll.config.schema_model import ModelArgs
 from roll.config.schema_roles import Critic, Learner, Role
 
@@ -28,7 +30,7 @@ class RoleMemory:
     """What one role holds on each of its devices (on the CPU: each rank)."""
 
     device: Mapping[str, int]
-    """Bytes on the device by kind: weights, gradients, optimizer, activations, logits."""
+    """Bytes on the device by kind: weights, gradients, optimizer, buffers, activations, head, kv_cache."""
     host: int = 0
     """Bytes of host memory for each rank: what is offloaded."""
     reserved_fraction: float | None = None
@@ -57,18 +59,23 @@ def estimate(plan: RolePlan, role: Role, shape: ModelShape, longest: int) -> Rol
         weights = width * shape.parameters // engine.tensor_parallel_size
         if plan.on_cpu:
             return RoleMemory({"weights": weights, "kv_cache": int(engine.kv_cache_gib * GIB)})
-        return RoleMemory({"weights": weights}, reserved_fraction=engine.gpu_memory_utilization)
+        least = longest * shape.kv_bytes(width, engine.tensor_parallel_size)
+        return RoleMemory({"weights": weights, "kv_cache": least}, reserved_fraction=engine.gpu_memory_utilization)
     tokens = -(-max(plan.tokens_per_microbatch or 0, longest) // sequence_parallel(role))
-    logits = {} if isinstance(role, Critic) else {"logits": logit_bytes(shape, tokens, width)}
+    is_trained = isinstance(role, Learner) and not role.model_args.lora_target
+    head = {} if isinstance(role, Critic) else {"head": head_bytes(shape, tokens, width, is_trained)}
     shape = shape.part(tensor_parallel(role))
     if isinstance(role, Learner):
         states, host = _training_states(plan, role, shape)
         recomputed = checkpointed_layers(role.model_args.gradient_checkpointing, shape.num_hidden_layers)
         compiled = compiles(role.model_args, on_gpu=not plan.on_cpu)
-        return RoleMemory(states | {"activations": activations(shape, tokens, width, recomputed, compiled)} | logits, host)
-    shards = plan.ranks if deepspeed_config(role) else 1
+        return RoleMemory(states | {"activations": activations(shape, tokens, width, recomputed, compiled)} | head, host)
     layer = layer_activations(shape, tokens, width, compiles(role.model_args, on_gpu=not plan.on_cpu))
-    return RoleMemory({"weights": width * shape.parameters // shards, "activations": layer} | logits)
+    settings = deepspeed_config(role)
+    if settings is None:
+        return RoleMemory({"weights": width * shape.parameters, "activations": layer} | head)
+    buffers = width * gathered(settings.zero_optimization, shape, plan.ranks)
+    return RoleMemory({"weights": width * shape.parameters // plan.ranks, "buffers": buffers, "activations": layer} | head)
 
 
 def _training_states(plan: RolePlan, role: Learner, shape: ModelShape) -> tuple[dict[str, int], int]:
@@ -85,6 +92,7 @@ def _training_states(plan: RolePlan, role: Learner, shape: ModelShape) -> tuple[
         "weights": width * held // (ranks if zero.stage == 3 else 1),
         "gradients": width * trained // (ranks if zero.stage >= 2 else 1),
         "optimizer": states * trained // (ranks if zero.stage >= 1 else 1),
+        "buffers": width * (gathered(zero, shape, ranks) + bucketed(zero)),
     }
     host = 0
     for kind, offload in (("optimizer", zero.offload_optimizer), ("weights", zero.offload_param)):
@@ -92,6 +100,22 @@ def _training_states(plan: RolePlan, role: Learner, shape: ModelShape) -> tuple[
             moved = device.pop(kind)
             host += moved if offload.device == "cpu" else 0
     return device, host
+
+
+def gathered(zero: ZeroOptimization, shape: ModelShape, ranks: int) -> int:
+    """Parameters that a rank of stage 3 has whole at a time: as many as it may keep, or the largest, which is the embedding or the head."""
+    if zero.stage < 3 or ranks == 1:
+        return 0
+    may = (zero.model_extra or {}).get("stage3_max_live_parameters", 10**9)
+    return min(shape.parameters, max(may, shape.vocab_size * shape.hidden_size))
+
+
+def bucketed(zero: ZeroOptimization) -> int:
+    """Gradients in the buckets that are reduced at a time; below stage 3, one more is filled meanwhile where the two overlap."""
+    extra = zero.model_extra or {}
+    if zero.stage == 0 or not extra.get("contiguous_gradients", True):
+        return 0
+    return extra.get("reduce_bucket_size", 5 * 10**8) * (2 if zero.stage < 3 and extra.get("overlap_comm") else 1)
 
 
 def layer_activations(shape: ModelShape, tokens: int, width: int, compiled: bool) -> int:

@@ -56,6 +56,10 @@ class ModelShape:
         """Work of attending to one earlier token, where one is processing a token: causal scores and values against all products."""
         return self.num_hidden_layers * self.num_attention_heads * self.head_dim / self.parameters
 
+    def kv_bytes(self, width: int, ranks: int) -> int:
+        """Of the keys and values of a token on one of so many ranks, with numbers of `width` bytes; fewer heads than ranks are copied."""
+        return 2 * width * self.num_hidden_layers * -(-self.num_key_value_heads // ranks) * self.head_dim
+
     def part(self, ranks: int) -> ModelShape:
         """What one of so many ranks holds where they share the linear layers out."""
         heads, keys, inner = self.num_attention_heads, self.num_key_value_heads, self.intermediate_size

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from roll.config.memory import RoleMemory
 from roll.config.plan import Plan
 
-WHILE_IT_WORKS = ("activations", "logits")
-"""What a role holds during a pass alone."""
+WHILE_IT_WORKS = ("activations", "head", "kv_cache")
+"""What a role holds during a pass, or while it generates, alone."""
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,16 @@ class Phase:
     name: str
     """`generation`, `reference`, `teacher`, `critic`, `training`, `weight sync`; `all at once` where nobody takes turns."""
     held: int
-    """Bytes, without what an engine reserves beyond its weights."""
+    """Bytes, without what an engine reserves beyond its weights and the KV cache of one sequence."""
     reserved_fraction: float | None = None
     """The share of the device that an engine takes, weights and KV cache together, if it generates then."""
 
 
 def misfits(plan: Plan, gpu_memory: float) -> list[str]:
-    """Pieces of work that need more than a GPU's bytes, or an engine whose weights alone fill its share; on the first such device."""
+    """Pieces of work that need more than a GPU's bytes, on the first such device.
+
+    Or an engine whose share has no room for one whole sequence beside its weights.
+    """
     for device in plan.devices:
         found = [phase for phase in phases(plan, device) if phase.held > gpu_memory * (phase.reserved_fraction or 1.0)]
         if found:
@@ -54,7 +57,7 @@ def _work(movers: Mapping[str, RoleMemory]) -> Iterator[tuple[str, dict[str, Rol
     yield from ((name, {name: movers[name]}) for name in ("reference", "teacher", "critic") if name in movers)
     yield from (("training", {name: movers[name]}) for name in ("actor_train", "student") if name in movers)
     if train and infer:
-        yield "weight sync", {"actor_train": _idle(train), "actor_infer": RoleMemory(infer.device)}
+        yield "weight sync", {"actor_train": _idle(train), "actor_infer": _idle(infer)}
 
 
 def _idle(memory: RoleMemory) -> RoleMemory:

@@ -21,6 +21,7 @@ QWEN_7B = {
     "tie_word_embeddings": False,
     "max_position_embeddings": 131072,
 }
+NAME = {"strategy_name": "deepspeed_train"}
 PUBLISHED_QWEN_7B = 7_615_616_512
 PUBLISHED_LLAMA_8B = 8_030_261_248
 
@@ -119,11 +120,52 @@ def test_an_engine_and_a_reference(shape: ModelShape) -> None:
     assert plan.devices == ((0, 1), (2, 3))
     assert (plan.ranks, plan.tensor_parallel, plan.on_cpu) == (2, 2, False)
     memory = estimate(plan, infer, shape, 6144)
-    assert memory.device == {"weights": PUBLISHED_QWEN_7B}
+    # Of 4 key-value heads of 128, each rank has 2: keys and values of 28 layers and 6144 tokens in bf16.
+    assert memory.device == {"weights": PUBLISHED_QWEN_7B, "kv_cache": 6144 * 28 * 2 * 2 * 128 * 2}
+    assert shape.kv_bytes(2, 8) == 28 * 2 * 1 * 128 * 2, "fewer heads than ranks are copied"
     assert memory.reserved_fraction == 0.6
     reference = Reference.model_validate({"strategy_args": {"strategy_name": "hf_infer"}, "device_mapping": (0, 1)})
     assert estimate(place("reference", reference, 6144), reference, shape, 6144).device["weights"] == 2 * PUBLISHED_QWEN_7B
     assert 14 < 2 * PUBLISHED_QWEN_7B / GIB < 15
+
+
+def test_every_kind_of_72b_by_hand() -> None:
+    """The figures of Qwen2.5-72B that docs/clusters.md speaks of: 32 ranks of ZeRO-3, sequences of 6144 tokens, all layers recomputed."""
+    file = config_file("Qwen/Qwen2.5-72B-Instruct")
+    shape = read_shape(file) if file else None
+    assert shape and shape.parameters == 72_706_203_648
+    role = trainer(3, 32, gradient_checkpointing="all", compile_layers=True)
+    device = estimate(place("actor_train", role, 6144), role, shape, 6144).device
+    tokens, hidden, inner, vocabulary, head = 6144, 8192, 29568, 152064, 152064 * 8192
+    assert device == {
+        "weights": 2 * 72_706_203_648 // 32,
+        "gradients": 2 * 72_706_203_648 // 32,
+        "optimizer": 12 * 72_706_203_648 // 32,
+        # The head is larger than the 1e9 parameters that stay gathered by default; 5e8 gradients wait in a bucket.
+        "buffers": 2 * (head + 500_000_000),
+        # Each of 80 layers keeps its input; one keeps, compiled, two of hidden size, q and what attention makes of it, 8 keys and values.
+        "activations": 80 * 2 * tokens * hidden + 2 * tokens * (2 * hidden + 2 * 64 * 128 + 2 * 8 * 128 + 2 * inner),
+        # Logits of 3456 tokens in fp32 and their gradient in bf16; the head's gradient in both.
+        "head": 6 * 3456 * vocabulary + 6 * head,
+    }
+    lora = trainer(3, 32, lora_target="all-linear", lora_rank=8)
+    assert estimate(place("actor_train", lora, 6144), lora, shape, 6144).device["head"] == 6 * 3456 * vocabulary
+
+
+def test_buffers_are_those_of_deepspeeds_configuration(shape: ModelShape) -> None:
+    def buffers(stage: int, ranks: int, **zero: object) -> int:
+        settings = {"zero_optimization": {"stage": stage, **zero}}
+        role = trainer(stage, ranks).model_copy(
+            update={"strategy_args": trainer(stage, ranks).strategy_args.model_validate({"strategy_config": settings, **NAME})}
+        )
+        return estimate(place("actor_train", role, 6144), role, shape, 6144).device["buffers"]
+
+    assert buffers(0, 8) == 0
+    assert buffers(2, 8) == 2 * 500_000_000
+    assert buffers(2, 8, overlap_comm=True, reduce_bucket_size=1000) == 2 * 2 * 1000
+    assert buffers(3, 1, reduce_bucket_size=1000) == 2 * 1000, "alone it gathers nothing"
+    assert buffers(3, 8, stage3_max_live_parameters=2 * 10**9) == 2 * (2 * 10**9 + 500_000_000)
+    assert buffers(3, 8, stage3_max_live_parameters=1) == 2 * (152064 * 3584 + 500_000_000), "the largest is whole for its use"
 
 
 def test_a_model_of_another_kind_has_no_shape(tmp_path: Path) -> None:
@@ -150,7 +192,7 @@ def test_a_critic_holds_no_vocabulary_at_its_end(shape: ModelShape) -> None:
     keys = trainer(0, 1).model_dump(exclude={"data_args"})
     critic = Critic.model_validate(keys)
     policy, value = (estimate(place("critic", role, 6144), role, shape, 6144).device for role in (trainer(0, 1), critic))
-    assert "logits" in policy and "logits" not in value
+    assert "head" in policy and "head" not in value
     assert value["weights"] == 2 * shape.valuing_parameters
     assert value["activations"] == policy["activations"]
 

@@ -53,8 +53,9 @@ def test_activations_are_shared_out_and_states_are_not() -> None:
     assert {kind: shared[kind] for kind in ("weights", "gradients", "optimizer")} == {
         kind: alone[kind] for kind in ("weights", "gradients", "optimizer")
     }
-    assert alone["logits"] == (4 + 2) * 152064 * head_tokens(152064)
-    assert shared["logits"] == (4 + 2) * 152064 * (2 * LONGEST // 4)  # a share is smaller than a chunk of the head
+    gradient = (4 + 2) * 152064 * 3584
+    assert alone["head"] == (4 + 2) * 152064 * head_tokens(152064) + gradient
+    assert shared["head"] == (4 + 2) * 152064 * (2 * LONGEST // 4) + gradient  # a share is smaller than a chunk of the head
 
 
 @pytest.mark.parametrize(

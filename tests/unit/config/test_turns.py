@@ -122,7 +122,7 @@ def test_a_large_engine_is_warned_of_where_others_stay_beside_it() -> None:
 
 
 MEMORY = {
-    "actor_train": RoleMemory({"weights": 15 * GIB, "optimizer": 90 * GIB, "activations": 9 * GIB, "logits": 2 * GIB}),
+    "actor_train": RoleMemory({"weights": 15 * GIB, "optimizer": 90 * GIB, "activations": 9 * GIB, "head": 2 * GIB}),
     "actor_infer": RoleMemory({"weights": 14 * GIB}, reserved_fraction=0.9),
     "reference": RoleMemory({"weights": 13 * GIB, "activations": GIB}),
 }
