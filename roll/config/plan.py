@@ -9,6 +9,7 @@ from typing import Literal
 from roll.config.agreement import agreement_faults, agreement_warnings, uses_reference
 from roll.config.batch import BatchPlan, batch_faults, plan_batch
 from roll.config.deepspeed import deepspeed_faults
+from roll.config.env_file import environment_faults
 from roll.config.memory import RoleMemory, estimate
 from roll.config.on_disk import Found, look
 from roll.config.placement import RolePlan, model_roles, place, placement_faults, placement_warnings, turns
@@ -59,7 +60,12 @@ def make_plan(config: Config) -> Plan:
     """
     faults = [*placement_faults(config), *agreement_faults(config), *deepspeed_faults(config), *batch_faults(config)]
     found = look(config)
-    faults += [*found.faults, *sequence_parallel_faults(config, found.shapes), *tensor_parallel_faults(config, found.shapes)]
+    faults += [
+        *environment_faults(config),
+        *found.faults,
+        *sequence_parallel_faults(config, found.shapes),
+        *tensor_parallel_faults(config, found.shapes),
+    ]
     warnings = [*placement_warnings(config), *agreement_warnings(config)]
     if config.dry_run:
         warnings += [f"{fault.place}: {fault.problem}; {fault.remedy}" for fault in found.missing]

@@ -111,10 +111,22 @@ def stale_locks(folder: Path, now: float) -> tuple[Path, ...]:
 
 
 def _own_requirements() -> list[str]:
+    own = _requires("roll")
+    wished = [(requirement.name, extra) for requirement in map(Requirement, own) for extra in requirement.extras]
+    return own + [line for name, extra in wished for line in of_extra(_requires(name), extra)]
+
+
+def _requires(package: str) -> list[str]:
     try:
-        return importlib.metadata.requires("roll") or []
+        return importlib.metadata.requires(package) or []
     except importlib.metadata.PackageNotFoundError:
         return []
+
+
+def of_extra(lines: list[str], extra: str) -> list[str]:
+    """What a package's extra asks for here: `ray[default]` brings the dashboard and with it `ray job submit`."""
+    found = [requirement for requirement in map(Requirement, lines) if requirement.marker and "extra" in str(requirement.marker)]
+    return [f"{one.name}{one.specifier}" for one in found if one.marker and one.marker.evaluate({"extra": extra})]
 
 
 def _gpus() -> tuple[str | None, tuple[Gpu, ...]]:

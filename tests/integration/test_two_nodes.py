@@ -52,7 +52,7 @@ def two_nodes() -> Iterator[dict[str, str]]:
         ours = [process for process in psutil.process_iter() if process not in before and str(folder) in " ".join(command(process))]
         for process in ours:
             process.terminate()
-        _, left = psutil.wait_procs(ours, timeout=20)
+        _, left = psutil.wait_procs(ours, timeout=5)
         for process in left:
             process.kill()
         psutil.wait_procs(left, timeout=10)

@@ -6,7 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from roll.config.env_file import read_env_files
+from roll.pipeline.__main__ import main
 from roll.pipeline.roles import worker_environment
 
 
@@ -24,6 +27,31 @@ def test_a_line_that_sets_nothing_is_a_fault(tmp_path: Path) -> None:
     variables, (fault,) = read_env_files([file])
     assert variables == {"A": "1"}
     assert fault.place == f"{file}:2" and "'NCCL_DEBUG INFO' sets no variable" in fault.problem
+
+
+def test_quotes_are_taken_away_as_a_shell_does(tmp_path: Path) -> None:
+    file = tmp_path / ".deepspeed_env"
+    file.write_text('A="eth0"\r\nB=\'x y\'\nexport  C = 1 \nD="\nE=\n')
+    assert read_env_files([file]) == ({"A": "eth0", "B": "x y", "C": "1", "D": '"', "E": ""}, [])
+
+
+def test_a_file_that_is_no_text_and_a_workers_place_are_faults(tmp_path: Path) -> None:
+    binary, place = tmp_path / "binary", tmp_path / "place"
+    binary.write_bytes(b"A=\xff\n")
+    place.write_text("A=1\nRANK=0\nCUDA_VISIBLE_DEVICES=0,1\n")
+    variables, faults = read_env_files([binary, place])
+    assert variables == {"A": "1"}
+    assert [fault.place for fault in faults] == [str(binary), f"{place}:2", f"{place}:3"]
+    assert "cannot be read" in faults[0].problem and "device_mapping" in faults[1].remedy
+
+
+def test_system_envs_that_are_not_for_a_configuration_to_set_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config-name", "rlvr_lora_zero3", "dry_run=true", "+system_envs.WORLD_SIZE='8'", "+actor_infer.system_envs.RANK='0'"]
+    assert main([*words, "+rewards.math_rule.system_envs.a-b='1'"]) == 2
+    said = capsys.readouterr().err
+    assert "system_envs.WORLD_SIZE: WORLD_SIZE tells a worker its place" in said
+    assert "actor_infer.system_envs.RANK: RANK tells" in said
+    assert "rewards.math_rule.system_envs.a-b: 'a-b' is no name of a variable" in said
 
 
 def test_a_roles_own_variables_win_over_the_roots_and_those_over_the_file() -> None:

