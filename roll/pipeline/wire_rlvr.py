@@ -32,7 +32,7 @@ from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.scheduler import RolloutScheduler
 from roll.rollout.turns import TurnEnds
 from roll.types import Metrics, RolloutGroup, Sampling
-from roll.weight_sync.routes import Meeting, broadcast_size, routes
+from roll.weight_sync.routes import Meeting, broadcast_size, lenders, routes
 from roll.weight_sync.sync import WeightSync
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain
@@ -114,14 +114,15 @@ async def open_ways(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, act
     """Let the trainer and the engines prepare for the ways by which weights will go; those of a broadcast meet."""
     train, infer = plan.roles["actor_train"], plan.roles["actor_infer"]
     ways = routes(train, infer, config.num_gpus_per_node)
+    lends = lenders(train, infer, ways)
     if sends_adapter(config):
-        await actor_train.open_ways(ways, None)
+        await actor_train.open_ways(ways, lends, None)
         return
     meeting = None
     if size := broadcast_size(ways, infer.tensor_parallel):
         address, port = await actor_train.free_address()
         meeting = Meeting(address, port, size, config.deadlines.weight_sync)
-    await asyncio.gather(actor_train.open_ways(ways, meeting), actor_infer.open_ways(ways, meeting))
+    await asyncio.gather(actor_train.open_ways(ways, lends, meeting), actor_infer.open_ways(ways, meeting))
 
 
 def scheduler_of(

@@ -102,8 +102,11 @@ class TrainStrategy(Protocol):
         """Rank 0 alone: meet the engines that lie on other devices. Buckets of `fill_bucket` go to them from then on."""
         ...
 
-    def fill_bucket(self, names: Sequence[str], slot: int) -> DeviceBucket:
-        """Gather some of the model's tensors into this rank's buffer `slot`, for engines that share its device or are broadcast to."""
+    def fill_bucket(self, names: Sequence[str], slot: int, lends: bool) -> DeviceBucket:
+        """Gather some of the model's tensors into this rank's buffer `slot`, for engines that are broadcast to.
+
+        `lends` says that one shares this rank's device and borrows the buffer.
+        """
         ...
 
     def empty_buckets(self) -> None:

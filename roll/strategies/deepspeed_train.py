@@ -264,10 +264,10 @@ class DeepSpeedTrain:
         """See `TrainStrategy`."""
         self._sender.join(meeting)
 
-    def fill_bucket(self, names: Sequence[str], slot: int) -> DeviceBucket:
+    def fill_bucket(self, names: Sequence[str], slot: int, lends: bool) -> DeviceBucket:
         """See `TrainStrategy`."""
         with self._whole(names, adapter=False) as tensors:
-            return self._sender.fill(tensors, slot)
+            return self._sender.fill(tensors, slot, lends)
 
     def empty_buckets(self) -> None:
         """See `TrainStrategy`."""

@@ -126,8 +126,11 @@ class DeviceSender:
         """Take part in broadcasts as their source."""
         self._broadcast = Broadcast(meeting, 0, self._device)
 
-    def fill(self, tensors: Mapping[str, Tensor], slot: int) -> DeviceBucket:
-        """Copy tensors into a buffer, lend it, and start its broadcast if there is one."""
+    def fill(self, tensors: Mapping[str, Tensor], slot: int, lends: bool) -> DeviceBucket:
+        """Copy tensors into a buffer, and start its broadcast if there is one.
+
+        `lends` says that an engine will borrow it: torch keeps for ever what was lent and is never taken.
+        """
         specs = tuple(spec(name, tensor) for name, tensor in tensors.items())
         buffer = self._free(slot, layout(specs)[1])
         targets = views(buffer, specs)
@@ -135,7 +138,7 @@ class DeviceSender:
         checksum = fingerprint(buffer)  # reads a number back: the copies are done
         if self._broadcast is not None:
             self._sending[slot] = self._broadcast.start(buffer)
-        return DeviceBucket(specs, checksum, lend(buffer) if self._device.type == "cuda" else {})
+        return DeviceBucket(specs, checksum, lend(buffer) if lends else {})
 
     def _free(self, slot: int, size: int) -> Tensor:
         if self._sending[slot] is not None:

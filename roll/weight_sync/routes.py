@@ -7,6 +7,7 @@ an engine on other GPUs            a broadcast from the trainer's rank 0 (NCCL; 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -59,7 +60,13 @@ def routes(train: RolePlan, infer: RolePlan, gpus_per_node: int) -> list[Route]:
     return out
 
 
-def broadcast_size(ways: list[Route], devices_of_an_engine: int) -> int:
+def lenders(train: RolePlan, infer: RolePlan, ways: Sequence[Route]) -> list[bool]:
+    """By rank of the trainer, whether an engine borrows its buffer."""
+    borrowed = {device for devices, route in zip(infer.devices, ways, strict=True) if route.way is Way.LENT for device in devices}
+    return [not borrowed.isdisjoint(devices) for devices in train.devices]
+
+
+def broadcast_size(ways: Sequence[Route], devices_of_an_engine: int) -> int:
     """Members of the broadcast, the trainer included; 0 if no engine needs it."""
     reached = sum(route.way is Way.BROADCAST for route in ways)
     return 1 + reached * devices_of_an_engine if reached else 0

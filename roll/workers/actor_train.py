@@ -96,6 +96,7 @@ class ActorTrain(Learner):
         super().__init__(group, shape, train_seconds, sync_seconds, save_seconds)
         self._folder = folder
         self._routes: Sequence[Route] = ()
+        self._lends: Sequence[bool] = ()
 
     async def log_probs(self, sequences: Sequences) -> Floats:
         """[T] natural-log probs of the response tokens under the policy as it is, 0 elsewhere."""
@@ -115,9 +116,9 @@ class ActorTrain(Learner):
         """Rank 0's address, and a port that is free there."""
         return await self._group.free_address(self._sync_seconds)
 
-    async def open_ways(self, ways: Sequence[Route], meeting: Meeting | None) -> None:
-        """Prepare to send weights to every engine; with a meeting, wait for the engines to come to it."""
-        self._routes = ways
+    async def open_ways(self, ways: Sequence[Route], lends: Sequence[bool], meeting: Meeting | None) -> None:
+        """Prepare to send weights to every engine; with a meeting, wait for the engines to come to it. `lends`: by rank, see `lenders`."""
+        self._routes, self._lends = ways, lends
         if meeting is not None:
             await self._group.one(0, "join_broadcast", meeting, seconds=self._sync_seconds)
 
@@ -130,7 +131,8 @@ class ActorTrain(Learner):
         if any(route.way is Way.FILE for route in self._routes):
             path = self._folder / f"bucket{slot}.safetensors"
             return (await self._group.all("write_bucket", names, path, seconds=self._sync_seconds))[0]
-        return joined(await self._group.all("fill_bucket", names, slot, seconds=self._sync_seconds))
+        arguments = [(names, slot, lends) for lends in self._lends]
+        return joined(await self._group.each("fill_bucket", arguments, self._sync_seconds))
 
     async def empty_buckets(self) -> None:
         """Give back what the buckets took on the devices."""

@@ -263,7 +263,7 @@ def test_weights_come_by_broadcast_where_files_do_not_reach(engine: Running, sma
         async def update(view: WeightView = view, plan: Sequence[Sequence[str]] = plan) -> None:
             await engine.engine.pause()
             for number, names in enumerate(plan):
-                await engine.engine.load_bucket(sender.fill(view.model_tensors(names), number % SLOTS))
+                await engine.engine.load_bucket(sender.fill(view.model_tensors(names), number % SLOTS, lends=False))
             await engine.engine.resume(engine.version)
 
         engine.wait(update())

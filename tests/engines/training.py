@@ -211,7 +211,7 @@ def tensors_of(strategy: Any, adapter: bool, folder: Path) -> dict[str, Tensor]:
         if (bucket := strategy.write_bucket(names, path)) is not None:
             out |= {name: tensor.clone() for name, tensor in read_bucket(bucket).items()}
             path.unlink()
-        filled = strategy.fill_bucket(names, number % SLOTS)
+        filled = strategy.fill_bucket(names, number % SLOTS, lends=False)
         assert {spec.name for spec in filled.tensors} == set(names)
     strategy.empty_buckets()
     return out

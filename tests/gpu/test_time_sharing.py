@@ -177,7 +177,7 @@ def push(one: Engine, model: Path) -> None:
         await one.strategy.pause()
         for number, names in enumerate(plan_buckets(view.model_specs(), 16 * MIB)):
             with torch.no_grad():
-                await one.strategy.load_bucket(sender.fill(view.model_tensors(names), number % SLOTS))
+                await one.strategy.load_bucket(sender.fill(view.model_tensors(names), number % SLOTS, lends=True))
         await one.strategy.resume(1)
 
     one.wait(update())

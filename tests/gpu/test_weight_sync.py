@@ -120,6 +120,15 @@ def engine(request: pytest.FixtureRequest, model: Path) -> Iterator[tuple[Engine
             one.wait(strategy.close())
 
 
+def test_the_memory_of_buckets_that_nobody_borrows_is_given_back() -> None:
+    sender, weights = DeviceSender(torch.device("cuda")), {"w": torch.ones(BUCKET_BYTES, device="cuda")}
+    before = torch.cuda.memory_allocated()
+    for number in range(2 * SLOTS):
+        sender.fill(weights, number % SLOTS, lends=False)
+    sender.empty()
+    assert torch.cuda.memory_allocated() == before
+
+
 def push(one: Engine, sender: DeviceSender, current: PackedPolicy, names_left_out: int = 0) -> None:
     """The whole weights, lent."""
     view = WeightView(current.model)
@@ -132,7 +141,7 @@ def push(one: Engine, sender: DeviceSender, current: PackedPolicy, names_left_ou
         await strategy.pause()
         for number, names in enumerate(plan[names_left_out:]):
             with torch.no_grad():
-                bucket = sender.fill(view.model_tensors(names), number % SLOTS)
+                bucket = sender.fill(view.model_tensors(names), number % SLOTS, lends=True)
             await strategy.load_bucket(bucket)
         await strategy.resume(one.version)
 

@@ -36,7 +36,7 @@ def test_what_is_filled_in_is_what_the_views_show() -> None:
     sender = DeviceSender(CPU)
     for slot, seed in ((0, 1), (1, 2), (0, 3)):
         held = tensors(seed)
-        bucket = sender.fill(held, slot)
+        bucket = sender.fill(held, slot, lends=False)
         starts, size = layout(bucket.tensors)
         assert all(start % ALIGNMENT == 0 for start in starts) and size % ALIGNMENT == 0
         buffer = sender._slots[slot]
@@ -46,6 +46,13 @@ def test_what_is_filled_in_is_what_the_views_show() -> None:
         assert all(torch.equal(shown[name], tensor) and shown[name].dtype == tensor.dtype for name, tensor in held.items())
     sender.empty()
     assert sender._slots == [None] * SLOTS
+
+
+def test_only_what_is_borrowed_is_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll.weight_sync.device.lend", lambda buffer: {"GPU-1": bytes(buffer[:4].tolist())})
+    sender, held = DeviceSender(CPU), {"a": torch.tensor([1, 2, 3, 4], dtype=torch.uint8)}
+    assert sender.fill(held, 0, lends=False).handles == {}
+    assert sender.fill(held, 1, lends=True).handles == {"GPU-1": bytes([1, 2, 3, 4])}
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=50))
@@ -73,7 +80,7 @@ def test_words_that_change_places_change_the_fingerprint(first: int, second: int
 
 def test_a_bit_that_flipped_is_found() -> None:
     sender = DeviceSender(CPU)
-    bucket = sender.fill(tensors(1), 0)
+    bucket = sender.fill(tensors(1), 0, lends=False)
     buffer = sender._slots[0]
     assert buffer is not None
     arrived = buffer.clone()
@@ -99,11 +106,11 @@ def test_a_broadcast_reaches_every_worker(meeting: Meeting) -> None:
         joined.result()
         for number in range(5):
             held = tensors(number)
-            reading = [threads.submit(reader.read, sent) for sent in [sender.fill(held, number % SLOTS)] for reader in readers]
+            reading = [threads.submit(reader.read, sent) for sent in [sender.fill(held, number % SLOTS, lends=False)] for reader in readers]
             for future in reading:
                 arrived = future.result()
                 assert all(torch.equal(arrived[name], tensor) for name, tensor in held.items())
-        sent = sender.fill(tensors(9), 0)
+        sent = sender.fill(tensors(9), 0, lends=False)
         wrong = replace(sent, checksum="0" * 32)
         reading = [threads.submit(reader.read, wrong) for reader in readers]
         for future in reading:
@@ -122,7 +129,7 @@ def test_a_meeting_that_nobody_else_comes_to_has_a_deadline(meeting: Meeting) ->
 
 def test_views_are_the_buffers_memory() -> None:
     sender = DeviceSender(CPU)
-    bucket = sender.fill({"a": torch.zeros(4), "b": torch.zeros(4)}, 0)
+    bucket = sender.fill({"a": torch.zeros(4), "b": torch.zeros(4)}, 0, lends=False)
     buffer = sender._slots[0]
     assert buffer is not None
     views(buffer, bucket.tensors)["b"].fill_(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roll.config.placement import RolePlan
-from roll.weight_sync.routes import Route, Way, broadcast_size, routes
+from roll.weight_sync.routes import Route, Way, broadcast_size, lenders, routes
 
 
 def role(name: str, *devices: tuple[int, ...]) -> RolePlan:
@@ -16,20 +16,25 @@ def test_on_the_cpu_files_reach_every_engine() -> None:
     ways = routes(role("actor_train", (), ()), role("actor_infer", (), ()), 8)
     assert ways == [Route(Way.FILE, True)] * 2
     assert broadcast_size(ways, 1) == 0
+    assert lenders(role("actor_train", (), ()), role("actor_infer", (), ()), ways) == [False, False]
 
 
 def test_engines_on_the_trainers_devices_borrow_and_others_are_broadcast_to() -> None:
     train = role("actor_train", *((device,) for device in range(4)))
-    ways = routes(train, role("actor_infer", (2, 3), (4, 5), (6, 7)), 8)
+    infer = role("actor_infer", (2, 3), (4, 5), (6, 7))
+    ways = routes(train, infer, 8)
     assert ways == [Route(Way.LENT, True), Route(Way.BROADCAST, True, 1), Route(Way.BROADCAST, True, 3)]
     assert broadcast_size(ways, 2) == 5
+    assert lenders(train, infer, ways) == [False, False, True, True]
 
 
 def test_sixteen_devices_on_two_nodes_share_them_as_in_the_example() -> None:
     train = role("actor_train", *((device,) for device in range(16)))
-    ways = routes(train, role("actor_infer", *((device,) for device in range(12))), 8)
+    infer = role("actor_infer", *((device,) for device in range(12)))
+    ways = routes(train, infer, 8)
     assert [route.way for route in ways] == [Way.LENT] * 12
     assert [route.same_host for route in ways] == [True] * 8 + [False] * 4
+    assert lenders(train, infer, ways) == [True] * 12 + [False] * 4
 
 
 @pytest.mark.parametrize("width", [1, 2])

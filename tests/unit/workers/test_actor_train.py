@@ -14,6 +14,8 @@ from roll.algorithms.policy_loss import PolicyLoss
 from roll.data.packing import FILLER, concatenate
 from roll.strategies.base import MicroBatch, TrainResult
 from roll.types import TrainBatch
+from roll.weight_sync.device import DeviceBucket
+from roll.weight_sync.routes import Route, Way
 from roll.workers.actor_train import ActorTrain, TrainShape
 from roll.workers.group import WorkerGroup
 
@@ -29,6 +31,24 @@ class Ranks:
         self.arguments = arguments
         return [TrainResult({"policy/loss": 1.0}, 2, {}, 0, {}) for _ in arguments]
 
+    async def each(self, method: str, arguments: list[tuple[Any, ...]], seconds: float) -> list[DeviceBucket]:
+        assert method == "fill_bucket"
+        return [DeviceBucket((), "sum", {f"GPU-{rank}": b""} if lends else {}) for rank, (_, _, lends) in enumerate(arguments)]
+
+
+SHAPE = TrainShape(updates=3, epochs=2, token_budget=64, loss_agg_mode="token-mean", temperature=1.0)
+
+
+def test_ranks_lend_their_buffers_where_an_engine_borrows_them() -> None:
+    async def sent() -> DeviceBucket:
+        learner = ActorTrain(cast(WorkerGroup, Ranks(2)), SHAPE, Path(), 1, 1, 1)
+        await learner.open_ways([Route(Way.LENT, True), Route(Way.BROADCAST, True, 1)], [True, False], None)
+        bucket = await learner.send_bucket(["w"], 0)
+        assert isinstance(bucket, DeviceBucket)
+        return bucket
+
+    assert asyncio.run(sent()).handles.keys() == {"GPU-0"}
+
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_step_with_fewer_sequences_than_updates_makes_them_all_the_same(weighted: bool) -> None:
@@ -37,8 +57,7 @@ def test_a_step_with_fewer_sequences_than_updates_makes_them_all_the_same(weight
     batch = TrainBatch(sequences, np.ones(4, np.float32), np.zeros(4, np.float32), np.zeros(4, np.int32))
     batch = replace(batch, sequence_weights=np.ones(1, np.float32)) if weighted else batch
     ranks = Ranks(2)
-    shape = TrainShape(updates=3, epochs=2, token_budget=64, loss_agg_mode="token-mean", temperature=1.0)
-    learner = ActorTrain(cast(WorkerGroup, ranks), shape, Path(), 1, 1, 1)
+    learner = ActorTrain(cast(WorkerGroup, ranks), SHAPE, Path(), 1, 1, 1)
     assert asyncio.run(learner.train_step(batch, PolicyLoss(), 0)) == {"policy/loss": 0.5}
     for rank, (updates, *_) in enumerate(ranks.arguments):
         assert [len(micro_batches) for micro_batches in updates] == [1] * 6, "a rank that ran fewer passes would be waited for"
