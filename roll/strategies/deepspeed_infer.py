@@ -20,6 +20,7 @@ from roll.models.load import PackedModel, PackedPolicy, load_causal_model
 from roll.strategies.base import Rank
 from roll.strategies.deepspeed_setup import deepspeed_config, gather_whole_layers, join
 from roll.strategies.deepspeed_swap import own_swap
+from roll.strategies.memory_guard import OFFLOAD, told_of_memory
 from roll.strategies.offload import Offload, tensors_in
 from roll.strategies.scoring import score, states
 from roll.types import Floats, Sequences
@@ -42,6 +43,11 @@ class DeepSpeedScore:
     def __init__(self, settings: ShardedScoreSettings, rank: Rank) -> None:
         self._rank, self._held = rank, ExitStack()
         join(rank)
+        with told_of_memory(rank, "loading the model", OFFLOAD):
+            self._build(settings, rank)
+        self._offload = Offload(rank.device)
+
+    def _build(self, settings: ShardedScoreSettings, rank: Rank) -> None:
         compiled = compiles(settings.model_args, on_gpu=rank.device == "cuda")
         zero = settings.deepspeed.zero_optimization.model_copy(update={"offload_optimizer": None})
         swapping = self._held.enter_context(own_swap(settings.deepspeed.model_copy(update={"zero_optimization": zero}), rank))
@@ -54,7 +60,6 @@ class DeepSpeedScore:
             gather_whole_layers(self._policy.causal)
         self._engine: Any = deepspeed.initialize(model=self._policy, config=config)[0]
         self._engine.eval()
-        self._offload = Offload(rank.device)
 
     @torch.no_grad()
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float) -> list[Floats]:
@@ -72,7 +77,8 @@ class DeepSpeedScore:
 
     def come(self) -> None:
         """See `ScoreStrategy`."""
-        self._offload.come()
+        with told_of_memory(self._rank, "coming back"):
+            self._offload.come()
 
     def close(self) -> None:
         """See `ScoreStrategy`."""

@@ -42,9 +42,9 @@ from roll.strategies.deepspeed_tensor import prepare, whole_weights
 from roll.strategies.finite import FiniteWatch
 from roll.strategies.loss_inputs import loss_inputs
 from roll.strategies.memory_guard import (
-    BUILD_KEYS,
-    SCORE_KEYS,
-    TRAIN_KEYS,
+    FEWER_TOKENS,
+    RECOMPUTE,
+    SHARD,
     CudaMemory,
     MemoryGuard,
     Need,
@@ -90,7 +90,7 @@ class DeepSpeedTrain:
     def __init__(self, settings: TrainSettings, rank: Rank) -> None:
         self._settings, self._rank, self._held = settings, rank, ExitStack()
         join(rank)
-        with told_of_memory(rank, "building the trainer", BUILD_KEYS):
+        with told_of_memory(rank, "building the trainer", SHARD):
             self._build(settings, rank)
         self._guard, self._checkpointing = self._watch_memory() if rank.device == "cuda" else (None, None)
         _seed_everything(settings.seed + rank.rank)
@@ -159,7 +159,7 @@ class DeepSpeedTrain:
         tally, role, subject = Tally(), self._rank.role, loss.subject
         scalars: Metrics = {f"{subject}/skipped_updates": 0.0}
         norm_scale = 1.0
-        with told_of_memory(self._rank, "training", TRAIN_KEYS):
+        with told_of_memory(self._rank, "training", FEWER_TOKENS, RECOMPUTE):
             for number, micro_batches in enumerate(updates):
                 skipped, norm_scale = self._engine.skipped_steps, missing_scale(self._engine)
                 if self._checkpointing:
@@ -227,7 +227,7 @@ class DeepSpeedTrain:
         """See `TrainStrategy`."""
         self._engine.eval()
         tally = Tally()
-        with told_of_memory(self._rank, "evaluating", SCORE_KEYS):
+        with told_of_memory(self._rank, "evaluating", FEWER_TOKENS):
             for micro_batch in micro_batches:
                 self._loss(micro_batch, loss, temperature, tally, None)
         return tally.result({})
@@ -327,7 +327,8 @@ class DeepSpeedTrain:
 
     def come(self) -> None:
         """See `TrainStrategy`."""
-        self._offload.come()
+        with told_of_memory(self._rank, "coming back"):
+            self._offload.come()
 
     def close(self) -> None:
         """See `TrainStrategy`."""

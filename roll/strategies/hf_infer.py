@@ -17,7 +17,7 @@ from roll.errors import WeightSyncError
 from roll.models.layers import compile_layers
 from roll.models.load import PackedModel, PackedPolicy, load_causal_model, load_tokenizer
 from roll.strategies.base import Rank
-from roll.strategies.memory_guard import ENGINE_SHARE, told_of_memory
+from roll.strategies.memory_guard import told_of_memory
 from roll.strategies.offload import Offload, tensors_in
 from roll.strategies.scoring import score, states
 from roll.types import Completion, FinishReason, Floats, Ints, Sampling, Sequences
@@ -42,7 +42,7 @@ class HfScore:
 
     def __init__(self, settings: HfSettings, rank: Rank) -> None:
         self._rank = rank
-        with told_of_memory(rank, "loading the model", (ENGINE_SHARE,)):
+        with told_of_memory(rank, "loading the model"):
             self._policy = settings.wrap(load_causal_model(settings.model_path, settings.model_args)).to(rank.device).eval()
         if compiles(settings.model_args, on_gpu=rank.device == "cuda"):
             compile_layers(self._policy.causal)
@@ -64,7 +64,8 @@ class HfScore:
 
     def come(self) -> None:
         """See `ScoreStrategy`."""
-        self._offload.come()
+        with told_of_memory(self._rank, "coming back"):
+            self._offload.come()
 
     def close(self) -> None:
         """See `ScoreStrategy`."""
@@ -75,7 +76,7 @@ class HfGenerate:
     """Implements `GenerateStrategy`, one prompt at a time: correct and slow."""
 
     def __init__(self, settings: HfSettings, rank: Rank) -> None:
-        self._settings, self._device = settings, rank.device
+        self._settings, self._rank, self._device = settings, rank, rank.device
         self._offload = Offload(rank.device)
         self._version = 0
         self._generates = asyncio.Lock()
@@ -85,8 +86,9 @@ class HfGenerate:
     async def start(self) -> None:
         """See `GenerateStrategy`."""
         self._tokenizer = load_tokenizer(self._settings.model_path, self._settings.model_args.trust_remote_code)
-        self._base = load_causal_model(self._settings.model_path, self._settings.model_args, packed=False).eval()
-        self._base.to(self._device)  # pyright: ignore[reportArgumentType]
+        with told_of_memory(self._rank, "loading the model"):
+            self._base = load_causal_model(self._settings.model_path, self._settings.model_args, packed=False).eval()
+            self._base.to(self._device)  # pyright: ignore[reportArgumentType]
         # The model's own generation_config would change the sampling behind the user's back.
         self._base.generation_config = GenerationConfig()
         self._model = self._base
@@ -193,11 +195,13 @@ class HfGenerate:
 
     async def leave(self, forget: bool) -> None:
         """See `GenerateStrategy`. Nothing is forgotten: which weights a sync will not send is known only when it is over."""
-        await asyncio.to_thread(self._offload.leave, tensors_in([*self._model.parameters(), *self._model.buffers()]))
+        async with self._generates:
+            await asyncio.to_thread(self._offload.leave, tensors_in([*self._model.parameters(), *self._model.buffers()]))
 
     async def come(self, whole: bool) -> None:
         """See `GenerateStrategy`."""
-        await asyncio.to_thread(self._offload.come)
+        with told_of_memory(self._rank, "coming back"):
+            await asyncio.to_thread(self._offload.come)
 
     async def close(self) -> None:
         """See `GenerateStrategy`."""

@@ -23,10 +23,11 @@ from roll.strategies.base import MicroBatch, Rank
 
 GIB = 2**30
 LOG = logging.getLogger(__name__)
-ENGINE_SHARE = "strategy_args.strategy_config.gpu_memory_utilization of an engine on the same device"
-SCORE_KEYS = ("max_tokens_per_microbatch", ENGINE_SHARE)
-TRAIN_KEYS = ("max_tokens_per_microbatch", "model_args.gradient_checkpointing (all)", ENGINE_SHARE)
-BUILD_KEYS = ("strategy_args.strategy_config.zero_optimization.stage (raise it, or offload)", ENGINE_SHARE)
+FEWER_TOKENS = "lower {role}.max_tokens_per_microbatch"
+RECOMPUTE = "set {role}.model_args.gradient_checkpointing to all"
+SHARD = "raise {role}.strategy_args.strategy_config.zero_optimization.stage or offload"
+OFFLOAD = "offload parameters by {role}.strategy_args.strategy_config.zero_optimization.offload_param"
+SMALLER_ENGINE = "lower gpu_memory_utilization of an engine that shares the device"
 
 
 class DeviceMemory(Protocol):
@@ -185,19 +186,22 @@ class MemoryGuard:
 
 
 @contextmanager
-def told_of_memory(rank: Rank, doing: str, keys: Sequence[str]) -> Iterator[None]:
+def told_of_memory(rank: Rank, doing: str, *remedies: str) -> Iterator[None]:
     """Turn torch's report of a full device into one for people.
 
+    Args:
+        remedies: what may be done about it by keys of the role, whose name is `{role}` in them.
+
     Raises:
-        DeviceMemoryError: role, rank, device, what was asked, what was free, and which keys to lower.
+        DeviceMemoryError: role, rank, device, what was asked, what was free, and which keys to change.
     """
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise DeviceMemoryError(shortage(str(error), rank, doing, keys)) from error
+        raise DeviceMemoryError(shortage(str(error), rank, doing, remedies)) from error
 
 
-def shortage(report: str, rank: Rank, doing: str, keys: Sequence[str]) -> str:
+def shortage(report: str, rank: Rank, doing: str, remedies: Sequence[str]) -> str:
     """One line from torch's report."""
     asked = re.search(r"Tried to allocate ([\d.]+ \w+)", report)
     free = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", report)
@@ -205,5 +209,5 @@ def shortage(report: str, rank: Rank, doing: str, keys: Sequence[str]) -> str:
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "0") if rank.device == "cuda" else rank.device
     said = f"asked for {asked[1]}" if asked else report.splitlines()[0]
     left = f", {free[2]} of {free[1]} were free" if free else ""
-    lower = ", ".join(f"{rank.role}.{key}" for key in keys)
-    return f"{rank.role} rank {rank.rank} ran out of memory on device {device} while {doing}: {said}{left}; lower {lower}"
+    change = ", or ".join(remedy.format(role=rank.role) for remedy in (*remedies, SMALLER_ENGINE))
+    return f"{rank.role} rank {rank.rank} ran out of memory on device {device} while {doing}: {said}{left}; {change}"

@@ -10,7 +10,7 @@ from roll.models.load import PackedInputs
 from roll.models.packed_inputs import packed_inputs, spread
 from roll.models.sequence_parallel import SequenceGroup
 from roll.strategies.base import Rank
-from roll.strategies.memory_guard import SCORE_KEYS, told_of_memory
+from roll.strategies.memory_guard import FEWER_TOKENS, told_of_memory
 from roll.types import Floats, Sequences
 
 Forward = Callable[[PackedInputs], tuple[Tensor, ...]]
@@ -28,7 +28,7 @@ def score(
     Raises:
         DeviceMemoryError: a micro-batch is too large for the device.
     """
-    with told_of_memory(rank, "scoring", SCORE_KEYS):
+    with told_of_memory(rank, "scoring", FEWER_TOKENS):
         # Read only when all is queued: the device need not wait for the host between two micro-batches.
         scores = [forward(packed_inputs(part, rank.device, temperature, over=over))[0] for part in micro_batches]
     return [spread(values, part) for values, part in zip(scores, micro_batches, strict=True)]
@@ -40,5 +40,5 @@ def states(forward: Forward, micro_batches: Sequence[Sequences], rank: Rank) -> 
     Raises:
         DeviceMemoryError: a micro-batch is too large for the device.
     """
-    with told_of_memory(rank, "reading", SCORE_KEYS):
+    with told_of_memory(rank, "reading", FEWER_TOKENS):
         return [forward(packed_inputs(part, rank.device))[0].float().cpu().numpy() for part in micro_batches]

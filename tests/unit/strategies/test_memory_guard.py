@@ -10,7 +10,7 @@ from roll.config.memory import fewest_checkpointed
 from roll.data import packing
 from roll.errors import DeviceMemoryError
 from roll.strategies.base import MicroBatch, Rank
-from roll.strategies.memory_guard import MemoryGuard, Need, tokens_of, told_of_memory, within
+from roll.strategies.memory_guard import FEWER_TOKENS, RECOMPUTE, MemoryGuard, Need, tokens_of, told_of_memory, within
 from roll.strategies.recompute import AutoCheckpointing
 from roll.types import TrainBatch
 
@@ -140,11 +140,12 @@ def test_out_of_memory_is_told_with_place_and_remedy() -> None:
     with (
         pytest.MonkeyPatch.context() as patch,
         pytest.raises(DeviceMemoryError) as caught,
-        told_of_memory(RANK, "training", ("max_tokens_per_microbatch", "model_args.gradient_checkpointing (all)")),
+        told_of_memory(RANK, "training", FEWER_TOKENS, RECOMPUTE),
     ):
         patch.setenv("CUDA_VISIBLE_DEVICES", "6")
         raise torch.OutOfMemoryError(REPORT)
     assert str(caught.value) == (
         "actor_train rank 2 ran out of memory on device 6 while training: asked for 2.50 GiB, 1.25 GiB of 139.80 GiB were free; "
-        "lower actor_train.max_tokens_per_microbatch, actor_train.model_args.gradient_checkpointing (all)"
+        "lower actor_train.max_tokens_per_microbatch, or set actor_train.model_args.gradient_checkpointing to all, "
+        "or lower gpu_memory_utilization of an engine that shares the device"
     )
