@@ -2,9 +2,9 @@
 
 The head's product is formed for a fixed number of logits at a time, reduced to two numbers a token, and dropped; the
 backward pass forms it again, but for the last, with which it begins. Memory grows with neither the micro-batch nor the
-vocabulary. Logits are accumulated and
-reduced in fp32 even where weights are bf16: the difference between trainer and engine is made here. On CUDA the
-passes over the logits are compiled: two reads in the forward pass, one read and one bf16 write in the backward pass.
+vocabulary. Logits are accumulated and reduced in fp32 even where weights are bf16: the difference between trainer and
+engine is made here. On CUDA the passes over the logits are compiled: two reads in the forward pass, one read and one
+bf16 write in the backward pass.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from peft import PeftModel
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
@@ -77,8 +78,11 @@ class WeightView:
         weight = self.tensor(self._model[name])
         if name not in self._layers:
             return weight
-        # In fp32, and rounded once: merging in bf16 would lose most of a small adapter.
-        return (weight.float() + self._layers[name].get_delta_weight(ADAPTER).detach().float()).to(weight.dtype)
+        layer = self._layers[name]
+        down, up = (part[ADAPTER].get_parameter("weight").detach().float() for part in (layer.lora_A, layer.lora_B))
+        left, right = (down.t(), up.t()) if layer.fan_in_fan_out else (up, down)
+        # In fp32, and rounded once: merging in bf16 would lose most of a small adapter. PEFT rounds the product, too.
+        return torch.addmm(weight.float(), left, right, alpha=layer.scaling[ADAPTER]).to(weight.dtype)
 
     def _spec(self, name: str, parameter: nn.Parameter) -> TensorSpec:
         shape = self.shape(parameter)

@@ -75,16 +75,19 @@ def test_merged_weights_are_pefts(folder: str, targets: str, request: pytest.Fix
         torch.testing.assert_close(tensor, expected[name].data, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_merging_in_bf16_rounds_once(tiny_model: Path) -> None:
+@pytest.mark.parametrize("adapter", [torch.float32, torch.bfloat16], ids=["fp32 adapter, as of ZeRO-3", "bf16 adapter, as of ZeRO-1"])
+def test_merging_in_bf16_rounds_once(adapter: torch.dtype, tiny_model: Path) -> None:
     model = load(tiny_model, "bf16", "q_proj")
     name = "model.layers.2.self_attn.q_proj.weight"
     layer = model.get_submodule("base_model.model.model.layers.2.self_attn.q_proj")
+    for part in ("lora_A", "lora_B"):
+        layer.get_submodule(part).to(adapter)
     weight, a, b = (layer.get_parameter(f"{part}.weight").double() for part in ("base_layer", "lora_A.default", "lora_B.default"))
     exact = weight + 3.0 * b @ a
     got = WeightView(model).model_tensors([name])[name]
     assert got.dtype == torch.bfloat16
-    # One rounding of bf16's eight bits, and what the product itself lost.
-    torch.testing.assert_close(got.double(), exact, rtol=2**-7, atol=1e-3)
+    # Sums of fp32 fall on the other side of a half now and then; a product in bf16 did so for one weight in six.
+    assert (got != exact.bfloat16()).double().mean() < 1e-3
 
 
 def test_what_must_be_gathered_for_a_name(tiny_model: Path) -> None:
