@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from roll.errors import ConfigError, Fault
-from roll.models.sequence_parallel import over_ranks
+from roll.models.sequence_parallel import Attention, over_ranks
 
 FLASH = "roll_flash"
 FUSED = {"rope": True, "rms_norm": True, "swiglu": True}
@@ -24,37 +25,44 @@ def register_flash() -> str:
     """Make flash-attn's kernel known to transformers; returns the name for `attn_implementation`.
 
     Raises:
-        ConfigError: the package is not installed.
+        ConfigError: the package is not installed, or was built for another torch.
     """
-    if find_spec("flash_attn") is None:
-        problem = "fa2, but the package flash-attn is not installed"
-        raise ConfigError(
-            [Fault("model_args.attn_implementation", problem, "install it, or use auto: torch has a packed kernel of its own")]
-        )
-    AttentionInterface.register(FLASH, over_ranks(flash_attention))
+    try:
+        kernel = import_module("flash_attn").flash_attn_varlen_func
+    except ImportError as error:
+        problem = f"fa2, but the package flash-attn cannot be imported: {error}"
+        remedy = "install a build for this torch, or use auto: torch has a packed kernel of its own"
+        raise ConfigError([Fault("model_args.attn_implementation", problem, remedy)]) from error
+    AttentionInterface.register(FLASH, over_ranks(flash_attention(kernel)))
     return FLASH
 
 
-def flash_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    cu_seq_lens_q: Tensor,
-    max_length_q: int,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """`models.attention.packed_attention` by flash-attn, which also knows sliding windows."""
-    kernel = import_module("flash_attn").flash_attn_varlen_func
-    q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
-    window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)
-    longest = max_length_q
-    out = kernel(q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest, softmax_scale=scaling, causal=True, window_size=window)
-    return out[None], None
+def flash_attention(kernel: Callable[..., Tensor]) -> Attention:
+    """`models.attention.packed_attention` by flash-attn's `flash_attn_varlen_func`, which also knows sliding windows.
+
+    The function is at hand: compiled layers cannot import it.
+    """
+
+    def attend(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        cu_seq_lens_q: Tensor,
+        max_length_q: int,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
+        window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)
+        offsets, longest = cu_seq_lens_q, max_length_q
+        out = kernel(q, k, v, offsets, offsets, longest, longest, softmax_scale=scaling, causal=True, window_size=window)
+        return out[None], None
+
+    return attend
 
 
 def apply_liger(model: PreTrainedModel) -> None:

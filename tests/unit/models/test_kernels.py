@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
+from transformers import AttentionInterface
 
 from roll.config.schema_model import ModelArgs
 from roll.errors import ConfigError
@@ -26,7 +28,7 @@ def asks_for(**keys: Any) -> ModelArgs:
 
 @ABSENT
 def test_fa2_without_its_package_is_an_error_with_a_remedy(tiny_model: Path) -> None:
-    with pytest.raises(ConfigError, match="flash-attn is not installed") as caught:
+    with pytest.raises(ConfigError, match="flash-attn cannot be imported: No module named") as caught:
         load_causal_model(str(tiny_model), asks_for(attn_implementation="fa2"))
     assert "use auto" in str(caught.value)
 
@@ -61,7 +63,7 @@ def _installed(name: str) -> ModuleType:
 
 
 @pytest.mark.parametrize("window", [None, 3])
-def test_flash_attention_is_given_what_its_package_documents(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flash_attention_is_given_what_its_package_documents(window: int | None) -> None:
     """`flash_attn_varlen_func` of flash-attn 2, written out: [T, heads, width], offsets, causal, a window that counts what is before."""
 
     def varlen(
@@ -78,17 +80,28 @@ def test_flash_attention_is_given_what_its_package_documents(window: int | None,
             out[begin:end] = torch.einsum("hqk,khd->qhd", weights, v[begin:end].repeat_interleave(2, 1))
         return out
 
-    package = _installed("flash_attn")
-    package.__dict__["flash_attn_varlen_func"] = varlen
-    monkeypatch.setitem(sys.modules, "flash_attn", package)
-    assert kernels.register_flash() == kernels.FLASH
     generator = torch.Generator().manual_seed(2)
     query, key, value = (torch.randn(1, heads, 9, 16, generator=generator) for heads in (4, 2, 2))
     offsets = torch.tensor([0, 3, 9]).int()
     given: dict[str, Any] = {"cu_seq_lens_q": offsets, "max_length_q": 6, "scaling": 0.3}
-    out, _ = kernels.flash_attention(nn.Identity(), query, key, value, None, sliding_window=window, **given)
+    out, _ = kernels.flash_attention(varlen)(nn.Identity(), query, key, value, None, sliding_window=window, **given)
     full, _ = packed_attention(nn.Identity(), query, key, value, None, **given)
     reached = slice(None) if window is None else [0, 1, 2, 3, 4, 5]
     torch.testing.assert_close(out[0, reached], full[0, reached], rtol=1e-5, atol=1e-5)
     if window is not None:
         assert not torch.allclose(out[0, 6:], full[0, 6:], atol=1e-3)
+
+
+def test_flash_attention_does_not_break_the_graph_of_a_compiled_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = _installed("flash_attn")
+    package.__dict__["flash_attn_varlen_func"] = lambda q, *_, softmax_scale, **__: q * softmax_scale
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    attend = AttentionInterface()[kernels.register_flash()]
+    query, offsets = torch.ones(1, 2, 5, 4), torch.tensor([0, 5]).int()
+
+    def layer(query: Tensor) -> Tensor:
+        return attend(None, query, query, query, None, cu_seq_lens_q=offsets, max_length_q=5, scaling=0.5)[0]
+
+    counter = CompileCounter()
+    assert torch.equal(torch.compile(layer, backend=counter, fullgraph=True)(query), torch.full((1, 5, 2, 4), 0.5))
+    assert counter.frame_count == 1
