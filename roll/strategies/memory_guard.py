@@ -28,6 +28,8 @@ RECOMPUTE = "set {role}.model_args.gradient_checkpointing to all"
 SHARD = "raise {role}.strategy_args.strategy_config.zero_optimization.stage or offload"
 OFFLOAD = "offload parameters by {role}.strategy_args.strategy_config.zero_optimization.offload_param"
 SMALLER_ENGINE = "lower gpu_memory_utilization of an engine that shares the device"
+TELLING = 1 / 8
+"""Share of the token budget from which on a micro-batch tells what a token needs; what smaller ones use is mostly not of their tokens."""
 
 
 class DeviceMemory(Protocol):
@@ -167,9 +169,9 @@ class MemoryGuard:
 
     @contextmanager
     def measured(self, micro_batch: MicroBatch) -> Iterator[None]:
-        """Learn from a micro-batch, if it is as large as any before, while there is something to learn."""
+        """Learn from a micro-batch, if it is large and as large as any before, while there is something to learn."""
         tokens = tokens_of(micro_batch)
-        if not self._learning or tokens < self._largest:
+        if not self._learning or tokens < max(self._largest, TELLING * self.token_budget):
             yield
             return
         self.memory.begin()
@@ -177,8 +179,8 @@ class MemoryGuard:
         self._largest, self.need = tokens, self.need.learned(tokens, self.memory.used())
 
     def update_ended(self) -> None:
-        """What was measured holds until something changes."""
-        self._learning = False
+        """What was measured, if anything was, holds until something changes."""
+        self._learning = not self._largest
 
     def expect(self, need: Need) -> None:
         """From here on micro-batches need something else; learn it anew."""

@@ -81,10 +81,10 @@ def spec(name: str, tensor: Tensor) -> TensorSpec:
     return TensorSpec(name, str(tensor.dtype), tuple(tensor.shape), tensor.nbytes)
 
 
-def write_bucket(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Bucket:
+def write_bucket(path: Path, tensors: Mapping[str, Tensor]) -> Bucket:
     """Write tensors to `path` (replaced whole) and describe what was written."""
     aside = path.with_suffix(".partial")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside, metadata=dict(metadata or {}))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside)
     os.replace(aside, path)
     return Bucket(str(path), tuple(spec(name, tensor) for name, tensor in tensors.items()), _checksum(path))
 

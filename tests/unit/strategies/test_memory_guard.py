@@ -10,7 +10,7 @@ from roll.config.memory import fewest_checkpointed
 from roll.data import packing
 from roll.errors import DeviceMemoryError
 from roll.strategies.base import MicroBatch, Rank
-from roll.strategies.memory_guard import FEWER_TOKENS, RECOMPUTE, MemoryGuard, Need, tokens_of, told_of_memory, within
+from roll.strategies.memory_guard import FEWER_TOKENS, RECOMPUTE, MemoryGuard, Need, chosen, tokens_of, told_of_memory, within
 from roll.strategies.recompute import AutoCheckpointing
 from roll.types import TrainBatch
 
@@ -113,6 +113,23 @@ def test_the_need_is_learned_from_the_largest_micro_batch_of_an_update() -> None
         pass
     assert guard.need.of(100) == 310
     assert guard.memory.used() == 900
+
+
+def test_nothing_is_learned_from_the_filler() -> None:
+    """Whatever a pass takes would be laid to its two tokens, and nothing would fit any more."""
+    guard = MemoryGuard(32, Need(0, 1.0), Memory(4000, uses=[1032]))
+    full = micro_batch(8, 8, 8, 8)
+    with guard.measured(chosen(full, ())):
+        pass
+    assert guard.need == Need(0, 1.0)
+    guard.update_ended()
+    assert guard.admit([full]) == [full] and guard.token_budget == 32
+    with guard.measured(full):
+        pass
+    assert guard.need.of(32) == 1032, "an update of fillers does not end what is to be learned"
+    guard.update_ended()
+    with guard.measured(full):
+        pass
 
 
 def test_layers_that_must_be_recomputed_by_hand() -> None:
