@@ -19,6 +19,7 @@ from roll.errors import DataError, Fault
 from roll.models import attention
 from roll.models.head import LogProbHead
 from roll.models.kernels import apply_liger, register_flash
+from roll.models.packable import not_packable
 from roll.models.sequence_parallel import TokenShare, gather
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -146,7 +147,7 @@ def load_causal_model(path: str, model_args: ModelArgs, packed: bool = True) -> 
     """The model in the precision asked for; with `packed`, ready for `PackedPolicy`.
 
     Raises:
-        DataError: the weights or their configuration cannot be read.
+        DataError: the weights or their configuration cannot be read, or it cannot read packed sequences.
         ConfigError: a kernel is asked for that this machine has not.
     """
     model = pretrained(AutoModelForCausalLM, path, model_args, packed)
@@ -177,6 +178,9 @@ def pretrained(kind: Any, path: str, model_args: ModelArgs, packed: bool, **more
     except (OSError, ValueError, SafetensorError) as error:
         raise DataError([unreadable(path, "model", error)]) from error
     model = loaded[0] if isinstance(loaded, tuple) else loaded
+    if packed and (why := not_packable(model)):
+        remedy = "take a model whose layers attend, and whose logits are those of its output matrix: Qwen, Llama, Mistral"
+        raise DataError([Fault("pretrain", f"the model '{path}' cannot be used: {why}", remedy)])
     restore_frequencies(model)
     if model_args.liger:
         apply_liger(model)

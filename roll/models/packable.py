@@ -1,0 +1,27 @@
+"""Whether a model says of packed sequences, through `PackedModel`, what it says of each of them alone."""
+
+from __future__ import annotations
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from roll.models.sequence_parallel import ATTENTION
+
+LOGIT_KEYS = ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+"""Keys of a model's configuration by which it changes logits, its own or attention's, after the product that makes them."""
+NEUTRAL = (None, 1.0)
+
+
+def not_packable(model: PreTrainedModel) -> str | None:
+    """Why the model's log-probs would come out other than its own, if they would."""
+    config = model.config.get_text_config()
+    for key in LOGIT_KEYS:
+        if (value := getattr(config, key, None)) not in NEUTRAL:
+            return f"its {key} of {value:g} changes logits, and they are computed without it"
+    if any(getattr(module, "sinks", None) is not None for module in model.modules()):
+        return "its attention has sinks, and is computed without them"
+    others = set(getattr(config, "layer_types", None) or ()) - ATTENTION
+    if others or any(isinstance(module, nn.Conv1d) for module in model.modules()):
+        kinds = f" ({', '.join(sorted(others))})" if others else ""
+        return f"it has layers{kinds} that pass states from token to token, and so from one packed sequence to the next"
+    return None

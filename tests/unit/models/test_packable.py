@@ -1,0 +1,65 @@
+"""Models whose log-probs would silently be others than their own are refused when they load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from roll.config.schema_model import ModelArgs
+from roll.errors import DataError
+from roll.models.load import load_causal_model
+from roll.models.packable import not_packable
+
+SHAPE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64, "pad_token_id": 0}
+SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "why"),
+    [
+        (Qwen2Config(**SHAPE), Qwen2ForCausalLM, None),
+        (Qwen3Config(**SHAPE, head_dim=8), Qwen3ForCausalLM, None),
+        (LlamaConfig(**SHAPE), LlamaForCausalLM, None),
+        (MistralConfig(**SHAPE), MistralForCausalLM, None),
+        (GraniteConfig(**SHAPE, logits_scaling=1.0), GraniteForCausalLM, None),
+        (GraniteConfig(**SHAPE, logits_scaling=8.0), GraniteForCausalLM, "its logits_scaling of 8 changes logits"),
+        (Gemma2Config(**SHAPE, head_dim=8), Gemma2ForCausalLM, "its final_logit_softcapping of 30 changes logits"),
+        (CohereConfig(**SHAPE), CohereForCausalLM, "its logit_scale of 0.0625 changes logits"),
+        (GptOssConfig(**SHAPE, head_dim=8, num_local_experts=2, num_experts_per_tok=1), GptOssForCausalLM, "its attention has sinks"),
+        (Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"]), Lfm2ForCausalLM, r"it has layers \(conv\) that pass states"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else None,
+)
+def test_a_model_that_packing_would_change_is_refused(config: Any, kind: type[PreTrainedModel], why: str | None, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = kind(config)
+    if why is None:
+        assert not_packable(model) is None
+        return
+    model.save_pretrained(tmp_path)
+    with pytest.raises(DataError, match=f"'{tmp_path}' cannot be used: {why}"):
+        load_causal_model(str(tmp_path), ModelArgs.model_validate({"dtype": "fp32"}))
