@@ -14,7 +14,9 @@ NEUTRAL = (None, 1.0)
 
 def not_packable(model: PreTrainedModel) -> str | None:
     """Why the model's log-probs would come out other than its own, if they would."""
-    config = model.config.get_text_config()
+    config, head = model.config.get_text_config(), model.get_output_embeddings()
+    if getattr(head, "bias", None) is not None:
+        return "its output matrix has a bias, and logits are computed without one"
     for key in LOGIT_KEYS:
         if (value := getattr(config, key, None)) not in NEUTRAL:
             return f"its {key} of {value:g} changes logits, and they are computed without it"

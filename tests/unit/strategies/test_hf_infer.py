@@ -1,0 +1,41 @@
+"""When `HfGenerate` gives its device up; what it generates is tested in tests/engines/test_generate.py."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from torch import nn
+
+from roll.config.schema_model import ModelArgs
+from roll.strategies.base import Rank
+from roll.strategies.hf_infer import HfGenerate, HfSettings
+from roll.types import Completion, Sampling
+
+
+def test_it_leaves_once_the_prompt_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(2, 2)
+    sizes: list[int] = []
+
+    def answer(*_: Any) -> list[Completion]:
+        time.sleep(0.05)
+        sizes.append(model.weight.untyped_storage().nbytes())
+        return []
+
+    async def run() -> None:
+        engine = HfGenerate(HfSettings("", ModelArgs.model_validate({})), Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cpu", 1.0))
+        engine._model = cast(Any, model)
+        monkeypatch.setattr(engine, "_generate", answer)
+        answering = asyncio.create_task(engine.generate(np.zeros(1, np.int32), Sampling(1), None))
+        await asyncio.sleep(0)
+        await engine.leave(forget=False)
+        sizes.append(model.weight.untyped_storage().nbytes())
+        await engine.come(whole=True)
+        sizes.append(model.weight.untyped_storage().nbytes())
+        await answering
+
+    asyncio.run(run())
+    assert sizes == [16, 0, 16]
