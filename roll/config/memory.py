@@ -106,16 +106,21 @@ def gathered(zero: ZeroOptimization, shape: ModelShape, ranks: int) -> int:
     """Parameters that a rank of stage 3 has whole at a time: as many as it may keep, or the largest, which is the embedding or the head."""
     if zero.stage < 3 or ranks == 1:
         return 0
-    may = (zero.model_extra or {}).get("stage3_max_live_parameters", 10**9)
+    may = _or_its_own(zero, "stage3_max_live_parameters", 10**9)
     return min(shape.parameters, max(may, shape.vocab_size * shape.hidden_size))
 
 
 def bucketed(zero: ZeroOptimization) -> int:
     """Gradients in the buckets that are reduced at a time; below stage 3, one more is filled meanwhile where the two overlap."""
-    extra = zero.model_extra or {}
-    if zero.stage == 0 or not extra.get("contiguous_gradients", True):
+    if zero.stage == 0 or not _or_its_own(zero, "contiguous_gradients", True):
         return 0
-    return extra.get("reduce_bucket_size", 5 * 10**8) * (2 if zero.stage < 3 and extra.get("overlap_comm") else 1)
+    return _or_its_own(zero, "reduce_bucket_size", 5 * 10**8) * (2 if zero.stage < 3 and _or_its_own(zero, "overlap_comm", False) else 1)
+
+
+def _or_its_own(zero: ZeroOptimization, key: str, default: int) -> int:
+    """What is given, or DeepSpeed's own choice where nothing is, or `auto`."""
+    given = (zero.model_extra or {}).get(key, "auto")
+    return default if given == "auto" else int(given)
 
 
 def layer_activations(shape: ModelShape, tokens: int, width: int, compiled: bool) -> int:

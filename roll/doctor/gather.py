@@ -156,9 +156,12 @@ def _network() -> Network:
 
 
 def _installed() -> dict[str, str]:
-    """By package, its version. What an installation that broke off has left has no name."""
-    found = ((one.metadata["Name"], one.version) for one in importlib.metadata.distributions())
-    return {canonicalize_name(name): version for name, version in found if name and version}
+    """By package, its version: of several the one that is imported, the first. What an installation that broke off has left has no name."""
+    versions: dict[str, str] = {}
+    for found in importlib.metadata.distributions():
+        if (name := found.metadata["Name"]) and found.version:
+            versions.setdefault(canonicalize_name(name), found.version)
+    return versions
 
 
 def _cache() -> Path:

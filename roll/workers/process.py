@@ -34,6 +34,7 @@ class Process:
         _own_log(self._log)
         _see(devices)
         _find_programs()
+        _use_own_temporary()
 
     def free_address(self) -> tuple[str, int]:
         """This host's address and a port that is free now, for the role's rendezvous."""
@@ -72,6 +73,7 @@ class AsyncProcess:
         _own_log(self._log)
         _see(devices)
         _find_programs()
+        _use_own_temporary()
 
     async def free_address(self) -> tuple[str, int]:
         """See `Process`."""
@@ -145,6 +147,12 @@ def _see(devices: Sequence[int]) -> None:
     """Let this process use these of its node's devices and no others. Before CUDA looks for them."""
     if devices:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices(devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _use_own_temporary() -> None:
+    """The run's temporary folder is of the driver's host. On another, compilers would fail at a folder that is not there."""
+    if not os.path.isdir(os.environ.get("TMPDIR", "")):
+        os.environ.pop("TMPDIR", None)
 
 
 def _find_programs() -> None:

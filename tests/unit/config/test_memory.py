@@ -163,6 +163,7 @@ def test_buffers_are_those_of_deepspeeds_configuration(shape: ModelShape) -> Non
     assert buffers(0, 8) == 0
     assert buffers(2, 8) == 2 * 500_000_000
     assert buffers(2, 8, overlap_comm=True, reduce_bucket_size=1000) == 2 * 2 * 1000
+    assert buffers(2, 8, overlap_comm="auto", reduce_bucket_size="auto", contiguous_gradients="auto") == 2 * 500_000_000
     assert buffers(3, 1, reduce_bucket_size=1000) == 2 * 1000, "alone it gathers nothing"
     assert buffers(3, 8, stage3_max_live_parameters=2 * 10**9) == 2 * (2 * 10**9 + 500_000_000)
     assert buffers(3, 8, stage3_max_live_parameters=1) == 2 * (152064 * 3584 + 500_000_000), "the largest is whole for its use"

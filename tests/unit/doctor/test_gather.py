@@ -109,6 +109,8 @@ def test_nothing_that_is_wrong_takes_the_doctor_down_or_keeps_it(tmp_path: Path)
     spoilt, gone = tmp_path / "bin", tmp_path / "gone"
     (tmp_path / "packages" / "broken-1.0.dist-info").mkdir(parents=True)
     (tmp_path / "packages" / "broken-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\n")
+    (tmp_path / "packages" / "peft-9.dist-info").mkdir()
+    (tmp_path / "packages" / "peft-9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: peft\nVersion: of-my-own\n")
     spoilt.mkdir()
     gone.mkdir()
     (spoilt / "nvidia-smi").write_text(HANGS)
@@ -125,7 +127,9 @@ def test_nothing_that_is_wrong_takes_the_doctor_down_or_keeps_it(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     findings = {finding["subject"]: finding for finding in json.loads(done.stdout)}
     broken = {name for name, finding in findings.items() if finding["verdict"] == "broken"}
-    assert broken == {"temporary files", "models and data", "compiled kernels", "compiled ops", "working directory", "Ray"}, findings
+    assert broken == {"temporary files", "models and data", "compiled kernels", "compiled ops", "working directory", "Ray", "peft"}, (
+        findings
+    )
     assert "No such file" in findings["temporary files"]["found"]
     assert findings["compiler"]["verdict"] == "warning"
     assert subprocess.run(["pgrep", "-f", str(spoilt)], check=False).returncode == 1, "what hung was ended"

@@ -1,0 +1,35 @@
+"""What a worker process makes of its environment before anything else runs in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from roll.workers.process import _find_programs, _use_own_temporary
+
+
+def test_a_temporary_folder_of_another_host_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    _use_own_temporary()
+    assert os.environ["TMPDIR"] == str(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "of-another-host"))
+    _use_own_temporary()
+    assert "TMPDIR" not in os.environ
+
+
+def test_programs_beside_the_interpreter_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "ninja-of-the-environment"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert shutil.which(program.name) is None
+    _find_programs()
+    assert shutil.which(program.name) == str(program)
+    assert os.environ["PATH"].endswith("/usr/bin:/bin")
