@@ -9,7 +9,8 @@ from ipaddress import AddressValueError, IPv6Address
 
 from roll.errors import ConfigError, Fault
 
-LINE = re.compile(r"(?P<name>\S+)\s+slots=(?P<slots>[1-9]\d*)")
+LINE = re.compile(r"(?P<name>\S+)\s+slots=(?P<slots>[1-9]\d*)(\s+max_slots=\d+)?")
+"""`max_slots` is of Open MPI, whose hostfiles DeepSpeed reads too."""
 NAME = re.compile(r"(\w[\w.-]*@)?\w[\w.-]*")
 
 

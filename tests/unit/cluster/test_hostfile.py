@@ -13,7 +13,7 @@ from roll.cluster.commands import join_words, start_commands, stop_commands
 from roll.cluster.hostfile import Host, choose, parse_hostfile
 from roll.errors import ConfigError
 
-HOSTS = "# two nodes\nworker-1 slots=8\n\nuser@10.0.0.2   slots=8  # the second\n"
+HOSTS = "# two nodes\nworker-1 slots=8\n\nuser@10.0.0.2   slots=8 max_slots=9  # the second\n"
 RAY = PurePosixPath("/opt/env/bin/ray")
 
 
