@@ -1,6 +1,6 @@
 """`python -m roll.export CHECKPOINT_OR_RUN_FOLDER OUT [--format hf|peft|merged|fp32|universal]`.
 
-Exit status: 0 done, 2 the arguments or the checkpoint's configuration cannot be used, 3 the checkpoint is not whole.
+Exit status: 0 done, 2 the arguments or the checkpoint's configuration cannot be used, 3 the checkpoint is not whole, or it failed.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from roll.errors import ConfigError, Fault, RollError
+from roll.errors import PART_FAILED, ConfigError, Fault, RollError
 
 FORMATS = ("hf", "peft", "merged", "fp32", "universal")
 HELP = (
@@ -30,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RollError as error:
         print(error, file=sys.stderr)
         return error.exit_status
+    except Exception:
+        traceback.print_exc()
+        return PART_FAILED
     return 0
 
 
@@ -46,7 +50,8 @@ def export(path: Path, out: Path, wish: str | None) -> str:
     """Write `out`, whole or not at all; the format that was written.
 
     Raises:
-        ConfigError: `out` exists, or the format does not suit what was trained.
+        ConfigError: `out` exists or cannot be made, or the format does not suit what was trained.
+        DataError: the model that the training began with is not where it was.
         CheckpointError: the checkpoint is not whole.
     """
     from roll.export import convert  # Here, so that `--help` and a wrong path need no torch.
@@ -78,10 +83,17 @@ def export(path: Path, out: Path, wish: str | None) -> str:
 
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
-    """A folder beside `out`, which gets its name when all is in it, and goes if that fails."""
+    """A folder beside `out`, which gets its name when all is in it, and goes if that fails.
+
+    Raises:
+        ConfigError: there can be no folder.
+    """
     aside = out.with_name(f".{out.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    try:
+        aside.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError([Fault("out", f"'{out}' cannot be made: {error}", "give a folder in a place that you can write to")]) from error
     try:
         yield aside
         aside.rename(out)

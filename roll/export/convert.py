@@ -12,10 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from roll.checkpoint.manifest import seal
 from roll.checkpoint.state import LOOP_FILE, LoopState
-from roll.errors import CheckpointError
+from roll.errors import CheckpointError, DataError
 from roll.export.source import Source
 from roll.models.export import write_adapter_folder, write_model
-from roll.models.load import DTYPES, add_lora, load_causal_model, load_tokenizer
+from roll.models.load import DTYPES, add_lora, load_causal_model, load_tokenizer, unreadable
 from roll.models.weights import ADAPTER, WeightView
 from roll.strategies import deepspeed_files
 from roll.weight_sync.bucket import plan_buckets
@@ -69,8 +69,11 @@ def write_universal(source: Source, out: Path) -> None:
 
 
 def _empty_model(source: Source) -> PreTrainedModel:
-    """The model's modules and their names, without memory behind them."""
-    config = AutoConfig.from_pretrained(source.model, trust_remote_code=source.model_args.trust_remote_code)
+    """The model's modules and their names, without memory behind them. Raises DataError if its configuration cannot be read."""
+    try:
+        config = AutoConfig.from_pretrained(source.model, trust_remote_code=source.model_args.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise DataError([unreadable(source.model, "model", error)]) from error
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             config, dtype=DTYPES[source.model_args.dtype], trust_remote_code=source.model_args.trust_remote_code

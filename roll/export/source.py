@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import OmegaConf
+from yaml import YAMLError
 
 from roll.checkpoint.manifest import MANIFEST, verify
 from roll.checkpoint.store import CheckpointStore
@@ -34,7 +35,7 @@ def find_source(path: Path) -> Source:
     """A checkpoint by its own folder, or the newest whole one of a run folder.
 
     Raises:
-        ConfigError: the path is neither, or the run folder lacks its configuration.
+        ConfigError: the path is neither, or the run folder's configuration is missing or cannot be read.
         CheckpointError: the checkpoint is not whole.
     """
     if (path / MANIFEST).is_file():
@@ -48,6 +49,10 @@ def find_source(path: Path) -> Source:
         checkpoint, run = newest, path
     if not (run / CONFIG).is_file():
         raise ConfigError([Fault("checkpoint", f"there is no {run / CONFIG}", "a checkpoint is exported from within its run folder")])
-    config = load_config(OmegaConf.load(run / CONFIG), ())  # pyright: ignore[reportArgumentType]
+    try:
+        written = OmegaConf.load(run / CONFIG)
+    except (OSError, YAMLError) as error:
+        raise ConfigError([Fault(str(run / CONFIG), f"cannot be read: {error}", "bring back the file that the run wrote")]) from error
+    config = load_config(written, ())  # pyright: ignore[reportArgumentType]
     _, role = learner(config)
     return Source(checkpoint, role.model_args.model_name_or_path or config.pretrain, role.model_args, config.seed, config.pipeline)

@@ -34,6 +34,24 @@ def test_a_folder_gets_its_name_when_all_is_in_it(checkpoint: Path, tmp_path: Pa
     assert (out / "config.json").read_text() == "model, exact True"
 
 
+def test_a_place_where_no_folder_can_be_is_refused(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "policy"
+    assert main([str(checkpoint), str(out)]) == 2
+    assert f"out: '{out}' cannot be made: " in capsys.readouterr().err
+
+
+def test_a_model_that_is_no_longer_there_is_named(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(convert.deepspeed_files, "weights", lambda folder, as_held: {})
+    gone = Source(tmp_path / "step_1", str(tmp_path / "gone"), ModelArgs.model_validate({}), 0, "rlvr")
+    monkeypatch.setattr(source, "find_source", lambda path: gone)
+    assert main([str(checkpoint), str(tmp_path / "policy")]) == 2
+    assert "the model" in (said := capsys.readouterr().err) and str(tmp_path / "gone") in said
+    assert not (tmp_path / "policy").exists()
+
+
 def test_an_export_that_fails_leaves_nothing_and_can_be_tried_again(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

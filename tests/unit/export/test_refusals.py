@@ -47,6 +47,13 @@ def test_a_reward_model_does_not_become_a_language_model(
         assert not (tmp_path / "out").exists()
 
 
+def test_a_run_folder_whose_configuration_is_broken_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_folder(tmp_path / "run")
+    (run / "config.yaml").write_text("pipeline: [", encoding="utf-8")
+    assert main([str(run), str(tmp_path / "out"), "--format", "universal"]) == 2
+    assert f"{run / 'config.yaml'}: cannot be read: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("overrides", "form", "why"),
     [((), "peft", "trained all weights"), ((), "merged", "trained all weights"), ((LORA,), "hf", "trained an adapter")],
