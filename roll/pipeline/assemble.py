@@ -61,11 +61,12 @@ def run(config: Config, plan: Plan) -> None:
             datasets.disable_progress_bars()
         prepared = prepare(config)
         keeper.agree(basis.of_rows(config, prepared), "the files, columns, template, lengths and data_split must be what they were")
-        if _was_finished(config, keeper, last_step(config, plan, prepared)):
+        steps = last_step(config, plan, prepared)
+        if _was_finished(config, keeper, steps):
             return
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))
         stack.callback(_report, folder)
-        tracker = stack.enter_context(open_trackers(config, keeper.resumed_step))
+        tracker = stack.enter_context(open_trackers(config, keeper.resumed_step, steps))
         gpus = max(plan.devices, default=-1) + 1
         with cluster(folder, gpus, config.num_gpus_per_node) as session:
             asyncio.run(_run(config, plan, prepared.loop, Stage(plan, session, keeper, tracker)))
@@ -134,10 +135,10 @@ async def _run(config: Config, plan: Plan, loop: Loop, stage: Stage) -> None:
                 raise KeyboardInterrupt
 
 
-def open_trackers(config: Config, resumed_step: int | None) -> Tracking:
-    """The record, the console, and whatever `track_with` names."""
+def open_trackers(config: Config, resumed_step: int | None, steps: int) -> Tracking:
+    """The record, the console, which counts up to `steps`, and whatever `track_with` names."""
     folder = Path(config.output_dir)
     facts = RunFacts(folder, config.exp_name, config.model_dump(mode="json"), resumed_step)
     record = JsonlTracker(folder, resumed_step)
     named = open_named(chosen_trackers(config), facts, config.tracker_kwargs)
-    return Tracking(record, [console_tracker(config.exp_name, config.max_steps), *named])
+    return Tracking(record, [console_tracker(config.exp_name, steps), *named])

@@ -10,6 +10,8 @@ from roll.tracking.base import Tracker
 from roll.types import Metrics, RolloutGroup
 
 LOG = logging.getLogger(__name__)
+FAILURES = (Exception, SystemExit)
+"""Whatever a tracker's library raises, the training goes on; some end the process where they want a login."""
 
 
 class Tracking:
@@ -49,7 +51,7 @@ class Tracking:
         for tracker in list(self._others):
             try:
                 tell(tracker)
-            except Exception as error:  # noqa: BLE001  (whatever a tracker's library raises, the training goes on)
+            except FAILURES as error:
                 self._others.remove(tracker)
                 report_failure(tracker.name, error)
                 _close(tracker)
@@ -58,11 +60,11 @@ class Tracking:
 def _close(tracker: Tracker) -> None:
     try:
         tracker.close()
-    except Exception as error:  # noqa: BLE001  (as above)
+    except FAILURES as error:
         report_failure(tracker.name, error)
 
 
-def report_failure(name: str, error: Exception) -> None:
+def report_failure(name: str, error: BaseException) -> None:
     """One line for the person, the traceback for the log file."""
     LOG.warning("tracker '%s' failed and is left out from here on: %s: %s", name, type(error).__name__, error)
     LOG.info("where tracker '%s' failed", name, exc_info=error)

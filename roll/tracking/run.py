@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from roll.tracking.base import RunFacts, Tracker
-from roll.tracking.fanout import report_failure
+from roll.tracking.fanout import FAILURES, report_failure
 from roll.tracking.mlflow import MlflowTracker
 from roll.tracking.swanlab import SwanLabTracker
 from roll.tracking.tensorboard import TensorBoardTracker
@@ -31,6 +31,6 @@ def open_named(names: Sequence[str], facts: RunFacts, settings: Mapping[str, Set
             continue
         try:
             opened.append(OPENERS[name](facts, settings.get(name, {})))
-        except Exception as error:  # noqa: BLE001  (whatever a tracker's library raises, the training goes on)
+        except FAILURES as error:
             report_failure(name, error)
     return opened

@@ -307,6 +307,15 @@ def test_the_epochs_end_a_run_before_max_steps(run: Callable[..., Stand]) -> Non
     assert len(stand.batches) == 29
 
 
+def test_the_console_counts_up_to_the_step_that_ends_the_epochs(start: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    console = assemble.console_tracker
+    monkeypatch.setattr(assemble, "console_tracker", lambda title, steps: counted.append(steps) or console(title, steps))
+    with pytest.raises(Started):
+        start("sft", "max_steps=1000", "sft_train.training_args.num_train_epochs=1")
+    assert counted == [29]
+
+
 def test_a_run_that_its_epochs_ended_is_not_begun_again(
     run: Callable[..., Stand], start: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

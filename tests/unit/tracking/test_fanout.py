@@ -8,8 +8,8 @@ from roll.types import Metrics, RolloutGroup
 
 
 class Recorder:
-    def __init__(self, name: str, fails_on: Sequence[str] = ()) -> None:
-        self.name = name
+    def __init__(self, name: str, fails_on: Sequence[str] = (), error: type[BaseException] = ConnectionError) -> None:
+        self.name, self._error = name, error
         self.calls: list[tuple[str, int]] = []
         self._fails_on = fails_on
 
@@ -25,7 +25,7 @@ class Recorder:
     def _note(self, call: str, step: int) -> None:
         self.calls.append((call, step))
         if call in self._fails_on:
-            raise ConnectionError(f"{call} went wrong")
+            raise self._error(f"{call} went wrong")
 
 
 def test_all_hear_of_everything(group: Callable[..., RolloutGroup]) -> None:
@@ -36,15 +36,16 @@ def test_all_hear_of_everything(group: Callable[..., RolloutGroup]) -> None:
     assert record.calls == first.calls == second.calls == [("log", 1), ("samples", 1), ("close", -1)]
 
 
-def test_a_failing_tracker_is_reported_once_closed_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    record, broken, sound = Recorder("jsonl"), Recorder("wandb", ["log"]), Recorder("tensorboard")
+@pytest.mark.parametrize("error", [ConnectionError, SystemExit])
+def test_a_failing_tracker_is_reported_once_closed_and_left_out(caplog: pytest.LogCaptureFixture, error: type[BaseException]) -> None:
+    record, broken, sound = Recorder("jsonl"), Recorder("wandb", ["log"], error), Recorder("tensorboard")
     with caplog.at_level(logging.INFO), Tracking(record, [broken, sound]) as tracking:
         for step in range(3):
             tracking.log(step, {})
     assert broken.calls == [("log", 0), ("close", -1)]
     assert record.calls == sound.calls == [("log", 0), ("log", 1), ("log", 2), ("close", -1)]
     warnings = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
-    assert warnings == ["tracker 'wandb' failed and is left out from here on: ConnectionError: log went wrong"]
+    assert warnings == [f"tracker 'wandb' failed and is left out from here on: {error.__name__}: log went wrong"]
     assert "Traceback" in caplog.text, "the traceback belongs into the log file"
 
 
