@@ -51,6 +51,8 @@ def column_faults(where: str, columns: DataArgs, rows: Rows) -> Iterator[Fault]:
             given = f", and prompt is '{columns.prompt}'" if columns.prompt else ""
             meaning = {"response": "the response to learn", "label": "true or false", "chosen": "the better response"}
             yield Fault(f"{where}.{key}", f"missing{given}", f"name the column that holds {meaning.get(key, 'the other response')}")
+    if columns.chosen and columns.chosen == columns.rejected:
+        yield Fault(f"{where}.rejected", f"'{columns.rejected}', which is the column of chosen too", "name that of the other response")
     if columns.messages and columns.system:
         yield Fault(f"{where}.system", f"'{columns.system}', but messages bring their own system message", "remove it, or use prompt")
     if not columns.file_name:

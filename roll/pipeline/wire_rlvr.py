@@ -55,7 +55,9 @@ def prepare(config: RlvrConfig) -> Prepared:
         check_same_vocabulary(tokenizer, theirs, "reference.model_args.model_name_or_path")
     training = prepare_prompts(config.actor_train.data_args, tokenizer, config.prompt_length, config.rewards)
     held_out = config.validation and prepare_prompts(config.validation.data_args, tokenizer, config.prompt_length, config.rewards)
-    remark(training.too_long, f"left out: the prompt is longer than prompt_length {config.prompt_length}")
+    for prompts in (training, held_out):
+        if prompts:
+            remark(prompts.too_long, f"left out: the prompt is longer than prompt_length {config.prompt_length}")
     locate = None
     if config.adv_estimator == "step_reinforce":
         locate = TurnEnds(partial(tokenizer.decode, skip_special_tokens=True))  # pyright: ignore[reportArgumentType]  # one text for one list

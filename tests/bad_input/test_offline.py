@@ -102,6 +102,7 @@ DPO_FAULTS = [
     ([*KTO, "actor_train.data_args.response=response"], "actor_train.data_args.label", "missing", "true or false"),
     ([LORA, "preference_loss=kto", *LABELLED], "actor_train.data_args.chosen", "nothing here reads such a column", "remove it"),
     ([LORA, "~actor_train.data_args.rejected"], "actor_train.data_args.rejected", "missing", "the other response"),
+    ([LORA, "actor_train.data_args.rejected=chosen"], "actor_train.data_args.rejected", "'chosen', which is the column of chosen", "other"),
     ([LORA, "actor_train.data_args.margin=by"], "actor_train.data_args.margin", "no preference loss reads a margin", "remove it"),
     ([LORA, "beta=0"], "beta", "0", "above 0"),
     ([LORA, "actor_infer={}"], "actor_infer", "unknown key", "did you mean 'actor_train'"),
