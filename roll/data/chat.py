@@ -69,10 +69,9 @@ def render_example(messages: Messages, render: Render, eos_token: str) -> tuple[
     if not whole.startswith(prompt):
         raise TemplateFault("the template renders the prompt differently once the response follows it")
     response = whole[len(prompt) :]
-    ended = response.rstrip()
-    if ended.endswith(messages[-1]["content"].strip()):
-        return prompt, response + eos_token
-    return prompt, ended
+    ended, content = response.rstrip(), messages[-1]["content"].strip()
+    is_open = ended.endswith(content) if content else not ended
+    return prompt, response + eos_token if is_open else ended
 
 
 def render_turns(messages: Messages, render: Render, eos_token: str) -> list[str]:

@@ -30,7 +30,7 @@ from roll.data.rows import RowFault
 from roll.data.sources import Source
 from roll.errors import DataError, Fault, RollError
 
-FORMAT = "4"
+FORMAT = "5"
 """Part of the fingerprint; another value leaves all tables of earlier versions of this file aside."""
 COLUMNS = {"template", "messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system", "tag", "id"}
 """Keys of `data_args` that decide what a row becomes."""

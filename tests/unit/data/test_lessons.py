@@ -138,6 +138,15 @@ def test_a_pair_of_one_response_twice_is_counted_and_kept(rows_of: Callable[...,
     assert len(found) == 3 and list(found.alike.values()) == [1]
 
 
+@pytest.mark.parametrize(("template", "end"), [("chatml", "<|im_end|>"), ("native", "<|endoftext|>"), ("raw", "<|endoftext|>")])
+def test_an_empty_response_is_the_end_of_the_turn_alone(
+    rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast, template: str, end: str
+) -> None:
+    rows = rows_of([{"prompt": "q", "chosen": "a", "rejected": ""}], "pairs", **(MARGIN | {"template": template, "margin": None}))
+    (_, chosen), (_, rejected) = read(rows.lesson(0), tokenizer)
+    assert (chosen, rejected) == (f"a{end}", end)
+
+
 @pytest.mark.parametrize(
     ("kind", "columns", "rows"),
     [
