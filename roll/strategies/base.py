@@ -28,7 +28,7 @@ class Rank:
     master_address: str
     master_port: int
     device: str
-    """`cpu` or `cuda`; a worker sees one CUDA device."""
+    """`cpu` or `cuda`; a worker sees its own CUDA devices alone: one, or those of its engine."""
     timeout: float
     """Seconds after which a collective operation gives up."""
     devices: tuple[int, ...] = ()

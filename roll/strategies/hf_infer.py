@@ -160,7 +160,8 @@ class HfGenerate:
         await self._generates.acquire()
 
     async def open_way(self, route: Route, meeting: Meeting | None) -> None:
-        """See `GenerateStrategy`."""
+        """See `GenerateStrategy`. The way before is left."""
+        self._reader.close()
         self._reader = await asyncio.to_thread(BucketReader, route, meeting, 0, torch.device(self._device))
 
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:

@@ -1,4 +1,4 @@
-"""When `HfGenerate` gives its device up; what it generates is tested in tests/engines/test_generate.py."""
+"""When `HfGenerate` gives up its device and its broadcasts; what it generates is tested in tests/engines/test_generate.py."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from roll.config.schema_model import ModelArgs
 from roll.strategies.base import Rank
 from roll.strategies.hf_infer import HfGenerate, HfSettings
 from roll.types import Completion, Sampling
+from roll.weight_sync.routes import Route, Way
+
+
+SETTINGS = HfSettings("", ModelArgs.model_validate({}))
+RANK = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cpu", 1.0)
 
 
 def test_it_leaves_once_the_prompt_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +31,7 @@ def test_it_leaves_once_the_prompt_is_answered(monkeypatch: pytest.MonkeyPatch) 
         return []
 
     async def run() -> None:
-        engine = HfGenerate(HfSettings("", ModelArgs.model_validate({})), Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cpu", 1.0))
+        engine = HfGenerate(SETTINGS, RANK)
         engine._model = cast(Any, model)
         monkeypatch.setattr(engine, "_generate", answer)
         answering = asyncio.create_task(engine.generate(np.zeros(1, np.int32), Sampling(1), None))
@@ -39,3 +44,10 @@ def test_it_leaves_once_the_prompt_is_answered(monkeypatch: pytest.MonkeyPatch) 
 
     asyncio.run(run())
     assert sizes == [16, 0, 16]
+
+
+def test_a_new_way_leaves_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, left = HfGenerate(SETTINGS, RANK), []
+    monkeypatch.setattr(engine._reader, "close", lambda: left.append(True))
+    asyncio.run(engine.open_way(Route(Way.FILE, same_host=True), None))
+    assert left == [True]
