@@ -16,7 +16,6 @@ from roll.strategies.hf_infer import HfGenerate, HfSettings
 from roll.types import Completion, Sampling
 from roll.weight_sync.routes import Route, Way
 
-
 SETTINGS = HfSettings("", ModelArgs.model_validate({}))
 RANK = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cpu", 1.0)
 
