@@ -19,7 +19,7 @@ from roll.errors import DataError, Fault
 from roll.models import attention
 from roll.models.head import LogProbHead
 from roll.models.kernels import apply_liger, register_flash
-from roll.models.packable import not_packable
+from roll.models.packable import OWN_ATTENTION, not_packable
 from roll.models.sequence_parallel import TokenShare, gather
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -175,12 +175,15 @@ def pretrained(kind: Any, path: str, model_args: ModelArgs, packed: bool, **more
             trust_remote_code=model_args.trust_remote_code,
             **more,
         )
+    except KeyError as error:
+        if error.args != (implementation,):
+            raise
+        raise DataError([unfit(path, OWN_ATTENTION)]) from error  # it looks for the kernel in a table of its own
     except (OSError, ValueError, SafetensorError) as error:
         raise DataError([unreadable(path, "model", error)]) from error
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     if packed and (why := not_packable(model)):
-        remedy = "take a model whose layers attend, and whose logits are those of its output matrix: Qwen, Llama, Mistral"
-        raise DataError([Fault("pretrain", f"the model '{path}' cannot be used: {why}", remedy)])
+        raise DataError([unfit(path, why)])
     restore_frequencies(model)
     if model_args.liger:
         apply_liger(model)
@@ -221,6 +224,12 @@ def add_lora(model: PreTrainedModel, model_args: ModelArgs, seed: int) -> PeftMo
             task_type="CAUSAL_LM" if model.can_generate() else None,
         ),
     )
+
+
+def unfit(path: str, why: str) -> Fault:
+    """The fault of a model that cannot read packed sequences."""
+    remedy = "take a model whose layers attend, and whose logits are those of its output matrix: Qwen, Llama, Mistral"
+    return Fault("pretrain", f"the model '{path}' cannot be used: {why}", remedy)
 
 
 def unreadable(path: str, what: str, error: Exception) -> Fault:

@@ -10,10 +10,13 @@ from roll.models.sequence_parallel import ATTENTION
 LOGIT_KEYS = ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 """Keys of a model's configuration by which it changes logits, its own or attention's, after the product that makes them."""
 NEUTRAL = (None, 1.0)
+OWN_ATTENTION = "it computes its attention itself, and lets no kernel for packed sequences in"
 
 
 def not_packable(model: PreTrainedModel) -> str | None:
     """Why the model's log-probs would come out other than its own, if they would."""
+    if not model._supports_attention_backend:
+        return OWN_ATTENTION
     config, head = model.config.get_text_config(), model.get_output_embeddings()
     if getattr(head, "bias", None) is not None:
         return "its output matrix has a bias, and logits are computed without one"

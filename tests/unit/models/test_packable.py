@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
     CohereConfig,
     CohereForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    GPTJConfig,
+    GPTJForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -50,6 +54,8 @@ SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1,
         (GraniteConfig(**SHAPE, logits_scaling=1.0), GraniteForCausalLM, None),
         (GraniteConfig(**SHAPE, logits_scaling=8.0), GraniteForCausalLM, "its logits_scaling of 8 changes logits"),
         (Gemma2Config(**SHAPE, head_dim=8), Gemma2ForCausalLM, "its final_logit_softcapping of 30 changes logits"),
+        (BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4), BloomForCausalLM, "it computes its attention itself"),
+        (GPTJConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=4, rotary_dim=4), GPTJForCausalLM, "it computes its attention itself"),
         (PhiConfig(**SHAPE), PhiForCausalLM, "its output matrix has a bias"),
         (CohereConfig(**SHAPE), CohereForCausalLM, "its logit_scale of 0.0625 changes logits"),
         (GptOssConfig(**SHAPE, head_dim=8, num_local_experts=2, num_experts_per_tok=1), GptOssForCausalLM, "its attention has sinks"),
