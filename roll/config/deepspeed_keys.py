@@ -123,9 +123,11 @@ AIO: Mapping[str, Kind] = {
     "intra_op_parallelism": SIZE,
     "single_submit": FLAG,
     "overlap_events": FLAG,
-    "use_gds": FLAG,
 }
-AIO_REFUSED: Mapping[str, tuple[str, str]] = {"thread_count": ("DeepSpeed 0.19 reads it no more", "use intra_op_parallelism")}
+AIO_REFUSED: Mapping[str, tuple[str, str]] = {
+    "thread_count": ("DeepSpeed 0.19 reads it no more", "use intra_op_parallelism"),
+    "use_gds": ("nothing here was run with it", "libaio moves what is swapped"),
+}
 DATA_TYPES: Mapping[str, Kind] = {"grad_accum_dtype": PRECISION}
 BLOCKS: Mapping[str, tuple[Mapping[str, Kind], Mapping[str, tuple[str, str]]]] = {
     "zero_optimization": (ZERO, ZERO_REFUSED),

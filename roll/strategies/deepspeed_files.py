@@ -21,6 +21,8 @@ TAG = "deepspeed"
 """Folder of a checkpoint with the states as the ranks hold them."""
 UNIVERSAL = "deepspeed_universal"
 """Folder of a checkpoint with the states in whole tensors."""
+SWAPPED = "offloaded_tensors"
+"""Folder beneath it for states that lie on NVMe, file by file."""
 WRAPPER = "model."
 """What the names of `PackedPolicy`'s parameters begin with."""
 
@@ -34,9 +36,13 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> boo
     """Bring weights, optimizer and schedule to where the checkpoint was written; whether its ranks' random states apply, too.
 
     Raises:
-        CheckpointError: there is nothing to load, or another number of ranks wrote it, or they shared the model out in another way.
+        CheckpointError: there is nothing to load, or another number of ranks wrote it, or they shared the model out or swapped in
+            another way.
     """
+    swaps = engine.zero_nvme_offload_optimizer()
     if (folder / UNIVERSAL).is_dir():
+        if swaps:
+            raise CheckpointError(f"{folder} is a universal checkpoint, which is not loaded with optimizer states on NVMe: offload to cpu")
         if engine.zero_optimization_stage() == 0:
             raise CheckpointError(f"{folder} is a universal checkpoint, which ZeRO-1, 2 and 3 can load and ZeRO-0 cannot")
         if engine.autotp_size() > 1:
@@ -53,8 +59,55 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> boo
         )
     if (written := parts(folder)) != max(1, engine.autotp_size()):
         raise CheckpointError(f"{folder} was written with an autotp_size of {written}: resume with the same")
+    if (folder / TAG / SWAPPED).is_dir() != swaps:
+        place = "in memory" if swaps else "on NVMe"
+        raise CheckpointError(f"{folder} was written with optimizer states {place}: resume with the same offload_optimizer")
     engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=strict)
+    if swaps:
+        _load_swapped(engine, folder)
     return True
+
+
+def _load_swapped(engine: Any, folder: Path) -> None:
+    """What DeepSpeed 0.19 leaves out where optimizer states are on NVMe.
+
+    It loads swapped weights alone: not their moments, no count of steps, no loss scale, and nothing of what is too small to be swapped.
+    """
+    zero, rank = engine.optimizer, engine.global_rank
+    (file,) = (folder / TAG).glob(f"*zero_pp_rank_{rank}_mp_rank_*_optim_states.pt")
+    saved = torch.load(file, map_location="cpu", weights_only=False)["optimizer_state_dict"]
+    zero.loss_scaler, zero.dynamic_loss_scale = saved["loss_scaler"], saved["dynamic_loss_scale"]
+    inner = saved["optimizer_state_dict"]
+    zero._set_fp32_optimizer_param_groups()
+    numbers = {id(flat): number for number, flat in enumerate(flat for group in zero.optimizer.param_groups for flat in group["params"])}
+    zero._clear_fp32_optimizer_param_groups()
+    for group, settings in zip(zero.optimizer.param_groups, inner["param_groups"], strict=True):
+        group.update({key: value for key, value in settings.items() if key != "params"})
+    swapped = folder / TAG / SWAPPED / f"rank{ds_to_universal.dp_index_to_str(rank)}"
+    for index, flat in enumerate(zero.fp32_partitioned_groups_flat):
+        zero._prepare_sub_group(index, set())
+        flat.data.copy_(_whole(saved["fp32_flat_groups"][index], swapped / f"{flat.ds_id}.tensor.swp", flat))
+        for key, value in inner["state"].get(numbers[id(flat)], {}).items():
+            state = _whole(value, swapped / f"{key}-{flat.ds_id}.tensor.swp", flat)
+            own = zero.optimizer.state[flat].setdefault(key, state)
+            if isinstance(own, Tensor):
+                own.copy_(state)
+            else:
+                zero.optimizer.state[flat][key] = state
+        zero._reassign_or_swap_out_partitioned_parameters(index)
+        zero._release_sub_group(index, set())
+    if zero.persistent_parameters:  # whole on each rank
+        zero.persistent_parameters[0].partition(zero.persistent_parameters)
+    zero.checkpoint_event_epilogue()
+
+
+def _whole(value: Any, file: Path, like: Tensor) -> Any:
+    """A state; of one that was swapped out the checkpoint has the bare numbers, padded at the end, in a file."""
+    if not isinstance(value, Tensor) or value.numel():
+        return value
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing: another model wrote the checkpoint, or it is not whole")
+    return torch.from_file(str(file), shared=False, size=like.numel(), dtype=like.dtype).clone()
 
 
 def parts(checkpoint: Path) -> int:
@@ -83,7 +136,7 @@ def to_universal(checkpoint: Path, out: Path) -> None:
     """Write the folder `UNIVERSAL` of `out` from the states in `checkpoint`.
 
     Raises:
-        CheckpointError: the checkpoint is of ZeRO-0, which does not share states out, or of tensor parallelism.
+        CheckpointError: the checkpoint is of ZeRO-0, which does not share states out, of tensor parallelism, or of states on NVMe.
     """
     _check_whole(checkpoint)
     if zero_stage(checkpoint) == 0:
@@ -102,6 +155,8 @@ def _check_whole(checkpoint: Path) -> None:
             f"{checkpoint} was written with an autotp_size of {count}, and holds each tensor in parts: resume the run on the same ranks, "
             "which writes the whole model at its end"
         )
+    if (checkpoint / TAG / SWAPPED).is_dir():
+        raise CheckpointError(f"{checkpoint} was written with optimizer states on NVMe: resume the run, which writes the model at its end")
 
 
 def zero_stage(checkpoint: Path) -> int:
@@ -120,7 +175,7 @@ def weights(checkpoint: Path, as_held: bool) -> dict[str, Tensor]:
             bit; else in fp32 where ZeRO keeps such weights.
 
     Raises:
-        CheckpointError: there is no state of a trainer in it, or one of tensor parallelism.
+        CheckpointError: there is no state of a trainer in it, or one of tensor parallelism or on NVMe.
     """
     if not (checkpoint / TAG).is_dir():
         raise CheckpointError(f"there is no state of the trainer in {checkpoint}: it lacks the folder '{TAG}'")

@@ -1,0 +1,42 @@
+"""What is said of a checkpoint that this trainer cannot load, and of one that cannot be converted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from roll.errors import CheckpointError
+from roll.strategies.deepspeed_files import SWAPPED, TAG, UNIVERSAL, load_states, random_file, to_universal, weights
+
+
+def engine(swaps: bool) -> SimpleNamespace:
+    return SimpleNamespace(zero_nvme_offload_optimizer=lambda: swaps, zero_optimization_stage=lambda: 3, autotp_size=lambda: 1)
+
+
+def written(folder: Path, swapped: bool) -> Path:
+    (folder / TAG / SWAPPED if swapped else folder / TAG).mkdir(parents=True)
+    random_file(folder, 0).touch()
+    return folder
+
+
+@pytest.mark.parametrize(("swaps", "said"), [(True, "in memory"), (False, "on NVMe")])
+def test_states_on_nvme_and_in_memory_are_not_taken_for_each_other(tmp_path: Path, swaps: bool, said: str) -> None:
+    folder = written(tmp_path, not swaps)
+    with pytest.raises(CheckpointError, match=f"optimizer states {said}: resume with the same offload_optimizer"):
+        load_states(engine(swaps), folder, 1, strict=True)
+
+
+def test_a_universal_checkpoint_is_not_swapped(tmp_path: Path) -> None:
+    (tmp_path / UNIVERSAL).mkdir()
+    with pytest.raises(CheckpointError, match="not loaded with optimizer states on NVMe: offload to cpu"):
+        load_states(engine(swaps=True), tmp_path, 1, strict=True)
+
+
+def test_states_on_nvme_are_not_converted(tmp_path: Path) -> None:
+    folder = written(tmp_path, swapped=True)
+    with pytest.raises(CheckpointError, match="on NVMe: resume the run"):
+        weights(folder, as_held=False)
+    with pytest.raises(CheckpointError, match="on NVMe: resume the run"):
+        to_universal(folder, tmp_path / "out")
