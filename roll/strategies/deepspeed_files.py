@@ -51,17 +51,20 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> boo
         return False
     if not (folder / TAG).is_dir():
         raise CheckpointError(f"there is no state of the trainer in {folder}: it lacks the folder '{TAG}'")
-    written = len(list(folder.glob(random_file(folder, 0).name.replace("0", "*"))))
-    if written != world_size:
-        raise CheckpointError(
-            f"{folder} was written by {written} ranks, and there are {world_size}; `python -m roll.export {folder} OUT --format universal` "
-            "makes one of it that any number of ranks can load: start with resume_from_checkpoint=OUT"
-        )
-    if (written := parts(folder)) != max(1, engine.autotp_size()):
-        raise CheckpointError(f"{folder} was written with an autotp_size of {written}: resume with the same")
     if (folder / TAG / SWAPPED).is_dir() != swaps:
         place = "in memory" if swaps else "on NVMe"
         raise CheckpointError(f"{folder} was written with optimizer states {place}: resume with the same offload_optimizer")
+    written = len(list(folder.glob(random_file(folder, 0).name.replace("0", "*"))))
+    if written != world_size:
+        remedy = (
+            "states on NVMe go to as many ranks alone"
+            if swaps
+            else f"`python -m roll.export {folder} OUT --format universal` makes one of it that any number of ranks can load: "
+            "start with resume_from_checkpoint=OUT"
+        )
+        raise CheckpointError(f"{folder} was written by {written} ranks, and there are {world_size}; {remedy}")
+    if (written := parts(folder)) != max(1, engine.autotp_size()):
+        raise CheckpointError(f"{folder} was written with an autotp_size of {written}: resume with the same")
     engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=strict)
     if swaps:
         _load_swapped(engine, folder)

@@ -12,6 +12,7 @@ from roll.strategies.deepspeed_files import SWAPPED, TAG, UNIVERSAL, load_states
 
 
 def engine(swaps: bool) -> SimpleNamespace:
+    """What is asked of a DeepSpeed engine of one rank before anything is loaded."""
     return SimpleNamespace(zero_nvme_offload_optimizer=lambda: swaps, zero_optimization_stage=lambda: 3, autotp_size=lambda: 1)
 
 
@@ -26,6 +27,12 @@ def test_states_on_nvme_and_in_memory_are_not_taken_for_each_other(tmp_path: Pat
     folder = written(tmp_path, not swaps)
     with pytest.raises(CheckpointError, match=f"optimizer states {said}: resume with the same offload_optimizer"):
         load_states(engine(swaps), folder, 1, strict=True)
+
+
+def test_states_on_nvme_go_to_as_many_ranks(tmp_path: Path) -> None:
+    folder = written(tmp_path, swapped=True)
+    with pytest.raises(CheckpointError, match="was written by 1 ranks, and there are 2; states on NVMe go to as many ranks alone"):
+        load_states(engine(swaps=True), folder, 2, strict=True)
 
 
 def test_a_universal_checkpoint_is_not_swapped(tmp_path: Path) -> None:
