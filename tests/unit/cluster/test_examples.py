@@ -45,6 +45,20 @@ def test_the_manifest_is_a_rayjob_of_two_nodes() -> None:
         assert mounts == {"shared": "/shared", "memory": "/dev/shm"} and {volume["name"] for volume in pod["volumes"]} == set(mounts)
 
 
+def test_the_manifests_fields_are_those_of_kuberays_types() -> None:
+    """Kubernetes drops a field that it does not know, or refuses the whole; `rayjob_types.go` and `raycluster_types.go` of KubeRay 1.6."""
+    job = {"entrypoint", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "backoffLimit", "rayClusterSpec", "submissionMode"}
+    group = {"rayStartParams", "template"}
+    spec = MANIFEST["spec"]
+    cluster = spec["rayClusterSpec"]
+    assert set(spec) <= job
+    assert set(cluster) <= {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"}
+    assert set(cluster["headGroupSpec"]) == group
+    assert all(set(workers) <= group | {"groupName", "replicas", "minReplicas", "maxReplicas"} for workers in cluster["workerGroupSpecs"])
+    starts = [one["rayStartParams"] for one in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+    assert all(isinstance(value, str) for start in starts for value in start.values()), "a map of texts"
+
+
 def test_the_manifests_ray_is_the_locks() -> None:
     locked = (EXAMPLES.parent / "requirements" / "gpu.lock").read_text().splitlines()
     assert f"ray=={MANIFEST['spec']['rayClusterSpec']['rayVersion']}" in locked
