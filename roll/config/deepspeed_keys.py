@@ -78,6 +78,7 @@ ZERO_REFUSED: Mapping[str, tuple[str, str]] = {
     "elastic_checkpoint": ("a checkpoint goes to another number of ranks as a universal one", "see `python -m roll.export`"),
     "zenflow": ("it comes with an optimizer of its own", "use offload_optimizer"),
     "save_muon_momentum_buffer_in_memory": ("it belongs to DeepSpeed's Muon", "training_args.optimizer: muon is torch's"),
+    "stage3_module_granularity_threshold": ("the first backward pass was seen to fail with it", "leaf_module names modules one by one"),
     "zero3_init_flag": SHARDS_AT_LOAD,
     "zero3_init": SHARDS_AT_LOAD,
 }
@@ -96,7 +97,7 @@ ZERO: Mapping[str, Kind] = dict.fromkeys(
     (
         "allgather_bucket_size", "sub_group_size", "stage3_prefetch_bucket_size",
         "stage3_param_persistence_threshold", "stage3_model_persistence_threshold", "stage3_max_live_parameters",
-        "stage3_max_reuse_distance", "stage3_module_granularity_threshold",
+        "stage3_max_reuse_distance",
     ),
     COUNT,
 ) | {"reduce_bucket_size": SIZE, "zero_hpz_partition_size": SIZE, "leaf_module": BLOCK}  # fmt: skip
