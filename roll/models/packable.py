@@ -28,5 +28,5 @@ def not_packable(model: PreTrainedModel) -> str | None:
     others = set(getattr(config, "layer_types", None) or ()) - ATTENTION
     if others or any(isinstance(module, nn.Conv1d) for module in model.modules()):
         kinds = f" ({', '.join(sorted(others))})" if others else ""
-        return f"it has layers{kinds} that pass states from token to token, and so from one packed sequence to the next"
+        return f"it has layers{kinds} to which packed sequences are one"
     return None

@@ -59,7 +59,11 @@ SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1,
         (PhiConfig(**SHAPE), PhiForCausalLM, "its output matrix has a bias"),
         (CohereConfig(**SHAPE), CohereForCausalLM, "its logit_scale of 0.0625 changes logits"),
         (GptOssConfig(**SHAPE, head_dim=8, num_local_experts=2, num_experts_per_tok=1), GptOssForCausalLM, "its attention has sinks"),
-        (Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"]), Lfm2ForCausalLM, r"it has layers \(conv\) that pass states"),
+        (
+            Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"]),
+            Lfm2ForCausalLM,
+            r"it has layers \((conv|linear_attention)\) to which",
+        ),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else None,
 )
