@@ -24,7 +24,9 @@ from roll.config.schema_roles import Critic as CriticRole
 from roll.config.schema_roles import Experiment, Role
 from roll.config.schema_roles import Learner as LearnerRole
 from roll.config.schema_roles import Reference as ReferenceRole
+from roll.models.load import load_tokenizer
 from roll.models.student import PackedStudent, PackedTeacher
+from roll.models.vocabulary import check_same_vocabulary
 from roll.strategies.base import Rank
 from roll.strategies.own_folder import remove_ownerless
 from roll.workers.actor_infer import ActorInfer
@@ -215,6 +217,16 @@ def model_path(config: Experiment, model_args: ModelArgs) -> str:
     """The folder, absolute since workers may start elsewhere, or the Hub name of a role's model."""
     name = model_args.model_name_or_path or config.pretrain
     return str(Path(name).absolute()) if Path(name).exists() else name
+
+
+def check_same_tokens(config: Config, ours: ModelArgs, other: ModelArgs, role: str) -> None:
+    """Whether the model of `role` can be asked about the tokens of the model that learns.
+
+    Raises:
+        DataError: a tokenizer cannot be read, or the two give other numbers to the same tokens.
+    """
+    learner, asked = (load_tokenizer(model_path(config, one), one.trust_remote_code) for one in (ours, other))
+    check_same_vocabulary(learner, asked, f"{role}.model_args.model_name_or_path")
 
 
 def attention_cost(model: str) -> float:

@@ -12,15 +12,13 @@ from roll.config.schema_offline import DistillConfig
 from roll.data.examples import ExampleSet
 from roll.data.lessons import given_batch
 from roll.data.sampler import LessonSampler
-from roll.models.load import load_tokenizer
 from roll.models.student import student_loader
-from roll.models.vocabulary import check_same_vocabulary
 from roll.pipeline import offline
 from roll.pipeline.arrange import Arrangement
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.meter import meter_of
 from roll.pipeline.position import Position
-from roll.pipeline.roles import Roles, make_student, model_path
+from roll.pipeline.roles import Roles, check_same_tokens, make_student, model_path
 from roll.pipeline.stage import Prepared, Stage
 from roll.pipeline.wire_offline import GivenRows, evaluation, parts, prepare_rows, steps_of
 from roll.types import Floats, Metrics, Sequences, TrainBatch
@@ -35,10 +33,7 @@ def prepare(config: DistillConfig) -> Prepared:
     Raises:
         BadInput: models or data cannot be used.
     """
-    tokenizers = [
-        load_tokenizer(model_path(config, role.model_args), role.model_args.trust_remote_code) for role in (config.student, config.teacher)
-    ]
-    check_same_vocabulary(*tokenizers, place="teacher.model_args.model_name_or_path")
+    check_same_tokens(config, config.student.model_args, config.teacher.model_args, "teacher")
     measure = Divergence(config.divergence, config.jsd_beta, config.distill_temperature)
     teacher_args = config.teacher.model_args
     load = student_loader(model_path(config, teacher_args), teacher_args, measure)

@@ -19,7 +19,7 @@ from roll.pipeline.arrange import Arrangement
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.meter import meter_of
 from roll.pipeline.position import Position
-from roll.pipeline.roles import Roles
+from roll.pipeline.roles import Roles, check_same_tokens
 from roll.pipeline.stage import Prepared, Stage
 from roll.pipeline.wire_offline import GivenRows, evaluation, parts, prepare_rows, steps_of
 from roll.types import Floats, Metrics, Sequences, TrainBatch
@@ -34,6 +34,8 @@ def prepare(config: DpoConfig) -> Prepared:
     Raises:
         BadInput: model or data cannot be used.
     """
+    if config.reference:
+        check_same_tokens(config, config.actor_train.model_args, config.reference.model_args, "reference")
     rows = prepare_rows(config, "labelled" if config.preference_loss == "kto" else "pairs")
     return Prepared(partial(_loop, config, rows), rows.training.identity, len(rows.training))
 

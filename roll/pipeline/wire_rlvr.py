@@ -18,13 +18,12 @@ from roll.data.prompts import PromptSet, prepare_prompts
 from roll.data.remarks import remark
 from roll.data.sampler import PromptSampler
 from roll.models.load import check_readable, load_tokenizer
-from roll.models.vocabulary import check_same_vocabulary
 from roll.pipeline import rlvr
 from roll.pipeline.arrange import Arrangement
 from roll.pipeline.evaluate import Evaluator
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.meter import Meter, meter_of
-from roll.pipeline.roles import Roles, model_path
+from roll.pipeline.roles import Roles, check_same_tokens, model_path
 from roll.pipeline.stage import Prepared, Stage
 from roll.pipeline.wire_critic import kept, learning
 from roll.rollout.batch import Shaping, token_count
@@ -49,10 +48,8 @@ def prepare(config: RlvrConfig) -> Prepared:
         check_readable(model_path(config, role.model_args))
     learner = config.actor_train.model_args
     tokenizer = load_tokenizer(model_path(config, learner), learner.trust_remote_code)
-    if config.reference and model_path(config, config.reference.model_args) != model_path(config, learner):
-        compared = config.reference.model_args
-        theirs = load_tokenizer(model_path(config, compared), compared.trust_remote_code)
-        check_same_vocabulary(tokenizer, theirs, "reference.model_args.model_name_or_path")
+    if config.reference:
+        check_same_tokens(config, learner, config.reference.model_args, "reference")
     training = prepare_prompts(config.actor_train.data_args, tokenizer, config.prompt_length, config.rewards)
     held_out = config.validation and prepare_prompts(config.validation.data_args, tokenizer, config.prompt_length, config.rewards)
     for prompts in (training, held_out):

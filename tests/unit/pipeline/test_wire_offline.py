@@ -376,7 +376,16 @@ def test_a_run_goes_on_with_the_rows_that_come_next(run: Callable[..., Stand], t
     assert np.array_equal(rest.batches[0].sequences.token_ids, whole[2].sequences.token_ids)
 
 
-def test_a_teacher_of_another_vocabulary_is_refused(run: Callable[..., Stand], folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("distill", ("teacher.model_args.model_name_or_path=output/tiny/stranger",)),
+        ("dpo", (*REFERENCE, "+reference.model_args.model_name_or_path=output/tiny/stranger")),
+    ],
+)
+def test_a_teacher_or_reference_of_another_vocabulary_is_refused(
+    run: Callable[..., Stand], folder: Path, name: str, more: tuple[str, ...]
+) -> None:
     from transformers import AutoTokenizer
 
     write_model(folder / "output" / "tiny" / "stranger", 0)
@@ -384,4 +393,4 @@ def test_a_teacher_of_another_vocabulary_is_refused(run: Callable[..., Stand], f
     tokenizer.add_tokens(["<tool>"])
     tokenizer.save_pretrained(folder / "output" / "tiny" / "stranger")
     with pytest.raises(DataError, match="its vocabulary .* differs in 1 tokens"):
-        run("distill", "teacher.model_args.model_name_or_path=output/tiny/stranger")
+        run(name, *more)
