@@ -134,7 +134,8 @@ def _answer(row: Mapping[str, Any], column: str) -> dict[str, str]:
     messages = _messages(row, column, may_be_empty=True)
     if len(messages) != 1 or messages[0]["role"] != "assistant":
         problem = f"'{column}' holds {len(messages)} messages, the last of the role '{messages[-1]['role']}'"
-        raise RowFault("a response of other messages", problem, "make it a text, or a list of one message of the assistant")
+        remedy = "make it a text, or a list of one message of the assistant; for pairs of whole conversations name no column of the prompt"
+        raise RowFault("a response of other messages", problem, remedy)
     return messages[0]
 
 
