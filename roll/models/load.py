@@ -19,7 +19,7 @@ from roll.errors import DataError, Fault
 from roll.models import attention
 from roll.models.head import LogProbHead
 from roll.models.kernels import apply_liger, register_flash
-from roll.models.packable import OWN_ATTENTION, not_packable
+from roll.models.packable import OWN_ATTENTION, longest_packable, not_packable
 from roll.models.sequence_parallel import TokenShare, gather
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -57,6 +57,7 @@ class PackedModel(nn.Module):
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:
         super().__init__()
         self.model = model
+        self._longest = longest_packable(self.causal.config)
 
     @property
     def causal(self) -> PreTrainedModel:
@@ -67,6 +68,9 @@ class PackedModel(nn.Module):
 
     def hidden(self, inputs: PackedInputs) -> Tensor:
         """[T, H]: the last layer's states, normalised; state t has read token t and those before it. With a share, of its tokens."""
+        if self._longest is not None and inputs.max_length > self._longest:
+            rope = f"sequences of {inputs.max_length} tokens exceed the {self._longest} up to which the model's rotary embedding is fixed"
+            raise ValueError(f"{rope}: not supported")
         mine = slice(None) if inputs.share is None else inputs.share.tokens
         return self.causal.base_model(
             input_ids=inputs.token_ids[mine][None],

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from roll.models.sequence_parallel import ATTENTION
+from roll.models.sequence_parallel import ATTENTION, BY_LENGTH
 
 LOGIT_KEYS = ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 """Keys of a model's configuration by which it changes logits, its own or attention's, after the product that makes them."""
@@ -30,3 +30,13 @@ def not_packable(model: PreTrainedModel) -> str | None:
         kinds = f" ({', '.join(sorted(others))})" if others else ""
         return f"it has layers{kinds} to which packed sequences are one"
     return None
+
+
+def longest_packable(config: PreTrainedConfig) -> int | None:
+    """Tokens up to which a sequence's rotary embedding does not follow the longest one in its row; None where it never does."""
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") not in BY_LENGTH:
+        return None
+    known = (rope.get("original_max_position_embeddings"), getattr(text, "original_max_position_embeddings", None))
+    return next((length for length in known if length), text.max_position_embeddings)

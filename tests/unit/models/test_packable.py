@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -36,9 +37,11 @@ from transformers import (
 )
 
 from roll.config.schema_model import ModelArgs
+from roll.data.packing import concatenate
 from roll.errors import DataError
-from roll.models.load import load_causal_model
-from roll.models.packable import not_packable
+from roll.models.load import PackedPolicy, load_causal_model
+from roll.models.packable import longest_packable, not_packable
+from roll.models.packed_inputs import packed_inputs
 
 SHAPE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64, "pad_token_id": 0}
 SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2}
@@ -76,3 +79,34 @@ def test_a_model_that_packing_would_change_is_refused(config: Any, kind: type[Pr
     model.save_pretrained(tmp_path)
     with pytest.raises(DataError, match=f"'{tmp_path}' cannot be used: {why}"):
         load_causal_model(str(tmp_path), ModelArgs.model_validate({"dtype": "fp32"}))
+
+
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("rope", "longest"),
+    [
+        ({"rope_type": "default", "rope_theta": 1e4}, None),
+        ({"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}, None),
+        ({"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}, 64),
+        (LONGROPE | {"original_max_position_embeddings": 16}, 16),
+    ],
+    ids=lambda value: value["rope_type"] if isinstance(value, dict) else None,
+)
+def test_how_long_sequences_may_be_where_the_longest_decides_all_angles(rope: dict[str, Any], longest: int | None) -> None:
+    assert longest_packable(LlamaConfig(**SHAPE, max_position_embeddings=64, rope_parameters=rope)) == longest
+
+
+def test_a_sequence_that_would_turn_its_neighbours_is_refused(tmp_path: Path) -> None:
+    rope = LONGROPE | {"original_max_position_embeddings": 16}
+    LlamaForCausalLM(LlamaConfig(**SHAPE, max_position_embeddings=64, rope_parameters=rope)).save_pretrained(tmp_path)
+    policy = PackedPolicy(load_causal_model(str(tmp_path), ModelArgs.model_validate({"dtype": "fp32"})))
+
+    def said(*lengths: int) -> torch.Tensor:
+        ids = [np.arange(length, dtype=np.int32) for length in lengths]
+        return policy(packed_inputs(concatenate(ids, [part > 0 for part in ids]), "cpu"))[0]
+
+    assert len(said(10, 16)) == 24
+    with pytest.raises(ValueError, match="sequences of 17 tokens exceed the 16 up to which"):
+        said(10, 17)
