@@ -23,10 +23,9 @@ OFFLOADS = {
     "offload_param": ("pipeline_read", "pipeline_write", "fast_init", "ratio"),
 }
 """What offloads, and the keys of `ZeroOffload` that are the other's."""
-RECOMPUTES = "cpu_checkpointing"
+ON_HOST, PARTITIONS = "cpu_checkpointing", "partition_activations"
 RECOMPUTING = [
-    RECOMPUTES, "partition_activations", "contiguous_memory_optimization", "number_checkpoints", "synchronize_checkpoint_boundary",
-    "profile",
+    ON_HOST, PARTITIONS, "contiguous_memory_optimization", "number_checkpoints", "synchronize_checkpoint_boundary", "profile",
 ]  # fmt: skip
 """Keys of DeepSpeed's `activation_checkpointing`."""
 
@@ -130,21 +129,22 @@ def _plus_plus(settings: DeepSpeedConfig, where: str, role: Role) -> Iterator[Fa
 
 
 def _recomputing(settings: DeepSpeedConfig, where: str, name: str, role: Role) -> Iterator[Fault]:
-    given = settings.activation_checkpointing or {}
-    for key, value in given.items():
-        if key == "partition_activations" and value:
-            problem = "true, but layers are recomputed by torch, which shares no activations out over ranks"
-            yield Fault(f"{where}.{key}", problem, f"remove it; {RECOMPUTES} keeps them in host memory")
-        elif key == RECOMPUTES and not isinstance(value, bool):
-            yield Fault(f"{where}.{key}", f"{value!r} is not allowed", "give true or false")
-        elif key not in RECOMPUTING:
+    wish = f"{name}.model_args.gradient_checkpointing"
+    for key, value in (settings.activation_checkpointing or {}).items():
+        if key not in RECOMPUTING:
             yield Fault(f"{where}.{key}", f"unknown key, with the value {value!r}{nearest(key, RECOMPUTING)}", "remove it")
-        elif key != RECOMPUTES and value:
-            problem = f"{value!r}: layers are recomputed by torch, and of this block {RECOMPUTES} alone has a meaning"
-            yield Fault(f"{where}.{key}", problem, f"remove it; {name}.model_args.gradient_checkpointing says which layers are recomputed")
-    if given.get(RECOMPUTES) and role.model_args.gradient_checkpointing in ("none", 0):
-        problem = f"true, but {name}.model_args.gradient_checkpointing is {role.model_args.gradient_checkpointing}"
-        yield Fault(f"{where}.{RECOMPUTES}", problem, "remove it, or let layers be recomputed")
+        elif key not in (ON_HOST, PARTITIONS):
+            if value:
+                problem = f"{value!r}: layers are recomputed by torch, and of this block {ON_HOST} and {PARTITIONS} alone have a meaning"
+                yield Fault(f"{where}.{key}", problem, f"remove it; {wish} says which layers are recomputed")
+        elif not isinstance(value, bool):
+            yield Fault(f"{where}.{key}", f"{value!r} is not allowed", "give true or false")
+        elif value and role.model_args.gradient_checkpointing in ("none", 0):
+            problem = f"true, but {wish} is {role.model_args.gradient_checkpointing}"
+            yield Fault(f"{where}.{key}", problem, "remove it, or let layers be recomputed")
+        elif value and key == PARTITIONS and settings.tensor_parallel_size == 1:
+            problem = "true, but no two ranks have the same activations: tensor_parallel.autotp_size is 1"
+            yield Fault(f"{where}.{key}", problem, f"remove it; {ON_HOST} keeps the inputs of layers in host memory")
 
 
 def _precision(settings: DeepSpeedConfig, where: str, name: str, role: Role) -> Iterator[Fault]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import MethodType
 from typing import Any
 
@@ -29,13 +30,18 @@ def prepare_checkpointing(causal: PreTrainedModel, is_lora: bool) -> None:
         causal.enable_input_require_grads()
 
 
-def inputs_on_host(causal: PreTrainedModel) -> None:
-    """Let the inputs of recomputed layers wait in host memory for the backward pass. After `prepare_checkpointing`."""
+def on_host() -> torch.autograd.graph.save_on_cpu:
+    """Keeps in host memory what is saved for the backward pass."""
+    return torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available())
+
+
+def keep_inputs(causal: PreTrainedModel, hooks: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Let hooks for saved tensors keep the inputs of recomputed layers until the backward pass. After `prepare_checkpointing`."""
 
     def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*inputs: Any, **keywords: Any) -> Any:
             # A re-entrant checkpoint saves its inputs and nothing else.
-            with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()):
+            with hooks():
                 return function(*inputs, **keywords)
 
         return call

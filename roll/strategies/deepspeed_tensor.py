@@ -17,12 +17,14 @@ from deepspeed.module_inject.tp_plan_converter import SUPPORTED_STYLES
 from deepspeed.utils import groups
 from peft import PeftModel
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from transformers import PreTrainedModel
 
 from roll.config.model_shape import shape_of
 from roll.config.tensor_parallel import uneven
 from roll.errors import ConfigError, Fault
+from roll.models.layers import on_host
 from roll.models.load import PackedModel
 from roll.models.weights import WeightView
 from roll.strategies.base import Rank
@@ -57,6 +59,32 @@ def whole_weights(engine: Any, model: PreTrainedModel | PeftModel, rank: Rank) -
     # DeepSpeed's check that the ranks of a replica are given the same, at the first forward pass, compares them with `!=`.
     engine.first_dataloader_check.remove()
     return SharedWeights(model)
+
+
+def shared_inputs(wait_on_host: bool) -> saved_tensors_hooks:
+    """Each rank of a replica keeps its part of what all have alike, the inputs of recomputed layers: `partition_activations`.
+
+    To have it whole again is a collective of the ranks.
+    """
+    group: Any = groups.get_tensor_model_parallel_group()
+    host = on_host()
+    size, number = group.size(), group.rank()
+
+    def pack(whole: Tensor) -> tuple[bool, Any]:
+        is_cut = whole.is_floating_point() and whole.ndim > 0 and whole.shape[-1] % size == 0
+        kept = whole.chunk(size, dim=-1)[number].contiguous() if is_cut else whole
+        return is_cut, host.pack_hook(kept) if wait_on_host else kept
+
+    def unpack(packed: tuple[bool, Any]) -> Tensor:
+        is_cut, kept = packed
+        part = host.unpack_hook(kept) if wait_on_host else kept
+        if not is_cut:
+            return part
+        parts = [torch.empty_like(part) for _ in range(size)]
+        torch.distributed.all_gather(parts, part, group=group)
+        return torch.cat(parts, dim=-1)
+
+    return saved_tensors_hooks(pack, unpack)
 
 
 class SharedWeights(WeightView):

@@ -23,7 +23,7 @@ from roll.config.model_shape import shape_of
 from roll.config.schema_engine import DeepSpeedConfig
 from roll.config.schema_model import ModelArgs, TrainingArgs
 from roll.models.export import adapter_config, write_adapter_folder, write_model
-from roll.models.layers import checkpoint_first, compile_layers, decoder_layers, inputs_on_host, prepare_checkpointing
+from roll.models.layers import checkpoint_first, compile_layers, decoder_layers, keep_inputs, on_host, prepare_checkpointing
 from roll.models.load import PackedModel, PackedPolicy, load_policy, load_tokenizer
 from roll.models.packed_inputs import packed_inputs, scored_only, to_device
 from roll.models.weights import WeightView
@@ -38,7 +38,7 @@ from roll.strategies.deepspeed_setup import (
     sequence_group,
 )
 from roll.strategies.deepspeed_swap import own_swap
-from roll.strategies.deepspeed_tensor import prepare, whole_weights
+from roll.strategies.deepspeed_tensor import prepare, shared_inputs, whole_weights
 from roll.strategies.finite import FiniteWatch
 from roll.strategies.loss_inputs import loss_inputs
 from roll.strategies.memory_guard import (
@@ -126,8 +126,11 @@ class DeepSpeedTrain:
         if self._checkpointed:
             prepare_checkpointing(causal, self._is_lora)
             checkpoint_first(causal, self._checkpointed)
-            if (self._settings.deepspeed.activation_checkpointing or {}).get("cpu_checkpointing"):
-                inputs_on_host(causal)
+            keeping = self._settings.deepspeed.activation_checkpointing or {}
+            if keeping.get("partition_activations"):
+                keep_inputs(causal, partial(shared_inputs, bool(keeping.get("cpu_checkpointing"))))
+            elif keeping.get("cpu_checkpointing"):
+                keep_inputs(causal, on_host)
         if compiles(model_args, self._rank.device == "cuda"):
             compile_layers(causal)
             if self._shards_at_load:

@@ -69,7 +69,7 @@ CASES = [
     (
         [f"+{DEEPSPEED}.activation_checkpointing.partition_activations=true"],
         "activation_checkpointing.partition_activations",
-        "shares no activations out",
+        "no two ranks have the same activations",
         "cpu_checkpointing",
     ),
     ([f"+{DEEPSPEED}.activation_checkpointing.cpu_checkpointing=9"], "activation_checkpointing.cpu_checkpointing", "9", "true or false"),

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -27,7 +28,8 @@ from tests.engines.training import SEED, Case, Outcome, Work, settings, train_ca
 
 SHARED = 2
 """Ranks of a replica."""
-PLAIN, ZERO_2 = Case(0, False, tensor_parallel=SHARED), Case(2, False, tensor_parallel=SHARED, overlap=True)
+INPUT = torch.arange(24.0).reshape(1, 3, 8)
+PLAIN, ZERO_2 = Case(0, False, tensor_parallel=SHARED), Case(2, False, tensor_parallel=SHARED, overlap=True, share_inputs=True)
 BF16 = Case(1, False, dtype="bf16", tensor_parallel=SHARED)
 COMPILED = Case(2, False, checkpointing="none", compiled=True, tensor_parallel=SHARED)
 EXACT = [(1, PLAIN), (1, COMPILED), (2, ZERO_2)]
@@ -116,6 +118,25 @@ def test_metrics_count_each_replica_once(outcomes: Runs, plain: list[PlainUpdate
         assert first[name] == pytest.approx(mean, rel=1e-4, abs=1e-5), name
     if case.stage > 0:
         assert first["policy/grad_norm"] == pytest.approx(plain[0].grad_norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("wait_on_host", [False, True])
+def test_a_rank_keeps_its_part_of_an_input(wait_on_host: bool, folder: Path) -> None:
+    for number, (kept, whole) in enumerate(run_ranks(packed, SHARED, folder, wait_on_host, seconds=60)):
+        assert torch.equal(kept, INPUT[..., 4 * number : 4 * number + 4])
+        assert torch.equal(whole, INPUT)
+
+
+def packed(rank: Rank, wait_on_host: bool) -> tuple[Tensor, Tensor]:
+    """What a rank keeps of an input, and the input that it has of it and of the others' parts."""
+    from roll.strategies import deepspeed_tensor
+
+    meeting = {"init_method": f"tcp://{rank.master_address}:{rank.master_port}", "rank": rank.rank, "world_size": rank.world_size}
+    torch.distributed.init_process_group("gloo", **meeting)
+    with mock.patch.object(deepspeed_tensor.groups, "get_tensor_model_parallel_group", lambda: torch.distributed.group.WORLD):
+        hooks = deepspeed_tensor.shared_inputs(wait_on_host)
+    kept = hooks.pack_hook(INPUT.clone())
+    return kept[1][1] if wait_on_host else kept[1], hooks.unpack_hook(kept)
 
 
 def test_in_bf16_the_norm_is_the_whole_gradients(outcomes: Runs, plain: list[PlainUpdate]) -> None:

@@ -65,6 +65,8 @@ class Case:
     """Ranks that share the model's linear layers out."""
     overlap: bool = False
     """Their sums of gradients overlap with computing others."""
+    share_inputs: bool = False
+    """Each of them keeps its part of a recomputed layer's input, in host memory."""
 
     @property
     def name(self) -> str:
@@ -74,6 +76,7 @@ class Case:
         parts += ["dropout"] * (self.dropout > 0) + ["one micro-batch"] * self.whole + ["short"] * self.short
         parts += [f"over {self.sequence_parallel}"] * (self.sequence_parallel > 1)
         parts += [f"model over {self.tensor_parallel}"] * (self.tensor_parallel > 1) + ["overlapped"] * self.overlap
+        parts += ["inputs shared"] * self.share_inputs
         return ", ".join(parts).replace(" ", "_")
 
 
@@ -148,6 +151,7 @@ def settings(case: Case, model: Path, seed: int, **more: Any) -> Any:
                 "zero_optimization": ZERO[case.stage],
                 "sequence_parallel_size": case.sequence_parallel,
                 "tensor_parallel": {"autotp_size": case.tensor_parallel, "tp_overlap_comm": case.overlap},
+                "activation_checkpointing": dict.fromkeys(("partition_activations", "cpu_checkpointing"), case.share_inputs),
             }
         ),
         max_grad_norm=MAX_GRAD_NORM,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from roll.models.layers import checkpoint_first, inputs_on_host, prepare_checkpointing
+from roll.models.layers import checkpoint_first, keep_inputs, on_host, prepare_checkpointing
 
 
 def build() -> Qwen2ForCausalLM:
@@ -37,7 +37,7 @@ def test_inputs_in_host_memory_change_no_gradient_and_only_recomputed_layers_lea
     model, kept = build(), []
     prepare_checkpointing(model, is_lora=False)
     checkpoint_first(model, 2)
-    inputs_on_host(model)
+    keep_inputs(model, on_host)
     save_on_cpu = torch.autograd.graph.save_on_cpu
 
     class Noted(save_on_cpu):
