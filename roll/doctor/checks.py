@@ -229,4 +229,9 @@ def _ray(facts: Facts) -> Iterator[Finding]:
         yield Finding("Ray", BROKEN, f"the cluster at {facts.ray_address} cannot be joined: {facts.ray_nodes}", remedy)
     else:
         nodes = ", ".join(f"{node['address']} ({node['gpus']} GPUs)" for node in facts.ray_nodes)
-        yield Finding("Ray", OK, f"the cluster at {facts.ray_address} has {len(facts.ray_nodes)} node(s): {nodes}")
+        found = f"the cluster at {facts.ray_address} has {len(facts.ray_nodes)} node(s): {nodes}"
+        if giving_way := [node["address"] for node in facts.ray_nodes if node["niceness"] > 0]:
+            found += f"; workers on {', '.join(giving_way)} give way to every other process there"
+            yield Finding("Ray", WARNING, found, "start Ray with RAY_worker_niceness=0")
+        else:
+            yield Finding("Ray", OK, found)

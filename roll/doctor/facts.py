@@ -110,4 +110,4 @@ class Facts:
     ray_address: str | None = None
     """`RAY_ADDRESS` of this shell."""
     ray_nodes: tuple[Mapping[str, Any], ...] | str = ()
-    """`address` and `gpus` of each living node, if there is a cluster to join."""
+    """`address` and `gpus` of each living node, and `niceness` of its workers, if there is a cluster to join."""

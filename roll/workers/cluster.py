@@ -47,7 +47,7 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
     """Join the cluster that `RAY_ADDRESS` names, as Ray itself reads it, or start one on this host.
 
     Raises:
-        ClusterUnavailable: it cannot be joined, or has fewer GPUs than the plan's roles are mapped to.
+        ClusterUnavailable: it cannot be joined or started, or has fewer GPUs than the plan's roles are mapped to.
     """
     _sweep()
     logs = run_folder.absolute() / "logs"
@@ -57,17 +57,7 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
             if os.environ.get("RAY_ADDRESS"):
                 join()
             else:
-                ray.init(
-                    address="local",
-                    num_gpus=None if gpus else 0,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    object_store_memory=1 << 30,
-                    _temp_dir=str(scratch),
-                    # Ray's workers, and the engines that they start, would give way to every other process of the host.
-                    _system_config={"worker_niceness": 0},
-                )
+                start(scratch, gpus)
             check_gpus(gpus, gpus_per_node)
             yield ClusterSession(shared, logs, scratch)
         except BaseException:
@@ -81,6 +71,30 @@ def temporary() -> Path:
     """Where a run's temporary folder is made: the system's, or /tmp if sockets in that would have longer names than Linux allows."""
     system = Path(tempfile.gettempdir())
     return system if len(str(system)) <= LONGEST_TEMPORARY else Path("/tmp")  # noqa: S108
+
+
+def start(scratch: Path, gpus: int) -> None:
+    """Start a cluster on this host.
+
+    Raises:
+        ClusterUnavailable: Ray did not start.
+    """
+    try:
+        ray.init(
+            address="local",
+            num_gpus=None if gpus else 0,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=1 << 30,
+            _temp_dir=str(scratch),
+            # Ray's workers, and the engines that they start, would give way to every other process of the host.
+            _system_config={"worker_niceness": 0},
+        )
+    except Exception as error:  # what Ray raises is of no one kind
+        problem = f"did not start on this host: {' '.join(str(error).split())}"
+        remedy = "logs/ray of the run's folder has what it said; on a host that is busy with other work, try again"
+        raise ClusterUnavailable(str(Fault("Ray", problem, remedy))) from error
 
 
 def join() -> None:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roll.workers.cluster import ClusterUnavailable, join
+
+SECONDS = 60.0
+"""In which every node has started a worker."""
+
+
+@ray.remote(num_cpus=0)
+def niceness() -> int:
+    """Of a worker."""
+    return os.nice(0)
 
 
 def main() -> None:
@@ -15,9 +26,12 @@ def main() -> None:
         join()
     except ClusterUnavailable as error:
         sys.exit(str(error).splitlines()[0])
-    nodes = [{"address": node["NodeManagerAddress"], "gpus": int(node["Resources"].get("GPU", 0))} for node in ray.nodes() if node["Alive"]]
+    nodes = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeManagerAddress"])
+    there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+    found = ray.get([niceness.options(scheduling_strategy=place).remote() for place in there], timeout=SECONDS)
     ray.shutdown()
-    print(json.dumps(sorted(nodes, key=lambda node: node["address"])))
+    places = [(node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0))) for node in nodes]
+    print(json.dumps([{"address": host, "gpus": gpus, "niceness": nice} for (host, gpus), nice in zip(places, found, strict=True)]))
 
 
 if __name__ == "__main__":

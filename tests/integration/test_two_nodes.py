@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -44,8 +45,9 @@ def two_nodes() -> Iterator[dict[str, str]]:
     try:
         head = [*common, "--head", f"--port={port}", f"--dashboard-port={dashboard}", f"--temp-dir={folder}"]
         address = f"{ray.util.get_node_ip_address()}:{port}"
-        for words in (head, [*common, f"--address={address}", f"--node-ip-address={SECOND}"]):
-            done = subprocess.run(words, env=os.environ | secret, capture_output=True, text=True, timeout=SECONDS, check=False)
+        second = [*common, f"--address={address}", f"--node-ip-address={SECOND}"]
+        for words, niceness in ((head, {}), (second, {"RAY_worker_niceness": "0"})):
+            done = subprocess.run(words, env=os.environ | secret | niceness, capture_output=True, text=True, timeout=SECONDS, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
         yield secret | {"RAY_ADDRESS": address, "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}"}
     finally:
@@ -97,6 +99,16 @@ def test_a_run_joins_two_nodes_and_goes_on_on_one(world: World, two_nodes: dict[
     losses = [line["sft/loss"] for line in lines]
     assert losses[60] < losses[0] / 4, "the resumed steps go on where the others had come to"
     assert (world.folder / "two" / "export" / "model.safetensors.index.json").exists()
+
+
+def test_the_doctor_hears_of_both_nodes(two_nodes: dict[str, str]) -> None:
+    words = [sys.executable, "-m", "roll.workers.survey"]
+    done = subprocess.run(words, env=os.environ | two_nodes, capture_output=True, text=True, timeout=SECONDS, check=True)
+    by_address = {node["address"]: node for node in json.loads(done.stdout.splitlines()[-1])}
+    assert len(by_address) == 2
+    assert by_address[SECOND] == {"address": SECOND, "gpus": 0, "niceness": 0}
+    del by_address[SECOND]
+    assert [node["niceness"] for node in by_address.values()] == [15], "what Ray gives its workers unless it is told"
 
 
 def test_a_job_of_the_cluster_trains(world: World, two_nodes: dict[str, str]) -> None:

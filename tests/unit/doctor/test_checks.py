@@ -152,9 +152,16 @@ def test_nccls_choice_of_interfaces_is_read_as_nccl_reads_it(chosen: str, picks:
 
 
 def test_a_cluster_is_described() -> None:
-    nodes = ({"address": "10.0.0.1", "gpus": 8}, {"address": "10.0.0.2", "gpus": 8})
+    nodes = ({"address": "10.0.0.1", "gpus": 8, "niceness": 0}, {"address": "10.0.0.2", "gpus": 8, "niceness": 0})
     found = examine(dataclasses.replace(SOUND, ray_address="10.0.0.1:6379", ray_nodes=nodes))[-1]
     assert found == Finding("Ray", Verdict.OK, "the cluster at 10.0.0.1:6379 has 2 node(s): 10.0.0.1 (8 GPUs), 10.0.0.2 (8 GPUs)")
+
+
+def test_workers_that_give_way_to_others_are_told() -> None:
+    nodes = ({"address": "10.0.0.1", "gpus": 8, "niceness": 0}, {"address": "10.0.0.2", "gpus": 8, "niceness": 15})
+    found = examine(dataclasses.replace(SOUND, ray_address="10.0.0.1:6379", ray_nodes=nodes))[-1]
+    assert found.verdict is Verdict.WARNING and found.remedy == "start Ray with RAY_worker_niceness=0"
+    assert found.found.endswith("; workers on 10.0.0.2 give way to every other process there")
 
 
 def test_the_report_is_a_table_or_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

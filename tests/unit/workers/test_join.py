@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import ray
 
 from roll.workers import survey
-from roll.workers.cluster import ClusterUnavailable, join
+from roll.workers.cluster import ClusterUnavailable, join, start
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "http://head:8265"])
@@ -16,3 +19,14 @@ def test_addresses_of_the_client_and_the_dashboard_are_refused(address: str, mon
     with pytest.raises(SystemExit) as ended:
         survey.main()
     assert isinstance(ended.value.code, str) and address in ended.value.code and "\n" not in ended.value.code
+
+
+def test_what_ray_says_as_it_does_not_start_is_told_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(**_: object) -> None:
+        raise Exception("The current node timed out\n during startup.")
+
+    monkeypatch.setattr(ray, "init", late)
+    with pytest.raises(
+        ClusterUnavailable, match=r"^Ray: did not start on this host: The current node timed out during startup\.\n    logs/ray"
+    ):
+        start(tmp_path, 0)
