@@ -152,6 +152,10 @@ def _roll_keys() -> str:
         lines.append(f"| `{place}` | {pairs} |")
     pairs = ", ".join(f"`{json.dumps(old)}` is `{new}`" for old, new in CHECKPOINTING.items())
     lines.append(f"| `<role>.model_args.disable_gradient_checkpointing` | read as `gradient_checkpointing`: {pairs} |")
+    lines.append(
+        "| `<role>.model_args.ulysses_size` | read as `strategy_args.strategy_config.sequence_parallel_size` of `deepspeed_train` |"
+    )
+    lines.append("| `<role>.backend_timeout` | read as `deadlines.collective`, in seconds; of several roles' the longest |")
     classes = ", ".join(f"`{name}` is `{reward}`" for name, reward in REWARD_CLASSES.items())
     lines.append(f"| `rewards.*.worker_cls` | read as `reward` by the class's name: {classes}; any other needs `reward` beside it |")
     variables = ", ".join(f"`{name}`" for name in VARIABLES)

@@ -81,7 +81,6 @@ IGNORED = {
         "sequence_length_round_in_infer": "sequences are never padded; remove the key",
         "use_sequence_packing": "sequences are always packed; use max_tokens_per_microbatch",
         "model_update_frequency": "weights are synchronised after every step; use async_generation_ratio",
-        "backend_timeout": "use deadlines.collective, in seconds",
         "eval_steps": "use the root key eval_steps",
         "offload_nccl": "NCCL buffers stay; remove the key",
         "model_args.model_type": "the model's config.json says its type; remove the key",

@@ -43,6 +43,7 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
     _values(done)
     _checkpointing(done)
     _ulysses(done)
+    _backend_timeout(done)
     _tracker_kwargs(done)
     _strategies(done)
     _devices(done)
@@ -118,6 +119,20 @@ def _ulysses(done: Translation) -> None:
                 done.faults.append(Fault(dotted(place), problem, "remove it; strategy_config.sequence_parallel_size says how many"))
             else:
                 done.warnings.append(f"{dotted(place)}: read as strategy_args.strategy_config.sequence_parallel_size; move it there")
+
+
+def _backend_timeout(done: Translation) -> None:
+    """`backend_timeout`, minutes of one role, is `deadlines.collective`, seconds of all: the longest. What is given there goes before."""
+    found = [(place, block.pop(place[-1])) for role in ROLES for place, block in _matches(done.values, (role, "backend_timeout"))]
+    minutes = [value for _, value in found if isinstance(value, int | float) and not isinstance(value, bool) and value > 0]
+    deadlines = done.values.setdefault("deadlines", {}) if minutes else None
+    seconds = deadlines.setdefault("collective", 60 * max(minutes)) if isinstance(deadlines, dict) else None
+    for place, value in found:
+        if value in minutes:
+            said = f"deadlines.collective, which holds for all roles, is {shown(seconds)} s; write it so"
+            done.warnings.append(f"{dotted(place)}: {shown(value)} min; {said}")
+        else:
+            done.faults.append(Fault(dotted(place), f"{shown(value)} is no number of minutes", "use deadlines.collective, in seconds"))
 
 
 def _rewards(done: Translation) -> None:
