@@ -153,7 +153,8 @@ def block_faults(
             why, instead = refused[key]
             yield Fault(f"{where}.{key}", f"{said}, but {why}", f"remove it; {instead}")
         elif key not in kinds:
-            problem = f"unknown key, with the value {said}{nearest(key, list(kinds))}"
-            yield Fault(f"{where}.{key}", problem, f"the block takes {', '.join(kinds)}")
+            near = nearest(key, list(kinds))
+            remedy = "write it so, or remove it" if near else f"the block takes {', '.join(kinds)}"
+            yield Fault(f"{where}.{key}", f"unknown key, with the value {said}{near}", remedy)
         elif value != "auto" and not kinds[key].holds(value):
             yield Fault(f"{where}.{key}", f"{said} is not allowed", f"give {kinds[key].said}, or auto for DeepSpeed's own choice")

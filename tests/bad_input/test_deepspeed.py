@@ -33,7 +33,7 @@ CASES = [
     ),
     ([f"{ZERO}.sub_group_size=lots"], "zero_optimization.sub_group_size", "'lots' is not allowed", "a whole number, at least 0, or auto"),
     ([f"{ZERO}.contiguous_gradients=maybe"], "zero_optimization.contiguous_gradients", "'maybe'", "true or false"),
-    ([f"+{ZERO}.round_robin_gradient=true"], "zero_optimization.round_robin_gradient", "did you mean 'round_robin_gradients'", "the block"),
+    ([f"+{ZERO}.round_robin_gradient=true"], "zero_optimization.round_robin_gradient", "did you mean 'round_robin_gradients'", "write it so"),
     (
         [f"+{ZERO}.cpu_offload=true"],
         "zero_optimization.cpu_offload",
@@ -45,7 +45,8 @@ CASES = [
     ([f"+{ZERO}.zero_hpz_partition_size=0"], "zero_optimization.zero_hpz_partition_size", "0 is not allowed", "at least 1"),
     ([f"+{ZERO}.offload_optimizer={{device: cpu, ratio: 0.5}}"], "offload_optimizer.ratio", "keeps the learning rate", "remove it"),
     ([f"+{ZERO}.offload_optimizer={{device: cpu, buffer_size: 9}}"], "offload_optimizer.buffer_size", "9, but this block", "remove it"),
-    ([f"+{DEEPSPEED}.fp16.loss_scale_windw=9"], "strategy_config.fp16.loss_scale_windw", "did you mean 'loss_scale_window'", "hysteresis"),
+    ([f"+{DEEPSPEED}.fp16.colour=9"], "strategy_config.fp16.colour", "unknown key, with the value 9", "hysteresis"),
+    ([f"+{DEEPSPEED}.fp16.loss_scale_windw=9"], "strategy_config.fp16.loss_scale_windw", "did you mean 'loss_scale_window'", "write it so"),
     ([f"{DEEPSPEED}.bf16.enabled=sometimes"], "strategy_config.bf16.enabled", "'sometimes'", "true or false"),
     ([f"+{DEEPSPEED}.bf16.bf16_optimizer_states=true"], "strategy_config.bf16.bf16_optimizer_states", "fp32", "offload them"),
     ([f"+{DEEPSPEED}.aio={{thread_count: 1}}"], "strategy_config.aio.thread_count", "1, but", "intra_op_parallelism"),
