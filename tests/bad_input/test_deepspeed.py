@@ -33,7 +33,12 @@ CASES = [
     ),
     ([f"{ZERO}.sub_group_size=lots"], "zero_optimization.sub_group_size", "'lots' is not allowed", "a whole number, at least 0, or auto"),
     ([f"{ZERO}.contiguous_gradients=maybe"], "zero_optimization.contiguous_gradients", "'maybe'", "true or false"),
-    ([f"+{ZERO}.round_robin_gradient=true"], "zero_optimization.round_robin_gradient", "did you mean 'round_robin_gradients'", "write it so"),
+    (
+        [f"+{ZERO}.round_robin_gradient=true"],
+        "zero_optimization.round_robin_gradient",
+        "did you mean 'round_robin_gradients'",
+        "write it so",
+    ),
     (
         [f"+{ZERO}.cpu_offload=true"],
         "zero_optimization.cpu_offload",
