@@ -57,6 +57,7 @@ def run(config: Config, plan: Plan) -> None:
         if _was_finished(config, keeper, config.max_steps):
             return
         keeper.agree(basis.of_keys(config), "set it to what it was")
+        keeper.agree(basis.of_weights(config), "name the model that the adapter was trained on")
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
         prepared = prepare(config)

@@ -1,6 +1,12 @@
-"""What a run's position is counted in: a run that resumes must find it as it was, or rows are missed, repeated or in another order."""
+"""What a run that resumes must find as it was.
+
+What its position is counted in, or rows are missed, repeated or in another order; and what its checkpoints do not hold.
+"""
 
 from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
 
 from roll.config.batch import has_pairs, learner, sequences_per_update
 from roll.config.schema import Config, RlvrConfig
@@ -21,6 +27,32 @@ def of_keys(config: Config) -> dict[str, str]:
         found["num_return_sequences_in_group"] = str(config.num_return_sequences_in_group)
         found[f"{name}.data_args.domain_interleave_probs"] = str(role.data_args.domain_interleave_probs)
     return found
+
+
+SAMPLE = 1 << 16
+"""Bytes of a file of weights that stand for all of it."""
+
+
+def of_weights(config: Config) -> dict[str, str]:
+    """What lies beneath an adapter, whose checkpoints do not hold it."""
+    name, role = learner(config)
+    if role.model_args.lora_target is None:
+        return {}
+    own = role.model_args.model_name_or_path
+    return {f"{name}.model_args.model_name_or_path" if own else "pretrain": weights(own or config.pretrain)}
+
+
+def weights(model: str) -> str:
+    """A model's weights, wherever their folder lies: by size and middle of its files. A Hub name stands for itself."""
+    if not Path(model).is_dir():
+        return f"'{model}'"
+    digest = sha256()
+    for file in sorted(file for ending in ("safetensors", "bin") for file in Path(model).glob(f"*.{ending}")):
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            stream.seek(size // 2)
+            digest.update(f"{file.name} {size} ".encode() + stream.read(SAMPLE))
+    return f"weights with the digest {digest.hexdigest()[:12]}"
 
 
 def of_rows(config: Config, prepared: Prepared) -> dict[str, str]:

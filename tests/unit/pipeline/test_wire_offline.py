@@ -206,7 +206,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callab
         stage = Stage(plan, cast(Any, None), keeper, cast(Any, stand))
 
         prepared = prepare(config)
-        keeper.agree(basis.of_keys(config) | basis.of_rows(config, prepared), "as it was")
+        keeper.agree(basis.of_keys(config) | basis.of_weights(config) | basis.of_rows(config, prepared), "as it was")
 
         async def whole() -> None:
             await keeper.finish(await prepared.loop(cast(Any, stand), stage, cast(Any, stand)))
@@ -342,6 +342,7 @@ CHANGES = [
     ("reward_model", "reward_train.training_args.per_device_train_batch_size=1", "reward_train.training_args: 2 pairs an update, but"),
     ("sft", "data_split=[8,1,0]", "sft_train.data_args.file_name: 3556 rows, digest .* with 3600 rows, digest"),
     ("dpo", "actor_train.data_args.rejected=prompt", "actor_train.data_args.rejected: 'prompt', but .* with 'rejected'"),
+    ("dpo", "pretrain=output/tiny/teacher", "pretrain: weights with the digest .* with weights with the digest"),
     ("sft", "sft_train.data_args.system=sum", "sft_train.data_args.system: 'sum', but .* with nothing"),
     ("distill", "student.data_args.response=rejected", "student.data_args.response: 'rejected', but .* with 'response'"),
 ]
