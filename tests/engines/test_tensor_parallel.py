@@ -199,7 +199,8 @@ def test_a_checkpoint_of_another_sharing_is_refused(tmp_path: Path) -> None:
     for rank in range(SHARED):
         (tmp_path / deepspeed_files.TAG / f"mp_rank_{rank:02d}_model_states.pt").touch()
         deepspeed_files.random_file(tmp_path, rank).touch()
-    whole, shared = (SimpleNamespace(zero_optimization_stage=lambda: 1, autotp_size=lambda size=size: size) for size in (0, SHARED))
+    in_memory = {"zero_optimization_stage": lambda: 1, "zero_nvme_offload_optimizer": lambda: False}
+    whole, shared = (SimpleNamespace(**in_memory, autotp_size=lambda size=size: size) for size in (0, SHARED))
     with pytest.raises(CheckpointError, match="autotp_size of 2: resume with the same"):
         deepspeed_files.load_states(whole, tmp_path, SHARED, strict=True)
     with pytest.raises(CheckpointError, match="holds each tensor in parts"):
