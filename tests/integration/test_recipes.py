@@ -61,8 +61,8 @@ def test_an_adapting_weight_and_running_moments_go_on_after_a_resume(world: Worl
 
 
 def test_a_critic_learns_alone_at_first_and_goes_on_after_a_resume(world: World) -> None:
-    constant = "actor_train.training_args.lr_scheduler_type=constant"
-    small = ("rollout_batch_size=64", "critic.training_args.per_device_train_batch_size=16", "critic_warmup=1", "save_steps=2", constant)
+    constant = ("actor_train.training_args.lr_scheduler_type=constant", "actor_train.training_args.warmup_steps=0")
+    small = ("rollout_batch_size=64", "critic.training_args.per_device_train_batch_size=16", "critic_warmup=1", "save_steps=2", *constant)
     outcome = world.run(*recipe("ppo_critic", "whole_critic", "max_steps=3", *small))
     assert outcome.status == 0, outcome.output
     world.go_back("whole_critic", "split_critic", last=3)
