@@ -112,10 +112,12 @@ def test_the_doctor_hears_of_both_nodes(two_nodes: dict[str, str]) -> None:
 
 
 def test_a_job_of_the_cluster_trains(world: World, two_nodes: dict[str, str]) -> None:
+    job = world.folder / "job"
+    shutil.copytree(world.folder / "output", job / "output")  # all of the folder is uploaded, and it must not be large
     words = [RAY, "job", "submit", "--working-dir", ".", "--", "python", "-m", "roll.pipeline", "--config-name", "tiny/tiny_warm_up"]
     own = (f"output_dir={world.folder / 'submitted'}", "max_steps=2")
     environment = os.environ | two_nodes
-    done = subprocess.run([*words, *own], cwd=world.folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    done = subprocess.run([*words, *own], cwd=job, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line["step"] for line in world.metrics("submitted")] == [1, 2]
     assert ranks() == []

@@ -82,15 +82,17 @@ def faulty_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Any:
-    """No process and no descriptor may outlive a test."""
-    descriptors, processes = open_descriptors(), descendants(os.getpid())
+    """No process and no socket may outlive a test."""
+    sockets, processes = open_sockets(), descendants(os.getpid())
     yield
     assert [pid for pid in descendants(os.getpid()) if pid not in processes] == []
-    assert open_descriptors() == descriptors
+    assert open_sockets() <= sockets
 
 
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def open_sockets() -> set[str]:
+    """Of this process: those to its children, beside whatever other tests have left open."""
+    places = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return {target for place in places if os.path.lexists(place) and (target := os.readlink(place)).startswith("socket:")}
 
 
 def reward_children() -> list[int]:
