@@ -39,6 +39,7 @@ def two_nodes() -> Iterator[dict[str, str]]:
     folder = Path(tempfile.mkdtemp(prefix="two-", dir="/tmp"))
     port, dashboard = free_port(), free_port()
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    secret["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where a job's `python` is looked for
     secret["SPT_NOENV"] = "1"  # or a process that changes its title overwrites the variables that others see of it
     common = [RAY, "start", "--disable-usage-stats", "--num-cpus=1", "--num-gpus=0", "--object-store-memory=100000000"]
     before = set(psutil.process_iter())
