@@ -164,7 +164,12 @@ def _parsed(word: str) -> Override:
         return OverridesParser.create().parse_override(word)
     except HydraException as error:
         reason = str(error).split("\n")[0]
+        key, _, value = word.partition("=")
         remedy = "write key=value; quote a value with special characters: key='\\'a,b\\''"
+        if value == "~":
+            remedy = f"write {key}=null; ~ is null in files alone"
+        elif "(" in value:
+            remedy = f"quote it twice: '{key}=\"{value}\"'"
         raise ConfigError([Fault("command line", f"'{word}' is not an override: {reason}", remedy)]) from None
 
 

@@ -59,7 +59,7 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     "offload_param_device": (OTHER_PROGRAM, "use zero_optimization: {offload_param: {device: ...}}"),
     "offload_optimizer_nvme_path": (OTHER_PROGRAM, "use zero_optimization: {offload_optimizer: {nvme_path: ...}}"),
     "offload_param_nvme_path": (OTHER_PROGRAM, "use zero_optimization: {offload_param: {nvme_path: ...}}"),
-    "deepspeed_multinode_launcher": (OTHER_PROGRAM, "see docs/multinode.md"),
+    "deepspeed_multinode_launcher": (OTHER_PROGRAM, "see docs/clusters.md"),
     "deepspeed_config": (OTHER_PROGRAM, "put DeepSpeed's own blocks here"),
 }
 """At the top, by key: why, and what to use."""

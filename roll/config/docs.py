@@ -6,14 +6,14 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from roll.config.fields import ANY_NAME, sections
-from roll.config.roll_keys import CHECKPOINTING, IGNORED, RENAMED, REWARD_CLASSES, ROLES, VALUES, VARIABLES
+from roll.config.roll_keys import HOLDS, IGNORED, MEANINGS, READ_AS, REFUSED, REWARD_CLASSES, ROLES, VALUES, VARIABLES
 from roll.config.schema import PIPELINES, RlvrConfig
 from roll.config.schema_offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
 from roll.config.schema_roles import Experiment
@@ -143,24 +143,29 @@ def _default(field: typing.Any) -> str:
 
 
 def _roll_keys() -> str:
-    lines = ["## Keys of ROLL", "", "A file of ROLL v0.2.1 loads; each of these keys gives one warning.", ""]
+    lines = ["## Keys of ROLL", "", "A file of ROLL v0.2.1 loads. Each of these keys gives one warning; what is refused is a fault.", ""]
     lines += ["| key | what becomes of it |", "|---|---|"]
     lines += [f"| `{place}` | ignored; {reason} |" for place, reason in IGNORED.items()]
-    lines += [f"| `{place}` | read as `{new}` |" for place, new in RENAMED.items()]
-    for place, values in VALUES.items():
-        pairs = ", ".join(f"`{json.dumps(old)}` is read as `{new}`" for old, new in values.items())
-        lines.append(f"| `{place}` | {pairs} |")
-    pairs = ", ".join(f"`{json.dumps(old)}` is `{new}`" for old, new in CHECKPOINTING.items())
-    lines.append(f"| `<role>.model_args.disable_gradient_checkpointing` | read as `gradient_checkpointing`: {pairs} |")
+    for place, instead in REFUSED.items():
+        but = f", unless it is `{json.dumps(HOLDS[place])}`" if place in HOLDS else ""
+        lines.append(f"| `{place}` | refused{but}; {instead} |")
+    lines += [f"| `{place}` | read as `{new}`{_meanings(MEANINGS.get(place, {}))} |" for place, new in READ_AS.items()]
+    lines += [f"| `{place}` | value{_meanings(values)} |" for place, values in VALUES.items()]
     lines.append(
         "| `<role>.model_args.ulysses_size` | read as `strategy_args.strategy_config.sequence_parallel_size` of `deepspeed_train` |"
     )
     lines.append("| `<role>.backend_timeout` | read as `deadlines.collective`, in seconds; of several roles' the longest |")
+    lines.append("| `validation.data_args` without columns | read with the columns and the template of the role that learns |")
     classes = ", ".join(f"`{name}` is `{reward}`" for name, reward in REWARD_CLASSES.items())
     lines.append(f"| `rewards.*.worker_cls` | read as `reward` by the class's name: {classes}; any other needs `reward` beside it |")
     variables = ", ".join(f"`{name}`" for name in VARIABLES)
     lines.append(f"| {variables} at the root | variables for `${{...}}`; in a file they may stand unused |")
     return "\n".join([*lines, ""])
+
+
+def _meanings(values: Mapping[typing.Any, typing.Any]) -> str:
+    said = [f"`{json.dumps(old)}` is " + (f"`{new}`" if new else "what holds anyway") for old, new in values.items()]
+    return ": " * bool(said) + ", ".join(said)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -27,6 +28,8 @@ KINDS = {
     "tuple_type": "a list",
     "list_type": "a list",
 }
+MANY = 24
+"""Keys of a block that a message still lists."""
 BOUNDS = {
     "greater_than": ("gt", "above"),
     "greater_than_equal": ("ge", "at least"),
@@ -48,6 +51,9 @@ def schema_faults(error: ValidationError, root: type[BaseModel], values: Mapping
         details.setdefault(_place(detail, values), []).append(detail)
     # Of a union (a text or a list of texts), the alternative that got further into the value says more.
     whole = [place for place in details if not any(len(other) > len(place) and other[: len(place)] == place for other in details)]
+    # Where the strategy itself is not taken, its settings are another program's, and say nothing more.
+    foreign = {(*place[:-1], "strategy_config") for place in whole if place[-1:] == (DISCRIMINATOR,)}
+    whole = [place for place in whole if not any(place[: len(block)] == block for block in foreign)]
     return list(dict.fromkeys(_fault(place, details[place], root, values) for place in whole))
 
 
@@ -75,9 +81,10 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
     elif section is not None and section.__name__ == "VllmConfig":
         remedy = "if it is an argument of vLLM's AsyncEngineArgs, put it under engine_args"
     else:
-        far = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        far = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
         remedy = f"did you mean '{far[0]}'? " if far else ""
-        remedy += f"known keys of {above}: {', '.join(known) or 'none'}"
+        listed = f"known keys of {above}: {', '.join(known) or 'none'}"
+        remedy += listed if len(known) <= MANY else f"docs/configuration.md lists the keys of {above}"
     return Fault(dotted(place), f"unknown key, with the value {shown(value)}", remedy)
 
 
@@ -140,9 +147,18 @@ def _fault(place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: 
         hint = f" (did you mean '{close[0]}'?)" if close else ""
         others = [_expected(other) for other in details[1:]]
         return Fault(dotted(place), f"{value} is not allowed", f"allowed: {', or '.join([expected, *others])}{hint}")
-    return Fault(
-        dotted(place), f"{value} is not allowed", f"give {' or '.join(dict.fromkeys(_expected(one) for one in details))}{_quotes(details)}"
-    )
+    remedy = f"give {' or '.join(dict.fromkeys(_expected(one) for one in details))}{_quotes(details)}"
+    if isinstance(detail["input"], str) and place[-1:] == ("strategy_config",):
+        remedy += f", or {_as_preset(detail['input'], dotted(place))}"
+    return Fault(dotted(place), f"{value} is not allowed", remedy)
+
+
+def _as_preset(named: str, place: str) -> str:
+    """How the contents of a file become a block: by Hydra, for which a JSON file under another ending is YAML."""
+    if not named.endswith((".json", ".yaml", ".yml")):
+        return f"${{{named}}} where `defaults` lists the preset of this name"
+    name = PurePath(named).stem
+    return f"lay the file beside the experiment as {name}.yaml, which may hold JSON, and list `- {name}@{place}` in `defaults`"
 
 
 def _strategies(place: tuple[str | int, ...], root: type[BaseModel], values: Mapping[str, Any]) -> str:

@@ -18,6 +18,9 @@ from roll.config.translate import referenced_text, translate
 from roll.errors import ConfigError, Fault
 from roll.registry import nearest
 
+OWN = {"sft_train": "sft", "reward_train": "reward_model", "student": "distill", "beta": "dpo", "preference_loss": "dpo"}
+"""Root keys that tell which pipeline is meant where `pipeline` is not given."""
+
 
 class ConfigWarning(UserWarning):
     """Something in the configuration that is accepted, but should be written differently."""
@@ -74,8 +77,9 @@ def resolution_fault(error: OmegaConfBaseException) -> Fault:
 
 def _check(values: dict[str, Any], faults: list[Fault]) -> Config:
     pipeline = values.get("pipeline", "rlvr")
-    if "sft_train" in values and "pipeline" not in values:
-        raise ConfigError([Fault("pipeline", "missing, and sft_train is given", "add pipeline: sft"), *faults])
+    meant = [key for key in OWN if key in values]
+    if meant and "pipeline" not in values:
+        raise ConfigError([Fault("pipeline", f"missing, and {meant[0]} is given", f"add pipeline: {OWN[meant[0]]}"), *faults])
     if pipeline not in PIPELINES:
         known = ", ".join(PIPELINES)
         hint = nearest(str(pipeline), list(PIPELINES))

@@ -1,6 +1,6 @@
-"""Keys of ROLL's files that have another name here, or no meaning. Each is accepted with one warning that says what to use.
+"""Keys of ROLL's files that have another name here, or no meaning. What is ignored or read otherwise gives one warning each.
 
-In a place `*` stands for one free name: `rewards.*.worker_cls`. `ROLES` stands for every role.
+In a place `*` stands for one free name, and `<role>` for every role: `<role>.worker_cls`.
 """
 
 from __future__ import annotations
@@ -8,31 +8,73 @@ from __future__ import annotations
 from typing import Any
 
 ROLES = ("actor_train", "actor_infer", "reference", "critic", "sft_train", "reward_train", "student", "teacher")
+ROLE = "<role>"
 
 VARIABLES = ("lora_target", "lora_rank", "lora_alpha", "lora_dropout", "pg_variant", "reward_pretrain")
 """Root keys that ROLL's files use as variables of `${...}`. In a file they may stand unused; on the command line that is a fault."""
 
+BEYOND = "no prompts are generated beyond rollout_batch_size; use async_generation_ratio"
+DEAD = "ROLL's own code reads it nowhere; remove the key"
+NORM = "use norm_mean_type and norm_std_type"
+PACKED = "sequences are always packed; use max_tokens_per_microbatch"
+PROFILED = "metrics.jsonl has the times and the memory of each part; remove the key"
+PROMPTS = "prompts come from actor_train.data_args"
+SAMPLED = "responses are sampled, not searched; use temperature and top_p"
+UNPADDED = "sequences are never padded; remove the key"
+
 IGNORED = {
     "logging_dir": "logs go to `logs/` in output_dir",
+    "base_dir": "everything goes to output_dir",
+    "rollout_dump_dir": "responses go to `samples.jsonl` in output_dir",
+    "save_logging_board_dir": "metrics go to `metrics.jsonl` in output_dir",
     "num_nodes": "the number of nodes follows from device_mapping and num_gpus_per_node",
+    "local_rank": "roll gives each worker its own; remove the key",
     "checkpoint_config": "checkpoints go to `checkpoints/` in output_dir; see save_steps and keep_checkpoints",
     "logging_steps": "every step is logged; remove the key",
+    "track_name": DEAD,
     "rpc_timeout": "use deadlines",
+    "model_download_type": "a model is a folder, or a name of Hugging Face's Hub; remove the key",
     "reward_pretrain": "a reward loads no tokenizer here; remove the key",
     "use_pg_clip_range": "pg_clip_low and pg_clip_high apply wherever they are given",
-    "whiten_rewards": "use norm_mean_type and norm_std_type",
+    "reward_norm": NORM,
+    "reward_shift": NORM,
+    "reward_scale": NORM,
+    "use_reward_norm": DEAD,
+    "use_reward_scaling": DEAD,
+    "use_policy_loss_type": DEAD,
+    "use_topr_loss": DEAD,
+    "use_topr_neg_loss_coef": DEAD,
+    "postive_loss_coef": DEAD,
+    "l2": DEAD,
+    "add_len_reward": DEAD,
+    "dataset_filter": DEAD,
+    "mask_type": DEAD,
+    "balance_length": DEAD,
+    "minibatch_data_iter_num": DEAD,
     "val_greedy": "use validation.generating_args.temperature=0",
     "val_n_sample": "use validation.generating_args.num_return_sequences",
+    "val_batch_size": "held-out rows are all answered; remove the key",
+    "train_batch_size": "use per_device_train_batch_size and gradient_accumulation_steps",
     "sequence_length": "use prompt_length and response_length",
     "max_running_requests": "use actor_infer.strategy_args.strategy_config.max_num_seqs",
     "generate_opt_level": "generation always streams; remove the key",
-    "use_additional_prompts": "no prompts are generated beyond rollout_batch_size; use async_generation_ratio",
-    "is_use_additional_prompts": "no prompts are generated beyond rollout_batch_size; use async_generation_ratio",
-    "max_additional_running_prompts": "no prompts are generated beyond rollout_batch_size; use async_generation_ratio",
+    "use_additional_prompts": BEYOND,
+    "is_use_additional_prompts": BEYOND,
+    "max_additional_running_prompts": BEYOND,
     "is_num_return_sequences_expand": "the samples of a prompt always share one request; remove the key",
+    "is_offload_states": "roles that share GPUs leave them to others by turns; use time_sharing",
     "enable_reference": "the reference runs whenever a KL term uses it; remove the key",
     "enable_old_logprobs_recompute": "use behaviour_log_probs: trainer recomputes them",
     "force_disable_old_logprobs_recompute": "use behaviour_log_probs: engine keeps those of sampling",
+    "report_length_and_rewards": PROFILED,
+    "length_profiler_dir": PROFILED,
+    "profiler_output_dir": PROFILED,
+    "profiler_timeline": PROFILED,
+    "profiler_memory": PROFILED,
+    "logits_topk": "student and teacher are compared over the whole vocabulary; remove the key",
+    "logits_transfer_backend": "the teacher sends hidden states, not logits; remove the key",
+    "adaptive_kl_alpha": "no divergence reads it; remove the key",
+    "skew_lambda": "no divergence reads it; remove the key",
     "rewards.*.model_args": "a reward is a function and loads no model; use reward_args",
     "rewards.*.data_args": "a reward is a function and reads no data set; use reward_args",
     "rewards.*.generating_args": "a reward is a function and generates nothing; use reward_args",
@@ -41,6 +83,8 @@ IGNORED = {
     "rewards.*.infer_batch_size": "responses are scored one by one; use world_size",
     "rewards.*.reward_type": "use failed_value and the reward function's own value",
     "rewards.*.response_length_for_code": "use reward_args",
+    "rewards.*.response_length_penalty_coef": "use overlong_buffer, or reward_args",
+    "rewards.*.format_pattern": "use reward_args",
     "rewards.*.query_filter_config": "groups are not filtered by domain; use dynamic_sampling",
     "rewards.*.response_filter_config": "responses are not filtered; use max_len_mask",
     "rewards.*.use_local": "use reward_args",
@@ -54,74 +98,132 @@ IGNORED = {
     "validation.strategy_args": "actor_infer answers the validation prompts",
     "validation.data_args.dataset_dir": "give the folder in file_name",
     "validation.data_args.interleave_probs": "validation answers every prompt; remove the key",
-    "validation.generating_args.num_beams": "responses are sampled, not searched; use temperature and top_p",
+    "validation.generating_args.num_beams": SAMPLED,
     "validation.generating_args.logprobs": "use behaviour_log_probs",
-    "actor_infer.data_args": "prompts come from actor_train.data_args",
-    "actor_infer.generating_args.num_beams": "responses are sampled, not searched; use temperature and top_p",
+    "actor_infer.data_args": PROMPTS,
+    "actor_infer.generating_args.num_beams": SAMPLED,
     "actor_infer.generating_args.logprobs": "use behaviour_log_probs",
     "actor_infer.strategy_args.strategy_config.sleep_level": "engines that share GPUs leave them to others by turns; use time_sharing",
     "actor_infer.strategy_args.strategy_config.VLLM_USE_V1": "vLLM has one engine; remove the key",
     "actor_train.max_tokens_per_microbatch_in_infer": "max_tokens_per_microbatch bounds training and log-probs alike",
-    "reference.data_args": "prompts come from actor_train.data_args",
+    "reference.data_args": PROMPTS,
     "reference.generating_args": "the reference generates nothing",
     "reference.training_args": "the reference does not learn",
-    "critic.data_args": "prompts come from actor_train.data_args",
+    "critic.data_args": PROMPTS,
     "critic.generating_args": "the critic generates nothing",
     "critic.max_tokens_per_microbatch_in_infer": "max_tokens_per_microbatch bounds training and values alike",
-} | {
-    f"{role}.{key}": reason
-    for role in ROLES
-    for key, reason in {
-        "worker_cls": "a role's class follows from its strategy; use strategy_args.strategy_name",
-        "pg_variant": "use the root key policy_loss",
-        "num_gpus_per_worker": "use strategy_args.strategy_config.tensor_parallel_size",
-        "use_dynamic_batching_in_train": "sequences are always packed; use max_tokens_per_microbatch",
-        "use_dynamic_batching_in_infer": "sequences are always packed; use max_tokens_per_microbatch",
-        "sequence_length_round_in_train": "sequences are never padded; remove the key",
-        "sequence_length_round_in_infer": "sequences are never padded; remove the key",
-        "use_sequence_packing": "sequences are always packed; use max_tokens_per_microbatch",
-        "model_update_frequency": "weights are synchronised after every step; use async_generation_ratio",
-        "eval_steps": "use the root key eval_steps",
-        "offload_nccl": "NCCL buffers stay; remove the key",
-        "model_args.model_type": "the model's config.json says its type; remove the key",
-        "data_args.dataset_dir": "give the folder in file_name",
-        "data_args.interleave_probs": "use domain_interleave_probs",
-        "strategy_args.strategy_config.checkpoint": "checkpoints are verified by roll's own manifest; remove the key",
-    }.items()
+    "teacher.data_args": "rows come from student.data_args",
+    "teacher.training_args": "the teacher does not learn",
+    "<role>.worker_cls": "a role's class follows from its strategy; use strategy_args.strategy_name",
+    "<role>.num_gpus_per_worker": "use strategy_args.strategy_config.tensor_parallel_size",
+    "<role>.max_concurrency": "requests are as many as the engine takes; use max_num_seqs",
+    "<role>.logits_in_fp32": "log-probs are always computed in fp32; remove the key",
+    "<role>.apply_loss_scale": "a loss is always normalised over the whole update; remove the key",
+    "<role>.use_dynamic_batching_in_train": PACKED,
+    "<role>.use_dynamic_batching_in_infer": PACKED,
+    "<role>.use_sequence_packing": PACKED,
+    "<role>.sequence_packing_args": PACKED,
+    "<role>.sequence_length_round_in_train": UNPADDED,
+    "<role>.sequence_length_round_in_infer": UNPADDED,
+    "<role>.use_remove_padding": UNPADDED,
+    "<role>.model_update_frequency": "weights are synchronised after every step; use async_generation_ratio",
+    "<role>.eval_steps": "use the root key eval_steps",
+    "<role>.offload_nccl": "NCCL buffers stay; remove the key",
+    "<role>.model_args.model_type": "the model's config.json says its type; remove the key",
+    "<role>.model_args.device_map": "each rank has its own device; remove the key",
+    "<role>.training_args.save_hf_model": "a run exports its model at the end; see save_at_end",
+    "<role>.data_args.dataset_dir": "give the folder in file_name",
+    "<role>.data_args.dataset_type": "a file's ending says what it holds; remove the key",
+    "<role>.data_args.interleave_probs": "use domain_interleave_probs",
+    "<role>.data_args.cache_path": "rows are read anew by each run; remove the key",
+    "<role>.data_args.eval_file_name": "use validation.data_args.file_name",
+    "<role>.strategy_args.strategy_config.checkpoint": "checkpoints are verified by roll's own manifest; remove the key",
 }
+"""Without them the run learns the same; by place, what to use."""
 
-RENAMED = (
-    {
-        "max_ckpt_to_keep": "keep_checkpoints",
-    }
-    | {
-        f"{role}.{old}": new
-        for role in ROLES
-        for old, new in {
-            "max_tokens_per_microbatch_in_train": "max_tokens_per_microbatch",
-            "model_args.flash_attn": "attn_implementation",
-        }.items()
-    }
-    | {f"{role}.max_tokens_per_microbatch_in_infer": "max_tokens_per_microbatch" for role in ("actor_infer", "reference")}
-)
-"""Old place to the new name in the same block."""
+ENVIRONMENTS = "rewards score single responses, and nothing here acts in environments"
+ON_POLICY = "on-policy distillation is add_token_level_kl with the teacher as reference; see docs/post_training.md"
+REFUSED = {
+    "train_infer_correction": "use mismatch_correction, mismatch_cap, mismatch_low and mismatch_high",
+    "whiten_rewards": "use norm_mean_type=batch and norm_std_type=batch",
+    "rl_loss_coef": "the policy's term has the weight 1; use kl_loss_coef and entropy_loss_coef for the others",
+    "cispo_epsilon_low": "use pg_clip_low",
+    "cispo_epsilon_high": "use pg_clip_high",
+    "tis_upper_bound": "use mismatch_correction=tis and mismatch_cap",
+    "kimi15_tau": "policy_loss has no such term; use use_kl_loss and kl_loss_coef",
+    "reward_model": "a reward is a function; one of your own may ask a served model",
+    "user_defined_rollout_loop_cls": "use dynamic_sampling, or a reward of your own",
+    "rollout_mock": "rollouts are not replayed; samples.jsonl records them",
+    "global_template": "use data_args.template of the role that learns",
+    "val_prompt_length": "use prompt_length",
+    "val_sequence_length": "use prompt_length and response_length",
+    "is_pure_opd": ON_POLICY,
+    "use_opd": ON_POLICY,
+    "opd_kl_coef": ON_POLICY,
+    "student_train": ON_POLICY,
+    "student_infer": ON_POLICY,
+    "train_env_manager": ENVIRONMENTS,
+    "val_env_manager": ENVIRONMENTS,
+    "custom_envs": ENVIRONMENTS,
+    "system_key": "data_args.system is the system message itself; rows with one of their own use messages",
+    "query_key": "join it to the prompt's column in the rows",
+    "distill_on_prompt": "the student learns the responses alone",
+    "teacher_temperature": "distill_temperature is that of both models",
+    "<role>.ratio_type": "use policy_loss",
+    "<role>.router_replay": "experts are routed anew in training",
+    "<role>.model_args.adapter_name_or_path": "merge the adapter into the model, and give that folder as model_name_or_path",
+    "<role>.model_args.additional_target": "name every module in lora_target; none is trained whole beside an adapter",
+    "<role>.model_args.freeze_module_prefix": "use lora_target to train a part of the model",
+}
+"""Without them the run would learn something else, so they are faults; by place, what to use."""
+HOLDS = {"whiten_rewards": False, "rl_loss_coef": 1, "distill_on_prompt": False, "teacher_temperature": 1}
+"""Values with which they say what holds anyway, which is no fault."""
+
+READ_AS = {
+    "max_ckpt_to_keep": "keep_checkpoints",
+    "model_update_buffer_size_mb": "weight_sync.bucket_mib",
+    "importance_sampling": "policy_loss",
+    "actor_train.pg_variant": "policy_loss",
+    "actor_train.topr_positive_weight": "topr_positive_weight",
+    "actor_train.topr_negative_weight": "topr_negative_weight",
+    "ipo": "preference_loss",
+    "chosen_key": "actor_train.data_args.chosen",
+    "rejected_key": "actor_train.data_args.rejected",
+    "prompt_key": "sft_train.data_args.prompt",
+    "response_key": "sft_train.data_args.response",
+    "question_key": "student.data_args.prompt",
+    "answer_key": "student.data_args.response",
+    "student_pretrain": "pretrain",
+    "teacher_pretrain": "teacher.model_args.model_name_or_path",
+    "kd_objective": "divergence",
+    "kd_temperature": "distill_temperature",
+    "actor_infer.max_tokens_per_microbatch_in_infer": "actor_infer.max_tokens_per_microbatch",
+    "reference.max_tokens_per_microbatch_in_infer": "reference.max_tokens_per_microbatch",
+    "<role>.max_tokens_per_microbatch_in_train": "<role>.max_tokens_per_microbatch",
+    "<role>.model_args.flash_attn": "<role>.model_args.attn_implementation",
+    "<role>.model_args.disable_gradient_checkpointing": "<role>.model_args.gradient_checkpointing",
+}
+"""Old place to new."""
+
+MEANINGS: dict[str, dict[Any, Any]] = {
+    "importance_sampling": {"token": None, "seq": "gspo"},
+    "actor_train.pg_variant": {"ppo": None, "vanilla": "pg", "topr": "topr", "cispo": "cispo"},
+    "ipo": {False: None, True: "ipo"},
+    "<role>.model_args.disable_gradient_checkpointing": {True: "none", False: "auto"},
+}
+"""Of places in `READ_AS`, what each value becomes. None: it is what holds anyway. Any other value has no counterpart."""
 
 VALUES: dict[str, dict[Any, Any]] = {
     "resume_from_checkpoint": {True: "auto", False: "never", None: "never"},
     "kl_penalty": {"kl": "k1", "mse": "k2"},
     "track_with": {"stdout": "none", None: "none"},
-} | {
-    f"{role}.model_args.{key}": values
-    for role in ROLES
-    for key, values in {
-        "lora_target": {"all": "all-linear"},
-        "attn_implementation": {"flash_attention_2": "fa2", "flash_attn": "fa2"},
-    }.items()
+    "divergence": {"js_divergence": "jsd"},
+    "validation.data_args.template": {"qwen3": "native"},
+    "<role>.data_args.template": {"qwen3": "native"},
+    "<role>.model_args.lora_target": {"all": "all-linear"},
+    "<role>.model_args.attn_implementation": {"flash_attention_2": "fa2", "flash_attn": "fa2"},
 }
 """ROLL's values that are written differently here."""
-
-CHECKPOINTING = {True: "none", False: "auto"}
-"""`model_args.disable_gradient_checkpointing` to `gradient_checkpointing`."""
 
 REWARD_CLASSES = {"MathRuleRewardWorker": "math_rule", "MultipleChoiceBoxedRuleRewardWorker": "multiple_choice"}
 """Last part of `rewards.*.worker_cls` to the name of the reward function, for the classes that have a counterpart here."""

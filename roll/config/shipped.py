@@ -66,7 +66,11 @@ def find_experiment(name: str) -> Path:
     if found:
         choices = ", ".join(found)
         raise ConfigError([Fault("--config-name", f"'{name}' is the name of {len(found)} experiments", f"give one of: {choices}")])
-    raise ConfigError([Fault("--config-name", f"no experiment is named '{name}'", _nearest(wanted, list(known)))])
+    file = Path(f"{wanted}.yaml")
+    remedy = (
+        f"give its folder apart: --config-path {file.parent} --config-name {file.stem}" if file.is_file() else _nearest(wanted, list(known))
+    )
+    raise ConfigError([Fault("--config-name", f"no experiment is named '{name}'", remedy)])
 
 
 def find_in(folder: Path, name: str, option: str) -> Path:

@@ -11,10 +11,13 @@ from typing import Any
 from roll.config.devices import FORMS, parse_devices
 from roll.config.faults import shown
 from roll.config.fields import dotted
-from roll.config.roll_keys import CHECKPOINTING, IGNORED, RENAMED, REWARD_CLASSES, ROLES, VALUES, VARIABLES
+from roll.config.roll_keys import HOLDS, IGNORED, MEANINGS, READ_AS, REFUSED, REWARD_CLASSES, ROLE, ROLES, VALUES, VARIABLES
 from roll.config.shipped import known_rewards
 from roll.config.trackers import TRACKERS
 from roll.errors import Fault
+
+COLUMNS = ("messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system")
+"""Keys of `data_args` that name a column of what is read."""
 
 
 @dataclass
@@ -39,9 +42,10 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
             del done.values[name]
     _rewards(done)
     _ignored(done)
-    _renamed(done)
+    _refused(done)
+    _read_as(done)
     _values(done)
-    _checkpointing(done)
+    _held_out_columns(done)
     _ulysses(done)
     _backend_timeout(done)
     _tracker_kwargs(done)
@@ -54,8 +58,8 @@ def _matches(values: Any, pattern: Sequence[str], above: tuple[str, ...] = ()) -
     """Places that a pattern finds in the values, each with the block that holds its last step."""
     if not isinstance(values, dict):
         return
-    steps = list(values) if pattern[0] == "*" else [pattern[0]] if pattern[0] in values else []
-    for step in steps:
+    names = {"*": tuple(values), ROLE: ROLES}.get(pattern[0], (pattern[0],))
+    for step in (name for name in names if name in values):
         if len(pattern) == 1:
             yield (*above, step), values
         else:
@@ -68,17 +72,44 @@ def _ignored(done: Translation) -> None:
             done.warnings.append(f"{dotted(place)}: {shown(block.pop(place[-1]))} is ignored; {reason}")
 
 
-def _renamed(done: Translation) -> None:
-    for pattern, new in RENAMED.items():
+def _refused(done: Translation) -> None:
+    for pattern, instead in REFUSED.items():
         for place, block in _matches(done.values, pattern.split(".")):
             value = block.pop(place[-1])
-            if block.get(new, value) != value:
-                done.faults.append(
-                    Fault(dotted(place), f"{shown(value)}, but {new} is {shown(block[new])}", f"remove {place[-1]}; it is {new} here")
-                )
-                continue
-            block[new] = value
-            done.warnings.append(f"{dotted(place)}: read as {new}; rename the key")
+            if value is None or value == HOLDS.get(pattern):
+                done.warnings.append(f"{dotted(place)}: {shown(value)} is what holds anyway; remove the key")
+            else:
+                done.faults.append(Fault(dotted(place), f"{shown(value)} has no counterpart here", f"remove it; {instead}"))
+
+
+def _read_as(done: Translation) -> None:
+    for pattern, new in READ_AS.items():
+        for place, block in _matches(done.values, pattern.split(".")):
+            value, target = block.pop(place[-1]), new.replace(ROLE, place[0])
+            meanings = MEANINGS.get(pattern)
+            if meanings is None:
+                _say(done, place, value, target, value)
+            elif not isinstance(value, str | bool) or value not in meanings:
+                done.faults.append(Fault(dotted(place), f"{shown(value)} has no counterpart here", f"remove it and set {target}"))
+            elif meanings[value] is None:
+                done.warnings.append(f"{dotted(place)}: {shown(value)} is what holds anyway; it is {target} here; remove the key")
+            else:
+                _say(done, place, value, target, meanings[value])
+
+
+def _say(done: Translation, place: tuple[str, ...], value: Any, target: str, meaning: Any) -> None:
+    """Put under its own name what a key of ROLL's says; a fault where something else stands there already."""
+    *above, key = target.split(".")
+    block: Any = done.values
+    for step in above:
+        block = block.setdefault(step, {}) if isinstance(block, dict) else None
+    if not isinstance(block, dict):
+        return  # The schema says what is wrong with what stands in a block's place.
+    if block.setdefault(key, meaning) != meaning:
+        problem = f"{shown(value)}, but {target} is {shown(block[key])}"
+        done.faults.append(Fault(dotted(place), problem, f"remove it; {target} says it here"))
+    else:
+        done.warnings.append(f"{dotted(place)}: {shown(value)} is read as {target}={meaning}; write it so")
 
 
 def _values(done: Translation) -> None:
@@ -90,40 +121,33 @@ def _values(done: Translation) -> None:
                 done.warnings.append(f"{dotted(place)}: {shown(old)} is read as {translations[old]}; write it so")
 
 
-def _checkpointing(done: Translation) -> None:
-    """`disable_gradient_checkpointing` is `gradient_checkpointing` the other way round."""
-    for role in ROLES:
-        for place, block in _matches(done.values, (role, "model_args", "disable_gradient_checkpointing")):
-            value = block[place[-1]]
-            if not isinstance(value, bool):
-                continue
-            del block[place[-1]]
-            meaning = CHECKPOINTING[value]
-            if block.setdefault("gradient_checkpointing", meaning) != meaning:
-                problem = f"{shown(value)}, but gradient_checkpointing is {shown(block['gradient_checkpointing'])}"
-                done.faults.append(Fault(dotted(place), problem, "remove it; gradient_checkpointing says what is recomputed"))
-            else:
-                done.warnings.append(f"{dotted(place)}: {shown(value)} is read as gradient_checkpointing={meaning}; write it so")
+def _held_out_columns(done: Translation) -> None:
+    """Held-out rows whose columns are not named have those of the rows that are learnt from, and their template."""
+    held_out = [block["data_args"] for _, block in _matches(done.values, ("validation", "data_args"))]
+    learnt = [(name, block["data_args"]) for (name, _), block in _matches(done.values, (ROLE, "data_args"))]
+    if not held_out or not learnt or not isinstance(held_out[0], dict) or any(name in held_out[0] for name in COLUMNS):
+        return
+    name, source = learnt[0]
+    taken = {key: source[key] for key in (*COLUMNS, "template") if isinstance(source, dict) and key in source and key not in held_out[0]}
+    if any(key in COLUMNS for key in taken):
+        held_out[0].update(taken)
+        said = ", ".join(f"{key}: {value}" for key, value in taken.items())
+        done.warnings.append(f"validation.data_args: names no columns; read with those of {name}.data_args ({said}); write it so")
 
 
 def _ulysses(done: Translation) -> None:
     """`model_args.ulysses_size` is DeepSpeed's `sequence_parallel_size`; backends that score or generate have no use for it."""
-    for role in ROLES:
-        for place, block in _matches(done.values, (role, "model_args", "ulysses_size")):
-            value, strategy = block.pop(place[-1]), done.values[role].get("strategy_args")
-            config = strategy.get("strategy_config") if isinstance(strategy, dict) else None
-            if not isinstance(strategy, dict) or strategy.get("strategy_name") != "deepspeed_train" or not isinstance(config, dict):
-                done.warnings.append(f"{dotted(place)}: {shown(value)} is ignored; deepspeed_train alone shares sequences out")
-            elif config.setdefault("sequence_parallel_size", value) != value:
-                problem = f"{shown(value)}, but sequence_parallel_size is {shown(config['sequence_parallel_size'])}"
-                done.faults.append(Fault(dotted(place), problem, "remove it; strategy_config.sequence_parallel_size says how many"))
-            else:
-                done.warnings.append(f"{dotted(place)}: read as strategy_args.strategy_config.sequence_parallel_size; move it there")
+    for place, block in _matches(done.values, (ROLE, "model_args", "ulysses_size")):
+        value, strategy = block.pop(place[-1]), done.values[place[0]].get("strategy_args")
+        if isinstance(strategy, dict) and strategy.get("strategy_name") == "deepspeed_train":
+            _say(done, place, value, f"{place[0]}.strategy_args.strategy_config.sequence_parallel_size", value)
+        else:
+            done.warnings.append(f"{dotted(place)}: {shown(value)} is ignored; deepspeed_train alone shares sequences out")
 
 
 def _backend_timeout(done: Translation) -> None:
     """`backend_timeout`, minutes of one role, is `deadlines.collective`, seconds of all: the longest. What is given there goes before."""
-    found = [(place, block.pop(place[-1])) for role in ROLES for place, block in _matches(done.values, (role, "backend_timeout"))]
+    found = [(place, block.pop(place[-1])) for place, block in _matches(done.values, (ROLE, "backend_timeout"))]
     minutes = [value for _, value in found if isinstance(value, int | float) and not isinstance(value, bool) and value > 0]
     deadlines = done.values.setdefault("deadlines", {}) if minutes else None
     seconds = deadlines.setdefault("collective", 60 * max(minutes)) if isinstance(deadlines, dict) else None
@@ -163,32 +187,25 @@ def _tracker_kwargs(done: Translation) -> None:
 
 def _strategies(done: Translation) -> None:
     """`strategy_config: ~` means the defaults; `dtype` among vLLM's arguments is the role's own `model_args.dtype`."""
-    for role in ROLES:
-        for _, block in _matches(done.values, (role, "strategy_args", "strategy_config")):
-            if block["strategy_config"] is None and block.get("strategy_name") in ("hf_infer", "vllm"):
-                del block["strategy_config"]
-        for place, block in _matches(done.values, (role, "strategy_args", "strategy_config", "dtype")):
-            value, model_args = block.pop("dtype"), done.values[role].setdefault("model_args", {})
-            short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(str(value), value)
-            where = f"{role}.model_args.dtype"
-            if isinstance(model_args, dict) and model_args.setdefault("dtype", short) != short:
-                problem = f"{shown(value)}, but {where} is {model_args['dtype']}"
-                done.faults.append(Fault(dotted(place), problem, f"remove it; {where} says the precision"))
-            else:
-                done.warnings.append(f"{dotted(place)}: read as {where}; move it there")
+    for _, block in _matches(done.values, (ROLE, "strategy_args", "strategy_config")):
+        if block["strategy_config"] is None and block.get("strategy_name") in ("hf_infer", "vllm"):
+            del block["strategy_config"]
+    for place, block in _matches(done.values, (ROLE, "strategy_args", "strategy_config", "dtype")):
+        value = block.pop("dtype")
+        short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(str(value), value)
+        _say(done, place, value, f"{place[0]}.model_args.dtype", short)
 
 
 def _devices(done: Translation) -> None:
-    for role in ROLES:
-        for place, block in _matches(done.values, (role, "device_mapping")):
-            text = block["device_mapping"]
-            if not isinstance(text, str):
-                continue
-            try:
-                block["device_mapping"] = parse_devices(text)
-            except ValueError as error:
-                done.faults.append(Fault(dotted(place), f"{shown(text)} is not a list of devices: {error}", f"write {FORMS}"))
-                block["device_mapping"] = None
+    for place, block in _matches(done.values, (ROLE, "device_mapping")):
+        text = block["device_mapping"]
+        if not isinstance(text, str):
+            continue
+        try:
+            block["device_mapping"] = parse_devices(text)
+        except ValueError as error:
+            done.faults.append(Fault(dotted(place), f"{shown(text)} is not a list of devices: {error}", f"write {FORMS}"))
+            block["device_mapping"] = None
 
 
 def referenced_text(raw: Any) -> str:

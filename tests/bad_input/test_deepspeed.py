@@ -105,7 +105,7 @@ CASES = [
     (
         [f"{DEEPSPEED}.sequence_parallel_size=2", "actor_train.world_size=2", "+actor_train.model_args.ulysses_size=4"],
         "actor_train.model_args.ulysses_size",
-        "4, but sequence_parallel_size is 2",
+        "4, but actor_train.strategy_args.strategy_config.sequence_parallel_size is 2",
         "remove it",
     ),
     ([f"{TRAIN}.optimizer=sgd"], f"{TRAIN}.optimizer", "sgd", "'adamw'"),

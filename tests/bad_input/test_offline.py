@@ -79,7 +79,7 @@ SFT_FAULTS = [
         "set it to all",
     ),
     (["loss_on=prompt"], "loss_on", '"prompt"', "'response', 'assistant' or 'all'"),
-    (["beta=0.1"], "beta", "0.1", "known keys"),
+    (["beta=0.1"], "beta", "0.1", "docs/configuration.md lists the keys"),
 ]
 DPO_FAULTS = [
     ([], "reference", "missing, but preference_loss dpo compares with it", "add a reference block"),
@@ -112,7 +112,7 @@ DPO_FAULTS = [
 SCORE_FAULTS = [
     (["~reward_train.data_args.chosen"], "reward_train.data_args.chosen", "missing", "the better response"),
     (["reward_train.data_args.label=good"], "reward_train.data_args.label", "nothing here reads such a column", "remove it"),
-    (["beta=0.1"], "beta", "unknown key", "known keys"),
+    (["beta=0.1"], "beta", "unknown key", "docs/configuration.md lists the keys"),
     (["eval_steps=1"], "eval_steps", "no held-out rows", "data_split"),
 ]
 DISTILL_FAULTS = [

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+
+from roll.pipeline.__main__ import main
 
 TRAIN = "actor_train.training_args"
 ENGINE = "actor_infer.strategy_args.strategy_config"
@@ -18,7 +21,9 @@ GPUS = ("actor_train.device_mapping=[0,1]", "rollout_batch_size=8")
 
 KEYS = [
     (["max_step=3"], "max_step", "3", "did you mean 'max_steps'"),
-    (["lr=0.1"], "lr", "0.1", "known keys of the root"),
+    (["lr=0.1"], "lr", "0.1", "docs/configuration.md lists the keys of the root"),
+    (["actor_train.rank=1"], "actor_train.rank", "1", "known keys of actor_train: data_args, device_mapping"),
+    (["beta=0.1"], "pipeline", "beta is given", "add pipeline: dpo"),
     ([f"{TRAIN}.learning_rte=0.1"], f"{TRAIN}.learning_rte", "0.1", "did you mean 'learning_rate'"),
     (["actor_train.learning_rate=0.1"], "actor_train.learning_rate", "0.1", "belongs to actor_train.training_args.learning_rate"),
     (["learning_rate=0.1"], "learning_rate", "0.1", "belongs to actor_train.training_args.learning_rate"),
@@ -72,6 +77,18 @@ STRATEGIES = [
     (["~actor_train.strategy_args.strategy_name"], "actor_train.strategy_args.strategy_name", "missing", "Trains with DeepSpeed"),
     (["actor_train.strategy_args.strategy_name=vllm"], "actor_train.strategy_args.strategy_name", '"vllm"', "'deepspeed_train'"),
     (["actor_infer.strategy_args.strategy_name=sglang"], "actor_infer.strategy_args.strategy_name", "sglang", "'vllm', 'hf_infer'"),
+    (
+        ["actor_train.strategy_args.strategy_config=config/ds_z3.json"],
+        "actor_train.strategy_args.strategy_config",
+        "config/ds_z3.json",
+        "as ds_z3.yaml, which may hold JSON, and list `- ds_z3@actor_train.strategy_args.strategy_config` in `defaults`",
+    ),
+    (
+        ["actor_train.strategy_args.strategy_config=deepspeed_zero2"],
+        "actor_train.strategy_args.strategy_config",
+        "deepspeed_zero2",
+        "${deepspeed_zero2}",
+    ),
     (["~actor_infer.strategy_args.strategy_name"], "actor_infer.strategy_args.strategy_name", "missing", "'vllm', 'hf_infer'"),
     ([f"{REFERENCE}=vllm"], REFERENCE, "vllm", "'hf_infer', 'deepspeed_infer'"),
     (
@@ -282,6 +299,13 @@ PATHS = [
     (["response_length=60"], "response_length", "76", "64"),
 ]
 GRAMMAR = [
+    (["norm_mean_type=~"], "command line", "norm_mean_type=~", "write norm_mean_type=null"),
+    (
+        ["actor_train.device_mapping=list(range(0,8))"],
+        "command line",
+        "list(range(0,8))",
+        "'actor_train.device_mapping=\"list(range(0,8))\"'",
+    ),
     (["a=[1"], "command line", "a=[1", "key=value"),
     (["seed=1,2"], "command line", "1,2", "--multirun"),
     (["+max_steps=3"], "command line", "max_steps", "++max_steps=3"),
@@ -309,6 +333,19 @@ def test_a_bad_override_is_refused(refused: Callable[..., str], overrides: list[
     fault = "\n".join(faults[said[0] : said[0] + 2])
     assert value in fault, message
     assert remedy in fault, message
+
+
+def test_settings_of_a_strategy_that_is_not_taken_are_not_listed(refused: Callable[..., str]) -> None:
+    megatron = "{tensor_model_parallel_size: 8, use_distributed_optimizer: true}"
+    message = refused(
+        "~actor_train.strategy_args", f"+actor_train.strategy_args={{strategy_name: megatron_train, strategy_config: {megatron}}}"
+    )
+    assert message.startswith("1 fault in the configuration:\n  actor_train.strategy_args.strategy_name:")
+
+
+def test_a_path_is_no_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config-name", "exp/sound.yaml"]) == 2
+    assert "--config-path exp --config-name sound" in capsys.readouterr().err
 
 
 def test_a_block_of_another_strategy_is_one_fault_that_its_remedy_mends(refused: Callable[..., str]) -> None:

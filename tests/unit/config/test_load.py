@@ -80,7 +80,7 @@ pretrain: Qwen/Qwen2.5-7B
 reward_pretrain: Qwen/Qwen2.5-7B
 
 validation:
-  data_args: {template: qwen2_5, file_name: [data/math_benchmarks.jsonl], messages: messages}
+  data_args: {template: qwen2_5, file_name: [data/math_benchmarks.jsonl]}
   generating_args: {top_p: 0.6, top_k: 50, num_beams: 1, temperature: 0.6, num_return_sequences: 1}
   eval_steps: 10
 
@@ -189,7 +189,9 @@ def test_a_file_of_roll_loads_with_one_warning_for_each_key(folder: Path) -> Non
     assert isinstance(config, RlvrConfig)
     assert config.actor_train.model_args.attn_implementation == "fa2"
     assert config.actor_train.model_args.gradient_checkpointing == "none"
-    assert "actor_train.model_args.disable_gradient_checkpointing: true is read as gradient_checkpointing=none; write it so" in texts
+    model = "actor_train.model_args"
+    assert f"{model}.disable_gradient_checkpointing: true is read as {model}.gradient_checkpointing=none; write it so" in texts
+    assert config.validation is not None and config.validation.data_args.messages == "messages"
     assert config.actor_train.model_args.lora_rank == 32
     assert config.actor_train.max_tokens_per_microbatch == 8192
     assert config.actor_infer.device_mapping == tuple(range(12))
@@ -233,6 +235,19 @@ def test_a_preset_of_ones_own_beside_the_experiment(folder: Path) -> None:
     ((config, _),) = jobs_of(folder)
     assert isinstance(config, RlvrConfig)
     assert config.actor_train.strategy_args.strategy_config.zero_optimization.stage == 1
+
+
+def test_deepspeeds_own_json_file_is_a_preset_for_one_role(folder: Path) -> None:
+    (folder / "mine" / "ds_config.yaml").write_text(
+        '{"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8}, "bf16": {"enabled": true}}'
+    )
+    file = folder / "mine" / "roll_words.yaml"
+    text = file.read_text().replace("  - ../config/deepspeed_zero@_here_", "  - ds_config@actor_train.strategy_args.strategy_config")
+    file.write_text(text.replace("    strategy_config: ${deepspeed_zero3}\n", ""))
+    ((config, _),) = jobs_of(folder, "actor_train.strategy_args.strategy_config.zero_optimization.overlap_comm=true")
+    assert isinstance(config, RlvrConfig)
+    zero = config.actor_train.strategy_args.strategy_config.zero_optimization
+    assert (zero.stage, zero.model_extra) == (2, {"reduce_bucket_size": 5e8, "overlap_comm": True})
 
 
 @pytest.mark.parametrize(

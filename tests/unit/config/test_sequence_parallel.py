@@ -93,7 +93,9 @@ def test_rolls_key_is_deepspeeds() -> None:
     done = of_roll({"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": {"stage": 3}}})
     assert done.values["actor_train"]["strategy_args"]["strategy_config"]["sequence_parallel_size"] == 2
     (warning,) = done.warnings
-    assert warning.startswith("actor_train.model_args.ulysses_size: read as strategy_args.strategy_config.sequence_parallel_size")
+    assert warning.startswith(
+        "actor_train.model_args.ulysses_size: 2 is read as actor_train.strategy_args.strategy_config.sequence_parallel_size"
+    )
     done = of_roll({"strategy_name": "hf_infer"})
     assert done.warnings == ["actor_train.model_args.ulysses_size: 2 is ignored; deepspeed_train alone shares sequences out"]
     done = of_roll({"strategy_name": "deepspeed_train", "strategy_config": {"sequence_parallel_size": 4}})

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from roll.config.fields import ANY_NAME, walk
+from roll.config.roll_keys import IGNORED, MEANINGS, READ_AS, REFUSED, ROLE, ROLES, VALUES
+from roll.config.schema import PIPELINES
 from roll.config.translate import translate
 
 
@@ -31,3 +34,82 @@ def test_what_is_no_number_of_minutes_is_a_fault(value: object) -> None:
     done = translate({"actor_train": {"backend_timeout": value}}, "")
     assert [fault.place for fault in done.faults] == ["actor_train.backend_timeout"]
     assert not done.warnings and "deadlines" not in done.values
+
+
+KNOWN = {".".join(key.path).replace(ANY_NAME, "*") for root in PIPELINES.values() for key in walk(root)}
+
+
+def of_every_role(place: str) -> list[str]:
+    return [place.replace(ROLE, role) for role in ROLES]
+
+
+@pytest.mark.parametrize("place", [*IGNORED, *REFUSED, *READ_AS])
+def test_a_key_of_roll_is_none_of_ours(place: str) -> None:
+    assert not KNOWN & set(of_every_role(place))
+
+
+@pytest.mark.parametrize("place", [*READ_AS.values(), *VALUES])
+def test_what_is_said_instead_is_a_key_of_ours(place: str) -> None:
+    assert KNOWN & set(of_every_role(place))
+
+
+def test_meanings_are_of_keys_that_are_read() -> None:
+    assert MEANINGS.keys() <= READ_AS.keys()
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "meaning"),
+    [
+        ({"actor_train": {"pg_variant": "topr"}}, "policy_loss", "topr"),
+        ({"actor_train": {"pg_variant": "vanilla"}}, "policy_loss", "pg"),
+        ({"actor_train": {"pg_variant": "ppo"}, "importance_sampling": "token"}, "policy_loss", None),
+        ({"importance_sampling": "seq"}, "policy_loss", "gspo"),
+        ({"ipo": True, "pipeline": "dpo"}, "preference_loss", "ipo"),
+        ({"ipo": False, "pipeline": "dpo"}, "preference_loss", None),
+        ({"student_pretrain": "small"}, "pretrain", "small"),
+        ({"chosen_key": "good"}, "actor_train", {"data_args": {"chosen": "good"}}),
+        ({"divergence": "js_divergence"}, "divergence", "jsd"),
+        ({"kd_objective": "js_divergence"}, "divergence", "jsd"),
+    ],
+)
+def test_what_decides_the_loss_keeps_its_meaning(values: dict[str, Any], key: str, meaning: object) -> None:
+    done = translate(values, "")
+    assert not done.faults
+    assert done.values.get(key) == meaning
+    assert len(done.warnings) >= 1
+
+
+@pytest.mark.parametrize(
+    ("values", "place", "remedy"),
+    [
+        ({"actor_train": {"pg_variant": "kimi15"}}, "actor_train.pg_variant", "set policy_loss"),
+        ({"actor_train": {"pg_variant": "topr"}, "policy_loss": "gspo"}, "actor_train.pg_variant", "policy_loss says it here"),
+        ({"train_infer_correction": {"is_weight": {"enabled": True}}}, "train_infer_correction", "mismatch_correction"),
+        ({"whiten_rewards": True}, "whiten_rewards", "norm_mean_type"),
+        ({"rl_loss_coef": 0.0}, "rl_loss_coef", "the weight 1"),
+        ({"actor_train": {"model_args": {"additional_target": "lm_head"}}}, "actor_train.model_args.additional_target", "lora_target"),
+    ],
+)
+def test_what_would_change_the_loss_and_has_no_counterpart_is_a_fault(values: dict[str, Any], place: str, remedy: str) -> None:
+    done = translate(values, "")
+    (fault,) = done.faults
+    assert fault.place == place and remedy in fault.remedy
+
+
+@pytest.mark.parametrize("values", [{"rl_loss_coef": 1.0}, {"whiten_rewards": False}, {"reward_model": None}, {"distill_on_prompt": False}])
+def test_what_says_nothing_new_is_no_fault(values: dict[str, Any]) -> None:
+    done = translate(values, "")
+    assert not done.faults and not done.values and len(done.warnings) == 1
+
+
+def test_held_out_rows_have_the_columns_that_are_learnt_from_unless_they_name_their_own() -> None:
+    learnt = {"template": "raw", "file_name": "a.jsonl", "prompt": "question", "tag": "kind"}
+    done = translate({"actor_train": {"data_args": learnt}, "validation": {"data_args": {"file_name": "b.jsonl"}}}, "")
+    assert done.values["validation"]["data_args"] == {"file_name": "b.jsonl", "prompt": "question", "template": "raw"}
+    (warning,) = done.warnings
+    assert warning.startswith("validation.data_args: names no columns") and "prompt: question, template: raw" in warning
+    own = {"file_name": "b.jsonl", "messages": "talk"}
+    done = translate({"actor_train": {"data_args": learnt}, "validation": {"data_args": own}}, "")
+    assert done.values["validation"]["data_args"] == own and not done.warnings
+    kept = translate({"sft_train": {"data_args": learnt}, "validation": {"data_args": {"template": "chatml"}}}, "")
+    assert kept.values["validation"]["data_args"] == {"template": "chatml", "prompt": "question"}

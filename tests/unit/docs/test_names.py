@@ -136,6 +136,12 @@ def test_metrics_named_in_passing_exist(page: str) -> None:
             assert name in known, f"{page}: {name}"
 
 
+def test_pages_that_messages_name_exist() -> None:
+    named = {page for tree in TREES.values() for text in texts(tree) for page in re.findall(r"docs/\w+\.md", text)}
+    assert {"docs/clusters.md", "docs/configuration.md"} <= named
+    assert all((ROOT / page).is_file() for page in named), named
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     for target in links(page):
