@@ -1,9 +1,10 @@
 """Estimates of memory, from the model's shape, ZeRO's arithmetic and the token budget. Pure functions.
 
 With Φ parameters, mixed precision holds 2Φ bytes of weights, 2Φ of gradients and 12Φ of optimizer states
-(fp32 copy and two moments); fp32 holds 4Φ, 4Φ and 8Φ (Rajbhandari et al., ZeRO, 2020, section 3.1). Stage 1
-shares out the optimizer states over the ranks, stage 2 also gradients, stage 3 also weights. Under LoRA only
-the adapters have gradients and optimizer states. Activations follow Korthikanti et al., 2022, for fused attention.
+(fp32 copy and two moments; Rajbhandari et al., ZeRO, 2020, section 3.1); fp32 holds 4Φ, 4Φ and the same 12Φ, for DeepSpeed
+copies fp32 weights, too, but 8Φ on stage 0. Stage 1 shares out the optimizer states over the ranks, stage 2 also gradients,
+stage 3 also weights. Under LoRA only the adapters have gradients and optimizer states. Activations follow Korthikanti et al.,
+2022, for fused attention.
 DeepSpeed's buffers are those of its configuration (`deepspeed/runtime/zero/config.py`).
 """
 
@@ -83,23 +84,43 @@ def _training_states(plan: RolePlan, role: Learner, shape: ModelShape) -> tuple[
     settings = deepspeed_config(role)
     assert settings is not None, "a role that trains runs on DeepSpeed"
     zero, model, ranks = settings.zero_optimization, role.model_args, plan.ranks // tensor_parallel(role)
-    full, width, states = shape.parameters, 4 if model.dtype == "fp32" else 2, 8 if model.dtype == "fp32" else 12
+    full, width = shape.parameters, 4 if model.dtype == "fp32" else 2
+    states = 8 if model.dtype == "fp32" and zero.stage == 0 else 12
     if isinstance(role, Critic):
         full = shape.valuing_parameters
     trained = shape.adapter_parameters(model.lora_target, model.lora_rank) if model.lora_target else full
     held = full + trained if model.lora_target else full
     device = {
-        "weights": width * held // (ranks if zero.stage == 3 else 1),
+        "weights": width * (held // (ranks if zero.stage == 3 else 1) + secondary(zero, held)),
         "gradients": width * trained // (ranks if zero.stage >= 2 else 1),
         "optimizer": states * trained // (ranks if zero.stage >= 1 else 1),
         "buffers": width * (gathered(zero, shape, ranks) + bucketed(zero)),
     }
     host = 0
+    if zero.offload_optimizer and zero.offload_optimizer.device != "none":
+        if zero.stage > 1:
+            del device["gradients"]
+        host = beside_offloaded(zero, width) * trained // ranks
     for kind, offload in (("optimizer", zero.offload_optimizer), ("weights", zero.offload_param)):
         if offload and offload.device != "none":
             moved = device.pop(kind)
             host += moved if offload.device == "cpu" else 0
     return device, host
+
+
+def secondary(zero: ZeroOptimization, held: int) -> int:
+    """Weights in a rank's part of the second copy that the ranks of a host share (ZeRO++, hpZ)."""
+    sharers = _or_its_own(zero, "zero_hpz_partition_size", 1)
+    return held // sharers if sharers > 1 else 0
+
+
+def beside_offloaded(zero: ZeroOptimization, width: int) -> int:
+    """Bytes of host memory for each parameter whose optimizer states are offloaded, beside these.
+
+    Gradients as they add up and, unless swapped to NVMe, in fp32 for the update; below stage 3 the new weights on their way back.
+    """
+    swapped = zero.offload_optimizer is not None and zero.offload_optimizer.device == "nvme"
+    return width * (1 if zero.stage == 3 else 2) + (0 if swapped else 4)
 
 
 def gathered(zero: ZeroOptimization, shape: ModelShape, ranks: int) -> int:

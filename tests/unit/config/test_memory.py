@@ -35,11 +35,11 @@ def shape(tmp_path: Path) -> ModelShape:
 
 
 def trainer(stage: int, ranks: int, **keys: object) -> ActorTrain:
-    zero = {"stage": stage} | {key: value for key, value in keys.items() if key.startswith("offload")}
+    zero = {"stage": stage} | {key: value for key, value in keys.items() if key.startswith(("offload", "zero_"))}
     settings = {"zero_optimization": zero, "tensor_parallel": keys.pop("tensor_parallel", None)}
     return ActorTrain.model_validate(
         {
-            "model_args": {key: value for key, value in keys.items() if not key.startswith("offload")},
+            "model_args": {key: value for key, value in keys.items() if not key.startswith(("offload", "zero_"))},
             "data_args": {"file_name": "x", "prompt": "p"},
             "strategy_args": {"strategy_name": "deepspeed_train", "strategy_config": settings},
             "device_mapping": tuple(range(ranks)),
@@ -98,11 +98,37 @@ def test_lora_trains_only_its_adapters(shape: ModelShape) -> None:
     assert held["weights"] == 2 * (PUBLISHED_QWEN_7B + adapters) // 4
 
 
-def test_offload_moves_to_the_host(shape: ModelShape) -> None:
-    role = trainer(3, 4, offload_optimizer={"device": "cpu"})
+@pytest.mark.parametrize(
+    ("stage", "device", "left", "on_host"),
+    # Master weights and two moments are 12 bytes, gradients that add up 2, those of the update 4, and below stage 3 new weights 2. That
+    # is what DeepSpeed 0.19.8 was seen to hold for a model in one process: 18 bytes a parameter on stage 3 and 20 on stage 2.
+    [
+        (3, "cpu", {"weights"}, 12 + 2 + 4),
+        (2, "cpu", {"weights"}, 12 + 2 + 4 + 2),
+        (1, "cpu", {"weights", "gradients"}, 20),
+        (3, "nvme", {"weights"}, 2),
+    ],
+)
+def test_offload_moves_states_and_gradients_to_the_host(shape: ModelShape, stage: int, device: str, left: set[str], on_host: int) -> None:
+    offload = {"device": device} | ({"nvme_path": "/nvme"} if device == "nvme" else {})
+    role = trainer(stage, 4, offload_optimizer=offload)
     memory = estimate(place("actor_train", role, 6144), role, shape, 6144)
-    assert "optimizer" not in memory.device
-    assert memory.host == 12 * PUBLISHED_QWEN_7B // 4
+    assert memory.device.keys() & {"weights", "gradients", "optimizer"} == left
+    assert memory.host == on_host * PUBLISHED_QWEN_7B // 4
+
+
+def test_fp32_has_a_copy_of_its_weights_where_they_are_shared_out(shape: ModelShape) -> None:
+    # Seen of DeepSpeed 0.19.8 in one process: 20 bytes a parameter on stage 3, 12 of them master weights and moments.
+    assert states(trainer(3, 1, dtype="fp32"), shape) == {
+        "weights": 4 * PUBLISHED_QWEN_7B,
+        "gradients": 4 * PUBLISHED_QWEN_7B,
+        "optimizer": 12 * PUBLISHED_QWEN_7B,
+    }
+
+
+def test_the_second_copy_of_zeropp_counts(shape: ModelShape) -> None:
+    # Of 16 ranks each holds 1/16 of the weights, and 1/8 once more, which the 8 ranks of its host share.
+    assert states(trainer(3, 16, zero_hpz_partition_size=8), shape)["weights"] == 2 * (PUBLISHED_QWEN_7B // 16 + PUBLISHED_QWEN_7B // 8)
 
 
 def test_checkpointing_holds_fewer_activations(shape: ModelShape) -> None:
