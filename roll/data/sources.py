@@ -6,7 +6,9 @@ and a reward sees the row exactly as its author wrote it (Arrow would unify type
 
 from __future__ import annotations
 
+import glob
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -16,12 +18,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import datasets
+import pyarrow
 from datasets.data_files import DataFilesDict, get_data_patterns
-from datasets.exceptions import DatasetsError
+from pyarrow import ipc, parquet
 
 from roll.errors import DataError, Fault
 
+LOG = logging.getLogger(__name__)
+
 SUFFIXES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
+NOT_READ = {".csv", ".tsv", ".gz", ".bz2", ".xz", ".zst", ".zip"}
+"""Suffixes of files that may hold rows nevertheless."""
+ROWS_AT_ONCE = 1000
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
 
@@ -57,12 +65,9 @@ class Source:
             yield from _json_rows(Path(self.name))
             return
         try:
-            loaded = self.table
-            if loaded is None:
-                loaded = datasets.load_dataset(self.kind, data_files=[self.name], split="train", streaming=True)
-            for number, row in enumerate(loaded, start=1):
+            for number, row in enumerate(_arrow_rows(Path(self.name)) if self.table is None else self.table, start=1):
                 yield _as_json(number, row)
-        except (OSError, ValueError, DatasetsError) as error:
+        except (OSError, ValueError) as error:
             raise DataError([_unreadable(self.name, f"is not a readable {self.kind} file: {error}")]) from error
 
 
@@ -110,8 +115,9 @@ def _file(path: Path) -> Source:
 
 def _folder(path: Path, split: str) -> list[Source]:
     """The folder's files that belong to `split`, told apart by their names as on the Hub (`train-0.parquet`, `test/a.jsonl`)."""
+    plain = glob.escape(str(path))
     try:
-        by_split = DataFilesDict.from_patterns(get_data_patterns(str(path)), base_path=str(path))
+        by_split = DataFilesDict.from_patterns(get_data_patterns(plain), base_path=plain)
     except FileNotFoundError:
         by_split = {}
     usable = {str(key): sorted(file for file in files if Path(file).suffix in SUFFIXES) for key, files in by_split.items()}
@@ -121,16 +127,24 @@ def _folder(path: Path, split: str) -> list[Source]:
     if split not in usable:
         remedy = f"set data_args.split to one of: {', '.join(sorted(usable))}"
         raise DataError([Fault(str(path), f"has no files of the split '{split}'", remedy)])
+    if others := [Path(file).name for file in by_split[split] if Path(file).suffix in NOT_READ]:
+        LOG.warning("%s: files of kinds that are not read are left out: %s", path, ", ".join(sorted(others)))
     return [_file(Path(file) if path.is_absolute() else Path(os.path.relpath(file))) for file in usable[split]]
 
 
 def _saved(path: Path, split: str) -> Source:
-    """A folder written by `Dataset.save_to_disk`."""
+    """A folder written by `save_to_disk`: of one data set, or of several splits."""
+    folder = path
+    if (path / "dataset_dict.json").exists():
+        folder, splits = path / split, sorted(state.parent.name for state in path.glob("*/state.json"))
+        if split not in splits:
+            raise DataError([Fault(str(path), f"has no split '{split}'", f"set data_args.split to one of: {', '.join(splits)}")])
     try:
-        loaded = datasets.load_from_disk(str(path))
+        return _table(str(path), datasets.Dataset.load_from_disk(str(folder)))
+    except IndexError as error:  # of `datasets`, where there is no row
+        raise DataError([Fault(str(folder), "has no rows", "give a source with at least one row")]) from error
     except (OSError, ValueError) as error:
-        raise DataError([_unreadable(str(path), f"is not a whole saved data set: {error}")]) from error
-    return _table(str(path), _of_split(str(path), loaded, split))
+        raise DataError([_unreadable(str(folder), f"is not a whole saved data set: {error}")]) from error
 
 
 def _hub(name: str, split: str) -> Source:
@@ -141,15 +155,7 @@ def _hub(name: str, split: str) -> Source:
         problem = f"is neither a path here nor a data set that the Hub hands out: {type(error).__name__}: {error}"
         remedy = f"check the name (`owner/name` or `owner/name:config`), the split ('{split}') and the network, or give a path"
         raise DataError([Fault(name, problem, remedy)]) from error
-    return _table(name, _of_split(name, loaded, split))
-
-
-def _of_split(name: str, loaded: Any, split: str) -> datasets.Dataset:
-    if not isinstance(loaded, datasets.DatasetDict):
-        return loaded
-    if split not in loaded:
-        raise DataError([Fault(name, f"has no split '{split}'", f"set data_args.split to one of: {', '.join(map(str, loaded))}")])
-    return loaded[split]
+    return _table(name, loaded)
 
 
 def _table(name: str, table: datasets.Dataset) -> Source:
@@ -174,6 +180,23 @@ def _json_rows(path: Path) -> Iterator[RawRow]:
             raise DataError([_unreadable(str(path), f"is not JSON: {error}")]) from error
         for number, row in enumerate(rows, start=1):
             yield _as_json(number, row)
+
+
+def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet file, or of an Arrow one in either of its formats."""
+    if path.suffix == ".parquet":
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(ROWS_AT_ONCE):
+                yield from batch.to_pylist()
+        return
+    with pyarrow.memory_map(str(path)) as mapped:
+        try:
+            batches = iter(ipc.open_stream(mapped))
+        except pyarrow.ArrowInvalid:
+            opened = ipc.open_file(mapped)
+            batches = (opened.get_batch(index) for index in range(opened.num_record_batches))
+        for batch in batches:
+            yield from batch.to_pylist()
 
 
 def _parsed(number: int, line: bytes) -> RawRow:

@@ -5,6 +5,8 @@ from datetime import date
 from pathlib import Path
 
 import datasets
+import pyarrow
+import pyarrow.ipc
 import pytest
 from datasets.arrow_writer import ArrowWriter
 
@@ -41,6 +43,13 @@ def test_a_folder_gives_its_files_sorted(tmp_path: Path) -> None:
     assert [name for name, number, _ in read(str(tmp_path)) if number == 1] == names
 
 
+def test_files_of_a_folder_that_are_not_read_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a.jsonl", "b.jsonl.gz", "c.csv", "README.md"):
+        (tmp_path / name).write_text(json.dumps(ROWS[0]))
+    assert [Path(name).name for name, *_ in read(str(tmp_path))] == ["a.jsonl"]
+    assert caplog.messages == [f"{tmp_path}: files of kinds that are not read are left out: b.jsonl.gz, c.csv"]
+
+
 def test_a_relative_folder_names_relative_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "a.jsonl").write_text(json.dumps(ROWS[0]))
@@ -64,6 +73,39 @@ def test_a_saved_data_set_and_a_saved_dict(tmp_path: Path) -> None:
     assert [row for *_, row in read(str(tmp_path / "several"), split="test")] == ROWS[1:]
     with pytest.raises(DataError, match="has no split 'dev'"):
         find_sources(str(tmp_path / "several"), "dev")
+
+
+def test_a_split_without_rows_is_said_and_leaves_the_others_readable(tmp_path: Path) -> None:
+    table = datasets.Dataset.from_list(ROWS)
+    datasets.DatasetDict({"train": table, "test": table.select([])}).save_to_disk(tmp_path)
+    assert [row for *_, row in read(str(tmp_path))] == ROWS
+    with pytest.raises(DataError, match="test: has no rows"):
+        find_sources(str(tmp_path), "test")
+
+
+def test_a_parquet_file_without_rows_among_others(tmp_path: Path) -> None:
+    table = datasets.Dataset.from_list(ROWS)
+    table.to_parquet(tmp_path / "part-0.parquet")
+    table.select([]).to_parquet(tmp_path / "part-1.parquet")
+    assert [row for *_, row in read(str(tmp_path))] == ROWS
+
+
+@pytest.mark.parametrize("kind", range(4))
+def test_names_with_the_signs_of_patterns_are_names(tmp_path: Path, kind: int) -> None:
+    folder = tmp_path / "run[1]*"
+    folder.mkdir()
+    name = Path(write_all_kinds(folder)[kind])
+    odd = name.rename(name.with_stem("rows[0]?"))
+    assert [row for *_, row in read(str(odd))] == ROWS
+    assert str(odd) in {found for found, *_ in read(str(folder))}
+
+
+def test_both_formats_of_arrow_are_read(tmp_path: Path) -> None:
+    table = pyarrow.Table.from_pylist(ROWS)
+    for number, write in enumerate((pyarrow.ipc.new_stream, pyarrow.ipc.new_file)):
+        with write(str(tmp_path / f"{number}.arrow"), table.schema) as file:
+            file.write_table(table, max_chunksize=1)
+        assert [row for *_, row in read(str(tmp_path / f"{number}.arrow"))] == ROWS
 
 
 def test_a_hub_name_is_loaded_with_its_configuration_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
