@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
+"""Each with a `role` and a `content`, both texts, and what else of MORE it has."""
 Render = Callable[[Messages, bool], str]
 """(messages, whether to open an assistant turn at the end) -> text"""
 
+MORE = ("tool_calls", "reasoning_content", "tool_call_id", "name")
+"""What a message may hold beside its role and content, for templates that know what to do with it."""
+WRITTEN = MORE[:2]
+"""Of these, what is part of the assistant's turn: a template that does not write it would lose it."""
 QWEN2_5_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 Template = Literal["native", "chatml", "qwen2_5", "raw"]
 
@@ -21,16 +26,23 @@ class TemplateFault(ValueError):
 
 
 def renderer(template: Template, tokenizer: PreTrainedTokenizerBase) -> Render:
-    """The function that renders messages with `template`.
+    """The function that renders messages with `template`. It raises TemplateFault for messages that the template cannot express.
 
     Raises:
         ValueError: `native`, but the tokenizer has none.
     """
-    if template == "native":
-        if not tokenizer.chat_template:
-            raise ValueError(f"the tokenizer of '{tokenizer.name_or_path}' has no chat template of its own")
-        return lambda messages, generate: _native(messages, generate, tokenizer)
-    return {"chatml": chatml, "qwen2_5": qwen2_5, "raw": raw}[template]
+    if template == "native" and not tokenizer.chat_template:
+        raise ValueError(f"the tokenizer of '{tokenizer.name_or_path}' has no chat template of its own")
+    own = {"chatml": chatml, "qwen2_5": qwen2_5, "raw": raw}
+    # A text, or several texts by name.
+    lost = {key for key in WRITTEN if template != "native" or key not in str(tokenizer.chat_template)}
+
+    def render(messages: Messages, generate: bool) -> str:
+        for key in [key for message in messages for key in lost.intersection(message)]:
+            raise TemplateFault(f"a message has '{key}', which the template '{template}' does not write")
+        return _native(messages, generate, tokenizer) if template == "native" else own[template](messages, generate)
+
+    return render
 
 
 def chatml(messages: Messages, generate: bool) -> str:

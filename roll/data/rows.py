@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from roll.config.schema_model import DataArgs
+from roll.data.chat import MORE
 from roll.errors import DataError, Fault
 from roll.registry import nearest
 
 ROLES = ("system", "user", "assistant", "tool")
 FP32_MAX = 3.4028234663852886e38
-Conversation = list[dict[str, str]]
+Conversation = list[dict[str, Any]]
 
 
 class RowFault(Exception):
@@ -126,7 +127,7 @@ def raw_text(row: Mapping[str, Any], column: str) -> str:
     return _text(row, column)
 
 
-def _answer(row: Mapping[str, Any], column: str) -> dict[str, str]:
+def _answer(row: Mapping[str, Any], column: str) -> dict[str, Any]:
     """The assistant's message in a column: a text, which may be empty, or a list of that message alone."""
     value = _column(row, column)
     if isinstance(value, str):
@@ -156,17 +157,20 @@ def _messages(row: Mapping[str, Any], column: str, may_be_empty: bool = False) -
     return [_message(message, f"'{column}' item {index}", remedy, may_be_empty) for index, message in enumerate(messages)]
 
 
-def _message(message: Any, place: str, remedy: str, may_be_empty: bool) -> dict[str, str]:
+def _message(message: Any, place: str, remedy: str, may_be_empty: bool) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise RowFault("malformed message", f"{place} is a {type(message).__name__}, not an object: {_shown(message)}", remedy)
     role, content = message.get("role"), message.get("content")
+    more = {key: message[key] for key in MORE if message.get(key)}
+    if "tool_calls" in more:
+        content, may_be_empty = "" if content is None else content, True
     if role not in ROLES:
         raise RowFault("malformed message", f"{place} has the role {_shown(role)}", remedy)
     if not isinstance(content, str):
         raise RowFault("malformed message", f"{place} has a {type(content).__name__} as content: {_shown(content)}", remedy)
     if not content.strip() and role != "system" and not (may_be_empty and role == "assistant"):
         raise RowFault("empty message", f"{place} (role '{role}') has no text", "fill in the text, or remove the row")
-    return {"role": role, "content": content}
+    return {"role": role, "content": content, **more}
 
 
 def _text(row: Mapping[str, Any], column: str) -> str:

@@ -30,7 +30,7 @@ from roll.data.rows import RowFault
 from roll.data.sources import Source
 from roll.errors import DataError, Fault, RollError
 
-FORMAT = "5"
+FORMAT = "6"
 """Part of the fingerprint; another value leaves all tables of earlier versions of this file aside."""
 COLUMNS = {"template", "messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system", "tag", "id"}
 """Keys of `data_args` that decide what a row becomes."""
@@ -100,7 +100,7 @@ class Preparation:
     texts: ReadTexts
     tokenizer: PreTrainedTokenizerBase
     special_tokens: bool
-    """Whether the tokenizer adds its own (BOS) to a prompt; a chat template has written them already."""
+    """Whether the tokenizer puts its own (BOS) before a prompt; a chat template has written them already."""
     data_args: DataArgs
 
     def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
@@ -149,8 +149,16 @@ class Preparation:
         if not any(texts):
             return [[] for _ in texts]
         # verbose=False: lengths are checked afterwards, against the run's own limits.
-        found = self.tokenizer(texts, add_special_tokens=special_tokens, verbose=False)["input_ids"]
-        return [ids if text else [] for ids, text in zip(found, texts, strict=True)]  # type: ignore[arg-type]
+        found = self.tokenizer(texts, add_special_tokens=special_tokens, return_special_tokens_mask=True, verbose=False)
+        added: Any = found["special_tokens_mask"]
+        return [_left_open(*pair) if text else [] for *pair, text in zip(found["input_ids"], added, texts, strict=True)]  # type: ignore[arg-type]
+
+
+def _left_open(token_ids: list[int], added: list[int]) -> list[int]:
+    """A text's tokens without those that the tokenizer put after it (EOS): another text follows, or what the policy writes."""
+    while added and added.pop():
+        token_ids.pop()
+    return token_ids
 
 
 def prepared_table(sources: Sequence[Source], preparation: Preparation, purpose: str, cache_folder: Path | None) -> datasets.Dataset:

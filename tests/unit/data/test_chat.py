@@ -40,6 +40,13 @@ def test_a_native_template_that_refuses_says_so(tokenizer: PreTrainedTokenizerFa
         renderer("native", tokenizer)([USER], True)
 
 
+@pytest.mark.parametrize("key", ["tool_calls", "reasoning_content"])
+@pytest.mark.parametrize("template", ["chatml", "raw", "native"])
+def test_what_a_template_would_lose_of_a_message_is_refused(tokenizer: PreTrainedTokenizerFast, template: Template, key: str) -> None:
+    with pytest.raises(TemplateFault, match=f"has '{key}', which the template '{template}' does not write"):
+        renderer(template, tokenizer)([USER, ASSISTANT | {key: ["add"]}], False)
+
+
 def test_native_needs_a_template(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", None)
     with pytest.raises(ValueError, match="has no chat template"):

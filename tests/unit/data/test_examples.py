@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from roll.config.schema_model import DataArgs
@@ -53,6 +55,40 @@ def test_the_prompt_s_tokens_are_those_that_generation_starts_from(
     assert example.token_ids[~example.response_mask].tolist() == tokenizer("The answ")["input_ids"]
     together = tokenizer("The answer is")["input_ids"]
     assert example.token_ids[:-1].tolist() != together
+
+
+def test_a_message_keeps_its_calls_and_its_thinking(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    template = (
+        "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<{{ m.reasoning_content }}>{% endif %}{{ m.content }}"
+        "{% for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %};{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    speaking = copy.deepcopy(tokenizer)
+    speaking.chat_template = template
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}
+    answer = {"role": "assistant", "content": "Two.", "reasoning_content": "Hm.", "tool_calls": None}
+    path = write_jsonl([{"messages": [MESSAGES[0], call, {"role": "tool", "content": "2"}, answer]}])
+    example = only(path, tmp_path, speaking, messages="messages")
+    assert tokenizer.decode(example.token_ids[~example.response_mask]) == '[user]One?;[assistant]{"name": "add"};[tool]2;[assistant]'
+    assert tokenizer.decode(example.token_ids[example.response_mask]) == "<Hm.>Two.;"
+
+
+BEGIN, END = "<|im_start|>", "<|im_end|>"
+
+
+@pytest.mark.parametrize(("form", "begins"), [("{0} $A {1}", True), ("{0} $A", True), ("$A {1}", False)])
+def test_a_tokenizer_that_ends_what_it_is_given_does_not_end_a_prompt(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, form: str, begins: bool
+) -> None:
+    ending = copy.deepcopy(tokenizer)
+    marks = [(mark, tokenizer.convert_tokens_to_ids(mark)) for mark in (BEGIN, END)]
+    ending.backend_tokenizer.post_processor = TemplateProcessing(single=form.format(BEGIN, END), special_tokens=marks)
+    example = only(write_jsonl([{"q": f"One?{END}", "a": "Two."}]), tmp_path, ending, template="raw", prompt="q", response="a")
+    begin = BEGIN if begins else ""
+    assert tokenizer.decode(example.token_ids[~example.response_mask]) == f"{begin}One?{END}"
+    assert tokenizer.decode(example.token_ids[example.response_mask]) == "Two.<|endoftext|>"
+    whole = only(write_jsonl([{"t": "One? Two."}]), tmp_path, ending, text="t")
+    assert tokenizer.decode(whole.token_ids) == f"{begin}One? Two.<|endoftext|>"
 
 
 def test_all_turns_of_a_conversation_are_learnt_and_nothing_between_them(
