@@ -19,6 +19,11 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 PLAIN_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,6})?")
 """Numbers of which math-verify's verdict is exact equality: it rounds to 6 decimals and computes with 15 digits."""
+MARKED = re.compile(r"\\boxed|\\\(|\\\[|(?<!\\)\$.+(?<!\\)\$", re.DOTALL)
+"""A reference that says itself where its mathematics stands. One dollar is money."""
+THIN_SPACE = re.compile(r"(?<=\d)\\,(?=\d{3}(?!\d))")
+"""Between thousands."""
+PERCENT = re.compile(r"(.*[\d)}])\s*\\?%", re.DOTALL)
 SEARCHED_CHARACTERS = 4000
 """How far from the end an answer outside a box is looked for; the time of math-verify's search grows with the square of it."""
 
@@ -39,12 +44,13 @@ def math_rule(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardRe
     answer = text if boxed is None else boxed
     if PLAIN_NUMBER.fullmatch(reference) and PLAIN_NUMBER.fullmatch(answer):
         return RewardResult(float(Decimal(reference) == Decimal(answer)), note=f"answer {answer}")
-    return judge(reference, text[-SEARCHED_CHARACTERS:] if boxed is None else f"\\boxed{{{boxed}}}")
+    return judge(reference, text[-SEARCHED_CHARACTERS:] if boxed is None else as_latex(boxed))
 
 
 def judge(reference: str, answer: str) -> RewardResult:
-    """math-verify's verdict. `answer` is a text to search, or a `\\boxed{...}` alone."""
-    expected = parse(_as_latex(reference), parsing_timeout=None)  # type: ignore[arg-type]  # None turns the alarm off
+    """math-verify's verdict. `answer` is a text to search, or what `as_latex` made of an answer."""
+    written = reference if MARKED.search(reference) else as_latex(reference)
+    expected = parse(written, parsing_timeout=None)  # type: ignore[arg-type]  # None turns the alarm off
     if not expected:
         return RewardResult(0.0, RewardOutcome.UNPARSABLE, note=f"the reference answer {reference[:80]!r} is not mathematics")
     found = parse(answer, parsing_timeout=None)  # type: ignore[arg-type]
@@ -53,7 +59,10 @@ def judge(reference: str, answer: str) -> RewardResult:
     return RewardResult(float(verify(expected, found, timeout_seconds=None)), note=f"answer {str(found[-1])[:80]}")
 
 
-def _as_latex(reference: str) -> str:
-    """Boxed, unless the reference says itself where its mathematics stands."""
-    marked = "\\boxed" in reference or "$" in reference or "\\(" in reference or "\\[" in reference
-    return reference if marked else f"\\boxed{{{reference}}}"
+def as_latex(answer: str) -> str:
+    """An answer as math-verify knows it for one: boxed, or a percentage. A full stop, thin spaces and `°` it takes for nothing known."""
+    if answer.endswith(".") and not answer.endswith(".."):
+        answer = answer[:-1]
+    answer = THIN_SPACE.sub("", answer.replace("°", "^\\circ"))
+    percent = PERCENT.fullmatch(answer)
+    return f"${percent[1]}$%" if percent else f"\\boxed{{{answer}}}"
