@@ -32,6 +32,7 @@ from roll.types import RewardOutcome, RewardResult, TurnReward
 HEADER = struct.Struct(">Q")
 NOTE_CHARACTERS = 300
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def encoded(message: Any) -> bytes:
@@ -86,10 +87,14 @@ def _receive(incoming: Any) -> Any:
 
 
 def _die_with(parent: int) -> None:
-    """Asks Linux for a SIGKILL when the parent ends, so that not even a hanging reward outlives it."""
+    """Asks Linux for a SIGKILL when the parent ends, so that not even a hanging reward outlives it.
+
+    Asks too that orphans among its descendants become its own children, so that process.py finds them.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    for option, value in ((PR_SET_PDEATHSIG, signal.SIGKILL), (PR_SET_CHILD_SUBREAPER, 1)):
+        if libc.prctl(option, value, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), f"prctl({option})")
     if os.getppid() != parent:
         sys.exit("the parent ended before the reward process was ready")
 

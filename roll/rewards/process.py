@@ -14,9 +14,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+
+import psutil
 
 from roll.config.schema_roles import Reward
 from roll.errors import ConfigError, RollError
@@ -143,6 +147,28 @@ class RewardProcess:
             self._child = None
 
 
+def _end_groups_beneath(pid: int) -> None:
+    """Kills what a process started in groups and sessions apart from its own; it is stopped meanwhile, and starts nothing more."""
+    deadline = time.monotonic() + KILL_SECONDS
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        process.suspend()
+        while (apart := _groups(process.children(recursive=True)) - {pid}) and time.monotonic() < deadline:
+            for group in apart:
+                with suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGKILL)
+
+
+def _groups(processes: Sequence[psutil.Process]) -> set[int]:
+    """The process groups of those that live."""
+    found: set[int] = set()
+    for process in processes:
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.add(os.getpgid(process.pid))
+    return found
+
+
 class _Child:
     """One process and the socket to it. The process leads a session of its own: what it started ends with it."""
 
@@ -212,6 +238,7 @@ class _Child:
     def end_process(self) -> str:
         """Kills and reaps the process and what it started; says how it ended."""
         if self._process.returncode is None:
+            _end_groups_beneath(self._process.pid)
             os.killpg(self._process.pid, signal.SIGKILL)
         status = self._process.wait(KILL_SECONDS)
         return f"the process died of {signal.Signals(-status).name}" if status < 0 else f"the process ended itself with status {status}"

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,11 @@ def act(prompt, response, row, bonus=0.0):
     if response == "spawn and exit":
         subprocess.Popen(["sleep", "600"])
         os._exit(3)
+    if response.startswith("apart"):
+        # A session of its own, whose leader ends at once and leaves an orphan in it.
+        subprocess.run(["setsid", "sh", "-c", f"sleep 600 & echo $! > {row['file']}"])
+        time.sleep(600 if response == "apart and hang" else 0)
+        return RewardResult(1.0)
     if response == "slow":
         time.sleep(0.2)
     if response == "modules":
@@ -238,6 +244,23 @@ def test_what_a_reward_started_ends_with_it(response: str) -> None:
             return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and stat_fields(int(pid))[3:4] == [str(leader)]]
 
     assert gone(run(go()))
+
+
+@pytest.mark.parametrize("response", ["apart", "apart and hang"])
+def test_what_a_reward_started_in_a_session_apart_ends_with_it(response: str, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+
+    async def go() -> None:
+        async with process() as rewards:
+            await rewards.score(replace(PROMPT, row={"file": str(file)}), [response])
+
+    run(go())
+    pid = int(file.read_text())
+    try:
+        assert gone([pid])
+    finally:
+        if not gone([pid], 0.1):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_child_that_died_while_idle_is_replaced() -> None:
