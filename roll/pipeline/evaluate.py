@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
 
 import numpy as np
 
+from roll.rollout.batch import NO_VERDICT
 from roll.rollout.episode import Generator, Scorer, episode, prompt_seed
 from roll.types import FinishReason, Metrics, Prompt, RewardOutcome, RewardResult, RolloutGroup, Sampling
+
+LOG = logging.getLogger(__name__)
 
 VALIDATION = 1
 """Seed stream of validation prompts."""
@@ -29,13 +33,17 @@ class Evaluator:
     """Every prompt keeps its own seed, so two evaluations of one policy give the same answers."""
 
     async def run(self) -> Metrics:
-        """`val/<name>/pass@1`, pass@k for k samples a prompt, and length."""
+        """`val/<name>/pass@1`, pass@k for k samples a prompt, and length. Warns of rewards that crashed or were late."""
         groups = await asyncio.gather(
             *(
                 episode(prompt, self.generator, self.scorer, self.sampling, prompt_seed(self.seed, VALIDATION, prompt.prompt_id))
                 for prompt in self.prompts
             )
         )
+        rewards = [rollout.reward for group in groups for rollout in group.rollouts]
+        if notes := [reward.note for reward in rewards if reward.outcome in NO_VERDICT]:
+            said = "; ".join(sorted(set(notes))[:3])
+            LOG.warning("%s: %d of %d responses got no verdict and count as failed: %s", self.name, len(notes), len(rewards), said)
         return validation_metrics(self.name, groups, self.sampling.samples)
 
 

@@ -48,7 +48,10 @@ def reward_that_takes(reward_args: Mapping[str, Any], name: str, domain: str) ->
     Raises:
         ConfigError: it is not found, or does not take its `reward_args`.
     """
-    reward = load_reward(name, f"rewards.{domain}.reward")
+    place = f"rewards.{domain}.reward"
+    reward = load_reward(name, place)
+    if inspect.iscoroutinefunction(reward):
+        raise ConfigError([Fault(place, f"'{name}' is asynchronous", "make it a plain function; `world_size` of them run at a time")])
     try:
         inspect.signature(reward).bind(None, "", {}, **reward_args)
     except TypeError as error:

@@ -46,7 +46,8 @@ def score(reward: RewardFunction, prompt: Any, response: str, reward_args: Mappi
     try:
         result = reward(prompt, response, prompt.row, **reward_args)
     except BaseException as error:  # A reward that calls sys.exit() must not end the process either.
-        return _crashed(traceback.format_exception_only(error)[-1].strip())
+        lines = traceback.format_exception_only(error)  # a SyntaxError's place, indented, comes before it, and notes come after it
+        return _crashed(next(line for line in lines if not line.startswith(" ")).strip())
     if not isinstance(result, RewardResult):
         return _crashed(f"returned a {type(result).__name__}, not a RewardResult: {result!r}")
     try:

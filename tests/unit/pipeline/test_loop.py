@@ -250,16 +250,17 @@ class Answers:
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
         if prompt.prompt_id == 2:
-            return [RewardResult(1.0, RewardOutcome.CRASHED) for _ in responses]
+            return [RewardResult(1.0, RewardOutcome.CRASHED, note="KeyError: 'answer'") for _ in responses]
         return [RewardResult(float(int(response) % 2 == 0)) for response in responses]
 
 
-def test_evaluation() -> None:
+def test_evaluation(caplog: pytest.LogCaptureFixture) -> None:
     prompts = [Prompt(number, np.array([10 + number], np.int32), "", "digits", {}) for number in range(3)]
     metrics = asyncio.run(Evaluator("held", prompts, Answers(), Answers(), Sampling(4, samples=2, log_probs=False), 0).run())
     assert metrics["val/held/pass@1"] == pytest.approx((0.5 + 0.5 + 0) / 3)
     assert metrics["val/held/pass@2"] == pytest.approx(2 / 3)
     assert metrics["val/held/length_mean"] == 2
+    assert caplog.messages == ["held: 2 of 6 responses got no verdict and count as failed: KeyError: 'answer'"]
 
 
 def test_the_meter_times_parts_and_counts_tokens() -> None:

@@ -45,6 +45,12 @@ def act(prompt, response, row, bonus=0.0):
         ctypes.string_at(0)
     if response == "raise":
         raise KeyError("no such thing")
+    if response == "raise with a note":
+        error = KeyError("no such thing")
+        error.add_note("a remark")
+        raise error
+    if response == "syntax":
+        compile("1 +", "here", "eval")
     if response == "nan":
         return RewardResult(float("nan"))
     if response == "inf part":
@@ -179,6 +185,8 @@ def test_results_come_back_whole_and_in_order() -> None:
         ("segfault", RewardOutcome.CRASHED, "the process died of SIGSEGV"),
         ("sys.exit", RewardOutcome.CRASHED, "SystemExit: enough"),
         ("raise", RewardOutcome.CRASHED, "KeyError: 'no such thing'"),
+        ("raise with a note", RewardOutcome.CRASHED, "KeyError: 'no such thing'"),
+        ("syntax", RewardOutcome.CRASHED, "SyntaxError: invalid syntax"),
         ("nan", RewardOutcome.CRASHED, "returned a malformed RewardResult: its value is nan"),
         ("inf part", RewardOutcome.CRASHED, "returned a malformed RewardResult: its part 'style' is inf"),
         ("garbage", RewardOutcome.CRASHED, "returned a float, not a RewardResult: 1.0"),

@@ -100,3 +100,10 @@ def test_a_reward_is_checked_with_its_arguments() -> None:
         reward_that_takes({}, "absent", "a")
     with pytest.raises(ConfigError, match=r"rewards\.b\.reward_args: .*unexpected keyword argument 'ignore_cas'"):
         reward_that_takes({"ignore_cas": True}, "exact_match", "b")
+
+
+def test_a_reward_that_would_have_to_be_awaited_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "awaited_rewards.py").write_text("async def judge(prompt, response, row): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"rewards\.a\.reward: 'awaited_rewards:judge' is asynchronous"):
+        reward_that_takes({}, "awaited_rewards:judge", "a")
