@@ -116,15 +116,17 @@ class CheckpointStore:
         if resume == "never":
             return None
         if resume == "auto":
-            return self.newest_verified()
+            return self.newest_verified("resume_from_checkpoint=never starts over")
         path = Path(resume)
         if not (path / MANIFEST).is_file():
             raise ConfigError([_no_checkpoint(path, self.latest())])
         verify(path)
         return path
 
-    def newest_verified(self) -> Path | None:
+    def newest_verified(self, remedy: str) -> Path | None:
         """The newest checkpoint whose contents match their digests; None if there is none at all.
+
+        `remedy` is what to do where none is whole.
 
         Raises:
             CheckpointError: there are checkpoints, and none is whole.
@@ -138,7 +140,7 @@ class CheckpointStore:
                 return path
         if broken := self._named():
             names = ", ".join(path.name for path in broken)
-            raise CheckpointError(f"{self.folder}: none of its checkpoints ({names}) is whole; resume_from_checkpoint=never starts over")
+            raise CheckpointError(f"{self.folder}: none of its checkpoints ({names}) is whole; {remedy}")
         return None
 
     def _named(self) -> list[Path]:

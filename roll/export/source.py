@@ -38,11 +38,12 @@ def find_source(path: Path) -> Source:
         ConfigError: the path is neither, or the run folder's configuration is missing or cannot be read.
         CheckpointError: the checkpoint is not whole.
     """
-    if (path / MANIFEST).is_file():
+    if (path / MANIFEST).is_file() or (path.is_dir() and path.absolute().parent.name == CHECKPOINTS):
         verify(path)
         checkpoint, run = path, path.absolute().parent.parent
     else:
-        newest = CheckpointStore(path / CHECKPOINTS, keep=1).newest_verified() if (path / CHECKPOINTS).is_dir() else None
+        store = CheckpointStore(path / CHECKPOINTS, keep=1)
+        newest = store.newest_verified("export from a copy of the run folder, or from another run") if store.folder.is_dir() else None
         if newest is None:
             remedy = "give a run folder (output_dir), or the folder of a checkpoint (output_dir/checkpoints/step_N)"
             raise ConfigError([Fault("checkpoint", f"'{path}' is neither a run folder with checkpoints nor a checkpoint", remedy)])

@@ -11,6 +11,7 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME
 
 FORMAT = {"format": "pt"}
 
@@ -29,7 +30,8 @@ def write_model(folder: Path, buckets: Iterator[Mapping[str, Tensor]], model: Pr
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
     model.config.save_pretrained(folder)
     if model.can_generate() and model.generation_config is not None:  # a reward model has none
-        model.generation_config.save_pretrained(folder)
+        # Not save_pretrained, which refuses what published models come with: a temperature without do_sample.
+        model.generation_config.to_json_file(folder / GENERATION_CONFIG_NAME)
     tokenizer.save_pretrained(folder)
 
 

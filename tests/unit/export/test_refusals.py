@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from roll.checkpoint.manifest import MANIFEST
 from roll.checkpoint.state import LOOP_FILE, LoopState
 from roll.checkpoint.store import CheckpointStore
 from roll.config.compose import compose
@@ -66,3 +67,16 @@ def test_a_format_of_the_other_kind_of_training_is_refused(
     said = capsys.readouterr().err
     assert f"--format: '{form}', but the run {why}" in said
     assert not (tmp_path / "out").exists()
+
+
+def test_half_a_checkpoint_is_refused_with_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_folder(tmp_path / "run")
+    checkpoint = run / "checkpoints" / "step_1"
+    (checkpoint / LOOP_FILE).unlink()
+    assert main([str(run), str(tmp_path / "out")]) == 3
+    said = capsys.readouterr().err
+    assert "(step_1) is whole; export from a copy of the run folder, or from another run" in said
+    assert "resume_from_checkpoint" not in said
+    (checkpoint / MANIFEST).unlink()
+    assert main([str(checkpoint), str(tmp_path / "out")]) == 3
+    assert f"{checkpoint}: it holds no {MANIFEST}, so it is not whole" in capsys.readouterr().err

@@ -1,0 +1,48 @@
+"""What is written loads again as the same model, with all that lay beside its weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
+
+from roll.config.schema_model import ModelArgs
+from roll.models.export import write_model
+from roll.models.load import load_causal_model, load_tokenizer
+from roll.models.weights import WeightView
+
+SAMPLED = {"do_sample": True, "temperature": 0.6, "eos_token_id": [1, 2]}
+INCONSISTENT = {"temperature": 0.6, "top_p": 0.9}
+"""As published models have it; transformers reads it and does not write it."""
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("generation", [SAMPLED, INCONSISTENT, None])
+def test_a_model_comes_back_with_its_tokenizer_and_its_generation_config(
+    tmp_path: Path, tied: bool, generation: dict[str, Any] | None
+) -> None:
+    base, out = tmp_path / "base", tmp_path / "out"
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    AutoModelForCausalLM.from_config(Qwen2Config(vocab_size=64, tie_word_embeddings=tied, **shape)).save_pretrained(base)
+    backend = Tokenizer(models.WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", chat_template="{{ 1 }}").save_pretrained(base)
+    (base / "generation_config.json").unlink()
+    if generation is not None:
+        (base / "generation_config.json").write_text(json.dumps(generation))
+
+    model = load_causal_model(str(base), ModelArgs.model_validate({"dtype": "fp32"}), packed=False)
+    view = WeightView(model)
+    names = [spec.name for spec in view.model_specs()]
+    assert ("lm_head.weight" in names) is not tied
+    write_model(out, iter([view.model_tensors(names[:3]), view.model_tensors(names[3:])]), model, load_tokenizer(str(base)))
+
+    token_ids = torch.arange(64)[None]
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(out)(token_ids).logits, model(token_ids).logits)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert (tokenizer.chat_template, tokenizer.eos_token) == ("{{ 1 }}", "</s>")
+    assert (generation or {}).items() <= json.loads((out / "generation_config.json").read_text()).items()
