@@ -27,7 +27,13 @@ def test_a_model_comes_back_with_its_tokenizer_and_its_generation_config(
     tmp_path: Path, tied: bool, generation: dict[str, Any] | None
 ) -> None:
     base, out = tmp_path / "base", tmp_path / "out"
-    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    shape: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
     AutoModelForCausalLM.from_config(Qwen2Config(vocab_size=64, tie_word_embeddings=tied, **shape)).save_pretrained(base)
     backend = Tokenizer(models.WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", chat_template="{{ 1 }}").save_pretrained(base)
