@@ -1,0 +1,90 @@
+"""What bf16 alone does to the log-probs of a model of random weights, through nothing but transformers' layers.
+
+    python benchmarks/rounding.py [--model tiny|0.5b|1.5b|7b] [--tokens 256]
+
+A row of random tokens goes through the layers in fp32, in bf16 with torch's fused attention, and in bf16 with attention written
+out. Each layer is drawn when its turn comes and dropped after it, so that 7B takes 9 GiB of host memory; on two cores it takes two
+minutes. Each token's log-prob is of a token drawn from the distribution at its place, as a policy's is. Prints the mean absolute
+differences, nats: two engines that compute in bf16 cannot be expected to agree better.
+"""
+
+from __future__ import annotations
+
+import argparse
+from itertools import combinations
+
+import torch
+from transformers import Qwen2Config
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm, Qwen2RotaryEmbedding
+
+from benchmarks.models import SHAPES, STANDARD_DEVIATION, build_config
+
+WAYS = {"fp32": (torch.float32, "sdpa"), "bf16": (torch.bfloat16, "sdpa"), "bf16, attention written out": (torch.bfloat16, "eager")}
+"""Precision and kernel of attention."""
+
+
+def main() -> None:
+    """Print a line for each two of the ways."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=SHAPES, default="tiny")
+    parser.add_argument("--tokens", type=int, default=256, help="of the row")
+    options = parser.parse_args()
+    for (one, other), difference in differences(build_config(options.model), options.tokens, seed=0).items():
+        print(f"{options.model}, {options.tokens} tokens, {one} against {other}: {difference:.4f}")
+
+
+@torch.no_grad()
+def differences(config: Qwen2Config, tokens: int, seed: int) -> dict[tuple[str, str], float]:
+    """Mean absolute differences of the log-probs, nats, for each two of `WAYS`."""
+    torch.manual_seed(seed)
+    embedding = drawn(config)
+    row = random_row(config, tokens)
+    states = {way: embedding[row].to(dtype) for way, (dtype, _) in WAYS.items()}
+    for number in range(config.num_hidden_layers):
+        states = one_layer(config, number, states)
+    output = embedding if config.tie_word_embeddings else drawn(config)
+    logits = {way: logits_of(config, output, state) for way, state in states.items()}
+    said = torch.multinomial(logits["fp32"].softmax(-1), 1)
+    log_probs = {way: one.log_softmax(-1).gather(1, said) for way, one in logits.items()}
+    return {(one, other): float((log_probs[one] - log_probs[other]).abs().mean()) for one, other in combinations(WAYS, 2)}
+
+
+def random_row(config: Qwen2Config, tokens: int) -> torch.Tensor:
+    """Token ids, [1, T]."""
+    return torch.randint(0, config.vocab_size, (1, tokens))
+
+
+def drawn(config: Qwen2Config) -> torch.Tensor:
+    """An embedding or an output matrix, [vocabulary, width]."""
+    return torch.empty(config.vocab_size, config.hidden_size, dtype=torch.bfloat16).normal_(std=STANDARD_DEVIATION)
+
+
+def one_layer(config: Qwen2Config, number: int, states: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The states, each [1, T, width], behind a layer that is drawn here."""
+    with torch.device("meta"):
+        layer = Qwen2DecoderLayer(config, number).to(torch.bfloat16)
+    layer = layer.to_empty(device="cpu")
+    for name, parameter in layer.named_parameters():
+        if parameter.ndim == 1:
+            parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
+        else:
+            parameter.normal_(std=STANDARD_DEVIATION)
+    tokens = next(iter(states.values())).shape[1]
+    causal = torch.full((1, 1, tokens, tokens), float("-inf")).triu(1)
+    angles = Qwen2RotaryEmbedding(config)(torch.empty(0, dtype=torch.float32), torch.arange(tokens)[None])
+    behind = {}
+    for way, (dtype, kernel) in WAYS.items():
+        config._attn_implementation = kernel  # The layer reads it as it runs.
+        cos_sin = tuple(angle.to(dtype) for angle in angles)
+        behind[way] = layer.to(dtype)(states[way], attention_mask=causal.to(dtype), position_embeddings=cos_sin)
+    return behind
+
+
+def logits_of(config: Qwen2Config, output: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """[T, vocabulary], formed in the state's precision, in fp32."""
+    norm = Qwen2RMSNorm(config.hidden_size, eps=config.rms_norm_eps).to(state.dtype)
+    return (norm(state)[0] @ output.to(state.dtype).T).float()
+
+
+if __name__ == "__main__":
+    main()
