@@ -169,6 +169,7 @@ class DeepSpeedTrain:
                     self._checkpointing.before_update()
                 version = policy_version if number == 0 else None
                 self._accumulate(micro_batches, lambda part, version=version: self._loss(part, loss, temperature, tally, version))
+                scalars[f"{subject}/lr"] = float(self._engine.get_lr()[0])  # `step` goes on to the next update's
                 self._engine.step()
                 skipped = self._engine.skipped_steps - skipped
                 scalars[f"{subject}/skipped_updates"] += skipped
@@ -178,7 +179,6 @@ class DeepSpeedTrain:
             scalars[f"{subject}/grad_norm"] = float(norm) / norm_scale
         if (loss_scale := scale_of(self._engine)) is not None:
             scalars[f"{subject}/loss_scale"] = loss_scale
-        scalars[f"{subject}/lr"] = float(self._engine.get_lr()[0])
         scalars[f"memory/{role}/token_budget"] = self._guard.token_budget if self._guard else self._settings.token_budget
         scalars[f"memory/{role}/checkpointed_layers"] = self._checkpointing.checkpointed if self._checkpointing else self._checkpointed
         return tally.result(scalars)

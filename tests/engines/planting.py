@@ -67,7 +67,7 @@ class Faults:
     scales: list[float | None]
     """fp16's loss scale before the faults and after each."""
     rates: list[float]
-    """The learning rate, likewise."""
+    """The learning rate of the good update and of those with faults."""
     end: str
     """The error that ends a run of many faults."""
 

@@ -97,7 +97,7 @@ def test_its_updates_are_adamws(seen: dict[Case, list[Seen]], batch: TrainBatch,
     first = merge([rank.first_result for rank in seen[case]])
     for name, value in plain[0][1].items():
         assert first[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
-    assert first["critic/lr"] == pytest.approx(0.9e-2)
+    assert first["critic/lr"] == pytest.approx(1e-2)
     assert first["critic/skipped_updates"] == 0
     assert not any(name.startswith(("policy/", "mismatch/")) for name in first)
 

@@ -162,9 +162,9 @@ def test_metrics_are_means_over_all_ranks_and_updates(outcomes: Runs, plain: Pla
     assert sum(outcome.second_result.tokens for outcome in by_rank) == counts[0] + 2 * counts[1]
     if case.stage > 0:
         assert first["policy/grad_norm"] == pytest.approx(plain[case.lora][0].grad_norm, rel=1e-3)
-    # The rate that the next update will use: linear to nothing over ten.
-    assert first["policy/lr"] == pytest.approx(0.9e-2)
-    assert by_rank[0].second_result.scalars["policy/lr"] == pytest.approx(0.6e-2)
+    # Of the last update: linear to nothing over ten.
+    assert first["policy/lr"] == pytest.approx(1e-2)
+    assert by_rank[0].second_result.scalars["policy/lr"] == pytest.approx(0.7e-2)
 
 
 @each_exact_run
