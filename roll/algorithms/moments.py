@@ -43,14 +43,16 @@ class RunningMoments:
 def standardise(rewards: np.ndarray, groups: Ints, mean: Scope, std: Scope, running: RunningMoments | None = None) -> Doubles:
     """(r - mean) / (std + 1e-6), [N], each over its scope or left out. The standard deviation is the sample's (n - 1).
 
+    Values that do not spread are not divided: without the same scope's mean taken from them they would grow a million-fold.
+
     Args:
         rewards, groups: [N] each.
         running: moments of all steps, this one included; needed where a scope is `running`.
     """
     values = rewards.astype(np.float64)
     shift = _moment(values, groups, mean, np.mean, running and running.mean) if mean else 0.0
-    scale = _moment(values, groups, std, _sample_std, running and running.std) + EPSILON if std else 1.0
-    return (values - shift) / scale
+    spread = _moment(values, groups, std, _sample_std, running and running.std) if std else 0.0
+    return (values - shift) / np.where(spread > EPSILON, spread + EPSILON, 1.0)
 
 
 def by_group(values: np.ndarray, groups: Ints, reduce: Callable[[np.ndarray], float]) -> Doubles:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.algorithms.advantages import ADVANTAGES, Normalisation, advantages
-from roll.algorithms.moments import Scope
+from roll.algorithms.moments import RunningMoments, Scope
 from roll.data.packing import positions, select
 from tests.unit.algorithms.build import ROWS, Row, build, scores
 
@@ -76,6 +78,15 @@ def test_reinforce_normalises_over_what_it_is_told(mean: Scope, std: Scope, expe
     got = advantages("reinforce", scores([0, 1, 3, 6], [0, 0, 1, 1], [".x"] * 4), Normalisation(mean=mean, std=std))
     np.testing.assert_allclose(got[1::2], expected, rtol=3e-6)
     np.testing.assert_array_equal(got[::2], 0)
+
+
+@pytest.mark.parametrize(("mean", "expected"), [(None, 1.0), ("batch", 0.5)])
+def test_rewards_that_do_not_spread_are_not_divided(mean: Scope, expected: float) -> None:
+    """A group of right answers, whose standard deviation is 0, is worth no million."""
+    got = advantages("reinforce", scores([1, 1, 0, 0], [0, 0, 1, 1], [".x"] * 4), Normalisation(mean=mean, std="group"))
+    np.testing.assert_allclose(got[1::2], [expected, expected, expected - 1, expected - 1], rtol=1e-6)
+    first_step = advantages("reinforce", replace(scores([3], [0], [".x"]), running=RunningMoments(1, 3.0)), Normalisation(std="running"))
+    np.testing.assert_allclose(first_step, [0, 3])
 
 
 def test_rewards_are_clipped_before_and_advantages_after() -> None:
