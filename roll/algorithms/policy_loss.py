@@ -42,7 +42,7 @@ class PolicyLoss(Loss):
             "policy/loss": losses.detach(),
             "policy/ratio": said.ratio,
             "policy/clip_fraction": said.clipped.float(),
-            "policy/kl_behaviour": kl_estimate(log_probs, old, "k3").detach(),
+            "policy/kl_behaviour": kl_estimate(old, log_probs, "k3").detach(),  # of the policy that sampled: so k3 is unbiased
             "policy/entropy": entropy.detach(),
         }
         if self.correction is not None:

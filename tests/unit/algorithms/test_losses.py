@@ -53,8 +53,16 @@ def test_the_clip_fraction_counts_where_the_clipped_side_wins() -> None:
     dual = PolicyLoss(Ppo(dual_clip=1.4))(tensor(log(1.5), log(0.5), log(1.5), log(0.5)), behaviour, inputs).metrics
     assert dual["policy/clip_fraction"].tolist() == [1, 0, 1, 1], "the bound of the dual clip is one, too"
     torch.testing.assert_close(metrics["policy/ratio"], tensor(1.5, 0.5, 1.5, 0.5))
-    # k3 of d = log(behaviour / policy) = -log r: 1 / r - 1 + log r.
-    torch.testing.assert_close(metrics["policy/kl_behaviour"][:2], tensor(1 / 1.5 - 1 + log(1.5), 2 - 1 + log(0.5)))
+    # k3 of d = log(policy / behaviour) = log r: r - 1 - log r.
+    torch.testing.assert_close(metrics["policy/kl_behaviour"][:2], tensor(1.5 - 1 - log(1.5), 0.5 - 1 - log(0.5)))
+
+
+def test_how_far_the_policy_has_moved_is_unbiased_over_what_was_sampled() -> None:
+    """Over a whole categorical, each token as often as the behaviour policy samples it; from the present one it is far."""
+    behaviour, policy = tensor(2, 1, 0, -1).log_softmax(-1), tensor(-3, 1, 1, 2).log_softmax(-1)
+    said = PolicyLoss()(policy, tensor(0, 0, 0, 0), inputs_of(tensor(1, 1, 1, 1), behaviour))
+    expected = (behaviour.exp() * (behaviour - policy)).sum()
+    torch.testing.assert_close((behaviour.exp() * said.metrics["policy/kl_behaviour"]).sum(), expected)
 
 
 def test_kl_and_entropy_terms_by_hand() -> None:
