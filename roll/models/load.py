@@ -13,9 +13,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers.pytorch_utils import Conv1D
 
 from roll.config.schema_model import ModelArgs
-from roll.errors import DataError, Fault
+from roll.errors import ConfigError, DataError, Fault
 from roll.models import attention
 from roll.models.head import LogProbHead
 from roll.models.kernels import apply_liger, register_flash
@@ -214,9 +215,19 @@ def load_policy(path: str, model_args: ModelArgs, seed: int) -> PackedPolicy:
 
 
 def add_lora(model: PreTrainedModel, model_args: ModelArgs, seed: int) -> PeftModel:
-    """Wrap the model in a PEFT LoRA adapter, initialised alike on every rank."""
+    """Wrap the model in a PEFT LoRA adapter, initialised alike on every rank.
+
+    Raises:
+        ConfigError: a name in `lora_target` is that of no linear layer, which PEFT passes over if another one is.
+    """
     assert model_args.lora_target is not None
     targets = [name.strip() for name in model_args.lora_target.split(",")]
+    if targets != ["all-linear"]:
+        linear = [name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))]
+        if lost := [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in linear)]:
+            known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+            problem = f"the model has no linear layer named {' or '.join(lost)} that can be adapted"
+            raise ConfigError([Fault("model_args.lora_target", problem, f"known: {known}; or all-linear")])
     set_seed(seed)
     return get_peft_model(
         model,

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from roll.config.schema_model import ModelArgs
 from roll.data.packing import concatenate
+from roll.errors import ConfigError
 from roll.models.export import adapter_config, write_adapter_folder, write_model
 from roll.models.load import PackedPolicy, add_lora, load_causal_model, load_tokenizer
 from roll.models.packed_inputs import packed_inputs
@@ -111,6 +112,31 @@ def test_an_adapter_starts_as_nothing_and_alike_on_every_rank(tiny_model: Path) 
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     torch.testing.assert_close(log_probs(first), log_probs(load(tiny_model)))
     assert not any("lm_head" in name or "embed" in name for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("targets", "lost"),
+    [
+        ("q_proj,v_porj", "v_porj"),
+        ("lm_head,q_proj", "lm_head"),
+        ("embed_tokens", "embed_tokens"),
+        ("proj,all-linear", "proj or all-linear"),
+    ],
+)
+def test_a_target_that_no_adapter_would_take_is_refused(targets: str, lost: str, tiny_model: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(tiny_model, targets=targets)
+    (fault,) = refused.value.faults
+    assert fault.place == "model_args.lora_target"
+    assert f"named {lost} that" in fault.problem
+    assert fault.remedy == "known: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj; or all-linear"
+
+
+def test_a_target_may_name_its_block_too(tiny_model: Path) -> None:
+    adapted = {
+        name.rpartition(".lora_")[0] for name in all_tensors(WeightView(load(tiny_model, targets="self_attn.q_proj, 0.mlp.up_proj")), True)
+    }
+    assert {name.rpartition(".")[2] for name in adapted} == {"q_proj", "up_proj"}
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 300_000, 10**9], ids=["a tensor a file", "some files", "one file"])
