@@ -113,6 +113,10 @@ def _sampling_faults(config: RlvrConfig) -> list[Fault]:
             faults.append(
                 Fault(f"{name}.generating_args.max_new_tokens", problem, f"give at most {config.response_length}, or remove the key")
             )
+    held_out = config.validation and config.validation.generating_args
+    if held_out and held_out.temperature == 0 and (held_out.num_return_sequences or 1) > 1:
+        problem = f"{held_out.num_return_sequences}, but temperature is 0, which is greedy: all of them would be the same"
+        faults.append(Fault("validation.generating_args.num_return_sequences", problem, "remove it, or give a temperature above 0"))
     rollout = config.actor_infer.generating_args
     if rollout.num_return_sequences not in (None, samples):
         problem = f"{rollout.num_return_sequences}, but num_return_sequences_in_group is {samples}"

@@ -61,10 +61,10 @@ class Source:
         Raises:
             DataError: the file as a whole cannot be read.
         """
-        if self.kind == "json":
-            yield from _json_rows(Path(self.name))
-            return
         try:
+            if self.kind == "json":
+                yield from _json_rows(Path(self.name))
+                return
             for number, row in enumerate(_arrow_rows(Path(self.name)) if self.table is None else self.table, start=1):
                 yield _as_json(number, row)
         except (OSError, ValueError) as error:

@@ -167,18 +167,21 @@ def prepared_table(sources: Sequence[Source], preparation: Preparation, purpose:
     Any number of processes may ask for the same table at once; one builds it and the others wait.
 
     Raises:
-        DataError: a source cannot be read, or there is no row at all.
+        DataError: a source cannot be read, there is no row at all, or nothing can be written into the cache.
         RollError: another process held the lock for longer than LOCK_SECONDS.
     """
     root = cache_folder or Path(HF_DATASETS_CACHE) / "roll"
-    root.mkdir(parents=True, exist_ok=True)
     folder = root / fingerprint(sources, preparation, purpose)
     try:
+        root.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock", timeout=LOCK_SECONDS):
             if not folder.exists():
                 _build(folder, sources, preparation)
     except Timeout as error:
         raise RollError(f"{folder}.lock: another process has held it for {LOCK_SECONDS:.0f} s to prepare the same data") from error
+    except OSError as error:
+        remedy = "make room there, or set HF_DATASETS_CACHE to a folder that can be written to"
+        raise DataError([Fault(str(root), f"the prepared rows cannot be kept there: {error}", remedy)]) from error
     return datasets.concatenate_datasets([datasets.Dataset.from_file(str(file)) for file in sorted(folder.glob("rows*.arrow"))])
 
 
@@ -282,9 +285,8 @@ def _raw_table(sources: Sequence[Source], folder: Path, name: str) -> datasets.D
             _raw_rows, features=RAW, cache_dir=str(folder), gen_kwargs={"sources": tuple(sources)}, fingerprint=name
         )
     except DatasetGenerationError as error:
-        cause = error.__cause__
-        if isinstance(cause, DataError):
-            raise cause from None
+        if isinstance(error.__cause__, DataError | OSError):
+            raise error.__cause__ from None
         raise
 
 

@@ -92,7 +92,7 @@ def truncate_after(path: Path, step: int) -> int:
 
 
 def _continue(path: Path, resumed_from: int | None) -> IO[bytes]:
-    if path.exists():
+    if path.exists() and path.stat().st_size:  # one without a line is no earlier run's record, and replaces none
         if resumed_from is None:
             os.replace(path, path.with_name(f"{path.name}.previous"))
         else:

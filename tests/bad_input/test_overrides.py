@@ -225,6 +225,12 @@ CONTRADICTIONS = [
         "0 is greedy",
         "above 0",
     ),
+    (
+        ["validation={data_args:{file_name:x.jsonl,prompt:q},generating_args:{temperature:0,num_return_sequences:4}}"],
+        "validation.generating_args.num_return_sequences",
+        "4, but temperature is 0",
+        "temperature above 0",
+    ),
     ([f"{ENGINE}.max_model_len=20"], f"{ENGINE}.max_model_len", "20", "at least 24"),
     ([f"{ENGINE}.max_num_batched_tokens=4"], f"{ENGINE}.max_num_batched_tokens", "4", "at least 8"),
     ([f"{ENGINE}.engine_args.block_size=16"], f"{ENGINE}.engine_args.block_size", "16", f"{ENGINE}.block_size"),

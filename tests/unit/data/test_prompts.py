@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
+from datasets.arrow_writer import ArrowWriter
 from transformers import PreTrainedTokenizerFast
 
 from roll.config.schema_model import DataArgs
@@ -191,6 +192,25 @@ def test_a_broken_parquet_file_is_an_error_of_the_data(tmp_path: Path, tokenizer
     (tmp_path / "rows.parquet").write_bytes(b"PAR1 nothing")
     with pytest.raises(DataError, match="is not a readable parquet file"):
         prepare_prompts(arguments(str(tmp_path / "rows.parquet")), tokenizer, 100, one_domain, tmp_path / "cache")
+
+
+def test_a_cache_that_cannot_be_made_is_named(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(DataError, match="cache/roll: the prepared rows cannot be kept there: .*\n.*HF_DATASETS_CACHE"):
+        prepare_prompts(arguments(write_jsonl([{"prompt": "One?"}])), tokenizer, 100, one_domain, tmp_path / "cache" / "roll")
+
+
+def test_a_full_disk_is_named(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(writer: ArrowWriter) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ArrowWriter, "finalize", full)
+    with pytest.raises(DataError, match="cache: the prepared rows cannot be kept there: .*No space left"):
+        prepare_prompts(arguments(write_jsonl([{"prompt": "One?"}])), tokenizer, 100, one_domain, tmp_path / "cache")
 
 
 def test_the_second_preparation_does_not_tokenise(

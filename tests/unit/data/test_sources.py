@@ -169,6 +169,19 @@ def test_a_broken_file_is_a_fault(tmp_path: Path, name: str) -> None:
         list(find_sources(str(path), "train")[0].rows())
 
 
+def test_a_file_that_must_not_be_read_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("{}")
+    (source,) = find_sources(str(path), "train")
+
+    def refuse(self: Path, mode: str) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(DataError, match="rows.jsonl: is not a readable json file: .*Permission denied"):
+        list(source.rows())
+
+
 def test_dates_become_text_and_bytes_a_problem(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     datasets.Dataset.from_list([{"when": date(2026, 1, 2)}]).to_parquet(path)

@@ -104,3 +104,12 @@ def test_a_run_begun_anew_keeps_the_earlier_record_aside(tmp_path: Path) -> None
         tracker.close()
     assert json.loads((tmp_path / METRICS_FILE).read_text()) == {"step": 1, "reward/mean": 2.0}
     assert json.loads((tmp_path / f"{METRICS_FILE}.previous").read_text()) == {"step": 1, "reward/mean": 1.0}
+
+
+def test_a_start_that_came_to_no_step_leaves_the_record_of_the_run_before_it(tmp_path: Path) -> None:
+    for steps in (2, 0, 0):
+        tracker = JsonlTracker(tmp_path)
+        for step in range(steps):
+            tracker.log(step, {})
+        tracker.close()
+    assert [row["step"] for row in read_lines(tmp_path / "metrics.jsonl.previous")[0]] == [0, 1]
