@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
 BOXED = "\\boxed{"
+SIGN = re.compile(r"\\boxed\{|\\(?!\\boxed\{).|[{}]", re.DOTALL)
+"""A brace, the beginning of a box, or an escape, which hides the brace that it is of."""
 
 
 def final_text(response: str) -> str:
@@ -16,13 +19,15 @@ def final_text(response: str) -> str:
 
 def last_boxed(text: str) -> str | None:
     """Content of the last complete, non-empty `\\boxed{...}`, braces balanced; None if there is none."""
-    start = text.rfind(BOXED)
-    while start >= 0:
-        content = _braced(text, start + len(BOXED))
-        if content:
-            return content
-        start = text.rfind(BOXED, 0, start)
-    return None
+    last, content = -1, None
+    opened: list[int] = []  # where the contents of the boxes begin that are open, and -1 for other braces
+    for sign in SIGN.finditer(text):
+        if sign[0] != "}":
+            if sign[0] in ("{", BOXED):
+                opened.append(sign.end() if sign[0] == BOXED else -1)
+        elif opened and (start := opened.pop()) > last and (inner := text[start : sign.start()].strip()):
+            last, content = start, inner
+    return content
 
 
 def ground_truth(row: Mapping[str, Any]) -> str:
@@ -38,18 +43,3 @@ def ground_truth(row: Mapping[str, Any]) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return format(Decimal(repr(value)), "f")
     raise ValueError("the row has neither 'ground_truth' nor 'answer'" if value is None else f"'{column}' is a {type(value).__name__}")
-
-
-def _braced(text: str, start: int) -> str | None:
-    depth = 1
-    position = start
-    while position < len(text):
-        character = text[position]
-        if character == "\\":
-            position += 2
-            continue
-        depth += {"{": 1, "}": -1}.get(character, 0)
-        if depth == 0:
-            return text[start:position].strip()
-        position += 1
-    return None

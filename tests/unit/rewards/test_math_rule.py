@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from roll.rewards import math_rule as module
+from roll.rewards.answers import last_boxed
 from roll.rewards.math_rule import PLAIN_NUMBER, judge, math_rule
 from roll.types import Prompt, RewardOutcome, RewardResult
 
@@ -140,3 +141,27 @@ def test_a_long_response_without_an_answer_takes_no_long_time() -> None:
     start = time.perf_counter()
     outcome("we add 1 and \\( x + $ 2 and so on ( " * 2000, "42")
     assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize(("text", "content"), [("\\boxed{" * 4000, None), ("\\boxed{" * 4000 + "4" + "}" * 4000, "4")])
+def test_boxes_within_boxes_take_no_long_time(text: str, content: str | None) -> None:
+    start = time.monotonic()
+    assert last_boxed(text) == content
+    assert time.monotonic() - start < 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("\\\\boxed{4}", "4"),
+        ("} \\boxed{4}", "4"),
+        ("{ \\boxed{4}", "4"),
+        ("\\boxed{\\{4\\}}", "\\{4\\}"),
+        ("\\boxed{4\\\\}", "4\\\\"),
+        ("\\boxed{\\boxed{4}5}", "4"),
+        ("\\boxed{4\\}", None),
+        ("\\boxed{ } \\boxed {4}", None),
+    ],
+)
+def test_the_last_box(text: str, content: str | None) -> None:
+    assert last_boxed(text) == content
