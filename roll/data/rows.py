@@ -61,7 +61,7 @@ def example_conversation(row: Mapping[str, Any], data_args: DataArgs) -> Convers
     """
     if data_args.messages is None:
         assert data_args.response is not None, "check_columns comes first"
-        return [*_prompt(row, data_args), {"role": "assistant", "content": _text(row, data_args.response)}]
+        return [*_prompt(row, data_args), {"role": "assistant", "content": text_of(row, data_args.response)}]
     conversation = _messages(row, data_args.messages)
     if conversation[-1]["role"] != "assistant":
         problem = f"'{data_args.messages}' ends with a message of the role '{conversation[-1]['role']}'"
@@ -122,11 +122,6 @@ def number(row: Mapping[str, Any], column: str) -> float:
     return float(value)
 
 
-def raw_text(row: Mapping[str, Any], column: str) -> str:
-    """A text. Raises RowFault if the column holds none."""
-    return _text(row, column)
-
-
 def _answer(row: Mapping[str, Any], column: str) -> dict[str, Any]:
     """The assistant's message in a column: a text, which may be empty, or a list of that message alone."""
     value = _column(row, column)
@@ -142,7 +137,7 @@ def _answer(row: Mapping[str, Any], column: str) -> dict[str, Any]:
 
 def _prompt(row: Mapping[str, Any], data_args: DataArgs) -> Conversation:
     assert data_args.prompt is not None, "check_columns comes first"
-    question = {"role": "user", "content": _text(row, data_args.prompt)}
+    question = {"role": "user", "content": text_of(row, data_args.prompt)}
     return [{"role": "system", "content": data_args.system}, question] if data_args.system else [question]
 
 
@@ -173,7 +168,8 @@ def _message(message: Any, place: str, remedy: str, may_be_empty: bool) -> dict[
     return {"role": role, "content": content, **more}
 
 
-def _text(row: Mapping[str, Any], column: str) -> str:
+def text_of(row: Mapping[str, Any], column: str) -> str:
+    """A text that is not blank. Raises RowFault if the column holds none."""
     text = _column(row, column)
     if not isinstance(text, str):
         raise RowFault(f"'{column}' is not text", f"'{column}' is a {type(text).__name__}: {_shown(text)}", f"make '{column}' a string")
