@@ -86,6 +86,10 @@ LLAMA = (
     "<s>{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n{{ m['content'] | trim }}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
+MISTRAL = (
+    "<s>{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
+    "{% elif m['role'] == 'assistant' %} {{ m['content'] }}</s>{% else %}{{ m['content'] }}\n\n{% endif %}{% endfor %}"
+)
 NO_END = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 DROPS_THINKING = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
@@ -100,6 +104,7 @@ THINKS = {"role": "assistant", "content": "<think>Hm.</think>Yes."}
     [
         (QWEN, ["Yes.<|im_end|>", "Quite.<|im_end|>"]),
         (LLAMA, ["Yes.<|eot_id|>", "Quite.<|eot_id|>"]),
+        (MISTRAL, [" Yes.</s>", " Quite.</s>"]),
         (NO_END, ["Yes.", "Quite.\n</s>"]),
         (DROPS_THINKING, ["Yes.<|im_end|>", "Quite.<|im_end|>"]),
     ],
