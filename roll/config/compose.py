@@ -223,7 +223,8 @@ def _translated(cause: Exception) -> RollError | None:
         return ConfigError([resolution_fault(cause)])
     if isinstance(cause, MissingConfigException):
         problem = " ".join(str(cause).split("Config search path")[0].split("Available options")[0].split())
-        remedy = f"correct the entry of `defaults`; presets are {', '.join(sorted(preset_names()))}, each as ../config/NAME@_here_"
+        remedy = f"correct the entry of `defaults`; presets are {', '.join(sorted(preset_names()))}, each as ../config/NAME@_here_; "
+        remedy += "shipped experiments are ../FOLDER/NAME@_here_, those beside the file NAME alone"
         return ConfigError([Fault("defaults", problem, remedy)])
     if isinstance(cause, HydraException):
         inner = f": {cause.__cause__}" if cause.__cause__ else ""

@@ -34,6 +34,7 @@ python -m roll.pipeline --config-name rlvr_lora_zero3 actor_train.training_args.
 - Presets come in by `defaults: [../config/deepspeed_zero3@_here_]` and are used as `strategy_config: ${deepspeed_zero3}`.
   From a folder outside the examples the same line finds the shipped presets.
   To change one key of a preset, set it there: `deepspeed_zero3.zero_optimization.stage3_max_live_parameters=500000000`.
+- A root key of your own that `${...}` uses is a variable: `gpus: list(range(0,8))` and `device_mapping: ${gpus}`.
 - `dry_run=true` prints the plan: roles on devices, batch arithmetic, memory. It imports neither torch nor ray.
 - `--multirun` checks every job of a sweep before the first starts. Each needs its own `output_dir`: interpolate `${hydra:job.num}`.
 - All faults are listed at once, each with its key, its value and a remedy; the exit status is then 2.

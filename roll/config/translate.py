@@ -12,12 +12,17 @@ from roll.config.devices import FORMS, parse_devices
 from roll.config.faults import shown
 from roll.config.fields import dotted
 from roll.config.roll_keys import HOLDS, IGNORED, MEANINGS, READ_AS, REFUSED, REWARD_CLASSES, ROLE, ROLES, VALUES, VARIABLES
+from roll.config.schema import PIPELINES
 from roll.config.shipped import known_rewards
 from roll.config.trackers import TRACKERS
 from roll.errors import Fault
 
 COLUMNS = ("messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system")
 """Keys of `data_args` that name a column of what is read."""
+KNOWN = {place.split(".")[0] for place in (*IGNORED, *REFUSED, *READ_AS)} | {
+    key for schema in PIPELINES.values() for key in schema.model_fields
+}
+"""Root keys that mean something by themselves; any other that `${...}` uses is a variable of the file's own."""
 
 
 @dataclass
@@ -37,8 +42,8 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
         references: Text of the unresolved configuration, in which `${name}` shows the use of a variable.
     """
     done = Translation(copy.deepcopy(plain))
-    for name in VARIABLES:
-        if name in done.values and f"${{{name}}}" in references:
+    for name in list(done.values):
+        if (name in VARIABLES or name not in KNOWN) and (f"${{{name}}}" in references or f"${{{name}." in references):
             del done.values[name]
     _rewards(done)
     _ignored(done)

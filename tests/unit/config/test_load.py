@@ -237,6 +237,28 @@ def test_a_preset_of_ones_own_beside_the_experiment(folder: Path) -> None:
     assert config.actor_train.strategy_args.strategy_config.zero_optimization.stage == 1
 
 
+def test_a_variable_of_ones_own_may_be_used_and_may_not_stand_unused(folder: Path) -> None:
+    file = folder / "mine" / "roll_words.yaml"
+    text = file.read_text().replace("device_mapping: list(range(0,16))", "device_mapping: ${my.gpus}", 1)
+    file.write_text(text + "\nmy: {gpus: 'list(range(0,16))'}\nsteps: 7\n")
+    ((config, _),) = jobs_of(folder, "max_steps=${steps}")
+    assert isinstance(config, RlvrConfig)
+    assert config.actor_train.device_mapping == tuple(range(16))
+    assert config.max_steps == 7
+    with pytest.raises(ConfigError, match="steps: unknown key, with the value 7"):
+        jobs_of(folder)
+
+
+def test_an_experiment_of_ones_own_may_start_from_a_shipped_one(folder: Path) -> None:
+    shipped_one = "defaults: [../tiny/tiny_sft@_here_, _self_]\nexp_name: mine\n"
+    (folder / "mine" / "roll_words.yaml").write_text(shipped_one)
+    ((config, _),) = jobs_of(folder)
+    assert (config.exp_name, config.pipeline) == ("mine", "sft")
+    (folder / "mine" / "roll_words.yaml").write_text(shipped_one.replace("../", ""))
+    with pytest.raises(ConfigError, match="FOLDER/NAME@_here_"):
+        jobs_of(folder)
+
+
 def test_deepspeeds_own_json_file_is_a_preset_for_one_role(folder: Path) -> None:
     (folder / "mine" / "ds_config.yaml").write_text(
         '{"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8}, "bf16": {"enabled": true}}'
