@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from roll.config.agreement_credit import credit_faults, credit_warnings
-from roll.config.agreement_critic import critic_faults, critic_warnings
 from roll.config.agreement_loss import loss_faults, loss_warnings
 from roll.config.agreement_offline import REFERENCED, column_faults, offline_faults, offline_warnings, rows_of
 from roll.config.batch import learner
@@ -37,7 +36,7 @@ def agreement_faults(config: Config) -> list[Fault]:
     if isinstance(config, OfflineConfig):
         faults += offline_faults(config)
     else:
-        faults += [*_kl(config), *credit_faults(config), *critic_faults(config), *loss_faults(config)]
+        faults += [*_kl(config), *credit_faults(config), *loss_faults(config)]
         faults += [*_same_policy(config), *_adapter(config), *_rewards(config)]
     return faults
 
@@ -171,7 +170,7 @@ def agreement_warnings(config: Config) -> list[str]:
     """Keys that have no effect as things stand."""
     if isinstance(config, OfflineConfig):
         return list(offline_warnings(config))
-    warnings = [*loss_warnings(config), *credit_warnings(config), *critic_warnings(config)]
+    warnings = [*loss_warnings(config), *credit_warnings(config)]
     if config.validation and not config.eval_steps:
         warnings.append("validation: given, but eval_steps is 0, so it never runs")
     if "num_train_epochs" in config.actor_train.training_args.model_fields_set:

@@ -1,9 +1,10 @@
-"""Keys of credit assignment that contradict each other: advantages, shaping of rewards, dynamic sampling, KL in the reward."""
+"""Keys of credit assignment that contradict each other: advantages, the critic, shaping of rewards, dynamic sampling, KL in the reward."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from roll.config.faults import unread_keys
 from roll.config.schema import RlvrConfig
 from roll.config.shipped import rewards_with_turns
 from roll.errors import Fault
@@ -18,11 +19,15 @@ WITHOUT_GROUPS = (*DISCOUNTED, BY_TURNS)
 LARGEST_ERROR = 0.2
 """Of the adaptive KL controller: a step changes the weight by at most this x responses / kl_horizon."""
 
+OWN_KEYS = {"lambd": ("gae",), "critic_warmup": ("gae",)}
+"""Keys of some estimators alone. `value_clip` stands in ROLL's files whatever the estimator, and so is only warned of."""
+
 
 def credit_faults(config: RlvrConfig) -> Iterator[Fault]:
     """Contradictions among the keys that turn rewards into advantages."""
     yield from _groups_of_one(config)
     yield from _estimator(config)
+    yield from _critic(config)
     yield from _shaping(config)
     yield from _adaptive_kl(config)
     yield from _dynamic_sampling(config)
@@ -68,6 +73,21 @@ def _estimator(config: RlvrConfig) -> Iterator[Fault]:
         problem = "'step_reinforce', but no reward of this run names turns: every response would be one"
         known = ", ".join(rewards_with_turns())
         yield Fault("adv_estimator", problem, f"set rewards.<domain>.reward to {known} or to your own function, or use reinforce")
+
+
+def _critic(config: RlvrConfig) -> Iterator[Fault]:
+    yield from unread_keys(config, "adv_estimator", OWN_KEYS)
+    if config.adv_estimator != "gae":
+        if config.critic is not None:
+            problem = f"given, but adv_estimator {config.adv_estimator} uses no values"
+            yield Fault("critic", problem, "remove the block (~critic), or set adv_estimator=gae")
+        return
+    if config.critic is None:
+        problem = "missing, and adv_estimator gae takes advantages against its values"
+        yield Fault("critic", problem, "add a critic block (strategy_name: deepspeed_train), or choose another adv_estimator")
+    if config.critic_warmup >= config.max_steps:
+        problem = f"{config.critic_warmup} of max_steps {config.max_steps}: the policy would never learn"
+        yield Fault("critic_warmup", problem, f"give less than {config.max_steps}; a tenth of the steps is ample")
 
 
 def _may_name_turns(reward: str) -> bool:
@@ -127,3 +147,9 @@ def credit_warnings(config: RlvrConfig) -> Iterator[str]:
         yield f"dynamic_sampling: drops groups whose rewards are all equal, and adv_estimator {config.adv_estimator} could learn from them"
     if config.whiten_advantages and config.adv_estimator.startswith("reinforce_plus_plus"):
         yield f"whiten_advantages: adv_estimator {config.adv_estimator} whitens by itself; remove the key"
+    if config.value_clip is not None and config.adv_estimator != "gae":
+        yield f"value_clip: has no effect with adv_estimator {config.adv_estimator}, which has no critic; remove the key"
+    if config.adv_estimator == "gae" and not config.whiten_advantages:
+        yield "whiten_advantages: false; PPO is usually run with true, which frees the step size from the scale of rewards and values"
+    if config.critic and "num_train_epochs" in config.critic.training_args.model_fields_set:
+        yield "critic.training_args.num_train_epochs: has no effect here; RLVR ends after max_steps"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from roll.config.batch import plan_batch
 from roll.config.corrections import BOUNDS, PRESETS, Preset
+from roll.config.faults import unread_keys
 from roll.config.ratios import keeps_engine_log_probs, ratio_source, truncations
 from roll.config.schema import RlvrConfig
 from roll.errors import Fault
@@ -42,10 +43,7 @@ def _own_keys(config: RlvrConfig) -> Iterator[Fault]:
         yield Fault(
             "dual_clip_loss", f"{str(bound).lower()}, but policy_loss {name} has no dual clip", "set it to false, or policy_loss=ppo"
         )
-    for key, losses in OWN_KEYS.items():
-        if key in config.model_fields_set and getattr(config, key) is not None and name not in losses:
-            remedy = f"remove it, or set policy_loss={' or '.join(losses)}"
-            yield Fault(key, f"{getattr(config, key):g}, but policy_loss {name} does not read it", remedy)
+    yield from unread_keys(config, "policy_loss", OWN_KEYS)
     if name == "topr" and not (config.topr_positive_weight or config.topr_negative_weight):
         yield Fault("topr_positive_weight", "0, and so is topr_negative_weight: nothing would be learnt", "give one of them a weight")
     if config.clip_cov_low >= config.clip_cov_high:

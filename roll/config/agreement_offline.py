@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from roll.config.batch import has_pairs, learner, sequences_per_update
+from roll.config.faults import unread_keys
 from roll.config.schema_model import DataArgs
 from roll.config.schema_offline import DistillConfig, DpoConfig, OfflineConfig, SftConfig
 from roll.errors import Fault
@@ -114,10 +115,7 @@ def _preferences(config: DpoConfig) -> Iterator[Fault]:
         problem = f"'{learning.data_args.margin}', but no preference loss reads a margin of the data's"
         yield Fault("actor_train.data_args.margin", problem, "remove it")
     compares = loss in REFERENCED
-    for key, losses in OWN_KEYS.items():
-        if key in config.model_fields_set and loss not in losses:
-            problem = f"{getattr(config, key):g}, but preference_loss {loss} does not read it"
-            yield Fault(key, problem, f"remove it, or set preference_loss={' or '.join(losses)}")
+    yield from unread_keys(config, "preference_loss", OWN_KEYS)
     if config.reference and not compares:
         yield Fault("reference", f"given, but preference_loss {loss} compares with no reference", "remove it: ~reference")
     if compares and config.reference is None and not learning.model_args.lora_target:
@@ -135,9 +133,7 @@ def _preferences(config: DpoConfig) -> Iterator[Fault]:
 
 
 def _distillation(config: DistillConfig) -> Iterator[Fault]:
-    if config.divergence != "jsd" and "jsd_beta" in config.model_fields_set:
-        problem = f"{config.jsd_beta:g}, but divergence {config.divergence} does not read it"
-        yield Fault("jsd_beta", problem, "remove it, or set divergence=jsd")
+    yield from unread_keys(config, "divergence", {"jsd_beta": ("jsd",)})
     if not config.distill_loss_weight:
         problem = "0, so that nothing is learnt of the teacher"
         yield Fault("distill_loss_weight", problem, "give a weight above 0, or use pipeline: sft")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from roll.config.placement import model_roles, ranks, replica_size, vllm_config
 from roll.config.schema import Config, RlvrConfig
-from roll.config.schema_offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
+from roll.config.schema_offline import DpoConfig, OfflineConfig, RewardModelConfig
 from roll.config.schema_roles import ActorTrain, Learner
 from roll.errors import Fault
 
@@ -30,14 +30,8 @@ class BatchPlan:
 
 def learner(config: Config | OfflineConfig) -> tuple[str, ActorTrain]:
     """The role that trains on the data, and its name."""
-    if isinstance(config, RlvrConfig | DpoConfig):
-        return "actor_train", config.actor_train
-    if isinstance(config, RewardModelConfig):
-        return "reward_train", config.reward_train
-    if isinstance(config, DistillConfig):
-        return "student", config.student
-    assert isinstance(config, SftConfig)
-    return "sft_train", config.sft_train
+    ((name, role),) = [(name, role) for name, role in model_roles(config).items() if isinstance(role, ActorTrain)]
+    return name, role
 
 
 def has_pairs(config: Config | OfflineConfig) -> bool:

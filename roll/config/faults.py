@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, get_args
 
@@ -101,6 +101,20 @@ def _foreign_block(place: Sequence[str | int], root: type[BaseModel], values: Ma
             problem = f"holds settings of {owner} ({keys}), but {DISCRIMINATOR} is {chosen}"
             return Fault(dotted(place[:-1]), problem, f"the block belongs to another strategy; drop it: ~{dotted(place[:-1])}")
     return None
+
+
+def unread_keys(config: BaseModel, choice: str, own: Mapping[str, Sequence[str]]) -> Iterator[Fault]:
+    """Keys that are given although the chosen variant does not read them.
+
+    Args:
+        choice: the key that chooses, such as `policy_loss`.
+        own: by key, the variants that read it.
+    """
+    chosen = getattr(config, choice)
+    for key, readers in own.items():
+        value = getattr(config, key)
+        if key in config.model_fields_set and value is not None and chosen not in readers:
+            yield Fault(key, f"{value:g}, but {choice} {chosen} does not read it", f"remove it, or set {choice}={' or '.join(readers)}")
 
 
 def shown(value: Any) -> str:

@@ -68,7 +68,8 @@ def resolution_fault(error: OmegaConfBaseException) -> Fault:
     if isinstance(error, MissingMandatoryValue):
         return Fault(place, "the value ??? was never given", f"give it in the file or as {place}=... on the command line")
     if isinstance(error, InterpolationKeyError):
-        remedy = "define that key, or add the preset that does to `defaults`: ../config/deepspeed_zero3@_here_"
+        preset = next((name for name in preset_names() if f"'{name}'" in message), "deepspeed_zero3")
+        remedy = f"define that key, or add the preset that does to `defaults`: ../config/{preset}@_here_"
         return Fault(place, message, remedy)
     if isinstance(error, InterpolationResolutionError):
         return Fault(place, message, "mend the expression in ${...}")

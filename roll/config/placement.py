@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from roll.config.schema import Config, RlvrConfig
 from roll.config.schema_engine import DeepSpeedInferStrategy, DeepSpeedTrainStrategy, VllmConfig, VllmStrategy
-from roll.config.schema_offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
+from roll.config.schema_offline import OfflineConfig
 from roll.config.schema_roles import Learner, Role
 from roll.errors import Fault
 
@@ -54,20 +54,8 @@ class RolePlan:
 
 
 def model_roles(config: Config | OfflineConfig) -> dict[str, Role]:
-    """The roles that hold a model, by name, in the order in which they are listed."""
-    if isinstance(config, SftConfig):
-        return {"sft_train": config.sft_train}
-    if isinstance(config, RewardModelConfig):
-        return {"reward_train": config.reward_train}
-    if isinstance(config, DistillConfig):
-        return {"student": config.student, "teacher": config.teacher}
-    assert isinstance(config, RlvrConfig | DpoConfig)
-    roles: dict[str, Role | None] = {"actor_train": config.actor_train}
-    if isinstance(config, RlvrConfig):
-        roles |= {"actor_infer": config.actor_infer, "reference": config.reference, "critic": config.critic}
-    else:
-        roles["reference"] = config.reference
-    return {name: role for name, role in roles.items() if role}
+    """The roles that hold a model, by name, in the order of the schema."""
+    return {name: role for name in type(config).model_fields if isinstance(role := getattr(config, name), Role)}
 
 
 def vllm_config(role: Role) -> VllmConfig | None:

@@ -94,6 +94,8 @@ IGNORED = {
     "rewards.*.judge_model_name": "use reward_args",
     "rewards.*.judge_api_url": "use reward_args",
     "rewards.*.judge_api_key": "use system_envs and read it in the reward function",
+    "tracker_kwargs.wandb.log_dir": "its files go below output_dir",
+    "tracker_kwargs.swanlab.logdir": "its files go below output_dir",
     "validation.eval_steps": "use the root key eval_steps",
     "validation.strategy_args": "actor_infer answers the validation prompts",
     "validation.data_args.dataset_dir": "give the folder in file_name",
@@ -142,6 +144,7 @@ IGNORED = {
 """Without them the run learns the same; by place, what to use."""
 
 ENVIRONMENTS = "rewards score single responses, and nothing here acts in environments"
+LOGIN = "log in before the run (`wandb login`, `swanlab login`), or set the key in its environment, where no file holds it"
 ON_POLICY = "on-policy distillation is add_token_level_kl with the teacher as reference; see docs/post_training.md"
 REFUSED = {
     "train_infer_correction": "use mismatch_correction, mismatch_cap, mismatch_low and mismatch_high",
@@ -169,6 +172,8 @@ REFUSED = {
     "query_key": "join it to the prompt's column in the rows",
     "distill_on_prompt": "the student learns the responses alone",
     "teacher_temperature": "distill_temperature is that of both models",
+    "tracker_kwargs.*.api_key": LOGIN,
+    "tracker_kwargs.*.login_kwargs": LOGIN,
     "<role>.ratio_type": "use policy_loss",
     "<role>.router_replay": "experts are routed anew in training",
     "<role>.model_args.adapter_name_or_path": "merge the adapter into the model, and give that folder as model_name_or_path",

@@ -46,6 +46,7 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
         if (name in VARIABLES or name not in KNOWN) and (f"${{{name}}}" in references or f"${{{name}." in references):
             del done.values[name]
     _rewards(done)
+    _tracker_kwargs(done)
     _ignored(done)
     _refused(done)
     _read_as(done)
@@ -53,7 +54,6 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
     _held_out_columns(done)
     _ulysses(done)
     _backend_timeout(done)
-    _tracker_kwargs(done)
     _strategies(done)
     _devices(done)
     return done
@@ -74,7 +74,12 @@ def _matches(values: Any, pattern: Sequence[str], above: tuple[str, ...] = ()) -
 def _ignored(done: Translation) -> None:
     for pattern, reason in IGNORED.items():
         for place, block in _matches(done.values, pattern.split(".")):
-            done.warnings.append(f"{dotted(place)}: {shown(block.pop(place[-1]))} is ignored; {reason}")
+            done.warnings.append(f"{dotted(place)}: {_unless_secret(place, block.pop(place[-1]))} is ignored; {reason}")
+
+
+def _unless_secret(place: tuple[str, ...], value: Any) -> str:
+    """A value for a message, which may end up in a log that others read."""
+    return "the key" if place[-1].endswith(("api_key", "login_kwargs")) else shown(value)
 
 
 def _refused(done: Translation) -> None:
@@ -84,7 +89,8 @@ def _refused(done: Translation) -> None:
             if value is None or value == HOLDS.get(pattern):
                 done.warnings.append(f"{dotted(place)}: {shown(value)} is what holds anyway; remove the key")
             else:
-                done.faults.append(Fault(dotted(place), f"{shown(value)} has no counterpart here", f"remove it; {instead}"))
+                problem = f"{_unless_secret(place, value)} has no counterpart here"
+                done.faults.append(Fault(dotted(place), problem, f"remove it; {instead}"))
 
 
 def _read_as(done: Translation) -> None:

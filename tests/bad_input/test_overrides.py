@@ -66,6 +66,12 @@ VALUES = [
     ([f"{ENGINE}.gpu_memory_utilization=60"], f"{ENGINE}.gpu_memory_utilization", "60", "at most 1"),
     (["dual_clip_loss=0.5"], "dual_clip_loss", "0.5", "above 1"),
     (["pretrain=${nope}"], "pretrain", "nope", "define that key"),
+    (
+        ["actor_train.strategy_args.strategy_config=${deepspeed_zero2}"],
+        "actor_train.strategy_args.strategy_config",
+        "deepspeed_zero2",
+        "`defaults`: ../config/deepspeed_zero2@_here_",
+    ),
 ]
 STRATEGIES = [
     (

@@ -113,3 +113,13 @@ def test_held_out_rows_have_the_columns_that_are_learnt_from_unless_they_name_th
     assert done.values["validation"]["data_args"] == own and not done.warnings
     kept = translate({"sft_train": {"data_args": learnt}, "validation": {"data_args": {"template": "chatml"}}}, "")
     assert kept.values["validation"]["data_args"] == {"template": "chatml", "prompt": "question"}
+
+
+def test_a_secret_stands_in_no_message() -> None:
+    values = {"track_with": "wandb", "tracker_kwargs": {"project": "p", "api_key": "hush"}, "rewards": {"a": {"judge_api_key": "hush"}}}
+    done = translate(values, "")
+    (fault,) = done.faults
+    assert fault.place == "tracker_kwargs.wandb.api_key" and "wandb login" in fault.remedy
+    assert any(warning.startswith("rewards.a.judge_api_key: the key is ignored") for warning in done.warnings)
+    assert "hush" not in str([*done.faults, *done.warnings])
+    assert done.values["tracker_kwargs"] == {"wandb": {"project": "p"}}
