@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +21,8 @@ from roll.strategies.base import Rank
 from roll.strategies.deepspeed_setup import deepspeed_config, gather_whole_layers, join
 from roll.strategies.deepspeed_swap import own_swap
 from roll.strategies.memory_guard import OFFLOAD, told_of_memory
-from roll.strategies.offload import Offload, tensors_in
-from roll.strategies.scoring import score, states
-from roll.types import Floats, Sequences
+from roll.strategies.offload import Offload
+from roll.strategies.scoring import PackedScore
 
 
 @dataclass(frozen=True)
@@ -37,48 +36,30 @@ class ShardedScoreSettings:
     """What a forward pass says: log-probs, or a teacher's states."""
 
 
-class DeepSpeedScore:
+class DeepSpeedScore(PackedScore):
     """Implements `ScoreStrategy`, and `TeachStrategy` where a `PackedTeacher` is wrapped around the model."""
 
     def __init__(self, settings: ShardedScoreSettings, rank: Rank) -> None:
-        self._rank, self._held = rank, ExitStack()
+        self._held = ExitStack()
         join(rank)
         with told_of_memory(rank, "loading the model", OFFLOAD):
-            self._build(settings, rank)
-        self._offload = Offload(rank.device)
+            policy = self._build(settings, rank)
+        super().__init__(policy, self._engine, rank, Offload(rank.device))
 
-    def _build(self, settings: ShardedScoreSettings, rank: Rank) -> None:
+    def _build(self, settings: ShardedScoreSettings, rank: Rank) -> PackedModel:
         compiled = compiles(settings.model_args, on_gpu=rank.device == "cuda")
         zero = settings.deepspeed.zero_optimization.model_copy(update={"offload_optimizer": None})
         swapping = self._held.enter_context(own_swap(settings.deepspeed.model_copy(update={"zero_optimization": zero}), rank))
         config = deepspeed_config(swapping, settings.model_args.dtype, max_grad_norm=None, compiled=compiled)
         # Must outlive the engine: while it lives, from_pretrained shards the model as it loads.
         self._shards_at_load = HfDeepSpeedConfig(config)
-        self._policy = settings.wrap(load_causal_model(settings.model_path, settings.model_args))
+        policy = settings.wrap(load_causal_model(settings.model_path, settings.model_args))
         if compiled:
-            compile_layers(self._policy.causal)
-            gather_whole_layers(self._policy.causal)
-        self._engine: Any = deepspeed.initialize(model=self._policy, config=config)[0]
+            compile_layers(policy.causal)
+            gather_whole_layers(policy.causal)
+        self._engine: Any = deepspeed.initialize(model=policy, config=config)[0]
         self._engine.eval()
-
-    @torch.no_grad()
-    def log_probs(self, micro_batches: Sequence[Sequences], temperature: float) -> list[Floats]:
-        """See `ScoreStrategy`."""
-        return score(self._engine, micro_batches, temperature, self._rank)
-
-    @torch.no_grad()
-    def states(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
-        """See `TeachStrategy`."""
-        return states(self._engine, micro_batches, self._rank)
-
-    def leave(self) -> None:
-        """See `ScoreStrategy`."""
-        self._offload.leave(tensors_in([*self._policy.parameters(), *self._policy.buffers()]))
-
-    def come(self) -> None:
-        """See `ScoreStrategy`."""
-        with told_of_memory(self._rank, "coming back"):
-            self._offload.come()
+        return policy
 
     def close(self) -> None:
         """See `ScoreStrategy`."""

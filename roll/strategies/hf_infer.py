@@ -19,8 +19,8 @@ from roll.models.load import PackedModel, PackedPolicy, load_causal_model, load_
 from roll.strategies.base import Rank
 from roll.strategies.memory_guard import told_of_memory
 from roll.strategies.offload import Offload, tensors_in
-from roll.strategies.scoring import score, states
-from roll.types import Completion, FinishReason, Floats, Ints, Sampling, Sequences
+from roll.strategies.scoring import PackedScore
+from roll.types import Completion, FinishReason, Floats, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.reader import BucketReader
@@ -37,39 +37,19 @@ class HfSettings:
     """What a forward pass of `HfScore` says: log-probs, or a teacher's states."""
 
 
-class HfScore:
+class HfScore(PackedScore):
     """Implements `ScoreStrategy`, and `TeachStrategy` where a `PackedTeacher` is wrapped around the model."""
 
     def __init__(self, settings: HfSettings, rank: Rank) -> None:
-        self._rank = rank
         with told_of_memory(rank, "loading the model"):
-            self._policy = settings.wrap(load_causal_model(settings.model_path, settings.model_args)).to(rank.device).eval()
+            policy = settings.wrap(load_causal_model(settings.model_path, settings.model_args)).to(rank.device).eval()
         if compiles(settings.model_args, on_gpu=rank.device == "cuda"):
-            compile_layers(self._policy.causal)
-        self._offload = Offload(rank.device, constant=True)
-
-    @torch.no_grad()
-    def log_probs(self, micro_batches: Sequence[Sequences], temperature: float) -> list[Floats]:
-        """See `ScoreStrategy`."""
-        return score(self._policy, micro_batches, temperature, self._rank)
-
-    @torch.no_grad()
-    def states(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
-        """See `TeachStrategy`."""
-        return states(self._policy, micro_batches, self._rank)
-
-    def leave(self) -> None:
-        """See `ScoreStrategy`."""
-        self._offload.leave(tensors_in([*self._policy.parameters(), *self._policy.buffers()]))
-
-    def come(self) -> None:
-        """See `ScoreStrategy`."""
-        with told_of_memory(self._rank, "coming back"):
-            self._offload.come()
+            compile_layers(policy.causal)
+        super().__init__(policy, policy, rank, Offload(rank.device, constant=True))
 
     def close(self) -> None:
         """See `ScoreStrategy`."""
-        del self._policy
+        del self._policy, self._forward
 
 
 class HfGenerate:

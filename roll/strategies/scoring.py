@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
-from roll.models.load import PackedInputs
+from roll.models.load import PackedInputs, PackedModel
 from roll.models.packed_inputs import packed_inputs, spread
 from roll.models.sequence_parallel import SequenceGroup
 from roll.strategies.base import Rank
 from roll.strategies.memory_guard import FEWER_TOKENS, told_of_memory
+from roll.strategies.offload import Offload, tensors_in
 from roll.types import Floats, Sequences
 
 Forward = Callable[[PackedInputs], tuple[Tensor, ...]]
@@ -42,3 +44,30 @@ def states(forward: Forward, micro_batches: Sequence[Sequences], rank: Rank) -> 
     """
     with told_of_memory(rank, "reading", FEWER_TOKENS):
         return [forward(packed_inputs(part, rank.device))[0].float().cpu().numpy() for part in micro_batches]
+
+
+class PackedScore:
+    """What a backend of `ScoreStrategy` does once its model stands; of `TeachStrategy`, where that is a `PackedTeacher`."""
+
+    def __init__(self, policy: PackedModel, forward: Forward, rank: Rank, offload: Offload) -> None:
+        """`forward` runs `policy`, in eval mode: itself, or an engine around it."""
+        self._policy, self._forward, self._rank, self._offload = policy, forward, rank, offload
+
+    @torch.no_grad()
+    def log_probs(self, micro_batches: Sequence[Sequences], temperature: float) -> list[Floats]:
+        """See `ScoreStrategy`."""
+        return score(self._forward, micro_batches, temperature, self._rank)
+
+    @torch.no_grad()
+    def states(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
+        """See `TeachStrategy`."""
+        return states(self._forward, micro_batches, self._rank)
+
+    def leave(self) -> None:
+        """See `ScoreStrategy`."""
+        self._offload.leave(tensors_in([*self._policy.parameters(), *self._policy.buffers()]))
+
+    def come(self) -> None:
+        """See `ScoreStrategy`."""
+        with told_of_memory(self._rank, "coming back"):
+            self._offload.come()
