@@ -28,6 +28,8 @@ from roll.rewards.child import HEADER, encoded
 from roll.types import Prompt, RewardOutcome, RewardResult
 
 RECEIVE_BYTES = 1 << 16
+LOOK_SECONDS = 0.01
+"""Between two looks for processes that were killed and may not be gone yet."""
 KILL_SECONDS = 10.0
 """A killed process is gone at once, unless the kernel itself is stuck."""
 
@@ -157,6 +159,7 @@ def _end_groups_beneath(pid: int) -> None:
             for group in apart:
                 with suppress(ProcessLookupError):
                     os.killpg(group, signal.SIGKILL)
+            time.sleep(LOOK_SECONDS)
 
 
 def _groups(processes: Sequence[psutil.Process]) -> set[int]:

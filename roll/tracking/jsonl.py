@@ -68,6 +68,21 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     return records, unreadable
 
 
+def read_ends(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """As `read_lines`, of the first and the last step alone; no more is held in memory, for the samples of a long run are large."""
+    first: list[dict[str, Any]] = []
+    last: list[dict[str, Any]] = []
+    unreadable = 0
+    for _, record in _lines(path):
+        if record is None:
+            unreadable += 1
+        elif not first or record["step"] == first[0]["step"]:
+            first.append(record)
+        else:
+            last = [*last, record] if last and record["step"] == last[0]["step"] else [record]
+    return first + last, unreadable
+
+
 def truncate_after(path: Path, step: int) -> int:
     """Cut off the lines of later steps and the lines that hold no record; give their number.
 

@@ -18,7 +18,7 @@ from roll.errors import BadInput, DataError, Fault
 from roll.tracking.base import LOSSES
 from roll.tracking.charts import Row, Section, names_like, sections, series
 from roll.tracking.console import duration
-from roll.tracking.jsonl import METRICS_FILE, SAMPLES_FILE, read_lines
+from roll.tracking.jsonl import METRICS_FILE, SAMPLES_FILE, read_ends, read_lines
 from roll.tracking.page import render
 
 GROUPS_SHOWN = 2
@@ -37,7 +37,7 @@ def write_report(run_dir: Path) -> Path:
     rows, unreadable = read_lines(path)
     if not rows:
         raise DataError([Fault(str(path), "it holds no metrics", "name the run folder of a run that finished a step")])
-    samples, unreadable_samples = read_lines(run_dir / SAMPLES_FILE) if (run_dir / SAMPLES_FILE).is_file() else ([], 0)
+    samples, unreadable_samples = read_ends(run_dir / SAMPLES_FILE) if (run_dir / SAMPLES_FILE).is_file() else ([], 0)
     config_path = run_dir / "config.yaml"
     config = config_path.read_text(encoding="utf-8") if config_path.is_file() else ""
     html = _page(run_dir, rows, samples, config, unreadable + unreadable_samples)
@@ -133,13 +133,13 @@ def _metric_row(rows: Sequence[Row], name: str) -> dict[str, str]:
 
 
 def _samples(records: Sequence[Row]) -> list[dict[str, Any]]:
-    """The groups of the first and of the last step that has any."""
+    """Groups of each step."""
     if not records:
         return []
     rewards = [response["reward"] for record in records for response in record["responses"] if response["reward"] is not None]
     low, high = min([0.0, *rewards]), max([1.0, *rewards])
     parts = []
-    for step in sorted({records[0]["step"], records[-1]["step"]}):
+    for step in sorted({record["step"] for record in records}):
         of_step = [record for record in records if record["step"] == step][:GROUPS_SHOWN]
         parts.append({"step": step, "groups": [_group(record, low, high) for record in of_step]})
     return parts

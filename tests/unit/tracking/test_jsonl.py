@@ -1,12 +1,13 @@
 import json
 import math
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from roll.tracking.jsonl import METRICS_FILE, SAMPLES_FILE, JsonlTracker, read_lines, to_line, truncate_after
+from roll.tracking.jsonl import METRICS_FILE, SAMPLES_FILE, JsonlTracker, read_ends, read_lines, to_line, truncate_after
 from roll.types import RolloutGroup
 
 
@@ -113,3 +114,25 @@ def test_a_start_that_came_to_no_step_leaves_the_record_of_the_run_before_it(tmp
             tracker.log(step, {})
         tracker.close()
     assert [row["step"] for row in read_lines(tmp_path / "metrics.jsonl.previous")[0]] == [0, 1]
+
+
+def test_the_ends_of_a_file_are_read_without_what_lies_between(tmp_path: Path) -> None:
+    path = tmp_path / SAMPLES_FILE
+    lines = [to_line({"step": step, "prompt_id": number}) for step in range(3, 7) for number in range(2)]
+    path.write_bytes(b"".join([*lines[:3], b"half a li\n", *lines[3:]]))
+    records, unreadable = read_ends(path)
+    assert [(record["step"], record["prompt_id"]) for record in records] == [(3, 0), (3, 1), (6, 0), (6, 1)]
+    assert unreadable == 1
+    path.write_bytes(lines[0])
+    assert [record["step"] for record in read_ends(path)[0]] == [3]
+
+
+def test_a_long_record_does_not_fill_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / SAMPLES_FILE
+    path.write_bytes(b"".join(to_line({"step": step, "prompt": "x" * 100_000}) for step in range(200)))
+    tracemalloc.start()
+    try:
+        read_ends(path)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000  # of 20 million
+    finally:
+        tracemalloc.stop()
