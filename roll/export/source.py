@@ -38,12 +38,13 @@ def find_source(path: Path) -> Source:
         ConfigError: the path is neither, or the run folder's configuration is missing or cannot be read.
         CheckpointError: the checkpoint is not whole.
     """
-    if (path / MANIFEST).is_file() or (path.is_dir() and path.absolute().parent.name == CHECKPOINTS):
+    store = CheckpointStore(path / CHECKPOINTS, keep=1)
+    is_run = store.folder.is_dir()
+    if (path / MANIFEST).is_file() or (path.is_dir() and path.absolute().parent.name == CHECKPOINTS and not is_run):
         verify(path)
         checkpoint, run = path, path.absolute().parent.parent
     else:
-        store = CheckpointStore(path / CHECKPOINTS, keep=1)
-        newest = store.newest_verified("export from a copy of the run folder, or from another run") if store.folder.is_dir() else None
+        newest = store.newest_verified("export from a copy of the run folder, or from another run") if is_run else None
         if newest is None:
             remedy = "give a run folder (output_dir), or the folder of a checkpoint (output_dir/checkpoints/step_N)"
             raise ConfigError([Fault("checkpoint", f"'{path}' is neither a run folder with checkpoints nor a checkpoint", remedy)])

@@ -70,7 +70,8 @@ def test_a_format_of_the_other_kind_of_training_is_refused(
 
 
 def test_half_a_checkpoint_is_refused_with_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = run_folder(tmp_path / "run")
+    (tmp_path / "checkpoints").mkdir()
+    run = run_folder(tmp_path / "checkpoints" / "run")
     checkpoint = run / "checkpoints" / "step_1"
     (checkpoint / LOOP_FILE).unlink()
     assert main([str(run), str(tmp_path / "out")]) == 3
