@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
@@ -20,7 +19,7 @@ from roll.config.schema_offline import DistillConfig, DpoConfig, OfflineConfig, 
 from roll.config.trackers import chosen_trackers
 from roll.errors import WorkerFailed
 from roll.pipeline import basis, wire_distill, wire_dpo, wire_reward_model, wire_rlvr, wire_sft
-from roll.pipeline.interrupt import Interrupt, terminate
+from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.keeper import Keeper
 from roll.pipeline.roles import Roles
 from roll.pipeline.stage import Loop, Prepared, Stage
@@ -47,8 +46,7 @@ def run(config: Config, plan: Plan) -> None:
     """
     folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, terminate)
-    with ExitStack() as stack:
+    with Interrupt() as interrupt, ExitStack() as stack:
         store = CheckpointStore(folder / "checkpoints", config.keep_checkpoints)
         stack.enter_context(store.held())  # First of all: a second run would write into the records of this one.
         stack.enter_context(RunLog(folder))
@@ -70,7 +68,8 @@ def run(config: Config, plan: Plan) -> None:
         tracker = stack.enter_context(open_trackers(config, keeper.resumed_step, steps))
         gpus = max(plan.devices, default=-1) + 1
         with cluster(folder, gpus, config.num_gpus_per_node) as session:
-            asyncio.run(_run(config, plan, prepared.loop, Stage(plan, session, keeper, tracker)))
+            interrupt.take()
+            asyncio.run(_run(config, plan, prepared.loop, Stage(plan, session, keeper, tracker), interrupt))
 
 
 def last_step(config: Config, plan: Plan, prepared: Prepared) -> int:
@@ -124,16 +123,11 @@ def _log_failure(kind: type[BaseException] | None, error: BaseException | None, 
         LOG.info("%s\n%s", error, error.traceback)
 
 
-async def _run(config: Config, plan: Plan, loop: Loop, stage: Stage) -> None:
+async def _run(config: Config, plan: Plan, loop: Loop, stage: Stage, interrupt: Interrupt) -> None:
     async with AsyncExitStack() as stack:
-        with Interrupt() as interrupt:
-            try:
-                position = await loop(Roles(config, plan, stage.session, stack), stage, interrupt)
-                await stage.keeper.finish(position)
-            except asyncio.CancelledError:
-                raise KeyboardInterrupt from None
-            if interrupt.happened():
-                raise KeyboardInterrupt
+        with interrupt.working():
+            position = await loop(Roles(config, plan, stage.session, stack), stage, interrupt)
+            await stage.keeper.finish(position)
 
 
 def open_trackers(config: Config, resumed_step: int | None, steps: int) -> Tracking:
