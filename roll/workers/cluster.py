@@ -11,16 +11,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import ray
 
 from roll.errors import Fault, RollError
 from roll.strategies.own_folder import own_folder, ownerless
 from roll.workers.placement import gpu_counts
-from roll.workers.remains import SHARED_MEMORY, remove_recorded
+from roll.workers.remains import SHARED_MEMORY, Remains, remove_recorded
 
 LOG = logging.getLogger(__name__)
 RECORD = ".held"
 """Ending of the files, in a run's folder of shared memory, that name what its processes hold there besides."""
+GRACE = 5.0
+"""Seconds in which Ray's processes end by themselves."""
 LONGEST_SOCKET = 107
 LONGEST_TEMPORARY = LONGEST_SOCKET - len("/roll-1234567-abcdefgh/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
 """Characters of a temporary folder's name."""
@@ -53,18 +56,31 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
     logs = run_folder.absolute() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     with own_folder(temporary()) as scratch, own_folder(SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as shared:
+        remains = Remains(shared / f"ray{RECORD}")
         try:
-            if os.environ.get("RAY_ADDRESS"):
-                join()
-            else:
-                start(scratch, gpus)
+            _connect(scratch, gpus, remains)
             check_gpus(gpus, gpus_per_node)
             yield ClusterSession(shared, logs, scratch)
+        except SystemExit:  # Ray's handler of SIGTERM, which it puts in place as it starts
+            raise KeyboardInterrupt from None
         except BaseException:
             _keep_ray_logs(scratch, logs)
             raise
         finally:
             ray.shutdown()
+            remains.remove(GRACE)
+
+
+def _connect(scratch: Path, gpus: int, remains: Remains) -> None:
+    """Join or start, and note what was started: if that is cut off, or the head dies, Ray does not end all of it."""
+    before = set(psutil.Process().children())
+    try:
+        if os.environ.get("RAY_ADDRESS"):
+            join()
+        else:
+            start(scratch, gpus)
+    finally:
+        remains.look([process.pid for process in set(psutil.Process().children()) - before])
 
 
 def temporary() -> Path:

@@ -49,12 +49,16 @@ class Remains:
         return {file for file in mapped if file.parent == SHARED_MEMORY and _changed_at(file) >= began}
 
     def remove(self, seconds: float) -> None:
-        """Wait for the processes to end for at most `seconds`, end those that do not, and unlink their files."""
+        """Wait for the processes to end for at most `seconds`, end those that do not and what they have started, and unlink their files."""
         _, alive = psutil.wait_procs(list(self._processes), timeout=seconds)
+        family = set(alive)
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
+                family |= set(process.children(recursive=True))
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(alive, timeout=seconds)
+        psutil.wait_procs(family, timeout=seconds)
         for file in self._files:
             file.unlink(missing_ok=True)
 
