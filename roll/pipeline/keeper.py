@@ -63,6 +63,7 @@ class Keeper:
         self._state = LoopState.read(self._folder) if self._folder else None
         self._saved_step = self.resumed_step
         self._basis: dict[str, str] = {}
+        self._final = Path(config.output_dir).absolute() / EXPORT
 
     @property
     def resumed_step(self) -> int | None:
@@ -71,7 +72,7 @@ class Keeper:
 
     def is_finished(self, last_step: int) -> bool:
         """Whether an earlier run took the last step and exported its policy."""
-        return (self.resumed_step or 0) >= last_step and (Path(self._config.output_dir) / EXPORT).is_dir()
+        return (self.resumed_step or 0) >= last_step and self._final.is_dir()
 
     def agree(self, basis: Mapping[str, str], remedy: str) -> None:
         """Hold the run to what its checkpoint was written with (`LoopState.basis`); those to come are written with the same.
@@ -119,6 +120,9 @@ class Keeper:
     async def _save(self, position: Position) -> None:
         spent = time.monotonic() - self._began + (self._state.seconds if self._state else 0.0)
         credit = {} if self._credit is None else self._credit.state_dict()
+        if self._config.save_at_end and position.step >= self._last_step:
+            # With the last checkpoint, the export of an earlier and shorter run would pass for this one's, were this one killed next.
+            shutil.rmtree(self._final, ignore_errors=True)
         state = LoopState(position.step, position.policy_version, self._source.state_dict(), self._basis, spent, credit)
         with self._store.writing(position.step, required=[LOOP_FILE]) as folder:
             await self._trainer.save(folder.absolute())
@@ -126,9 +130,8 @@ class Keeper:
         self._saved_step = position.step
 
     async def _export(self) -> None:
-        final = Path(self._config.output_dir).absolute() / EXPORT
-        aside = final.with_name(f".{EXPORT}.partial")
+        aside = self._final.with_name(f".{EXPORT}.partial")
         shutil.rmtree(aside, ignore_errors=True)
         await self._trainer.export(aside)
-        shutil.rmtree(final, ignore_errors=True)
-        aside.rename(final)
+        shutil.rmtree(self._final, ignore_errors=True)
+        aside.rename(self._final)
