@@ -28,6 +28,8 @@ LOG = logging.getLogger(__name__)
 
 _CHECKPOINT = re.compile(r"step_\d+")
 _LEFTOVER = re.compile(r"\.(?P<name>step_\d+)\.(?P<state>partial|replaced|removed)-[0-9a-f]{32}")
+TORCH_WRITER = "inline_container.cc"
+"""In the message, which names no cause, of a `torch.save` whose file took no more: the disk is full, or a quota or limit is reached."""
 _WITHOUT_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
@@ -75,10 +77,10 @@ class CheckpointStore:
             partial = self._hidden(final.name, "partial")
             partial.mkdir()
             try:
-                yield partial
-                whole = self._whole()
-                sequence = 1 + max((manifest.sequence for _, manifest in whole), default=0)
                 with _failures_named(final):
+                    yield partial
+                    whole = self._whole()
+                    sequence = 1 + max((manifest.sequence for _, manifest in whole), default=0)
                     seal(partial, step, sequence, required)
                     check_sizes(partial)
                     self._publish(partial, final)
@@ -221,10 +223,14 @@ class CheckpointStore:
 
 @contextmanager
 def _failures_named(final: Path) -> Iterator[None]:
+    """What could not be written is told as that, with the space that is left before anything is removed."""
     try:
         yield
-    except OSError as error:
-        raise CheckpointError(f"{final}: cannot be written: {error}; free space or mend the folder, then start again") from error
+    except Exception as error:
+        if not isinstance(error, OSError) and TORCH_WRITER not in str(error):
+            raise
+        free = f"{shutil.disk_usage(final.parent).free >> 20} MiB of the disk are free"
+        raise CheckpointError(f"{final}: cannot be written ({free}): {error}; free space or mend the folder, then start again") from error
 
 
 def _no_checkpoint(path: Path, newest: Path | None) -> Fault:

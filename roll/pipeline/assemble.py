@@ -126,8 +126,9 @@ def _log_failure(kind: type[BaseException] | None, error: BaseException | None, 
 async def _run(config: Config, plan: Plan, loop: Loop, stage: Stage, interrupt: Interrupt) -> None:
     async with AsyncExitStack() as stack:
         with interrupt.working():
-            position = await loop(Roles(config, plan, stage.session, stack), stage, interrupt)
-            await stage.keeper.finish(position)
+            async with stage.session.watched():
+                position = await loop(Roles(config, plan, stage.session, stack), stage, interrupt)
+                await stage.keeper.finish(position)
 
 
 def open_trackers(config: Config, resumed_step: int | None, steps: int) -> Tracking:

@@ -11,12 +11,9 @@ Each message is a pickle behind its length. The socket is a descriptor of its ow
 
 from __future__ import annotations
 
-import ctypes
 import math
 import operator
-import os
 import pickle
-import signal
 import socket
 import struct
 import sys
@@ -27,12 +24,11 @@ from typing import Any
 
 from roll.errors import ConfigError
 from roll.rewards.base import RewardFunction, reward_that_takes
+from roll.rewards.fate import adopt_orphans, die_with
 from roll.types import RewardOutcome, RewardResult, TurnReward
 
 HEADER = struct.Struct(">Q")
 NOTE_CHARACTERS = 300
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
 
 
 def encoded(message: Any) -> bytes:
@@ -64,7 +60,8 @@ def score(reward: RewardFunction, prompt: Any, response: str, reward_args: Mappi
 
 def main(descriptor: int, parent: int) -> None:
     """Serves the process at the other end of the socket until that closes it."""
-    _die_with(parent)
+    die_with(parent)
+    adopt_orphans()
     with socket.socket(fileno=descriptor) as connection:
         connection.set_inheritable(False)
         with connection.makefile("rb") as incoming:
@@ -85,19 +82,6 @@ def _receive(incoming: Any) -> Any:
     """The next message, or None once the other end is closed."""
     header = incoming.read(HEADER.size)
     return pickle.loads(incoming.read(HEADER.unpack(header)[0])) if len(header) == HEADER.size else None
-
-
-def _die_with(parent: int) -> None:
-    """Asks Linux for a SIGKILL when the parent ends, so that not even a hanging reward outlives it.
-
-    Asks too that orphans among its descendants become its own children, so that process.py finds them.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    for option, value in ((PR_SET_PDEATHSIG, signal.SIGKILL), (PR_SET_CHILD_SUBREAPER, 1)):
-        if libc.prctl(option, value, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), f"prctl({option})")
-    if os.getppid() != parent:
-        sys.exit("the parent ended before the reward process was ready")
 
 
 def _finite(name: str, number: Any) -> float:

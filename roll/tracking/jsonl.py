@@ -7,11 +7,13 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
+from roll.errors import RollError
 from roll.tracking.base import group_record
 from roll.types import Metrics, RolloutGroup
 
@@ -22,7 +24,7 @@ SAMPLES_FILE = "samples.jsonl"
 
 
 class JsonlTracker:
-    """Appends to the two files, each line whole and flushed when the call returns."""
+    """Appends to the two files, each line whole when the call returns."""
 
     name = "jsonl"
 
@@ -38,13 +40,12 @@ class JsonlTracker:
         self._samples = _continue(folder / SAMPLES_FILE, resumed_from)
 
     def log(self, step: int, metrics: Metrics) -> None:
-        self._metrics.write(to_line({"step": step, **metrics}))
-        self._metrics.flush()
+        """Raises RollError if the file takes no more."""
+        _append(self._metrics, to_line({"step": step, **metrics}))
 
     def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
-        for group in groups[: self._groups_per_step]:
-            self._samples.write(to_line(group_record(step, group)))
-        self._samples.flush()
+        """Raises RollError if the file takes no more."""
+        _append(self._samples, b"".join(to_line(group_record(step, group)) for group in groups[: self._groups_per_step]))
 
     def close(self) -> None:
         self._metrics.close()
@@ -106,13 +107,22 @@ def truncate_after(path: Path, step: int) -> int:
     return cut
 
 
-def _continue(path: Path, resumed_from: int | None) -> IO[bytes]:
+def _append(file: FileIO, lines: bytes) -> None:
+    try:
+        while lines:
+            lines = lines[file.write(lines) :]
+    except OSError as error:
+        remedy = "free space or mend the folder, then start again: the run goes on from its last checkpoint"
+        raise RollError(f"{file.name}: cannot be written: {error}; {remedy}") from error
+
+
+def _continue(path: Path, resumed_from: int | None) -> FileIO:
     if path.exists() and path.stat().st_size:  # one without a line is no earlier run's record, and replaces none
         if resumed_from is None:
             os.replace(path, path.with_name(f"{path.name}.previous"))
         else:
             truncate_after(path, resumed_from)
-    return path.open("ab")
+    return path.open("ab", buffering=0)
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:

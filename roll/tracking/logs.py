@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
@@ -17,7 +18,7 @@ class RunLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         root = logging.getLogger()
         self._before = (root.level, root.handlers[:])
-        to_file = logging.FileHandler(self.path, encoding="utf-8")
+        to_file = _LogFile(self.path, encoding="utf-8")
         to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         to_terminal = _CurrentStderr(logging.WARNING)
         to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
@@ -40,6 +41,21 @@ class RunLog:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+class _LogFile(logging.FileHandler):
+    """A log that cannot be written (the disk is full) ends nothing, and hides nothing of how the run ends. It is said once."""
+
+    _is_told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not self._is_told:
+            self._is_told = True
+            print(f"WARNING: {self.baseFilename} cannot be written: {sys.exception()}", file=sys.stderr)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
 
 
 class _CurrentStderr(logging.StreamHandler[TextIO]):

@@ -5,6 +5,7 @@ vLLM loads this module in each of its processes through the entry point group `v
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from roll.errors import WeightSyncError
+from roll.rewards.fate import die_with
 from roll.types import TensorSpec
 from roll.weight_sync.bucket import Bucket
 from roll.weight_sync.device import DeviceBucket
@@ -24,7 +26,12 @@ BACKEND = "roll"
 
 
 def register() -> None:
-    """Entry point: make the backend known to vLLM. vLLM may call it more than once in a process."""
+    """Entry point: make the backend known to vLLM. vLLM may call it more than once in a process.
+
+    vLLM's own processes, which hold the devices, do not see the death of the process that started them.
+    """
+    if (parent := multiprocessing.parent_process()) is not None and parent.pid is not None:
+        die_with(parent.pid)
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, __name__, "BucketReceiver")
 

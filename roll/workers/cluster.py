@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,10 @@ RECORD = ".held"
 """Ending of the files, in a run's folder of shared memory, that name what its processes hold there besides."""
 GRACE = 5.0
 """Seconds in which Ray's processes end by themselves."""
+HEADS = ("gcs_server", "raylet")
+"""Names of the processes without which Ray does nothing."""
+LOOK_EVERY = 1.0
+"""Seconds between two looks at them."""
 LONGEST_SOCKET = 107
 LONGEST_TEMPORARY = LONGEST_SOCKET - len("/roll-1234567-abcdefgh/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
 """Characters of a temporary folder's name."""
@@ -43,6 +48,33 @@ class ClusterSession:
     """Where each worker process writes what it prints."""
     scratch: Path
     """Temporary folder of this host's worker processes: sockets of the engine and the like."""
+    heads: Sequence[psutil.Process] = ()
+    """Ray's own processes, where the run started them."""
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Within, the death of one of Ray's own processes ends the work. Without its head Ray ends this process, and puts nothing in order.
+
+        Raises:
+            ClusterUnavailable: one has died.
+        """
+        failure = None
+        try:
+            async with asyncio.TaskGroup() as both:
+                watch = both.create_task(self._watch())
+                yield
+                watch.cancel()
+        except BaseExceptionGroup as failures:
+            failure = failures.exceptions[0]
+        if failure is not None:  # raised here, it keeps its own cause
+            raise failure
+
+    async def _watch(self) -> None:
+        while True:
+            if dead := [process.name() for process in self.heads if not is_alive(process)]:
+                remedy = "logs/ray of the run's folder has what it said; if nothing, it was killed: the host's memory may have run out"
+                raise ClusterUnavailable(str(Fault("Ray", f"its process {dead[0]} on this host died", remedy)))
+            await asyncio.sleep(LOOK_EVERY)
 
 
 @contextmanager
@@ -58,9 +90,9 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
     with own_folder(temporary()) as scratch, own_folder(SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as shared:
         remains = Remains(shared / f"ray{RECORD}")
         try:
-            _connect(scratch, gpus, remains)
+            heads = _connect(scratch, gpus, remains)
             check_gpus(gpus, gpus_per_node)
-            yield ClusterSession(shared, logs, scratch)
+            yield ClusterSession(shared, logs, scratch, heads)
         except SystemExit:  # Ray's handler of SIGTERM, which it puts in place as it starts
             raise KeyboardInterrupt from None
         except BaseException:
@@ -71,16 +103,26 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
             remains.remove(GRACE)
 
 
-def _connect(scratch: Path, gpus: int, remains: Remains) -> None:
-    """Join or start, and note what was started: if that is cut off, or the head dies, Ray does not end all of it."""
-    before = set(psutil.Process().children())
+def _connect(scratch: Path, gpus: int, remains: Remains) -> list[psutil.Process]:
+    """Join or start, and note what was started: if that is cut off, or the head dies, Ray does not end all of it. Its heads."""
+    before, started = set(psutil.Process().children()), []
     try:
         if os.environ.get("RAY_ADDRESS"):
             join()
         else:
             start(scratch, gpus)
     finally:
-        remains.look([process.pid for process in set(psutil.Process().children()) - before])
+        started = [process for process in psutil.Process().children() if process not in before]
+        remains.look([process.pid for process in started])
+    return [process for process in started if process.name() in HEADS]
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process runs; one that was killed is there until its parent asks for its status."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def temporary() -> Path:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -32,21 +33,13 @@ class Remains:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process = psutil.Process(pid)
                     self._processes |= {process, *process.children(recursive=True)}
-            for process in self._processes:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    self._files |= self._shared_by(process)
+            # What came to be before the first of these processes is not theirs, such as a model that somebody keeps in memory.
+            began = min((process.create_time() for process in self._processes), default=math.inf) - CLOCK_SLACK
+            there = {facts.st_ino: file for file, facts in _shared_files() if facts.st_ctime >= began}
+            for process in filter(psutil.Process.is_running, self._processes):
+                self._files |= {there[inode] for inode in _mapped(process.pid) if inode in there}
             if self._files and self._record.parent.is_dir():
                 self._record.write_text("".join(f"{file}\n" for file in sorted(self._files)))
-
-    def _shared_by(self, process: psutil.Process) -> set[Path]:
-        """Shared memory that the process maps and that came to be since the first of all these processes did.
-
-        Shared memory lies in the folder itself. What else is there and mapped, such as a model that somebody keeps in memory, is
-        not the run's.
-        """
-        began = min(each.create_time() for each in self._processes) - CLOCK_SLACK
-        mapped = {Path(region.path) for region in process.memory_maps()}
-        return {file for file in mapped if file.parent == SHARED_MEMORY and _changed_at(file) >= began}
 
     def remove(self, seconds: float) -> None:
         """Wait for the processes to end for at most `seconds`, end those that do not and what they have started, and unlink their files."""
@@ -63,12 +56,23 @@ class Remains:
             file.unlink(missing_ok=True)
 
 
-def _changed_at(file: Path) -> float:
-    """Seconds of the epoch; before all time for a file that is gone."""
+def _shared_files() -> Iterator[tuple[Path, os.stat_result]]:
+    """Shared memory lies in the folder itself."""
+    for file in SHARED_MEMORY.iterdir() if SHARED_MEMORY.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):
+            yield file, file.stat()
+
+
+def _mapped(pid: int) -> set[int]:
+    """Inodes of the shared memory that a process maps: a semaphore is mapped under another name than it has in the folder.
+
+    Not psutil's `memory_maps`, for which the kernel adds sizes up: 10 s for each TiB.
+    """
     try:
-        return file.stat().st_ctime
-    except FileNotFoundError:
-        return -math.inf
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:  # it has ended
+        return set()
+    return {int(line.split(maxsplit=5)[4]) for line in lines if f" {SHARED_MEMORY}/" in line}
 
 
 def remove_recorded(record: Path) -> None:

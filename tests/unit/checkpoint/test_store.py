@@ -4,10 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from roll.checkpoint.manifest import MANIFEST, read_manifest
 from roll.checkpoint.store import CheckpointStore
-from roll.errors import CheckpointError, ConfigError
+from roll.errors import CheckpointError, ConfigError, WorkerFailed
 
 
 def save(store: CheckpointStore, step: int, text: str = "weights") -> Path:
@@ -59,10 +60,26 @@ def test_a_full_disk_is_named_and_leaves_no_checkpoint(store: CheckpointStore, m
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(CheckpointError, match=r"step_2: cannot be written: .*No space left"), store.writing(2) as folder:
+    with pytest.raises(CheckpointError, match=r"step_2: cannot be written .*No space left"), store.writing(2) as folder:
         (folder / "model.pt").write_text("weights")
         monkeypatch.setattr(os, "fsync", full)
     assert names(store) == {"step_1"}
+
+
+def test_a_rank_that_torch_does_not_tell_of_a_full_disk_is_told_of_it(store: CheckpointStore) -> None:
+    save(store, 1)
+    with pytest.raises(RuntimeError) as failed:
+        torch.save(torch.zeros(1 << 20), "/dev/full")
+    told = r"step_2: cannot be written \(\d+ MiB of the disk are free\): actor_train rank 1: "
+    with pytest.raises(CheckpointError, match=told), store.writing(2):
+        raise WorkerFailed("actor_train", 1, str(failed.value))
+    assert names(store) == {"step_1"}
+
+
+def test_the_loops_own_file_is_named_on_a_full_disk(store: CheckpointStore) -> None:
+    with pytest.raises(CheckpointError, match=r"step_1: cannot be written .*No space left"), store.writing(1):
+        Path("/dev/full").write_text("state")
+    assert names(store) == set()
 
 
 def test_the_oldest_go_only_when_the_newest_has_its_name(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:

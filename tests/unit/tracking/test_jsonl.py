@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from roll.errors import RollError
 from roll.tracking.jsonl import METRICS_FILE, SAMPLES_FILE, JsonlTracker, read_ends, read_lines, to_line, truncate_after
 from roll.types import RolloutGroup
 
@@ -22,6 +23,18 @@ def test_each_line_is_on_the_file_when_the_call_returns(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / METRICS_FILE).read_text().splitlines()]
     assert lines == [{"step": 0, "val/gsm8k/pass@1": 0.25}, {"step": 1, "reward/mean": 0.5, "time/step": 2.0}]
     tracker.close()
+
+
+def test_a_full_disk_is_told_with_the_file_and_hides_behind_nothing(tmp_path: Path, group: Callable[..., RolloutGroup]) -> None:
+    tracker = JsonlTracker(tmp_path)
+    tracker.close()
+    with Path("/dev/full").open("ab", buffering=0) as full:
+        tracker._metrics = tracker._samples = full
+        with pytest.raises(RollError, match=r"^/dev/full: cannot be written: .*No space left.*; free space"):
+            tracker.log(1, {"reward/mean": 0.5})
+        with pytest.raises(RollError, match=r"^/dev/full: cannot be written: .*No space left.*; free space"):
+            tracker.samples(1, [group(1)])
+        tracker.close()
 
 
 def test_what_json_cannot_say_becomes_null() -> None:

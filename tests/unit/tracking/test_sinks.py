@@ -81,6 +81,16 @@ def test_the_drivers_log_goes_to_its_file_and_warnings_to_stderr(tmp_path: Path,
     assert terminal.out == "" and "WARNING: look here" in terminal.err and "a detail" not in terminal.err
 
 
+def test_a_log_on_a_full_disk_is_told_once_and_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "driver.log").symlink_to("/dev/full")
+    with RunLog(tmp_path):
+        for _ in range(3):
+            logging.getLogger().info("a detail")
+    told = capsys.readouterr().err
+    assert told.count("driver.log cannot be written: [Errno 28] No space left") == 1 and "Traceback" not in told
+
+
 def test_a_second_process_appends_to_the_log(tmp_path: Path) -> None:
     for text in ("first", "second"):
         with RunLog(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import psutil
 import pytest
 import ray
 
+from roll.errors import WorkerFailed
 from roll.workers import cluster
 
 HEAD = """
@@ -51,3 +53,33 @@ def test_a_start_that_is_cut_off_leaves_nothing(
         raise AssertionError("a cluster that did not start")
     assert len(pids) == 2 and not any(map(is_running, pids))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_the_death_of_a_head_ends_the_work_and_is_its_cause(tmp_path: Path) -> None:
+    """Ray itself would end this process a minute after the death of its GCS, with nothing put in order."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as head:
+        session = cluster.ClusterSession(tmp_path, tmp_path, tmp_path, [psutil.Process(head.pid)])
+        reached: list[str] = []
+
+        async def work() -> None:
+            async with session.watched():
+                await asyncio.sleep(0.01)
+            reached.append("work that ends by itself")
+            async with session.watched():
+                head.kill()
+                await asyncio.sleep(30)
+                reached.append("never")
+
+        with pytest.raises(cluster.ClusterUnavailable, match="Ray: its process .* on this host died"):
+            asyncio.run(work())
+    assert reached == ["work that ends by itself"]
+
+
+def test_what_fails_while_the_heads_are_watched_keeps_its_own_cause(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with cluster.ClusterSession(tmp_path, tmp_path, tmp_path).watched():
+            raise WorkerFailed("reference", 0, "the process died") from OSError("first")
+
+    with pytest.raises(WorkerFailed) as failed:
+        asyncio.run(work())
+    assert str(failed.value.__cause__) == "first"

@@ -26,6 +26,15 @@ print(memory.name, flush=True)
 time.sleep(60)
 """
 
+SEMAPHORE = """
+import multiprocessing, time
+from multiprocessing import resource_tracker
+lock = multiprocessing.get_context("spawn").Lock()  # as vLLM's executor makes for its workers
+resource_tracker.unregister(lock._semlock.name, "semaphore")
+print(f"sem.{lock._semlock.name[1:]}", flush=True)
+time.sleep(60)
+"""
+
 
 def left_by_a_run(parent: Path) -> Path:
     folder = parent / f"{PREFIX}999999999-abc"
@@ -46,9 +55,10 @@ def test_a_run_that_goes_on_where_its_process_id_is_not_seen_keeps_its_folders(t
     assert not folder.exists()
 
 
-def test_the_next_run_removes_what_a_killed_one_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("program", [HOLDS, SEMAPHORE])
+def test_the_next_run_removes_what_a_killed_one_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     folder = left_by_a_run(tmp_path)
-    with subprocess.Popen([sys.executable, "-c", HOLDS], stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.pid
         name = holder.stdout.readline().strip()
         Remains(folder / f"actor_infer{cluster.RECORD}").look([holder.pid])
