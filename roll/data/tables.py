@@ -29,6 +29,7 @@ from roll.data.chat import TemplateFault
 from roll.data.rows import RowFault
 from roll.data.sources import Source
 from roll.errors import DataError, Fault, RollError
+from roll.rewards.fate import forks_die_too
 
 FORMAT = "6"
 """Part of the fingerprint; another value leaves all tables of earlier versions of this file aside."""
@@ -262,18 +263,19 @@ def _build(folder: Path, sources: Sequence[Source], preparation: Preparation) ->
     workers = preparation.data_args.preprocessing_num_workers
     try:
         raw = _raw_table(sources, site / "raw", folder.name)
-        raw.map(
-            preparation,
-            batched=True,
-            batch_size=BATCH_ROWS,
-            num_proc=workers if workers > 1 else None,
-            features=PREPARED,
-            remove_columns=raw.column_names,
-            cache_file_name=str(site / "table" / "rows.arrow"),
-            new_fingerprint=folder.name,
-            load_from_cache_file=False,
-            desc="tokenise",
-        )
+        with forks_die_too():
+            raw.map(
+                preparation,
+                batched=True,
+                batch_size=BATCH_ROWS,
+                num_proc=workers if workers > 1 else None,
+                features=PREPARED,
+                remove_columns=raw.column_names,
+                cache_file_name=str(site / "table" / "rows.arrow"),
+                new_fingerprint=folder.name,
+                load_from_cache_file=False,
+                desc="tokenise",
+            )
         (site / "table").rename(folder)
     finally:
         shutil.rmtree(site, ignore_errors=True)

@@ -62,6 +62,7 @@ def main(descriptor: int, parent: int) -> None:
     """Serves the process at the other end of the socket until that closes it."""
     die_with(parent)
     adopt_orphans()
+    own = os.getpid()
     with socket.socket(fileno=descriptor) as connection:
         connection.set_inheritable(False)
         with connection.makefile("rb") as incoming:
@@ -75,7 +76,10 @@ def main(descriptor: int, parent: int) -> None:
             while (request := _receive(incoming)) is not None:
                 prompt, responses = request
                 for response in responses:
-                    connection.sendall(encoded(score(reward, prompt, response, reward_args)))
+                    result = score(reward, prompt, response, reward_args)
+                    if os.getpid() != own:  # a process that the reward forked came back from it
+                        os._exit(0)
+                    connection.sendall(encoded(result))
 
 
 def _receive(incoming: Any) -> Any:

@@ -1,11 +1,12 @@
-"""A process that ends when its parent does, however that ends."""
+"""Processes that end when their parent does, however that ends."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -14,13 +15,29 @@ PR_SET_CHILD_SUBREAPER = 36
 def die_with(parent: int) -> None:
     """Ask Linux for a SIGKILL when the thread that started this process ends, so that not even what hangs outlives it."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the parent ended before this process was ready")
+    if os.getppid() != parent:  # it ended before this was ready
+        os._exit(1)
 
 
 def adopt_orphans() -> None:
     """Ask Linux to make orphans among the descendants of this process its own children, so that its parent finds them."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextmanager
+def forks_die_too() -> Iterator[None]:
+    """What is forked within ends with this process. Otherwise it would wait for ever, with all locks that were held as it was forked."""
+    parent, is_within = os.getpid(), True
+
+    def bind() -> None:
+        if is_within and os.getppid() == parent:  # not what a child forks in its turn
+            die_with(parent)
+
+    os.register_at_fork(after_in_child=bind)  # for good: afterwards it does nothing
+    try:
+        yield
+    finally:
+        is_within = False
 
 
 def _prctl(option: int, value: int) -> None:

@@ -75,6 +75,10 @@ def act(prompt, response, row, bonus=0.0):
         subprocess.run(["setsid", "sh", "-c", f"sleep 600 & echo $! > {row['file']}"])
         time.sleep(600 if response == "apart and hang" else 0)
         return RewardResult(1.0)
+    if response == "fork":
+        if not os.fork():
+            sys.exit(0)  # meant to end the fork, as in a sandbox
+        os.wait()
     if response == "slow":
         time.sleep(0.2)
     if response == "modules":
@@ -236,6 +240,10 @@ def test_several_failures_in_one_group_and_in_groups_at_once() -> None:
 def test_what_a_reward_prints_does_not_disturb_its_results(capfd: pytest.CaptureFixture[str]) -> None:
     assert scored("print")[0].value == 105.0
     assert "x" * 100000 in capfd.readouterr().err
+
+
+def test_a_process_that_a_reward_forked_says_nothing_in_its_place() -> None:
+    assert [result.value for result in scored("fork", "ok", "fork", "good")] == [104.0, 102.0, 104.0, 104.0]
 
 
 def test_a_child_imports_neither_torch_nor_ray_and_gets_its_environment() -> None:
