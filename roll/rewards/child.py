@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import pickle
 import socket
 import struct
