@@ -42,14 +42,15 @@ class WorkerGroup:
     def __init__(self, role: str, seats: Sequence[Seat], logs: Path, record: Path, blocking: bool, replica_size: int = 1) -> None:
         """Ask Ray for the processes; `record` is of `Remains`, `blocking` says whether the strategy's methods block or are coroutines."""
         self.role, self.replica_size = role, replica_size
-        self._seats, self._logs = seats, logs
+        self._seats, self._logs = seats, [logs / f"{role}-{rank}.log" for rank in range(len(seats))]
+        self._earlier = [log.stat().st_size if log.is_file() else 0 for log in self._logs]  # bytes of the runs before this one
         kind = Process if blocking else AsyncProcess
         self._actors: list[Any] = [
             kind.options(  # pyright: ignore[reportAttributeAccessIssue]
                 runtime_env={"env_vars": seat.environment},
                 scheduling_strategy=NodeAffinitySchedulingStrategy(seat.node_id, soft=False) if seat.node_id else "DEFAULT",
-            ).remote(str(logs / f"{role}-{rank}.log"), seat.local_devices)
-            for rank, seat in enumerate(seats)
+            ).remote(str(log), seat.local_devices)
+            for log, seat in zip(self._logs, seats, strict=True)
         ]
         self._pids: list[int] = []
         self._started = self._stopped = False
@@ -144,10 +145,10 @@ class WorkerGroup:
         """Whether a rank failed because others did not come. NCCL's watchdog ends the process and says so in its log."""
         cause = _cause(error)
         said = str(cause)
-        log = self._logs / f"{self.role}-{rank}.log"
+        log = self._logs[rank]
         if isinstance(cause, RayActorError) and log.is_file():
             with log.open("rb") as stream:
-                stream.seek(max(0, log.stat().st_size - LOG_TAIL))
+                stream.seek(max(self._earlier[rank], log.stat().st_size - LOG_TAIL))
                 said += stream.read().decode(errors="replace")
         return any(sign in said.lower() for sign in TIMEOUTS)
 

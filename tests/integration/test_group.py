@@ -66,6 +66,7 @@ class Worker:
     def die(self, rank: int) -> None:
         if self.rank == rank:
             os._exit(7)
+        time.sleep(4)  # in a collective operation that does not hear of it
 
     def close(self) -> None:
         pass
@@ -125,6 +126,13 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
             with pytest.raises(WorkerFailed, match="^trainer rank 0: the process died"):
                 await group.all("die", 0, seconds=10)
 
+    async def reads_no_earlier_log() -> None:
+        """A rank of an earlier run waited in vain; this one's is killed."""
+        (tmp_path / "logs" / "trainer-0.log").write_text("[gloo] Timed out waiting 1000ms for recv operation to complete\n")
+        async with group_of_two(tmp_path / "logs") as group:
+            with pytest.raises(WorkerFailed, match="^trainer rank 0: the process died"):
+                await group.all("die", 0, seconds=10)
+
     async def refuses() -> None:
         with pytest.raises(DataError, match="it cannot be read"):
             async with group_of_two(tmp_path / "logs", "unreadable"):
@@ -154,7 +162,7 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
 
     with cluster(tmp_path, gpus=0, gpus_per_node=8) as session:
         assert session.shared_memory.is_dir() and session.scratch.is_dir()
-        for scenario in (behaves, refuses, ends_what_hangs, hears_the_sync_behind_many_prompts):
+        for scenario in (behaves, reads_no_earlier_log, refuses, ends_what_hangs, hears_the_sync_behind_many_prompts):
             asyncio.run(scenario())
         with pytest.raises(ClusterUnavailable, match=r"asks for 16 GPUs on 2 node\(s\) of 8; the cluster's nodes .* by address, \[\]"):
             check_gpus(16, 8)
