@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,14 @@ async def group_of_two(logs: Path, settings: Any = None, replica_size: int = 1) 
         await group.stop(5)
 
 
+async def reads_no_earlier_log(logs: Path) -> None:
+    """A rank of an earlier run waited in vain; this one's is killed."""
+    (logs / "trainer-0.log").write_text("[gloo] Timed out waiting 1000ms for recv operation to complete\n")
+    async with group_of_two(logs) as group:
+        with pytest.raises(WorkerFailed, match="^trainer rank 0: the process died"):
+            await group.all("die", 0, seconds=10)
+
+
 def test_group(tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
     """One cluster for all of it: starting Ray takes seconds."""
 
@@ -123,13 +132,6 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
                 await group.all("meet", 1, seconds=10)
             assert (await group.peak_bytes() or 0) > 1 << 20
             assert await group.held_bytes() is None  # on the CPU
-            with pytest.raises(WorkerFailed, match="^trainer rank 0: the process died"):
-                await group.all("die", 0, seconds=10)
-
-    async def reads_no_earlier_log() -> None:
-        """A rank of an earlier run waited in vain; this one's is killed."""
-        (tmp_path / "logs" / "trainer-0.log").write_text("[gloo] Timed out waiting 1000ms for recv operation to complete\n")
-        async with group_of_two(tmp_path / "logs") as group:
             with pytest.raises(WorkerFailed, match="^trainer rank 0: the process died"):
                 await group.all("die", 0, seconds=10)
 
@@ -162,7 +164,13 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
 
     with cluster(tmp_path, gpus=0, gpus_per_node=8) as session:
         assert session.shared_memory.is_dir() and session.scratch.is_dir()
-        for scenario in (behaves, reads_no_earlier_log, refuses, ends_what_hangs, hears_the_sync_behind_many_prompts):
+        for scenario in (
+            behaves,
+            partial(reads_no_earlier_log, tmp_path / "logs"),
+            refuses,
+            ends_what_hangs,
+            hears_the_sync_behind_many_prompts,
+        ):
             asyncio.run(scenario())
         with pytest.raises(ClusterUnavailable, match=r"asks for 16 GPUs on 2 node\(s\) of 8; the cluster's nodes .* by address, \[\]"):
             check_gpus(16, 8)
