@@ -11,6 +11,7 @@ Each message is a pickle behind its length. The socket is a descriptor of its ow
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 import os
@@ -20,13 +21,14 @@ import struct
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from roll.errors import ConfigError
 from roll.rewards.base import RewardFunction, reward_that_takes
 from roll.rewards.fate import adopt_orphans, die_with
-from roll.types import RewardOutcome, RewardResult, TurnReward
+from roll.types import Prompt, RewardOutcome, RewardResult, TurnReward
 
 HEADER = struct.Struct(">Q")
 NOTE_CHARACTERS = 300
@@ -38,10 +40,14 @@ def encoded(message: Any) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-def score(reward: RewardFunction, prompt: Any, response: str, reward_args: Mapping[str, Any]) -> RewardResult:
-    """The reward of one response. Whatever the function raises or returns in place of a result is CRASHED, with a note."""
+def score(reward: RewardFunction, prompt: Prompt, response: str, reward_args: Mapping[str, Any]) -> RewardResult:
+    """The reward of one response. Whatever the function raises or returns in place of a result is CRASHED, with a note.
+
+    What it does to the row or its arguments, the next response does not see.
+    """
     try:
-        result = reward(prompt, response, prompt.row, **reward_args)
+        row, reward_args = copy.deepcopy((prompt.row, dict(reward_args)))
+        result = reward(replace(prompt, row=row), response, row, **reward_args)
     except BaseException as error:  # A reward that calls sys.exit() must not end the process either.
         lines = traceback.format_exception_only(error)  # a SyntaxError's place, indented, comes before it, and notes come after it
         return _crashed(next(line for line in lines if not line.startswith(" ")).strip())

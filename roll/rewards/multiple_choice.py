@@ -10,10 +10,10 @@ from roll.rewards.answers import final_text, ground_truth, last_boxed
 from roll.rewards.base import REWARDS
 from roll.types import Prompt, RewardOutcome, RewardResult
 
-CHOICE = r"[\s(*\[]*([A-Z])(?![A-Za-z'])"
-ALONE = re.compile(rf"{CHOICE}[\s).*:\]]*")
+CHOICE = r"[\s(*\[$\"'`]*+([A-Z])(?![A-Za-z]|'[a-z])"
+ALONE = re.compile(rf"{CHOICE}[\s).*:\]$\"'`]*")
 LED_BY = re.compile(rf"{CHOICE}[).:\]]")
-STATED = re.compile(rf"(?i:\b(?:answer|choice|option)\b(?:\s+is)?\s*:?){CHOICE}")
+STATED = re.compile(rf"(?i:\b(?:answer|choice|option)\b\**+(?:\s+is)?\s*+[:-]?){CHOICE}")
 TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
 
 
@@ -30,9 +30,9 @@ def multiple_choice(prompt: Prompt, response: str, row: Mapping[str, Any]) -> Re
     reference = _letter(ground_truth(row))
     if reference is None:
         return RewardResult(0.0, RewardOutcome.UNPARSABLE, note="the reference answer is not a letter")
-    text = final_text(response)
+    text = TEXT.sub(r"\1", final_text(response))
     boxed = last_boxed(text)
-    letter = _stated(text) if boxed is None else _letter(TEXT.sub(r"\1", boxed))
+    letter = _stated(text) if boxed is None else _letter(boxed)
     if letter is None:
         return RewardResult(0.0, RewardOutcome.UNPARSABLE, note="no choice in the response")
     return RewardResult(float(letter == reference), note=f"answer {letter}")

@@ -79,6 +79,8 @@ def act(prompt, response, row, bonus=0.0):
         if not os.fork():
             sys.exit(0)  # meant to end the fork, as in a sandbox
         os.wait()
+    if response == "take":
+        return RewardResult(row["left"].pop() + prompt.row.pop("base"))
     if response == "slow":
         time.sleep(0.2)
     if response == "modules":
@@ -277,6 +279,14 @@ def test_what_a_reward_started_in_a_session_apart_ends_with_it(response: str, tm
     finally:
         if not gone([pid], 0.1):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_what_a_reward_does_to_its_row_stays_with_the_response() -> None:
+    async def go() -> list[RewardResult]:
+        async with process() as rewards:
+            return await rewards.score(replace(PROMPT, row={"base": 1.0, "left": [7.0]}), ["take", "take", "ok"])
+
+    assert [result.value for result in run(go())] == [8.0, 8.0, 3.0]
 
 
 def test_a_child_that_died_while_idle_is_replaced() -> None:
