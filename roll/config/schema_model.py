@@ -33,7 +33,9 @@ class ModelArgs(Section):
         description="Modules that get a LoRA adapter, comma-separated (`q_proj,v_proj`), or `all-linear`. Without it all parameters train.",
     )
     lora_rank: PositiveInt = Field(8, description="Rank of the adapters.")
-    lora_alpha: PositiveFloat = Field(16.0, description="Scale of the adapters: their output is multiplied by `lora_alpha / lora_rank`.")
+    lora_alpha: PositiveFloat | None = Field(
+        None, description="Scale of the adapters: their output is multiplied by `lora_alpha / lora_rank`; twice `lora_rank` if not given."
+    )
     lora_dropout: BelowOne = Field(0.0, description="Dropout on the adapters' input while training.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
 

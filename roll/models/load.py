@@ -233,7 +233,7 @@ def add_lora(model: PreTrainedModel, model_args: ModelArgs, seed: int) -> PeftMo
         model,
         LoraConfig(
             r=model_args.lora_rank,
-            lora_alpha=model_args.lora_alpha,  # pyright: ignore[reportArgumentType]
+            lora_alpha=model_args.lora_alpha or 2 * model_args.lora_rank,  # pyright: ignore[reportArgumentType]
             lora_dropout=model_args.lora_dropout,
             target_modules="all-linear" if targets == ["all-linear"] else targets,
             task_type="CAUSAL_LM" if model.can_generate() else None,

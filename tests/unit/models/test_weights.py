@@ -160,6 +160,15 @@ def test_an_exported_model_loads_and_is_the_same_policy(
     assert AutoTokenizer.from_pretrained(tmp_path / "export")("7+4").input_ids == load_tokenizer(str(path))("7+4").input_ids
 
 
+@pytest.mark.parametrize(("rank", "given", "alpha"), [(4, None, 8), (32, None, 64), (32, 12.0, 12)])
+def test_without_an_alpha_the_adapters_scale_is_two_whatever_the_rank(tiny_model: Path, rank: int, given: float | None, alpha: int) -> None:
+    keys = {"dtype": "fp32", "lora_target": "q_proj", "lora_rank": rank, "lora_alpha": given}
+    model_args = ModelArgs.model_validate(keys)
+    adapted = add_lora(load_causal_model(str(tiny_model), model_args), model_args, seed=3)
+    described = json.loads(adapter_config(adapted))
+    assert (described["r"], described["lora_alpha"]) == (rank, alpha)
+
+
 def test_an_exported_adapter_loads_and_is_the_same_policy(tiny_model: Path, tmp_path: Path) -> None:
     model = load(tiny_model, targets="all-linear")
     folder = tmp_path / "adapter"
