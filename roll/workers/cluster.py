@@ -93,8 +93,6 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
             heads = _connect(scratch, gpus, remains)
             check_gpus(gpus, gpus_per_node)
             yield ClusterSession(shared, logs, scratch, heads)
-        except SystemExit:  # Ray's handler of SIGTERM, which it puts in place as it starts
-            raise KeyboardInterrupt from None
         except BaseException:
             _keep_ray_logs(scratch, logs)
             raise
@@ -105,12 +103,14 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
 
 def _connect(scratch: Path, gpus: int, remains: Remains) -> list[psutil.Process]:
     """Join or start, and note what was started: if that is cut off, or the head dies, Ray does not end all of it. Its heads."""
-    before, started = set(psutil.Process().children()), []
+    before = set(psutil.Process().children())
     try:
         if os.environ.get("RAY_ADDRESS"):
             join()
         else:
             start(scratch, gpus)
+    except SystemExit:  # Ray's handler of SIGTERM, which it puts in place as it starts
+        raise KeyboardInterrupt from None
     finally:
         started = [process for process in psutil.Process().children() if process not in before]
         remains.look([process.pid for process in started])
