@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from roll.config.schema_model import DataArgs
 from roll.data.chat import Render, TemplateFault, render_example, render_turns
 from roll.data.prompts import checked_renderer
-from roll.data.rows import check_columns, example_conversation, labelled_conversation, number, pair_conversations, text_of
+from roll.data.rows import example_conversation, labelled_conversation, number, pair_conversations, text_of
 from roll.data.sources import find_sources
 from roll.data.tables import Preparation, Texts, check_rows, column, count_by_file, identity, prepared_table
 from roll.errors import DataError, Fault
@@ -145,8 +145,6 @@ def prepare_examples(
         DataError: rows that cannot be used (each fault names `file:row`), nothing is left, or the tokenizer has no
             end-of-sequence token.
     """
-    if kind in ("responses", "turns"):
-        check_columns(data_args, with_response=True)
     if not isinstance(tokenizer.eos_token, str):
         problem = f"the tokenizer of '{tokenizer.name_or_path}' has no end-of-sequence token"
         raise DataError([Fault("pretrain", problem, "set eos_token in its tokenizer_config.json")])

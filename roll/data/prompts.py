@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from roll.config.schema_model import DataArgs
 from roll.config.schema_roles import Reward
 from roll.data.chat import Render, renderer
-from roll.data.rows import RowFault, check_columns, prompt_conversation
+from roll.data.rows import RowFault, prompt_conversation
 from roll.data.sources import find_sources
 from roll.data.tables import Preparation, Texts, check_rows, column, count_by_file, identity, prepared_table
 from roll.errors import ConfigError, DataError, Fault
@@ -78,7 +78,6 @@ def prepare_prompts(
         DataError: rows that cannot be used (each fault names `file:row`), or no prompt is left.
         ConfigError: two domains claim the same tag.
     """
-    check_columns(data_args, with_response=False)
     domain_of_tag = tag_routes(rewards)
     sources = find_sources(data_args.file_name, data_args.split)
     texts = partial(_prompt_text, data_args=data_args, render=checked_renderer(data_args, tokenizer))

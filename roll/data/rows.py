@@ -8,7 +8,6 @@ from typing import Any
 
 from roll.config.schema_model import DataArgs
 from roll.data.chat import MORE
-from roll.errors import DataError, Fault
 from roll.registry import nearest
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -24,18 +23,6 @@ class RowFault(Exception):
         self.reason = reason
         """A few words without the row's values; the report counts rows by it."""
         self.problem, self.remedy = problem, remedy
-
-
-def check_columns(data_args: DataArgs, with_response: bool) -> None:
-    """Raises DataError unless exactly one of `messages` and `prompt` is set, and what goes with `prompt`; `text` goes alone."""
-    if with_response and data_args.text is not None:
-        return
-    if (data_args.messages is None) == (data_args.prompt is None):
-        problem = "is set beside `prompt`" if data_args.messages is not None else "is not set, and neither is `prompt`"
-        raise DataError([Fault("data_args.messages", problem, "set one: the column of message lists, or the column of prompt texts")])
-    if with_response and data_args.prompt is not None and data_args.response is None:
-        remedy = "set it to the column that holds the response to learn"
-        raise DataError([Fault("data_args.response", "is not set, though `prompt` is", remedy)])
 
 
 def prompt_conversation(row: Mapping[str, Any], data_args: DataArgs) -> Conversation:
@@ -60,7 +47,7 @@ def example_conversation(row: Mapping[str, Any], data_args: DataArgs) -> Convers
         RowFault: as `prompt_conversation`, or the last message is not the assistant's.
     """
     if data_args.messages is None:
-        assert data_args.response is not None, "check_columns comes first"
+        assert data_args.response is not None, "the configuration was checked"
         return [*_prompt(row, data_args), {"role": "assistant", "content": text_of(row, data_args.response)}]
     conversation = _messages(row, data_args.messages)
     if conversation[-1]["role"] != "assistant":
@@ -136,7 +123,7 @@ def _answer(row: Mapping[str, Any], column: str) -> dict[str, Any]:
 
 
 def _prompt(row: Mapping[str, Any], data_args: DataArgs) -> Conversation:
-    assert data_args.prompt is not None, "check_columns comes first"
+    assert data_args.prompt is not None, "the configuration was checked"
     question = {"role": "user", "content": text_of(row, data_args.prompt)}
     return [{"role": "system", "content": data_args.system}, question] if data_args.system else [question]
 

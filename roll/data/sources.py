@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -223,9 +224,11 @@ def _as_json(number: int, row: Any) -> RawRow:
     return RawRow(number, text)
 
 
-def _plain(value: Any) -> str:
+def _plain(value: Any) -> str | float:
     if isinstance(value, datetime | date | time):
         return value.isoformat()
+    if isinstance(value, Decimal):
+        return float(value) if Decimal(repr(float(value))) == value else str(value)
     raise TypeError(f"a {type(value).__name__}")
 
 

@@ -153,5 +153,3 @@ def test_a_missing_response_is_a_fault(write_jsonl: Write, tmp_path: Path, token
     path = write_jsonl([{"q": "One?"}])
     with pytest.raises(DataError, match="column 'a' is missing"):
         only(path, tmp_path, tokenizer, template="raw", prompt="q", response="a")
-    with pytest.raises(DataError, match="data_args.response: is not set"):
-        only(path, tmp_path, tokenizer, template="raw", prompt="q")

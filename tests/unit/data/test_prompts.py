@@ -162,24 +162,13 @@ def test_a_tag_that_two_domains_claim_is_an_error(write_jsonl: Write, tmp_path: 
         prepare_prompts(arguments(write_jsonl([{"prompt": "p"}])), tokenizer, 100, rewards, tmp_path / "cache")
 
 
-@pytest.mark.parametrize(
-    ("columns", "place"),
-    [({}, "data_args.messages"), ({"messages": "m", "prompt": "p"}, "data_args.messages"), ({"prompt": "p"}, "data_args.template")],
-)
-def test_contradicting_settings_are_errors(
-    write_jsonl: Write,
-    tmp_path: Path,
-    tokenizer: PreTrainedTokenizerFast,
-    one_domain: dict,
-    columns: dict,
-    place: str,
-    monkeypatch: pytest.MonkeyPatch,
+def test_native_without_a_template_is_an_error(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", None)
-    data_args = DataArgs.model_validate({"file_name": write_jsonl([{"p": "p"}]), **columns})
-    with pytest.raises(DataError) as caught:
+    data_args = arguments(write_jsonl([{"prompt": "p"}]), template="native")
+    with pytest.raises(DataError, match="data_args.template"):
         prepare_prompts(data_args, tokenizer, 100, one_domain, tmp_path / "cache")
-    assert caught.value.faults[0].place == place
 
 
 def test_an_empty_file_is_an_error(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict) -> None:

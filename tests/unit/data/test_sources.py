@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
 import datasets
 import pyarrow
 import pyarrow.ipc
+import pyarrow.parquet
 import pytest
 from datasets.arrow_writer import ArrowWriter
 
@@ -189,6 +191,13 @@ def test_dates_become_text_and_bytes_a_problem(tmp_path: Path) -> None:
     datasets.Dataset.from_list([{"image": b"\x00"}]).to_parquet(path)
     (row,) = find_sources(str(path), "train")[0].rows()
     assert row.problem == "holds a value that JSON cannot express: a bytes"
+
+
+def test_decimals_are_numbers_as_far_as_numbers_go(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    values = [Decimal("1.50"), Decimal("0.10"), Decimal("12345678901234567890.12")]
+    pyarrow.parquet.write_table(pyarrow.table({"answer": pyarrow.array(values, pyarrow.decimal128(30, 2))}), path)
+    assert [row["answer"] for *_, row in read(str(path))] == [1.5, 0.1, "12345678901234567890.12"]
 
 
 def test_the_stamp_changes_with_the_file(tmp_path: Path) -> None:
