@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, get_args
@@ -28,6 +29,7 @@ KINDS = {
     "tuple_type": "a list",
     "list_type": "a list",
 }
+NUMBER = re.compile(r"-?\d+\.?\d*(e[+-]?\d+)?")
 MANY = 24
 """Keys of a block that a message still lists."""
 BOUNDS = {
@@ -159,6 +161,7 @@ def _fault(place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: 
         choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
         close = difflib.get_close_matches(str(detail["input"]), choices, n=1)
         hint = f" (did you mean '{close[0]}'?)" if close else ""
+        hint = ", without quotes" if detail["input"] in choices else hint
         others = [_expected(other) for other in details[1:]]
         return Fault(dotted(place), f"{value} is not allowed", f"allowed: {', or '.join([expected, *others])}{hint}")
     remedy = f"give {' or '.join(dict.fromkeys(_expected(one) for one in details))}{_quotes(details)}"
@@ -215,4 +218,4 @@ def _quotes(details: Sequence[ErrorDetails]) -> str:
     if not isinstance(value, str) or not any(one["type"] in ("int_type", "float_type", "bool_type") for one in details):
         return ""
     plain = value.strip().lower()
-    return ", without quotes" if plain in ("true", "false") or plain.replace(".", "", 1).lstrip("-").isdigit() else ""
+    return ", without quotes" if plain in ("true", "false") or NUMBER.fullmatch(plain) else ""
