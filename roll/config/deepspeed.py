@@ -8,7 +8,7 @@ from typing import Any
 
 from roll.config.batch import sequences_per_update
 from roll.config.deepspeed_keys import BLOCKS, block_faults
-from roll.config.kinds import SIZE
+from roll.config.kinds import PRECISION, SIZE
 from roll.config.optimizers import optimizer_faults
 from roll.config.placement import model_roles, ranks
 from roll.config.schema import Config
@@ -158,6 +158,11 @@ def _precision(settings: DeepSpeedConfig, where: str, name: str, role: Role) -> 
     if (settings.bf16 or {}).get("check_grad_overflow") is False:
         problem = "false, but no gradient that is not finite may reach the optimizer"
         yield Fault(f"{where}.bf16.check_grad_overflow", problem, "remove it")
+    sums = (settings.data_types or {}).get("grad_accum_dtype")
+    # Stage 0 ends with an error; stage 1 takes another optimizer, of whose checkpoints nothing can be exported in fp32.
+    if PRECISION.holds(sums) and sums != dtype and (sums != "fp32" or settings.zero_optimization.stage < 2):
+        problem = f"'{sums}', but gradients of {dtype} are added up in {dtype}, or on stages 2 and 3 in fp32"
+        yield Fault(f"{where}.data_types.grad_accum_dtype", problem, "remove it, or use stage 2 or 3 with fp32")
 
 
 def _batch(settings: DeepSpeedConfig, where: str, name: str, role: Learner, max_grad_norm: float) -> Iterator[Fault]:

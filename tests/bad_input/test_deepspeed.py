@@ -59,6 +59,13 @@ CASES = [
     ([f"+{ZERO}.stage3_module_granularity_threshold=9"], "stage3_module_granularity_threshold", "seen to fail", "leaf_module"),
     ([f"+{DEEPSPEED}.aio={{block_size: big}}"], "strategy_config.aio.block_size", "'big'", "at least 1"),
     ([f"+{DEEPSPEED}.data_types={{grad_accum_dtype: fp12}}"], "data_types.grad_accum_dtype", "'fp12'", "fp32, fp16 or bf16"),
+    ([f"+{DEEPSPEED}.data_types={{grad_accum_dtype: bf16}}"], "data_types.grad_accum_dtype", "'bf16', but gradients of fp32", "remove it"),
+    (
+        [f"+{DEEPSPEED}.data_types={{grad_accum_dtype: fp32}}", "actor_train.model_args.dtype=bf16", f"{ZERO}.stage=1"],
+        "data_types.grad_accum_dtype",
+        "'fp32', but gradients of bf16",
+        "use stage 2 or 3",
+    ),
     ([f"+{DEEPSPEED}.optimizer={{type: Adam}}"], "strategy_config.optimizer", "the role makes its optimizer", "training_args.optimizer"),
     ([f"+{DEEPSPEED}.scheduler={{type: WarmupLR}}"], "strategy_config.scheduler", "the role makes", "lr_scheduler_type"),
     ([f"+{DEEPSPEED}.tensorboard={{enabled: true}}"], "strategy_config.tensorboard", "trackers of their own", "track_with"),

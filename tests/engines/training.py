@@ -67,6 +67,8 @@ class Case:
     """Their sums of gradients overlap with computing others."""
     share_inputs: bool = False
     """Each of them keeps its part of a recomputed layer's input, in host memory."""
+    fp32_sums: bool = False
+    """Gradients of micro-batches are added up in fp32."""
 
     @property
     def name(self) -> str:
@@ -76,7 +78,7 @@ class Case:
         parts += ["dropout"] * (self.dropout > 0) + ["one micro-batch"] * self.whole + ["short"] * self.short
         parts += [f"over {self.sequence_parallel}"] * (self.sequence_parallel > 1)
         parts += [f"model over {self.tensor_parallel}"] * (self.tensor_parallel > 1) + ["overlapped"] * self.overlap
-        parts += ["inputs shared"] * self.share_inputs
+        parts += ["inputs shared"] * self.share_inputs + ["sums in fp32"] * self.fp32_sums
         return ", ".join(parts).replace(" ", "_")
 
 
@@ -152,6 +154,7 @@ def settings(case: Case, model: Path, seed: int, **more: Any) -> Any:
                 "sequence_parallel_size": case.sequence_parallel,
                 "tensor_parallel": {"autotp_size": case.tensor_parallel, "tp_overlap_comm": case.overlap},
                 "activation_checkpointing": dict.fromkeys(("partition_activations", "cpu_checkpointing"), case.share_inputs),
+                "data_types": {"grad_accum_dtype": "fp32"} if case.fp32_sums else None,
             }
         ),
         max_grad_norm=MAX_GRAD_NORM,
