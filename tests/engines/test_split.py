@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.corrections import Correction
-from roll.algorithms.losses import Loss
+from roll.algorithms.losses import Loss, NegativeLogLikelihood
 from roll.algorithms.objectives import Cispo, Gspo, KlCov, Ppo
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.config.schema_model import ModelArgs
@@ -41,6 +41,8 @@ ON_STAGES = ("ppo", "gspo")
 
 OVER_TWO = [Case(1, False, sequence_parallel=2), Case(3, False, sequence_parallel=2), Case(3, True, sequence_parallel=2)]
 """Whose ranks share the tokens of each micro-batch out; the cut lies amid sequences."""
+
+TIED = [Case(2, False), Case(3, False)]
 
 Gradients = dict[tuple[int, str, int], Tensor]
 ByWork = dict[tuple[str, int], Tensor]
@@ -143,3 +145,16 @@ def test_sharing_tokens_out_changes_no_gradient(shared: dict[Case, tuple[ByWork,
         assert whole.norm() > 1e-3
         difference = float((two[name, count] - whole).norm() / whole.norm())
         assert difference < 1e-6, f"{count} micro-batches: {difference:.1e}"
+
+
+def test_a_tied_matrix_has_the_gradient_of_both_its_uses(small_tied_model: Path, batch: TrainBatch, tmp_path: Path) -> None:
+    """Embedding and head are one tensor, which ZeRO shards once."""
+    model = load_causal_model(str(small_tied_model), ModelArgs.model_validate({"dtype": "fp32"}), packed=False).double()
+    (-token_statistics(model, batch.sequences, TEMPERATURE)[0].mean()).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+    shape = TrainShape(updates=1, epochs=1, token_budget=20, loss_agg_mode="token-mean", temperature=TEMPERATURE)
+    given: Work = {("sft", 0): (NegativeLogLikelihood(), micro_batches_of(batch, range(len(LENGTHS)), 2, shape))}
+    by_case, _ = run_ranks(gradients_by_case, 2, tmp_path, TIED, small_tied_model, given, seconds=120)
+    for case, seen in zip(TIED, by_case, strict=True):
+        difference = float((seen["sft", 0] - expected).norm() / expected.norm())
+        assert difference < 1e-5, f"{case.name}: {difference:.1e}"
