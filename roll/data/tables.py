@@ -29,7 +29,7 @@ from roll.data.chat import TemplateFault
 from roll.data.rows import RowFault
 from roll.data.sources import Source
 from roll.errors import DataError, Fault, RollError
-from roll.rewards.fate import forks_die_too
+from roll.orphans import forks_die_too
 
 FORMAT = "6"
 """Part of the fingerprint; another value leaves all tables of earlier versions of this file aside."""

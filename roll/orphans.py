@@ -1,4 +1,4 @@
-"""Processes that end when their parent does, however that ends."""
+"""No process outlives the one that started it, however that ends."""
 
 from __future__ import annotations
 
