@@ -29,7 +29,7 @@ def write_report(run_dir: Path) -> Path:
     """Write `report.html` from what lies in the run folder, and give its path. It needs no network to be read.
 
     Raises:
-        DataError: the folder holds no metrics.
+        DataError: the folder holds no metrics, or its configuration cannot be read.
     """
     path = run_dir / METRICS_FILE
     if not path.is_file():
@@ -38,9 +38,7 @@ def write_report(run_dir: Path) -> Path:
     if not rows:
         raise DataError([Fault(str(path), "it holds no metrics", "name the run folder of a run that finished a step")])
     samples, unreadable_samples = read_ends(run_dir / SAMPLES_FILE) if (run_dir / SAMPLES_FILE).is_file() else ([], 0)
-    config_path = run_dir / "config.yaml"
-    config = config_path.read_text(encoding="utf-8") if config_path.is_file() else ""
-    html = _page(run_dir, rows, samples, config, unreadable + unreadable_samples)
+    html = _page(run_dir, rows, samples, *_configuration(run_dir / "config.yaml"), unreadable + unreadable_samples)
     report = run_dir / "report.html"
     partial = run_dir / ".report.html.partial"
     try:
@@ -51,8 +49,21 @@ def write_report(run_dir: Path) -> Path:
     return report
 
 
-def _page(run_dir: Path, rows: Sequence[Row], samples: Sequence[Row], config: str, unreadable: int) -> str:
-    keys = yaml.safe_load(config) or {}
+def _configuration(path: Path) -> tuple[str, Mapping[str, Any]]:
+    """Its text and its keys; none where the file is not there."""
+    if not path.is_file():
+        return "", {}
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        keys = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        keys = str(error).replace("\n", " ")
+    if not isinstance(keys, dict):
+        raise DataError([Fault(str(path), f"it is no block of keys: {keys}", "remove it: the page is made without it")])
+    return text, keys
+
+
+def _page(run_dir: Path, rows: Sequence[Row], samples: Sequence[Row], config: str, keys: Mapping[str, Any], unreadable: int) -> str:
     charts = sections(rows)
     remark = f"{unreadable} line(s) of the records could not be read and were left out: a process was ended while it wrote."
     model = str(keys.get("pretrain") or "")
