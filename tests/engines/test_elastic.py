@@ -46,7 +46,7 @@ def identify(value: object) -> str | None:
 
 def config_of(case: Case, model: Path) -> str:
     """What `config.yaml` of such a run says of the model."""
-    adapter = {"lora_target": "all-linear", "lora_rank": 4} if case.lora else {}
+    adapter = {"lora_target": "all-linear", "lora_rank": 4, "lora_alpha": 16.0} if case.lora else {}
     role = {
         "model_args": {"dtype": case.dtype, **adapter},
         "data_args": {"file_name": "none.jsonl", "prompt": "prompt", "response": "response"},
