@@ -77,7 +77,13 @@ def batches(pipeline: str) -> list[TrainBatch]:
 
 def model_args(cell: Cell) -> ModelArgs:
     """Of what learns. Layers are not compiled, which would take longer than to train them."""
-    keys = {"dtype": cell.dtype, "lora_target": "all-linear" if cell.lora else None, "lora_rank": 4, "compile_layers": False}
+    keys = {
+        "dtype": cell.dtype,
+        "lora_target": "all-linear" if cell.lora else None,
+        "lora_rank": 4,
+        "lora_alpha": 16.0,
+        "compile_layers": False,
+    }
     return ModelArgs.model_validate(keys)
 
 
