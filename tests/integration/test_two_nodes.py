@@ -47,8 +47,8 @@ def two_nodes() -> Iterator[dict[str, str]]:
         head = [*common, "--head", f"--port={port}", f"--dashboard-port={dashboard}", f"--temp-dir={folder}"]
         address = f"{ray.util.get_node_ip_address()}:{port}"
         second = [*common, f"--address={address}", f"--node-ip-address={SECOND}"]
-        for words, niceness in ((head, {}), (second, {"RAY_worker_niceness": "0"})):
-            done = subprocess.run(words, env=os.environ | secret | niceness, capture_output=True, text=True, timeout=SECONDS, check=False)
+        for words, own in ((head, {"TMPDIR": str(folder)}), (second, {"RAY_worker_niceness": "0"})):
+            done = subprocess.run(words, env=os.environ | secret | own, capture_output=True, text=True, timeout=SECONDS, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
         yield secret | {"RAY_ADDRESS": address, "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}"}
     finally:

@@ -74,7 +74,7 @@ def test_ray_starts_on_all_nodes_and_ends_with_the_run_whose_status_is_the_jobs(
     assert job.returncode == 7, said
     common = "start --block --disable-usage-stats --num-gpus=4"
     head, *others = (tmp_path / "started").read_text().splitlines()
-    assert head == f"one: {common} --head --node-ip-address=10.0.0.1 --port=6387 token given"
+    assert head == f"one: {common} --head --include-dashboard=false --node-ip-address=10.0.0.1 --port=6387 token given"
     assert sorted(others) == [f"{node}: {common} --address=10.0.0.1:6387 token given" for node in ("three", "two")]
     ran = "10.0.0.1:6387 -m roll.pipeline --config-name my_experiment num_gpus_per_node=4 max_steps=2\n"
     assert (tmp_path / "ran").read_text() == ran
