@@ -83,13 +83,19 @@ def build_model(shape: str, seed: int, dtype: str = "bfloat16") -> torch.nn.Modu
     model = model.to_empty(device=device)
     model.model.rotary_emb = Qwen2RotaryEmbedding(config).to(device)  # Its buffer is in no checkpoint.
     model.tie_weights()
-    for name, parameter in model.named_parameters():
+    draw_weights(model, generator)
+    model.generation_config = GenerationConfig(eos_token_id=END_ID, pad_token_id=PAD_ID)
+    return model
+
+
+@torch.no_grad()
+def draw_weights(module: torch.nn.Module, generator: torch.Generator | None = None) -> None:
+    """Fills all parameters in place: matrices as normal draws, biases with zeros, norms with ones."""
+    for name, parameter in module.named_parameters():
         if parameter.ndim == 1:
             parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
         else:
             parameter.normal_(std=STANDARD_DEVIATION, generator=generator)
-    model.generation_config = GenerationConfig(eos_token_id=END_ID, pad_token_id=PAD_ID)
-    return model
 
 
 def draw_prompts(count: int, tokens: int, seed: int) -> list[dict[str, str]]:

@@ -17,7 +17,7 @@ import torch
 from transformers import Qwen2Config
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm, Qwen2RotaryEmbedding
 
-from benchmarks.models import SHAPES, STANDARD_DEVIATION, build_config
+from benchmarks.models import SHAPES, STANDARD_DEVIATION, build_config, draw_weights
 
 WAYS = {"fp32": (torch.float32, "sdpa"), "bf16": (torch.bfloat16, "sdpa"), "bf16, attention written out": (torch.bfloat16, "eager")}
 """Precision and kernel of attention."""
@@ -64,11 +64,7 @@ def one_layer(config: Qwen2Config, number: int, states: dict[str, torch.Tensor])
     with torch.device("meta"):
         layer = Qwen2DecoderLayer(config, number).to(torch.bfloat16)
     layer = layer.to_empty(device="cpu")
-    for name, parameter in layer.named_parameters():
-        if parameter.ndim == 1:
-            parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
-        else:
-            parameter.normal_(std=STANDARD_DEVIATION)
+    draw_weights(layer)
     tokens = next(iter(states.values())).shape[1]
     causal = torch.full((1, 1, tokens, tokens), float("-inf")).triu(1)
     angles = Qwen2RotaryEmbedding(config)(torch.empty(0, dtype=torch.float32), torch.arange(tokens)[None])

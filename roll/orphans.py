@@ -8,6 +8,8 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -38,6 +40,14 @@ def forks_die_too() -> Iterator[None]:
         yield
     finally:
         is_within = False
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process runs; one that was killed is there until its parent asks for its status."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _prctl(option: int, value: int) -> None:

@@ -150,9 +150,12 @@ class Preparation:
         if not any(texts):
             return [[] for _ in texts]
         # verbose=False: lengths are checked afterwards, against the run's own limits.
-        found = self.tokenizer(texts, add_special_tokens=special_tokens, return_special_tokens_mask=True, verbose=False)
-        added: Any = found["special_tokens_mask"]
-        return [_left_open(*pair) if text else [] for *pair, text in zip(found["input_ids"], added, texts, strict=True)]  # type: ignore[arg-type]
+        found = self.tokenizer(texts, add_special_tokens=special_tokens, return_special_tokens_mask=special_tokens, verbose=False)
+        token_ids: Any = found["input_ids"]
+        if special_tokens:
+            added: Any = found["special_tokens_mask"]
+            token_ids = map(_left_open, token_ids, added)
+        return [ids if text else [] for ids, text in zip(token_ids, texts, strict=True)]
 
 
 def _left_open(token_ids: list[int], added: list[int]) -> list[int]:

@@ -52,7 +52,7 @@ class Interrupt:
         """
         task = asyncio.current_task()
         assert task is not None
-        self._work, self._is_ending = (asyncio.get_running_loop(), task), False
+        self._work = (asyncio.get_running_loop(), task)
         try:
             yield
         except asyncio.CancelledError:

@@ -24,6 +24,7 @@ import psutil
 
 from roll.config.schema_roles import Reward
 from roll.errors import ConfigError, RollError
+from roll.orphans import is_alive
 from roll.rewards.child import HEADER, encoded
 from roll.types import Prompt, RewardOutcome, RewardResult
 
@@ -165,10 +166,9 @@ def _end_groups_beneath(pid: int) -> None:
 def _groups(processes: Sequence[psutil.Process]) -> set[int]:
     """The process groups of those that live."""
     found: set[int] = set()
-    for process in processes:
-        with suppress(psutil.NoSuchProcess, ProcessLookupError):
-            if process.status() != psutil.STATUS_ZOMBIE:
-                found.add(os.getpgid(process.pid))
+    for process in filter(is_alive, processes):
+        with suppress(ProcessLookupError):
+            found.add(os.getpgid(process.pid))
     return found
 
 

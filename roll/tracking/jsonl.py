@@ -79,8 +79,10 @@ def read_ends(path: Path) -> tuple[list[dict[str, Any]], int]:
             unreadable += 1
         elif not first or record["step"] == first[0]["step"]:
             first.append(record)
+        elif last and record["step"] == last[0]["step"]:
+            last.append(record)
         else:
-            last = [*last, record] if last and record["step"] == last[0]["step"] else [record]
+            last = [record]
     return first + last, unreadable
 
 

@@ -16,6 +16,7 @@ import psutil
 import ray
 
 from roll.errors import Fault, RollError
+from roll.orphans import is_alive
 from roll.strategies.own_folder import own_folder, ownerless
 from roll.workers.placement import gpu_counts
 from roll.workers.remains import SHARED_MEMORY, Remains, remove_recorded
@@ -115,14 +116,6 @@ def _connect(scratch: Path, gpus: int, remains: Remains) -> list[psutil.Process]
         started = [process for process in psutil.Process().children() if process not in before]
         remains.look([process.pid for process in started])
     return [process for process in started if process.name() in HEADS]
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """Whether a process runs; one that was killed is there until its parent asks for its status."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def temporary() -> Path:
