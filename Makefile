@@ -1,5 +1,6 @@
 # make demo   install, then train the tiny world end to end on the CPU
-# make test   install, then run the tests
+# make test   install, then run the tests of every part
+# make test-all  install, then run all tests: the matrices, every recipe, clusters; Hypothesis draws its examples afresh
 # make lint   install, then ruff and pyright
 # Each works from a fresh clone; what is done is not done again.
 
@@ -7,7 +8,7 @@ KIND := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 PACKAGES := .venv/packages-$(KIND)
 ROLL := .venv/roll-$(KIND)
 
-.PHONY: demo test lint install
+.PHONY: demo test test-all lint install
 .DEFAULT_GOAL := install
 
 install: $(ROLL)
@@ -16,7 +17,10 @@ demo: $(ROLL)
 	@.venv/bin/python examples/tiny/demo.py
 
 test: $(ROLL)
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -m "not full"
+
+test-all: $(ROLL)
+	.venv/bin/python -m pytest --hypothesis-profile=random
 
 lint: $(ROLL)
 	.venv/bin/ruff check .

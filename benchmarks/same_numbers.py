@@ -1,0 +1,136 @@
+"""Two checkouts train the same six runs, and every metric that is no time and no memory must be equal to 1e-6.
+
+    python benchmarks/same_numbers.py BEFORE [AFTER] [--steps 10] [--only rlvr,dpo] [--json FILE]
+
+BEFORE and AFTER are folders of checkouts (AFTER: this one); both run in this interpreter's environment, on the CPU, in fp32 with seeded
+sampling: RLVR with LoRA under ZeRO-3, RLVR with a critic, SFT, DPO, a reward model, distillation. Model, problems and the warm-up that all
+but SFT start from are made once, by BEFORE. Ends with status 1 if a metric differs, or is there in one of them alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+MEASURED = ("time/", "throughput/", "memory/")
+TOLERANCE = 1e-6
+"""Of the difference, relative to values above 1."""
+LIMIT = 3600.0
+"""Seconds that one run may take: a bound on hangs."""
+WARM = "pretrain=warm/export"
+SEEDED = (WARM, "actor_infer.generating_args.seeded=true", "rollout_batch_size=16", "rewards.arithmetic.world_size=1", "eval_steps=5")
+OFFLINE = ("data_split=[9,1,0]", "eval_steps=5")
+RUNS: Mapping[str, tuple[str, ...]] = {
+    "rlvr": ("tiny/tiny_rlvr_lora_zero3", *SEEDED, "actor_train.training_args.per_device_train_batch_size=32"),
+    "critic": (
+        "algorithms/ppo_critic",
+        *SEEDED,
+        "rollout_batch_size=64",
+        "critic_warmup=2",
+        "actor_train.training_args.per_device_train_batch_size=32",
+        "critic.training_args.per_device_train_batch_size=16",
+    ),
+    "sft": ("tiny/tiny_warm_up", "pretrain=output/tiny/model", *OFFLINE),
+    "dpo": ("tiny/tiny_dpo", WARM, *OFFLINE),
+    "reward_model": ("tiny/tiny_reward_model", WARM, *OFFLINE),
+    "distill": ("tiny/tiny_distill", "teacher.model_args.model_name_or_path=warm/export", *OFFLINE),
+}
+
+
+def main() -> int:
+    """Run both checkouts, compare them, and print a line a run."""
+    options = parse()
+    names = options.only.split(",") if options.only else list(RUNS)
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    with tempfile.TemporaryDirectory(prefix="roll-same-numbers-") as folder:
+        world = Path(folder)
+        make_world(options.before.resolve(), world)
+        for side in ("before", "after"):
+            checkout = getattr(options, side).resolve()
+            found[side] = {name: metrics(checkout, world, f"{side}-{name}", RUNS[name], options.steps) for name in names}
+    table = Table("run", "steps", "metrics", "largest difference", "of")
+    differs = False
+    for name in names:
+        worst, metric, count = largest(found["before"][name], found["after"][name])
+        differs |= worst > TOLERANCE
+        table.add_row(name, str(len(found["before"][name]) - 1), str(count), f"{worst:.1e}", metric)
+    Console().print(table)
+    if options.json:
+        options.json.write_text(json.dumps(found))
+    return int(differs)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path, help="folder of the checkout to compare with")
+    parser.add_argument("after", type=Path, nargs="?", default=ROOT, help="folder of the other one (default: this checkout)")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--only", help=f"of {', '.join(RUNS)}, with commas between")
+    parser.add_argument("--json", type=Path, help="file for all metrics of all runs")
+    return parser.parse_args()
+
+
+def make_world(checkout: Path, world: Path) -> None:
+    """Model, problems and a warmed-up policy."""
+    for script, name in (("make_model.py", "model"), ("make_problems.py", "problems")):
+        run(checkout, world, str(checkout / "examples" / "tiny" / script), f"output/tiny/{name}")
+    run(checkout, world, "-m", "roll.pipeline", "--config-name", "tiny/tiny_warm_up", "output_dir=warm", "max_steps=60")
+
+
+def metrics(checkout: Path, world: Path, folder: str, experiment: tuple[str, ...], steps: int) -> list[dict[str, Any]]:
+    """The metrics of every step of a run, step 0 included, without times and memory."""
+    name, *overrides = experiment
+    run(checkout, world, "-m", "roll.pipeline", "--config-name", name, *overrides, f"max_steps={steps}", f"output_dir={folder}")
+    lines = [json.loads(line) for line in (world / folder / "metrics.jsonl").read_text().splitlines()]
+    return [{metric: value for metric, value in line.items() if not metric.startswith(MEASURED)} for line in lines]
+
+
+def run(checkout: Path, world: Path, *words: str) -> None:
+    """A Python process of a checkout, in the folder that both share; what it printed is shown if it fails."""
+    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    done = subprocess.run([sys.executable, *words], cwd=world, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(words)} of {checkout} ended with status {done.returncode}:\n{done.stdout}{done.stderr}")
+
+
+def largest(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> tuple[float, str, int]:
+    """The largest difference, the metric and step that has it, and how many values were compared."""
+    worst, where, count = 0.0, "", 0
+    for difference, name in differences(before, after):
+        count += 1
+        if difference > worst:
+            worst, where = difference, name
+    return worst, where, count
+
+
+def differences(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Iterator[tuple[float, str]]:
+    """Each metric of each step: its difference, infinite where one side lacks it."""
+    if len(before) != len(after):
+        yield math.inf, f"{len(before)} and {len(after)} lines"
+    for one, other in zip(before, after, strict=False):
+        for name in sorted(one.keys() | other.keys()):
+            yield distance(one.get(name, math.inf), other.get(name, math.inf)), f"{name}, step {one['step']}"
+
+
+def distance(one: float | None, other: float | None) -> float:
+    """Of two values of a metric; null is a value that is not finite."""
+    if one is None or other is None or math.inf in (one, other):
+        return 0.0 if one is other else math.inf
+    return abs(one - other) / max(1.0, abs(one))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
