@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
 
+from roll.config.compose import compose
+from roll.config.loader import load_config
+from roll.config.plan import make_plan
+from roll.errors import ConfigError
 from roll.pipeline.__main__ import main
+
+Composition = tuple[DictConfig, set[str]]
 
 EXPERIMENT = """
 defaults:
@@ -64,8 +75,44 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="session")
+def compositions() -> dict[str, Composition]:
+    """Experiments that were composed before, by their text."""
+    return {}
+
+
 @pytest.fixture
-def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def refused(folder: Path, compositions: dict[str, Composition]) -> Callable[..., str]:
+    """Sets keys of an experiment and hands over what is said of its faults. Hydra composes an experiment once for all tests.
+
+    Takes overrides of keys, as `key=value`, `+key=value` or `~key`; everything else goes to `refused_by_command`.
+    """
+
+    def judge(*overrides: str, name: str = "sound") -> str:
+        file = folder / "exp" / f"{name}.yaml"
+        composed, passing = compositions.get(text := file.read_text()) or compositions.setdefault(text, composition(file))
+        words = [word if word[0] in "+~" else f"++{word}" for word in overrides]
+        parsed = OverridesParser.create().parse_overrides(words)
+        changed = copy.deepcopy(composed)
+        ConfigLoaderImpl._apply_overrides_to_config(parsed, changed)
+        with pytest.raises(ConfigError) as refusal, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            make_plan(load_config(changed, passing - {override.key_or_group for override in parsed}))
+        assert refusal.value.exit_status == 2
+        return str(refusal.value)
+
+    return judge
+
+
+def composition(file: Path) -> Composition:
+    """What Hydra makes of an experiment, and the root keys that only `${...}` uses."""
+    found: list[Composition] = []
+    compose(["--config-path", str(file.parent), "--config-name", file.stem], lambda composed, passing: found.append((composed, passing)))
+    return found[0]
+
+
+@pytest.fixture
+def refused_by_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs the command line in this process and hands over what it printed as an error; asserts that it ends with status 2."""
 
     def run(*overrides: str, name: str = "sound") -> str:

@@ -33,9 +33,11 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("text", "place", "value", "remedy"), FILES)
-def test_a_bad_file_is_refused(folder: Path, refused: Callable[..., str], text: str, place: str, value: str, remedy: str) -> None:
+def test_a_bad_file_is_refused(
+    folder: Path, refused_by_command: Callable[..., str], text: str, place: str, value: str, remedy: str
+) -> None:
     (folder / "exp" / "broken.yaml").write_text(text)
-    message = refused(name="broken")
+    message = refused_by_command(name="broken")
     assert f"{place}:" in message
     assert value in message
     assert remedy in message
@@ -98,10 +100,10 @@ def test_an_unknown_flag_is_refused(folder: Path, capsys: pytest.CaptureFixture[
     assert "unrecognized arguments: --nope" in capsys.readouterr().err
 
 
-def test_nothing_is_written_by_a_refusal(folder: Path, refused: Callable[..., str]) -> None:
+def test_nothing_is_written_by_a_refusal(folder: Path, refused_by_command: Callable[..., str]) -> None:
     before = sorted(folder.rglob("*"))
-    refused("--multirun", "seed=1,2")
-    refused("max_step=1")
+    refused_by_command("--multirun", "seed=1,2")
+    refused_by_command("max_step=1")
     assert sorted(folder.rglob("*")) == before
 
 

@@ -335,12 +335,24 @@ GRAMMAR = [
     (["--multirun", "seed=1,2"], "output_dir", "'output'", "${hydra:job.num}"),
     (["--multirun", "output_dir=output,./exp/../output"], "output_dir", "the run folder of 2 jobs", "${hydra:job.num}"),
 ]
-CASES = KEYS + VALUES + STRATEGIES + DEVICES + CONTRADICTIONS + PATHS + GRAMMAR
+CASES = KEYS + VALUES + STRATEGIES + DEVICES + CONTRADICTIONS + PATHS
+BY_COMMAND = GRAMMAR + [cases[0] for cases in (KEYS, VALUES, STRATEGIES, DEVICES, CONTRADICTIONS, PATHS)]
 
 
 @pytest.mark.parametrize(("overrides", "place", "value", "remedy"), CASES, ids=[" ".join(case[0])[:70] for case in CASES])
 def test_a_bad_override_is_refused(refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str) -> None:
-    message = refused(*overrides)
+    assert_said(refused(*overrides), place, value, remedy)
+
+
+@pytest.mark.parametrize(("overrides", "place", "value", "remedy"), BY_COMMAND, ids=[" ".join(case[0])[:70] for case in BY_COMMAND])
+def test_the_command_ends_with_what_is_refused(
+    refused_by_command: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str
+) -> None:
+    assert_said(refused_by_command(*overrides), place, value, remedy)
+
+
+def assert_said(message: str, place: str, value: str, remedy: str) -> None:
+    """Among the faults of a message is one of this place, with value and remedy."""
     faults = message.split("\n  ")
     said = [index for index, line in enumerate(faults) if f"{place}:" in line or f"{place} or defaults:" in line]
     assert said, message
