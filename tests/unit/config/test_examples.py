@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-import time
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 from omegaconf import DictConfig
@@ -17,13 +17,27 @@ from roll.config.schema import Config, RlvrConfig
 from roll.config.shipped import examples_folder, experiments, preset_names
 
 HEAVY = ("torch", "ray", "transformers", "vllm", "deepspeed", "datasets", "numpy")
-DRY_RUN = f"""
-import sys
+DRY_RUNS = f"""
+import contextlib, io, json, os, sys
 from roll.pipeline.__main__ import main
-status = main(sys.argv[1:])
-print("heavy:", [name for name in {HEAVY} if name in sys.modules])
-sys.exit(status)
+for name in sys.argv[1:]:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        status = main(["--config-name", name, "dry_run=true"])
+    heavy = [module for module in {HEAVY} if module in sys.modules]
+    print(json.dumps([status, printed.getvalue(), heavy, os.listdir()]))
 """
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a dry run left behind it in its process and its folder."""
+
+    status: int
+    printed: str
+    heavy: list[str]
+    """Modules that were imported by then, of those that take long."""
+    written: list[str]
 
 
 def planned(*words: str) -> tuple[Config, Plan]:
@@ -49,19 +63,21 @@ def test_an_example_plans_without_a_warning_about_its_keys(name: str, recwarn: p
     assert config.output_dir
 
 
-@pytest.mark.parametrize("name", experiments())
-def test_a_dry_run_imports_nothing_heavy_and_writes_nothing(name: str, tmp_path: Path, record_property: pytest.FixtureRequest) -> None:
-    command = [sys.executable, "-c", DRY_RUN, "--config-name", name, "dry_run=true"]
-    package = str(examples_folder().parent)
-    started = time.perf_counter()
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": package, "PATH": ""}, check=False
-    )
-    record_property("seconds", time.perf_counter() - started)  # type: ignore[operator]
+@pytest.fixture(scope="module")
+def dry_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DryRun]:
+    """By experiment; all of them in one process, and in one folder that was empty."""
+    command, environment = [sys.executable, "-c", DRY_RUNS, *experiments()], {"PYTHONPATH": str(examples_folder().parent), "PATH": ""}
+    folder = tmp_path_factory.mktemp("dry_runs")
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    assert "heavy: []" in done.stdout
-    assert "Roles" in done.stdout
-    assert list(tmp_path.iterdir()) == []
+    return {name: DryRun(*json.loads(line)) for name, line in zip(experiments(), done.stdout.splitlines(), strict=True)}
+
+
+@pytest.mark.parametrize("name", experiments())
+def test_a_dry_run_imports_nothing_heavy_and_writes_nothing(name: str, dry_runs: dict[str, DryRun]) -> None:
+    run = dry_runs[name]
+    assert (run.status, run.heavy, run.written) == (0, [], [])
+    assert "Roles" in run.printed
 
 
 def test_presets_are_root_keys_named_as_their_files() -> None:
