@@ -75,8 +75,8 @@ def test_memory_does_not_grow_with_the_vocabulary() -> None:
     assert peaks[1] < 1.02 * peaks[0]
 
 
-def micro_batches(token_budget: int) -> list[MicroBatch]:
-    """One update of sequences of several lengths."""
+def micro_batches(token_budget: int) -> tuple[list[MicroBatch], np.ndarray]:
+    """One update of sequences of several lengths, and where its tokens, in the order of the micro-batches, lie in the batch."""
     generator = np.random.default_rng(0)
     lengths = [LENGTH - 8 * (number % 5) for number in range(COUNT)]
     sequences = packing.concatenate(
@@ -89,7 +89,8 @@ def micro_batches(token_budget: int) -> list[MicroBatch]:
     batch = TrainBatch(sequences, advantages, behaviour, np.zeros(len(mask), np.int32), None)
     weights = loss_weights(sequences, "token-mean")
     (forwards,) = packing.split(sequences.lengths, 1, token_budget).ranks
-    return [MicroBatch(packing.take(batch, indices), packing.select_tokens(weights, sequences, indices)) for indices in forwards]
+    parts = [MicroBatch(packing.take(batch, indices), packing.select_tokens(weights, sequences, indices)) for indices in forwards]
+    return parts, np.concatenate([packing.positions(sequences.offsets, indices) for indices in forwards])
 
 
 def train(model: Path, stage: int, lora: bool, token_budget: int, fraction: float | None, keys: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def train(model: Path, stage: int, lora: bool, token_budget: int, fraction: floa
         seed=0,
     )
     strategy = DeepSpeedTrain(settings, Rank("actor_train", 0, 1, "127.0.0.1", free_port(), "cuda", 60.0))
-    parts = micro_batches(token_budget)
+    parts, places = micro_batches(token_budget)
     before = strategy.log_probs([part.batch.sequences for part in parts], 1.0, True)
     if fraction is not None:
         _, total = torch.cuda.mem_get_info()
@@ -121,8 +122,8 @@ def train(model: Path, stage: int, lora: bool, token_budget: int, fraction: floa
         "grad_norms": [result.scalars["policy/grad_norm"] for result in results],
         "losses": [result.sums["policy/loss"] / result.tokens for result in results],
         "budgets": [result.scalars["memory/actor_train/token_budget"] for result in results],
-        "before": np.concatenate(before),
-        "after": np.concatenate(after),
+        "before": np.concatenate(before)[np.argsort(places)],
+        "after": np.concatenate(after)[np.argsort(places)],
     }
 
 
