@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from roll.algorithms.losses import NegativeLogLikelihood
@@ -14,6 +15,8 @@ from roll.workers.actor_train import TrainShape, micro_batches_of
 from tests.engines.ranks import run_ranks
 from tests.engines.splitting import Work, gradients_by_case
 from tests.engines.training import Case
+
+pytestmark = pytest.mark.full
 
 PLAIN = Case(3, False, "bf16")
 CASES = [PLAIN, Case(2, False, "bf16", fp32_sums=True), Case(3, False, "bf16", fp32_sums=True)]

@@ -16,15 +16,17 @@ from roll.workers.actor_train import TrainShape, merge, micro_batches_of
 from tests.engines.ranks import run_ranks
 from tests.engines.training import Case
 from tests.engines.valuing import LOSS, PlainCritic, Seen, Share, plain_loss, plain_updates, value_cases, value_gradients
+from tests.tiers import collected, each
 
 CASES = [Case(1, False), Case(3, False), Case(3, True), Case(3, True, dtype="bf16")]
 EXACT = CASES[:3]
+QUICK = [Case(3, True)]
 RANKS, BUDGET = 2, 14
 LENGTHS = [9, 4, 14, 6, 11, 3, 8, 5, 12, 7]
 MICRO_BATCHES = (1, 2, 5)
 HEAD = "score.weight"
 
-each_exact_case = pytest.mark.parametrize("case", EXACT, ids=lambda case: case.name)
+each_exact_case = each("case", EXACT, QUICK, ids=lambda case: case.name)
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +66,14 @@ def shares(batch: TrainBatch) -> list[Share]:
 
 
 @pytest.fixture(scope="module")
-def seen(batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Seen]]:
-    """Every case, by rank."""
+def seen(
+    batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[Case, list[Seen]]:
+    """Every case of the tier, by rank."""
     folder = tmp_path_factory.mktemp("critic")
-    by_rank = run_ranks(value_cases, RANKS, folder, CASES, small_model, shares(batch), folder, seconds=240)
-    return {case: [seen[number] for seen in by_rank] for number, case in enumerate(CASES)}
+    cases = collected(request, CASES, QUICK)
+    by_rank = run_ranks(value_cases, RANKS, folder, cases, small_model, shares(batch), folder, seconds=240)
+    return {case: [seen[number] for seen in by_rank] for number, case in enumerate(cases)}
 
 
 def gathered(batch: TrainBatch, by_rank: list[list[Floats]]) -> Floats:
@@ -120,7 +125,7 @@ def test_its_values_are_of_the_states_before_the_tokens(
     assert not after[~mask].any()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@each("case", CASES, QUICK, ids=lambda case: case.name)
 def test_a_resumed_critic_goes_on_to_the_bit(seen: dict[Case, list[Seen]], case: Case) -> None:
     for rank in seen[case]:
         assert rank.resumed_result == rank.second_result
@@ -128,12 +133,14 @@ def test_a_resumed_critic_goes_on_to_the_bit(seen: dict[Case, list[Seen]], case:
         assert all(torch.equal(tensor, rank.second[name]) for name, tensor in rank.resumed.items())
 
 
+@pytest.mark.full
 def test_bf16_trains_near_fp32(seen: dict[Case, list[Seen]], batch: TrainBatch) -> None:
     half, full = (gathered(batch, [rank.values_after for rank in seen[case]]) for case in (CASES[3], CASES[2]))
     assert {tensor.dtype for name, tensor in seen[CASES[3]][0].second.items() if name != HEAD} == {torch.bfloat16}
     assert 0 < np.abs(half - full).max() < 0.2 * np.abs(full).max()
 
 
+@pytest.mark.full
 def test_no_split_changes_the_gradient(batch: TrainBatch, with_head: Path, tmp_path: Path) -> None:
     found: dict[tuple[int, int], Tensor] = {}
     for ranks in (1, 2):

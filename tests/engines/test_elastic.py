@@ -26,6 +26,8 @@ from tests.engines.ranks import run_ranks
 from tests.engines.test_train import assert_close, batch, shares  # noqa: F401  (the fixture)
 from tests.engines.training import Case
 
+pytestmark = pytest.mark.full
+
 CASES = [Case(1, False), Case(2, True), Case(3, False), Case(3, True, dtype="bf16")]
 TOLERANCE = 2e-5
 """Of losses and of fp32 weights after three updates: another number of ranks adds up in another order."""

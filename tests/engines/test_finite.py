@@ -13,20 +13,22 @@ from roll.workers.actor_train import TrainShape, micro_batches_of
 from tests.engines.planting import PLANTS, Faults, Plan, plant_everywhere
 from tests.engines.ranks import run_ranks
 from tests.engines.training import TEMPERATURE, VERSION
+from tests.tiers import collected, each
 
 LENGTHS = [9, 8, 9, 8, 9, 8, 9, 8]
 PLANS = [Plan(stage, dtype) for stage in range(4) for dtype in ("fp32", "bf16", "fp16")]
 PLANS += [Plan(stage, "bf16", offload="optimizer") for stage in (1, 2, 3)]
 PLANS += [Plan(2, "fp32", offload="optimizer"), Plan(3, "bf16", offload="all")]
 PLANS += [Plan(0, "bf16", lora=True), Plan(3, "bf16", lora=True), Plan(3, "fp32", True, "all")]
+QUICK = [Plan(0, "fp16"), Plan(2, "fp32"), Plan(3, "bf16", lora=True)]
 
-each_plan = pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
+each_plan = each("plan", PLANS, QUICK, ids=lambda plan: plan.name)
 Runs = dict[Plan, list[Faults]]
 
 
 @pytest.fixture(scope="module")
-def runs(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Every plan on two ranks, each with two micro-batches of one sequence an update."""
+def runs(small_model: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Runs:
+    """Every plan of the tier on two ranks, each with two micro-batches of one sequence an update."""
     generator = np.random.default_rng(0)
     sequences = packing.concatenate(
         [generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS],
@@ -41,8 +43,9 @@ def runs(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     work = [[update[rank] for update in updates] for rank in range(2)]
     assert [[len(update) for update in updates] for updates in work] == [[2, 2], [2, 2]]
     folder = tmp_path_factory.mktemp("finite")
-    by_rank = run_ranks(plant_everywhere, 2, folder, PLANS, small_model, work, folder, seconds=480)
-    return {plan: [faults[number] for faults in by_rank] for number, plan in enumerate(PLANS)}
+    plans = collected(request, PLANS, QUICK)
+    by_rank = run_ranks(plant_everywhere, 2, folder, plans, small_model, work, folder, seconds=480)
+    return {plan: [faults[number] for faults in by_rank] for number, plan in enumerate(plans)}
 
 
 @each_plan

@@ -17,6 +17,8 @@ from tests.engines.swapping import swap_folder, train_or_resume
 from tests.engines.test_train import assert_close, batch, shares  # noqa: F401  (the fixture)
 from tests.engines.training import Case
 
+pytestmark = pytest.mark.full
+
 CASES = [Case(3, False), Case(3, True, dtype="bf16")]
 
 

@@ -17,6 +17,8 @@ from roll.types import Floats, Sequences
 from tests.engines.ranks import run_ranks
 from tests.engines.training import SEED, TEMPERATURE, Case, trainer
 
+pytestmark = pytest.mark.full
+
 LENGTH = 700
 """Tokens; frequencies that are rounded to bf16 are off by up to a radian here."""
 

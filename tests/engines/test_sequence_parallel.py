@@ -27,6 +27,7 @@ from roll.workers.critic import Critic
 from roll.workers.group import WorkerGroup
 from tests.engines.serving import Factory, ServedRanks, served_ranks
 from tests.engines.training import SEED, TEMPERATURE, VERSION, Case, settings
+from tests.tiers import each
 
 LENGTHS = [9, 4, 14, 6, 11, 3, 8, 5, 12, 8]
 BUDGET = 33
@@ -129,7 +130,7 @@ def far(got: Tensor | Floats, expected: Tensor | Floats) -> float:
     return float((one - other).norm() / other.norm())
 
 
-@pytest.mark.parametrize("name", KINDS)
+@each("name", list(KINDS), ["gspo"])
 def test_two_ranks_that_share_tokens_out_do_as_one(
     name: str, alone: ServedRanks, together: ServedRanks, with_head: Path, tmp_path: Path
 ) -> None:
@@ -156,6 +157,7 @@ def test_two_ranks_that_share_tokens_out_do_as_one(
     assert far(torch.cat([(two.after[key] - two.before[key]).flatten() for key in one.after]), moved) < 1e-4
 
 
+@pytest.mark.full
 def test_a_checkpoint_goes_on_without_sharing(together: ServedRanks, small_model: Path, tmp_path: Path) -> None:
     seen = []
     for size, asked in ((2, "save"), (1, "load")):

@@ -25,6 +25,7 @@ from tests.engines.plain import token_statistics
 from tests.engines.ranks import run_ranks
 from tests.engines.splitting import Work, gradients, gradients_by_case
 from tests.engines.training import TEMPERATURE, Case
+from tests.tiers import tiered
 
 LENGTHS = [9, 4, 14, 6, 11, 3, 8, 5, 12, 7]
 MICRO_BATCHES = (1, 2, 5)
@@ -82,7 +83,7 @@ def work(batch: TrainBatch, ranks: int, losses: Iterable[str], counts: Sequence[
     return out
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+@pytest.fixture(scope="module", params=tiered(CASES, CASES[1:]), ids=lambda case: case.name)
 def seen(request: pytest.FixtureRequest, batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Gradients:
     """By ranks, loss and micro-batches."""
     out: Gradients = {}
@@ -112,6 +113,7 @@ def by_stage(batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.Temp
     return {case: (one, two) for case, one, two in zip(STAGES, whole, split, strict=True)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ON_STAGES)
 @pytest.mark.parametrize("case", STAGES, ids=lambda case: case.name)
 def test_no_split_changes_the_gradient_on_other_stages(by_stage: dict[Case, tuple[ByWork, ByWork]], case: Case, name: str) -> None:
@@ -136,6 +138,7 @@ def shared(batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPa
     return {case: (one, two) for case, one, two in zip(OVER_TWO, whole, parts, strict=True)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("case", OVER_TWO, ids=lambda case: case.name)
 def test_sharing_tokens_out_changes_no_gradient(shared: dict[Case, tuple[ByWork, ByWork]], case: Case, name: str) -> None:
@@ -147,6 +150,7 @@ def test_sharing_tokens_out_changes_no_gradient(shared: dict[Case, tuple[ByWork,
         assert difference < 1e-6, f"{count} micro-batches: {difference:.1e}"
 
 
+@pytest.mark.full
 def test_a_tied_matrix_has_the_gradient_of_both_its_uses(small_tied_model: Path, batch: TrainBatch, tmp_path: Path) -> None:
     """Embedding and head are one tensor, which ZeRO shards once."""
     model = load_causal_model(str(small_tied_model), ModelArgs.model_validate({"dtype": "fp32"}), packed=False).double()

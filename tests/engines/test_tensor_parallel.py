@@ -25,6 +25,7 @@ from tests.engines.serving import served_ranks
 from tests.engines.test_sequence_parallel import BUDGET, KINDS, step
 from tests.engines.test_train import FP32, assert_close, batch, gathered, score, shares, take  # noqa: F401  (the fixture)
 from tests.engines.training import SEED, Case, Outcome, Work, settings, train_cases
+from tests.tiers import collected, each
 
 SHARED = 2
 """Ranks of a replica."""
@@ -35,6 +36,7 @@ COMPILED = Case(2, False, checkpointing="none", compiled=True, tensor_parallel=S
 EXACT = [(1, PLAIN), (1, COMPILED), (2, ZERO_2)]
 """By the number of replicas."""
 RUNS = [*EXACT, (1, BF16)]
+QUICK = [(1, PLAIN)]
 
 Runs = dict[tuple[int, Case], list[Outcome]]
 
@@ -43,8 +45,8 @@ def identify(value: object) -> str | None:
     return value.name if isinstance(value, Case) else f"{value}_replicas" if isinstance(value, int) else None
 
 
-each_run = pytest.mark.parametrize(("replicas", "case"), RUNS, ids=identify)
-each_exact_run = pytest.mark.parametrize(("replicas", "case"), EXACT, ids=identify)
+each_run = each("replicas,case", RUNS, QUICK, identify)
+each_exact_run = each("replicas,case", EXACT, QUICK, identify)
 
 
 def works(batch: TrainBatch, replicas: int) -> dict[bool, list[Work]]:  # noqa: F811
@@ -76,11 +78,12 @@ def model(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outcomes(batch: TrainBatch, model: Path, folder: Path) -> Runs:  # noqa: F811
-    """Every run, by rank."""
+def outcomes(batch: TrainBatch, model: Path, folder: Path, request: pytest.FixtureRequest) -> Runs:  # noqa: F811
+    """Every run of the tier, by rank."""
     out: Runs = {}
-    for replicas in (1, 2):
-        cases, here = [case for count, case in RUNS if count == replicas], folder / str(replicas)
+    runs = collected(request, RUNS, QUICK)
+    for replicas in sorted({replicas for replicas, _ in runs}):
+        cases, here = [case for count, case in runs if count == replicas], folder / str(replicas)
         by_rank = run_ranks(train_cases, SHARED * replicas, here, cases, model, works(batch, replicas), here, seconds=150)
         out |= {(replicas, case): [outcome[number] for outcome in by_rank] for number, case in enumerate(cases)}
     return out
@@ -139,6 +142,7 @@ def packed(rank: Rank, wait_on_host: bool) -> tuple[Tensor, Tensor]:
     return kept[1][1] if wait_on_host else kept[1], hooks.unpack_hook(kept)
 
 
+@pytest.mark.full
 def test_in_bf16_the_norm_is_the_whole_gradients(outcomes: Runs, plain: list[PlainUpdate]) -> None:
     assert outcomes[1, BF16][0].first_result.scalars["policy/grad_norm"] == pytest.approx(plain[0].grad_norm, rel=0.02)
 
@@ -174,6 +178,7 @@ def test_log_probs_and_export_are_the_policys(
     torch.testing.assert_close(torch.from_numpy(scored), torch.from_numpy(direct), rtol=0, atol=2e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["critic", "reward_model"])
 def test_values_and_scores_are_learnt_as_by_one_rank(name: str, with_head: Path, tmp_path: Path) -> None:
     seen = []
@@ -192,6 +197,7 @@ def test_values_and_scores_are_learnt_as_by_one_rank(name: str, with_head: Path,
     assert max(float((tensor - one.before[key]).abs().max()) for key, tensor in one.after.items()) > 1e-3
 
 
+@pytest.mark.full
 def test_a_checkpoint_of_another_sharing_is_refused(tmp_path: Path) -> None:
     from roll.strategies import deepspeed_files
 

@@ -22,6 +22,7 @@ from roll.workers.actor_train import TrainShape, merge, micro_batches_of
 from tests.engines.plain import PlainUpdate, plain_updates, token_statistics
 from tests.engines.ranks import run_ranks
 from tests.engines.training import TEMPERATURE, TOKEN_BUDGET, VERSION, Case, Outcome, Work, train_cases
+from tests.tiers import collected, each
 
 EXACT = [Case(stage, lora) for stage in range(4) for lora in (False, True)]
 WHOLE = [Case(stage, lora, whole=True) for stage, lora in [(0, False), (3, True)]]
@@ -32,6 +33,8 @@ SHORT = [Case(3, True, short=True)]
 BF16 = [Case(stage, lora, dtype="bf16") for stage, lora in [(0, False), (1, True), (2, False), (3, False), (3, True)]]
 DROPOUT = [Case(3, True, dropout=0.2)]
 RUNS = [(1, case) for case in EXACT + WHOLE] + [(2, case) for case in EXACT + STORED + COMPILED + SHORT + BF16 + DROPOUT]
+QUICK_EXACT, QUICK_COMPILED, QUICK_BF16 = [Case(0, False), Case(3, True)], COMPILED[1:], BF16[-1:]
+QUICK = [(1, case) for case in QUICK_EXACT] + [(2, case) for case in [*QUICK_EXACT, Case(2, False), *QUICK_COMPILED, *SHORT, *QUICK_BF16]]
 
 LENGTHS = [9, 4, 14, 6, 11, 3, 8, 5]
 FP32 = ModelArgs.model_validate({"dtype": "fp32"})
@@ -45,8 +48,9 @@ def identify(value: object) -> str | None:
     return value.name if isinstance(value, Case) else f"{value}_ranks" if isinstance(value, int) else None
 
 
-each_run = pytest.mark.parametrize(("ranks", "case"), RUNS, ids=identify)
-each_exact_run = pytest.mark.parametrize(("ranks", "case"), [run for run in RUNS if run[1] not in BF16 + DROPOUT], ids=identify)
+each_run = each("ranks,case", RUNS, QUICK, identify)
+EXACT_RUNS = [run for run in RUNS if run[1] not in BF16 + DROPOUT]
+each_exact_run = each("ranks,case", EXACT_RUNS, [run for run in QUICK if run in EXACT_RUNS], identify)
 
 
 @pytest.fixture(scope="module")
@@ -107,11 +111,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outcomes(batch: TrainBatch, small_model: Path, folder: Path) -> Runs:
-    """Every run, by rank. Two groups of processes are started for all of them."""
+def outcomes(batch: TrainBatch, small_model: Path, folder: Path, request: pytest.FixtureRequest) -> Runs:
+    """Every run of the tier, by rank. Two groups of processes are started for all of them."""
     out: Runs = {}
     for ranks in (1, 2):
-        cases = [case for count, case in RUNS if count == ranks]
+        cases = [case for count, case in collected(request, RUNS, QUICK) if count == ranks]
         works = {whole: shares(batch, ranks, whole) for whole in (False, True)}
         by_rank = run_ranks(train_cases, ranks, folder / str(ranks), cases, small_model, works, folder / str(ranks), seconds=240)
         out |= {(ranks, case): [outcome[number] for outcome in by_rank] for number, case in enumerate(cases)}
@@ -215,7 +219,7 @@ def test_a_loss_that_is_no_number_is_skipped_and_counted(outcomes: Runs, ranks: 
     assert moved(by_rank[0].single, by_rank[0].broken) > 0
 
 
-@pytest.mark.parametrize("case", EXACT, ids=identify)
+@each("case", EXACT, QUICK_EXACT, identify)
 def test_a_rank_without_a_sequence_runs_along(outcomes: Runs, case: Case) -> None:
     alone, together = outcomes[1, case], outcomes[2, case]
     assert [outcome.single_result.tokens for outcome in alone] == [LENGTHS[2] - 2]
@@ -231,7 +235,7 @@ def test_too_little_memory_halves_the_budget_on_all_ranks_and_changes_nothing_el
     assert_close(halved[0].second, whole[0].second, 5e-6)
 
 
-@pytest.mark.parametrize("case", STORED + COMPILED, ids=identify)
+@each("case", STORED + COMPILED, QUICK_COMPILED, identify)
 def test_neither_recomputing_nor_compiling_layers_changes_anything(outcomes: Runs, case: Case) -> None:
     recomputed = outcomes[2, dataclasses.replace(case, checkpointing="all", compiled=False)][0]
     stored = outcomes[2, case][0]
@@ -286,7 +290,7 @@ def test_buckets_carry_what_an_export_holds(outcomes: Runs, folder: Path, ranks:
     assert_close(outcome.adapter if case.lora else outcome.second, exported, 0.0)
 
 
-@pytest.mark.parametrize("case", BF16, ids=identify)
+@each("case", BF16, QUICK_BF16, identify)
 def test_bf16_trains_near_fp32(outcomes: Runs, batch: TrainBatch, small_model: Path, case: Case) -> None:
     half, full = outcomes[2, case], outcomes[2, dataclasses.replace(case, dtype="fp32")]
     dtypes = {tensor.dtype for tensor in half[0].second.values()}
@@ -300,7 +304,7 @@ def test_bf16_trains_near_fp32(outcomes: Runs, batch: TrainBatch, small_model: P
     assert moved(half[0].second, full[0].second) < 0.04
 
 
-@pytest.mark.parametrize("case", DROPOUT, ids=identify)
+@each("case", DROPOUT, [], identify)
 def test_dropout_is_on_while_training_and_off_while_scoring(outcomes: Runs, batch: TrainBatch, case: Case) -> None:
     dropped, exact = outcomes[2, case], outcomes[2, dataclasses.replace(case, dropout=0.0)]
     assert moved(dropped[0].second, exact[0].second) > 1e-4

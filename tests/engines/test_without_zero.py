@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from unittest import mock
 
+import pytest
+
 from benchmarks.deepspeed_table import Cell
 from roll.strategies.base import Rank
 from tests.engines.ranks import run_ranks
+
+pytestmark = pytest.mark.full
 
 CELLS = [Cell("sft", 0, "none", dtype, lora) for dtype in ("bf16", "fp16") for lora in (False, True)]
 CELLS += [Cell("sft", 0, "none", "bf16", False, "muon")]

@@ -15,6 +15,7 @@ from tests.integration.conftest import LIMIT, ROOT
 pytestmark = pytest.mark.engines
 
 
+@pytest.mark.full
 def test_step_against_its_floors(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "step.py"), "--steps", "4", "--repetitions", "1"]
     command += ["--json", str(tmp_path / "step.json"), "--logs", str(tmp_path / "logs")]
@@ -36,6 +37,7 @@ def test_step_against_its_floors(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "workers" / "actor_infer-0.log").exists()
 
 
+@pytest.mark.full
 def test_fine_tuning_against_deepspeed_by_hand(tmp_path: Path) -> None:
     work = ["--rows", "4", "--row-tokens", "128", "--steps", "4", "--repetitions", "1", "--stage", "3", "--lora-rank", "8"]
     command = [sys.executable, str(ROOT / "benchmarks" / "sft.py"), *work, "--json", str(tmp_path / "sft.json")]

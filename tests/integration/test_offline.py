@@ -65,6 +65,7 @@ def score(folder: Path, token_ids: list[list[int]]) -> Tensor:
     return model(input_ids=padded, attention_mask=mask).logits[:, 0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 def test_transformers_gives_the_scores_that_the_reward_model_learnt(world: World, lora: bool) -> None:
     name = "scores_lora" if lora else "scores"
@@ -81,6 +82,7 @@ def test_transformers_gives_the_scores_that_the_reward_model_learnt(world: World
     assert float((chosen - rejected).std()) > 1e-4, "the head is no longer 0"
 
 
+@pytest.mark.full
 @torch.no_grad()
 def test_a_student_comes_nearer_to_its_teacher(world: World) -> None:
     teacher = "teacher.model_args.model_name_or_path=warm/export"

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.conftest import SMALL, World
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.full]
 
 
 def recipe(name: str, folder: str, *overrides: str) -> tuple[str, ...]:

@@ -111,6 +111,7 @@ def test_finished_run_is_not_run_again(world: World, uninterrupted: str) -> None
     assert "has taken its 6 steps before" in outcome.last_line
 
 
+@pytest.mark.full
 def test_merged_adapter_in_bf16(world: World, leaves_nothing: Callable[[], None]) -> None:
     bf16 = [f"{role}.model_args.dtype=bf16" for role in ("actor_train", "actor_infer", "reference")]
     checkpointing = "actor_train.model_args.gradient_checkpointing=all"
@@ -147,6 +148,7 @@ def test_full_parameters_ahead_of_the_trainer(world: World, leaves_nothing: Call
     leaves_nothing()
 
 
+@pytest.mark.full
 def test_without_vllm_and_with_the_adapter_off_as_reference(world: World) -> None:
     outcome = world.run(
         *world.rlvr(
@@ -192,6 +194,7 @@ def test_engine_that_dies_ends_the_run_with_its_cause(world: World, leaves_nothi
     leaves_nothing()
 
 
+@pytest.mark.full
 def test_engine_that_cannot_start_ends_the_run_with_its_cause(world: World, leaves_nothing: Callable[[], None]) -> None:
     nonsense = "+actor_infer.strategy_args.strategy_config.engine_args={quantization: nonsense}"
     outcome = world.run(*world.rlvr("unstartable", "max_steps=2", nonsense))
@@ -209,6 +212,7 @@ def test_bad_rows_are_reported_before_anything_starts(world: World, leaves_nothi
     leaves_nothing()
 
 
+@pytest.mark.full
 def test_unreadable_model_is_reported_before_anything_starts(world: World, leaves_nothing: Callable[[], None], tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()

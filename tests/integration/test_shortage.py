@@ -17,7 +17,7 @@ from roll.workers.cluster import cluster
 from roll.workers.group import WorkerGroup
 from roll.workers.placement import seats
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.full]
 
 
 def test_an_engine_without_room_for_one_sequence(tiny_model: Path, tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:

@@ -16,7 +16,7 @@ import ray.util
 from tests.integration.conftest import LIMIT, ROOT, World
 from tests.integration.test_two_nodes import RAY, SECOND, free_port, ranks
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.full]
 
 PROGRAMS = {
     "scontrol": 'printf "one\\ntwo\\n"',

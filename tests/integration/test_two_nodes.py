@@ -19,7 +19,7 @@ import ray.util
 
 from tests.integration.conftest import World
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.full]
 
 RAY = str(Path(sys.executable).with_name("ray"))
 SECOND = "127.0.0.2"
