@@ -56,7 +56,7 @@ def test_one_version_is_asked_for_locked_and_installed() -> None:
             assert one.name not in build or one.specifier.contains(build[one.name]), f"{kind}: {one}, {build[one.name]}"
     public = {kind: [Version(version).public for version in build.values()] for kind, build in versions.items()}
     assert public["gpu"] == public["cpu"]
-    assert [installed[name] for name in BUILDS[kinds[0]]] == public[kinds[0]], "run `make install`"
+    assert [installed[canonicalize_name(name)] for name in BUILDS[kinds[0]]] == public[kinds[0]], "run `make install`"
 
 
 @pytest.mark.parametrize(("path", "name"), [(path, name) for path, used in DECLARED.items() for name in used])
