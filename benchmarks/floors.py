@@ -49,7 +49,7 @@ def generate(work: Work, rank: int, device: str, timer: Any) -> Figures:
         kv_cache_memory_bytes=work.kv_cache_bytes,
         generation_config="vllm",
         disable_log_stats=True,
-        **lora,  # pyright: ignore[reportArgumentType]
+        **lora,
     )
     rows = [json.loads(line) for line in (Path(work.model) / "prompts.jsonl").read_text().splitlines()]
     tokenizer = engine.get_tokenizer()

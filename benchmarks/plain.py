@@ -43,7 +43,7 @@ class LogProbs(nn.Module):
         targets = row["input_ids"][0, 1:]
         chunks = zip(hidden.split(HEAD_CHUNK), targets.split(HEAD_CHUNK), strict=True)
         if torch.is_grad_enabled():
-            return torch.cat([checkpoint(self.score, *chunk, use_reentrant=True) for chunk in chunks])  # pyright: ignore[reportArgumentType, reportCallIssue]
+            return torch.cat([checkpoint(self.score, *chunk, use_reentrant=True) for chunk in chunks])
         return torch.cat([self.score(*chunk) for chunk in chunks])
 
     def score(self, hidden: Tensor, targets: Tensor) -> Tensor:

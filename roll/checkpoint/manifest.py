@@ -135,7 +135,7 @@ def _files_below(folder: Path) -> list[str]:
 
 def _measure(path: Path, sync: bool) -> FileEntry:
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, xxhash.xxh3_128)  # pyright: ignore[reportArgumentType]  (xxhash follows hashlib's interface)
+        digest = hashlib.file_digest(file, xxhash.xxh3_128)  # xxhash follows hashlib's interface
         if sync:
             os.fsync(file.fileno())
         return FileEntry(bytes=file.tell(), xxh3=digest.hexdigest())

@@ -126,7 +126,7 @@ def _name(part: object) -> str:
         return "block"
     if isinstance(part, type) and issubclass(part, BaseModel):
         return "block"
-    return {str: "text", int: "whole number", float: "number", bool: "true or false"}.get(part, "any")  # type: ignore[arg-type]
+    return {str: "text", int: "whole number", float: "number", bool: "true or false"}.get(part, "any")
 
 
 def _bounds(metadata: Sequence[object]) -> str:

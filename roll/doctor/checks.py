@@ -73,7 +73,7 @@ def _allows(allowed: str, there: str) -> bool:
 
 
 def _same(there: str, tested: str) -> bool:
-    """Builds of one version (`2.11.0+cu130`) are the same where the lock names none."""
+    """Builds of one version (`2.13.0+cu130`) are the same where the lock names none."""
     found = Version(there)
     return there == tested if "+" in tested else found.public == Version(tested).public
 

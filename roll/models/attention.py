@@ -8,7 +8,6 @@ mask, and short sequences cost what they are, not the square of the micro-batch.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -19,8 +18,6 @@ from transformers import AttentionInterface
 from roll.models.sequence_parallel import over_ranks
 
 PACKED = "roll_packed"
-GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-"""torch 2.11 takes fewer key than query heads as they come; later versions want to be told."""
 
 
 def register() -> str:
@@ -58,7 +55,7 @@ def packed_attention(
     if query.is_cuda and query.dtype != torch.float32:
         q, k, v = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
         offsets, longest = cu_seq_lens_q, max_length_q
-        out = varlen_attn(q, k, v, offsets, offsets, longest, longest, scale=scaling, window_size=(-1, 0), **GROUPED)
+        out = varlen_attn(q, k, v, offsets, offsets, longest, longest, scale=scaling, window_size=(-1, 0), enable_gqa=True)
         assert isinstance(out, Tensor)
         return out[None], None
     rows, columns = _positions(cu_seq_lens_q, query.shape[2])

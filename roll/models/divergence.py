@@ -32,7 +32,7 @@ def chunked_divergence(hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, t
         teacher_hidden: [S, H'].
         teacher_weight: [V', H'].
     """
-    return _ChunkedDivergence.apply(hidden, weight, teacher_hidden, teacher_weight, measure)  # pyright: ignore[reportReturnType]
+    return _ChunkedDivergence.apply(hidden, weight, teacher_hidden, teacher_weight, measure)
 
 
 def _compared(hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,7 @@ class _ChunkedDivergence(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         hidden, teacher_hidden = ctx.saved_tensors
         weight: Tensor = ctx.weight
         rows = min(len(weight), len(ctx.teacher_weight))

@@ -69,7 +69,7 @@ def chunked_log_probs(hidden: Tensor, weight: Tensor, targets: Tensor, temperatu
     Returns:
         fp32 [T] log-probs and fp32 [T] entropies, natural log.
     """
-    return _ChunkedLogProbs.apply(hidden, weight, targets, temperature)  # pyright: ignore[reportReturnType]
+    return _ChunkedLogProbs.apply(hidden, weight, targets, temperature)
 
 
 def logits_of(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor, Tensor | None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor, Tensor | None, None, None]:
         hidden, targets, log_z, entropy = ctx.saved_tensors
         weight: Tensor = ctx.weight
         slopes = torch.zeros_like(log_z) if grad_log_probs is None else grad_log_probs

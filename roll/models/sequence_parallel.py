@@ -160,7 +160,7 @@ def gather(values: Sequence[Tensor], counts: Sequence[int], over: SequenceGroup)
     """
     if not sum(counts):
         return tuple(values)
-    return _Gather.apply(list(counts), over, *values)  # pyright: ignore[reportReturnType]
+    return _Gather.apply(list(counts), over, *values)
 
 
 class _Gather(torch.autograd.Function):
@@ -178,5 +178,5 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None | Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None | Tensor, ...]:
         return None, None, *(None if grad is None else grad[ctx.start : ctx.end].contiguous() for grad in grads)

@@ -123,7 +123,7 @@ def checked(kind: type[Optimizer]) -> type[Optimizer]:
     `overflow` as it would of its own: it counts the update as skipped and holds the schedule.
     """
 
-    class Checked(kind):  # pyright: ignore[reportGeneralTypeIssues]
+    class Checked(kind):
         overflow = False
 
         def step(self, closure: Any = None) -> Any:
@@ -203,7 +203,7 @@ def _adagrad(model: nn.Module, training: TrainingArgs, place: Place) -> Optimize
         from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
 
         return serially(lambda: DeepSpeedCPUAdagrad(groups, **settings), place.rank)
-    return place.kind(Adagrad)(groups, **settings)  # pyright: ignore[reportCallIssue]
+    return place.kind(Adagrad)(groups, **settings)
 
 
 def _muon(model: nn.Module, training: TrainingArgs, place: Place) -> Optimizer:

@@ -158,7 +158,7 @@ class HfGenerate:
         """See `GenerateStrategy`."""
         with adapter.folder() as folder:
             if isinstance(self._model, PeftModel):
-                self._base = self._model.unload()  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+                self._base = self._model.unload()
             self._model = PeftModel.from_pretrained(self._base, str(folder)).eval()
 
     async def resume(self, policy_version: int) -> None:

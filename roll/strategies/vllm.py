@@ -1,7 +1,7 @@
 """Generate with vLLM: one `AsyncLLM`, continuous batching, and the sampled tokens' log-probs kept.
 
-Only vLLM's public surface is used: `AsyncLLM`, its pause and resume, its weight-transfer API with a backend of our
-own (`weight_sync.vllm_plugin`), and LoRA requests that reload in place.
+Used are `AsyncLLM`, its pause, resume and sleep, its weight-transfer API with a backend of our own (`weight_sync.vllm_plugin`),
+and LoRA requests that reload in place. docs/ARCHITECTURE.md, section 5, lists every name; tests compare them with vLLM's source.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from roll.weight_sync.vllm_plugin import BACKEND, bucket_as_plain, way_as_plain
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ADAPTER_ID = 1
 ADAPTER_RANKS = (16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM makes room for; a smaller adapter takes the next."""
+"""Ranks that vLLM makes room for (its `MaxLoRARanks` above 8); a smaller adapter takes the next."""
 ASLEEP = ("weights", "kv_cache")
-"""What vLLM drops when it sleeps, by the names under which it wakes again."""
+"""What vLLM drops when it sleeps, by the names under which it wakes again (its `SLEEP_TAGS`)."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ vLLM loads this module in each of its processes through the entry point group `v
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -144,8 +143,3 @@ class BucketReceiver(WeightTransferEngine[WayOpened, BucketArrived]):
         if self._reader is not None:
             self._reader.close()
             self._reader = None
-
-    @staticmethod
-    def trainer_send_weights(iterator: Iterator[Any], trainer_args: dict[str, Any] | Any) -> None:
-        """Not the way in: vLLM 0.26 wants the trainer's end here too, which is `roll.weight_sync.sync`."""
-        raise NotImplementedError("weights are sent by roll.weight_sync.sync")

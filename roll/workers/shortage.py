@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+# Of `request_memory` in vllm/v1/worker/utils.py.
 FULL = re.compile(
     r"Free memory on device \S+ \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than desired GPU memory utilization "
     r"\((?P<share>[\d.]+), (?P<asked>[\d.]+) GiB\)"
 )
+# Both of `_check_enough_kv_cache_memory` in vllm/v1/core/kv_cache_utils.py.
 NO_CACHE = re.compile(r"No available memory for the cache blocks")
 SMALL_CACHE = re.compile(r"\((?P<asked>[\d.]+) GiB KV cache is needed, .*? the available KV cache memory \((?P<free>[\d.]+) GiB\)")
+# Of torch's caching allocator, c10/cuda/CUDACachingAllocator.cpp.
 TORCH = re.compile(
     r"CUDA out of memory\. Tried to allocate (?P<asked>[\d.]+ \w+)\..*?"
     r"total capacity of (?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free"

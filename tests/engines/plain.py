@@ -75,5 +75,5 @@ def plain_updates(folder: Path, lora: bool, batches: Sequence[TrainBatch]) -> li
 
 def _whole(model: nn.Module) -> dict[str, Tensor]:
     whole = copy.deepcopy(model)
-    merged = whole.merge_and_unload() if isinstance(whole, PeftModel) else whole  # pyright: ignore[reportCallIssue]
+    merged = whole.merge_and_unload() if isinstance(whole, PeftModel) else whole
     return {name: parameter.detach().float() for name, parameter in merged.named_parameters()}

