@@ -1,10 +1,16 @@
-"""What all tests share: a tiny model on disk, and which tests a machine can run."""
+"""What all tests share: a tiny model on disk, which tests a machine can run, and how Hypothesis draws its examples."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# By default the same examples in every run, so that a test that passed passes again; `--hypothesis-profile=random` draws others.
+settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
+settings.register_profile("random", derandomize=False, deadline=None, print_blob=True)
+settings.load_profile("fixed")
 
 ENGINES = Path(__file__).parent / "engines"
 
