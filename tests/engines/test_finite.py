@@ -41,7 +41,7 @@ def runs(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     work = [[update[rank] for update in updates] for rank in range(2)]
     assert [[len(update) for update in updates] for updates in work] == [[2, 2], [2, 2]]
     folder = tmp_path_factory.mktemp("finite")
-    by_rank = run_ranks(plant_everywhere, 2, folder, PLANS, small_model, work, folder, seconds=480)
+    by_rank = run_ranks(plant_everywhere, 2, folder, PLANS, small_model, work, folder)
     return {plan: [faults[number] for faults in by_rank] for number, plan in enumerate(PLANS)}
 
 

@@ -113,7 +113,7 @@ def outcomes(batch: TrainBatch, small_model: Path, folder: Path) -> Runs:
     for ranks in (1, 2):
         cases = [case for count, case in RUNS if count == ranks]
         works = {whole: shares(batch, ranks, whole) for whole in (False, True)}
-        by_rank = run_ranks(train_cases, ranks, folder / str(ranks), cases, small_model, works, folder / str(ranks), seconds=240)
+        by_rank = run_ranks(train_cases, ranks, folder / str(ranks), cases, small_model, works, folder / str(ranks))
         out |= {(ranks, case): [outcome[number] for outcome in by_rank] for number, case in enumerate(cases)}
     return out
 

@@ -69,7 +69,7 @@ def test_doubled_rewards_double_plain_returns(rows: list[Row], estimator: str, g
     norm = Normalisation(gamma=gamma)
     twice, once = (advantages(estimator, build(given_rows), norm) for given_rows in (doubled, rows))
     # Of numbers below the least normal one fp32 keeps fewer digits.
-    np.testing.assert_allclose(twice, 2 * once, rtol=1e-6, atol=np.finfo(np.float32).tiny)
+    np.testing.assert_allclose(twice, 2 * once, rtol=1e-6, atol=float(np.finfo(np.float32).tiny))
 
 
 @given(
