@@ -1,10 +1,21 @@
-"""What all tests share: a tiny model on disk, and which tests a machine can run."""
+"""What all tests share: a tiny model, which tests a machine can run, how Hypothesis draws its examples, and Ray's deadlines."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+from tests import limits
+
+# By default the same examples in every run, so that a test that passed passes again; `--hypothesis-profile=random` draws others.
+settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
+settings.register_profile("random", derandomize=False, deadline=None, print_blob=True)
+settings.load_profile("fixed")
+# Here, as Ray reads some of them when it is imported.
+os.environ |= limits.RAY
 
 ENGINES = Path(__file__).parent / "engines"
 

@@ -67,6 +67,8 @@ ADVANTAGES: Registry[Estimator] = Registry("advantage estimator")
 def grpo(scores: Scores, norm: Normalisation) -> Doubles:
     """Group relative policy optimisation: (r - mean) / (std + 1e-6), with the sample's standard deviation (n - 1).
 
+    In a group whose standard deviation is at most 1e-6 it is r - mean; see `standardise`.
+
     Source: DeepSeekMath, arXiv 2402.03300, section 4.1.2.
     """
     return to_tokens(standardise(scores.rewards, scores.groups, "group", "group"), scores)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from roll.types import Bools, Ints
 
 EPSILON = 1e-6
+"""Added to every standard deviation that divides. A standard deviation of rewards up to this counts as 0."""
 Doubles = NDArray[np.float64]
 Scope = Literal["batch", "group", "running"] | None
 
@@ -43,7 +44,8 @@ class RunningMoments:
 def standardise(rewards: np.ndarray, groups: Ints, mean: Scope, std: Scope, running: RunningMoments | None = None) -> Doubles:
     """(r - mean) / (std + 1e-6), [N], each over its scope or left out. The standard deviation is the sample's (n - 1).
 
-    Values that do not spread are not divided: without the same scope's mean taken from them they would grow a million-fold.
+    A standard deviation of at most 1e-6 counts as 0, and rewards whose standard deviation counts as 0 are not divided: the result is
+    r - mean. Where no mean is subtracted, rewards that are equal up to rounding would otherwise grow a million-fold.
 
     Args:
         rewards, groups: [N] each.

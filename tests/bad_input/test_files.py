@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from roll.pipeline.__main__ import main
+from tests import limits
 
 FILES = [
     ("a: [1\n", "broken.yaml:2", "not YAML", "mend this line"),
@@ -114,7 +115,7 @@ def test_a_process_ends_with_status_2_and_no_traceback(folder: Path, override: s
     command = [sys.executable, "-m", "roll.pipeline", "--config-path", "exp", "--config-name", "sound", override]
     package = str(Path(sys.modules["roll"].__path__[0]).parent)
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": package, "PATH": ""}, check=False
+        command, cwd=folder, capture_output=True, text=True, timeout=limits.PROCESS, env={"PYTHONPATH": package, "PATH": ""}, check=False
     )
     assert done.returncode == 2, done.stderr
     assert place in done.stderr

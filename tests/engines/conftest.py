@@ -8,6 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import limits
+
 
 def write_small(folder: Path, tied: bool) -> Path:
     """The tiny model with half its layers and room for long sequences."""
@@ -72,7 +74,7 @@ def no_process_is_left() -> Iterator[None]:
     before = set(psutil.Process().children(recursive=True))
     yield
     started = [process for process in psutil.Process().children(recursive=True) if process not in before and not lives_with_python(process)]
-    _, left = psutil.wait_procs(started, timeout=10)
+    _, left = psutil.wait_procs(started, timeout=limits.END)
     assert not left, f"still running: {left}"
 
 

@@ -23,11 +23,9 @@ from roll.strategies.base import GenerateStrategy, Rank
 from roll.types import Completion, Floats, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets, write_adapter, write_bucket
 from roll.weight_sync.device import DeviceBucket
+from tests import limits
 
 Result = TypeVar("Result")
-SECONDS = 60.0
-"""Deadline of every wait but the start's."""
-START_SECONDS = 240.0
 MAX_MODEL_LEN = 1024
 BUCKET_BYTES = 1 << 19
 MODEL_ARGS = ModelArgs.model_validate({"dtype": "fp32", "lora_target": "all-linear", "lora_rank": 4, "lora_alpha": 16.0})
@@ -93,7 +91,7 @@ class Running:
     folder: Path
     version: int = 0
 
-    def wait(self, coroutine: Coroutine[Any, Any, Result], seconds: float = SECONDS) -> Result:
+    def wait(self, coroutine: Coroutine[Any, Any, Result], seconds: float = limits.CALL) -> Result:
         """Run a coroutine to its end, or past the deadline."""
 
         async def bounded() -> Result:
@@ -160,7 +158,7 @@ def flip_a_byte(bucket: Bucket) -> None:
 
 def make(name: str, model: Path) -> GenerateStrategy:
     """`vllm`, `vllm_lora`, `hf` or `hf_lora`, not started yet."""
-    rank = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cpu", 60.0)
+    rank = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
     if name.startswith("hf"):
         from roll.strategies.hf_infer import HfGenerate, HfSettings
 
@@ -190,7 +188,7 @@ def running(name: str, model: Path, folder: Path) -> Iterator[Running]:
     with asyncio.Runner() as runner:
         engine = make(name, model)
         one = Running(engine, runner, policy(model), folder)
-        one.wait(engine.start(), START_SECONDS)
+        one.wait(engine.start(), limits.START)
         try:
             yield one
         finally:

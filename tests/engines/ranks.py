@@ -7,12 +7,13 @@ import os
 import pickle
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from tests import limits
 
 Scenario = Callable[..., Any]
 """Called with a `Rank` and the arguments."""
@@ -25,7 +26,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def run_ranks(scenario: Scenario, world_size: int, folder: Path, *arguments: Any, seconds: float) -> list[Any]:
+def run_ranks(scenario: Scenario, world_size: int, folder: Path, *arguments: Any) -> list[Any]:
     """What `scenario(rank, *arguments)` returned on each rank. Every process is gone afterwards, whatever happened."""
     folder.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("spawn")
@@ -36,7 +37,7 @@ def run_ranks(scenario: Scenario, world_size: int, folder: Path, *arguments: Any
             process = context.Process(target=_on_rank, args=(scenario, rank, world_size, port, folder, arguments))
             process.start()
             processes.append(process)
-        _wait(processes, folder, time.monotonic() + seconds)
+        _wait(processes, folder)
         results = []
         for rank in range(world_size):
             file = folder / f"result{rank}.pkl"
@@ -49,14 +50,13 @@ def run_ranks(scenario: Scenario, world_size: int, folder: Path, *arguments: Any
             process.join()
 
 
-def _wait(processes: list[BaseProcess], folder: Path, deadline: float) -> None:
+def _wait(processes: list[BaseProcess], folder: Path) -> None:
     """Until all ranks ended well. The first that did not is an error with its traceback."""
-    while any(process.is_alive() for process in processes):
-        if any(process.exitcode for process in processes):
-            break
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"ranks {[n for n, process in enumerate(processes) if process.is_alive()]} are not done")
-        time.sleep(0.05)
+
+    def alive() -> list[int]:
+        return [rank for rank, process in enumerate(processes) if process.is_alive()]
+
+    limits.until(lambda: not alive() or any(process.exitcode for process in processes), "all ranks have ended", limits.RUN, alive)
     for rank, process in enumerate(processes):
         if process.exitcode:
             file = folder / f"failure{rank}.txt"
@@ -72,7 +72,7 @@ def _on_rank(scenario: Scenario, rank: int, world_size: int, port: int, folder: 
         from roll.strategies.base import Rank
 
         torch.set_num_threads(1)
-        result = scenario(Rank("actor_train", rank, world_size, "127.0.0.1", port, "cpu", 60.0), *arguments)
+        result = scenario(Rank("actor_train", rank, world_size, "127.0.0.1", port, "cpu", limits.START), *arguments)
         (folder / f"result{rank}.pkl").write_bytes(pickle.dumps(result))
     except BaseException:
         (folder / f"failure{rank}.txt").write_text(traceback.format_exc())

@@ -13,10 +13,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 from unittest import mock
 
+from tests import limits
 from tests.engines.ranks import free_port
 
-LIMIT = 120.0
-"""Seconds for any one answer."""
 Factory = Callable[[Any, Any], Any]
 """Settings and a `Rank` to a strategy."""
 
@@ -37,7 +36,7 @@ class ServedRanks:
 
     def build(self, factory: Factory, settings: Any) -> None:
         """Another strategy in the place of the one before."""
-        asyncio.run(self.each("build", [(factory, settings)] * len(self), LIMIT))
+        asyncio.run(self.each("build", [(factory, settings)] * len(self), limits.START))
 
     async def each(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
         """See `WorkerGroup`."""
@@ -57,7 +56,7 @@ class ServedRanks:
 
 
 def _answer(pipe: Connection) -> Any:
-    if not pipe.poll(LIMIT):
+    if not pipe.poll(limits.START):
         raise TimeoutError("a rank is late")
     good, value = pipe.recv()
     if not good:
@@ -91,7 +90,7 @@ def _serve(pipe: Connection, role: str, number: int, world_size: int, port: int)
     from roll.strategies.base import Rank
 
     torch.set_num_threads(1)
-    rank, strategy = Rank(role, number, world_size, "127.0.0.1", port, "cpu", 60.0), None
+    rank, strategy = Rank(role, number, world_size, "127.0.0.1", port, "cpu", limits.START), None
     while True:
         method, arguments = pipe.recv()
         try:

@@ -72,7 +72,7 @@ def seen(
     """Every case of the tier, by rank."""
     folder = tmp_path_factory.mktemp("critic")
     cases = collected(request, CASES, QUICK)
-    by_rank = run_ranks(value_cases, RANKS, folder, cases, small_model, shares(batch), folder, seconds=240)
+    by_rank = run_ranks(value_cases, RANKS, folder, cases, small_model, shares(batch), folder)
     return {case: [seen[number] for seen in by_rank] for number, case in enumerate(cases)}
 
 
@@ -151,7 +151,7 @@ def test_no_split_changes_the_gradient(batch: TrainBatch, with_head: Path, tmp_p
             by_rank = micro_batches_of(batch, range(len(LENGTHS)), ranks, shape)
             assert [len(micro_batches) for micro_batches in by_rank] == [count] * ranks
             work["values", count] = (LOSS, by_rank)
-        seen = run_ranks(value_gradients, ranks, tmp_path / str(ranks), Case(3, False), with_head, work, seconds=120)
+        seen = run_ranks(value_gradients, ranks, tmp_path / str(ranks), Case(3, False), with_head, work)
         found |= {(ranks, count): gradient for (_, count), gradient in seen[0].items()}
     whole = found[1, 1]
     critic = PlainCritic(with_head, lora=False, head=load_file(with_head / "model.safetensors")[HEAD])

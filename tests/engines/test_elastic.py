@@ -66,7 +66,7 @@ def worlds(batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPa
     whole, resumed = {}, {}
     for ranks in (2, 1):
         place = folder / str(ranks)
-        whole[ranks] = run_ranks(train_and_save, ranks, place, CASES, small_model, works[ranks], place, seconds=200)
+        whole[ranks] = run_ranks(train_and_save, ranks, place, CASES, small_model, works[ranks], place)
         for case in CASES:
             checkpoint = checkpoint_of(place, case)
             shutil.copytree(checkpoint / "deepspeed", checkpoint / "critic" / "deepspeed")  # a critic's states lie in a folder of their own
@@ -74,7 +74,7 @@ def worlds(batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPa
             seal(checkpoint, 1, 1, [LOOP_FILE])
             (place / case.name / "config.yaml").write_text(config_of(case, small_model))
             assert main([str(place / case.name), str(place / case.name / "universal"), "--format", "universal"]) == 0
-        resumed[ranks] = run_ranks(load_and_train, 3 - ranks, place, CASES, small_model, works[3 - ranks], place, seconds=200)
+        resumed[ranks] = run_ranks(load_and_train, 3 - ranks, place, CASES, small_model, works[3 - ranks], place)
     return Worlds(folder, whole, resumed)
 
 

@@ -44,7 +44,7 @@ def runs(small_model: Path, tmp_path_factory: pytest.TempPathFactory, request: p
     assert [[len(update) for update in updates] for updates in work] == [[2, 2], [2, 2]]
     folder = tmp_path_factory.mktemp("finite")
     plans = collected(request, PLANS, QUICK)
-    by_rank = run_ranks(plant_everywhere, 2, folder, plans, small_model, work, folder, seconds=480)
+    by_rank = run_ranks(plant_everywhere, 2, folder, plans, small_model, work, folder)
     return {plan: [faults[number] for faults in by_rank] for number, plan in enumerate(plans)}
 
 

@@ -26,9 +26,7 @@ CASES = [Case(3, False), Case(3, True, dtype="bf16")]
 def test_a_resumed_run_goes_on_to_the_bit(batch: TrainBatch, small_model: Path, tmp_path: Path) -> None:  # noqa: F811
     swap_folder(tmp_path).mkdir()
     works = shares(batch, 2, whole=False)
-    whole, resumed = (
-        run_ranks(train_or_resume, 2, tmp_path, CASES, small_model, works, tmp_path, resumes, seconds=300) for resumes in (False, True)
-    )
+    whole, resumed = (run_ranks(train_or_resume, 2, tmp_path, CASES, small_model, works, tmp_path, resumes) for resumes in (False, True))
     for number, case in enumerate(CASES):
         for update in range(3):
             expected, found = (merge([rank[number].curve[update] for rank in ranks]) for ranks in (whole, resumed))

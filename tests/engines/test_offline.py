@@ -29,6 +29,7 @@ from roll.strategies.hf_infer import HfScore, HfSettings
 from roll.types import Floats, Metrics, Sequences
 from roll.workers.actor_train import ActorTrain, TrainShape, merge
 from roll.workers.group import WorkerGroup
+from tests import limits
 from tests.engines import plain_offline
 from tests.engines.plain_offline import (
     BETA,
@@ -119,7 +120,7 @@ def ranks() -> Iterator[ServedRanks]:
 @pytest.fixture(scope="module")
 def reference(small_model: Path) -> Any:
     """The model as it was, in this process."""
-    scorer = HfScore(HfSettings(str(small_model), FP32), Rank("reference", 0, 1, "", 0, "cpu", 1.0))
+    scorer = HfScore(HfSettings(str(small_model), FP32), Rank("reference", 0, 1, "", 0, "cpu", limits.START))
 
     async def ask(sequences: Sequences) -> Floats:
         return scorer.log_probs([sequences], 1.0)[0]
@@ -128,7 +129,7 @@ def reference(small_model: Path) -> Any:
 
 
 def trainer(group: ServedRanks, token_budget: int, mode: str) -> ActorTrain:
-    return ActorTrain(cast(WorkerGroup, group), TrainShape(1, 1, token_budget, mode, 1.0), Path(), 60.0, 60.0, 60.0)
+    return ActorTrain(cast(WorkerGroup, group), TrainShape(1, 1, token_budget, mode, 1.0), Path(), limits.CALL, limits.CALL, limits.CALL)
 
 
 async def learn(actor_train: ActorTrain, study: Study) -> list[Metrics]:
@@ -186,7 +187,7 @@ def test_a_student_learns_from_its_teacher_as_by_hand(
     expected = plain_losses(plain_policies(small_model, small_tied_model), taught(given), by_hand)
     load = student_loader(str(small_tied_model), FP32, Divergence(kind, SHARE, HEAT))
     ranks.build(partial(make_student, load), trainer_settings(small_model, stage))
-    scorer = HfScore(HfSettings(str(small_tied_model), FP32, PackedTeacher), Rank("teacher", 0, 1, "", 0, "cpu", 1.0))
+    scorer = HfScore(HfSettings(str(small_tied_model), FP32, PackedTeacher), Rank("teacher", 0, 1, "", 0, "cpu", limits.START))
 
     async def ask(sequences: Sequences) -> Floats:
         return scorer.states([sequences])[0]

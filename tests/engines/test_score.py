@@ -15,6 +15,7 @@ from roll.models.packed_inputs import spread
 from roll.strategies.base import Rank
 from roll.strategies.hf_infer import HfScore, HfSettings
 from roll.types import Floats, Sequences
+from tests import limits
 from tests.engines.plain import token_statistics
 from tests.engines.ranks import run_ranks
 from tests.engines.training import TEMPERATURE, ZERO, score_sharded
@@ -60,7 +61,7 @@ def gathered(sequences: Sequences, ranks: int, by_rank: list[list[Floats]]) -> F
 
 
 def test_hf_infer_scores_as_transformers_does(small_model: Path, sequences: Sequences, direct: Floats) -> None:
-    rank = Rank("reference", 0, 1, "127.0.0.1", 0, "cpu", 60.0)
+    rank = Rank("reference", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
     strategy = HfScore(HfSettings(str(small_model), ModelArgs.model_validate({"dtype": "fp32"})), rank)
     for parameter in strategy._policy.parameters():
         parameter.data = parameter.data.clone()  # out of the file, as on a device
@@ -76,5 +77,5 @@ def test_hf_infer_scores_as_transformers_does(small_model: Path, sequences: Sequ
 
 def test_deepspeed_infer_scores_as_transformers_does(small_model: Path, sequences: Sequences, direct: Floats, tmp_path: Path) -> None:
     ranks = 2
-    by_rank = run_ranks(score_sharded, ranks, tmp_path, small_model, parts(sequences, ranks), ZERO[3], seconds=120)
+    by_rank = run_ranks(score_sharded, ranks, tmp_path, small_model, parts(sequences, ranks), ZERO[3])
     np.testing.assert_allclose(gathered(sequences, ranks, by_rank), direct, atol=2e-5)

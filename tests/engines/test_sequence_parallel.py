@@ -25,6 +25,7 @@ from roll.weight_sync.bucket import plan_buckets, read_bucket
 from roll.workers.actor_train import ActorTrain, TrainShape
 from roll.workers.critic import Critic
 from roll.workers.group import WorkerGroup
+from tests import limits
 from tests.engines.serving import Factory, ServedRanks, served_ranks
 from tests.engines.training import SEED, TEMPERATURE, VERSION, Case, settings
 from tests.tiers import each
@@ -106,7 +107,8 @@ async def step(name: str, group: ServedRanks, folder: Path) -> Seen:
     kind, batch = KINDS[name], batch_for(name)
     shape = TrainShape(updates=2 if batch.unit == 1 else 1, epochs=1, token_budget=BUDGET, loss_agg_mode=kind.mode, temperature=TEMPERATURE)
     workers = cast(WorkerGroup, group)
-    policy, critic = ActorTrain(workers, shape, folder, 60.0, 60.0, 60.0), Critic(workers, shape, 60.0, 60.0, 60.0)
+    seconds = (limits.CALL, limits.CALL, limits.CALL)
+    policy, critic = ActorTrain(workers, shape, folder, *seconds), Critic(workers, shape, *seconds)
     scores = await (policy.log_probs(batch.sequences) if kind.factory is make_train else critic.values(batch.sequences))
     held_out = await policy.evaluate(batch, kind.loss)
     tokens = sum(result.tokens + int(result.counts.get("reward_model/loss", 0)) for result in held_out)
@@ -118,8 +120,8 @@ async def step(name: str, group: ServedRanks, folder: Path) -> Seen:
 async def weights(group: ServedRanks, folder: Path) -> dict[str, Tensor]:
     """All of them, as a sync sends them."""
     out: dict[str, Tensor] = {}
-    for names in plan_buckets((await group.all("tensors", False, seconds=60))[0], 1 << 19):
-        bucket = (await group.all("write_bucket", names, folder / "bucket.safetensors", seconds=60))[0]
+    for names in plan_buckets((await group.all("tensors", False, seconds=limits.CALL))[0], 1 << 19):
+        bucket = (await group.all("write_bucket", names, folder / "bucket.safetensors", seconds=limits.CALL))[0]
         out |= {name: tensor.clone() for name, tensor in read_bucket(bucket).items()}
     return out
 
@@ -165,7 +167,7 @@ def test_a_checkpoint_goes_on_without_sharing(together: ServedRanks, small_model
         together.build(make_train, {each.name: getattr(chosen, each.name) for each in fields(chosen) if each.name != "load"})
         if asked == "save":
             asyncio.run(step("ppo", together, tmp_path))
-        asyncio.run(together.all(asked, tmp_path / "checkpoint", seconds=60))
+        asyncio.run(together.all(asked, tmp_path / "checkpoint", seconds=limits.CALL))
         seen.append(asyncio.run(weights(together, tmp_path)))
     assert seen[0].keys() == seen[1].keys()
     assert all(torch.equal(seen[1][name], tensor) for name, tensor in seen[0].items())

@@ -89,7 +89,7 @@ def seen(request: pytest.FixtureRequest, batch: TrainBatch, small_model: Path, t
     out: Gradients = {}
     for ranks in (1, 2):
         folder = tmp_path_factory.mktemp("split")
-        by_rank = run_ranks(gradients, ranks, folder, request.param, small_model, work(batch, ranks, LOSSES), seconds=120)
+        by_rank = run_ranks(gradients, ranks, folder, request.param, small_model, work(batch, ranks, LOSSES))
         out |= {(ranks, *key): gradient for key, gradient in by_rank[0].items()}
     return out
 
@@ -108,8 +108,8 @@ def test_no_split_changes_the_gradient(seen: Gradients, name: str) -> None:
 def by_stage(batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, tuple[ByWork, ByWork]]:
     """For each case the gradients of one rank with one micro-batch, and those of two ranks."""
     alone, together = work(batch, 1, ON_STAGES, counts=(1,)), work(batch, 2, ON_STAGES)
-    [whole] = run_ranks(gradients_by_case, 1, tmp_path_factory.mktemp("alone"), STAGES, small_model, alone, seconds=120)
-    split, _ = run_ranks(gradients_by_case, 2, tmp_path_factory.mktemp("together"), STAGES, small_model, together, seconds=120)
+    [whole] = run_ranks(gradients_by_case, 1, tmp_path_factory.mktemp("alone"), STAGES, small_model, alone)
+    split, _ = run_ranks(gradients_by_case, 2, tmp_path_factory.mktemp("together"), STAGES, small_model, together)
     return {case: (one, two) for case, one, two in zip(STAGES, whole, split, strict=True)}
 
 
@@ -132,9 +132,9 @@ def shared(batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPa
     odd = [len(part.batch.sequences.token_ids) % 2 for _, by_rank in given.values() for part in by_rank[0]]
     assert any(odd)
     alone = [replace(case, sequence_parallel=1) for case in OVER_TWO]
-    [whole] = run_ranks(gradients_by_case, 1, tmp_path_factory.mktemp("alone"), alone, small_model, given, seconds=120)
+    [whole] = run_ranks(gradients_by_case, 1, tmp_path_factory.mktemp("alone"), alone, small_model, given)
     same = {key: (loss, [*by_rank, *by_rank]) for key, (loss, by_rank) in given.items()}
-    parts, _ = run_ranks(gradients_by_case, 2, tmp_path_factory.mktemp("shared"), OVER_TWO, small_model, same, seconds=120)
+    parts, _ = run_ranks(gradients_by_case, 2, tmp_path_factory.mktemp("shared"), OVER_TWO, small_model, same)
     return {case: (one, two) for case, one, two in zip(OVER_TWO, whole, parts, strict=True)}
 
 
@@ -158,7 +158,7 @@ def test_a_tied_matrix_has_the_gradient_of_both_its_uses(small_tied_model: Path,
     expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
     shape = TrainShape(updates=1, epochs=1, token_budget=20, loss_agg_mode="token-mean", temperature=TEMPERATURE)
     given: Work = {("sft", 0): (NegativeLogLikelihood(), micro_batches_of(batch, range(len(LENGTHS)), 2, shape))}
-    by_case, _ = run_ranks(gradients_by_case, 2, tmp_path, TIED, small_tied_model, given, seconds=120)
+    by_case, _ = run_ranks(gradients_by_case, 2, tmp_path, TIED, small_tied_model, given)
     for case, seen in zip(TIED, by_case, strict=True):
         difference = float((seen["sft", 0] - expected).norm() / expected.norm())
         assert difference < 1e-5, f"{case.name}: {difference:.1e}"

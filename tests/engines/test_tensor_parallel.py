@@ -19,6 +19,7 @@ from roll.models.load import PackedPolicy, load_causal_model
 from roll.strategies.base import Rank
 from roll.types import TrainBatch
 from roll.workers.actor_train import merge
+from tests import limits
 from tests.engines.plain import PlainUpdate, plain_updates
 from tests.engines.ranks import run_ranks
 from tests.engines.serving import served_ranks
@@ -84,7 +85,7 @@ def outcomes(batch: TrainBatch, model: Path, folder: Path, request: pytest.Fixtu
     runs = collected(request, RUNS, QUICK)
     for replicas in sorted({replicas for replicas, _ in runs}):
         cases, here = [case for count, case in runs if count == replicas], folder / str(replicas)
-        by_rank = run_ranks(train_cases, SHARED * replicas, here, cases, model, works(batch, replicas), here, seconds=150)
+        by_rank = run_ranks(train_cases, SHARED * replicas, here, cases, model, works(batch, replicas), here)
         out |= {(replicas, case): [outcome[number] for outcome in by_rank] for number, case in enumerate(cases)}
     return out
 
@@ -125,7 +126,7 @@ def test_metrics_count_each_replica_once(outcomes: Runs, plain: list[PlainUpdate
 
 @pytest.mark.parametrize("wait_on_host", [False, True])
 def test_a_rank_keeps_its_part_of_an_input(wait_on_host: bool, folder: Path) -> None:
-    for number, (kept, whole) in enumerate(run_ranks(packed, SHARED, folder, wait_on_host, seconds=60)):
+    for number, (kept, whole) in enumerate(run_ranks(packed, SHARED, folder, wait_on_host)):
         assert torch.equal(kept, INPUT[..., 4 * number : 4 * number + 4])
         assert torch.equal(whole, INPUT)
 
@@ -232,5 +233,5 @@ def test_a_model_that_cannot_be_shared_out_is_refused(config: PreTrainedConfig, 
 
     model: Any = SimpleNamespace(causal=SimpleNamespace(config=config))
     with pytest.raises(ConfigError, match=why) as refused:
-        prepare(model, SHARED, Rank("actor_train", 0, SHARED, "localhost", 1, "cpu", 1.0))
+        prepare(model, SHARED, Rank("actor_train", 0, SHARED, "localhost", 1, "cpu", limits.START))
     assert refused.value.faults[0].place == "actor_train.strategy_args.strategy_config.tensor_parallel.autotp_size"

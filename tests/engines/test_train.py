@@ -117,7 +117,7 @@ def outcomes(batch: TrainBatch, small_model: Path, folder: Path, request: pytest
     for ranks in (1, 2):
         cases = [case for count, case in collected(request, RUNS, QUICK) if count == ranks]
         works = {whole: shares(batch, ranks, whole) for whole in (False, True)}
-        by_rank = run_ranks(train_cases, ranks, folder / str(ranks), cases, small_model, works, folder / str(ranks), seconds=240)
+        by_rank = run_ranks(train_cases, ranks, folder / str(ranks), cases, small_model, works, folder / str(ranks))
         out |= {(ranks, case): [outcome[number] for outcome in by_rank] for number, case in enumerate(cases)}
     return out
 

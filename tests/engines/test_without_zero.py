@@ -42,7 +42,7 @@ def test_the_curves_are_those_of_plain_pytorch(tmp_path: Path) -> None:
     from examples.tiny.make_model import write_model
 
     write_model(tmp_path / "model", seed=0)
-    for said in run_ranks(curves, 2, tmp_path / "ranks", tmp_path, seconds=200):
+    for said in run_ranks(curves, 2, tmp_path / "ranks", tmp_path):
         for cell, (difference, _) in zip((*CELLS, REWARD), said, strict=True):
             # Unscaled losses would be 2 off in fp16, and a first step too many 0.05 in both.
             assert difference <= cell.tolerance, cell.name

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from benchmarks import models
+from tests import limits
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 500
-"""Seconds that any one run may take."""
 PROMPTS, PROMPT_TOKENS = 64, 32
 
 
@@ -32,7 +31,7 @@ class Runs:
         keys = [f"{key}={value}" for key, value in {"output_dir": name, **overrides}.items()]
         places = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
         command = [sys.executable, "-m", "roll.pipeline", *experiment, *keys]
-        finished = subprocess.run(command, cwd=self.folder, env=os.environ | places, capture_output=True, text=True, timeout=LIMIT)
+        finished = subprocess.run(command, cwd=self.folder, env=os.environ | places, capture_output=True, text=True, timeout=limits.RUN)
         assert finished.returncode == 0, f"{finished.stdout[-4000:]}\n{finished.stderr[-4000:]}"
         return [json.loads(line) for line in (self.folder / name / "metrics.jsonl").read_text().splitlines()]
 

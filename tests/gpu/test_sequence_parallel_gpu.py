@@ -18,9 +18,10 @@ from roll.algorithms.policy_loss import PolicyLoss
 from roll.config.schema_engine import DeepSpeedConfig
 from roll.config.schema_model import ModelArgs, TrainingArgs
 from roll.strategies.base import Rank
+from tests import limits
 from tests.engines.ranks import free_port
 from tests.gpu.conftest import need_devices
-from tests.gpu.test_training import BUCKETS, SECONDS, micro_batches
+from tests.gpu.test_training import BUCKETS, micro_batches
 
 pytestmark = pytest.mark.gpu
 BUDGET = 4095
@@ -84,7 +85,7 @@ def on_gpus(count: int, *arguments: Any) -> list[dict[str, Any]]:
     try:
         for number in range(count):
             receiver, sender = context.Pipe(duplex=False)
-            rank = Rank("actor_train", number, count, "127.0.0.1", port, "cuda", 120.0, (number,), count)
+            rank = Rank("actor_train", number, count, "127.0.0.1", port, "cuda", limits.START, (number,), count)
             process = context.Process(target=_child, args=(sender, rank, arguments))
             with mock.patch.dict(os.environ, environment(rank)):  # before the child imports what looks for GPUs
                 process.start()
@@ -93,7 +94,7 @@ def on_gpus(count: int, *arguments: Any) -> list[dict[str, Any]]:
             processes.append(process)
         results = []
         for receiver in ends:
-            assert receiver.poll(SECONDS), "no result in time"
+            assert receiver.poll(limits.START), "no result in time"
             results.append(receiver.recv())
             assert isinstance(results[-1], dict), results[-1]
         return results

@@ -30,6 +30,7 @@ from roll.weight_sync.device import SLOTS, DeviceSender
 from roll.weight_sync.routes import Route, Way
 from roll.workers.actor_train import TrainShape, micro_batches_of
 from roll.workers.gauge import MemoryGauge, held_by, nvml
+from tests import limits
 from tests.engines.ranks import free_port
 from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Case, trainer
 from tests.gpu.conftest import write_qwen
@@ -40,7 +41,6 @@ pytestmark = pytest.mark.gpu
 MIB = 1 << 20
 LEFT = 80 * MIB
 """What may stay in torch's hands: cuBLAS's workspace, which was seen to take 66 MiB, and scalars."""
-LIMIT = 600
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def rank() -> Iterator[Rank]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
             patch.setenv(name, value)
-        yield Rank("actor_train", 0, 1, "127.0.0.1", free_port(), "cuda", 120.0, (0,))
+        yield Rank("actor_train", 0, 1, "127.0.0.1", free_port(), "cuda", limits.START, (0,))
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
@@ -133,13 +133,13 @@ class Engine:
 
         settings = VllmConfig.model_validate({"enforce_eager": True, "gpu_memory_utilization": 0.3, "max_num_seqs": 16})
         arguments = ModelArgs.model_validate({"dtype": "bf16"})
-        rank = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cuda", 60.0, (0,))
+        rank = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cuda", limits.START, (0,))
         self.strategy = VllmGenerate(VllmSettings(str(model), arguments, settings, 256, adapter_rank, 0, False, takes_turns=True), rank)
         self._runner = runner
 
     def wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         async def bounded() -> Any:
-            return await asyncio.wait_for(coroutine, LIMIT)
+            return await asyncio.wait_for(coroutine, limits.RUN)
 
         return self._runner.run(bounded())
 
@@ -223,7 +223,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_in_which_all_roles_share_one_gpu(kind: str, model: Path, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, str(TINY / "make_problems.py"), "problems"], cwd=tmp_path, check=True, timeout=LIMIT)
+    subprocess.run([sys.executable, str(TINY / "make_problems.py"), "problems"], cwd=tmp_path, check=True, timeout=limits.RUN)
     one_gpu = [f"{role}.device_mapping=[0]" for role in ("actor_train", "actor_infer", "reference")]
     on_the_cpu = [f"~{role}.world_size" for role in ("actor_train", "actor_infer", "reference")]
     bf16 = [f"{role}.model_args.dtype=bf16" for role in ("actor_train", "actor_infer", "reference")]
@@ -239,7 +239,7 @@ def test_a_run_in_which_all_roles_share_one_gpu(kind: str, model: Path, tmp_path
             cwd=tmp_path,
             text=True,
             capture_output=True,
-            timeout=LIMIT,
+            timeout=limits.RUN,
         )
         assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

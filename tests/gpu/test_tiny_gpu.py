@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.gpu.conftest import LIMIT, ROOT, Runs
+from tests import limits
+from tests.gpu.conftest import ROOT, Runs
 
 pytestmark = pytest.mark.gpu
 
@@ -18,7 +19,7 @@ RISE = 0.2
 def test_tiny_experiment_learns(runs: Runs) -> None:
     for script, name in (("make_model.py", "model"), ("make_problems.py", "problems")):
         command = [sys.executable, str(ROOT / "examples" / "tiny" / script), f"output/tiny/{name}"]
-        subprocess.run(command, cwd=runs.folder, check=True, timeout=LIMIT)
+        subprocess.run(command, cwd=runs.folder, check=True, timeout=limits.RUN)
     # One rank in place of two: the sequences of an update stay the same.
     warm_up = {
         "sft_train.world_size": "null",

@@ -23,11 +23,11 @@ from roll.data import packing
 from roll.models.head import chunked_log_probs
 from roll.strategies.base import MicroBatch, Rank
 from roll.types import TrainBatch
+from tests import limits
 from tests.engines.ranks import free_port
 
 pytestmark = pytest.mark.gpu
 LENGTH, COUNT, VOCABULARY = 256, 32, 2048
-SECONDS = 600
 BUCKETS = {"reduce_bucket_size": 10**6, "allgather_bucket_size": 10**6, "stage3_prefetch_bucket_size": 10**6}
 """Small ones: DeepSpeed's own take a GiB each, and one test has less."""
 
@@ -108,7 +108,7 @@ def train(model: Path, stage: int, lora: bool, token_budget: int, fraction: floa
         token_budget=token_budget,
         seed=0,
     )
-    strategy = DeepSpeedTrain(settings, Rank("actor_train", 0, 1, "127.0.0.1", free_port(), "cuda", 60.0))
+    strategy = DeepSpeedTrain(settings, Rank("actor_train", 0, 1, "127.0.0.1", free_port(), "cuda", limits.START))
     parts, places = micro_batches(token_budget)
     before = strategy.log_probs([part.batch.sequences for part in parts], 1.0, True)
     if fraction is not None:
@@ -143,7 +143,7 @@ def alone(*arguments: Any) -> Any:
     process.start()
     sender.close()
     try:
-        assert receiver.poll(SECONDS), "no result in time"
+        assert receiver.poll(limits.START), "no result in time"
         result = receiver.recv()
     finally:
         process.kill()

@@ -25,6 +25,7 @@ from roll.types import Completion, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, plan_buckets, write_adapter
 from roll.weight_sync.device import SLOTS, DeviceSender
 from roll.weight_sync.routes import Route, Way
+from tests import limits
 from tests.gpu.conftest import write_qwen
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.gpu
 
-SECONDS = 300.0
 BUCKET_BYTES = 1 << 20
 BOUND = {"bf16": 0.02, "fp32": 1e-4}
 PROMPTS: list[Ints] = [np.arange(3, 3 + length, dtype=np.int32) for length in (4, 9, 30, 64)]
@@ -76,7 +76,7 @@ class Engine:
 
     def wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         async def bounded() -> Any:
-            return await asyncio.wait_for(coroutine, SECONDS)
+            return await asyncio.wait_for(coroutine, limits.START)
 
         return self.runner.run(bounded())
 
@@ -105,7 +105,7 @@ def engine(request: pytest.FixtureRequest, model: Path) -> Iterator[tuple[Engine
 
     dtype, kind = request.param.split("-")
     settings = VllmConfig.model_validate({"enforce_eager": True, "gpu_memory_utilization": 0.2, "max_num_seqs": 64})
-    rank = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cuda", 60.0)
+    rank = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cuda", limits.START)
     takes_adapter = kind == "adapter"
     strategy = VllmGenerate(
         VllmSettings(str(model), model_args(dtype), settings, 512, 16 if takes_adapter else None, 0, False, takes_turns=False), rank

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import limits
+
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "examples" / "tiny"
-LIMIT = 300
-"""Seconds that any one run may take."""
 SMALL = (
     "rollout_batch_size=16",
     "actor_train.training_args.per_device_train_batch_size=32",
@@ -67,7 +66,7 @@ class World:
 
     def wait(self, process: subprocess.Popen[str]) -> Outcome:
         """Wait for the end."""
-        output, _ = process.communicate(timeout=LIMIT)
+        output, _ = process.communicate(timeout=limits.RUN)
         return Outcome(process.returncode, output)
 
     def rlvr(self, name: str, *overrides: str) -> tuple[str, ...]:
@@ -86,15 +85,14 @@ class World:
 
     def wait_for_step(self, name: str, step: int, process: subprocess.Popen[str]) -> None:
         """Return once the run has logged a step."""
-        deadline = time.monotonic() + LIMIT
         path = self.folder / name / "metrics.jsonl"
-        while time.monotonic() < deadline:
+
+        def is_logged() -> bool:
             assert process.poll() is None, f"the run ended before step {step}: {process.communicate()[0]}"
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-            if any(json.loads(line)["step"] >= step for line in lines if line.endswith("\n")):
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"no step {step} after {LIMIT} s")
+            return any(json.loads(line)["step"] >= step for line in lines if line.endswith("\n"))
+
+        limits.until(is_logged, f"{name} has logged step {step}", limits.RUN)
 
 
 @pytest.fixture(scope="session")
@@ -102,7 +100,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """The warmed-up tiny world. The warm-up is itself a run of the SFT pipeline."""
     folder = tmp_path_factory.mktemp("world")
     for script, name in (("make_model.py", "model"), ("make_problems.py", "problems")):
-        subprocess.run([sys.executable, str(TINY / script), f"output/tiny/{name}"], cwd=folder, check=True, timeout=LIMIT)
+        subprocess.run([sys.executable, str(TINY / script), f"output/tiny/{name}"], cwd=folder, check=True, timeout=limits.PROCESS)
     tiny_world = World(folder)
     outcome = tiny_world.run("--config-name", "tiny/tiny_warm_up", "output_dir=warm", "max_steps=60")
     assert outcome.status == 0, outcome.output
@@ -114,14 +112,11 @@ def leaves_nothing() -> Iterator[Callable[[], None]]:
     """Checks, when called, that what the test started is gone from the machine."""
     before = _traces()
 
+    def left() -> dict[str, set[str]]:
+        return {kind: found - before[kind] for kind, found in _traces().items()}
+
     def check() -> None:
-        deadline = time.monotonic() + 15
-        while True:
-            left = {kind: found - before[kind] for kind, found in _traces().items()}
-            if not any(left.values()) or time.monotonic() > deadline:
-                break
-            time.sleep(0.2)
-        assert not any(left.values()), left
+        limits.until(lambda: not any(left().values()), "what the test started is gone", limits.END, left)
 
     yield check
 

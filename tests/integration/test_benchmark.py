@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import LIMIT, ROOT
+from tests import limits
+from tests.integration.conftest import ROOT
 
 pytestmark = pytest.mark.engines
 
@@ -20,7 +21,7 @@ def test_step_against_its_floors(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "step.py"), "--steps", "4", "--repetitions", "1"]
     command += ["--json", str(tmp_path / "step.json"), "--logs", str(tmp_path / "logs")]
     places = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
-    finished = subprocess.run(command, cwd=tmp_path, env=os.environ | places, capture_output=True, text=True, timeout=LIMIT)
+    finished = subprocess.run(command, cwd=tmp_path, env=os.environ | places, capture_output=True, text=True, timeout=limits.RUN)
     assert finished.returncode == 0, finished.stderr
     result = json.loads((tmp_path / "step.json").read_text())
     step, floors = result["step"], result["floors"]
@@ -42,7 +43,7 @@ def test_fine_tuning_against_deepspeed_by_hand(tmp_path: Path) -> None:
     work = ["--rows", "4", "--row-tokens", "128", "--steps", "4", "--repetitions", "1", "--stage", "3", "--lora-rank", "8"]
     command = [sys.executable, str(ROOT / "benchmarks" / "sft.py"), *work, "--json", str(tmp_path / "sft.json")]
     places = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
-    finished = subprocess.run(command, cwd=tmp_path, env=os.environ | places, capture_output=True, text=True, timeout=LIMIT)
+    finished = subprocess.run(command, cwd=tmp_path, env=os.environ | places, capture_output=True, text=True, timeout=limits.RUN)
     assert finished.returncode == 0, finished.stderr
     result = json.loads((tmp_path / "sft.json").read_text())
     assert result["tokens"] == 4 * 128
@@ -58,7 +59,7 @@ def test_the_trainer_alone(tmp_path: Path) -> None:
     work = ["--sequences", "8", "--prompt-tokens", "8", "--response-tokens", "24", "--tokens", "128", "--repetitions", "1"]
     command = [sys.executable, str(ROOT / "benchmarks" / "train.py"), "--model", "tiny", *work, "--json", str(tmp_path / "train.json")]
     places = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
-    finished = subprocess.run(command, cwd=tmp_path, env=os.environ | places, capture_output=True, text=True, timeout=LIMIT)
+    finished = subprocess.run(command, cwd=tmp_path, env=os.environ | places, capture_output=True, text=True, timeout=limits.RUN)
     assert finished.returncode == 0, finished.stderr
     result = json.loads((tmp_path / "train.json").read_text())
     parameters = parameters_of_tiny()

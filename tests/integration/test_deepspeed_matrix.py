@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import deepspeed_matrix as matrix
 from benchmarks.deepspeed_table import PIPELINES, Cell
+from tests import limits
 from tests.integration.conftest import ROOT
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]
@@ -25,7 +26,7 @@ def test_some_cells_are_trained_and_not_trained_again(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "deepspeed_matrix.py"), "--folder", str(tmp_path), "--write", str(page), "--only"]
     for _ in range(2):
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        subprocess.run([*command, *wanted], check=True, cwd=ROOT, env=environment, capture_output=True, timeout=300)
+        subprocess.run([*command, *wanted], check=True, cwd=ROOT, env=environment, capture_output=True, timeout=limits.RUN)
     lines = [json.loads(line) for line in (tmp_path / "cpu.jsonl").read_text(encoding="utf-8").splitlines()]
     assert sorted(line["cell"][0] for line in lines) == sorted([*PIPELINES, "sft"]), "each once"
     for line in lines:

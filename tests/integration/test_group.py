@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from roll.strategies.base import Rank
 from roll.workers.cluster import LONGEST_SOCKET, ClusterUnavailable, check_gpus, cluster, temporary
 from roll.workers.group import WorkerGroup
 from roll.workers.placement import seats
+from tests import limits
 
 pytestmark = pytest.mark.engines
 
@@ -51,22 +51,22 @@ class Worker:
     def fail(self, rank: int) -> int:
         if self.rank == rank:
             raise Picky("a cause", "its detail")
-        time.sleep(0.2)
         raise RuntimeError("Connection closed by peer")
 
-    def meet(self, late: int) -> int:
-        if self.rank == late:
-            time.sleep(4)
+    def meet(self, late: int, release: Path) -> int:
+        self.wait(late, release)
         raise RuntimeError("[gloo] Timed out waiting 1000ms for recv operation to complete")
 
-    def sleep(self, rank: int, seconds: float) -> int:
-        time.sleep(seconds if self.rank == rank else 0)
+    def wait(self, rank: int, release: Path) -> int:
+        """A rank waits for a file, the others do not."""
+        if self.rank == rank:
+            limits.until(release.exists, f"{release} is there", limits.RUN)
         return self.rank
 
-    def die(self, rank: int) -> None:
+    def die(self, rank: int, release: Path) -> None:
         if self.rank == rank:
             os._exit(7)
-        time.sleep(4)  # in a collective operation that does not hear of it
+        self.wait(self.rank, release)  # in a collective operation that does not hear of it
 
     def close(self) -> None:
         pass
@@ -76,14 +76,18 @@ class Engine:
     """Answers when it is told to."""
 
     def __init__(self, settings: Any, rank: Rank) -> None:
-        self._may_answer = asyncio.Event()
+        self._may_answer, self._asked = asyncio.Event(), 0
 
     async def start(self) -> None:
         pass
 
     async def answer(self) -> int:
+        self._asked += 1
         await self._may_answer.wait()
         return 1
+
+    async def asked(self) -> int:
+        return self._asked
 
     async def resume(self) -> None:
         self._may_answer.set()
@@ -97,10 +101,10 @@ async def group_of_two(logs: Path, settings: Any = None, replica_size: int = 1) 
     places = seats(RolePlan("trainer", "none", ((), ())), 8, {"COLOUR": "blue"})
     group = WorkerGroup("trainer", places, logs, logs / "held", blocking=True, replica_size=replica_size)
     try:
-        await group.start(Worker, [settings, settings], 10, 60)
+        await group.start(Worker, [settings, settings], limits.START, limits.START)
         yield group
     finally:
-        await group.stop(5)
+        await group.stop(limits.EXPIRY)
 
 
 async def reads_no_earlier_log(logs: Path) -> None:
@@ -108,31 +112,41 @@ async def reads_no_earlier_log(logs: Path) -> None:
     (logs / "trainer-0.log").write_text("[gloo] Timed out waiting 1000ms for recv operation to complete\n")
     async with group_of_two(logs) as group:
         with pytest.raises(WorkerFailed, match="^trainer rank 0: the process died"):
-            await group.all("die", 0, seconds=10)
+            await group.all("die", 0, logs / "never", seconds=limits.CALL)
 
 
-def test_group(tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
+async def names_who_is_late(group: WorkerGroup, folder: Path) -> None:
+    """Who waits for what does not come ends in vain; who is late goes on with its next call once it is released."""
+    answered, late = (actor.call.remote("wait", 1, folder / "slept") for actor in group._actors)
+    await answered
+    with pytest.raises(WorkerFailed, match=r"^trainer rank 1: wait was not done after 1 s on rank\(s\) 1$"):
+        await group._gather([answered, late], "wait", limits.EXPIRY)
+    (folder / "slept").touch()
+    said = r"^trainer rank 1: meet: rank\(s\) 1 did not come to a collective operation for which rank\(s\) 0 waited \(logs/trainer-1"
+    with pytest.raises(WorkerFailed, match=said):
+        await group.all("meet", 1, folder / "met", seconds=limits.CALL)
+    (folder / "met").touch()
+
+
+def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """One cluster for all of it: starting Ray takes seconds."""
 
     async def behaves() -> None:
         async with group_of_two(tmp_path / "logs") as group:
-            assert await group.all("environment", "COLOUR", seconds=10) == ["blue", "blue"]
-            assert await group.all("environment", "RANK", seconds=10) == ["0", "1"]
-            assert await group.all("niceness", seconds=10) == [os.nice(0)] * 2, "workers give way to nobody"
-            assert await group.each("sleep", [(0, 0.0), (0, 0.0)], 10) == [0, 1]
-            with pytest.raises(WorkerFailed, match=r"^trainer rank 1: RuntimeError: Picky: a cause and its detail \(logs/trainer-1.log\)$"):
-                await group.all("fail", 1, seconds=10)
-            with pytest.raises(WorkerFailed, match=r"^trainer rank 1: sleep was not done after 1 s on rank\(s\) 1$"):
-                await group.all("sleep", 1, 3.0, seconds=1)
-            late = (
-                r"^trainer rank 1: meet: rank\(s\) 1 did not come to a collective operation for which rank\(s\) 0 waited \(logs/trainer-1"
-            )
-            with pytest.raises(WorkerFailed, match=late):
-                await group.all("meet", 1, seconds=10)
+            assert await group.all("environment", "COLOUR", seconds=limits.CALL) == ["blue", "blue"]
+            assert await group.all("environment", "RANK", seconds=limits.CALL) == ["0", "1"]
+            assert await group.all("niceness", seconds=limits.CALL) == [os.nice(0)] * 2, "workers give way to nobody"
+            assert await group.each("wait", [(2, tmp_path), (2, tmp_path)], limits.CALL) == [0, 1]
+            with monkeypatch.context() as patch:
+                patch.setattr("roll.workers.group.GRACE", limits.CALL)  # the cause may come long after its echo
+                picky = r"^trainer rank 1: RuntimeError: Picky: a cause and its detail \(logs/trainer-1.log\)$"
+                with pytest.raises(WorkerFailed, match=picky):
+                    await group.all("fail", 1, seconds=limits.CALL)
+            await names_who_is_late(group, tmp_path)
             assert (await group.peak_bytes() or 0) > 1 << 20
             assert await group.held_bytes() is None  # on the CPU
             with pytest.raises(WorkerFailed, match="^trainer rank 0: the process died"):
-                await group.all("die", 0, seconds=10)
+                await group.all("die", 0, tmp_path / "never", seconds=limits.CALL)
 
     async def refuses() -> None:
         with pytest.raises(DataError, match="it cannot be read"):
@@ -141,25 +155,26 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
 
     async def ends_what_hangs() -> None:
         async with group_of_two(tmp_path / "logs", replica_size=2) as group:
-            assert await group.each_replica("replica", [()], 10) == [(0, 2)]
-            assert await group.each("replica", [(), ()], 10) == [(0, 2), (0, 2)]
-            pids = [int(pid) for pid in await group._gather([actor.pid.remote() for actor in group._actors], "pid", 10)]
-            hanging = asyncio.ensure_future(group.all("sleep", 0, 600.0, seconds=600))
-            await asyncio.sleep(0.2)
+            assert await group.each_replica("replica", [()], limits.CALL) == [(0, 2)]
+            assert await group.each("replica", [(), ()], limits.CALL) == [(0, 2), (0, 2)]
+            pids = [int(pid) for pid in await group._gather([actor.pid.remote() for actor in group._actors], "pid", limits.CALL)]
+            hanging = asyncio.ensure_future(group.all("wait", 0, tmp_path / "never", seconds=limits.RUN))
+            await asyncio.sleep(0)  # the calls are made
         hanging.cancel()
-        assert not any(psutil.pid_exists(pid) for pid in pids)
+        limits.until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "its processes are gone", limits.END)
 
     async def hears_the_sync_behind_many_prompts() -> None:
         logs = tmp_path / "logs"
         group = WorkerGroup("engine", seats(RolePlan("engine", "none", ((),)), 8, {}), logs, logs / "held", blocking=False)
         try:
-            await group.start(Engine, [None], 10, 60)
-            answers = [asyncio.ensure_future(group.one(0, "answer", seconds=60)) for _ in range(4500)]
-            await asyncio.sleep(0.5)
-            await group.one(0, "resume", seconds=30)
+            await group.start(Engine, [None], limits.START, limits.START)
+            answers = [asyncio.ensure_future(group.one(0, "answer", seconds=limits.PROCESS)) for _ in range(4500)]
+            while await group.one(0, "asked", seconds=limits.CALL) < len(answers):
+                await asyncio.sleep(limits.LOOK)
+            await group.one(0, "resume", seconds=limits.CALL)
             assert sum(await asyncio.gather(*answers)) == 4500
         finally:
-            await group.stop(5)
+            await group.stop(limits.EXPIRY)
 
     with cluster(tmp_path, gpus=0, gpus_per_node=8) as session:
         assert session.shared_memory.is_dir() and session.scratch.is_dir()

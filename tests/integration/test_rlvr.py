@@ -13,6 +13,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from tests import limits
 from tests.integration.conftest import World
 
 pytestmark = pytest.mark.engines
@@ -94,7 +95,7 @@ def test_killed_and_resumed_gives_the_same_metrics(world: World, uninterrupted: 
     process = world.start(*arguments)
     world.wait_for_step("killed", 5, process)
     psutil.Process(process.pid).send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=limits.CALL)
     outcome = world.run(*arguments)
     assert outcome.status == 0, outcome.output
     whole, resumed = world.metrics(uninterrupted), world.metrics("killed")

@@ -16,6 +16,7 @@ from roll.pipeline.roles import make_vllm
 from roll.workers.cluster import cluster
 from roll.workers.group import WorkerGroup
 from roll.workers.placement import seats
+from tests import limits
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]
 
@@ -36,9 +37,9 @@ def test_an_engine_without_room_for_one_sequence(tiny_model: Path, tmp_path: Pat
         places = seats(RolePlan("actor_infer", "vllm", ((),)), 8, {"TMPDIR": str(scratch)})
         group = WorkerGroup("actor_infer", places, logs, logs / "held", blocking=False)
         try:
-            await group.start(make_vllm, [settings], 60, 240)
+            await group.start(make_vllm, [settings], limits.START, limits.START)
         finally:
-            await group.stop(10)
+            await group.stop(limits.END)
 
     with cluster(tmp_path, 0, 8) as session, pytest.raises(WorkerFailed) as failure:
         asyncio.run(starts(session.logs, session.scratch))

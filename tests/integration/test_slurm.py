@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import ray.util
 
-from tests.integration.conftest import LIMIT, ROOT, World
+from tests import limits
+from tests.integration.conftest import ROOT, World
 from tests.integration.test_two_nodes import RAY, SECOND, free_port, ranks
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]
@@ -56,7 +57,7 @@ def test_a_job_trains_on_its_nodes_and_leaves_them_as_they_were(
         assert len({rank.ppid() for rank in ranks()}) == 2, "each node's raylet started one"
     finally:
         process.terminate()  # as Slurm does ten minutes before the time limit
-        output, _ = process.communicate(timeout=LIMIT)
+        output, _ = process.communicate(timeout=limits.RUN)
     assert process.returncode == 130, output
     last = world.metrics("job")[-1]["step"]
     assert (world.folder / "job" / "checkpoints" / f"step_{last}").is_dir(), output

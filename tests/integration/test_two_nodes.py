@@ -17,13 +17,13 @@ import psutil
 import pytest
 import ray.util
 
+from tests import limits
 from tests.integration.conftest import World
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]
 
 RAY = str(Path(sys.executable).with_name("ray"))
 SECOND = "127.0.0.2"
-SECONDS = 120
 
 
 def free_port() -> int:
@@ -48,17 +48,17 @@ def two_nodes() -> Iterator[dict[str, str]]:
         address = f"{ray.util.get_node_ip_address()}:{port}"
         second = [*common, f"--address={address}", f"--node-ip-address={SECOND}"]
         for words, own in ((head, {"TMPDIR": str(folder)}), (second, {"RAY_worker_niceness": "0"})):
-            done = subprocess.run(words, env=os.environ | secret | own, capture_output=True, text=True, timeout=SECONDS, check=False)
+            done = subprocess.run(words, env=os.environ | secret | own, capture_output=True, text=True, timeout=limits.START, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
         yield secret | {"RAY_ADDRESS": address, "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}"}
     finally:
         ours = [process for process in psutil.process_iter() if process not in before and str(folder) in " ".join(command(process))]
         for process in ours:
             process.terminate()
-        _, left = psutil.wait_procs(ours, timeout=5)
+        _, left = psutil.wait_procs(ours, timeout=limits.END)
         for process in left:
             process.kill()
-        psutil.wait_procs(left, timeout=10)
+        psutil.wait_procs(left, timeout=limits.END)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -91,7 +91,7 @@ def test_a_run_joins_two_nodes_and_goes_on_on_one(world: World, two_nodes: dict[
         (world.folder / ".deepspeed_env").unlink()
     assert outcome.status == 0, outcome.output
     assert ranks() == []
-    subprocess.run([RAY, "status"], env=os.environ | two_nodes, capture_output=True, timeout=SECONDS, check=True)
+    subprocess.run([RAY, "status"], env=os.environ | two_nodes, capture_output=True, timeout=limits.START, check=True)
 
     outcome = world.run(*arguments, "max_steps=64")
     assert outcome.status == 0, outcome.output
@@ -104,7 +104,7 @@ def test_a_run_joins_two_nodes_and_goes_on_on_one(world: World, two_nodes: dict[
 
 def test_the_doctor_hears_of_both_nodes(two_nodes: dict[str, str]) -> None:
     words = [sys.executable, "-m", "roll.workers.survey"]
-    done = subprocess.run(words, env=os.environ | two_nodes, capture_output=True, text=True, timeout=SECONDS, check=True)
+    done = subprocess.run(words, env=os.environ | two_nodes, capture_output=True, text=True, timeout=limits.START, check=True)
     by_address = {node["address"]: node for node in json.loads(done.stdout.splitlines()[-1])}
     assert len(by_address) == 2
     assert by_address[SECOND] == {"address": SECOND, "gpus": 0, "niceness": 0}
@@ -118,7 +118,7 @@ def test_a_job_of_the_cluster_trains(world: World, two_nodes: dict[str, str]) ->
     words = [RAY, "job", "submit", "--working-dir", ".", "--", "python", "-m", "roll.pipeline", "--config-name", "tiny/tiny_warm_up"]
     own = (f"output_dir={world.folder / 'submitted'}", "max_steps=2")
     environment = os.environ | two_nodes
-    done = subprocess.run([*words, *own], cwd=job, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    done = subprocess.run([*words, *own], cwd=job, env=environment, capture_output=True, text=True, timeout=limits.START, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line["step"] for line in world.metrics("submitted")] == [1, 2]
     assert ranks() == []

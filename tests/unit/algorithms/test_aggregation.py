@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.algorithms.aggregation import loss_weights
@@ -69,7 +69,6 @@ def direct(sequences: Sequences, losses: np.ndarray, mode: str) -> float:
             return float(np.mean([row.mean() for row in rows]))
 
 
-@settings(deadline=None)
 @given(masks=MASKS, mode=st.sampled_from(MODES), ranks=st.integers(1, 4), budget=st.integers(1, 30), seed=st.integers(0, 1000))
 def test_no_split_into_ranks_and_micro_batches_changes_the_loss(masks: list[str], mode: str, ranks: int, budget: int, seed: int) -> None:
     sequences = responses(*masks)

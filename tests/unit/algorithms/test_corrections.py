@@ -6,7 +6,7 @@ from math import exp, log
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -93,7 +93,6 @@ def reference(correction: Correction, delta: list[float]) -> list[float]:
     return weights
 
 
-@settings(deadline=None)
 @given(rows=st.lists(st.lists(st.floats(-2, 2), max_size=5), min_size=1, max_size=6).filter(any), name=st.sampled_from(sorted(PRESETS)))
 def test_against_the_formula_in_float64(rows: list[list[float]], name: str) -> None:
     correction = CORRECTIONS[name]

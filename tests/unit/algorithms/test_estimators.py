@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.algorithms.advantages import Normalisation, Scores, advantages
@@ -104,7 +104,6 @@ def test_step_reinforce_has_no_running_moments_of_turns() -> None:
         advantages("step_reinforce", TURNS, Normalisation(mean="running"))
 
 
-@settings(deadline=None)
 @given(rows=ROWS, mean=st.sampled_from([None, "batch", "group"]), clip=st.sampled_from([None, 5.0]))
 def test_undivided_responses_make_it_reinforce(rows: list[Row], mean: Scope, clip: float | None) -> None:
     norm = Normalisation(mean=mean, std=mean, reward_clip=clip)
@@ -114,7 +113,6 @@ def test_undivided_responses_make_it_reinforce(rows: list[Row], mean: Scope, cli
     )
 
 
-@settings(deadline=None)
 @given(
     responses=st.lists(
         st.tuples(st.integers(0, 2), st.lists(st.tuples(st.integers(-9, 9), st.integers(1, 4)), min_size=1, max_size=4)),
@@ -177,7 +175,6 @@ def test_groups_of_equal_rewards_teach_nothing(estimator: str, reward: float, si
     np.testing.assert_allclose(got, 0, atol=1e-5)
 
 
-@settings(deadline=None)
 @given(rows=ROWS, shift=st.floats(-50, 50), estimator=st.sampled_from(CENTRED))
 def test_a_reward_that_all_responses_get_changes_nothing(rows: list[Row], shift: float, estimator: str) -> None:
     rows = [(round(reward), group, mask) for reward, group, mask in rows]
@@ -185,7 +182,6 @@ def test_a_reward_that_all_responses_get_changes_nothing(rows: list[Row], shift:
     np.testing.assert_allclose(advantages(estimator, build(moved), NONE), advantages(estimator, build(rows), NONE), rtol=1e-4, atol=1e-4)
 
 
-@settings(deadline=None)
 @given(rows=ROWS, estimator=st.sampled_from(["grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]))
 def test_doubled_rewards_change_nothing_where_a_deviation_divides(rows: list[Row], estimator: str) -> None:
     rows = [(round(reward), group, mask) for reward, group, mask in rows]
@@ -193,7 +189,6 @@ def test_doubled_rewards_change_nothing_where_a_deviation_divides(rows: list[Row
     np.testing.assert_allclose(advantages(estimator, build(doubled), NONE), advantages(estimator, build(rows), NONE), rtol=1e-4, atol=1e-4)
 
 
-@settings(deadline=None)
 @given(rows=ROWS, estimator=st.sampled_from(["dr_grpo", "rloo", "opo", "gpg"]))
 def test_doubled_rewards_double_advantages_elsewhere(rows: list[Row], estimator: str) -> None:
     doubled = [(2 * reward, group, mask) for reward, group, mask in rows]
@@ -223,7 +218,6 @@ def formula(estimator: str, rows: list[Row], index: int) -> float:
             return reward - group
 
 
-@settings(deadline=None)
 @given(rows=ROWS, estimator=st.sampled_from(["dr_grpo", "rloo", "opo", "gpg", "remax"]))
 def test_against_the_formula_in_float64(rows: list[Row], estimator: str) -> None:
     given_scores = build(rows)
@@ -234,7 +228,6 @@ def test_against_the_formula_in_float64(rows: list[Row], estimator: str) -> None
         np.testing.assert_allclose(got[begin:end], mask * formula(estimator, rows, index), rtol=1e-4, atol=1e-3)
 
 
-@settings(deadline=None)
 @given(rows=ROWS, estimator=st.sampled_from(["reinforce_plus_plus", "reinforce_plus_plus_baseline"]))
 def test_whitened_estimators_against_the_formula_in_float64(rows: list[Row], estimator: str) -> None:
     given_scores = build(rows)

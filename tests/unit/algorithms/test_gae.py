@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.algorithms.advantages import Normalisation, Scores, advantages, value_targets
@@ -64,7 +64,6 @@ def by_definition(given_scores: Scores, index: int, gamma: float, lam: float) ->
     return out
 
 
-@settings(deadline=None)
 @given(rows=ROWS, gamma=FACTORS, lam=FACTORS, seed=st.integers(0, 100))
 def test_against_its_definition(rows: list[Row], gamma: float, lam: float, seed: int) -> None:
     given_scores, norm = random_values(build(rows), seed), Normalisation(gamma=gamma, lambd=lam)
@@ -80,7 +79,6 @@ def test_against_its_definition(rows: list[Row], gamma: float, lam: float, seed:
     assert not got[outside].any() and not targets[outside].any()
 
 
-@settings(deadline=None)
 @given(rows=ROWS, seed=st.integers(0, 100))
 def test_with_lambda_1_it_is_the_return_less_the_value_and_targets_are_returns(rows: list[Row], seed: int) -> None:
     given_scores, norm = random_values(build(rows), seed), Normalisation(lambd=1.0)
@@ -91,7 +89,6 @@ def test_with_lambda_1_it_is_the_return_less_the_value_and_targets_are_returns(r
     np.testing.assert_allclose(value_targets(given_scores, norm), returns, rtol=1e-4, atol=1e-3)
 
 
-@settings(deadline=None)
 @given(rows=ROWS, gamma=FACTORS, lam=FACTORS)
 def test_a_critic_that_is_right_leaves_nothing_to_gain(rows: list[Row], gamma: float, lam: float) -> None:
     given_scores = build(rows)

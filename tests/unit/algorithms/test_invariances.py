@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.algorithms.advantages import ADVANTAGES, Normalisation, advantages
@@ -20,7 +20,6 @@ def test_every_estimator_is_of_one_kind() -> None:
     assert sorted(BY_PROMPT + OF_THE_STEP) == sorted(set(ADVANTAGES) - {"gae"})
 
 
-@settings(deadline=None)
 @given(rows=ROWS, estimator=st.sampled_from(BY_PROMPT), gamma=st.sampled_from([1.0, 0.5]))
 def test_the_company_of_other_prompts_does_not_matter(rows: list[Row], estimator: str, gamma: float) -> None:
     norm = Normalisation(gamma=gamma)
@@ -36,7 +35,6 @@ def shifted(rows: list[Row], shift: int) -> list[Row]:
     return [(round(reward) + shift, group, mask) for reward, group, mask in rows]
 
 
-@settings(deadline=None)
 @given(rows=ROWS, shift=st.integers(-50, 50), scope=st.sampled_from(["batch", "group"]), std=st.sampled_from([None, "batch", "group"]))
 def test_a_mean_that_is_subtracted_takes_a_shift_with_it(rows: list[Row], shift: int, scope: str, std: str | None) -> None:
     norm = Normalisation(mean=scope, std=std, gamma=0.9)  # type: ignore[arg-type]
@@ -44,7 +42,6 @@ def test_a_mean_that_is_subtracted_takes_a_shift_with_it(rows: list[Row], shift:
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
 
 
-@settings(deadline=None)
 @given(rows=ROWS, shift=st.integers(-50, 50))
 def test_whitening_takes_a_shift_of_all_tokens_with_it(rows: list[Row], shift: int) -> None:
     rewards = [round(reward) for reward, _, mask in rows if "x" in mask]
@@ -55,7 +52,6 @@ def test_whitening_takes_a_shift_of_all_tokens_with_it(rows: list[Row], shift: i
         np.testing.assert_allclose(got, expected, atol=tolerance)
 
 
-@settings(deadline=None)
 @given(rows=ROWS, shift=st.integers(-50, 50))
 def test_remax_does_not_see_what_the_greedy_response_gets_as_well(rows: list[Row], shift: int) -> None:
     rewards, groups, masks = zip(*shifted(rows, 0), strict=True)
@@ -67,15 +63,15 @@ def test_remax_does_not_see_what_the_greedy_response_gets_as_well(rows: list[Row
     np.testing.assert_allclose(with_shift(shift), with_shift(0), rtol=1e-5, atol=1e-4)
 
 
-@settings(deadline=None)
 @given(rows=ROWS, estimator=st.sampled_from(["reinforce", "step_reinforce"]), gamma=st.sampled_from([0.0, 0.5, 1.0]))
 def test_doubled_rewards_double_plain_returns(rows: list[Row], estimator: str, gamma: float) -> None:
     doubled = [(2 * reward, group, mask) for reward, group, mask in rows]
     norm = Normalisation(gamma=gamma)
-    np.testing.assert_allclose(advantages(estimator, build(doubled), norm), 2 * advantages(estimator, build(rows), norm), rtol=1e-6)
+    twice, once = (advantages(estimator, build(given_rows), norm) for given_rows in (doubled, rows))
+    # Of numbers below the least normal one fp32 keeps fewer digits.
+    np.testing.assert_allclose(twice, 2 * once, rtol=1e-6, atol=float(np.finfo(np.float32).tiny))
 
 
-@settings(deadline=None)
 @given(
     masks=st.lists(st.text("x.", min_size=1, max_size=6).map(lambda mask: "." + mask), min_size=1, max_size=6),
     gamma=st.sampled_from([0.0, 0.5, 0.9, 1.0]),

@@ -28,6 +28,13 @@ def test_running_scopes_take_the_moments_that_are_given() -> None:
         standardise(rewards, groups, "running", None)
 
 
+@pytest.mark.parametrize(("variance", "expected"), [(0.0, 5.0), (1e-12, 5.0), (4e-12, 5 / 3e-6)])
+def test_a_standard_deviation_of_at_most_a_millionth_counts_as_0(variance: float, expected: float) -> None:
+    """Of 1e-6 it is not divided by, of 2e-6 it is."""
+    moments = RunningMoments(count=2, mean=5.0, squares=variance)
+    assert standardise(np.array([5.0]), np.array([0], np.int32), None, "running", moments) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("value", [33.3, 1e4, -1 / 3])
 def test_whitening_what_is_all_alike_gives_zero(value: float) -> None:
     got = whiten(np.full(7, value, np.float32), np.ones(7, np.bool_))

@@ -161,7 +161,7 @@ def test_on_policy_the_gradient_is_the_policy_gradients(objective: Objective) ->
     assert not said.clipped.any()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=8).filter(any),
     index=st.integers(0, len(OBJECTIVES) - 1),

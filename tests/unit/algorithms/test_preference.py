@@ -21,6 +21,7 @@ from roll.data import packing
 from roll.types import TrainBatch
 from roll.workers.actor_train import ActorTrain, TrainShape
 from roll.workers.group import WorkerGroup
+from tests import limits
 from tests.unit.algorithms.test_split import TOKENS, Ranks
 
 POLICY = [[-0.5, -1.0], [-2.0, -0.25, -1.5], [-0.1], [-3.0, -0.5]]
@@ -135,7 +136,8 @@ def gradient(name: str, ranks: int, token_budget: int) -> Tensor:
     """Of one update."""
     batch = replace(pairs(), unit=1) if name == "kto" else pairs()
     group = Ranks(ranks)
-    trainer = ActorTrain(cast(WorkerGroup, group), TrainShape(1, 1, token_budget, "seq-mean-token-mean", 1.0), Path(), 1.0, 1.0, 1.0)
+    shape = TrainShape(1, 1, token_budget, "seq-mean-token-mean", 1.0)
+    trainer = ActorTrain(cast(WorkerGroup, group), shape, Path(), limits.CALL, limits.CALL, limits.CALL)
     asyncio.run(trainer.train_step(batch, LOSSES[name], 0))
     return group.gradient
 

@@ -114,7 +114,7 @@ def test_padding_changes_nothing_and_masked_tokens_have_no_gradient(name: str, m
     assert any(part.any() for part in plain)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=7).filter(any),
     name=st.sampled_from(sorted(LOSSES)),

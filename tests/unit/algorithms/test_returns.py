@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.algorithms.returns import discounted, gae, turn_returns
@@ -31,7 +31,6 @@ def test_gae_does_not_look_into_the_next_sequence() -> None:
     assert together.tolist() == [0, -4, 0, -5]
 
 
-@settings(deadline=None)
 @given(masks=MASKS, gamma=GAMMAS, lam=GAMMAS, seed=st.integers(0, 100))
 def test_gae_against_its_formula(masks: list[str], gamma: float, lam: float, seed: int) -> None:
     sequences = responses(*masks)
@@ -50,7 +49,6 @@ def test_gae_against_its_formula(masks: list[str], gamma: float, lam: float, see
     assert not returns[~sequences.response_mask].any()
 
 
-@settings(deadline=None)
 @given(masks=MASKS, gamma=GAMMAS, seed=st.integers(0, 100))
 def test_gae_without_a_critic_and_with_lambda_1_is_the_return(masks: list[str], gamma: float, seed: int) -> None:
     sequences = responses(*masks)

@@ -27,6 +27,7 @@ from roll.strategies.loss_inputs import loss_inputs
 from roll.types import Floats, TrainBatch
 from roll.workers.actor_train import ActorTrain, TrainShape
 from roll.workers.group import WorkerGroup
+from tests import limits
 
 TOKENS = 23
 LENGTHS = [9, 4, 14, 6, 11, 3, 8, 5, 7, 10, 12, 6]
@@ -141,7 +142,7 @@ def budgets(ranks: int) -> dict[int, int]:
 def learn(group: Ranks, loss: Loss, mode: str, token_budget: int) -> Tensor:
     """The gradient of one update."""
     shape = TrainShape(updates=1, epochs=1, token_budget=token_budget, loss_agg_mode=mode, temperature=1.0)
-    trainer = ActorTrain(cast(WorkerGroup, group), shape, Path(), train_seconds=1.0, sync_seconds=1.0, save_seconds=1.0)
+    trainer = ActorTrain(cast(WorkerGroup, group), shape, Path(), limits.CALL, limits.CALL, limits.CALL)
     asyncio.run(trainer.train_step(step(), loss, 0))
     return group.gradient
 

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -48,7 +48,6 @@ def test_by_hand() -> None:
     torch.testing.assert_close(said.metrics["critic/loss"], said.losses)
 
 
-@settings(deadline=None)
 @given(tokens=TOKENS, clip=st.sampled_from([None, 0.1, 0.5, 3.0]))
 def test_against_its_formula(tokens: list[tuple[float, float, float]], clip: float | None) -> None:
     values, old, returns = (tensor(*column) for column in zip(*tokens, strict=True))
@@ -56,7 +55,6 @@ def test_against_its_formula(tokens: list[tuple[float, float, float]], clip: flo
     np.testing.assert_allclose(got.numpy(), [by_cases(*token, clip) for token in tokens], rtol=1e-9, atol=1e-12)
 
 
-@settings(deadline=None)
 @given(tokens=TOKENS, clip=st.floats(0.01, 5), shift=NUMBERS)
 def test_its_properties(tokens: list[tuple[float, float, float]], clip: float, shift: float) -> None:
     values, old, returns = (tensor(*column) for column in zip(*tokens, strict=True))

@@ -13,6 +13,7 @@ from transformers import Qwen2ForCausalLM
 
 from benchmarks import rounding
 from benchmarks.models import build_config
+from tests import limits
 
 
 def keep_results(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
@@ -39,7 +40,7 @@ def test_layer_by_layer_is_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_command_prints_each_two_of_the_ways() -> None:
     command = [sys.executable, str(Path(rounding.__file__)), "--model", "tiny", "--tokens", "16"]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.splitlines()
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=limits.PROCESS).stdout.splitlines()
     assert [line.rsplit(":", 1)[0] for line in printed] == [
         "tiny, 16 tokens, fp32 against bf16",
         "tiny, 16 tokens, fp32 against bf16, attention written out",

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from roll.pipeline.__main__ import main
+from tests import limits
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 SLURM = EXAMPLES / "slurm" / "rlvr.sbatch"
@@ -18,7 +19,7 @@ MANIFEST = yaml.safe_load((EXAMPLES / "kubernetes" / "rayjob.yaml").read_text())
 
 
 def test_the_slurm_script_is_bash_and_asks_for_what_it_uses() -> None:
-    subprocess.run(["bash", "-n", str(SLURM)], check=True, timeout=10)
+    subprocess.run(["bash", "-n", str(SLURM)], check=True, timeout=limits.PROCESS)
     text = SLURM.read_text()
     for line in ("--nodes=2", "--gpus-per-node=8", "--signal=B:TERM@600", "--exclusive"):
         assert f"#SBATCH {line}\n" in text
@@ -27,7 +28,7 @@ def test_the_slurm_script_is_bash_and_asks_for_what_it_uses() -> None:
 def test_shellcheck_finds_nothing_in_the_slurm_script() -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
-    done = subprocess.run(["shellcheck", "--shell=bash", str(SLURM)], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(["shellcheck", "--shell=bash", str(SLURM)], capture_output=True, text=True, timeout=limits.PROCESS, check=False)
     assert done.returncode == 0, done.stdout
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests import limits
 
 SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "slurm" / "rlvr.sbatch"
 PROGRAMS = {
@@ -19,7 +20,7 @@ case $1 in
   start) echo "$node: $* token ${RAY_AUTH_TOKEN:+given}" >>started
     [ "$node" != "$fails" ] || { echo "no such device" >&2; exit 1; }
     [ "$node" = "$lost" ] || echo " 1 node_$node" >>there
-    exec sleep 600 ;;
+    exec sleep 3600 ;;
   status) [ "$RAY_ADDRESS" = 10.0.0.1:6387 ] && cat there ;;
 esac""",
     "srun": """
@@ -27,8 +28,8 @@ while [ "${1#-}" != "$1" ]; do case $1 in --nodelist=*) node=${1#*=} ;; esac; sh
 export node
 exec "$@" """,
     "python": """
-echo "$RAY_ADDRESS $*" >>ran
 trap 'echo checkpoint >>ran; exit 130' TERM
+echo "$RAY_ADDRESS $*" >>ran
 [ -z "$long" ] || while true; do sleep 0.1; done
 exit 7""",
 }
@@ -47,11 +48,21 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return job | {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(tmp_path), "node": "one", "fails": "", "lost": "", "long": ""}
 
 
-def submit(folder: Path, environment: dict[str, str], *arguments: str, patience: int = 300) -> subprocess.Popen[str]:
-    """The script as Slurm runs it on the first node, with another limit to its waiting."""
+CLOCK = """unset SECONDS # bash no longer counts them
+SECONDS=0
+sleep() {
+  command sleep 0.1
+  [ "$(wc -l <there)" -lt 2 ] || SECONDS=$((SECONDS + 1))
+}
+"""
+"""Seconds that pass once two nodes are there, however long that takes."""
+
+
+def submit(folder: Path, environment: dict[str, str], *arguments: str, impatient: bool = False) -> subprocess.Popen[str]:
+    """The script as Slurm runs it on the first node; an impatient one waits for 2 seconds of `CLOCK`."""
     text = SCRIPT.read_text()
     assert "patience=300 " in text
-    (folder / "script").write_text(text.replace("patience=300 ", f"patience={patience} "))
+    (folder / "script").write_text(text.replace("patience=300 ", f"{CLOCK}patience=2 ") if impatient else text)
     words = ["bash", str(folder / "script"), *arguments]
     return subprocess.Popen(words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -70,7 +81,7 @@ def left(folder: Path) -> list[str]:
 
 def test_ray_starts_on_all_nodes_and_ends_with_the_run_whose_status_is_the_jobs(tmp_path: Path, environment: dict[str, str]) -> None:
     job = submit(tmp_path, environment, "my_experiment", "max_steps=2")
-    _, said = job.communicate(timeout=30)
+    _, said = job.communicate(timeout=limits.PROCESS)
     assert job.returncode == 7, said
     common = "start --block --disable-usage-stats --num-gpus=4"
     head, *others = (tmp_path / "started").read_text().splitlines()
@@ -78,19 +89,17 @@ def test_ray_starts_on_all_nodes_and_ends_with_the_run_whose_status_is_the_jobs(
     assert sorted(others) == [f"{node}: {common} --address=10.0.0.1:6387 token given" for node in ("three", "two")]
     ran = "10.0.0.1:6387 -m roll.pipeline --config-name my_experiment num_gpus_per_node=4 max_steps=2\n"
     assert (tmp_path / "ran").read_text() == ran
-    assert left(tmp_path) == []
+    limits.until(lambda: not left(tmp_path), "what the job started is gone", limits.END, lambda: left(tmp_path))
 
 
 def test_before_the_time_limit_the_run_writes_a_checkpoint(tmp_path: Path, environment: dict[str, str]) -> None:
     job = submit(tmp_path, environment | {"long": "1"}, "my_experiment")
-    deadline = time.monotonic() + 20
-    while not (tmp_path / "ran").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    limits.until((tmp_path / "ran").exists, "the run has started")
     job.terminate()
-    _, said = job.communicate(timeout=30)
+    _, said = job.communicate(timeout=limits.PROCESS)
     assert job.returncode == 130, said
     assert (tmp_path / "ran").read_text().endswith("checkpoint\n")
-    assert left(tmp_path) == []
+    limits.until(lambda: not left(tmp_path), "what the job started is gone", limits.END, lambda: left(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -102,16 +111,16 @@ def test_before_the_time_limit_the_run_writes_a_checkpoint(tmp_path: Path, envir
     ],
 )
 def test_a_node_that_does_not_come_ends_the_job(trouble: dict[str, str], said: str, tmp_path: Path, environment: dict[str, str]) -> None:
-    job = submit(tmp_path, environment | trouble, "my_experiment", patience=2)
-    _, errors = job.communicate(timeout=30)
+    job = submit(tmp_path, environment | trouble, "my_experiment", impatient=bool(trouble.get("lost")))
+    _, errors = job.communicate(timeout=limits.PROCESS)
     assert job.returncode == 1
     assert said in errors
     assert not (tmp_path / "ran").exists()
-    assert left(tmp_path) == []
+    limits.until(lambda: not left(tmp_path), "what the job started is gone", limits.END, lambda: left(tmp_path))
 
 
 def test_what_slurm_lacks_is_said(tmp_path: Path, environment: dict[str, str]) -> None:
     job = submit(tmp_path, environment)
-    assert "usage: sbatch rlvr.sbatch EXPERIMENT" in job.communicate(timeout=10)[1] and job.returncode
+    assert "usage: sbatch rlvr.sbatch EXPERIMENT" in job.communicate(timeout=limits.PROCESS)[1] and job.returncode
     job = submit(tmp_path, environment | {"PATH": "/usr/bin:/bin"}, "x")
-    assert "scontrol: command not found" in job.communicate(timeout=10)[1] and job.returncode == 127
+    assert "scontrol: command not found" in job.communicate(timeout=limits.PROCESS)[1] and job.returncode == 127

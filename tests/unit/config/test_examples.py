@@ -15,6 +15,7 @@ from roll.config.loader import load_config
 from roll.config.plan import Plan, make_plan
 from roll.config.schema import Config, RlvrConfig
 from roll.config.shipped import examples_folder, experiments, preset_names
+from tests import limits
 
 HEAVY = ("torch", "ray", "transformers", "vllm", "deepspeed", "datasets", "numpy")
 DRY_RUNS = f"""
@@ -68,7 +69,7 @@ def dry_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DryRun]:
     """By experiment; all of them in one process, and in one folder that was empty."""
     command, environment = [sys.executable, "-c", DRY_RUNS, *experiments()], {"PYTHONPATH": str(examples_folder().parent), "PATH": ""}
     folder = tmp_path_factory.mktemp("dry_runs")
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, env=environment, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=limits.PROCESS, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return {name: DryRun(*json.loads(line)) for name, line in zip(experiments(), done.stdout.splitlines(), strict=True)}
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import BinaryIO
+
+from tests import limits
 
 PREPARES = """
 import fcntl, os, sys, time
@@ -16,7 +18,7 @@ from roll.data import tables
 def fork(*_, **__):
     for _ in range(2):  # as its pool and its pool's manager do, which do not see the death of this process
         if os.fork() == 0:
-            time.sleep(60)
+            time.sleep(3600)
             os._exit(0)
     time.sleep(0.2)
     os.kill(os.getpid(), 9)
@@ -34,14 +36,16 @@ tables._build(tables.Path(sys.argv[1]).with_suffix(".table"), [], type("Preparat
 def test_rows_that_are_prepared_side_by_side_hold_no_lock_of_a_run_that_was_killed(tmp_path: Path) -> None:
     file, said = tmp_path / "run.lock", tmp_path / "said"
     with said.open("wb") as stream:  # not a pipe, which what was forked would keep open
-        done = subprocess.run([sys.executable, "-c", PREPARES, str(file)], stdout=stream, stderr=stream, timeout=120, check=False)
+        command = [sys.executable, "-c", PREPARES, str(file)]
+        done = subprocess.run(command, stdout=stream, stderr=stream, timeout=limits.PROCESS, check=False)
     assert done.returncode == -9, said.read_text()
-    deadline = time.monotonic() + 5
     with file.open("rb") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                assert time.monotonic() < deadline, "a forked process holds the lock of the run"
-                time.sleep(0.05)
+        limits.until(lambda: takes(lock), "no forked process holds the lock of the run", limits.END)
+
+
+def takes(lock: BinaryIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.data.packing import FILLER, balance, concatenate, cost, pack, positions, select, select_tokens, split
@@ -11,7 +11,6 @@ from roll.types import Sequences
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)
 
 
-@settings(deadline=None)
 @given(lengths=LENGTHS, ranks=st.integers(1, 5), budget=st.integers(1, 120))
 def test_split_gives_every_index_once_and_every_rank_as_many_forwards(lengths: list[int], ranks: int, budget: int) -> None:
     found = split(lengths, ranks, budget)
@@ -21,7 +20,6 @@ def test_split_gives_every_index_once_and_every_rank_as_many_forwards(lengths: l
     assert sorted(index for forwards in found.ranks for indices in forwards for index in indices) == list(range(len(lengths)))
 
 
-@settings(deadline=None)
 @given(lengths=LENGTHS, ranks=st.integers(1, 5), budget=st.integers(1, 120))
 def test_a_micro_batch_exceeds_its_budget_for_one_long_sequence_only(lengths: list[int], ranks: int, budget: int) -> None:
     for forwards in split(lengths, ranks, budget).ranks:
@@ -29,7 +27,6 @@ def test_a_micro_batch_exceeds_its_budget_for_one_long_sequence_only(lengths: li
             assert len(indices) <= 1 or sum(lengths[index] for index in indices) <= budget
 
 
-@settings(deadline=None)
 @given(lengths=LENGTHS, ranks=st.integers(1, 5), budget=st.integers(1, 120))
 def test_no_more_forwards_than_twice_what_the_tokens_need(lengths: list[int], ranks: int, budget: int) -> None:
     # Two bins that are both at most half full would have been one.

@@ -18,6 +18,7 @@ from roll.config.schema_roles import Reward
 from roll.data import tables
 from roll.data.prompts import PromptSet, prepare_prompts
 from roll.errors import ConfigError, DataError
+from tests import limits
 
 Write = Callable[..., str]
 
@@ -272,7 +273,7 @@ def test_processes_that_prepare_the_same_rows_at_once_build_them_once(
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(limits.PROCESS)
     assert [process.exitcode for process in processes] == [0, 0]
     done = [json.loads(file.read_text()) for file in tmp_path.glob("done-*")]
     assert len(done) == 2 and done[0] == done[1] and len(done[0]) == 50

@@ -36,6 +36,7 @@ from roll.tracking.jsonl import JsonlTracker
 from roll.types import Prompt, RewardOutcome, Sequences
 from roll.workers.group import WorkerGroup
 from roll.workers.scoring import Reference
+from tests import limits
 from tests.unit.docs.pages import ROOT, Block, blocks, read
 
 PAGE = "docs/extending.md"
@@ -87,7 +88,7 @@ def test_an_addition_is_short(section: str) -> None:
 async def scored(module: ModuleType, responses: Sequence[str]) -> list[Any]:
     section = Reward.model_validate({"reward": f"{module.__name__}:brief_and_right", "reward_args": {"limit": 10}, "failed_value": -1.0})
     prompt = Prompt(0, np.zeros(1, np.int32), "17 * 3", "short_answers", {"ground_truth": "51"})
-    process = RewardProcess("short_answers", section, start_seconds=60.0)
+    process = RewardProcess("short_answers", section, start_seconds=limits.START)
     try:
         await process.start()
         return await process.score(prompt, responses)
@@ -154,10 +155,10 @@ def test_the_strategy_serves_as_a_reference(tmp_path: Path, monkeypatch: pytest.
     block = appended("roll/config/schema_engine.py", monkeypatch).UniformStrategy
     strategy = block.model_validate({"strategy_name": "uniform", "strategy_config": {"vocab_size": 8}})
     make = appended("roll/pipeline/roles.py", monkeypatch).make_uniform
-    ranks = [Rank("reference", number, 2, "localhost", 0, "cpu", 1.0) for number in range(2)]
+    ranks = [Rank("reference", number, 2, "localhost", 0, "cpu", limits.START) for number in range(2)]
     group = InProcess([make(strategy.strategy_config.model_dump(), rank) for rank in ranks])
     step = sequences(2, 3, 1)
-    reference = Reference(cast(WorkerGroup, group), token_budget=4, temperature=1.0, seconds=1.0, move_seconds=1.0)
+    reference = Reference(cast(WorkerGroup, group), token_budget=4, temperature=1.0, seconds=limits.CALL, move_seconds=limits.CALL)
     values = asyncio.run(reference.ref_log_probs(step))
     assert values.tolist() == pytest.approx([-math.log(8) if learns else 0.0 for learns in step.response_mask])
 

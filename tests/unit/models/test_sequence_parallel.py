@@ -25,6 +25,7 @@ from roll.models.sequence_parallel import SequenceGroup, TokenShare, not_shared_
 from roll.models.student import PackedStudent
 from roll.models.value import PackedValues, load_value_model
 from roll.types import Floats, Sequences
+from tests import limits
 
 FP32 = ModelArgs.model_validate({"dtype": "fp32"})
 LENGTHS = [7, 12, 3]
@@ -35,7 +36,7 @@ class Ranks:
 
     def __init__(self, size: int) -> None:
         self.size, self.exchanges = size, 0
-        self._meeting, self._sent = threading.Barrier(size, timeout=20), [torch.empty(0)] * size
+        self._meeting, self._sent = threading.Barrier(size, timeout=limits.CALL), [torch.empty(0)] * size
 
     def _rank(self) -> int:
         return int(threading.current_thread().name)
@@ -60,10 +61,18 @@ class Ranks:
 
         def on(rank: int) -> Any:
             threading.current_thread().name = str(rank)
-            return function(SequenceGroup("together", rank, self.size))
+            try:
+                return function(SequenceGroup("together", rank, self.size))
+            except BaseException:
+                self._meeting.abort()  # or the others would wait for this one until the limit
+                raise
 
         with ThreadPoolExecutor(self.size) as pool:
-            return [future.result() for future in [pool.submit(on, rank) for rank in range(self.size)]]
+            futures = [pool.submit(on, rank) for rank in range(self.size)]
+        failures = [error for future in futures if (error := future.exception())]
+        for error in sorted(failures, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+            raise error
+        return [future.result() for future in futures]
 
 
 @pytest.fixture(params=[2, 4], ids=lambda size: f"{size} ranks")

@@ -13,6 +13,7 @@ import pytest
 
 from roll.errors import WorkerFailed
 from roll.pipeline.interrupt import SIGNALS, Interrupt
+from tests import limits
 
 Work = Callable[[Interrupt], Awaitable[None]]
 
@@ -35,7 +36,7 @@ def run(work: Work, ended: list[str], at_end: Callable[[], None] = lambda: None)
 
     async def close() -> None:
         at_end()
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(limits.LOOK)
         ended.append("role")
 
     async def experiment(interrupt: Interrupt) -> None:
@@ -52,9 +53,9 @@ def run(work: Work, ended: list[str], at_end: Callable[[], None] = lambda: None)
             ended.append("cluster")
 
 
-async def step(interrupt: Interrupt, seconds: float = 0.05) -> None:
+async def step(interrupt: Interrupt) -> None:
     assert not interrupt.happened()
-    await asyncio.sleep(seconds)
+    await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -62,10 +63,10 @@ def test_the_first_ends_the_run_after_its_step(number: int, capsys: pytest.Captu
     done, ended = [], []
 
     async def work(interrupt: Interrupt) -> None:
-        asyncio.get_running_loop().call_later(0.01, send, number)
         await step(interrupt)
+        asyncio.get_running_loop().call_soon(send, number)
+        await limits.comes_true(interrupt.happened, "the signal has come")
         done.append("step")
-        assert interrupt.happened()
         done.append("checkpoint")
 
     with pytest.raises(KeyboardInterrupt):
@@ -79,9 +80,10 @@ def test_the_second_ends_it_at_once(number: int) -> None:
     done, ended = [], []
 
     async def work(interrupt: Interrupt) -> None:
-        asyncio.get_running_loop().call_later(0.01, send, number)
-        asyncio.get_running_loop().call_later(0.03, send, number)
-        await step(interrupt, 30.0)
+        asyncio.get_running_loop().call_soon(send, number)
+        await limits.comes_true(interrupt.happened, "the first signal has come")
+        asyncio.get_running_loop().call_soon(send, number)
+        await asyncio.sleep(limits.CALL)
         done.append("step")
 
     with pytest.raises(KeyboardInterrupt):
@@ -93,8 +95,8 @@ def test_one_is_enough_before_the_first_step(capsys: pytest.CaptureFixture[str])
     ended: list[str] = []
 
     async def work(interrupt: Interrupt) -> None:
-        asyncio.get_running_loop().call_later(0.01, send, signal.SIGTERM)
-        await asyncio.sleep(30.0)  # the roles start
+        asyncio.get_running_loop().call_soon(send, signal.SIGTERM)
+        await asyncio.sleep(limits.CALL)  # the roles start
 
     with pytest.raises(KeyboardInterrupt):
         run(work, ended)

@@ -32,15 +32,17 @@ BATCH = TrainBatch(SEQUENCES, np.zeros(2, np.float32), None, np.zeros(2, np.int3
 class Recorder:
     """Two learners that keep what happens to them."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
+    def __init__(self, turns: int = 1) -> None:
+        """`turns`: of the event loop, for which an update lasts."""
         self.events: list[Any] = []
-        self.seconds = seconds
+        self.turns = turns
 
     def update(self, name: str) -> Callable[[TrainBatch, Loss, int], Any]:
         async def learn(batch: TrainBatch, loss: Loss, version: int) -> Metrics:
             assert batch is BATCH
             self.events.append((f"{name} begins", loss.subject, version))
-            await asyncio.sleep(self.seconds)
+            for _ in range(self.turns):
+                await asyncio.sleep(0)
             self.events.append(f"{name} ends")
             return {f"{name}/loss": float(version)}
 
@@ -63,7 +65,7 @@ def test_a_policy_alone() -> None:
 
 
 def test_on_shared_devices_the_critic_learns_first() -> None:
-    recorder = Recorder(seconds=0.01)
+    recorder = Recorder(turns=20)
     metrics, position = asyncio.run(learning(recorder)(BATCH, Position(0, 6)))
     assert recorder.events == [("critic begins", "critic", 6), "critic ends", ("policy begins", "policy", 6), "policy ends"]
     assert metrics == {"critic/loss": 6.0, "policy/loss": 6.0}
@@ -71,7 +73,7 @@ def test_on_shared_devices_the_critic_learns_first() -> None:
 
 
 def test_on_devices_of_their_own_both_learn_at_the_same_time() -> None:
-    recorder = Recorder(seconds=0.01)
+    recorder = Recorder(turns=20)
     metrics, _ = asyncio.run(learning(recorder, at_once=True)(BATCH, Position(0, 6)))
     assert recorder.names() == ["critic begins", "policy begins", "critic ends", "policy ends"]
     assert set(metrics) == {"critic/loss", "policy/loss"}
@@ -100,7 +102,7 @@ def test_what_fails_in_either_is_what_the_run_fails_of(at_once: bool) -> None:
     async def fail(batch: TrainBatch, loss: Loss, version: int) -> Metrics:
         raise WorkerFailed("critic", 0, "no more")
 
-    recorder = Recorder(seconds=0.01)
+    recorder = Recorder(turns=20)
     failing = replace(learning(recorder, at_once=at_once), critic=CriticLearning(fail, ValueLoss(), 0, at_once))
     with pytest.raises(WorkerFailed, match="critic rank 0: no more"):
         asyncio.run(failing(BATCH, Position(0, 0)))

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,83 +18,18 @@ from roll.config.schema_roles import Reward
 from roll.errors import ConfigError, RollError
 from roll.rewards.process import RewardProcess, RewardProcessFailed
 from roll.types import Prompt, RewardOutcome, RewardResult
+from tests import limits
 
-FAULTY = """
-import ctypes, os, signal, subprocess, sys, time
-from roll.types import RewardOutcome, RewardResult
-
-def act(prompt, response, row, bonus=0.0):
-    if response == "hang":
-        time.sleep(600)
-    if response == "swallow":
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        while True:
-            try:
-                time.sleep(600)
-            except BaseException:
-                pass
-    if response == "hang in C":
-        ctypes.PyDLL(None).sleep(600)  # Holds the interpreter's lock: no Python code runs meanwhile.
-    if response == "exit":
-        os._exit(3)
-    if response == "sys.exit":
-        sys.exit("enough")
-    if response == "segfault":
-        ctypes.string_at(0)
-    if response == "raise":
-        raise KeyError("no such thing")
-    if response == "raise with a note":
-        error = KeyError("no such thing")
-        error.add_note("a remark")
-        raise error
-    if response == "syntax":
-        compile("1 +", "here", "eval")
-    if response == "nan":
-        return RewardResult(float("nan"))
-    if response == "inf part":
-        return RewardResult(1.0, parts={"style": float("inf")})
-    if response == "garbage":
-        return 1.0
-    if response == "malformed":
-        return RewardResult("high")
-    if response == "unparsable":
-        return RewardResult(7.0, RewardOutcome.UNPARSABLE, note="nothing there")
-    if response == "print":
-        print("x" * 100000)
-        sys.stdout.flush()
-    if response == "spawn and hang":
-        subprocess.Popen(["sleep", "600"])
-        time.sleep(600)
-    if response == "spawn and exit":
-        subprocess.Popen(["sleep", "600"])
-        os._exit(3)
-    if response.startswith("apart"):
-        # A session of its own, whose leader ends at once and leaves an orphan in it.
-        subprocess.run(["setsid", "sh", "-c", f"sleep 600 & echo $! > {row['file']}"])
-        time.sleep(600 if response == "apart and hang" else 0)
-        return RewardResult(1.0)
-    if response == "fork":
-        if not os.fork():
-            sys.exit(0)  # meant to end the fork, as in a sandbox
-        os.wait()
-    if response == "take":
-        return RewardResult(row["left"].pop() + prompt.row.pop("base"))
-    if response == "slow":
-        time.sleep(0.2)
-    if response == "modules":
-        return RewardResult(float("torch" in sys.modules) + 2 * float("ray" in sys.modules))
-    if response == "environment":
-        return RewardResult(float(os.environ["REWARD_LEVEL"]))
-    return RewardResult(row["base"] + len(response) + bonus, parts={"length": float(len(response))}, note=response[:10])
-"""
+LATE = f"no verdict after {limits.CALL:g} s"
 PROMPT = Prompt(3, np.arange(4, dtype=np.int32), "text", "act", {"base": 100.0})
 
 
 @pytest.fixture(autouse=True)
-def faulty_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "faulty_rewards.py").write_text(FAULTY)
+def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of the module `faulty_rewards` and of the marks that it leaves."""
+    (tmp_path / "faulty_rewards.py").write_text(Path(__file__).with_name("faulty.py").read_text())
     monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture(autouse=True)
@@ -135,22 +69,17 @@ def stat_fields(pid: int) -> list[str]:
         return []
 
 
-def gone(pids: list[int], seconds: float = 5.0) -> bool:
-    """Whether none of the processes lives (a zombie does not), at the latest after `seconds`."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if all((stat_fields(pid) or ["Z"])[0] in "ZX" for pid in pids):
-            return True
-        time.sleep(0.02)
-    return False
+def gone(pids: list[int]) -> bool:
+    """Whether none of the processes lives; a zombie does not."""
+    return all((stat_fields(pid) or ["Z"])[0] in "ZX" for pid in pids)
 
 
 def section(**others: Any) -> Reward:
-    return Reward.model_validate({"reward": "faulty_rewards:act", "timeout": 0.5, "failed_value": -1.0, **others})
+    return Reward.model_validate({"reward": "faulty_rewards:act", "timeout": limits.CALL, "failed_value": -1.0, **others})
 
 
 @asynccontextmanager
-async def process(start_seconds: float = 120.0, **others: Any) -> AsyncIterator[RewardProcess]:
+async def process(start_seconds: float = limits.START, **others: Any) -> AsyncIterator[RewardProcess]:
     """Started, and closed whatever happens."""
     rewards = RewardProcess("act", section(**others), start_seconds)
     try:
@@ -160,16 +89,54 @@ async def process(start_seconds: float = 120.0, **others: Any) -> AsyncIterator[
         await rewards.close()
 
 
-def scored(*responses: str, **others: Any) -> list[RewardResult]:
+def scored(*responses: str, hangs_end: Path | None = None, **others: Any) -> list[RewardResult]:
     async def go() -> list[RewardResult]:
         async with process(**others) as rewards:
             return await rewards.score(PROMPT, responses)
 
-    return run(go())
+    return run(go(), hangs_end)
 
 
-def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(coroutine, 60))
+class Clock(asyncio.SelectorEventLoop):
+    """An event loop for which as much time passes besides as the test says, so that deadlines are long and expire at once."""
+
+    skipped = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.skipped
+
+
+def skip(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, Clock)
+    loop.skipped += seconds
+
+
+async def end_hangs(marks: Path) -> None:
+    """Let the deadline expire whenever a response hangs."""
+    while True:
+        hanging = marks / "hanging"
+        if hanging.exists() and not gone([int(hanging.read_text())]):
+            skip(limits.CALL)
+        await asyncio.sleep(limits.LOOK)
+
+
+def run(coroutine: Coroutine[Any, Any, Any], hangs_end: Path | None = None) -> Any:
+    """To its end. With the folder of the marks, responses that hang miss their deadline."""
+
+    async def bounded() -> Any:
+        work = asyncio.ensure_future(coroutine)
+        watch = asyncio.ensure_future(end_hangs(hangs_end)) if hangs_end else None
+        try:
+            await asyncio.to_thread(limits.until, work.done, "the test has come to its end", limits.PROCESS)
+            return work.result()
+        finally:
+            work.cancel()
+            if watch:
+                watch.cancel()
+
+    with asyncio.Runner(loop_factory=Clock) as runner:
+        return runner.run(bounded())
 
 
 def test_results_come_back_whole_and_in_order() -> None:
@@ -184,9 +151,9 @@ def test_results_come_back_whole_and_in_order() -> None:
 @pytest.mark.parametrize(
     ("response", "outcome", "note"),
     [
-        ("hang", RewardOutcome.TIMED_OUT, "no verdict after 0.5 s"),
-        ("swallow", RewardOutcome.TIMED_OUT, "no verdict after 0.5 s"),
-        ("hang in C", RewardOutcome.TIMED_OUT, "no verdict after 0.5 s"),
+        ("hang", RewardOutcome.TIMED_OUT, LATE),
+        ("swallow", RewardOutcome.TIMED_OUT, LATE),
+        ("hang in C", RewardOutcome.TIMED_OUT, LATE),
         ("exit", RewardOutcome.CRASHED, "the process ended itself with status 3"),
         ("segfault", RewardOutcome.CRASHED, "the process died of SIGSEGV"),
         ("sys.exit", RewardOutcome.CRASHED, "SystemExit: enough"),
@@ -200,42 +167,55 @@ def test_results_come_back_whole_and_in_order() -> None:
         ("unparsable", RewardOutcome.UNPARSABLE, "nothing there"),
     ],
 )
-def test_a_failed_reward_is_recorded_and_the_group_goes_on(response: str, outcome: RewardOutcome, note: str) -> None:
-    before, failed, after = scored("fine", response, "after")
+def test_a_failed_reward_is_recorded_and_the_group_goes_on(response: str, outcome: RewardOutcome, note: str, marks: Path) -> None:
+    before, failed, after = scored("fine", response, "after", hangs_end=marks)
     assert (before.value, after.value) == (104.0, 105.0)
     assert (failed.value, failed.outcome, failed.note) == (-1.0, outcome, note)
 
 
-def test_the_deadline_holds_for_each_response_and_is_kept() -> None:
-    async def go() -> tuple[list[RewardResult], float]:
-        async with process(timeout=0.6) as rewards:
-            start = time.monotonic()
-            results = await rewards.score(PROMPT, ["slow"] * 5 + ["hang"])
-            return results, time.monotonic() - start
+def test_the_deadline_holds_for_each_response_and_is_kept(marks: Path) -> None:
+    waits = [f"wait {number}" for number in range(5)]
 
-    results, seconds = run(go())
-    assert [result.outcome for result in results] == [RewardOutcome.SCORED] * 5 + [RewardOutcome.TIMED_OUT]
-    assert 1.6 <= seconds < 2.1
-
-
-def test_a_blocked_event_loop_does_not_make_a_reward_late() -> None:
     async def go() -> list[RewardResult]:
-        async with process(timeout=0.3) as rewards:
-            scoring = asyncio.create_task(rewards.score(PROMPT, ["slow"]))
-            await asyncio.sleep(0.05)
-            time.sleep(0.5)
+        async with process() as rewards:
+            scoring = asyncio.create_task(rewards.score(PROMPT, [*waits, "hang"]))
+            for wait in waits:
+                await limits.comes_true((marks / f"begun {wait}").exists, f"{wait} has begun")
+                skip(limits.CALL / 2)
+                await asyncio.sleep(limits.LOOK)
+                (marks / f"end of {wait}").touch()
+            await limits.comes_true((marks / "hanging").exists, "the last one hangs")
+            skip(limits.CALL / 2)
+            await asyncio.sleep(limits.LOOK)
+            assert not scoring.done()
+            skip(limits.CALL)
             return await scoring
 
-    assert [result.outcome for result in run(go())] == [RewardOutcome.SCORED]
+    assert [result.outcome for result in run(go())] == [RewardOutcome.SCORED] * 5 + [RewardOutcome.TIMED_OUT]
 
 
-def test_several_failures_in_one_group_and_in_groups_at_once() -> None:
+def test_a_blocked_event_loop_does_not_make_a_reward_late(marks: Path) -> None:
+    async def go() -> list[RewardResult]:
+        async with process() as rewards:
+            scoring = asyncio.create_task(rewards.score(PROMPT, ["wait", "wait again"]))
+            await limits.comes_true((marks / "begun wait").exists, "the first one has begun")
+            (marks / "end of wait").touch()
+            # The event loop stands still until the first verdict lies in its socket, and longer than the deadline.
+            limits.until((marks / "begun wait again").exists, "the second one has begun")
+            skip(2 * limits.CALL)
+            (marks / "end of wait again").touch()
+            return await scoring
+
+    assert [result.outcome for result in run(go())] == [RewardOutcome.SCORED] * 2
+
+
+def test_several_failures_in_one_group_and_in_groups_at_once(marks: Path) -> None:
     async def go() -> list[list[RewardResult]]:
         async with process() as rewards:
             groups = [["hang", "ok", "exit", "ok"], ["ok"] * 4, ["raise", "hang"], ["ok"]]
             return await asyncio.gather(*(rewards.score(PROMPT, group) for group in groups))
 
-    outcomes = [[str(result.outcome) for result in results] for results in run(go())]
+    outcomes = [[str(result.outcome) for result in results] for results in run(go(), marks)]
     assert outcomes == [["timed_out", "scored", "crashed", "scored"], ["scored"] * 4, ["crashed", "timed_out"], ["scored"]]
 
 
@@ -254,30 +234,31 @@ def test_a_child_imports_neither_torch_nor_ray_and_gets_its_environment() -> Non
 
 
 @pytest.mark.parametrize("response", ["spawn and hang", "spawn and exit"])
-def test_what_a_reward_started_ends_with_it(response: str) -> None:
+def test_what_a_reward_started_ends_with_it(response: str, marks: Path) -> None:
     async def go() -> list[int]:
         async with process() as rewards:
             (leader,) = reward_children()
             await rewards.score(PROMPT, [response])
             return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and stat_fields(int(pid))[3:4] == [str(leader)]]
 
-    assert gone(run(go()))
+    started = run(go(), marks)
+    limits.until(lambda: gone(started), "what the reward started is gone", limits.END)
 
 
 @pytest.mark.parametrize("response", ["apart", "apart and hang"])
-def test_what_a_reward_started_in_a_session_apart_ends_with_it(response: str, tmp_path: Path) -> None:
-    file = tmp_path / "pid"
+def test_what_a_reward_started_in_a_session_apart_ends_with_it(response: str, marks: Path) -> None:
+    file = marks / "pid"
 
     async def go() -> None:
         async with process() as rewards:
             await rewards.score(replace(PROMPT, row={"file": str(file)}), [response])
 
-    run(go())
+    run(go(), marks)
     pid = int(file.read_text())
     try:
-        assert gone([pid])
+        limits.until(lambda: gone([pid]), "what the reward started is gone", limits.END)
     finally:
-        if not gone([pid], 0.1):
+        if not gone([pid]):
             os.kill(pid, signal.SIGKILL)
 
 
@@ -300,11 +281,11 @@ def test_a_child_that_died_while_idle_is_replaced() -> None:
     assert run(go())[0].value == 102.0
 
 
-def test_a_cancelled_group_leaves_no_result_to_the_next() -> None:
+def test_a_cancelled_group_leaves_no_result_to_the_next(marks: Path) -> None:
     async def go() -> list[RewardResult]:
-        async with process(timeout=5.0) as rewards:
-            scoring = asyncio.create_task(rewards.score(PROMPT, ["slow", "stale", "stale"]))
-            await asyncio.sleep(0.1)
+        async with process() as rewards:
+            scoring = asyncio.create_task(rewards.score(PROMPT, ["wait", "stale", "stale"]))
+            await limits.comes_true((marks / "begun wait").exists, "the first one has begun")
             scoring.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await scoring
@@ -313,24 +294,22 @@ def test_a_cancelled_group_leaves_no_result_to_the_next() -> None:
     assert [result.note for result in run(go())] == ["fresh"]
 
 
-def test_close_ends_what_is_under_way() -> None:
-    async def go() -> tuple[float, list[BaseException | list[RewardResult]]]:
-        rewards = RewardProcess("act", section(timeout=60.0), 60.0)
+def test_close_ends_what_is_under_way(marks: Path) -> None:
+    """Long before the deadline, which is behind the limit of this test."""
+
+    async def go() -> list[BaseException | list[RewardResult]]:
+        rewards = RewardProcess("act", section(timeout=limits.RUN), limits.START)
         await rewards.start()
         tasks = [asyncio.create_task(rewards.score(PROMPT, ["hang", "ok"])) for _ in range(3)]
-        await asyncio.sleep(0.1)
-        start = time.monotonic()
+        await limits.comes_true((marks / "hanging").exists, "the first one hangs")
         await rewards.close()
         await rewards.close()
-        seconds = time.monotonic() - start
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         with pytest.raises(RollError, match="is closed"):
             await rewards.score(PROMPT, ["ok"])
-        return seconds, outcomes
+        return outcomes
 
-    seconds, outcomes = run(go())
-    assert seconds < 2
-    assert all(isinstance(outcome, RollError) and "closed" in str(outcome) for outcome in outcomes)
+    assert all(isinstance(outcome, RollError) and "closed" in str(outcome) for outcome in run(go()))
 
 
 def test_a_reward_that_cannot_be_loaded_is_known_at_the_start() -> None:
@@ -346,45 +325,48 @@ def test_a_reward_that_cannot_be_loaded_is_known_at_the_start() -> None:
 
 def test_a_child_that_dies_or_is_late_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "dying_rewards.py").write_text("import os\nos._exit(9)\n")
-    (tmp_path / "late_rewards.py").write_text("import time\ntime.sleep(600)\n")
+    (tmp_path / "late_rewards.py").write_text("import time\ntime.sleep(3600)\n")
 
-    async def go(name: str) -> None:
-        async with process(start_seconds=3.0, reward=name):
+    async def go(name: str, start_seconds: float) -> None:
+        async with process(start_seconds, reward=name):
             pytest.fail("started")
 
     with pytest.raises(RewardProcessFailed, match="^the reward's process did not start: .* status 9"):
-        run(go("dying_rewards:reward"))
-    with pytest.raises(RewardProcessFailed, match="^the reward's process was not ready after 3 s"):
-        run(go("late_rewards:reward"))
+        run(go("dying_rewards:reward", limits.START))
+    with pytest.raises(RewardProcessFailed, match="^the reward's process was not ready after 1 s"):
+        run(go("late_rewards:reward", limits.EXPIRY))
 
 
 PARENT = """
 import asyncio, sys
+from pathlib import Path
 import numpy as np
 from roll.config.schema_roles import Reward
 from roll.rewards.process import RewardProcess
 from roll.types import Prompt
+from tests import limits
 
 async def main():
-    rewards = RewardProcess("act", Reward.model_validate({"reward": "faulty_rewards:act", "timeout": 600.0}), 60.0)
+    rewards = RewardProcess("act", Reward.model_validate({"reward": "faulty_rewards:act", "timeout": limits.RUN}), limits.START)
     await rewards.start()
     asyncio.create_task(rewards.score(Prompt(0, np.zeros(1, dtype=np.int32), "", "act", {}), ["hang in C"]))
-    await asyncio.sleep(0.3)
+    await limits.comes_true(Path(sys.argv[1]).exists, "the response hangs")
     print("ready", flush=True)
-    await asyncio.sleep(600)
+    await asyncio.sleep(limits.RUN)
 
 asyncio.run(main())
 """
 
 
-def test_a_child_dies_with_a_parent_that_is_killed() -> None:
+def test_a_child_dies_with_a_parent_that_is_killed(marks: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     # The program comes by -c: such a parent has no importable __main__, nor need it.
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, env=environment) as parent:
+    command = [sys.executable, "-c", PARENT, str(marks / "hanging")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "ready\n"
         children = descendants(parent.pid)
         assert len(children) == 1
         parent.kill()
-        parent.wait(5)
-    assert gone(children)
+        parent.wait(limits.END)
+    limits.until(lambda: gone(children), "the child is gone", limits.END)

@@ -11,6 +11,7 @@ from roll.errors import RollError
 from roll.rollout.episode import Scorer, prompt_seed
 from roll.rollout.scheduler import TRAINING, RolloutScheduler
 from roll.types import Completion, FinishReason, Ints, Prompt, RewardResult, RolloutGroup, Sampling
+from tests import limits
 from tests.unit.rollout.build import make_prompt
 
 
@@ -147,7 +148,7 @@ def test_groups_leave_in_the_order_in_which_they_were_drawn() -> None:
         generator.gates[0].set()
         assert ids(await taking) == [0, 1]
         # 2 and 3 are finished already: the next batch is them, at once.
-        assert ids(await asyncio.wait_for(rollouts.take(), 1)) == [2, 3]
+        assert ids(await asyncio.wait_for(rollouts.take(), limits.CALL)) == [2, 3]
         await rollouts.aclose()
 
     asyncio.run(run())

@@ -96,7 +96,7 @@ TOKENIZERS: list[tuple[Callable[[], PreTrainedTokenizerBase], st.SearchStrategy[
 ]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(which=st.sampled_from(range(len(TOKENIZERS))), drawn=st.data())
 def test_against_the_definition(which: int, drawn: st.DataObject) -> None:
     """Also for bytes that are no text at all."""

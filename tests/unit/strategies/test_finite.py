@@ -12,8 +12,9 @@ from roll.errors import NonFiniteError
 from roll.strategies.base import MicroBatch, Rank
 from roll.strategies.finite import FiniteWatch
 from roll.types import TrainBatch
+from tests import limits
 
-RANK = Rank("actor_train", 0, 1, "127.0.0.1", 0, "cpu", 1.0)
+RANK = Rank("actor_train", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
 
 
 def micro_batch(*samples: int) -> MicroBatch:

@@ -15,9 +15,10 @@ from roll.strategies.base import Rank
 from roll.strategies.hf_infer import HfGenerate, HfSettings
 from roll.types import Completion, Sampling
 from roll.weight_sync.routes import Route, Way
+from tests import limits
 
 SETTINGS = HfSettings("", ModelArgs.model_validate({}))
-RANK = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cpu", 1.0)
+RANK = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
 
 
 def test_it_leaves_once_the_prompt_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:

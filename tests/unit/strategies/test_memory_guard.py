@@ -13,8 +13,9 @@ from roll.strategies.base import MicroBatch, Rank
 from roll.strategies.memory_guard import FEWER_TOKENS, RECOMPUTE, MemoryGuard, Need, chosen, tokens_of, told_of_memory, within
 from roll.strategies.recompute import AutoCheckpointing
 from roll.types import TrainBatch
+from tests import limits
 
-RANK = Rank("actor_train", 2, 4, "127.0.0.1", 1, "cuda", 1.0)
+RANK = Rank("actor_train", 2, 4, "127.0.0.1", 1, "cuda", limits.START)
 REPORT = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.80 GiB of which 1.25 GiB is free. "
     "Including non-PyTorch memory, this process has 138.00 GiB memory in use."

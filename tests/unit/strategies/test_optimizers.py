@@ -21,8 +21,9 @@ from roll.config.schema_model import TrainingArgs
 from roll.errors import ConfigError
 from roll.strategies.base import Rank
 from roll.strategies.deepspeed_optimizers import OPTIMIZERS, Place, make_optimizer, make_schedule, parameter_groups, serially
+from tests import limits
 
-RANK = Rank("actor_train", 0, 1, "127.0.0.1", 0, "cpu", 20.0)
+RANK = Rank("actor_train", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
 USUAL = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch", "num_stable_steps"}
 
 
@@ -217,6 +218,6 @@ def test_one_process_compiles_at_a_time(tmp_path: Path, monkeypatch: pytest.Monk
     for process in processes:
         process.start()
     for process in processes:
-        process.join(30)
+        process.join(limits.CALL)
     assert [process.exitcode for process in processes] == [0] * 4
     assert len(list(tmp_path.glob("built*"))) == 4

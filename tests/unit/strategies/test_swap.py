@@ -15,8 +15,9 @@ from roll.strategies import deepspeed_swap
 from roll.strategies.base import Rank
 from roll.strategies.deepspeed_swap import own_swap
 from roll.strategies.own_folder import remove_ownerless
+from tests import limits
 
-RANK = Rank("critic", 0, 2, "127.0.0.1", 0, "cpu", 1.0)
+RANK = Rank("critic", 0, 2, "127.0.0.1", 0, "cpu", limits.START)
 HOLDS = """
 import sys, time
 from pathlib import Path
@@ -24,7 +25,7 @@ from roll.strategies.own_folder import own_folder
 with own_folder(Path(sys.argv[1])) as folder:
     (folder / "0.tensor.swp").write_text("states")
     print(folder, flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 """
 
 

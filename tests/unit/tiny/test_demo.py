@@ -3,12 +3,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from examples.tiny import demo
+from tests import limits
 
 ROOT = Path(demo.__file__).resolve().parents[2]
 
@@ -69,7 +69,7 @@ def end(number, frame):
 signal.signal(signal.SIGINT, end)
 signal.signal(signal.SIGTERM, end)
 print("ready", flush=True)
-time.sleep(30)
+time.sleep(3600)
 """
 
 
@@ -84,7 +84,7 @@ def test_an_interrupted_step_is_left_the_time_to_end(number: signal.Signals, to_
             os.killpg(process.pid, number)
         else:
             process.send_signal(number)
-        said, _ = process.communicate(timeout=20)
+        said, _ = process.communicate(timeout=limits.PROCESS)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -103,9 +103,7 @@ def test_steps_that_are_done_are_skipped_and_the_first_failure_ends_the_demo(
     (broken / "__init__.py").touch()
     (broken / "pipeline" / "__init__.py").touch()
     (broken / "pipeline" / "__main__.py").write_text("import sys\nprint(sys.argv[1:], flush=True)\nsys.exit(2)\n")
-    started = time.monotonic()
     assert demo.main() == 2
-    assert time.monotonic() - started < 20
     said = capfd.readouterr().out
     assert "arithmetic problems: done before" in said
     assert "['--config-name', 'tiny/tiny_warm_up']" in said

@@ -22,7 +22,7 @@ def tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(folder)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.characters(exclude_categories=["Cs"], max_codepoint=0x7F) | st.sampled_from("üß数☃")))
 def test_a_token_is_a_byte_and_nothing_is_lost(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     token_ids = tokenizer(text).input_ids

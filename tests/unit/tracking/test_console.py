@@ -11,6 +11,7 @@ from rich.console import Console
 
 from roll.tracking.console import LiveConsole, PlainConsole, Progress, console_tracker, duration, sparkline
 from roll.types import Metrics
+from tests import limits
 
 STEP: Metrics = {
     "reward/mean": 0.61,
@@ -110,7 +111,7 @@ def test_a_terminal_is_left_sane_when_the_run_fails() -> None:
         pass
     finally:
         os.close(leader)
-        child.wait(timeout=30)
+        child.wait(timeout=limits.PROCESS)
     text = shown.decode()
     assert "step 1/10" in text and "printed meanwhile" in text and "KeyboardInterrupt" in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor is hidden once and shown again once"

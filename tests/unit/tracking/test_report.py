@@ -13,6 +13,7 @@ from roll.tracking.charts import sections, series
 from roll.tracking.jsonl import METRICS_FILE, JsonlTracker, read_lines
 from roll.tracking.report import write_report
 from roll.types import RolloutGroup
+from tests import limits
 
 LOADS = {"src", "href", "srcset", "data", "poster", "action"}
 
@@ -162,8 +163,8 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one(run_dir: Path, monke
 def test_the_command_prints_the_path(run_dir: Path) -> None:
     command = [sys.executable, "-m", "roll.tracking.report"]
     root = Path(__file__).parents[3]
-    done = subprocess.run([*command, str(run_dir)], cwd=root, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([*command, str(run_dir)], cwd=root, capture_output=True, text=True, timeout=limits.PROCESS, check=True)
     assert done.stdout.strip() == str(run_dir / "report.html")
     shutil.rmtree(run_dir)
-    failed = subprocess.run([*command, str(run_dir)], cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    failed = subprocess.run([*command, str(run_dir)], cwd=root, capture_output=True, text=True, timeout=limits.PROCESS, check=False)
     assert failed.returncode == 2 and "there is no such file" in failed.stderr and "Traceback" not in failed.stderr

@@ -17,6 +17,7 @@ from roll.errors import WeightSyncError
 from roll.weight_sync.device import ALIGNMENT, SLOTS, DeviceSender, checked, fingerprint, layout, views
 from roll.weight_sync.reader import BucketReader
 from roll.weight_sync.routes import Meeting, Route, Way
+from tests import limits
 
 CPU = torch.device("cpu")
 
@@ -94,7 +95,7 @@ def meeting() -> Iterator[Meeting]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    yield Meeting("127.0.0.1", port, 3, 20.0)
+    yield Meeting("127.0.0.1", port, 3, limits.CALL)
 
 
 def test_a_broadcast_reaches_every_worker(meeting: Meeting) -> None:
@@ -124,7 +125,7 @@ def test_a_broadcast_reaches_every_worker(meeting: Meeting) -> None:
 
 def test_a_meeting_that_nobody_else_comes_to_has_a_deadline(meeting: Meeting) -> None:
     with pytest.raises(Exception, match=r"(?i)tim|wait"):
-        DeviceSender(CPU).join(replace(meeting, seconds=1.0))
+        DeviceSender(CPU).join(replace(meeting, seconds=limits.EXPIRY))
 
 
 def test_views_are_the_buffers_memory() -> None:

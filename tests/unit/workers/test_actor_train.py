@@ -18,6 +18,7 @@ from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Route, Way
 from roll.workers.actor_train import ActorTrain, TrainShape
 from roll.workers.group import WorkerGroup
+from tests import limits
 
 
 class Ranks:
@@ -41,7 +42,7 @@ SHAPE = TrainShape(updates=3, epochs=2, token_budget=64, loss_agg_mode="token-me
 
 def test_ranks_lend_their_buffers_where_an_engine_borrows_them() -> None:
     async def sent() -> DeviceBucket:
-        learner = ActorTrain(cast(WorkerGroup, Ranks(2)), SHAPE, Path(), 1, 1, 1)
+        learner = ActorTrain(cast(WorkerGroup, Ranks(2)), SHAPE, Path(), limits.CALL, limits.CALL, limits.CALL)
         await learner.open_ways([Route(Way.LENT, True), Route(Way.BROADCAST, True, 1)], [True, False], None)
         bucket = await learner.send_bucket(["w"], 0)
         assert isinstance(bucket, DeviceBucket)
@@ -57,7 +58,7 @@ def test_a_step_with_fewer_sequences_than_updates_makes_them_all_the_same(weight
     batch = TrainBatch(sequences, np.ones(4, np.float32), np.zeros(4, np.float32), np.zeros(4, np.int32))
     batch = replace(batch, sequence_weights=np.ones(1, np.float32)) if weighted else batch
     ranks = Ranks(2)
-    learner = ActorTrain(cast(WorkerGroup, ranks), SHAPE, Path(), 1, 1, 1)
+    learner = ActorTrain(cast(WorkerGroup, ranks), SHAPE, Path(), limits.CALL, limits.CALL, limits.CALL)
     assert asyncio.run(learner.train_step(batch, PolicyLoss(), 0)) == {"policy/loss": 0.5}
     for rank, (updates, *_) in enumerate(ranks.arguments):
         assert [len(micro_batches) for micro_batches in updates] == [1] * 6, "a rank that ran fewer passes would be waited for"

@@ -13,11 +13,12 @@ import ray
 
 from roll.errors import WorkerFailed
 from roll.workers import cluster
+from tests import limits
 
 HEAD = """
 import subprocess, sys, time
-print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid, flush=True)
-time.sleep(60)
+print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]).pid, flush=True)
+time.sleep(3600)
 """
 
 
@@ -51,13 +52,14 @@ def test_a_start_that_is_cut_off_leaves_nothing(
     monkeypatch.setattr(cluster, "temporary", lambda: tmp_path)
     with pytest.raises(raised), cluster.cluster(tmp_path / "run", 0, 8):
         raise AssertionError("a cluster that did not start")
-    assert len(pids) == 2 and not any(map(is_running, pids))
+    assert len(pids) == 2
+    limits.until(lambda: not any(map(is_running, pids)), "what was started is gone", limits.END)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_the_death_of_a_head_ends_the_work_and_is_its_cause(tmp_path: Path) -> None:
     """Ray itself would end this process a minute after the death of its GCS, with nothing put in order."""
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as head:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]) as head:
         session = cluster.ClusterSession(tmp_path, tmp_path, tmp_path, [psutil.Process(head.pid)])
         reached: list[str] = []
 
@@ -67,7 +69,7 @@ def test_the_death_of_a_head_ends_the_work_and_is_its_cause(tmp_path: Path) -> N
             reached.append("work that ends by itself")
             async with session.watched():
                 head.kill()
-                await asyncio.sleep(30)
+                await asyncio.sleep(limits.CALL)
                 reached.append("never")
 
         with pytest.raises(cluster.ClusterUnavailable, match="Ray: its process .* on this host died"):

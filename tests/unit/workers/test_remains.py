@@ -14,6 +14,7 @@ import pytest
 from roll.strategies.own_folder import LOCK, PREFIX, own_folder
 from roll.workers import cluster
 from roll.workers.remains import CLOCK_SLACK, SHARED_MEMORY, Remains
+from tests import limits
 
 HOLDS = """
 import sys, time
@@ -23,7 +24,7 @@ memory = SharedMemory(create=True, size=4096)
 resource_tracker.unregister(memory._name, "shared_memory")  # as where the tracker is killed too
 memory.buf[0] = 1
 print(memory.name, flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 
 SEMAPHORE = """
@@ -32,7 +33,7 @@ from multiprocessing import resource_tracker
 lock = multiprocessing.get_context("spawn").Lock()  # as vLLM's executor makes for its workers
 resource_tracker.unregister(lock._semlock.name, "semaphore")
 print(f"sem.{lock._semlock.name[1:]}", flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 
 
@@ -81,7 +82,7 @@ for name in sys.argv[1:]:
     with open(name, "r+b") as file:
         maps.append(mmap.mmap(file.fileno(), 0))
 print("mapped", flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 
 
@@ -96,7 +97,7 @@ def test_what_others_keep_in_shared_memory_stays() -> None:
             remains = Remains(Path(name) / "actor_infer.held")
             remains.look([worker.pid])
             worker.kill()
-        remains.remove(5.0)
+        remains.remove(limits.END)
         assert model.read_bytes() == Path(older.name).read_bytes() == b"weights"
         assert not (Path(name) / "actor_infer.held").exists()
 

@@ -15,6 +15,7 @@ from roll.types import Floats, Sequences, TrainBatch
 from roll.workers.actor_train import Learner, TrainShape
 from roll.workers.critic import Critic
 from roll.workers.group import WorkerGroup
+from tests import limits
 
 LENGTHS = (7, 3, 9, 4, 5)
 SHAPE = TrainShape(updates=1, epochs=1, token_budget=9, loss_agg_mode="token-mean", temperature=1.0)
@@ -53,7 +54,7 @@ def batch() -> TrainBatch:
 def test_ranks_of_a_replica_score_the_same_and_each_sequence_is_scored_once() -> None:
     group, sequences = FourRanks(), batch().sequences
     assert group.replicas == 2
-    got = asyncio.run(Critic(group, SHAPE, 1.0, 1.0, 1.0).values(sequences))
+    got = asyncio.run(Critic(group, SHAPE, limits.CALL, limits.CALL, limits.CALL).values(sequences))
     assert got.tolist() == sequences.token_ids.tolist()
     assert group.heard[0] is group.heard[1]
     assert group.heard[2] is group.heard[3]
@@ -61,9 +62,9 @@ def test_ranks_of_a_replica_score_the_same_and_each_sequence_is_scored_once() ->
 
 
 def test_a_sequence_is_learnt_by_one_replica_and_counted_once() -> None:
-    group, learner = FourRanks(), Learner(FourRanks(), SHAPE, 1.0, 1.0, 1.0)
+    group, learner = FourRanks(), Learner(FourRanks(), SHAPE, limits.CALL, limits.CALL, limits.CALL)
     assert asyncio.run(learner.train_step(batch(), NegativeLogLikelihood(), 0)) == {"sft/loss": 2.0, "sft/lr": 0.1, "sft/row": 1.0}
-    results = asyncio.run(Learner(group, SHAPE, 1.0, 1.0, 1.0).evaluate(batch(), NegativeLogLikelihood()))
+    results = asyncio.run(Learner(group, SHAPE, limits.CALL, limits.CALL, limits.CALL).evaluate(batch(), NegativeLogLikelihood()))
     assert sum(result.tokens for result in results) == sum(LENGTHS) - len(LENGTHS)
     by_replica = [group.heard[rank][0] for rank in (0, 2)]
     assert group.heard[1][0] is by_replica[0]

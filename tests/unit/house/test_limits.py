@@ -1,0 +1,61 @@
+"""No test depends on how fast the machine is: how long it waits is said in tests/limits.py, and none reads a clock."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests import limits
+
+ROOT = Path(__file__).resolve().parents[3]
+FILES = sorted({*(ROOT / "tests").rglob("*.py")} - {Path(limits.__file__), Path(__file__)})
+WAITS = {"communicate", "join", "poll", "stop", "wait", "wait_for", "Rank", "timeout"}
+"""Calls that take seconds without a name: of these only fractions are looked at in `Rank`, whose other numbers are whole."""
+RECORDS = {"LoopState"}
+"""Calls that take seconds which have passed, not a limit."""
+CLOCK = re.compile(r"\btime\.(monotonic|perf_counter|process_time|time)(_ns)?\(")
+
+
+def limits_in(source: str) -> Iterator[str]:
+    """Lines in which a call is given a number of seconds to wait."""
+    for call in ast.walk(ast.parse(source)):
+        if not isinstance(call, ast.Call):
+            continue
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        named = [word.value for word in call.keywords if name not in RECORDS and re.search("timeout$|seconds$", word.arg or "")]
+        unnamed = call.args if name in WAITS else []
+        kinds = (float,) if name == "Rank" else (int, float)
+        for value in (*named, *unnamed):
+            if isinstance(value, ast.Constant) and type(value.value) in kinds:
+                yield f"{call.lineno}: {ast.unparse(call)}"
+
+
+def test_no_test_has_a_limit_of_its_own() -> None:
+    found = [f"{path.relative_to(ROOT)}:{line}" for path in FILES for line in limits_in(path.read_text(encoding="utf-8"))]
+    assert not found, "\n".join(found)
+
+
+def test_no_test_reads_a_clock() -> None:
+    assert not [str(path.relative_to(ROOT)) for path in FILES if CLOCK.search(path.read_text(encoding="utf-8"))]
+
+
+def test_the_tests_see_a_limit_and_a_clock() -> None:
+    wrong = (
+        "run(timeout=5)",
+        "group.all(method, seconds=1.0)",
+        "process.wait(3)",
+        "wait_for(work, 2)",
+        'Rank("r", 0, 1, "", 0, "cpu", 9.0)',
+    )
+    assert [len(list(limits_in(source))) for source in wrong] == [1] * len(wrong)
+    right = ("run(timeout=limits.CALL)", "path.join(folder)", 'Rank("r", 0, 1, "", 0, "cpu", limits.START)', "LoopState(seconds=3.5)")
+    assert [list(limits_in(source)) for source in right] == [[]] * len(right)
+    assert CLOCK.search("begin = time.monotonic()") and not CLOCK.search("time.sleep(1)")
+
+
+def test_pytest_shows_where_a_test_hangs_once_every_limit_has_passed() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    assert settings["faulthandler_timeout"] > max(value for value in vars(limits).values() if isinstance(value, float))

@@ -1,0 +1,101 @@
+"""A reward that fails in every way. A test copies this file to a folder of its own, in which the reward leaves marks of what it does."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from roll.types import Prompt, RewardOutcome, RewardResult
+
+FOREVER = 3600
+RESULTS = {
+    "nan": RewardResult(float("nan")),
+    "inf part": RewardResult(1.0, parts={"style": float("inf")}),
+    "garbage": 1.0,
+    "malformed": RewardResult("high"),  # type: ignore[arg-type]
+    "unparsable": RewardResult(7.0, RewardOutcome.UNPARSABLE, note="nothing there"),
+}
+
+
+def mark(name: str) -> Path:
+    """A file of the test's folder."""
+    return Path(__file__).with_name(name)
+
+
+def say_that_it_hangs() -> None:
+    """Leave a mark with this process's number."""
+    (unfinished := mark("unfinished")).write_text(str(os.getpid()))
+    unfinished.rename(mark("hanging"))
+
+
+def hang() -> None:
+    say_that_it_hangs()
+    time.sleep(FOREVER)
+
+
+def act(prompt: Prompt, response: str, row: Any, bonus: float = 0.0) -> Any:
+    """What the response says; its length if that is nothing special."""
+    if response == "hang":
+        hang()
+    if response == "swallow":
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            with suppress(BaseException):
+                hang()
+    if response == "hang in C":
+        say_that_it_hangs()
+        ctypes.PyDLL(None).sleep(FOREVER)  # Holds the interpreter's lock: no Python code runs meanwhile.
+    if response == "exit":
+        os._exit(3)
+    if response == "sys.exit":
+        sys.exit("enough")
+    if response == "segfault":
+        ctypes.string_at(0)
+    if response == "raise":
+        raise KeyError("no such thing")
+    if response == "raise with a note":
+        error = KeyError("no such thing")
+        error.add_note("a remark")
+        raise error
+    if response == "syntax":
+        compile("1 +", "here", "eval")
+    if response in RESULTS:
+        return RESULTS[response]
+    if response == "print":
+        print("x" * 100000)
+        sys.stdout.flush()
+    if response == "spawn and hang":
+        subprocess.Popen(["sleep", str(FOREVER)])
+        hang()
+    if response == "spawn and exit":
+        subprocess.Popen(["sleep", str(FOREVER)])
+        os._exit(3)
+    if response.startswith("apart"):
+        # A session of its own, whose leader ends at once and leaves an orphan in it.
+        subprocess.run(["setsid", "sh", "-c", f"sleep {FOREVER} & echo $! > {row['file']}"])
+        if response == "apart and hang":
+            hang()
+        return RewardResult(1.0)
+    if response == "fork":
+        if not os.fork():
+            sys.exit(0)  # meant to end the fork, as in a sandbox
+        os.wait()
+    if response == "take":
+        return RewardResult(row["left"].pop() + prompt.row.pop("base"))  # type: ignore[attr-defined]
+    if response.startswith("wait"):
+        mark(f"begun {response}").touch()
+        while not mark(f"end of {response}").exists():
+            time.sleep(0.01)
+    if response == "modules":
+        return RewardResult(float("torch" in sys.modules) + 2 * float("ray" in sys.modules))
+    if response == "environment":
+        return RewardResult(float(os.environ["REWARD_LEVEL"]))
+    return RewardResult(row["base"] + len(response) + bonus, parts={"length": float(len(response))}, note=response[:10])
