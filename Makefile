@@ -1,6 +1,6 @@
 # make demo   install, then train the tiny world end to end on the CPU
 # make test   install, then run the tests of every part
-# make test-all  install, then run all tests: the matrices, every recipe, clusters; Hypothesis draws its examples afresh
+# make test-all   install, then run all tests: the matrices, every recipe, clusters; Hypothesis draws its examples afresh
 # make lint   install, then ruff and pyright
 # Each works from a fresh clone; what is done is not done again.
 
