@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 SOURCES = sorted((ROOT / "roll").rglob("*.py"))
 LINES = [
-    {"types", "errors", "registry", "orphans"},
+    {"types", "errors", "registry", "orphans", "locks"},
     {"models", "algorithms", "config"},
     {"strategies", "weight_sync", "rewards", "data"},
     {"rollout", "workers", "checkpoint", "tracking"},
