@@ -23,6 +23,7 @@ KEPT_TO = {
     "ray": ["roll/workers/*"],
     "deepspeed": ["roll/strategies/deepspeed_*", "roll/weight_sync/*"],
     "vllm": ["roll/strategies/vllm.py", "roll/weight_sync/*"],
+    "filelock": ["roll/locks.py"],
 }
 HEAVY = {"torch", "ray", "transformers", "deepspeed", "vllm", "peft", "numpy"}
 
