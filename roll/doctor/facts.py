@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
+
+from roll.strategies.extension_locks import ExtensionLock
+
+COMPILED_OPS = "compiled ops"
+"""The use of the folder that is torch's extension cache."""
 
 
 class Verdict(StrEnum):
@@ -103,8 +107,8 @@ class Facts:
     """`TORCH_CUDA_ARCH_LIST` of this shell."""
     torch: Mapping[str, Any] | str
     """What `torch_probe.py` prints."""
-    stale: tuple[Path, ...]
-    """Locks of compilations that did not end: who needs the same op waits for them for ever."""
+    extension_locks: tuple[ExtensionLock, ...]
+    """Of compilations that are under way or were killed."""
     ops: Mapping[str, Any] | str
     """By DeepSpeed op, whether it is `installed` and whether it can be compiled (`compatible`)."""
     ray_address: str | None = None

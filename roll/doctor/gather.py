@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from roll.config.shipped import locks_folder
-from roll.doctor.facts import Facts, Folder, Gpu, Network
+from roll.doctor.facts import COMPILED_OPS, Facts, Folder, Gpu, Network
+from roll.strategies.extension_locks import extension_cache, extension_locks
 
 PROBE_SECONDS = 120.0
-LONGEST_COMPILATION = 3600.0
-"""Seconds."""
 TOOL_SECONDS = 20.0
 CONNECT_SECONDS = 5.0
 HERE = Path(__file__).parents[2]
@@ -61,7 +59,7 @@ def gather() -> Facts:
         nvcc=nvcc_version(_output("nvcc", "--version")),
         arch_list=os.environ.get("TORCH_CUDA_ARCH_LIST"),
         torch=_probe("roll.doctor.torch_probe"),
-        stale=stale_locks(_ops_folder(), time.time()),
+        extension_locks=tuple(extension_locks(extension_cache())),
         ops=_probe("roll.strategies.deepspeed_ops"),
         ray_address=address,
         ray_nodes=_ray_nodes(address) if address else (),
@@ -102,12 +100,6 @@ def nvcc_version(text: str) -> str | None:
     """What `nvcc --version` prints: major and minor number."""
     found = re.search(r"release (\d+\.\d+)", text)
     return found[1] if found else None
-
-
-def stale_locks(folder: Path, now: float) -> tuple[Path, ...]:
-    """Locks that torch holds while it compiles an op and that are older than any compilation; `now` in seconds of the epoch."""
-    locks = (*folder.glob("*/lock"), *folder.glob("*/*/lock"))
-    return tuple(sorted(lock for lock in locks if lock.is_file() and now - lock.stat().st_mtime > LONGEST_COMPILATION))
 
 
 def _own_requirements() -> list[str]:
@@ -168,10 +160,6 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
-def _ops_folder() -> Path:
-    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or _cache() / "torch_extensions")
-
-
 def _folders() -> Iterator[Folder]:
     """Where runs write. All but the first and the last are made by who needs them."""
     models = Path(os.environ.get("HF_HOME") or _cache() / "huggingface")
@@ -179,7 +167,7 @@ def _folders() -> Iterator[Folder]:
     temporary = Path(os.environ.get("TMPDIR") or "/tmp")
     yield look("temporary files", temporary, temporary, "export TMPDIR=/another/folder, which must exist")
     yield look("models and data", models, existing(models), "export HF_HOME=/another/folder")
-    yield look("compiled ops", _ops_folder(), existing(_ops_folder()), "export TORCH_EXTENSIONS_DIR=/another/folder")
+    yield look(COMPILED_OPS, extension_cache(), existing(extension_cache()), "export TORCH_EXTENSIONS_DIR=/another/folder")
     yield look("compiled kernels", kernels, existing(kernels), "mend the owner of ~/.cache, or export HOME=/another/folder")
     yield look("working directory", _here(), Path("."), "cd to another folder, or give an absolute output_dir")
 

@@ -35,6 +35,8 @@ class Rank:
     """Numbers of its devices, counted over all nodes."""
     replica_size: int = 1
     """So many neighbouring ranks work on the same micro-batches."""
+    start_timeout: float = 900.0
+    """Seconds after which the driver gives up waiting for the strategy to be built."""
 
 
 @dataclass(frozen=True)

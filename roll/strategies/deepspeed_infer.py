@@ -18,6 +18,7 @@ from roll.config.schema_model import ModelArgs
 from roll.models.layers import compile_layers
 from roll.models.load import PackedModel, PackedPolicy, load_causal_model
 from roll.strategies.base import Rank
+from roll.strategies.deepspeed_compile import compiling_in_turn
 from roll.strategies.deepspeed_setup import deepspeed_config, gather_whole_layers, join
 from roll.strategies.deepspeed_swap import own_swap
 from roll.strategies.memory_guard import OFFLOAD, told_of_memory
@@ -41,6 +42,7 @@ class DeepSpeedScore(PackedScore):
 
     def __init__(self, settings: ShardedScoreSettings, rank: Rank) -> None:
         self._held = ExitStack()
+        self._held.enter_context(compiling_in_turn(rank))
         join(rank)
         with told_of_memory(rank, "loading the model", OFFLOAD):
             policy = self._build(settings, rank)

@@ -5,23 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.cpp_extension import get_default_build_root
 from transformers import get_scheduler
 
 from roll.config.schema_model import TrainingArgs
 from roll.errors import ConfigError, Fault
 from roll.models.layers import decoder_layers
 from roll.strategies.base import Rank
-
-Made = TypeVar("Made")
-OPS_LOCK = "roll_deepspeed_ops.lock"
 
 
 def is_matrix(parameter: nn.Parameter) -> bool:
@@ -168,7 +162,7 @@ def _adamw(model: nn.Module, training: TrainingArgs, place: Place) -> Optimizer:
     if place.offloaded:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-        return serially(lambda: DeepSpeedCPUAdam(groups, adamw_mode=True, **settings), place.rank)
+        return DeepSpeedCPUAdam(groups, adamw_mode=True, **settings)
     return place.kind(torch.optim.AdamW)(groups, fused=True, **settings)  # pyright: ignore[reportCallIssue]
 
 
@@ -192,7 +186,7 @@ def _lion(model: nn.Module, training: TrainingArgs, place: Place) -> Optimizer:
     if place.offloaded:
         from deepspeed.ops.lion import DeepSpeedCPULion
 
-        return serially(lambda: DeepSpeedCPULion(groups, lr=training.learning_rate, betas=betas), place.rank)
+        return DeepSpeedCPULion(groups, lr=training.learning_rate, betas=betas)
     return place.kind(Lion)(groups, lr=training.learning_rate, betas=betas)  # pyright: ignore[reportCallIssue]
 
 
@@ -202,7 +196,7 @@ def _adagrad(model: nn.Module, training: TrainingArgs, place: Place) -> Optimize
     if place.offloaded:
         from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
 
-        return serially(lambda: DeepSpeedCPUAdagrad(groups, **settings), place.rank)
+        return DeepSpeedCPUAdagrad(groups, **settings)
     return place.kind(Adagrad)(groups, **settings)
 
 
@@ -225,23 +219,6 @@ OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingArgs, Place], Optimizer]] = {
     "adagrad": _adagrad,
     "muon": _muon,
 }
-
-
-def serially(make: Callable[[], Made], rank: Rank) -> Made:
-    """Make what is compiled at first use: one process of a host at a time, and the others find it compiled.
-
-    Raises:
-        TimeoutError: another process has been compiling for `rank.timeout` seconds.
-    """
-    folder = Path(get_default_build_root())
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / OPS_LOCK, timeout=rank.timeout):
-            return make()
-    except Timeout as error:
-        place = f"{rank.role} rank {rank.rank}"
-        problem = f"{place} waited {rank.timeout:.0f} s for another process to compile an operation of DeepSpeed in {folder}"
-        raise TimeoutError(f"{problem}; if none does, remove the files named lock in its folders") from error
 
 
 def make_schedule(optimizer: Optimizer, training: TrainingArgs, total_updates: int) -> Any:

@@ -11,7 +11,6 @@ from roll.config.deepspeed import swap_paths
 from roll.config.schema_engine import DeepSpeedConfig
 from roll.errors import ConfigError, Fault
 from roll.strategies.base import Rank
-from roll.strategies.deepspeed_optimizers import serially
 from roll.strategies.own_folder import own_folder, remove_ownerless
 
 
@@ -23,7 +22,6 @@ def own_swap(config: DeepSpeedConfig, rank: Rank) -> Iterator[DeepSpeedConfig]:
 
     Raises:
         ConfigError: this machine lacks what an offload to NVMe needs.
-        TimeoutError: see `serially`.
     """
     zero, paths = config.zero_optimization, swap_paths(config)
     with ExitStack() as folders:
@@ -50,4 +48,3 @@ def _check(paths: dict[str, Path], rank: Rank) -> None:
     if not AsyncIOBuilder().is_compatible():
         problem = "an offload to nvme needs libaio with its headers, which is not here"
         raise ConfigError([Fault(zero, problem, "install libaio-dev (Debian) or libaio-devel (Red Hat), or offload to cpu")])
-    serially(AsyncIOBuilder().load, rank)

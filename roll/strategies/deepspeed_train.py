@@ -28,6 +28,7 @@ from roll.models.load import PackedModel, PackedPolicy, load_policy, load_tokeni
 from roll.models.packed_inputs import packed_inputs, scored_only, to_device
 from roll.models.weights import WeightView
 from roll.strategies.base import MicroBatch, Rank, TrainResult
+from roll.strategies.deepspeed_compile import compiling_in_turn
 from roll.strategies.deepspeed_files import TAG, load_states, random_file
 from roll.strategies.deepspeed_setup import (
     deepspeed_config,
@@ -89,6 +90,7 @@ class DeepSpeedTrain:
 
     def __init__(self, settings: TrainSettings, rank: Rank) -> None:
         self._settings, self._rank, self._held = settings, rank, ExitStack()
+        self._held.enter_context(compiling_in_turn(rank))
         join(rank)
         with told_of_memory(rank, "building the trainer", SHARD):
             self._build(settings, rank)

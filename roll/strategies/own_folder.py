@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from roll.locks import locked, take
 
 PREFIX = "roll-"
 LOCK = ".lock"
@@ -21,9 +22,7 @@ def own_folder(parent: Path | None) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
     try:
         new = folder / f"{LOCK}.new"
-        with new.open("wb") as lock:
-            with suppress(OSError):  # a file system without locks: nobody can take this one either
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(new):
             new.rename(folder / LOCK)  # taken before it can be found: one who looked between the two would remove the folder
             yield folder
     finally:
@@ -34,7 +33,7 @@ def ownerless(parent: Path) -> Iterator[Path]:
     """Folders in `parent` whose process was killed before it could remove them; each is the caller's until the next is asked for."""
     for file in parent.glob(f"{PREFIX}[0-9]*-*/{LOCK}"):
         with suppress(FileNotFoundError, PermissionError), file.open("rb") as lock:
-            if not _is_held(lock.fileno()):
+            if take(lock):
                 yield file.parent
 
 
@@ -42,12 +41,3 @@ def remove_ownerless(parent: Path) -> None:
     """Remove them with all that is in them."""
     for folder in ownerless(parent):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_held(descriptor: int) -> bool:
-    """Whether a process has the lock of this file; if not, it is ours until the file is closed."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    return False

@@ -75,7 +75,8 @@ class WorkerGroup:
         self._pids = await self._gather([actor.pid.remote() for actor in self._actors], "start", seconds)
         refs = []
         for number, (actor, seat) in enumerate(zip(self._actors, self._seats, strict=True)):
-            rank = Rank(self.role, number, len(self), address, port, seat.device, collective_timeout, seat.devices, self.replica_size)
+            place = (self.role, number, len(self), address, port, seat.device)
+            rank = Rank(*place, collective_timeout, seat.devices, self.replica_size, seconds)
             refs.append(actor.build.remote(factory, settings[number], rank))
         building = asyncio.ensure_future(self._gather(refs, "start", seconds))
         try:

@@ -11,7 +11,8 @@ import pytest
 
 from roll.doctor.__main__ import exit_status, main, summary, table
 from roll.doctor.checks import GIB, examine
-from roll.doctor.facts import Facts, Finding, Folder, Gpu, Network, Verdict
+from roll.doctor.facts import COMPILED_OPS, Facts, Finding, Folder, Gpu, Network, Verdict
+from roll.strategies.extension_locks import ExtensionLock
 
 H200 = Gpu("NVIDIA H200", 141 * GIB, 0)
 OPS = {name: {"installed": False, "compatible": True} for name in ("cpu_adam", "fused_adam", "async_io")}
@@ -32,7 +33,7 @@ SOUND = Facts(
     tools={"c++": "/usr/bin/c++", "ninja": "/usr/bin/ninja", "nvcc": "/usr/local/cuda/bin/nvcc"},
     nvcc="13.0",
     arch_list=None,
-    stale=(),
+    extension_locks=(),
     torch={"cuda": "13.0", "cuda_available": True, "nccl": "2.29.7", "capability": "9.0", "gloo": True},
     ops=OPS,
 )
@@ -79,7 +80,20 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
         "apt-get install g++",
     ),
     ({"gpus": (), "torch": CPU_TORCH, "tools": {}}, "optimizer offload", Verdict.WARNING, "no c++ and no ninja", "pip install ninja"),
-    ({"stale": (Path("/ops/cpu_adam/lock"),)}, "compiled ops", Verdict.WARNING, "did not end", "rm /ops/cpu_adam/lock"),
+    (
+        {"extension_locks": (ExtensionLock(Path("/ops/cpu_adam/lock"), None),)},
+        "compiled ops",
+        Verdict.WARNING,
+        "/ops/cpu_adam/lock was left by a process that is gone; a run that needs this op removes the file",
+        "rm /ops/cpu_adam/lock",
+    ),
+    (
+        {"extension_locks": (ExtensionLock(Path("/ops/cpu_adam/lock"), "process 4711 (ninja -v)"),)},
+        "compiled ops",
+        Verdict.WARNING,
+        "process 4711 (ninja -v) holds /ops/cpu_adam/lock; a run that needs this op waits for it",
+        "end that process if it hangs",
+    ),
     (
         {"installed": dict(SOUND.installed) | {"torch": "of-my-own"}},
         "torch",
@@ -140,6 +154,15 @@ def test_what_is_wrong_is_found_with_what_mends_it(change: dict[str, Any], subje
     assert len(findings) == 1
     assert found in findings[0].found and remedy in findings[0].remedy
     assert exit_status(findings) == (1 if verdict is Verdict.BROKEN else 0)
+
+
+@pytest.mark.parametrize("holder", [None, "process 4711 (ninja -v)"])
+def test_a_cache_with_a_lock_is_not_ok(holder: str | None) -> None:
+    folder = Folder(COMPILED_OPS, "/ops", None, 100 * GIB, "export TORCH_EXTENSIONS_DIR=/another/folder")
+    sound = dataclasses.replace(SOUND, folders=(folder,))
+    locked = dataclasses.replace(sound, extension_locks=(ExtensionLock(Path("/ops/cpu_adam/lock"), holder),))
+    for facts, verdict in ((sound, Verdict.OK), (locked, Verdict.WARNING)):
+        assert [finding.verdict for finding in examine(facts) if finding.subject == COMPILED_OPS] == [verdict]
 
 
 def test_on_a_cpu_machine_nothing_of_gpus_is_asked() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.doctor.gather import default_interface, existing, links, locked, look, nvcc_version, of_extra, required, stale_locks
+from roll.doctor.gather import default_interface, existing, links, locked, look, nvcc_version, of_extra, required
 from tests import limits
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -65,16 +65,6 @@ def test_what_an_extra_of_a_package_asks_for_is_read() -> None:
 def test_the_toolkits_version_is_read() -> None:
     assert nvcc_version("Cuda compilation tools, release 12.8, V12.8.93\n") == "12.8"
     assert nvcc_version("") is None
-
-
-def test_a_lock_is_stale_when_it_is_older_than_any_compilation(tmp_path: Path) -> None:
-    lock = tmp_path / "py311_cpu" / "cpu_adam" / "lock"
-    lock.parent.mkdir(parents=True)
-    lock.touch()
-    now = lock.stat().st_mtime
-    assert stale_locks(tmp_path, now + 60) == ()
-    assert stale_locks(tmp_path, now + 7200) == (lock,)
-    assert stale_locks(tmp_path / "absent", now) == ()
 
 
 def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 SOURCES = sorted((ROOT / "roll").rglob("*.py"))
 LINES = [
-    {"types", "errors", "registry", "orphans"},
+    {"types", "errors", "registry", "orphans", "locks"},
     {"models", "algorithms", "config"},
     {"strategies", "weight_sync", "rewards", "data"},
     {"rollout", "workers", "checkpoint", "tracking"},
@@ -23,6 +23,7 @@ KEPT_TO = {
     "ray": ["roll/workers/*"],
     "deepspeed": ["roll/strategies/deepspeed_*", "roll/weight_sync/*"],
     "vllm": ["roll/strategies/vllm.py", "roll/weight_sync/*"],
+    "filelock": ["roll/locks.py"],
 }
 HEAVY = {"torch", "ray", "transformers", "deepspeed", "vllm", "peft", "numpy"}
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import multiprocessing
-import time
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -20,7 +17,7 @@ from roll.config.optimizers import BY_METRIC, NEEDED, REMOVED, SCHEDULES
 from roll.config.schema_model import TrainingArgs
 from roll.errors import ConfigError
 from roll.strategies.base import Rank
-from roll.strategies.deepspeed_optimizers import OPTIMIZERS, Place, make_optimizer, make_schedule, parameter_groups, serially
+from roll.strategies.deepspeed_optimizers import OPTIMIZERS, Place, make_optimizer, make_schedule, parameter_groups
 from tests import limits
 
 RANK = Rank("actor_train", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
@@ -198,26 +195,3 @@ def test_a_schedule_is_transformers_own(name: str) -> None:
     if name in by_hand:
         assert rates == pytest.approx(by_hand[name], abs=1e-6)
     assert max(rates) == pytest.approx(1.0) and (name == "constant" or rates[0] < 1.0)
-
-
-def _build(folder: Path, number: int) -> None:
-    """Stands for a compilation: it fails if another one is under way."""
-
-    def make() -> Any:
-        (folder / "building").touch(exist_ok=False)
-        time.sleep(0.2)
-        (folder / "building").unlink()
-        (folder / f"built{number}").touch()
-
-    serially(make, RANK)
-
-
-def test_one_process_compiles_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    processes = [multiprocessing.get_context("fork").Process(target=_build, args=(tmp_path, number)) for number in range(4)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(limits.CALL)
-    assert [process.exitcode for process in processes] == [0] * 4
-    assert len(list(tmp_path.glob("built*"))) == 4

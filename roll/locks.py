@@ -1,0 +1,55 @@
+"""Locks of files. The kernel releases them when the process that holds them ends, however it ends."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from filelock import FileLock, Timeout, lock_descriptor
+
+LOG = logging.getLogger(__name__)
+
+WITHOUT_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
+"""What a file system without locks answers."""
+
+
+class LockHeld(Exception):
+    """Another process holds the lock."""
+
+
+@contextmanager
+def locked(path: Path, seconds: float = 0.0) -> Iterator[None]:
+    """Hold the lock of `path`. The file is created if it does not exist, and stays.
+
+    On a file system without locks this logs a warning and holds nothing.
+
+    Raises:
+        LockHeld: another process still held it after `seconds`.
+    """
+    lock = FileLock(path, timeout=seconds, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise LockHeld(str(path)) from None
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        LOG.warning("%s: this file system has no locks, so two processes that use it at the same time go unnoticed", path)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def take(file: BinaryIO) -> bool:
+    """Lock an open file until it is closed. False if another process holds the lock, or if the file system has no locks."""
+    try:
+        return lock_descriptor(file.fileno(), blocking=False)
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        return False

@@ -1,0 +1,167 @@
+"""A real op, compiled by DeepSpeed and torch, after a process was killed that compiled it."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from deepspeed.ops.op_builder.cpu.builder import CPUOpBuilder
+from torch.utils import cpp_extension
+
+from roll.strategies import deepspeed_infer, deepspeed_train
+from roll.strategies.base import Rank
+from roll.strategies.deepspeed_compile import compiling_in_turn
+from roll.strategies.deepspeed_infer import DeepSpeedScore
+from roll.strategies.deepspeed_train import DeepSpeedTrain
+from roll.strategies.extension_locks import LOCK, OWNER
+
+AT_ONCE = Rank("actor_train", 0, 1, "", 0, "cpu", 1.0, start_timeout=0.0)
+"""Gives up as soon as it would have to wait."""
+NAME = "tiny_op"
+SOURCE = f"""
+#include <Python.h>
+static PyModuleDef definition = {{PyModuleDef_HEAD_INIT, "{NAME}"}};
+PyMODINIT_FUNC PyInit_{NAME}() {{ return PyModule_Create(&definition); }}
+"""
+COMPILER = """#!/bin/sh
+case "$*" in *" -c "*) touch "$0.runs"; exec sleep 60;; esac
+exec c++ "$@"
+"""
+"""Compiles for ever."""
+SECONDS = 60.0
+
+
+class TinyBuilder(CPUOpBuilder):
+    """An op of DeepSpeed's that compiles in less than a second: no header of torch's."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(NAME)
+        self._source = folder / "tiny.cpp"
+        self._source.write_text(SOURCE)
+
+    def absolute_name(self) -> str:
+        return NAME
+
+    def sources(self) -> list[str]:
+        return [str(self._source)]
+
+    def include_paths(self) -> list[str]:
+        return []
+
+    def cxx_args(self) -> list[str]:
+        return []
+
+    def is_compatible(self, verbose: bool = False) -> bool:
+        return True
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    return tmp_path / "cache"
+
+
+def _load(cache: Path, log: Path, guarded: bool) -> None:
+    logging.basicConfig(filename=log, level=logging.WARNING, force=True)
+    try:
+        if guarded:
+            with compiling_in_turn(AT_ONCE):
+                assert TinyBuilder(cache).load().__name__ == NAME
+        else:
+            TinyBuilder(cache).load()
+    except TimeoutError as error:
+        logging.error("%s", error)
+        os._exit(3)
+
+
+def start(cache: Path, log: Path, guarded: bool = True) -> BaseProcess:
+    process = multiprocessing.get_context("fork").Process(target=_load, args=(cache, log, guarded))
+    process.start()
+    return process
+
+
+def load(cache: Path, log: Path) -> int | None:
+    """Exit status of a process that loads the op, compiled if need be: 0, 3 for a TimeoutError, None if it hangs."""
+    process = start(cache, log)
+    process.join(SECONDS)
+    status = process.exitcode
+    process.kill()
+    process.join()
+    return status
+
+
+def until(holds: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)
+
+
+def test_a_stale_lock_makes_no_start_wait(cache: Path, tmp_path: Path) -> None:
+    lock, log = cache / NAME / LOCK, tmp_path / "log"
+    assert load(cache, log) == 0
+    assert log.read_text() == ""
+    lock.touch()
+    blocked = start(cache, log, guarded=False)
+    try:
+        blocked.join(5.0)
+        assert blocked.is_alive(), "torch alone waits for it"
+    finally:
+        blocked.kill()
+        blocked.join()
+    assert load(cache, log) == 0
+    assert f"actor_train rank 0 removed a lock: {lock} was left by a process that is gone" in log.read_text()
+    assert not lock.exists() and (cache / NAME / f"{NAME}.so").exists()
+
+
+def test_what_a_killed_process_left_is_cleared_once_its_compiler_has_ended(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, log, compiler = cache / NAME / LOCK, tmp_path / "log", tmp_path / "compiler"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    compiling, started = start(cache, log), []
+    try:
+        until(compiler.with_suffix(".runs").exists)
+        assert compiling.pid and lock.exists() and str(compiling.pid) in (cache / NAME / OWNER).read_text()
+        started = psutil.Process(compiling.pid).children(recursive=True)
+        ninjas = [process.pid for process in started if process.name() == "ninja"]
+        os.kill(compiling.pid, signal.SIGKILL)
+        compiling.join()
+        monkeypatch.delenv("CXX")
+        assert load(cache, log) == 3
+        assert any(f"process {ninja} (" in log.read_text() for ninja in ninjas) and lock.exists()
+    finally:
+        for process in started:
+            process.kill()
+        compiling.kill()
+    psutil.wait_procs(started, SECONDS)
+    assert load(cache, log) == 0
+    assert f"{lock} was left by a process that is gone" in log.read_text() and not (cache / NAME / OWNER).exists()
+
+
+@pytest.mark.parametrize(("module", "strategy"), [(deepspeed_train, DeepSpeedTrain), (deepspeed_infer, DeepSpeedScore)])
+def test_a_strategy_compiles_in_turn_from_its_first_step_on(module: Any, strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiles_by: list[Any] = []
+
+    def join(rank: Rank) -> None:
+        compiles_by.append(cpp_extension.load)
+        raise InterruptedError
+
+    torchs_own = cpp_extension.load
+    monkeypatch.setattr(cpp_extension, "load", torchs_own)  # put back at the end
+    monkeypatch.setattr(module, "join", join)
+    with pytest.raises(InterruptedError):
+        strategy(None, AT_ONCE)
+    assert compiles_by[0].__module__ == compiling_in_turn.__module__

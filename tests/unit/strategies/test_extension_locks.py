@@ -1,0 +1,194 @@
+"""Locks of torch's extension cache: whose they are, which are removed, and who is named."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from torch.utils.cpp_extension import get_default_build_root
+
+from roll.strategies import extension_locks as module
+from roll.strategies.extension_locks import LOCK, LONGEST_COMPILATION, OWNER, examine, extension_cache, extension_locks, turn_to_compile
+
+ME = "actor_train rank 0"
+HOLDS = """
+import os, sys, time
+os.open(sys.argv[1], os.O_CREAT | os.O_EXCL)  # as torch's FileBaton
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of an op in a cache of its own."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    folder = tmp_path / "py311_cpu" / "cpu_adam"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@contextmanager
+def held(lock: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the lock until the end of the block, and is then killed."""
+    with subprocess.Popen([sys.executable, "-c", HOLDS, str(lock)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def on_network_mount(monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = [SimpleNamespace(mountpoint="/", fstype="ext4"), SimpleNamespace(mountpoint="/", fstype="nfs4")]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
+
+
+def age(folder: Path, seconds: float) -> None:
+    """Make all of a folder older."""
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, (time.time() - seconds, time.time() - seconds))
+
+
+def test_the_cache_is_where_torch_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+    for variable in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+        assert str(extension_cache()) == get_default_build_root()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "ops"))
+    assert extension_cache() == tmp_path / "ops"
+
+
+def test_a_lock_that_nobody_holds_is_removed_without_a_wait(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lock = folder / LOCK
+    lock.touch()
+    assert extension_locks(extension_cache()) == [module.ExtensionLock(lock, None)]
+    with turn_to_compile(folder, 0.0, ME):
+        assert not lock.exists()
+    assert [record.getMessage() for record in caplog.records] == [f"{ME} removed a lock: {lock} was left by a process that is gone"]
+    assert caplog.records[0].levelno == logging.WARNING
+    assert extension_locks(extension_cache()) == []
+
+
+def test_a_living_holder_is_named_and_its_lock_stays_until_it_is_killed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lock = folder / LOCK
+    with held(lock) as process:
+        name = rf"process {process.pid} \(.*python.* -c .*\) holds {lock}"
+        with (
+            pytest.raises(TimeoutError, match=f"{ME} waited 0 s to compile cpu_adam: {name}; end that process"),
+            turn_to_compile(folder, 0.0, ME),
+        ):
+            pass
+        assert lock.exists()
+        assert f"{ME} waits to compile cpu_adam: process {process.pid} (" in caplog.text
+    with turn_to_compile(folder, 0.0, ME):
+        assert not lock.exists()
+
+
+def test_whoever_waits_goes_on_when_the_holder_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with held(folder / LOCK) as process:
+        monkeypatch.setattr(module.LOG, "warning", lambda *_: process.kill())  # when the wait is logged
+        with turn_to_compile(folder, 60.0, ME):
+            assert not (folder / LOCK).exists()
+
+
+def test_a_build_tool_that_outlived_its_process_is_waited_for(folder: Path, tmp_path: Path) -> None:
+    ninja = tmp_path / "ninja"
+    shutil.copy("/bin/sleep", ninja)
+    lock = folder / LOCK
+    lock.touch()
+    with subprocess.Popen([ninja, "60"], cwd=folder) as process:
+        try:
+            with pytest.raises(TimeoutError, match=rf"process {process.pid} \({ninja} 60\) holds {lock}"), turn_to_compile(folder, 0.0, ME):
+                pass
+        finally:
+            process.kill()
+    assert examine(lock) == module.ExtensionLock(lock, None)
+
+
+def test_where_a_process_may_be_elsewhere_age_decides(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = folder / LOCK
+    lock.touch()
+    on_network_mount(monkeypatch)
+    with (
+        pytest.raises(TimeoutError, match="a process of another host, container or user, which cannot be seen from here, holds"),
+        turn_to_compile(folder, 0.0, ME),
+    ):
+        pass
+    age(folder, LONGEST_COMPILATION + 60)
+    (folder / "cpu_adam.o").touch()
+    assert examine(lock) != module.ExtensionLock(lock, None), "something changes: it is compiled"
+    age(folder, LONGEST_COMPILATION + 60)
+    with turn_to_compile(folder, 0.0, ME):
+        assert not lock.exists()
+
+
+def test_a_lock_of_another_user_is_judged_by_age(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = folder / LOCK
+    lock.touch()
+    monkeypatch.setattr(os, "geteuid", lambda: lock.stat().st_uid + 1)
+    found = examine(lock)
+    assert found and found.holder and "user" in found.holder
+    age(folder, LONGEST_COMPILATION + 60)
+    assert examine(lock) == module.ExtensionLock(lock, None)
+
+
+def test_on_a_network_mount_a_dead_process_of_this_host_is_known_by_its_record(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_network_mount(monkeypatch)
+    with turn_to_compile(folder, 0.0, ME):
+        (folder / LOCK).touch()
+        record = (folder / OWNER).read_text()
+        assert f"process {os.getpid()} (" in record
+    assert not (folder / OWNER).exists()
+    (folder / OWNER).write_text(record)  # as a process that is killed leaves it
+    assert examine(folder / LOCK) == module.ExtensionLock(folder / LOCK, None)
+    (folder / OWNER).write_text("node7, pid:[4026531836]\nprocess 12 (ray::Process.build)\n")
+    found = examine(folder / LOCK)
+    assert found and str(found) == f"process 12 (ray::Process.build) on node7, pid:[4026531836] holds {folder / LOCK}"
+
+
+def _compile(folder: Path, number: int) -> None:
+    """Stands for a compilation: it fails if another one is under way."""
+    with turn_to_compile(folder, 20.0, ME):
+        (folder / "building").touch(exist_ok=False)
+        time.sleep(0.2)
+        (folder / "building").unlink()
+        (folder / f"built{number}").touch()
+
+
+def test_one_process_compiles_at_a_time(folder: Path) -> None:
+    processes = [multiprocessing.get_context("fork").Process(target=_compile, args=(folder, number)) for number in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert len(list(folder.glob("built*"))) == 4
+
+
+def test_the_process_that_has_the_turn_is_named_by_the_lock_it_holds(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    other = folder.with_name("async_io")
+    with turn_to_compile(folder, 0.0, ME):
+        with (
+            pytest.raises(TimeoutError, match=f"to compile async_io: another process of roll holds .*{module.TURN}"),
+            turn_to_compile(other, 0.0, ME),
+        ):
+            pass
+        with held(folder / LOCK) as process:
+            with (
+                pytest.raises(TimeoutError, match=rf"to compile async_io: process {process.pid} \(.*\) holds {folder / LOCK}"),
+                turn_to_compile(other, 0.0, ME),
+            ):
+                pass
+            assert f"waits to compile async_io: process {process.pid} (" in caplog.text
