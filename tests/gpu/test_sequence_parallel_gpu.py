@@ -44,7 +44,7 @@ def train(rank: Rank, model: Path, stage: int, lora: bool, keys: dict[str, Any])
         seed=0,
     )
     strategy = DeepSpeedTrain(settings, rank)
-    parts = micro_batches(BUDGET)
+    parts, _ = micro_batches(BUDGET)
     sequences = [part.batch.sequences for part in parts]
     before = strategy.log_probs(sequences, 1.0, True)
     torch.cuda.reset_peak_memory_stats()
