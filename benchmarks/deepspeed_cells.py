@@ -14,8 +14,8 @@ import torch
 from benchmarks.deepspeed_table import ZEROPP, Cell
 from benchmarks.deepspeed_tasks import MAX_GRAD_NORM, SEED, TASKS, TOKEN_BUDGET, UPDATES, Folders, batches, model_args, training_args
 from roll.algorithms.divergence import Divergence
-from roll.config.schema_engine import DeepSpeedConfig
-from roll.config.schema_model import ModelArgs
+from roll.config.schema.engine import DeepSpeedConfig
+from roll.config.schema.model import ModelArgs
 from roll.models.load import PackedModel, load_policy
 from roll.models.score import load_scores
 from roll.models.student import PackedTeacher, student_loader

@@ -14,7 +14,7 @@ from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.preference import Dpo, PreferenceLoss
 from roll.algorithms.ranking import BradleyTerry
 from roll.algorithms.value_loss import ValueLoss
-from roll.config.schema_model import ModelArgs, TrainingArgs
+from roll.config.schema.model import ModelArgs, TrainingArgs
 from roll.data import packing
 from roll.types import TrainBatch
 

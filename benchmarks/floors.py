@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.work import SftWork, TrainingWork, Work, adapter_parameters, parameters
-from roll.config.devices import visible_devices
+from roll.config.derived.devices import visible_devices
 
 Figures = dict[str, list[float]]
 """Seconds of each repetition, by name of the figure."""

@@ -20,10 +20,10 @@ from torch import Tensor
 from benchmarks import plain
 from benchmarks.plain import LogProbs, Timer, Trainer
 from benchmarks.work import SftWork
-from roll.config.batch import plan_batch
-from roll.config.loader import load_config
-from roll.config.memory import compiles
-from roll.config.schema_offline import SftConfig
+from roll.config.derived.batch import plan_batch
+from roll.config.load.loader import load_config
+from roll.config.plan.memory import compiles
+from roll.config.schema.offline import SftConfig
 from roll.data.lessons import given_batch
 from roll.data.sampler import LessonSampler
 from roll.models.packed_inputs import packed_inputs

@@ -29,8 +29,8 @@ from rich.table import Table
 from benchmarks import launch, models
 from benchmarks.figures import mfu
 from benchmarks.work import SftWork
-from roll.config.memory import GIB
-from roll.config.model_shape import read_shape
+from roll.config.derived.model_shape import read_shape
+from roll.config.plan.memory import GIB
 from roll.data.packing import split
 
 WARM_UP = 3

@@ -73,7 +73,7 @@ def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     os.environ |= {"DS_ACCELERATOR": device}
     from roll.algorithms.policy_loss import PolicyLoss
-    from roll.config.model_shape import read_shape
+    from roll.config.derived.model_shape import read_shape
 
     shape = read_shape(model / "config.json")
     assert shape, f"{model} is of a kind whose parameters cannot be counted"
@@ -114,8 +114,8 @@ def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
 
 def build(options: argparse.Namespace, model: Path, device: str) -> Any:
     """The trainer, alone in its group."""
-    from roll.config.schema_engine import DeepSpeedConfig
-    from roll.config.schema_model import ModelArgs, TrainingArgs
+    from roll.config.schema.engine import DeepSpeedConfig
+    from roll.config.schema.model import ModelArgs, TrainingArgs
     from roll.strategies.base import Rank
     from roll.strategies.deepspeed_train import DeepSpeedTrain, TrainSettings
 

@@ -12,16 +12,17 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from roll.config.fields import ANY_NAME, sections
-from roll.config.roll_keys import HOLDS, IGNORED, MEANINGS, READ_AS, REFUSED, REWARD_CLASSES, ROLES, VALUES, VARIABLES
-from roll.config.schema import PIPELINES, RlvrConfig
-from roll.config.schema_offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
-from roll.config.schema_roles import Experiment
+from roll.config.roll_v2.keys import HOLDS, IGNORED, MEANINGS, READ_AS, REFUSED, REWARD_CLASSES, ROLES, VALUES, VARIABLES
+from roll.config.schema.fields import ANY_NAME, sections
+from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
+from roll.config.schema.pipelines import PIPELINES
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.roles import Experiment
 
 OFFLINE = {"SFT": SftConfig, "DPO": DpoConfig, "Reward model": RewardModelConfig, "Distillation": DistillConfig}
 INTRODUCTION = """# Configuration
 
-One YAML file says the whole experiment. This page is generated from the schema (`roll/config/schema*.py`) by
+One YAML file says the whole experiment. This page is generated from the schema (`roll/config/schema/`) by
 `python -m roll.config.docs docs/configuration.md`.
 
 ```

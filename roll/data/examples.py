@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from roll.config.schema_model import DataArgs
+from roll.config.schema.model import DataArgs
 from roll.data.chat import Render, TemplateFault, render_example, render_turns
 from roll.data.prompts import checked_renderer
 from roll.data.rows import example_conversation, labelled_conversation, number, pair_conversations, text_of

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from roll.config.schema_model import DataArgs
-from roll.config.schema_roles import Reward
+from roll.config.schema.model import DataArgs
+from roll.config.schema.roles import Reward
 from roll.data.chat import Render, renderer
 from roll.data.rows import RowFault, prompt_conversation
 from roll.data.sources import find_sources

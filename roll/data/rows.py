@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from roll.config.schema_model import DataArgs
+from roll.config.schema.model import DataArgs
 from roll.data.chat import MORE
 from roll.registry import nearest
 

@@ -23,7 +23,7 @@ from datasets.exceptions import DatasetGenerationError
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from roll.config.schema_model import DataArgs
+from roll.config.schema.model import DataArgs
 from roll.data.chat import TemplateFault
 from roll.data.rows import RowFault
 from roll.data.sources import Source

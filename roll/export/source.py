@@ -10,9 +10,9 @@ from yaml import YAMLError
 
 from roll.checkpoint.manifest import MANIFEST, verify
 from roll.checkpoint.store import CheckpointStore
-from roll.config.batch import learner
-from roll.config.loader import load_config
-from roll.config.schema_model import ModelArgs
+from roll.config.derived.batch import learner
+from roll.config.load.loader import load_config
+from roll.config.schema.model import ModelArgs
 from roll.errors import ConfigError, Fault
 
 CONFIG = "config.yaml"

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from roll.algorithms.divergence import Divergence
-from roll.config.memory import head_tokens
+from roll.config.plan.memory import head_tokens
 from roll.models.head import add_product, logits_of
 
 TENSORS = 8

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from roll.config.memory import head_tokens
+from roll.config.plan.memory import head_tokens
 
 
 class LogProbHead(nn.Module):

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 from transformers import AutoConfig
 
-from roll.config.schema_model import ModelArgs
+from roll.config.schema.model import ModelArgs
 from roll.models.load import PackedInputs, load_tokenizer
 from roll.models.value import PackedValues, load_values
 from roll.types import Bools, Ints

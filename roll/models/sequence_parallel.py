@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import distributed_c10d
 from transformers import PreTrainedConfig
 
-from roll.config.model_shape import uneven_heads
+from roll.config.derived.model_shape import uneven_heads
 
 Attention = Callable[..., tuple[Tensor, None]]
 """As transformers calls it: module, query, key, value [1, heads, T, D], mask, and keywords. Yields [1, T, heads, D]."""

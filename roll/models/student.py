@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from roll.algorithms.divergence import Divergence
-from roll.config.schema_model import ModelArgs
+from roll.config.schema.model import ModelArgs
 from roll.errors import DataError, Fault
 from roll.models.divergence import chunked_divergence
 from roll.models.load import DTYPES, PackedInputs, PackedModel, PackedPolicy, load_policy, unreadable

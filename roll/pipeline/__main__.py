@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from omegaconf import DictConfig
 from rich.console import Console
 
-from roll.config.compose import compose
-from roll.config.loader import load_config
-from roll.config.plan import Plan, make_plan
-from roll.config.schema import Config
-from roll.config.show import show_plan
+from roll.config.load.compose import compose
+from roll.config.load.loader import load_config
+from roll.config.plan.plan import Plan, make_plan
+from roll.config.plan.show import show_plan
+from roll.config.schema.pipelines import Config
 from roll.errors import INTERRUPTED, PART_FAILED, ConfigError, Fault, RollError
 
 Job = tuple[Config, Plan]

@@ -13,10 +13,11 @@ import datasets
 from omegaconf import OmegaConf
 
 from roll.checkpoint.store import CheckpointStore
-from roll.config.plan import Plan
-from roll.config.schema import Config, RlvrConfig
-from roll.config.schema_offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
-from roll.config.trackers import chosen_trackers
+from roll.config.derived.trackers import chosen_trackers
+from roll.config.plan.plan import Plan
+from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
+from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import WorkerFailed
 from roll.pipeline import basis, wire_distill, wire_dpo, wire_reward_model, wire_rlvr, wire_sft
 from roll.pipeline.interrupt import Interrupt

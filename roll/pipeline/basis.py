@@ -8,8 +8,9 @@ from __future__ import annotations
 from hashlib import sha256
 from pathlib import Path
 
-from roll.config.batch import has_pairs, learner, sequences_per_update
-from roll.config.schema import Config, RlvrConfig
+from roll.config.derived.batch import has_pairs, learner, sequences_per_update
+from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
 from roll.data.tables import COLUMNS
 from roll.pipeline.stage import Prepared
 

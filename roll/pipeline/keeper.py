@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from roll.checkpoint.state import LOOP_FILE, LoopState
 from roll.checkpoint.store import CheckpointStore
-from roll.config.schema import Config
+from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, Fault
 from roll.pipeline.position import Position
 

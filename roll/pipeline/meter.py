@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import ParamSpec, TypeVar
 
-from roll.config.plan import Plan
+from roll.config.plan.plan import Plan
 from roll.pipeline.roles import Roles
 from roll.tracking.stopwatch import Stopwatch
 from roll.types import Metrics

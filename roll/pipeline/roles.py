@@ -10,20 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from roll.config.batch import sequences_per_update
-from roll.config.deepspeed import deepspeed_config, swap_paths
-from roll.config.model_shape import config_file, read_shape
-from roll.config.placement import neighbours, sends_adapter
-from roll.config.plan import Plan
-from roll.config.schema import Config, RlvrConfig
-from roll.config.schema_engine import DeepSpeedInferStrategy, DeepSpeedTrainStrategy, VllmStrategy
-from roll.config.schema_model import ModelArgs
-from roll.config.schema_offline import DistillConfig, SftConfig
-from roll.config.schema_roles import ActorTrain as ActorTrainRole
-from roll.config.schema_roles import Critic as CriticRole
-from roll.config.schema_roles import Experiment, Role
-from roll.config.schema_roles import Learner as LearnerRole
-from roll.config.schema_roles import Reference as ReferenceRole
+from roll.config.checks.deepspeed import deepspeed_config, swap_paths
+from roll.config.derived.batch import sequences_per_update
+from roll.config.derived.model_shape import config_file, read_shape
+from roll.config.derived.placement import neighbours, sends_adapter
+from roll.config.plan.plan import Plan
+from roll.config.schema.engine import DeepSpeedInferStrategy, DeepSpeedTrainStrategy, VllmStrategy
+from roll.config.schema.model import ModelArgs
+from roll.config.schema.offline import DistillConfig, SftConfig
+from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.roles import ActorTrain as ActorTrainRole
+from roll.config.schema.roles import Critic as CriticRole
+from roll.config.schema.roles import Experiment, Role
+from roll.config.schema.roles import Learner as LearnerRole
+from roll.config.schema.roles import Reference as ReferenceRole
 from roll.models.load import load_tokenizer
 from roll.models.student import PackedStudent, PackedTeacher
 from roll.models.vocabulary import check_same_vocabulary

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from roll.config.plan import Plan
+from roll.config.plan.plan import Plan
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.keeper import Keeper
 from roll.pipeline.position import Position

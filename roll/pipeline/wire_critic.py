@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from roll.algorithms.value_loss import ValueLoss
-from roll.config.plan import Plan
-from roll.config.schema import RlvrConfig
+from roll.config.plan.plan import Plan
+from roll.config.schema.rlvr import RlvrConfig
 from roll.pipeline.arrange import Arrangement
 from roll.pipeline.keeper import Trainer
 from roll.pipeline.learning import BothTrainers, CriticLearning, Learning

@@ -8,7 +8,7 @@ from functools import partial
 
 from roll.algorithms.divergence import Distillation, Divergence
 from roll.algorithms.losses import Loss
-from roll.config.schema_offline import DistillConfig
+from roll.config.schema.offline import DistillConfig
 from roll.data.examples import ExampleSet
 from roll.data.lessons import given_batch
 from roll.data.sampler import LessonSampler

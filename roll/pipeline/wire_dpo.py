@@ -10,7 +10,7 @@ import numpy as np
 
 from roll.algorithms.losses import Loss
 from roll.algorithms.preference import Dpo, Ipo, Kto, OrPo, PreferenceLoss, SimPo
-from roll.config.schema_offline import DpoConfig
+from roll.config.schema.offline import DpoConfig
 from roll.data.examples import ExampleSet
 from roll.data.lessons import given_batch, mismatched
 from roll.data.sampler import LessonSampler

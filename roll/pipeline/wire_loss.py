@@ -5,9 +5,9 @@ from __future__ import annotations
 from roll.algorithms.corrections import Correction
 from roll.algorithms.objectives import Cispo, ClipCov, Gmpo, Gspo, KlCov, Objective, PolicyGradient, Ppo, Topr
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.config.corrections import correction_of
-from roll.config.ratios import ratio_source
-from roll.config.schema import RlvrConfig
+from roll.config.derived.corrections import correction_of
+from roll.config.derived.ratios import ratio_source
+from roll.config.schema.rlvr import RlvrConfig
 
 
 def policy_loss(config: RlvrConfig) -> PolicyLoss:

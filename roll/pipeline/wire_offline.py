@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from roll.algorithms.losses import Loss
-from roll.config.batch import learner
-from roll.config.placement import model_roles
-from roll.config.schema_model import DataArgs
-from roll.config.schema_offline import OfflineConfig
+from roll.config.derived.batch import learner
+from roll.config.derived.placement import model_roles
+from roll.config.schema.model import DataArgs
+from roll.config.schema.offline import OfflineConfig
 from roll.data.examples import WORDLESS, ExampleSet, Kind, Limits, Part, prepare_examples
 from roll.data.remarks import remark
 from roll.data.sampler import LessonSampler

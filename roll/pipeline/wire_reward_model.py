@@ -8,7 +8,7 @@ from functools import partial
 
 from roll.algorithms.losses import Loss
 from roll.algorithms.ranking import BradleyTerry
-from roll.config.schema_offline import RewardModelConfig
+from roll.config.schema.offline import RewardModelConfig
 from roll.data.examples import Example, ExampleSet
 from roll.data.lessons import given_batch
 from roll.data.sampler import LessonSampler

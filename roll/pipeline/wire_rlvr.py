@@ -9,11 +9,11 @@ from functools import partial
 
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.shaping import Overlong
-from roll.config.placement import model_roles, sends_adapter
-from roll.config.plan import Plan
-from roll.config.ratios import keeps_engine_log_probs, ratio_source
-from roll.config.schema import RlvrConfig
-from roll.config.schema_model import GeneratingArgs
+from roll.config.derived.placement import model_roles, sends_adapter
+from roll.config.derived.ratios import keeps_engine_log_probs, ratio_source
+from roll.config.plan.plan import Plan
+from roll.config.schema.model import GeneratingArgs
+from roll.config.schema.rlvr import RlvrConfig
 from roll.data.prompts import PromptSet, prepare_prompts
 from roll.data.remarks import remark
 from roll.data.sampler import PromptSampler

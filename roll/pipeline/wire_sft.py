@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from roll.algorithms.losses import Loss, NegativeLogLikelihood
-from roll.config.schema_offline import SftConfig
+from roll.config.schema.offline import SftConfig
 from roll.data.examples import ExampleSet
 from roll.data.lessons import given_batch
 from roll.data.sampler import LessonSampler

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from roll.config.schema_roles import Reward
+from roll.config.schema.roles import Reward
 from roll.errors import ConfigError, RollError
 from roll.orphans import is_alive
 from roll.rewards.child import HEADER, encoded

@@ -12,9 +12,9 @@ import torch
 from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
-from roll.config.memory import compiles
-from roll.config.schema_engine import DeepSpeedConfig
-from roll.config.schema_model import ModelArgs
+from roll.config.plan.memory import compiles
+from roll.config.schema.engine import DeepSpeedConfig
+from roll.config.schema.model import ModelArgs
 from roll.models.layers import compile_layers
 from roll.models.load import PackedModel, PackedPolicy, load_causal_model
 from roll.strategies.base import Rank

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from transformers import get_scheduler
 
-from roll.config.schema_model import TrainingArgs
+from roll.config.schema.model import TrainingArgs
 from roll.errors import ConfigError, Fault
 from roll.models.layers import decoder_layers
 from roll.strategies.base import Rank

@@ -11,8 +11,8 @@ from deepspeed.utils import set_z3_leaf_modules
 from torch import nn
 from transformers import PreTrainedModel
 
-from roll.config.schema_engine import DeepSpeedConfig
-from roll.config.schema_model import TrainingArgs
+from roll.config.schema.engine import DeepSpeedConfig
+from roll.config.schema.model import TrainingArgs
 from roll.errors import ConfigError, Fault
 from roll.models.layers import decoder_layers
 from roll.models.sequence_parallel import SequenceGroup, not_shared_out

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from roll.config.deepspeed import swap_paths
-from roll.config.schema_engine import DeepSpeedConfig
+from roll.config.checks.deepspeed import swap_paths
+from roll.config.schema.engine import DeepSpeedConfig
 from roll.errors import ConfigError, Fault
 from roll.strategies.base import Rank
 from roll.strategies.own_folder import own_folder, remove_ownerless

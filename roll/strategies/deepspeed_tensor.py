@@ -21,8 +21,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from transformers import PreTrainedModel
 
-from roll.config.model_shape import shape_of
-from roll.config.tensor_parallel import uneven
+from roll.config.checks.tensor_parallel import uneven
+from roll.config.derived.model_shape import shape_of
 from roll.errors import ConfigError, Fault
 from roll.models.layers import on_host
 from roll.models.load import PackedModel

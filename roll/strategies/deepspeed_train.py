@@ -18,10 +18,10 @@ from torch import Tensor
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from roll.algorithms.losses import Loss
-from roll.config.memory import activations, checkpointed_layers, compiles, head_bytes, layer_activations
-from roll.config.model_shape import shape_of
-from roll.config.schema_engine import DeepSpeedConfig
-from roll.config.schema_model import ModelArgs, TrainingArgs
+from roll.config.derived.model_shape import shape_of
+from roll.config.plan.memory import activations, checkpointed_layers, compiles, head_bytes, layer_activations
+from roll.config.schema.engine import DeepSpeedConfig
+from roll.config.schema.model import ModelArgs, TrainingArgs
 from roll.models.export import adapter_config, write_adapter_folder, write_model
 from roll.models.layers import checkpoint_first, compile_layers, decoder_layers, keep_inputs, on_host, prepare_checkpointing
 from roll.models.load import PackedModel, PackedPolicy, load_policy, load_tokenizer

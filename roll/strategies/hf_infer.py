@@ -11,8 +11,8 @@ import torch
 from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel
 
-from roll.config.memory import compiles
-from roll.config.schema_model import ModelArgs
+from roll.config.plan.memory import compiles
+from roll.config.schema.model import ModelArgs
 from roll.errors import WeightSyncError
 from roll.models.layers import compile_layers
 from roll.models.load import PackedModel, PackedPolicy, load_causal_model, load_tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from roll.config.memory import fewest_checkpointed
+from roll.config.plan.memory import fewest_checkpointed
 from roll.strategies.memory_guard import MemoryGuard, Need
 
 LOG = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from roll.config.schema_engine import VllmConfig
-from roll.config.schema_model import ModelArgs
+from roll.config.schema.engine import VllmConfig
+from roll.config.schema.model import ModelArgs
 from roll.errors import WeightSyncError
 from roll.models.load import load_tokenizer
 from roll.strategies.base import Rank

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from roll.config.placement import RolePlan
+from roll.config.derived.placement import RolePlan
 
 
 class Way(StrEnum):

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from roll.config.placement import RolePlan
+from roll.config.derived.placement import RolePlan
 
 QUIET = {
     # Deprecation notices of torch.distributed, one a collective, are DeepSpeed's to act on.

@@ -14,7 +14,7 @@ import ray
 import ray.util
 from ray import cloudpickle
 
-from roll.config.devices import visible_devices
+from roll.config.derived.devices import visible_devices
 from roll.errors import RollError, WorkerFailed
 from roll.strategies.base import Rank
 from roll.workers.gauge import MemoryGauge

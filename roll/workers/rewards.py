@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from roll.config.schema_roles import Reward
+from roll.config.schema.roles import Reward
 from roll.rewards.process import RewardProcess
 from roll.strategies.base import Rank
 from roll.types import Prompt, RewardResult

@@ -13,9 +13,9 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from roll.config.compose import compose
-from roll.config.loader import load_config
-from roll.config.plan import make_plan
+from roll.config.load.compose import compose
+from roll.config.load.loader import load_config
+from roll.config.plan.plan import make_plan
 from roll.errors import ConfigError
 from roll.pipeline.__main__ import main
 

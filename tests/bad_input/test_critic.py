@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from roll.config.compose import compose
-from roll.config.loader import load_config
-from roll.config.plan import Plan, make_plan
+from roll.config.load.compose import compose
+from roll.config.load.loader import load_config
+from roll.config.plan.plan import Plan, make_plan
 
 ZERO = "strategy_args:{strategy_name:deepspeed_train,strategy_config:{zero_optimization:{stage:3}}}"
 CRITIC = f"+critic={{model_args:{{dtype:fp32}},training_args:{{per_device_train_batch_size:8}},{ZERO}}}"

@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from roll.config.plan import Plan
-from roll.config.schema import Config
+from roll.config.plan.plan import Plan
+from roll.config.schema.pipelines import Config
 from roll.errors import DataError, Fault, WorkerFailed
 from roll.pipeline.__main__ import main
 

@@ -75,7 +75,7 @@ def test_a_kernel_without_its_package_is_refused_and_a_dry_run_warns(
     package: str,
     remedy: str,
 ) -> None:
-    monkeypatch.setattr("roll.config.on_disk.find_spec", lambda name: None)
+    monkeypatch.setattr("roll.config.load.on_disk.find_spec", lambda name: None)
     on_gpu = [f"{role}.device_mapping=[0]" for role in ("actor_train", "actor_infer")]
     message = refused(*on_gpu, *overrides)
     assert f"{place}:" in message
@@ -125,7 +125,7 @@ def test_a_process_ends_with_status_2_and_no_traceback(folder: Path, override: s
 def test_trackers_whose_packages_are_missing_are_refused_before_anything_starts(
     folder: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("roll.config.trackers.is_installed", lambda package: package == "tensorboard")
+    monkeypatch.setattr("roll.config.derived.trackers.is_installed", lambda package: package == "tensorboard")
     before = sorted(folder.rglob("*"))
     message = refused("track_with=[tensorboard,mlflow,swanlab]")
     for package in ("mlflow", "swanlab"):

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from roll.config.schema_engine import VllmConfig
-from roll.config.schema_model import ModelArgs
+from roll.config.schema.engine import VllmConfig
+from roll.config.schema.model import ModelArgs
 from roll.data.packing import concatenate
 from roll.models.export import adapter_config
 from roll.models.load import PackedPolicy, add_lora, load_causal_model

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.losses import Loss, LossInputs, TokenLosses
-from roll.config.schema_engine import DeepSpeedConfig
-from roll.config.schema_model import TrainingArgs
+from roll.config.schema.engine import DeepSpeedConfig
+from roll.config.schema.model import TrainingArgs
 from roll.strategies.base import MicroBatch, Rank
 from tests.engines import training
 from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Updates

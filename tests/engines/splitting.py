@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.losses import Loss
-from roll.config.schema_model import TrainingArgs
+from roll.config.schema.model import TrainingArgs
 from roll.strategies.base import MicroBatch, Rank
 from tests.engines.training import SEED, TEMPERATURE, VERSION, Case, settings
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from roll.config.schema_engine import DeepSpeedConfig
+from roll.config.schema.engine import DeepSpeedConfig
 from roll.strategies.base import Rank
 from tests.engines.elastic import Trained, checkpoint_of, go_on
 from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Case, Work, settings, trainer_of

@@ -15,7 +15,7 @@ import pytest
 from roll.algorithms.divergence import Distillation, Divergence
 from roll.algorithms.losses import Loss, NegativeLogLikelihood
 from roll.algorithms.preference import Dpo, Ipo, Kto, OrPo, PreferenceLoss, SimPo
-from roll.config.schema_model import TrainingArgs
+from roll.config.schema.model import TrainingArgs
 from roll.data.examples import Example, ExampleSet, Lesson
 from roll.models.student import PackedTeacher, student_loader
 from roll.pipeline.roles import make_scores, make_student, make_train

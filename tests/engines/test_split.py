@@ -15,7 +15,7 @@ from roll.algorithms.corrections import Correction
 from roll.algorithms.losses import Loss, NegativeLogLikelihood
 from roll.algorithms.objectives import Cispo, Gspo, KlCov, Ppo
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.config.schema_model import ModelArgs
+from roll.config.schema.model import ModelArgs
 from roll.data import packing
 from roll.models.load import load_causal_model
 from roll.models.packed_inputs import spread

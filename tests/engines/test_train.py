@@ -12,7 +12,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
 
-from roll.config.schema_model import ModelArgs
+from roll.config.schema.model import ModelArgs
 from roll.data import packing
 from roll.models.load import PackedPolicy, load_causal_model
 from roll.models.packed_inputs import packed_inputs, spread

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.config.schema_engine import DeepSpeedConfig
-from roll.config.schema_model import ModelArgs, TrainingArgs
+from roll.config.schema.engine import DeepSpeedConfig
+from roll.config.schema.model import ModelArgs, TrainingArgs
 from roll.strategies.base import MicroBatch, Rank, TrainResult
 from roll.types import Floats, Sequences
 from roll.weight_sync.bucket import plan_buckets, read_bucket

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from roll.config.placement import RolePlan
+from roll.config.derived.placement import RolePlan
 from roll.errors import WorkerFailed
 from roll.strategies.base import Rank
 from roll.workers.cluster import cluster

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.config.schema_engine import DeepSpeedConfig
-from roll.config.schema_model import ModelArgs, TrainingArgs
+from roll.config.schema.engine import DeepSpeedConfig
+from roll.config.schema.model import ModelArgs, TrainingArgs
 from roll.strategies.base import Rank
 from tests import limits
 from tests.engines.ranks import free_port

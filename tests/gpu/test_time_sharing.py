@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from roll.config.schema_engine import VllmConfig
-from roll.config.schema_model import ModelArgs
+from roll.config.schema.engine import VllmConfig
+from roll.config.schema.model import ModelArgs
 from roll.data import packing
 from roll.errors import WeightSyncError
 from roll.models.load import PackedPolicy, load_causal_model

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from roll.algorithms.aggregation import loss_weights
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.config.schema_engine import DeepSpeedConfig
-from roll.config.schema_model import ModelArgs, TrainingArgs
+from roll.config.schema.engine import DeepSpeedConfig
+from roll.config.schema.model import ModelArgs, TrainingArgs
 from roll.data import packing
 from roll.models.head import chunked_log_probs
 from roll.strategies.base import MicroBatch, Rank

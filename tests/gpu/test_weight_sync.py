@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from roll.config.schema_engine import VllmConfig
-from roll.config.schema_model import ModelArgs
+from roll.config.schema.engine import VllmConfig
+from roll.config.schema.model import ModelArgs
 from roll.data.packing import concatenate
 from roll.errors import WeightSyncError
 from roll.models.export import adapter_config

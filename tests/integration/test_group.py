@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from roll.config.placement import RolePlan
+from roll.config.derived.placement import RolePlan
 from roll.errors import DataError, Fault, WorkerFailed
 from roll.strategies.base import Rank
 from roll.workers.cluster import LONGEST_SOCKET, ClusterUnavailable, check_gpus, cluster, temporary

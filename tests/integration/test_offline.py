@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from roll.config.schema_model import DataArgs
+from roll.config.schema.model import DataArgs
 from roll.data.examples import Example, Kind, Limits, Part, prepare_examples
 from tests.integration.conftest import World
 

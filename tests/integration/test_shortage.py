@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from roll.config.placement import RolePlan
-from roll.config.schema_engine import VllmConfig
-from roll.config.schema_model import ModelArgs
+from roll.config.derived.placement import RolePlan
+from roll.config.schema.engine import VllmConfig
+from roll.config.schema.model import ModelArgs
 from roll.errors import WorkerFailed
 from roll.pipeline.roles import make_vllm
 from roll.workers.cluster import cluster

@@ -14,7 +14,7 @@ from roll.algorithms.corrections import Correction
 from roll.algorithms.losses import LossInputs
 from roll.algorithms.objectives import PolicyGradient, Ppo
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.config.corrections import PRESETS
+from roll.config.derived.corrections import PRESETS
 
 INFINITY = float("inf")
 CORRECTIONS = {

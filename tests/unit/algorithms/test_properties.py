@@ -21,8 +21,8 @@ from roll.algorithms.losses import Loss, LossInputs, NegativeLogLikelihood
 from roll.algorithms.objectives import Cispo, ClipCov, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Topr
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.shaping import Overlong, difficulty_weights, length_weights, overlong_penalty
-from roll.config.corrections import PRESETS
-from roll.config.schema import RlvrConfig
+from roll.config.derived.corrections import PRESETS
+from roll.config.schema.rlvr import RlvrConfig
 from roll.data.packing import concatenate
 from roll.models.packed_inputs import scored_only
 from roll.strategies.loss_inputs import loss_inputs

@@ -18,8 +18,8 @@ from roll.algorithms.losses import Loss, NegativeLogLikelihood
 from roll.algorithms.objectives import Cispo, ClipCov, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Topr
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.value_loss import ValueLoss
-from roll.config.corrections import PRESETS
-from roll.config.schema import RlvrConfig
+from roll.config.derived.corrections import PRESETS
+from roll.config.schema.rlvr import RlvrConfig
 from roll.data import packing
 from roll.models.packed_inputs import packed_inputs, scored_only
 from roll.strategies.base import MicroBatch, TrainResult

@@ -11,10 +11,11 @@ import pytest
 
 from benchmarks import algorithms
 from benchmarks.algorithms import Run
-from roll.config.compose import compose
-from roll.config.loader import load_config
-from roll.config.plan import make_plan
-from roll.config.schema import Config, RlvrConfig
+from roll.config.load.compose import compose
+from roll.config.load.loader import load_config
+from roll.config.plan.plan import make_plan
+from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
 
 FOLDER = Path("comparison")
 

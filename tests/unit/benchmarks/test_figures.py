@@ -15,9 +15,9 @@ from benchmarks.models import SHAPES, build_config
 from benchmarks.plain import LogProbs, packed_rows
 from benchmarks.reward import letter_share
 from benchmarks.work import Work, adapter_parameters, parameters
-from roll.config.compose import compose
-from roll.config.loader import load_config
-from roll.config.plan import make_plan
+from roll.config.load.compose import compose
+from roll.config.load.loader import load_config
+from roll.config.plan.plan import make_plan
 from roll.types import Prompt
 
 CONFIG = Path(__file__).parents[3] / "benchmarks" / "config"

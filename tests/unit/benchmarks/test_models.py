@@ -9,8 +9,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.models import PAD_ID, SHAPES, build_config, build_model, build_tokenizer, write
-from roll.config.schema_model import DataArgs
-from roll.config.schema_roles import Reward
+from roll.config.schema.model import DataArgs
+from roll.config.schema.roles import Reward
 from roll.data.prompts import prepare_prompts
 from roll.models.load import load_tokenizer
 

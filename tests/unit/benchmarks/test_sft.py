@@ -16,9 +16,9 @@ from benchmarks import models, plain_sft
 from benchmarks.figures import PEAK
 from benchmarks.sft import SftResult, draw_texts, overrides, packed_rows
 from benchmarks.work import SftWork, parameters
-from roll.config.compose import compose
-from roll.config.loader import load_config
-from roll.config.schema import Config
+from roll.config.load.compose import compose
+from roll.config.load.loader import load_config
+from roll.config.schema.pipelines import Config
 from roll.types import Sequences
 
 CONFIG = Path(__file__).parents[3] / "benchmarks" / "config"

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.config.devices import parse_devices, visible_devices
-from roll.config.show import ranges
+from roll.config.derived.devices import parse_devices, visible_devices
+from roll.config.plan.show import ranges
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from roll.config.docs import reference
-from roll.config.fields import walk
-from roll.config.schema import PIPELINES
+from roll.config.schema.fields import walk
+from roll.config.schema.pipelines import PIPELINES
 from roll.config.shipped import PACKAGE
 
 

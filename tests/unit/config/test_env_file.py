@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from roll.config.env_file import read_env_files
+from roll.config.load.env_file import read_env_files
 from roll.pipeline.__main__ import main
 from roll.pipeline.roles import worker_environment
 

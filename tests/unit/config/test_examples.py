@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import pytest
 from omegaconf import DictConfig
 
-from roll.config.compose import compose
-from roll.config.loader import load_config
-from roll.config.plan import Plan, make_plan
-from roll.config.schema import Config, RlvrConfig
+from roll.config.load.compose import compose
+from roll.config.load.loader import load_config
+from roll.config.plan.plan import Plan, make_plan
+from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
 from roll.config.shipped import examples_folder, experiments, preset_names
 from tests import limits
 

@@ -11,16 +11,17 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from roll.config import shipped
-from roll.config.compose import compose
-from roll.config.loader import ConfigWarning, load_config
-from roll.config.plan import Plan, make_plan
-from roll.config.roll_keys import REWARD_CLASSES
-from roll.config.schema import Config, RlvrConfig
-from roll.config.schema_engine import HfConfig
+from roll.config.load.compose import compose
+from roll.config.load.loader import ConfigWarning, load_config
+from roll.config.plan.plan import Plan, make_plan
+from roll.config.roll_v2.keys import REWARD_CLASSES
+from roll.config.schema.engine import HfConfig
+from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import ConfigError
 from roll.pipeline.__main__ import main
 
-pytestmark = pytest.mark.filterwarnings("ignore::roll.config.loader.ConfigWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::roll.config.load.loader.ConfigWarning")
 
 ROLL_WORDS = """
 defaults:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from roll.config.memory import GIB, estimate
-from roll.config.model_shape import ModelShape, config_file, read_shape
-from roll.config.placement import place
-from roll.config.schema_roles import ActorInfer, ActorTrain, Critic, Reference
+from roll.config.derived.model_shape import ModelShape, config_file, read_shape
+from roll.config.derived.placement import place
+from roll.config.plan.memory import GIB, estimate
+from roll.config.schema.roles import ActorInfer, ActorTrain, Critic, Reference
 
 QWEN_7B = {
     "model_type": "qwen2",

@@ -7,17 +7,17 @@ from typing import get_args
 
 import pytest
 
-from roll.config import schema, schema_roles
-from roll.config.schema_base import Section
-from roll.config.schema_engine import DeepSpeedConfig
+from roll.config.schema import model, offline, rlvr, roles
+from roll.config.schema.base import Section
+from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.shipped import PACKAGE
 
-MODULES = (schema, schema_roles)
+MODULES = (model, offline, rlvr, roles)
 SECTIONS = {
     kind.__name__: kind for module in MODULES for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Section)
 }
 COMPARED = {"bf16", "fp16", "gradient_clipping", "train_micro_batch_size_per_gpu", "train_batch_size"}
-"""Keys that `roll/config/deepspeed.py` reads by name, to compare them with the role's other keys."""
+"""Keys that `roll/config/checks/deepspeed.py` reads by name, to compare them with the role's other keys."""
 FIXED = {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"}
 """Keys that may be given with the one value that holds anyway."""
 GO_THROUGH = {"wall_clock_breakdown", "communication_data_type", "data_types", "activation_checkpointing", "aio"}
@@ -34,7 +34,7 @@ def tree_of(file: str) -> ast.Module:
 
 def attributes_read() -> set[str]:
     """Names behind a dot, where a value is read, anywhere in the package but in the schema."""
-    files = [file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if not file.name.startswith("schema")]
+    files = [file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if file.parent.name != "schema"]
     nodes = (node for file in files for node in ast.walk(tree_of(file)))
     return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
 
@@ -47,7 +47,7 @@ def test_every_key_is_read(name: str) -> None:
 
 
 def test_the_exceptions_are_what_they_are_said_to_be() -> None:
-    compared = {node.value for node in ast.walk(tree_of("config/deepspeed.py")) if isinstance(node, ast.Constant)}
+    compared = {node.value for node in ast.walk(tree_of("config/checks/deepspeed.py")) if isinstance(node, ast.Constant)}
     assert compared >= COMPARED
     for key in FIXED:
         literal, nothing = get_args(DeepSpeedConfig.model_fields[key].annotation)

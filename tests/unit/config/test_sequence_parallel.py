@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from roll.config.batch import sequences_per_update
-from roll.config.memory import estimate, head_tokens
-from roll.config.model_shape import ModelShape, shape_of, uneven_heads
-from roll.config.placement import place
-from roll.config.schema_roles import ActorTrain
-from roll.config.show import show_plan
-from roll.config.translate import translate
+from roll.config.derived.batch import sequences_per_update
+from roll.config.derived.model_shape import ModelShape, shape_of, uneven_heads
+from roll.config.derived.placement import place
+from roll.config.plan.memory import estimate, head_tokens
+from roll.config.plan.show import show_plan
+from roll.config.roll_v2.translate import translate
+from roll.config.schema.roles import ActorTrain
 from tests.unit.config.test_examples import planned
 from tests.unit.config.test_memory import QWEN_7B
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from roll.config.fields import ANY_NAME, walk
-from roll.config.roll_keys import IGNORED, MEANINGS, READ_AS, REFUSED, ROLE, ROLES, VALUES
-from roll.config.schema import PIPELINES
-from roll.config.translate import translate
+from roll.config.roll_v2.keys import IGNORED, MEANINGS, READ_AS, REFUSED, ROLE, ROLES, VALUES
+from roll.config.roll_v2.translate import translate
+from roll.config.schema.fields import ANY_NAME, walk
+from roll.config.schema.pipelines import PIPELINES
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from roll.config.schema_model import DataArgs
+from roll.config.schema.model import DataArgs
 from roll.data.examples import Example, Limits, prepare_examples
 from roll.errors import DataError
 

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from roll.config.schema_model import DataArgs
+from roll.config.schema.model import DataArgs
 from roll.data.examples import ExampleSet, Kind, Lesson, Limits, Part, prepare_examples
 from roll.data.lessons import given_batch, mismatched
 from roll.errors import DataError

@@ -13,8 +13,8 @@ import pytest
 from datasets.arrow_writer import ArrowWriter
 from transformers import PreTrainedTokenizerFast
 
-from roll.config.schema_model import DataArgs
-from roll.config.schema_roles import Reward
+from roll.config.schema.model import DataArgs
+from roll.config.schema.roles import Reward
 from roll.data import tables
 from roll.data.prompts import PromptSet, prepare_prompts
 from roll.errors import ConfigError, DataError

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from roll.config.schema_model import DataArgs
-from roll.config.schema_roles import Reward
+from roll.config.schema.model import DataArgs
+from roll.config.schema.roles import Reward
 from roll.data.prompts import PromptSet, prepare_prompts
 from roll.data.sampler import LessonSampler, PromptSampler
 from roll.errors import DataError

@@ -22,9 +22,9 @@ import torch
 
 from roll.algorithms.advantages import ADVANTAGES, Normalisation, Scores, advantages
 from roll.algorithms.losses import LossInputs
-from roll.config.schema import RlvrConfig
-from roll.config.schema_model import DataArgs
-from roll.config.schema_roles import Reward
+from roll.config.schema.model import DataArgs
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.roles import Reward
 from roll.data.packing import concatenate
 from roll.data.rows import prompt_conversation
 from roll.rewards.process import RewardProcess
@@ -152,7 +152,7 @@ def test_the_strategy_serves_as_a_reference(tmp_path: Path, monkeypatch: pytest.
     for name, wanted in inspect.getmembers(ScoreStrategy, inspect.isfunction):
         if not name.startswith("_"):
             assert inspect.signature(getattr(module.UniformScore, name)).parameters.keys() == inspect.signature(wanted).parameters.keys()
-    block = appended("roll/config/schema_engine.py", monkeypatch).UniformStrategy
+    block = appended("roll/config/schema/engine.py", monkeypatch).UniformStrategy
     strategy = block.model_validate({"strategy_name": "uniform", "strategy_config": {"vocab_size": 8}})
     make = appended("roll/pipeline/roles.py", monkeypatch).make_uniform
     ranks = [Rank("reference", number, 2, "localhost", 0, "cpu", limits.START) for number in range(2)]

@@ -11,8 +11,8 @@ import yaml
 
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.value_loss import ValueLoss
-from roll.config.fields import ANY_NAME, walk
-from roll.config.schema import PIPELINES
+from roll.config.schema.fields import ANY_NAME, walk
+from roll.config.schema.pipelines import PIPELINES
 from roll.errors import BAD_INPUT, INTERRUPTED, PART_FAILED
 from roll.tracking.charts import PARTS
 from roll.tracking.console import SHORT

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
 
-from roll.config.schema_model import ModelArgs
+from roll.config.schema.model import ModelArgs
 from roll.models.export import write_model
 from roll.models.load import load_causal_model, load_tokenizer
 from roll.models.weights import WeightView

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.config.schema_model import ModelArgs
+from roll.config.schema.model import ModelArgs
 from roll.errors import CheckpointError
 from roll.export import convert, source
 from roll.export.__main__ import main

@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 from roll.checkpoint.manifest import MANIFEST
 from roll.checkpoint.state import LOOP_FILE, LoopState
 from roll.checkpoint.store import CheckpointStore
-from roll.config.compose import compose
-from roll.config.loader import load_config
-from roll.config.schema import Config
+from roll.config.load.compose import compose
+from roll.config.load.loader import load_config
+from roll.config.schema.pipelines import Config
 from roll.export.__main__ import main
 
 LORA = "reward_train.model_args.lora_target=all-linear"

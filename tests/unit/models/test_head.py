@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from roll.config.memory import LOGITS, head_tokens
+from roll.config.plan.memory import LOGITS, head_tokens
 from roll.models import head
 from roll.models.head import LogProbHead, chunked_log_probs, logit_gradient, logits_of, token_statistics
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from transformers import AttentionInterface
 
-from roll.config.schema_model import ModelArgs
+from roll.config.schema.model import ModelArgs
 from roll.errors import ConfigError
 from roll.models import kernels
 from roll.models.attention import packed_attention

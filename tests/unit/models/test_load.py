@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.config.schema_model import ModelArgs
+from roll.config.schema.model import ModelArgs
 from roll.errors import DataError
 from roll.models.load import check_readable, load_causal_model, load_tokenizer
 

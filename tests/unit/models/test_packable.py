@@ -36,7 +36,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from roll.config.schema_model import ModelArgs
+from roll.config.schema.model import ModelArgs
 from roll.data.packing import concatenate
 from roll.errors import DataError
 from roll.models.load import PackedPolicy, load_causal_model

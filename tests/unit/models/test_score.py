@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from examples.tiny.make_model import build_tokenizer, write_model
-from roll.config.schema_model import ModelArgs
+from roll.config.schema.model import ModelArgs
 from roll.data.packing import concatenate
 from roll.models import export
 from roll.models.packed_inputs import packed_inputs

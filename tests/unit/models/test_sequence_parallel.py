@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import Qwen2Config
 
 from roll.algorithms.divergence import Divergence
-from roll.config.schema_model import ModelArgs
+from roll.config.schema.model import ModelArgs
 from roll.data.packing import FILLER, concatenate
 from roll.models import sequence_parallel
 from roll.models.load import PackedModel, PackedPolicy, load_causal_model

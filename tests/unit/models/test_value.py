@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
-from roll.config.schema_model import ModelArgs
+from roll.config.schema.model import ModelArgs
 from roll.data.packing import FILLER, concatenate
 from roll.errors import DataError
 from roll.models.packed_inputs import packed_inputs

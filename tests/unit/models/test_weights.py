@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from roll.config.schema_model import ModelArgs
+from roll.config.schema.model import ModelArgs
 from roll.data.packing import concatenate
 from roll.errors import ConfigError
 from roll.models.export import adapter_config, write_adapter_folder, write_model

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from roll.checkpoint.store import CheckpointStore
-from roll.config.compose import compose
-from roll.config.loader import load_config
-from roll.config.plan import make_plan
-from roll.config.schema import Config
+from roll.config.load.compose import compose
+from roll.config.load.loader import load_config
+from roll.config.plan.plan import make_plan
+from roll.config.schema.pipelines import Config
 from roll.errors import CheckpointError
 from roll.pipeline import assemble
 from roll.tracking.jsonl import JsonlTracker

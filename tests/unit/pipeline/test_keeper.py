@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from roll.checkpoint.store import CheckpointStore
-from roll.config.compose import compose
-from roll.config.loader import load_config
-from roll.config.schema import Config
+from roll.config.load.compose import compose
+from roll.config.load.loader import load_config
+from roll.config.schema.pipelines import Config
 from roll.pipeline.keeper import Keeper
 from roll.pipeline.position import Position
 

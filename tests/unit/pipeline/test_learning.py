@@ -14,8 +14,8 @@ import pytest
 from roll.algorithms.losses import Loss
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.value_loss import ValueLoss
-from roll.config.plan import Plan, make_plan
-from roll.config.schema import RlvrConfig
+from roll.config.plan.plan import Plan, make_plan
+from roll.config.schema.rlvr import RlvrConfig
 from roll.data.packing import concatenate
 from roll.errors import WorkerFailed
 from roll.pipeline.arrange import Arrangement

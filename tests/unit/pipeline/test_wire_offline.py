@@ -15,10 +15,10 @@ from examples.tiny.make_model import write_model
 from examples.tiny.make_problems import write_problems
 from roll.algorithms.losses import Loss
 from roll.checkpoint.store import CheckpointStore
-from roll.config.compose import compose
-from roll.config.loader import load_config
-from roll.config.plan import Plan, make_plan
-from roll.config.schema import Config
+from roll.config.load.compose import compose
+from roll.config.load.loader import load_config
+from roll.config.plan.plan import Plan, make_plan
+from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, DataError
 from roll.pipeline import assemble, basis
 from roll.pipeline.assemble import prepare

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from roll.config.schema_roles import Reward
+from roll.config.schema.roles import Reward
 from roll.errors import ConfigError, RollError
 from roll.rewards.process import RewardProcess, RewardProcessFailed
 from roll.types import Prompt, RewardOutcome, RewardResult
@@ -341,7 +341,7 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 import numpy as np
-from roll.config.schema_roles import Reward
+from roll.config.schema.roles import Reward
 from roll.rewards.process import RewardProcess
 from roll.types import Prompt
 from tests import limits

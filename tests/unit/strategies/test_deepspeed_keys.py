@@ -11,9 +11,9 @@ from deepspeed.runtime.swap_tensor.aio_config import AIO_DEFAULT_DICT
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
 
-from roll.config.deepspeed import OFFLOADS
-from roll.config.deepspeed_keys import BLOCKS
-from roll.config.schema_engine import DeepSpeedConfig, ZeroOffload, ZeroOptimization
+from roll.config.checks.deepspeed import OFFLOADS
+from roll.config.schema.deepspeed_keys import BLOCKS
+from roll.config.schema.engine import DeepSpeedConfig, ZeroOffload, ZeroOptimization
 from roll.strategies.deepspeed_setup import deepspeed_config
 
 

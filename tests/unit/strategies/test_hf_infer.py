@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from roll.config.schema_model import ModelArgs
+from roll.config.schema.model import ModelArgs
 from roll.strategies.base import Rank
 from roll.strategies.hf_infer import HfGenerate, HfSettings
 from roll.types import Completion, Sampling

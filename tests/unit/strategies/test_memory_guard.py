@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from roll.config.memory import fewest_checkpointed
+from roll.config.plan.memory import fewest_checkpointed
 from roll.data import packing
 from roll.errors import DeviceMemoryError
 from roll.strategies.base import MicroBatch, Rank

@@ -13,8 +13,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.trainer_utils import SchedulerType
 
-from roll.config.optimizers import BY_METRIC, NEEDED, REMOVED, SCHEDULES
-from roll.config.schema_model import TrainingArgs
+from roll.config.checks.optimizers import BY_METRIC, NEEDED, REMOVED, SCHEDULES
+from roll.config.schema.model import TrainingArgs
 from roll.errors import ConfigError
 from roll.strategies.base import Rank
 from roll.strategies.deepspeed_optimizers import OPTIMIZERS, Place, make_optimizer, make_schedule, parameter_groups

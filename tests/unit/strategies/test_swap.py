@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.config.schema_engine import DeepSpeedConfig
+from roll.config.schema.engine import DeepSpeedConfig
 from roll.errors import ConfigError
 from roll.strategies import deepspeed_swap
 from roll.strategies.base import Rank

@@ -7,11 +7,12 @@ import pytest
 
 from examples.tiny import demo
 from examples.tiny.make_problems import problem, write_problems
-from roll.config.compose import compose
-from roll.config.loader import load_config
-from roll.config.plan import make_plan
-from roll.config.schema import Config, RlvrConfig
-from roll.config.schema_offline import SftConfig
+from roll.config.load.compose import compose
+from roll.config.load.loader import load_config
+from roll.config.plan.plan import make_plan
+from roll.config.schema.offline import SftConfig
+from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
 from roll.rewards.base import load_reward
 from roll.types import Prompt
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from roll.config.trackers import PACKAGES
+from roll.config.derived.trackers import PACKAGES
 from roll.tracking.base import RunFacts
 from roll.tracking.fanout import Tracking
 from roll.tracking.jsonl import JsonlTracker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from roll.config.placement import RolePlan
+from roll.config.derived.placement import RolePlan
 from roll.weight_sync.routes import Route, Way, broadcast_size, lenders, routes
 
 

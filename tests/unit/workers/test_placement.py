@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import ray
 
-from roll.config.placement import RolePlan
+from roll.config.derived.placement import RolePlan
 from roll.workers.cluster import ClusterUnavailable, check_gpus
 from roll.workers.placement import gpu_nodes, seats
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from roll.config.schema_roles import Reward
+from roll.config.schema.roles import Reward
 from roll.types import Prompt, RewardResult
 from roll.workers.group import WorkerGroup
 from roll.workers.rewards import REPLACED, SLACK, Rewards

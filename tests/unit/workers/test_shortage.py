@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from roll.config.fields import walk
-from roll.config.schema import RlvrConfig
+from roll.config.schema.fields import walk
+from roll.config.schema.rlvr import RlvrConfig
 from roll.workers.shortage import engine_shortage
 from tests.unit.house.installed import folder, messages
 

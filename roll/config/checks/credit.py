@@ -1,0 +1,155 @@
+"""Keys of credit assignment that contradict each other: advantages, the critic, shaping of rewards, dynamic sampling, KL in the reward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from roll.config.schema.faults import unread_keys
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.shipped import rewards_with_turns
+from roll.errors import Fault
+
+DISCOUNTED = ("reinforce", "reinforce_plus_plus", "remax", "gae")
+"""Estimators that pay a token what comes after it, discounted."""
+BY_TURNS = "step_reinforce"
+NORMALISED = ("reinforce", BY_TURNS)
+"""Estimators that `norm_mean_type` and `norm_std_type` are for."""
+WITHOUT_GROUPS = (*DISCOUNTED, BY_TURNS)
+"""Estimators that do not compare the responses to one prompt with each other."""
+LARGEST_ERROR = 0.2
+"""Of the adaptive KL controller: a step changes the weight by at most this x responses / kl_horizon."""
+
+OWN_KEYS = {"lambd": ("gae",), "critic_warmup": ("gae",)}
+"""Keys of some estimators alone. `value_clip` stands in ROLL's files whatever the estimator, and so is only warned of."""
+
+
+def credit_faults(config: RlvrConfig) -> Iterator[Fault]:
+    """Contradictions among the keys that turn rewards into advantages."""
+    yield from _groups_of_one(config)
+    yield from _estimator(config)
+    yield from _critic(config)
+    yield from _shaping(config)
+    yield from _adaptive_kl(config)
+    yield from _dynamic_sampling(config)
+    if config.loss_scale_factor is not None and config.loss_agg_mode != "seq-mean-token-sum-norm":
+        problem = f"{config.loss_scale_factor:g}, but loss_agg_mode {config.loss_agg_mode} does not divide by it"
+        yield Fault("loss_scale_factor", problem, "remove it, or set loss_agg_mode=seq-mean-token-sum-norm")
+
+
+def _groups_of_one(config: RlvrConfig) -> Iterator[Fault]:
+    if config.num_return_sequences_in_group > 1:
+        return
+    by_group = "group" in (config.norm_mean_type, config.norm_std_type) and config.adv_estimator != BY_TURNS
+    if config.adv_estimator not in WITHOUT_GROUPS or by_group:
+        problem = f"1, and adv_estimator {config.adv_estimator} compares rewards within a group: every advantage would be 0"
+        remedy = f"give at least 2 (8 is usual), or an adv_estimator that needs no groups ({', '.join(WITHOUT_GROUPS)}) without group norms"
+        yield Fault("num_return_sequences_in_group", problem, remedy)
+    for key in ("dynamic_sampling", "difficulty_mask", "difficulty_loss_weight"):
+        if getattr(config, key):
+            problem = "given, but num_return_sequences_in_group is 1: it looks at the rewards of several responses to one prompt"
+            yield Fault(key, problem, "give at least 2 samples, or remove it")
+
+
+def _dynamic_sampling(config: RlvrConfig) -> Iterator[Fault]:
+    if config.dynamic_sampling and config.dynamic_sampling.max_num_gen_batches == 1:
+        problem = "1: no group would be drawn in the place of another"
+        yield Fault("dynamic_sampling.max_num_gen_batches", problem, "give at least 2 (3 is usual), or remove dynamic_sampling")
+
+
+def _estimator(config: RlvrConfig) -> Iterator[Fault]:
+    estimator = config.adv_estimator
+    for key in ("norm_mean_type", "norm_std_type"):
+        scope = getattr(config, key)
+        same_by_itself = estimator == "grpo" and scope == "group"
+        if scope and estimator not in NORMALISED and not same_by_itself:
+            own = "compares with the critic's values" if estimator == "gae" else "normalises by itself"
+            yield Fault(key, f"'{scope}', but adv_estimator {estimator} {own}", "remove it, or set adv_estimator=reinforce")
+        if scope == "running" and estimator == BY_TURNS:
+            yield Fault(key, "'running', but adv_estimator step_reinforce normalises the returns of a step's turns", "use batch or group")
+    if config.gamma != 1 and estimator not in (*DISCOUNTED, BY_TURNS):
+        problem = f"{config.gamma:g}, but adv_estimator {estimator} pays every token of a response alike"
+        yield Fault("gamma", problem, f"remove it, or set adv_estimator to one of: {', '.join((*DISCOUNTED, BY_TURNS))}")
+    if estimator == BY_TURNS and not any(_may_name_turns(reward.reward or domain) for domain, reward in config.rewards.items()):
+        problem = "'step_reinforce', but no reward of this run names turns: every response would be one"
+        known = ", ".join(rewards_with_turns())
+        yield Fault("adv_estimator", problem, f"set rewards.<domain>.reward to {known} or to your own function, or use reinforce")
+
+
+def _critic(config: RlvrConfig) -> Iterator[Fault]:
+    yield from unread_keys(config, "adv_estimator", OWN_KEYS)
+    if config.adv_estimator != "gae":
+        if config.critic is not None:
+            problem = f"given, but adv_estimator {config.adv_estimator} uses no values"
+            yield Fault("critic", problem, "remove the block (~critic), or set adv_estimator=gae")
+        return
+    if config.critic is None:
+        problem = "missing, and adv_estimator gae takes advantages against its values"
+        yield Fault("critic", problem, "add a critic block (strategy_name: deepspeed_train), or choose another adv_estimator")
+    if config.critic_warmup >= config.max_steps:
+        problem = f"{config.critic_warmup} of max_steps {config.max_steps}: the policy would never learn"
+        yield Fault("critic_warmup", problem, f"give less than {config.max_steps}; a tenth of the steps is ample")
+
+
+def _may_name_turns(reward: str) -> bool:
+    return ":" in reward or reward in rewards_with_turns()
+
+
+def _shaping(config: RlvrConfig) -> Iterator[Fault]:
+    longest = config.actor_infer.generating_args.max_new_tokens or config.response_length
+    if config.overlong_buffer and config.overlong_buffer.len > longest:
+        problem = f"{config.overlong_buffer.len} is more than the longest response, {longest} tokens"
+        yield Fault("overlong_buffer.len", problem, f"give at most {longest}; a quarter of it is usual")
+    threshold = config.error_max_len_threshold
+    if config.error_max_len_clip and threshold is None:
+        remedy = f"give a number of tokens, up to {longest}, or set error_max_len_clip=false"
+        yield Fault("error_max_len_threshold", "missing, but error_max_len_clip is true", remedy)
+    if threshold is not None and "error_max_len_clip" not in config.model_fields_set:
+        yield Fault(
+            "error_max_len_threshold", f"{threshold}, but error_max_len_clip is not given", "set error_max_len_clip=true, or remove it"
+        )
+    if config.error_max_len_clip and threshold is not None and threshold > longest:
+        problem = f"{threshold} is more than the longest response, {longest} tokens: nothing would be left out"
+        yield Fault("error_max_len_threshold", problem, f"give at most {longest}")
+    generating = config.actor_infer.generating_args
+    if config.max_len_mask and generating.ignore_eos and not generating.stop_strings:
+        problem = "true, but with actor_infer.generating_args.ignore_eos every response is truncated: nothing would be learnt"
+        yield Fault("max_len_mask", problem, "set one of the two to false")
+    low, high = config.difficulty_low_threshold, config.difficulty_high_threshold
+    if config.difficulty_mask and low >= high:
+        problem = f"{low:g} is not below difficulty_high_threshold {high:g}: no prompt would be learnt from"
+        yield Fault("difficulty_low_threshold", problem, "give a lower one; 0.1 and 0.95 are usual")
+    for key in ("difficulty_low_threshold", "difficulty_high_threshold"):
+        if key in config.model_fields_set and "difficulty_mask" not in config.model_fields_set:
+            yield Fault(key, f"{getattr(config, key):g}, but difficulty_mask is not given", "set difficulty_mask=true, or remove it")
+
+
+def _adaptive_kl(config: RlvrConfig) -> Iterator[Fault]:
+    if config.target_kl is None:
+        if "kl_horizon" in config.model_fields_set:
+            problem = f"{config.kl_horizon}, but target_kl is not given: the weight is constant"
+            yield Fault("kl_horizon", problem, "give target_kl, or remove it")
+        return
+    if not config.add_token_level_kl:
+        problem = f"{config.target_kl:g}, but add_token_level_kl is false: there is no weight to adapt"
+        yield Fault("target_kl", problem, "set add_token_level_kl=true and init_kl_coef, or remove it")
+    responses = config.rollout_batch_size * config.num_return_sequences_in_group
+    if LARGEST_ERROR * responses >= config.kl_horizon:
+        least = int(LARGEST_ERROR * responses) + 1
+        problem = f"{config.kl_horizon} responses, and a step has {responses}: one step could bring the weight to 0"
+        yield Fault("kl_horizon", problem, f"give at least {least}; {10 * responses} adapts over some ten steps")
+
+
+def credit_warnings(config: RlvrConfig) -> Iterator[str]:
+    """Keys of credit assignment that do less than they seem to."""
+    if config.use_kl_loss and config.kl_loss_type == "k1":
+        yield "kl_loss_type: in a loss k1's gradient is zero on average, so it holds nothing; k2, k1+ and k3+ have the KL's own gradient"
+    if config.dynamic_sampling and config.adv_estimator in WITHOUT_GROUPS:
+        yield f"dynamic_sampling: drops groups whose rewards are all equal, and adv_estimator {config.adv_estimator} could learn from them"
+    if config.whiten_advantages and config.adv_estimator.startswith("reinforce_plus_plus"):
+        yield f"whiten_advantages: adv_estimator {config.adv_estimator} whitens by itself; remove the key"
+    if config.value_clip is not None and config.adv_estimator != "gae":
+        yield f"value_clip: has no effect with adv_estimator {config.adv_estimator}, which has no critic; remove the key"
+    if config.adv_estimator == "gae" and not config.whiten_advantages:
+        yield "whiten_advantages: false; PPO is usually run with true, which frees the step size from the scale of rewards and values"
+    if config.critic and "num_train_epochs" in config.critic.training_args.model_fields_set:
+        yield "critic.training_args.num_train_epochs: has no effect here; RLVR ends after max_steps"

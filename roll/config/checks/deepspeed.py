@@ -1,0 +1,180 @@
+"""DeepSpeed's configuration against the role's other keys. Reads names only; DeepSpeed itself is not imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from roll.config.checks.optimizers import optimizer_faults
+from roll.config.derived.batch import sequences_per_update
+from roll.config.derived.placement import model_roles, ranks
+from roll.config.schema.deepspeed_keys import BLOCKS, block_faults
+from roll.config.schema.engine import DeepSpeedConfig, DeepSpeedInferStrategy, DeepSpeedTrainStrategy, ZeroOffload
+from roll.config.schema.kinds import PRECISION, SIZE
+from roll.config.schema.pipelines import Config
+from roll.config.schema.roles import Learner, Role
+from roll.errors import Fault
+from roll.registry import nearest
+
+QUANTISED = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
+OFFLOADS = {
+    "offload_optimizer": ("buffer_size", "max_in_cpu"),
+    "offload_param": ("pipeline_read", "pipeline_write", "fast_init", "ratio"),
+}
+"""What offloads, and the keys of `ZeroOffload` that are the other's."""
+ON_HOST, PARTITIONS = "cpu_checkpointing", "partition_activations"
+RECOMPUTING = [
+    ON_HOST, PARTITIONS, "contiguous_memory_optimization", "number_checkpoints", "synchronize_checkpoint_boundary", "profile",
+]  # fmt: skip
+"""Keys of DeepSpeed's `activation_checkpointing`."""
+
+
+def deepspeed_config(role: Role) -> DeepSpeedConfig | None:
+    """DeepSpeed's configuration, if the role runs on it."""
+    strategy = role.strategy_args
+    return strategy.strategy_config if isinstance(strategy, DeepSpeedTrainStrategy | DeepSpeedInferStrategy) else None
+
+
+def swap_paths(settings: DeepSpeedConfig) -> dict[str, Path]:
+    """The `nvme_path` of each block that offloads to NVMe."""
+    zero = settings.zero_optimization
+    offloads = {"offload_optimizer": zero.offload_optimizer, "offload_param": zero.offload_param}
+    return {key: Path(each.nvme_path) for key, each in offloads.items() if each and each.device == "nvme" and each.nvme_path}
+
+
+def deepspeed_faults(config: Config) -> list[Fault]:
+    """Contradictions between DeepSpeed's configuration and the keys it is made from."""
+    faults: list[Fault] = []
+    for name, role in model_roles(config).items():
+        settings, where = deepspeed_config(role), f"{name}.strategy_args.strategy_config"
+        if settings is None:
+            continue
+        zero = f"{where}.zero_optimization"
+        faults += [
+            *_blocks(settings, where),
+            *_zero(settings, zero),
+            *_plus_plus(settings, zero, role),
+            *_precision(settings, where, name, role),
+        ]
+        faults += _recomputing(settings, f"{where}.activation_checkpointing", name, role)
+        if isinstance(role, Learner):
+            faults += [*_batch(settings, where, name, role, config.max_grad_norm), *optimizer_faults(name, role)]
+    return faults
+
+
+def _blocks(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
+    """Keys and values that the schema leaves to DeepSpeed."""
+    given = {name: getattr(settings, name) for name in BLOCKS} | {"zero_optimization": settings.zero_optimization.model_extra}
+    for name, block in given.items():
+        yield from block_faults(f"{where}.{name}", block or {}, *BLOCKS[name])
+
+
+def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
+    zero = settings.zero_optimization
+    if zero.offload_param and zero.offload_param.device != "none" and zero.stage != 3:
+        problem = f"'{zero.offload_param.device}', but stage {zero.stage} does not shard parameters"
+        yield Fault(f"{where}.offload_param.device", problem, "use stage 3, or remove offload_param")
+    if zero.offload_optimizer and zero.offload_optimizer.device != "none" and zero.stage == 0:
+        problem = f"'{zero.offload_optimizer.device}', but stage 0 shards no optimizer states"
+        yield Fault(f"{where}.offload_optimizer.device", problem, "use stage 1, 2 or 3, or remove offload_optimizer")
+    if (zero.model_extra or {}).get("overlap_comm") is True and zero.stage < 2:
+        problem = f"true, but on stage {zero.stage} gradients are reduced once an update, and there is nothing to overlap with"
+        yield Fault(f"{where}.overlap_comm", problem, "use stage 2 or 3, or remove it")
+    if (zero.model_extra or {}).get("compute_grad_norm") is False:
+        problem = "false, but an update whose gradient is not finite is known by its norm"
+        yield Fault(f"{where}.compute_grad_norm", problem, "remove it")
+    for key in OFFLOADS:
+        if offload := getattr(zero, key):
+            yield from _offload(offload, f"{where}.{key}", zero.stage)
+    if zero.offload_optimizer and zero.offload_optimizer.ratio not in (None, 1.0):
+        ratio = zero.offload_optimizer.ratio
+        problem = f"{ratio}, but the optimizer that DeepSpeed makes for the rest on the GPU keeps the learning rate of the beginning"
+        yield Fault(f"{where}.offload_optimizer.ratio", problem, "remove it")
+
+
+def _offload(offload: ZeroOffload, where: str, stage: int) -> Iterator[Fault]:
+    for key in OFFLOADS[where.rpartition(".")[2]]:
+        if getattr(offload, key) is not None:
+            yield Fault(f"{where}.{key}", f"{getattr(offload, key)}, but this block has no such key in DeepSpeed", "remove it")
+    if offload.device != "nvme":
+        return
+    if not offload.nvme_path:
+        yield Fault(f"{where}.nvme_path", "missing, and device is nvme", "give a folder on the NVMe device")
+    elif not offload.nvme_path.startswith("/"):
+        yield Fault(f"{where}.nvme_path", f"'{offload.nvme_path}' is relative, and workers start elsewhere", "make it absolute")
+    if stage != 3:
+        yield Fault(f"{where}.device", f"'nvme', but stage {stage} swaps nothing to it", "use stage 3, or cpu")
+
+
+def _plus_plus(settings: DeepSpeedConfig, where: str, role: Role) -> Iterator[Fault]:
+    zero, extra = settings.zero_optimization, settings.zero_optimization.model_extra or {}
+    count = ranks(role)
+    for key in QUANTISED:
+        if extra.get(key) is True and not role.device_mapping:
+            yield Fault(f"{where}.{key}", "true, but DeepSpeed quantises on GPUs, and the role has no device_mapping", "remove it")
+        elif extra.get(key) is True and zero.stage != 3:
+            yield Fault(f"{where}.{key}", f"true, but stage {zero.stage} gathers no sharded weights", "use stage 3, or remove it")
+    if extra.get("zero_quantized_gradients") is True and role.model_args.lora_target:
+        problem = "true, but DeepSpeed 0.19 was seen to quantise an adapter's gradients at a misaligned address, which ends its ranks"
+        yield Fault(f"{where}.zero_quantized_gradients", problem, "remove it, or train all parameters")
+    size: Any = extra.get("zero_hpz_partition_size")
+    if not SIZE.holds(size):
+        return
+    if size > 1 and zero.stage != 3:
+        yield Fault(f"{where}.zero_hpz_partition_size", f"{size}, but stage {zero.stage} shards no weights", "use stage 3, or remove it")
+    elif count % size:
+        problem = f"{size} ranks are to share a second copy of the weights, and {count} ranks are no multiple of that"
+        yield Fault(f"{where}.zero_hpz_partition_size", problem, "give the ranks of one host")
+
+
+def _recomputing(settings: DeepSpeedConfig, where: str, name: str, role: Role) -> Iterator[Fault]:
+    wish = f"{name}.model_args.gradient_checkpointing"
+    for key, value in (settings.activation_checkpointing or {}).items():
+        if key not in RECOMPUTING:
+            yield Fault(f"{where}.{key}", f"unknown key, with the value {value!r}{nearest(key, RECOMPUTING)}", "remove it")
+        elif key not in (ON_HOST, PARTITIONS):
+            if value:
+                problem = f"{value!r}: layers are recomputed by torch, and of this block {ON_HOST} and {PARTITIONS} alone have a meaning"
+                yield Fault(f"{where}.{key}", problem, f"remove it; {wish} says which layers are recomputed")
+        elif not isinstance(value, bool):
+            yield Fault(f"{where}.{key}", f"{value!r} is not allowed", "give true or false")
+        elif value and role.model_args.gradient_checkpointing in ("none", 0):
+            problem = f"true, but {wish} is {role.model_args.gradient_checkpointing}"
+            yield Fault(f"{where}.{key}", problem, "remove it, or let layers be recomputed")
+        elif value and key == PARTITIONS and settings.tensor_parallel_size == 1:
+            problem = "true, but no two ranks have the same activations: tensor_parallel.autotp_size is 1"
+            yield Fault(f"{where}.{key}", problem, f"remove it; {ON_HOST} keeps the inputs of layers in host memory")
+
+
+def _precision(settings: DeepSpeedConfig, where: str, name: str, role: Role) -> Iterator[Fault]:
+    dtype = role.model_args.dtype
+    for key in ("bf16", "fp16"):
+        block = getattr(settings, key) or {}
+        enabled = block.get("enabled")
+        if isinstance(enabled, bool) and enabled != (dtype == key):
+            problem = f"{str(enabled).lower()}, but {name}.model_args.dtype is {dtype}"
+            yield Fault(f"{where}.{key}.enabled", problem, f"remove it; {name}.model_args.dtype says the precision")
+    if (settings.bf16 or {}).get("check_grad_overflow") is False:
+        problem = "false, but no gradient that is not finite may reach the optimizer"
+        yield Fault(f"{where}.bf16.check_grad_overflow", problem, "remove it")
+    sums = (settings.data_types or {}).get("grad_accum_dtype")
+    # Stage 0 ends with an error; stage 1 takes another optimizer, of whose checkpoints nothing can be exported in fp32.
+    if PRECISION.holds(sums) and sums != dtype and (sums != "fp32" or settings.zero_optimization.stage < 2):
+        problem = f"'{sums}', but gradients of {dtype} are added up in {dtype}, or on stages 2 and 3 in fp32"
+        yield Fault(f"{where}.data_types.grad_accum_dtype", problem, "remove it, or use stage 2 or 3 with fp32")
+
+
+def _batch(settings: DeepSpeedConfig, where: str, name: str, role: Learner, max_grad_norm: float) -> Iterator[Fault]:
+    arguments = role.training_args
+    same = (
+        ("train_micro_batch_size_per_gpu", arguments.per_device_train_batch_size, f"{name}.training_args.per_device_train_batch_size"),
+        ("gradient_accumulation_steps", arguments.gradient_accumulation_steps, f"{name}.training_args.gradient_accumulation_steps"),
+        ("train_batch_size", sequences_per_update(role), "the sequences of one update (batch per device x accumulation x replicas)"),
+        ("gradient_clipping", max_grad_norm, "max_grad_norm"),
+    )
+    for key, ours, meaning in same:
+        theirs = getattr(settings, key)
+        if theirs not in (None, "auto", ours):
+            remedy = f"remove it, or make it auto; it follows from {meaning}"
+            yield Fault(f"{where}.{key}", f"{theirs}, but {meaning} gives {ours}", remedy)

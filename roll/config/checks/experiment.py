@@ -1,0 +1,186 @@
+"""Keys that contradict each other or lack one another. Nothing the user wrote is overwritten, so a contradiction is a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from roll.config.checks.credit import credit_faults, credit_warnings
+from roll.config.checks.loss import loss_faults, loss_warnings
+from roll.config.checks.offline import REFERENCED, column_faults, offline_faults, offline_warnings, rows_of
+from roll.config.derived.batch import learner
+from roll.config.derived.placement import model_roles, vllm_config
+from roll.config.derived.trackers import TRACKERS, chosen_trackers
+from roll.config.schema.engine import VllmConfig
+from roll.config.schema.model import ModelArgs
+from roll.config.schema.offline import DpoConfig, OfflineConfig
+from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.roles import Learner, Role
+from roll.config.shipped import known_rewards
+from roll.errors import Fault
+from roll.registry import nearest
+
+LORA_KEYS = ("lora_rank", "lora_alpha", "lora_dropout")
+LARGEST_ENGINE_RANK = 512
+"""vLLM's largest `max_lora_rank`."""
+
+
+def agreement_faults(config: Config) -> list[Fault]:
+    """Every contradiction among the keys of a configuration that passed the schema."""
+    faults = [*_experiment(config), *_learner(config)]
+    for name, role in model_roles(config).items():
+        faults += _lora_keys(name, role.model_args)
+        faults += _kernels(name, role)
+        faults += _engine_arguments(name, role)
+        faults += _warmup(name, role)
+    if isinstance(config, OfflineConfig):
+        faults += offline_faults(config)
+    else:
+        faults += [*_kl(config), *credit_faults(config), *loss_faults(config)]
+        faults += [*_same_policy(config), *_adapter(config), *_rewards(config)]
+    return faults
+
+
+def _experiment(config: Config) -> Iterator[Fault]:
+    trackers = chosen_trackers(config)
+    for tracker in trackers:
+        if tracker not in TRACKERS:
+            yield Fault("track_with", f"unknown tracker '{tracker}'{nearest(tracker, list(TRACKERS))}", f"known: {', '.join(TRACKERS)}")
+    for name in config.tracker_kwargs:
+        if name not in trackers:
+            yield Fault(f"tracker_kwargs.{name}", f"'{name}' is no tracker of this run", f"track_with is {', '.join(trackers) or 'empty'}")
+    if isinstance(config, RlvrConfig) and config.eval_steps and config.validation is None:
+        yield Fault(
+            "eval_steps", f"{config.eval_steps}, but there is no validation block", "add validation.data_args, or set eval_steps to 0"
+        )
+
+
+def _learner(config: Config) -> Iterator[Fault]:
+    name, role = learner(config)
+    yield from column_faults(f"{name}.data_args", role.data_args, rows_of(config) if isinstance(config, OfflineConfig) else "prompts")
+    if isinstance(config, RlvrConfig) and config.validation:
+        yield from column_faults("validation.data_args", config.validation.data_args, "prompts")
+
+
+def _warmup(name: str, role: Role) -> Iterator[Fault]:
+    arguments = role.training_args if isinstance(role, Learner) else None
+    if arguments and arguments.warmup_steps and arguments.warmup_ratio:
+        problem = f"{arguments.warmup_ratio:g}, and warmup_steps is {arguments.warmup_steps}"
+        yield Fault(f"{name}.training_args.warmup_ratio", problem, "give one of the two")
+
+
+def _lora_keys(name: str, model: ModelArgs) -> Iterator[Fault]:
+    for key in LORA_KEYS:
+        if key in model.model_fields_set and "lora_target" not in model.model_fields_set:
+            value = getattr(model, key)
+            yield Fault(f"{name}.model_args.{key}", f"{value}, but lora_target is not given", "add lora_target (all-linear), or remove it")
+
+
+def _kernels(name: str, role: Role) -> Iterator[Fault]:
+    if role.device_mapping is not None:
+        return
+    model = role.model_args
+    if name != "actor_infer" and model.attn_implementation == "fa2":
+        problem = "fa2 is a kernel for GPUs, and the role runs on the CPU"
+        yield Fault(f"{name}.model_args.attn_implementation", problem, f"use auto, or give {name}.device_mapping")
+    if model.liger and vllm_config(role) is None:
+        problem = "true, but its kernels are for GPUs, and the role runs on the CPU"
+        yield Fault(f"{name}.model_args.liger", problem, f"remove the key, or give {name}.device_mapping")
+
+
+def _engine_arguments(name: str, role: Role) -> Iterator[Fault]:
+    engine = vllm_config(role)
+    for key, value in (engine.engine_args if engine else {}).items():
+        if key in VllmConfig.model_fields:
+            where = f"{name}.strategy_args.strategy_config"
+            yield Fault(f"{where}.engine_args.{key}", f"{value!r} stands beside the key {key} itself", f"move it to {where}.{key}")
+
+
+def uses_reference(config: Config) -> bool:
+    """Whether a term of the loss or of the reward compares with the reference policy."""
+    if isinstance(config, OfflineConfig):
+        return isinstance(config, DpoConfig) and config.preference_loss in REFERENCED
+    return config.use_kl_loss or config.add_token_level_kl
+
+
+def _kl(config: RlvrConfig) -> Iterator[Fault]:
+    for switch, weight in (("use_kl_loss", "kl_loss_coef"), ("add_token_level_kl", "init_kl_coef")):
+        on, coefficient = getattr(config, switch), getattr(config, weight)
+        if on and not coefficient:
+            yield Fault(
+                weight,
+                f"0, but {switch} is true: the term would weigh nothing",
+                f"give it a weight (0.001 is usual), or set {switch}=false",
+            )
+        if coefficient and not on:
+            yield Fault(switch, f"false, but {weight} is {coefficient:g}", f"set {switch}=true, or remove {weight}")
+    for key, switch in (("kl_loss_type", "use_kl_loss"), ("kl_penalty", "add_token_level_kl")):
+        if key in config.model_fields_set and switch not in config.model_fields_set:
+            yield Fault(key, f"'{getattr(config, key)}', but {switch} is not given", f"set {switch}=true, or remove it")
+    if uses_reference(config) and config.reference is None and not config.actor_train.model_args.lora_target:
+        term = "use_kl_loss" if config.use_kl_loss else "add_token_level_kl"
+        problem = f"missing, but {term} compares with it, and without LoRA there is no adapter to switch off"
+        yield Fault("reference", problem, f"add a reference block (strategy_name: hf_infer), or set {term}=false")
+
+
+def _same_policy(config: RlvrConfig) -> Iterator[Fault]:
+    train, infer = config.actor_train.model_args, config.actor_infer.model_args
+    for key in ("model_name_or_path", "lora_target", *LORA_KEYS):
+        ours, theirs = getattr(train, key), getattr(infer, key)
+        if key in infer.model_fields_set and theirs != ours:
+            problem = f"{theirs!r}, but actor_train.model_args.{key} is {ours!r}: both are the same policy"
+            yield Fault(f"actor_infer.model_args.{key}", problem, "remove it, or make the two equal")
+    if config.reference and config.reference.model_args.lora_target:
+        problem = f"'{config.reference.model_args.lora_target}', but the reference is the model without an adapter"
+        yield Fault("reference.model_args.lora_target", problem, "remove it")
+
+
+def _adapter(config: RlvrConfig) -> Iterator[Fault]:
+    model, engine = config.actor_train.model_args, vllm_config(config.actor_infer)
+    if not model.lora_target or engine is None or config.weight_sync.lora != "adapter":
+        return
+    if model.lora_rank > LARGEST_ENGINE_RANK:
+        problem = f"{model.lora_rank} is more than vLLM's largest adapter rank {LARGEST_ENGINE_RANK}"
+        yield Fault("actor_train.model_args.lora_rank", problem, f"give at most {LARGEST_ENGINE_RANK}, or weight_sync.lora=merged")
+    if engine.load_format == "dummy":
+        problem = "'dummy' loads no weights, and only the adapter is sent: the base model would stay random"
+        yield Fault("actor_infer.strategy_args.strategy_config.load_format", problem, "use auto, or weight_sync.lora=merged")
+
+
+def _rewards(config: RlvrConfig) -> Iterator[Fault]:
+    known = known_rewards()
+    for domain, reward in config.rewards.items():
+        name = reward.reward or domain
+        if ":" not in name and name not in known:
+            where = f"rewards.{domain}.reward" if reward.reward else f"rewards.{domain}"
+            problem = f"there is no reward function '{name}'{nearest(name, known)}"
+            yield Fault(where, problem, f"set reward to one of: {', '.join(known)}; or to your own, as package.module:function")
+    tags = {domain: set(reward.tag_included or (domain,)) for domain, reward in config.rewards.items()}
+    for first, second in combinations(tags, 2):
+        for tag in sorted(tags[first] & tags[second]):
+            yield Fault(f"rewards.{second}.tag_included", f"'{tag}' is scored by rewards.{first} too", "leave each tag to one domain")
+    for domain in config.actor_train.data_args.domain_interleave_probs or {}:
+        if domain not in config.rewards:
+            where = f"actor_train.data_args.domain_interleave_probs.{domain}"
+            problem = f"'{domain}' is no domain of rewards{nearest(domain, list(config.rewards))}"
+            yield Fault(where, problem, f"known domains: {', '.join(config.rewards)}")
+
+
+def agreement_warnings(config: Config) -> list[str]:
+    """Keys that have no effect as things stand."""
+    if isinstance(config, OfflineConfig):
+        return list(offline_warnings(config))
+    warnings = [*loss_warnings(config), *credit_warnings(config)]
+    if config.validation and not config.eval_steps:
+        warnings.append("validation: given, but eval_steps is 0, so it never runs")
+    if "num_train_epochs" in config.actor_train.training_args.model_fields_set:
+        warnings.append("actor_train.training_args.num_train_epochs: has no effect here; RLVR ends after max_steps")
+    if config.reference and uses_reference(config) and config.actor_train.model_args.lora_target and _is_start(config):
+        warnings.append("reference: with LoRA, actor_train with its adapter off is the same policy; without this block its memory is free")
+    return warnings
+
+
+def _is_start(config: RlvrConfig) -> bool:
+    reference = config.reference.model_args.model_name_or_path if config.reference else None
+    return (reference or config.pretrain) == (config.actor_train.model_args.model_name_or_path or config.pretrain)

@@ -1,0 +1,153 @@
+"""Contradictions among the keys of the policy's loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from roll.config.derived.batch import plan_batch
+from roll.config.derived.corrections import BOUNDS, PRESETS, Preset
+from roll.config.derived.ratios import keeps_engine_log_probs, ratio_source, truncations
+from roll.config.schema.faults import unread_keys
+from roll.config.schema.rlvr import RlvrConfig
+from roll.errors import Fault
+
+BY_SEQUENCE = ("gspo", "gmpo", "topr")
+"""Losses whose ratio is of a whole sequence."""
+COVARIANCE = ("clip_cov", "kl_cov")
+OWN_KEYS = {
+    "clip_cov_ratio": ("clip_cov",),
+    "clip_cov_low": ("clip_cov",),
+    "clip_cov_high": ("clip_cov",),
+    "kl_cov_ratio": ("kl_cov",),
+    "kl_cov_coef": ("kl_cov",),
+    "topr_positive_weight": ("topr",),
+    "topr_negative_weight": ("topr",),
+    "pg_clip": ("ppo", "gspo", "gmpo", "cispo", "clip_cov"),
+    "pg_clip_low": ("ppo", "gspo", "gmpo", "cispo", "clip_cov"),
+    "pg_clip_high": ("ppo", "gspo", "gmpo", "cispo", "clip_cov"),
+}
+"""Keys that only some losses read."""
+SEQUENCE_CLIP = 0.01
+
+
+def loss_faults(config: RlvrConfig) -> list[Fault]:
+    """Every contradiction among `policy_loss`, `behaviour_log_probs`, `mismatch_correction` and the sampling."""
+    return [*_own_keys(config), *_without_ratio(config), *_ratios(config), *_corrections(config), *_sampling(config)]
+
+
+def _own_keys(config: RlvrConfig) -> Iterator[Fault]:
+    name, bound = config.policy_loss, config.dual_clip_loss
+    if not isinstance(bound, bool) and bound <= 1:
+        yield Fault("dual_clip_loss", f"{bound:g} would cut into unclipped losses", "give a number above 1 (3 is usual), or false")
+    if bound is not False and name != "ppo":
+        yield Fault(
+            "dual_clip_loss", f"{str(bound).lower()}, but policy_loss {name} has no dual clip", "set it to false, or policy_loss=ppo"
+        )
+    yield from unread_keys(config, "policy_loss", OWN_KEYS)
+    if name == "topr" and not (config.topr_positive_weight or config.topr_negative_weight):
+        yield Fault("topr_positive_weight", "0, and so is topr_negative_weight: nothing would be learnt", "give one of them a weight")
+    if config.clip_cov_low >= config.clip_cov_high:
+        problem = f"{config.clip_cov_low:g} is not below clip_cov_high {config.clip_cov_high:g}: no token is between them"
+        yield Fault("clip_cov_low", problem, "give a smaller number (1 and 5 are usual)")
+
+
+def _without_ratio(config: RlvrConfig) -> Iterator[Fault]:
+    """Keys that speak of ratios where there are none, or where all of them are 1."""
+    corrected = config.mismatch_correction != "none"
+    if config.policy_loss == "pg" and config.behaviour_log_probs == "trainer" and not corrected and not config.add_token_level_kl:
+        problem = "'trainer', but policy_loss pg takes no ratio: the pass for them would be for metrics alone"
+        yield Fault("behaviour_log_probs", problem, "remove it, or set it to on_policy")
+    if config.policy_loss == "pg" and config.async_generation_ratio and ratio_source(config) == "engine":
+        problem = (
+            f"'pg' takes no ratio, and async_generation_ratio is {config.async_generation_ratio:g}: stale tokens would pass for new ones"
+        )
+        remedy = "use ppo or cispo, or behaviour_log_probs=trainer with mismatch_correction=tis, or set async_generation_ratio=0"
+        yield Fault("policy_loss", problem, remedy)
+    if ratio_source(config) != "on_policy":
+        return
+    bounds = {"pg_clip_low": config.pg_clip_low, "pg_clip_high": config.pg_clip_high, "dual_clip_loss": config.dual_clip_loss or None}
+    for key, bound in bounds.items():
+        if bound is not None:
+            problem = f"{str(bound).lower()}, but with behaviour_log_probs on_policy every ratio is 1, and nothing is clipped"
+            yield Fault(key, problem, "remove it, or set behaviour_log_probs=engine")
+
+
+def _ratios(config: RlvrConfig) -> Iterator[Fault]:
+    source, corrected = ratio_source(config), config.mismatch_correction != "none"
+    if source == "engine":
+        return
+    if config.async_generation_ratio and not corrected:
+        given = f"'{source}'" if config.behaviour_log_probs else "'trainer', for rollouts are truncated"
+        problem = f"{given}, but async_generation_ratio is {config.async_generation_ratio:g}: stale tokens would pass for new ones"
+        yield Fault("behaviour_log_probs", problem, "set it to engine, add mismatch_correction=tis, or set async_generation_ratio=0")
+    if source != "on_policy":
+        return
+    updates = plan_batch(config).updates_per_step
+    if updates > 1:
+        problem = f"'on_policy', but a step makes {updates} updates: from the second on the policy is another than the one that sampled"
+        yield Fault("behaviour_log_probs", problem, "set it to trainer or engine, or make one update a step")
+    if config.policy_loss in COVARIANCE:
+        problem = f"'on_policy', but policy_loss {config.policy_loss} chooses its tokens by log-probs from before the update"
+        yield Fault("behaviour_log_probs", problem, "set it to engine or trainer")
+    if config.add_token_level_kl and not corrected:
+        problem = "'on_policy', but add_token_level_kl needs log-probs before the update"
+        yield Fault("behaviour_log_probs", problem, "set it to engine or trainer, or use use_kl_loss instead")
+
+
+def _corrections(config: RlvrConfig) -> Iterator[Fault]:
+    name = config.mismatch_correction
+    preset = PRESETS.get(name, Preset())
+    for key, field in BOUNDS.items():
+        value = getattr(config, key)
+        if value is not None and getattr(preset, field) is None:
+            users = ", ".join(other for other, one in PRESETS.items() if getattr(one, field) is not None)
+            yield Fault(key, f"{value:g}, but mismatch_correction {name} does not read it", f"remove it, or choose one of: {users}")
+    low = preset.low if config.mismatch_low is None else config.mismatch_low
+    high = preset.high if config.mismatch_high is None else config.mismatch_high
+    if low is not None and high is not None and low >= high:
+        yield Fault("mismatch_low", f"{low:g} is not below the upper bound {high:g}: everything would be rejected", "give a smaller number")
+    if name == "none":
+        return
+    if ratio_source(config) == "engine":
+        problem = f"'{name}', but behaviour_log_probs is engine: the loss's ratio is against the engine already and would count twice"
+        yield Fault("mismatch_correction", problem, "set behaviour_log_probs=trainer (or on_policy, with one update a step), or none")
+    if config.policy_loss in BY_SEQUENCE and "token" in (preset.weight, preset.reject):
+        problem = f"'{name}' corrects token by token, but the ratio of policy_loss {config.policy_loss} is of whole sequences"
+        yield Fault("mismatch_correction", problem, "use seq_tis, seq_mis, geo_tis, seq_rs or geo_rs, or policy_loss=ppo")
+
+
+def _sampling(config: RlvrConfig) -> Iterator[Fault]:
+    given = truncations(config.actor_infer.generating_args)
+    if given and keeps_engine_log_probs(config):
+        key = given[0].split()[0]
+        reader = "behaviour_log_probs engine" if ratio_source(config) == "engine" else f"mismatch_correction {config.mismatch_correction}"
+        problem = f"{' and '.join(given)} change what is sampled from, and {reader} compares with the trainer's whole distribution"
+        remedy = "sample with top_p=1, top_k=-1 and repetition_penalty=1, or set behaviour_log_probs=trainer without a correction"
+        yield Fault(f"actor_infer.generating_args.{key}", problem, remedy)
+
+
+def loss_warnings(config: RlvrConfig) -> Iterator[str]:
+    """Keys that do less than they seem to."""
+    given = truncations(config.actor_infer.generating_args)
+    if given:
+        extra = "" if config.behaviour_log_probs else ", so behaviour_log_probs is trainer"
+        yield (
+            f"actor_infer.generating_args: {' and '.join(given)} change the distribution that responses are drawn from, and the trainer "
+            f"learns as though they came from the whole one{extra} (docs/algorithms.md); top_p=1 and top_k=-1 agree"
+        )
+    if "pg_clip" in config.model_fields_set and config.pg_clip_low and config.pg_clip_high:
+        yield "pg_clip: has no effect, for pg_clip_low and pg_clip_high are both given"
+    high = config.pg_clip_high or config.pg_clip
+    if config.policy_loss == "gspo" and high > SEQUENCE_CLIP:
+        yield (
+            f"pg_clip: {high:g} hardly ever binds with policy_loss gspo, whose ratio is a mean over tokens; "
+            "pg_clip_low=0.0003 and pg_clip_high=0.0004 are usual"
+        )
+    updates = plan_batch(config).updates_per_step
+    if config.policy_loss == "pg" and updates > 1:
+        yield (
+            f"policy_loss: pg takes no ratio, and of a step's {updates} updates only the first is of the policy that sampled; "
+            "ppo corrects for it"
+        )
+    if config.policy_loss == "kl_cov" and updates == 1 and not config.async_generation_ratio:
+        yield "policy_loss: kl_cov penalises a change of the policy, and with one update a step there is none yet"

@@ -1,0 +1,27 @@
+"""Sequence parallelism against the ranks, the backend and the heads of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from roll.config.derived.model_shape import ModelShape, uneven_heads
+from roll.config.derived.placement import model_roles, sequence_parallel, uneven_replicas
+from roll.config.schema.engine import DeepSpeedInferStrategy
+from roll.config.schema.pipelines import Config
+from roll.config.schema.roles import Role
+from roll.errors import Fault
+
+
+def sequence_parallel_faults(config: Config, shapes: Mapping[str, ModelShape]) -> list[Fault]:
+    """Sizes that do not go into a role. `shapes` are those of the models at hand, by role; the others are checked when they load."""
+    return [fault for name, role in model_roles(config).items() for fault in _faults(name, role, shapes.get(name))]
+
+
+def _faults(name: str, role: Role, shape: ModelShape | None) -> Iterator[Fault]:
+    where, strategy, size = f"{name}.strategy_args.strategy_config.sequence_parallel_size", role.strategy_args, sequence_parallel(role)
+    if isinstance(strategy, DeepSpeedInferStrategy) and strategy.strategy_config.sequence_parallel_size > 1:
+        given = strategy.strategy_config.sequence_parallel_size
+        yield Fault(where, f"{given}, but deepspeed_infer scores whole sequences on each rank", "remove it; deepspeed_train takes it")
+    yield from uneven_replicas(where, name, role, size)
+    if shape and (why := uneven_heads(shape.num_attention_heads, shape.num_key_value_heads, size)):
+        yield Fault(where, f"{size}, but {why}", f"give a divisor of {shape.num_attention_heads}")

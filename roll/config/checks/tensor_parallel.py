@@ -1,0 +1,89 @@
+"""Tensor parallelism against the ranks, the model and the other keys of a role. Each reason is what was seen, or DeepSpeed's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from roll.config.checks.deepspeed import deepspeed_config
+from roll.config.derived.model_shape import ModelShape
+from roll.config.derived.placement import model_roles, sequence_parallel, uneven_replicas
+from roll.config.schema.engine import DeepSpeedConfig, DeepSpeedInferStrategy, TensorParallel
+from roll.config.schema.pipelines import Config
+from roll.config.schema.roles import Role
+from roll.errors import Fault
+from roll.registry import nearest
+
+KEYS = list(TensorParallel.model_fields)
+BY_PLAN = "the model's own plan in transformers says what is shared out"
+WHOLE_HEAD = "log-probs are formed from the head's whole matrix, so each rank keeps it"
+REFUSED: Mapping[str, str] = {
+    "partition_config": BY_PLAN,
+    "preset_model": BY_PLAN,
+    "injection_policy_tuple": BY_PLAN,
+    "vocab_parallel_lm_head": WHOLE_HEAD,
+    "vocab_parallel_ce_backend": WHOLE_HEAD,
+    "tp": "autotp_size says it",
+    "dtype": "model_args.dtype says it",
+}
+"""Keys of DeepSpeed's block that are not read, and why."""
+
+
+def tensor_parallel_faults(config: Config, shapes: Mapping[str, ModelShape]) -> list[Fault]:
+    """What tensor parallelism does not go with. `shapes`: of the models at hand, by role; others are checked when they load."""
+    faults: list[Fault] = []
+    for name, role in model_roles(config).items():
+        settings = deepspeed_config(role)
+        if settings and settings.tensor_parallel:
+            where = f"{name}.strategy_args.strategy_config.tensor_parallel"
+            faults += _keys(settings, where)
+            if settings.tensor_parallel_size > 1:
+                faults += [*_combined(settings, where, name, role), *_shared_out(settings.tensor_parallel_size, where, shapes.get(name))]
+    return faults
+
+
+def uneven(shape: ModelShape | None, size: int) -> str | None:
+    """Why the heads and the MLP of a model cannot be shared out evenly over so many ranks, if they cannot. None of an unknown shape."""
+    if shape is None:
+        return None
+    if shape.num_key_value_heads % size or shape.num_attention_heads % size:
+        heads = f"{shape.num_attention_heads} attention and {shape.num_key_value_heads} key-value heads"
+        return f"the model's {heads} cannot be shared out over {size} ranks"
+    inner = shape.intermediate_size
+    return f"the model's MLP of width {inner} cannot be shared out over {size} ranks" if inner % size else None
+
+
+def _keys(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
+    assert settings.tensor_parallel is not None
+    for key, value in (settings.tensor_parallel.model_extra or {}).items():
+        why = REFUSED.get(key)
+        problem = f"{value!r}, but {why}" if why else f"unknown key, with the value {value!r}{nearest(key, KEYS)}"
+        yield Fault(f"{where}.{key}", problem, f"remove it; the block has the keys {' and '.join(KEYS)}")
+
+
+def _combined(settings: DeepSpeedConfig, where: str, name: str, role: Role) -> Iterator[Fault]:
+    """The size against the role's other keys."""
+    size, stage, dtype = settings.tensor_parallel_size, settings.zero_optimization.stage, role.model_args.dtype
+    where = f"{where}.autotp_size"
+    if isinstance(role.strategy_args, DeepSpeedInferStrategy):
+        yield Fault(where, f"{size}, but deepspeed_infer shards the model by ZeRO-3", "remove it; deepspeed_train takes it")
+        return
+    if stage == 3:
+        problem = f"{size}, but transformers loads no weights into a model that ZeRO-3 and AutoTP shard together"
+        yield Fault(where, problem, "use stage 1 or 2, or remove it: ZeRO-3 alone shards weights over all ranks")
+    if stage == 0 and dtype == "bf16":
+        problem = f"{size}, but in bf16 DeepSpeed's stage 0 clips by the norm of a part of the gradient"
+        yield Fault(where, problem, "use stage 1 or 2")
+    elif dtype == "fp16":
+        yield Fault(where, f"{size}, but only bf16 and fp32 have been run with AutoTP", f"set {name}.model_args.dtype to bf16")
+    if role.model_args.lora_target:
+        problem = f"{size}, but AutoTP puts its own layer in the place of an adapted one, and its adapter is lost"
+        yield Fault(where, problem, f"remove it, or {name}.model_args.lora_target; a model too large for one rank trains LoRA with ZeRO-3")
+    if sequence_parallel(role) > 1:
+        problem = f"{size}, but sequence_parallel_size is {sequence_parallel(role)}, and both would take the same neighbouring ranks"
+        yield Fault(where, problem, "use one of the two")
+    yield from uneven_replicas(where, name, role, size)
+
+
+def _shared_out(size: int, where: str, shape: ModelShape | None) -> Iterator[Fault]:
+    if why := uneven(shape, size):
+        yield Fault(f"{where}.autotp_size", f"{size}, but {why}", "give a divisor of all of them")

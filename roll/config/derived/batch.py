@@ -1,0 +1,122 @@
+"""Batch arithmetic: what one step generates, what one update learns from, and what one forward pass holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roll.config.derived.placement import model_roles, ranks, replica_size, vllm_config
+from roll.config.schema.offline import DpoConfig, OfflineConfig, RewardModelConfig
+from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.roles import ActorTrain, Learner
+from roll.errors import Fault
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Counts of one step of the loop."""
+
+    prompts_per_step: int
+    """0 where the data hold the responses."""
+    sequences_per_step: int
+    """Where rows are pairs, the number of pairs; so below."""
+    sequences_per_update: int
+    updates_per_step: int
+    """Optimizer updates, over all `ppo_epochs`."""
+    longest_sequence: int
+    """Tokens of prompt and response."""
+    longest_unit: int
+    """Tokens of the longest sequence, or pair, that is not split over forward passes."""
+
+
+def learner(config: Config | OfflineConfig) -> tuple[str, ActorTrain]:
+    """The role that trains on the data, and its name."""
+    ((name, role),) = [(name, role) for name, role in model_roles(config).items() if isinstance(role, ActorTrain)]
+    return name, role
+
+
+def has_pairs(config: Config | OfflineConfig) -> bool:
+    """Whether a row is a pair of sequences that stay together."""
+    return isinstance(config, RewardModelConfig) or (isinstance(config, DpoConfig) and config.preference_loss != "kto")
+
+
+def sequences_per_update(role: Learner) -> int:
+    """`per_device_train_batch_size` x `gradient_accumulation_steps` x replicas: ranks, but those that share sequences count as one."""
+    replicas = max(1, ranks(role) // replica_size(role))
+    return role.training_args.per_device_train_batch_size * role.training_args.gradient_accumulation_steps * replicas
+
+
+def plan_batch(config: Config) -> BatchPlan:
+    """Counts of a configuration without batch faults."""
+    update = sequences_per_update(learner(config)[1])
+    longest = config.prompt_length + config.response_length
+    if not isinstance(config, RlvrConfig):
+        return BatchPlan(0, update, update, 1, longest, longest * 2 if has_pairs(config) else longest)
+    step = config.rollout_batch_size * config.num_return_sequences_in_group
+    return BatchPlan(config.rollout_batch_size, step, update, step // update * config.ppo_epochs, longest, longest)
+
+
+def batch_faults(config: Config) -> list[Fault]:
+    """Numbers that do not divide, and lengths that do not fit."""
+    faults = _engine_faults(config)
+    if not isinstance(config, RlvrConfig):
+        return faults
+    learners = {name: role for name, role in model_roles(config).items() if isinstance(role, Learner)}
+    faults += [fault for name, role in learners.items() for fault in _update_faults(name, role, config)]
+    return faults + _sampling_faults(config)
+
+
+def _update_faults(name: str, role: Learner, config: RlvrConfig) -> list[Fault]:
+    step, update = config.rollout_batch_size * config.num_return_sequences_in_group, sequences_per_update(role)
+    if step % update == 0:
+        return []
+    problem = (
+        f"{step} sequences a step (rollout_batch_size {config.rollout_batch_size} x num_return_sequences_in_group "
+        f"{config.num_return_sequences_in_group}) are no whole number of updates of {update}"
+    )
+    one_pass = update // role.training_args.gradient_accumulation_steps
+    if step % one_pass == 0:
+        remedy = f"for one update a step set it to {step // one_pass}; or choose a divisor of that"
+    else:
+        remedy = f"make rollout_batch_size x num_return_sequences_in_group a multiple of {one_pass} (batch per device x replicas)"
+    return [Fault(f"{name}.training_args.gradient_accumulation_steps", problem, remedy)]
+
+
+def _engine_faults(config: Config) -> list[Fault]:
+    longest, faults = config.prompt_length + config.response_length, []
+    for name, role in model_roles(config).items():
+        engine, where = vllm_config(role), f"{name}.strategy_args.strategy_config"
+        if engine is None:
+            continue
+        if engine.max_model_len is not None and engine.max_model_len < longest:
+            problem = f"{engine.max_model_len} is less than prompt_length + response_length = {longest}"
+            faults.append(Fault(f"{where}.max_model_len", problem, f"give at least {longest}, or remove the key"))
+        if engine.max_num_batched_tokens < engine.max_num_seqs:
+            problem = f"{engine.max_num_batched_tokens} is less than max_num_seqs {engine.max_num_seqs}: a step gives each sequence a token"
+            faults.append(Fault(f"{where}.max_num_batched_tokens", problem, f"give at least {engine.max_num_seqs}; 8192 is usual"))
+    return faults
+
+
+def _sampling_faults(config: RlvrConfig) -> list[Fault]:
+    faults, samples = [], config.num_return_sequences_in_group
+    limits = {"actor_infer": config.actor_infer.generating_args}
+    if config.validation:
+        limits["validation"] = config.validation.generating_args
+    for name, sampling in limits.items():
+        if sampling.max_new_tokens and sampling.max_new_tokens > config.response_length:
+            problem = f"{sampling.max_new_tokens} is more than response_length {config.response_length}"
+            faults.append(
+                Fault(f"{name}.generating_args.max_new_tokens", problem, f"give at most {config.response_length}, or remove the key")
+            )
+    held_out = config.validation and config.validation.generating_args
+    if held_out and held_out.temperature == 0 and (held_out.num_return_sequences or 1) > 1:
+        problem = f"{held_out.num_return_sequences}, but temperature is 0, which is greedy: all of them would be the same"
+        faults.append(Fault("validation.generating_args.num_return_sequences", problem, "remove it, or give a temperature above 0"))
+    rollout = config.actor_infer.generating_args
+    if rollout.num_return_sequences not in (None, samples):
+        problem = f"{rollout.num_return_sequences}, but num_return_sequences_in_group is {samples}"
+        faults.append(Fault("actor_infer.generating_args.num_return_sequences", problem, "remove it, or make the two equal"))
+    if rollout.temperature == 0:
+        problem = "0 is greedy: rollouts explore nothing, and the trainer divides its logits by it"
+        faults.append(Fault("actor_infer.generating_args.temperature", problem, "give a temperature above 0; 1.0 is usual"))
+    return faults

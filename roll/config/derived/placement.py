@@ -1,0 +1,263 @@
+"""Which role runs where: ranks, devices and engines. Pure functions of the configuration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from roll.config.schema.engine import DeepSpeedInferStrategy, DeepSpeedTrainStrategy, VllmConfig, VllmStrategy
+from roll.config.schema.offline import OfflineConfig
+from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.roles import Learner, Role
+from roll.errors import Fault
+
+LARGEST_WORLD = 1024
+"""Workers of a role, and devices of a run. Beyond it a slip of the pen is likelier than such a cluster."""
+
+
+@dataclass(frozen=True)
+class RolePlan:
+    """One group of workers."""
+
+    name: str
+    """`actor_train`, `rewards.math_rule`, ..."""
+    strategy: str
+    """Name of the strategy; `reward` for the domains of `rewards`."""
+    devices: tuple[tuple[int, ...], ...]
+    """By rank, the devices it uses; empty tuples on the CPU. A vLLM rank is one engine with its tensor-parallel devices."""
+    tokens_per_microbatch: int | None = None
+    """Token budget of one forward pass; None for roles that run none."""
+    replica_size: int = 1
+    """So many neighbouring ranks work on the same micro-batches."""
+
+    @property
+    def ranks(self) -> int:
+        return len(self.devices)
+
+    @property
+    def replicas(self) -> int:
+        return self.ranks // self.replica_size
+
+    @property
+    def on_cpu(self) -> bool:
+        return not any(self.devices)
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Devices of one rank, 1 on the CPU."""
+        return max(1, *map(len, self.devices))
+
+    @property
+    def all_devices(self) -> frozenset[int]:
+        return frozenset(device for rank in self.devices for device in rank)
+
+
+def model_roles(config: Config | OfflineConfig) -> dict[str, Role]:
+    """The roles that hold a model, by name, in the order of the schema."""
+    return {name: role for name in type(config).model_fields if isinstance(role := getattr(config, name), Role)}
+
+
+def vllm_config(role: Role) -> VllmConfig | None:
+    """The engine's settings, if the role runs on vLLM."""
+    strategy = role.strategy_args
+    return strategy.strategy_config if isinstance(strategy, VllmStrategy) else None
+
+
+def sequence_parallel(role: Role) -> int:
+    """Ranks that share the tokens of a micro-batch out."""
+    strategy = role.strategy_args
+    return strategy.strategy_config.sequence_parallel_size if isinstance(strategy, DeepSpeedTrainStrategy) else 1
+
+
+def tensor_parallel(role: Role) -> int:
+    """Ranks that share the model's linear layers out."""
+    strategy = role.strategy_args
+    return strategy.strategy_config.tensor_parallel_size if isinstance(strategy, DeepSpeedTrainStrategy) else 1
+
+
+def replica_size(role: Role) -> int:
+    """Ranks that work on the same micro-batches."""
+    return sequence_parallel(role) * tensor_parallel(role)
+
+
+def ranks(role: Role) -> int:
+    """Processes of a role that runs on no engine."""
+    return len(role.device_mapping) if role.device_mapping else role.world_size or 1
+
+
+def uneven_replicas(where: str, name: str, role: Role, size: int) -> Iterator[Fault]:
+    """Ranks that are no whole number of replicas of a size."""
+    if ranks(role) % size:
+        problem = f"{size}, but {name} has {ranks(role)} rank(s), which are no whole number of replicas of that size"
+        yield Fault(where, problem, "give a divisor of the ranks, or change device_mapping (on the CPU: world_size)")
+
+
+def place(name: str, role: Role, longest: int) -> RolePlan:
+    """Ranks of a role whose `device_mapping` is sound, and its token budget.
+
+    Args:
+        longest: tokens of the longest sequence, prompt and response; or of the longest pair.
+    """
+    engine = vllm_config(role)
+    batch = role.training_args.per_device_train_batch_size if isinstance(role, Learner) else role.infer_batch_size
+    budget = None if engine else role.max_tokens_per_microbatch or batch * longest
+    strategy, size = role.strategy_args.strategy_name, replica_size(role)
+    if role.device_mapping is None:
+        return RolePlan(name, strategy, ((),) * (role.world_size or 1), budget, size)
+    width = engine.tensor_parallel_size if engine else 1
+    mapping = role.device_mapping
+    groups = tuple(mapping[start : start + width] for start in range(0, len(mapping), width))
+    return RolePlan(name, strategy, groups, budget, size)
+
+
+def neighbours(roles: Mapping[str, RolePlan]) -> dict[str, frozenset[str]]:
+    """For each role that shares a device, those that it shares one with."""
+    return {
+        name: others
+        for name, role in roles.items()
+        if (others := frozenset(other for other in roles if other != name and role.all_devices & roles[other].all_devices))
+    }
+
+
+def turns(config: Config, roles: Mapping[str, RolePlan]) -> dict[str, frozenset[str]]:
+    """For each role that leaves its devices to others now and then, those others.
+
+    Engines that generate ahead of training are never idle, and so stay.
+    """
+    if not config.time_sharing:
+        return {}
+    busy = {"actor_infer"} if isinstance(config, RlvrConfig) and config.async_generation_ratio > 0 else set()
+    return neighbours({name: role for name, role in roles.items() if name not in busy})
+
+
+def placement_faults(config: Config) -> list[Fault]:
+    """Roles that cannot run where, or on what, they are told to."""
+    roles = model_roles(config)
+    faults = [fault for name, role in roles.items() for fault in (*_strategy_faults(name, role), *_device_faults(name, role, config))]
+    if isinstance(config, RlvrConfig):
+        faults += _sharing_faults(config) + sync_faults(config)
+        worlds = {f"rewards.{name}.world_size": reward.world_size for name, reward in config.rewards.items()}
+        faults += [_too_many(where, size) for where, size in worlds.items() if size > LARGEST_WORLD]
+    return faults
+
+
+def _strategy_faults(name: str, role: Role) -> list[Fault]:
+    strategy = role.strategy_args
+    if isinstance(strategy, DeepSpeedInferStrategy) and strategy.strategy_config.zero_optimization.stage != 3:
+        stage = strategy.strategy_config.zero_optimization.stage
+        where = f"{name}.strategy_args.strategy_config.zero_optimization.stage"
+        return [Fault(where, f"stage {stage} shards no parameters, which is what deepspeed_infer is for", "use stage 3, or hf_infer")]
+    return []
+
+
+def _device_faults(name: str, role: Role, config: Config) -> list[Fault]:
+    engine, mapping, where = vllm_config(role), role.device_mapping, f"{name}.device_mapping"
+    width = engine.tensor_parallel_size if engine else 1
+    wide = f"{name}.strategy_args.strategy_config.tensor_parallel_size"
+    if mapping is None:
+        faults = [_too_many(f"{name}.world_size", role.world_size)] if (role.world_size or 1) > LARGEST_WORLD else []
+        return faults + ([Fault(wide, f"{width}, but {name} runs on the CPU", "use 1, or give device_mapping")] if width > 1 else [])
+    if not mapping:
+        return [Fault(where, "[] holds no device", "name devices, or remove the key to run on the CPU")]
+    faults = []
+    twice = [device for device, count in Counter(mapping).items() if count > 1]
+    if twice:
+        faults.append(Fault(where, f"devices {_listed(twice)} stand in it more than once", "name each device once"))
+    if max(mapping) >= LARGEST_WORLD:
+        faults.append(Fault(where, f"device {max(mapping)}", f"devices are counted from 0 over all nodes, up to {LARGEST_WORLD - 1}"))
+    if len(mapping) % width:
+        problem = f"{len(mapping)} devices cannot be shared out to engines of tensor_parallel_size {width}"
+        faults.append(Fault(where, problem, f"give a multiple of {width} devices, or another tensor_parallel_size"))
+    elif role.world_size and role.world_size != len(mapping) // width:
+        problem = f"{role.world_size}, but device_mapping makes {len(mapping) // width} workers"
+        faults.append(Fault(f"{name}.world_size", problem, "remove world_size; it is for roles on the CPU"))
+    for engine_devices in place(name, role, 1).devices:
+        nodes = sorted({device // config.num_gpus_per_node for device in engine_devices})
+        if len(nodes) > 1:
+            problem = f"the engine on devices {_listed(engine_devices)} lies on nodes {_listed(nodes)}"
+            remedy = f"order the devices so that each group of {width} is of one node ({config.num_gpus_per_node} devices each)"
+            faults.append(Fault(where, problem, remedy))
+    return faults
+
+
+def _sharing_faults(config: RlvrConfig) -> list[Fault]:
+    train, infer = config.actor_train.device_mapping, config.actor_infer.device_mapping
+    if (train is None) != (infer is None):
+        on_gpu, on_cpu = ("actor_infer", "actor_train") if train is None else ("actor_train", "actor_infer")
+        problem = f"missing, so {on_cpu} runs on the CPU while {on_gpu} has devices"
+        return [Fault(f"{on_cpu}.device_mapping", problem, "give devices to both, or to none of the two")]
+    learners = {"actor_train": train, "critic": config.critic and config.critic.device_mapping}
+    for name, devices in learners.items():
+        shared = sorted(set(devices or ()) & set(infer or ()))
+        if shared and config.async_generation_ratio > 0:
+            problem = f"{config.async_generation_ratio:g}, but {name} and actor_infer share devices {_listed(shared)}"
+            remedy = "give them separate devices, or set it to 0"
+            return [Fault("async_generation_ratio", problem, remedy)]
+    return []
+
+
+def sends_adapter(config: RlvrConfig) -> bool:
+    """Whether a sync sends the LoRA adapter alone."""
+    return config.actor_train.model_args.lora_target is not None and config.weight_sync.lora == "adapter"
+
+
+def sync_faults(config: RlvrConfig) -> list[Fault]:
+    """Engines that the weights cannot reach, or that cannot use them."""
+    train, devices = set(config.actor_train.device_mapping or ()), config.actor_infer.device_mapping
+    if not devices:
+        return []
+    if sends_adapter(config):
+        return _adapter_faults(config)
+    astride = [each for each in place("actor_infer", config.actor_infer, 1).devices if 0 < len(train & set(each)) < len(each)]
+    return [
+        Fault(
+            "actor_infer.device_mapping",
+            f"the engine on devices {_listed(each)} shares {_listed(sorted(train & set(each)))} with actor_train, but not the others",
+            "give an engine devices that are all actor_train's, or none of them",
+        )
+        for each in astride
+    ]
+
+
+def _adapter_faults(config: RlvrConfig) -> list[Fault]:
+    if config.actor_infer.model_args.dtype != "fp32" or not vllm_config(config.actor_infer):
+        return []
+    problem = "vLLM's kernels for adapters on a GPU know bf16 and fp16, not fp32"
+    return [Fault("weight_sync.lora", problem, "set it to `merged`, or actor_infer.model_args.dtype to `bf16`")]
+
+
+def placement_warnings(config: Config) -> list[str]:
+    """Placements that work, but perhaps not as meant."""
+    warnings = [warning for name, role in model_roles(config).items() for warning in _apart(name, role, config.num_gpus_per_node)]
+    if not isinstance(config, RlvrConfig):
+        return warnings
+    engine, infer = vllm_config(config.actor_infer), set(config.actor_infer.device_mapping or ())
+    others = {name: set(role.device_mapping or ()) & infer for name, role in model_roles(config).items() if name != "actor_infer"}
+    sharing = [name for name, shared in others.items() if shared]
+    where = "actor_infer.strategy_args.strategy_config.gpu_memory_utilization"
+    stays = not config.time_sharing or config.async_generation_ratio > 0
+    if engine and sharing and engine.gpu_memory_utilization > (0.85 if stays else 0.95):
+        usual = "0.6 is usual beside roles that stay" if stays else "they leave, but their CUDA contexts stay; 0.9 is usual"
+        warnings.append(f"{where}: {engine.gpu_memory_utilization:g} leaves little beside {' and '.join(sharing)}; {usual}")
+    if "reference" in sharing and config.async_generation_ratio > 0:
+        warnings.append("reference.device_mapping: shared with actor_infer, which never pauses for it; both must fit at once")
+    return warnings
+
+
+def _apart(name: str, role: Role, per_node: int) -> Iterator[str]:
+    """Replicas that lie on several nodes."""
+    size, devices = replica_size(role), role.device_mapping or ()
+    for start in range(0, len(devices), size) if size > 1 else ():
+        replica = devices[start : start + size]
+        if len({device // per_node for device in replica}) > 1:
+            yield f"{name}.device_mapping: devices {_listed(replica)} are one replica and lie on several nodes; they exchange a lot"
+
+
+def _too_many(where: str, size: int | None) -> Fault:
+    return Fault(where, f"{size} workers", f"give at most {LARGEST_WORLD}")
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,235 @@
+"""From a command line to composed configurations. Hydra composes and sweeps; nothing runs inside it.
+
+`python -m roll.pipeline --config-name NAME key=value ...`: the name is looked up among the shipped experiments,
+or in `--config-path`/`--config-dir`. `key=value` sets or adds, so that an unknown key meets our own checker.
+Hydra writes nothing: no run folder, no logs, no copy of the configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import hydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError, YAMLError
+
+from roll.config.load.loader import resolution_fault
+from roll.config.roll_v2.keys import VARIABLES
+from roll.config.shipped import PRESETS, examples_folder, experiments, find_experiment, find_in, preset_names
+from roll.errors import ConfigError, Fault, RollError
+
+QUIET = ("hydra.job.name=roll.pipeline", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
+USAGE = """python -m roll.pipeline --config-name NAME [key=value ...]
+
+  dry_run=true       print the plan and end
+  --config-path DIR  look NAME up in this folder (also --config-dir)
+  --cfg job          print the composed configuration; with --resolve, after interpolation
+  --multirun         one run for each combination of key=a,b
+  --hydra-help       Hydra's other flags
+
+Experiments:
+"""
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What the user asked for."""
+
+    file: Path | None
+    """The experiment; None where Hydra only speaks of itself."""
+    flags: tuple[str, ...]
+    """For Hydra, as they were given."""
+    overrides: tuple[str, ...]
+    """For Hydra, as they were given."""
+
+
+def parse(argv: Sequence[str]) -> CommandLine:
+    """Find the experiment, and tell flags from overrides.
+
+    Raises:
+        ConfigError: no name, an unknown or ambiguous one, or an unknown folder.
+        SystemExit: 0 after `--help` without a name, 2 for a flag without its value.
+    """
+    ours = argparse.ArgumentParser(prog="python -m roll.pipeline", add_help=False, allow_abbrev=False)
+    ours.add_argument("--config-name", "-cn")
+    ours.add_argument("--config-path", "-cp")
+    ours.add_argument("--config-dir", "-cd")
+    given, rest = ours.parse_known_args(argv)
+    overrides = tuple(word for word in rest if not word.startswith("-") and ("=" in word or word.startswith("~")))
+    flags = tuple(word for word in rest if word not in overrides)
+    if given.config_name is None:
+        if {"--help", "-h"} & set(flags):
+            print(USAGE + "\n".join(f"  {name}" for name in experiments()))
+            raise SystemExit(0)
+        if not {"--hydra-help", "--version"} & set(flags):
+            raise ConfigError([Fault("--config-name", "missing", f"give one of: {', '.join(experiments())}")])
+        return CommandLine(None, flags, overrides)
+    option = "--config-path" if given.config_path else "--config-dir"
+    folder = given.config_path or given.config_dir
+    file = find_in(Path(folder).resolve(), given.config_name, option) if folder else find_experiment(given.config_name)
+    if given.config_path and given.config_dir:
+        flags += (f"--config-dir={given.config_dir}",)
+    return CommandLine(file, flags, overrides)
+
+
+def compose(argv: Sequence[str], check: Callable[[DictConfig, set[str]], None]) -> None:
+    """Compose what the command line asks for, and hand each configuration to `check`: one, or one for each job of a sweep.
+
+    Flags such as `--cfg` and `--info` print and hand over none.
+
+    Args:
+        argv: The words after the program's name.
+        check: Called with the composed configuration and the root keys that only `${...}` uses: those of presets, and ROLL's variables
+            where they stand in the file and not on the command line. It must not run the job.
+
+    Raises:
+        ConfigError: the name, Hydra's composition or an override is at fault.
+        RollError: what `check` raises.
+        SystemExit: 0 after help, 2 for a wrong flag.
+    """
+    line = parse(argv)
+    overrides = list(line.overrides)
+    passing: set[str] = set()
+    if line.file:
+        on_the_line = {_parsed(word).key_or_group for word in overrides}
+        passing = preset_names(line.file.parent.parent / PRESETS) | (set(VARIABLES) - on_the_line)
+        overrides = [_add_or_override(word, line.file.parent) for word in overrides]
+    with tempfile.TemporaryDirectory(prefix="roll-sweep-") as scratch:
+        quiet = [*QUIET, "hydra.run.dir=.", f"hydra.sweep.dir={scratch}", "hydra.sweep.subdir=."] if line.file else []
+        quiet += _search_path(line)
+        if line.file:
+            _refuse_partial_blocks(line.file, quiet, overrides)
+        _run_hydra(line.file, [*line.flags, *quiet, *overrides], lambda composed: check(composed, passing))
+
+
+def _run_hydra(file: Path | None, words: Sequence[str], task: Callable[[DictConfig], None]) -> None:
+    """Call `hydra.main` on `words`. Hydra prints an error and exits with 1; here the error itself comes out."""
+    argv, errors = sys.argv, io.StringIO()
+    path, name = (str(file.parent), file.stem) if file else (None, None)
+    sys.argv = ["roll.pipeline", *words]
+    try:
+        with contextlib.redirect_stderr(errors), _hydra_warnings():
+            hydra.main(version_base="1.3", config_path=path, config_name=name)(task)()
+    except SystemExit as stop:
+        if stop.code != 1:
+            sys.stderr.write(errors.getvalue())
+            raise
+        cause = stop.__context__
+        if not isinstance(cause, Exception):
+            raise ConfigError([Fault("command line", errors.getvalue().strip() or "Hydra stopped", "see --hydra-help")]) from None
+        raise (_translated(cause) or cause) from None
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as cause:
+        raise (_translated(cause) or ConfigError([Fault("command line", str(cause), "see --hydra-help")])) from None
+    else:
+        sys.stderr.write(errors.getvalue())
+    finally:
+        sys.argv = argv
+
+
+@contextlib.contextmanager
+def _hydra_warnings() -> Iterator[None]:
+    """ROLL's files have no `_self_` in their defaults. Its place is then the last, which is what they mean."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`", category=UserWarning)
+        yield
+
+
+def _search_path(line: CommandLine) -> list[str]:
+    """Lets `../config/deepspeed_zero3@_here_` find the shipped presets from a folder outside the examples."""
+    if line.file is None or line.file.is_relative_to(examples_folder()):
+        return []
+    if any(word.lstrip("+").startswith("hydra.searchpath") for word in line.overrides):
+        return []
+    return [f"hydra.searchpath=['file://{examples_folder() / PRESETS}']"]
+
+
+def _parsed(word: str) -> Override:
+    """
+    Raises:
+        ConfigError: the word does not follow Hydra's grammar.
+    """
+    try:
+        return OverridesParser.create().parse_override(word)
+    except HydraException as error:
+        reason = str(error).split("\n")[0]
+        key, _, value = word.partition("=")
+        remedy = "write key=value; quote a value with special characters: key='\\'a,b\\''"
+        if value == "~":
+            remedy = f"write {key}=null; ~ is null in files alone"
+        elif "(" in value:
+            remedy = f"quote it twice: '{key}=\"{value}\"'"
+        raise ConfigError([Fault("command line", f"'{word}' is not an override: {reason}", remedy)]) from None
+
+
+def _add_or_override(word: str, folder: Path) -> str:
+    """`key=value` as `++key=value`, unless it is Hydra's own, a group's choice, a deletion or an addition."""
+    override = _parsed(word)
+    key = override.key_or_group
+    plain = override.type is OverrideType.CHANGE and override.package is None
+    if not plain or key.split(".")[0] == "hydra" or "/" in key or (folder / key).is_dir():
+        return word
+    return f"++{word}"
+
+
+def _refuse_partial_blocks(file: Path, quiet: Sequence[str], overrides: Sequence[str]) -> None:
+    """A key set inside `strategy_config: ${deepspeed_zero3}` would replace the whole block by that one key.
+
+    Raises:
+        ConfigError: an override does that.
+    """
+    keys = [_parsed(word).key_or_group for word in overrides]
+    nested = [key for key in keys if "." in key and not key.startswith("hydra.")]
+    if not nested:
+        return
+    composed: list[DictConfig] = []
+    _run_hydra(file, quiet, composed.append)
+    faults = []
+    for key in nested:
+        node: object = OmegaConf.to_container(composed[0], resolve=False)
+        steps = key.split(".")
+        for depth, step in enumerate(steps[:-1], start=1):
+            node = node.get(step) if isinstance(node, dict) else None
+            if isinstance(node, str) and node.startswith("${"):
+                target = ".".join([node.removeprefix("${").removesuffix("}"), *steps[depth:]])
+                problem = f"{'.'.join(steps[:depth])} is {node}; setting one key inside would drop all the others"
+                faults.append(Fault(key, problem, f"set {target} instead"))
+    if faults:
+        raise ConfigError(faults)
+
+
+def _translated(cause: Exception) -> RollError | None:
+    """An error of composition as ours; None for an error that has nothing to do with it."""
+    if isinstance(cause, RollError):
+        return cause
+    if isinstance(cause, MarkedYAMLError):
+        mark = cause.problem_mark or cause.context_mark
+        place = f"{mark.name}:{mark.line + 1}" if mark else "YAML"
+        return ConfigError([Fault(place, f"this is not YAML: {cause.problem or cause.context}", "mend this line of the file")])
+    if isinstance(cause, YAMLError):
+        return ConfigError([Fault("YAML", f"the file cannot be read: {cause}", "mend the file")])
+    if isinstance(cause, OmegaConfBaseException):
+        return ConfigError([resolution_fault(cause)])
+    if isinstance(cause, MissingConfigException):
+        problem = " ".join(str(cause).split("Config search path")[0].split("Available options")[0].split())
+        remedy = f"correct the entry of `defaults`; presets are {', '.join(sorted(preset_names()))}, each as ../config/NAME@_here_; "
+        remedy += "shipped experiments are ../FOLDER/NAME@_here_, those beside the file NAME alone"
+        return ConfigError([Fault("defaults", problem, remedy)])
+    if isinstance(cause, HydraException):
+        inner = f": {cause.__cause__}" if cause.__cause__ else ""
+        problem = " ".join(f"{cause}{inner}".split("\n    full_key")[0].split())
+        return ConfigError(
+            [Fault("command line or defaults", problem, "correct the override or the entry of `defaults`; see --info defaults")]
+        )
+    return None

@@ -1,0 +1,67 @@
+"""Variables for every worker: `.deepspeed_env`, in the files where DeepSpeed's own launcher looks for it, and `system_envs`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from roll.config.derived.placement import model_roles
+from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
+from roll.errors import Fault
+
+NAME = ".deepspeed_env"
+PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
+"""Variables by which a worker knows its place; of all workers one value cannot be right."""
+
+
+def env_files() -> list[Path]:
+    """Where they may lie, the home folder first: what the working directory says of the same variable holds."""
+    return [Path.home() / NAME, Path.cwd() / NAME]
+
+
+def read_env_files(files: Sequence[Path]) -> tuple[dict[str, str], list[Fault]]:
+    """The variables of those files that exist, and the lines that cannot be used."""
+    variables: dict[str, str] = {}
+    faults: list[Fault] = []
+    for file in dict.fromkeys(files):
+        if not file.is_file():
+            continue
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            faults.append(Fault(str(file), f"it cannot be read: {error}", "mend it, or move it away"))
+            continue
+        for number, line in enumerate(map(str.strip, lines), 1):
+            if not line or line.startswith("#"):
+                continue
+            name, equals, value = line.removeprefix("export ").partition("=")
+            name, where = name.strip(), f"{file}:{number}"
+            if not equals or not name.isidentifier():
+                faults.append(Fault(where, f"'{line}' sets no variable", "write a line as NCCL_IB_DISABLE=1"))
+            elif name in PLACE:
+                faults.append(_of_its_place(where, name))
+            else:
+                variables[name] = _unquoted(value.strip())
+    return variables, faults
+
+
+def _unquoted(value: str) -> str:
+    """DeepSpeed's launcher hands the value to a shell, which takes quotes away."""
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
+
+
+def environment_faults(config: Config) -> list[Fault]:
+    """Names in `system_envs` that are none, or that are not for a configuration to set."""
+    sections: dict[str, Mapping[str, str]] = {"system_envs": config.system_envs}
+    sections |= {f"{name}.system_envs": role.system_envs for name, role in model_roles(config).items()}
+    if isinstance(config, RlvrConfig):
+        sections |= {f"rewards.{name}.system_envs": reward.system_envs for name, reward in config.rewards.items()}
+    names = [(f"{where}.{name}", name) for where, variables in sections.items() for name in variables]
+    faults = [Fault(where, f"'{name}' is no name of a variable", "write NAME: value") for where, name in names if not name.isidentifier()]
+    return faults + [_of_its_place(where, name) for where, name in names if name in PLACE]
+
+
+def _of_its_place(where: str, name: str) -> Fault:
+    remedy = "remove it; device_mapping (on the CPU: world_size) says which devices and how many workers"
+    return Fault(where, f"{name} tells a worker its place among the others", remedy)

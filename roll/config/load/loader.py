@@ -1,0 +1,95 @@
+"""A composed configuration to a checked, frozen one."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Collection
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
+from pydantic import ValidationError
+
+from roll.config.roll_v2.translate import referenced_text, translate
+from roll.config.schema.faults import schema_faults, shown
+from roll.config.schema.pipelines import PIPELINES, Config
+from roll.config.shipped import preset_names
+from roll.errors import ConfigError, Fault
+from roll.registry import nearest
+
+OWN = {"sft_train": "sft", "reward_train": "reward_model", "student": "distill", "beta": "dpo", "preference_loss": "dpo"}
+"""Root keys that tell which pipeline is meant where `pipeline` is not given."""
+
+
+class ConfigWarning(UserWarning):
+    """Something in the configuration that is accepted, but should be written differently."""
+
+
+def load_config(composed: DictConfig, passing: Collection[str] | None = None) -> Config:
+    """Resolve, translate from ROLL's words, and check.
+
+    Args:
+        composed: What Hydra made of the files and the command line, without its own `hydra` node.
+        passing: Root keys that only `${...}` uses and that are dropped then; the names of the shipped presets if not given.
+
+    Returns:
+        The configuration, of the class that `pipeline` names; `RlvrConfig` where it is not given.
+
+    Raises:
+        ConfigError: with every fault that the schema finds.
+
+    Warns:
+        ConfigWarning: for each key of ROLL's that has another name or no meaning here.
+    """
+    plain = _resolve(composed)
+    for name in preset_names() if passing is None else passing:
+        if not any(name in schema.model_fields for schema in PIPELINES.values()):
+            plain.pop(name, None)
+    done = translate(plain, referenced_text(OmegaConf.to_container(composed, resolve=False)))
+    for text in done.warnings:
+        warnings.warn(text, ConfigWarning, stacklevel=2)
+    return _check(done.values, done.faults)
+
+
+def _resolve(composed: DictConfig) -> dict[str, Any]:
+    try:
+        plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError([resolution_fault(error)]) from error
+    assert isinstance(plain, dict), "a composed configuration is a mapping"
+    return {str(key): value for key, value in plain.items()}
+
+
+def resolution_fault(error: OmegaConfBaseException) -> Fault:
+    """What OmegaConf found wrong while it put values in the place of `${...}` and `???`."""
+    place = str(error.full_key or error.key or "the configuration")
+    message = str(error).split("\n    full_key")[0].strip()
+    if isinstance(error, MissingMandatoryValue):
+        return Fault(place, "the value ??? was never given", f"give it in the file or as {place}=... on the command line")
+    if isinstance(error, InterpolationKeyError):
+        preset = next((name for name in preset_names() if f"'{name}'" in message), "deepspeed_zero3")
+        remedy = f"define that key, or add the preset that does to `defaults`: ../config/{preset}@_here_"
+        return Fault(place, message, remedy)
+    if isinstance(error, InterpolationResolutionError):
+        return Fault(place, message, "mend the expression in ${...}")
+    return Fault(place, message, "mend this key in the file or on the command line")
+
+
+def _check(values: dict[str, Any], faults: list[Fault]) -> Config:
+    pipeline = values.get("pipeline", "rlvr")
+    meant = [key for key in OWN if key in values]
+    if meant and "pipeline" not in values:
+        raise ConfigError([Fault("pipeline", f"missing, and {meant[0]} is given", f"add pipeline: {OWN[meant[0]]}"), *faults])
+    if pipeline not in PIPELINES:
+        known = ", ".join(PIPELINES)
+        hint = nearest(str(pipeline), list(PIPELINES))
+        raise ConfigError([Fault("pipeline", f"there is no pipeline {shown(pipeline)}{hint}", f"give one of: {known}"), *faults])
+    schema = PIPELINES[pipeline]
+    try:
+        config = schema.model_validate_json(json.dumps(values, default=str), strict=True)
+    except ValidationError as error:
+        raise ConfigError([*faults, *schema_faults(error, schema, values)]) from None
+    if faults:
+        raise ConfigError(faults)
+    return config

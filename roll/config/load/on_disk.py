@@ -1,0 +1,153 @@
+"""What the configuration needs of this machine: models, data, packages of kernels and trackers, the run folder, a checkpoint.
+
+Reads no more than a config.json and `.deepspeed_env`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from roll.config.derived.batch import learner
+from roll.config.derived.model_shape import ModelShape, config_file, read_shape
+from roll.config.derived.placement import model_roles
+from roll.config.derived.trackers import missing_packages
+from roll.config.load.env_file import NAME, env_files, read_env_files
+from roll.config.schema.engine import VllmStrategy
+from roll.config.schema.model import DataArgs
+from roll.config.schema.pipelines import Config
+from roll.config.schema.roles import Role
+from roll.errors import Fault
+
+HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+DATA_ENDINGS = (".json", ".jsonl", ".parquet", ".arrow")
+
+
+@dataclass
+class Found:
+    """What is there and what is not."""
+
+    faults: list[Fault] = field(default_factory=list)
+    missing: list[Fault] = field(default_factory=list)
+    """Models, data and packages that are not on this machine; faults unless it is a dry run."""
+    notes: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    """Of `.deepspeed_env`."""
+    shapes: dict[str, ModelShape] = field(default_factory=dict)
+    """By role, where the model's config.json is at hand."""
+
+
+def look(config: Config) -> Found:
+    """Check every path and every optional package of a configuration against this machine."""
+    found = Found()
+    _models(config, found)
+    for role_name, role in model_roles(config).items():
+        found.missing += _packages(role_name, role)
+    name, role = learner(config)
+    _files(f"{name}.data_args.file_name", role.data_args, found)
+    if config.validation and config.validation.data_args:
+        _files("validation.data_args.file_name", config.validation.data_args, found)
+    _run_folder(config, found)
+    _checkpoint(config, found)
+    found.missing += missing_packages(config)
+    found.environment, faults = read_env_files(env_files())
+    found.faults += faults
+    if found.environment:
+        found.notes.append(f"every worker gets {', '.join(found.environment)} from {NAME}; system_envs holds against it")
+    return found
+
+
+def _models(config: Config, found: Found) -> None:
+    seen: dict[str, ModelShape | None] = {}
+    for role_name, role in model_roles(config).items():
+        own = role.model_args.model_name_or_path
+        model, where = (own, f"{role_name}.model_args.model_name_or_path") if own else (config.pretrain, "pretrain")
+        if model not in seen:
+            seen[model] = _model(model, where, config.prompt_length + config.response_length, found)
+        shape = seen[model]
+        if shape:
+            found.shapes[role_name] = shape
+
+
+def _model(model: str, where: str, longest: int, found: Found) -> ModelShape | None:
+    file = config_file(model)
+    if file is None:
+        if _is_local(model) or not HUB_NAME.fullmatch(model):
+            found.missing.append(
+                Fault(where, f"there is no folder '{model}'", "give a folder with a config.json, or a Hub name such as Qwen/Qwen2.5-7B")
+            )
+        else:
+            found.notes.append(f"{where}: '{model}' is taken as a Hub name; it is not in the local cache, so no memory is estimated for it")
+        return None
+    if not file.is_file():
+        found.faults.append(Fault(where, f"'{model}' holds no config.json", "give the folder of a saved model"))
+        return None
+    try:
+        shape = read_shape(file)
+    except ValueError as error:
+        found.faults.append(Fault(where, f"{file} cannot be read: {error}", "save the model again, or give another folder"))
+        return None
+    if shape is None:
+        found.notes.append(f"{where}: '{model}' is of a kind whose size is not known from config.json; no memory is estimated for it")
+    elif shape.max_position_embeddings and longest > shape.max_position_embeddings:
+        problem = f"prompt_length + response_length = {longest}, but '{model}' has {shape.max_position_embeddings} positions"
+        found.faults.append(Fault("response_length", problem, f"keep their sum within {shape.max_position_embeddings}"))
+    return shape
+
+
+def _is_local(name: str) -> bool:
+    """Whether a name that does not exist was meant as a path of this machine."""
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1 or ("/" in name and Path(name).parent.is_dir())
+
+
+def _packages(name: str, role: Role) -> Iterator[Fault]:
+    """Optional packages that a role would miss. Only asks whether they are there; importing them would import torch."""
+    model, loads_by_transformers = role.model_args, not isinstance(role.strategy_args, VllmStrategy)
+    if name != "actor_infer" and model.attn_implementation == "fa2" and find_spec("flash_attn") is None:
+        problem = "fa2, but the package flash-attn is not installed"
+        remedy = "install it, or use auto: torch has a packed kernel of its own"
+        yield Fault(f"{name}.model_args.attn_implementation", problem, remedy)
+    if loads_by_transformers and model.liger and find_spec("liger_kernel") is None:
+        yield Fault(f"{name}.model_args.liger", "true, but the package liger-kernel is not installed", "install it, or remove the key")
+
+
+def _files(where: str, columns: DataArgs, found: Found) -> None:
+    alone = isinstance(columns.file_name, str)
+    names = [columns.file_name] if isinstance(columns.file_name, str) else list(columns.file_name)
+    for index, name in enumerate(names):
+        path = Path(name).expanduser()
+        place = where if alone else f"{where}[{index}]"
+        if path.exists():
+            if not os.access(path, os.R_OK):
+                found.faults.append(Fault(place, f"'{name}' may not be read", "change its permissions"))
+            elif path.is_file() and not name.endswith(DATA_ENDINGS):
+                found.faults.append(Fault(place, f"'{name}' is no data file", f"give a file that ends in {', '.join(DATA_ENDINGS)}"))
+        elif name.endswith(DATA_ENDINGS) or _is_local(name) or not HUB_NAME.fullmatch(name):
+            remedy = f"relative paths start at {Path.cwd()}; correct the path or make the file"
+            found.missing.append(Fault(place, f"there is no file '{name}'", remedy))
+
+
+def _run_folder(config: Config, found: Found) -> None:
+    folder = Path(config.output_dir)
+    nearest = folder.absolute()
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not config.output_dir.strip():
+        found.faults.append(Fault("output_dir", "'' names no folder", "give the run folder: ./output/my_run"))
+    elif not nearest.is_dir():
+        found.faults.append(Fault("output_dir", f"'{config.output_dir}' lies below the file {nearest}", "give another folder"))
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        found.faults.append(
+            Fault("output_dir", f"'{config.output_dir}' cannot be written: {nearest} is read-only for you", "give another folder")
+        )
+
+
+def _checkpoint(config: Config, found: Found) -> None:
+    name = config.resume_from_checkpoint
+    if name not in ("auto", "never") and not Path(name).is_dir():
+        remedy = "give the folder of a checkpoint (output_dir/checkpoints/step_N), auto, or never"
+        found.faults.append(Fault("resume_from_checkpoint", f"there is no folder '{name}'", remedy))

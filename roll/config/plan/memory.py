@@ -1,0 +1,197 @@
+"""Estimates of memory, from the model's shape, ZeRO's arithmetic and the token budget. Pure functions.
+
+With Φ parameters, mixed precision holds 2Φ bytes of weights, 2Φ of gradients and 12Φ of optimizer states
+(fp32 copy and two moments; Rajbhandari et al., ZeRO, 2020, section 3.1); fp32 holds 4Φ, 4Φ and the same 12Φ, for DeepSpeed
+copies fp32 weights, too, but 8Φ on stage 0. Stage 1 shares out the optimizer states over the ranks, stage 2 also gradients,
+stage 3 also weights. Under LoRA only the adapters have gradients and optimizer states. Activations follow Korthikanti et al.,
+2022, for fused attention.
+DeepSpeed's buffers are those of its configuration (`deepspeed/runtime/zero/config.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from roll.config.checks.deepspeed import deepspeed_config
+from roll.config.derived.model_shape import ModelShape
+from roll.config.derived.placement import RolePlan, sequence_parallel, tensor_parallel, vllm_config
+from roll.config.schema.engine import ZeroOptimization
+from roll.config.schema.model import ModelArgs
+from roll.config.schema.roles import Critic, Learner, Role
+
+GIB = 2**30
+LOGITS = 2**29
+"""Logits that exist at a time: 2 GiB in fp32, and half of it for their gradient in bf16. Each portion costs a read and a write of the
+head's gradient, and all but one are formed twice."""
+
+
+@dataclass(frozen=True)
+class RoleMemory:
+    """What one role holds on each of its devices (on the CPU: each rank)."""
+
+    device: Mapping[str, int]
+    """Bytes on the device by kind: weights, gradients, optimizer, buffers, activations, head, kv_cache."""
+    host: int = 0
+    """Bytes of host memory for each rank: what is offloaded."""
+    reserved_fraction: float | None = None
+    """vLLM: the share of the device that the engine takes for weights and KV cache together."""
+
+    @property
+    def device_total(self) -> int:
+        return sum(self.device.values())
+
+
+def head_tokens(vocabulary: int) -> int:
+    """Tokens whose logits are formed at a time: whole tiles of the matrix product, whatever the vocabulary."""
+    return max(128, LOGITS // vocabulary // 128 * 128)
+
+
+def estimate(plan: RolePlan, role: Role, shape: ModelShape, longest: int) -> RoleMemory:
+    """Memory of one rank's device.
+
+    Args:
+        longest: tokens of the longest sequence; a micro-batch is never smaller than one sequence. The ranks of sequence parallelism
+            share its tokens out, and those of tensor parallelism the layers.
+    """
+    engine = vllm_config(role)
+    width = 4 if role.model_args.dtype == "fp32" else 2
+    if engine:
+        weights = width * shape.parameters // engine.tensor_parallel_size
+        if plan.on_cpu:
+            return RoleMemory({"weights": weights, "kv_cache": int(engine.kv_cache_gib * GIB)})
+        least = longest * shape.kv_bytes(width, engine.tensor_parallel_size)
+        return RoleMemory({"weights": weights, "kv_cache": least}, reserved_fraction=engine.gpu_memory_utilization)
+    tokens = -(-max(plan.tokens_per_microbatch or 0, longest) // sequence_parallel(role))
+    is_trained = isinstance(role, Learner) and not role.model_args.lora_target
+    head = {} if isinstance(role, Critic) else {"head": head_bytes(shape, tokens, width, is_trained)}
+    shape = shape.part(tensor_parallel(role))
+    if isinstance(role, Learner):
+        states, host = _training_states(plan, role, shape)
+        recomputed = checkpointed_layers(role.model_args.gradient_checkpointing, shape.num_hidden_layers)
+        compiled = compiles(role.model_args, on_gpu=not plan.on_cpu)
+        return RoleMemory(states | {"activations": activations(shape, tokens, width, recomputed, compiled)} | head, host)
+    layer = layer_activations(shape, tokens, width, compiles(role.model_args, on_gpu=not plan.on_cpu))
+    settings = deepspeed_config(role)
+    if settings is None:
+        return RoleMemory({"weights": width * shape.parameters, "activations": layer} | head)
+    buffers = width * gathered(settings.zero_optimization, shape, plan.ranks)
+    return RoleMemory({"weights": width * shape.parameters // plan.ranks, "buffers": buffers, "activations": layer} | head)
+
+
+def _training_states(plan: RolePlan, role: Learner, shape: ModelShape) -> tuple[dict[str, int], int]:
+    """Bytes on the device by kind, and bytes moved to the host."""
+    settings = deepspeed_config(role)
+    assert settings is not None, "a role that trains runs on DeepSpeed"
+    zero, model, ranks = settings.zero_optimization, role.model_args, plan.ranks // tensor_parallel(role)
+    full, width = shape.parameters, 4 if model.dtype == "fp32" else 2
+    states = 8 if model.dtype == "fp32" and zero.stage == 0 else 12
+    if isinstance(role, Critic):
+        full = shape.valuing_parameters
+    trained = shape.adapter_parameters(model.lora_target, model.lora_rank) if model.lora_target else full
+    held = full + trained if model.lora_target else full
+    device = {
+        "weights": width * (held // (ranks if zero.stage == 3 else 1) + secondary(zero, held)),
+        "gradients": width * trained // (ranks if zero.stage >= 2 else 1),
+        "optimizer": states * trained // (ranks if zero.stage >= 1 else 1),
+        "buffers": width * (gathered(zero, shape, ranks) + bucketed(zero)),
+    }
+    host = 0
+    if zero.offload_optimizer and zero.offload_optimizer.device != "none":
+        if zero.stage > 1:
+            del device["gradients"]
+        host = beside_offloaded(zero, width) * trained // ranks
+    for kind, offload in (("optimizer", zero.offload_optimizer), ("weights", zero.offload_param)):
+        if offload and offload.device != "none":
+            moved = device.pop(kind)
+            host += moved if offload.device == "cpu" else 0
+    return device, host
+
+
+def secondary(zero: ZeroOptimization, held: int) -> int:
+    """Weights in a rank's part of the second copy that the ranks of a host share (ZeRO++, hpZ)."""
+    sharers = _or_its_own(zero, "zero_hpz_partition_size", 1)
+    return held // sharers if sharers > 1 else 0
+
+
+def beside_offloaded(zero: ZeroOptimization, width: int) -> int:
+    """Bytes of host memory for each parameter whose optimizer states are offloaded, beside these.
+
+    Gradients as they add up and, unless swapped to NVMe, in fp32 for the update; below stage 3 the new weights on their way back.
+    """
+    swapped = zero.offload_optimizer is not None and zero.offload_optimizer.device == "nvme"
+    return width * (1 if zero.stage == 3 else 2) + (0 if swapped else 4)
+
+
+def gathered(zero: ZeroOptimization, shape: ModelShape, ranks: int) -> int:
+    """Parameters that a rank of stage 3 has whole at a time: as many as it may keep, or the largest, which is the embedding or the head."""
+    if zero.stage < 3 or ranks == 1:
+        return 0
+    may = _or_its_own(zero, "stage3_max_live_parameters", 10**9)
+    return min(shape.parameters, max(may, shape.vocab_size * shape.hidden_size))
+
+
+def bucketed(zero: ZeroOptimization) -> int:
+    """Gradients in the buckets that are reduced at a time; below stage 3, one more is filled meanwhile where the two overlap."""
+    if zero.stage == 0 or not _or_its_own(zero, "contiguous_gradients", True):
+        return 0
+    return _or_its_own(zero, "reduce_bucket_size", 5 * 10**8) * (2 if zero.stage < 3 and _or_its_own(zero, "overlap_comm", False) else 1)
+
+
+def _or_its_own(zero: ZeroOptimization, key: str, default: int) -> int:
+    """What is given, or DeepSpeed's own choice where nothing is, or `auto`."""
+    given = (zero.model_extra or {}).get(key, "auto")
+    return default if given == "auto" else int(given)
+
+
+def layer_activations(shape: ModelShape, tokens: int, width: int, compiled: bool) -> int:
+    """What one layer keeps for its backward pass.
+
+    Its input, two norms, q, k, v, attention's output and its projection, the gated MLP: two products, the activation
+    and their product. Compiled, norms and the MLP's elementwise parts are formed again from what they are made of.
+    """
+    query, key = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+    if compiled:
+        return width * tokens * (2 * shape.hidden_size + 2 * query + 2 * key + 2 * shape.intermediate_size)
+    return width * tokens * (5 * shape.hidden_size + 2 * query + 2 * key + 4 * shape.intermediate_size)
+
+
+def activations(shape: ModelShape, tokens: int, width: int, checkpointed: int, compiled: bool) -> int:
+    """A checkpointed layer keeps its input alone, and one of them at a time is recomputed."""
+    layer = layer_activations(shape, tokens, width, compiled)
+    kept = (shape.num_hidden_layers - checkpointed) * layer
+    return kept + checkpointed * width * tokens * shape.hidden_size + (layer if checkpointed else 0)
+
+
+def head_bytes(shape: ModelShape, tokens: int, width: int, is_trained: bool) -> int:
+    """Logits of a chunk, their gradient, and the head's gradient in fp32 and rounded."""
+    return logit_bytes(shape, tokens, width) + is_trained * (4 + width) * shape.vocab_size * shape.hidden_size
+
+
+def logit_bytes(shape: ModelShape, tokens: int, width: int) -> int:
+    """Of the logits that exist at a time in fp32, and of their gradient."""
+    return (4 + width) * min(head_tokens(shape.vocab_size), tokens) * shape.vocab_size
+
+
+def fewest_checkpointed(spare: int, layers: int, layer: int) -> int:
+    """Layers that must be recomputed.
+
+    Args:
+        spare: bytes that would stay free if all were; negative if they would not do.
+        layer: bytes that a layer keeps more if it is not.
+    """
+    return max(0, layers - max(0, spare) // max(1, layer))
+
+
+def checkpointed_layers(wish: str | int, layers: int) -> int:
+    """Layers that `gradient_checkpointing` says; for `auto` all, which is where it starts."""
+    return min(wish, layers) if isinstance(wish, int) else 0 if wish == "none" else layers
+
+
+def compiles(model_args: ModelArgs, on_gpu: bool) -> bool:
+    """Whether decoder layers are compiled.
+
+    A recomputed layer must drop out the same again, which compiled code does not promise; Liger fuses by hand.
+    """
+    wish = model_args.compile_layers
+    return wish if isinstance(wish, bool) else on_gpu and model_args.lora_dropout == 0 and not model_args.liger

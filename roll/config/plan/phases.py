@@ -1,0 +1,69 @@
+"""Memory of a device by piece of work, where roles take turns on it. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from roll.config.plan.memory import RoleMemory
+from roll.config.plan.plan import Plan
+
+WHILE_IT_WORKS = ("activations", "head", "kv_cache")
+"""What a role holds during a pass, or while it generates, alone."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One piece of work on a device."""
+
+    name: str
+    """`generation`, `reference`, `teacher`, `critic`, `training`, `weight sync`; `all at once` where nobody takes turns."""
+    held: int
+    """Bytes, without what an engine reserves beyond its weights and the KV cache of one sequence."""
+    reserved_fraction: float | None = None
+    """The share of the device that an engine takes, weights and KV cache together, if it generates then."""
+
+
+def misfits(plan: Plan, gpu_memory: float) -> list[str]:
+    """Pieces of work that need more than a GPU's bytes, on the first such device.
+
+    Or an engine whose share has no room for one whole sequence beside its weights.
+    """
+    for device in plan.devices:
+        found = [phase for phase in phases(plan, device) if phase.held > gpu_memory * (phase.reserved_fraction or 1.0)]
+        if found:
+            return [f"{phase.name} on device {device}" for phase in found]
+    return []
+
+
+def phases(plan: Plan, device: int) -> list[Phase]:
+    """What the roles on a device hold in each piece of work, of those roles whose model's shape is known.
+
+    Roles that take no turns are there in all of them.
+    """
+    here = {name: memory for name, memory in plan.memory.items() if device in plan.roles[name].all_devices}
+    movers = {name for name in here if not plan.turns.get(name, frozenset()).isdisjoint(here)}
+    stays = {name: memory for name, memory in here.items() if name not in movers}
+    if not movers:
+        return [_phase("all at once", stays)]
+    return [_phase(name, stays | present) for name, present in _work({name: here[name] for name in movers})]
+
+
+def _work(movers: Mapping[str, RoleMemory]) -> Iterator[tuple[str, dict[str, RoleMemory]]]:
+    """Each piece of work, with the roles that take turns and are there for it."""
+    infer, train = movers.get("actor_infer"), movers.get("actor_train")
+    if infer:
+        yield "generation", {"actor_infer": infer}
+    yield from ((name, {name: movers[name]}) for name in ("reference", "teacher", "critic") if name in movers)
+    yield from (("training", {name: movers[name]}) for name in ("actor_train", "student") if name in movers)
+    if train and infer:
+        yield "weight sync", {"actor_train": _idle(train), "actor_infer": _idle(infer)}
+
+
+def _idle(memory: RoleMemory) -> RoleMemory:
+    return RoleMemory({kind: size for kind, size in memory.device.items() if kind not in WHILE_IT_WORKS}, memory.host)
+
+
+def _phase(name: str, present: Mapping[str, RoleMemory]) -> Phase:
+    reserved = [memory.reserved_fraction for memory in present.values() if memory.reserved_fraction]
+    return Phase(name, sum(memory.device_total for memory in present.values()), max(reserved, default=None))

@@ -1,0 +1,111 @@
+"""What a checked configuration amounts to: roles on devices, batch arithmetic, the reference, memory. Pure but for looking at paths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from roll.config.checks.deepspeed import deepspeed_faults
+from roll.config.checks.experiment import agreement_faults, agreement_warnings, uses_reference
+from roll.config.checks.sequence_parallel import sequence_parallel_faults
+from roll.config.checks.tensor_parallel import tensor_parallel_faults
+from roll.config.derived.batch import BatchPlan, batch_faults, plan_batch
+from roll.config.derived.placement import RolePlan, model_roles, place, placement_faults, placement_warnings, turns
+from roll.config.load.env_file import environment_faults
+from roll.config.load.on_disk import Found, look
+from roll.config.plan.memory import RoleMemory, estimate
+from roll.config.schema.offline import DpoConfig
+from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
+from roll.errors import ConfigError, Fault
+
+ReferencePlan = Literal["unused", "role", "adapter_off"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that follows from a configuration before anything starts."""
+
+    roles: Mapping[str, RolePlan]
+    """Groups of workers to start, by name: the roles with a model, then `rewards.<domain>`. A reference that is unused is not here."""
+    batch: BatchPlan
+    reference: ReferencePlan
+    """Where reference log-probs come from: nowhere, the role `reference`, or `actor_train` with its adapter off."""
+    nodes: int
+    """Nodes that the devices span; 0 on the CPU."""
+    memory: Mapping[str, RoleMemory]
+    """By role, where the model's shape is known."""
+    turns: Mapping[str, frozenset[str]]
+    """For each role that leaves its devices to others between its pieces of work, those others."""
+    notes: tuple[str, ...]
+    """What the plan could not know, or decided from the configuration."""
+    warnings: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of every worker that stand in `.deepspeed_env`."""
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Every device that a role uses, in order."""
+        return tuple(sorted({device for role in self.roles.values() for device in role.all_devices}))
+
+
+def make_plan(config: Config) -> Plan:
+    """Check what the schema cannot, and plan.
+
+    Models, data files and packages that are missing are faults of a run. In a dry run, which may happen on another machine, they are
+    warnings.
+
+    Raises:
+        ConfigError: with every fault found.
+    """
+    faults = [*placement_faults(config), *agreement_faults(config), *deepspeed_faults(config), *batch_faults(config)]
+    found = look(config)
+    faults += [
+        *environment_faults(config),
+        *found.faults,
+        *sequence_parallel_faults(config, found.shapes),
+        *tensor_parallel_faults(config, found.shapes),
+    ]
+    warnings = [*placement_warnings(config), *agreement_warnings(config)]
+    if config.dry_run:
+        warnings += [f"{fault.place}: {fault.problem}; {fault.remedy}" for fault in found.missing]
+    else:
+        faults += found.missing
+    if faults:
+        raise ConfigError(_unique(faults))
+    return _plan(config, found, warnings)
+
+
+def _plan(config: Config, found: Found, warnings: list[str]) -> Plan:
+    batch = plan_batch(config)
+    reference = _reference(config)
+    models = {name: role for name, role in model_roles(config).items() if name != "reference" or reference == "role"}
+    roles = {name: place(name, role, batch.longest_unit) for name, role in models.items()}
+    memory = {
+        name: estimate(roles[name], role, found.shapes[name], batch.longest_unit) for name, role in models.items() if name in found.shapes
+    }
+    warnings += [_tight_budget(role, batch) for role in roles.values() if 0 < (role.tokens_per_microbatch or 0) < batch.longest_unit]
+    if isinstance(config, RlvrConfig):
+        roles |= {
+            f"rewards.{name}": RolePlan(f"rewards.{name}", "reward", ((),) * reward.world_size) for name, reward in config.rewards.items()
+        }
+    last = max((device for role in roles.values() for device in role.all_devices), default=-1)
+    nodes = -(-(last + 1) // config.num_gpus_per_node)
+    return Plan(roles, batch, reference, nodes, memory, turns(config, roles), tuple(found.notes), tuple(warnings), found.environment)
+
+
+def _reference(config: Config) -> ReferencePlan:
+    if not isinstance(config, RlvrConfig | DpoConfig) or not uses_reference(config):
+        return "unused"
+    return "role" if config.reference else "adapter_off"
+
+
+def _tight_budget(role: RolePlan, batch: BatchPlan) -> str:
+    unit = "sequence" if batch.longest_unit == batch.longest_sequence else "pair"
+    longest = f"the longest {unit}, {batch.longest_unit} tokens, which then runs alone"
+    return f"{role.name}.max_tokens_per_microbatch: {role.tokens_per_microbatch} is less than {longest}"
+
+
+def _unique(faults: list[Fault]) -> list[Fault]:
+    return list(dict.fromkeys(faults))

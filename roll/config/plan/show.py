@@ -1,0 +1,146 @@
+"""A plan on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from roll.config.derived.batch import has_pairs, sequences_per_update
+from roll.config.derived.placement import RolePlan
+from roll.config.plan.memory import GIB
+from roll.config.plan.phases import Phase, misfits, phases
+from roll.config.plan.plan import Plan
+from roll.config.schema.offline import DpoConfig
+from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
+
+REFERENCE = {
+    "unused": "none, no term of the loss or the reward uses them; a reference role is not started",
+    "role": "the role reference",
+    "adapter_off": "actor_train with its adapter off",
+}
+
+
+def show_plan(config: Config, plan: Plan, console: Console) -> None:
+    """Print roles, batch arithmetic and memory."""
+    console.print(
+        f"[bold]{config.exp_name}[/bold]: {config.max_steps} steps of {config.pipeline}, into {config.output_dir}", highlight=False
+    )
+    console.print(_roles(plan))
+    for line in _arithmetic(config, plan):
+        console.print(line, highlight=False, markup=False)
+    if plan.memory:
+        console.print(_memory(plan))
+        for line in device_lines(plan):
+            console.print(line, highlight=False, markup=False)
+        if config.gpu_memory_gib:
+            console.print(verdict(plan, config.gpu_memory_gib), highlight=False, markup=False)
+    for note in plan.notes:
+        console.print(f"note: {note}", highlight=False, markup=False)
+
+
+def _roles(plan: Plan) -> Table:
+    table = Table(title="Roles", title_justify="left")
+    for column in ("role", "strategy", "ranks", "devices", "tokens of a micro-batch"):
+        table.add_column(column)
+    for name, role in plan.roles.items():
+        tokens = f"{role.tokens_per_microbatch:,}" if role.tokens_per_microbatch else "-"
+        table.add_row(name, role.strategy, _ranks(role), _devices(role), tokens)
+    return table
+
+
+def _ranks(role: RolePlan) -> str:
+    return f"{role.ranks} = {role.replicas} x {role.replica_size}" if role.replica_size > 1 else str(role.ranks)
+
+
+def _devices(role: RolePlan) -> str:
+    if role.on_cpu:
+        return "CPU"
+    width = f", {role.tensor_parallel} for each engine" if role.tensor_parallel > 1 else ""
+    return ranges(sorted(role.all_devices)) + width
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`0-3, 6` for 0, 1, 2, 3, 6."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
+def _arithmetic(config: Config, plan: Plan) -> list[str]:
+    batch = plan.batch
+    lines = [f"Nodes: {plan.nodes} of {config.num_gpus_per_node} devices"] if plan.nodes else []
+    if isinstance(config, RlvrConfig):
+        samples = config.num_return_sequences_in_group
+        lines.append(f"A step: {batch.prompts_per_step} prompts x {samples} samples = {batch.sequences_per_step} sequences")
+        kind = "synchronous" if not config.async_generation_ratio else f"up to {config.async_generation_ratio:g} steps ahead of training"
+        lines.append(f"Generation: {kind}")
+        lines.append(f"Reference log-probs: {REFERENCE[plan.reference]}")
+    if isinstance(config, DpoConfig):
+        lines.append(f"Reference log-probs: {REFERENCE[plan.reference]}, {config.reference_log_probs}")
+    units = "pairs" if has_pairs(config) else "sequences"
+    lines.append(f"Training: {_updates(batch.updates_per_step)} a step, of {batch.sequences_per_update} {units}")
+    if isinstance(config, RlvrConfig) and config.critic:
+        learnt = sequences_per_update(config.critic)
+        updates = batch.sequences_per_step // learnt * config.ppo_epochs
+        alone = f"; alone in the first {config.critic_warmup} steps" if config.critic_warmup else ""
+        lines.append(f"Critic: {_updates(updates)} a step, of {learnt} sequences{alone}")
+    lines.append(f"Longest sequence: {config.prompt_length} + {config.response_length} = {batch.longest_sequence} tokens")
+    return lines
+
+
+def _updates(count: int) -> str:
+    return "1 update" if count == 1 else f"{count} updates"
+
+
+def _memory(plan: Plan) -> Table:
+    kinds = list(dict.fromkeys(kind for memory in plan.memory.values() for kind in memory.device))
+    table = Table(title="Memory of each device of a role, in GiB, estimated", title_justify="left")
+    table.add_column("role")
+    for column in (*kinds, "sum", "host"):
+        table.add_column(column.replace("_", " "), justify="right")
+    for name, memory in plan.memory.items():
+        cells = [_gib(memory.device[kind]) if kind in memory.device else "-" for kind in kinds]
+        reserved = f"; {memory.reserved_fraction:.0%} of the device with the KV cache" if memory.reserved_fraction else ""
+        table.add_row(name, *cells, _gib(memory.device_total) + reserved, _gib(memory.host) if memory.host else "-")
+    return table
+
+
+def device_lines(plan: Plan) -> list[str]:
+    """Devices that hold the same, and what: by piece of work where roles take turns."""
+    groups: dict[tuple[Phase, ...], list[int]] = {}
+    for device in plan.devices:
+        groups.setdefault(tuple(phases(plan, device)), []).append(device)
+    if not groups:
+        total = sum(memory.device_total * plan.roles[name].ranks for name, memory in plan.memory.items())
+        return [f"The CPU holds at most, with all roles at once: {_gib(total)} GiB"]
+    return [f"Device {ranges(devices)} holds at most: {_phases(found)}" for found, devices in groups.items()]
+
+
+def verdict(plan: Plan, gpu_memory_gib: float) -> str:
+    """Whether all of it fits into GPUs of this size, by the estimate."""
+    wrong = misfits(plan, gpu_memory_gib * GIB)
+    size = f"GPUs of {gpu_memory_gib:g} GiB, by the estimate"
+    if not wrong:
+        return f"It fits into {size}"
+    remedy = "more GPUs, ZeRO-3, offload, a larger tensor_parallel_size, or a smaller max_tokens_per_microbatch"
+    return f"warning: too much for {size}: {', '.join(wrong)}; {remedy}"
+
+
+def _phases(found: Sequence[Phase]) -> str:
+    return ", ".join(f"{phase.name} {_held(phase)}" for phase in found)
+
+
+def _held(phase: Phase) -> str:
+    reserved = f" ({phase.reserved_fraction:.0%} of the device with the KV cache)" if phase.reserved_fraction else ""
+    return f"{_gib(phase.held)} GiB{reserved}"
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f}"

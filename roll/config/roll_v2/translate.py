@@ -1,0 +1,224 @@
+"""A plain configuration in ROLL's words to the same configuration in ours. Pure: returns a new mapping, warnings and faults."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from roll.config.derived.devices import FORMS, parse_devices
+from roll.config.derived.trackers import TRACKERS
+from roll.config.roll_v2.keys import HOLDS, IGNORED, MEANINGS, READ_AS, REFUSED, REWARD_CLASSES, ROLE, ROLES, VALUES, VARIABLES
+from roll.config.schema.faults import shown
+from roll.config.schema.fields import dotted
+from roll.config.schema.pipelines import PIPELINES
+from roll.config.shipped import known_rewards
+from roll.errors import Fault
+
+COLUMNS = ("messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system")
+"""Keys of `data_args` that name a column of what is read."""
+KNOWN = {place.split(".")[0] for place in (*IGNORED, *REFUSED, *READ_AS)} | {
+    key for schema in PIPELINES.values() for key in schema.model_fields
+}
+"""Root keys that mean something by themselves; any other that `${...}` uses is a variable of the file's own."""
+
+
+@dataclass
+class Translation:
+    """What became of a configuration."""
+
+    values: dict[str, Any]
+    warnings: list[str] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+
+def translate(plain: dict[str, Any], references: str) -> Translation:
+    """Bring ROLL's keys, values and device expressions into the schema's form.
+
+    Args:
+        plain: The composed and resolved configuration; left as it is.
+        references: Text of the unresolved configuration, in which `${name}` shows the use of a variable.
+    """
+    done = Translation(copy.deepcopy(plain))
+    for name in list(done.values):
+        if (name in VARIABLES or name not in KNOWN) and (f"${{{name}}}" in references or f"${{{name}." in references):
+            del done.values[name]
+    _rewards(done)
+    _tracker_kwargs(done)
+    _ignored(done)
+    _refused(done)
+    _read_as(done)
+    _values(done)
+    _held_out_columns(done)
+    _ulysses(done)
+    _backend_timeout(done)
+    _strategies(done)
+    _devices(done)
+    return done
+
+
+def _matches(values: Any, pattern: Sequence[str], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Places that a pattern finds in the values, each with the block that holds its last step."""
+    if not isinstance(values, dict):
+        return
+    names = {"*": tuple(values), ROLE: ROLES}.get(pattern[0], (pattern[0],))
+    for step in (name for name in names if name in values):
+        if len(pattern) == 1:
+            yield (*above, step), values
+        else:
+            yield from _matches(values[step], pattern[1:], (*above, step))
+
+
+def _ignored(done: Translation) -> None:
+    for pattern, reason in IGNORED.items():
+        for place, block in _matches(done.values, pattern.split(".")):
+            done.warnings.append(f"{dotted(place)}: {_unless_secret(place, block.pop(place[-1]))} is ignored; {reason}")
+
+
+def _unless_secret(place: tuple[str, ...], value: Any) -> str:
+    """A value for a message, which may end up in a log that others read."""
+    return "the key" if place[-1].endswith(("api_key", "login_kwargs")) else shown(value)
+
+
+def _refused(done: Translation) -> None:
+    for pattern, instead in REFUSED.items():
+        for place, block in _matches(done.values, pattern.split(".")):
+            value = block.pop(place[-1])
+            if value is None or value == HOLDS.get(pattern):
+                done.warnings.append(f"{dotted(place)}: {shown(value)} is what holds anyway; remove the key")
+            else:
+                problem = f"{_unless_secret(place, value)} has no counterpart here"
+                done.faults.append(Fault(dotted(place), problem, f"remove it; {instead}"))
+
+
+def _read_as(done: Translation) -> None:
+    for pattern, new in READ_AS.items():
+        for place, block in _matches(done.values, pattern.split(".")):
+            value, target = block.pop(place[-1]), new.replace(ROLE, place[0])
+            meanings = MEANINGS.get(pattern)
+            if meanings is None:
+                _say(done, place, value, target, value)
+            elif not isinstance(value, str | bool) or value not in meanings:
+                done.faults.append(Fault(dotted(place), f"{shown(value)} has no counterpart here", f"remove it and set {target}"))
+            elif meanings[value] is None:
+                done.warnings.append(f"{dotted(place)}: {shown(value)} is what holds anyway; it is {target} here; remove the key")
+            else:
+                _say(done, place, value, target, meanings[value])
+
+
+def _say(done: Translation, place: tuple[str, ...], value: Any, target: str, meaning: Any) -> None:
+    """Put under its own name what a key of ROLL's says; a fault where something else stands there already."""
+    *above, key = target.split(".")
+    block: Any = done.values
+    for step in above:
+        block = block.setdefault(step, {}) if isinstance(block, dict) else None
+    if not isinstance(block, dict):
+        return  # The schema says what is wrong with what stands in a block's place.
+    if block.setdefault(key, meaning) != meaning:
+        problem = f"{shown(value)}, but {target} is {shown(block[key])}"
+        done.faults.append(Fault(dotted(place), problem, f"remove it; {target} says it here"))
+    else:
+        done.warnings.append(f"{dotted(place)}: {shown(value)} is read as {target}={meaning}; write it so")
+
+
+def _values(done: Translation) -> None:
+    for pattern, translations in VALUES.items():
+        for place, block in _matches(done.values, pattern.split(".")):
+            old = block[place[-1]]
+            if isinstance(old, str | bool | None) and old in translations:
+                block[place[-1]] = translations[old]
+                done.warnings.append(f"{dotted(place)}: {shown(old)} is read as {translations[old]}; write it so")
+
+
+def _held_out_columns(done: Translation) -> None:
+    """Held-out rows whose columns are not named have those of the rows that are learnt from, and their template."""
+    held_out = [block["data_args"] for _, block in _matches(done.values, ("validation", "data_args"))]
+    learnt = [(name, block["data_args"]) for (name, _), block in _matches(done.values, (ROLE, "data_args"))]
+    if not held_out or not learnt or not isinstance(held_out[0], dict) or any(name in held_out[0] for name in COLUMNS):
+        return
+    name, source = learnt[0]
+    taken = {key: source[key] for key in (*COLUMNS, "template") if isinstance(source, dict) and key in source and key not in held_out[0]}
+    if any(key in COLUMNS for key in taken):
+        held_out[0].update(taken)
+        said = ", ".join(f"{key}: {value}" for key, value in taken.items())
+        done.warnings.append(f"validation.data_args: names no columns; read with those of {name}.data_args ({said}); write it so")
+
+
+def _ulysses(done: Translation) -> None:
+    """`model_args.ulysses_size` is DeepSpeed's `sequence_parallel_size`; backends that score or generate have no use for it."""
+    for place, block in _matches(done.values, (ROLE, "model_args", "ulysses_size")):
+        value, strategy = block.pop(place[-1]), done.values[place[0]].get("strategy_args")
+        if isinstance(strategy, dict) and strategy.get("strategy_name") == "deepspeed_train":
+            _say(done, place, value, f"{place[0]}.strategy_args.strategy_config.sequence_parallel_size", value)
+        else:
+            done.warnings.append(f"{dotted(place)}: {shown(value)} is ignored; deepspeed_train alone shares sequences out")
+
+
+def _backend_timeout(done: Translation) -> None:
+    """`backend_timeout`, minutes of one role, is `deadlines.collective`, seconds of all: the longest. What is given there goes before."""
+    found = [(place, block.pop(place[-1])) for place, block in _matches(done.values, (ROLE, "backend_timeout"))]
+    minutes = [value for _, value in found if isinstance(value, int | float) and not isinstance(value, bool) and value > 0]
+    deadlines = done.values.setdefault("deadlines", {}) if minutes else None
+    seconds = deadlines.setdefault("collective", 60 * max(minutes)) if isinstance(deadlines, dict) else None
+    for place, value in found:
+        if value in minutes:
+            said = f"deadlines.collective, which holds for all roles, is {shown(seconds)} s; write it so"
+            done.warnings.append(f"{dotted(place)}: {shown(value)} min; {said}")
+        else:
+            done.faults.append(Fault(dotted(place), f"{shown(value)} is no number of minutes", "use deadlines.collective, in seconds"))
+
+
+def _rewards(done: Translation) -> None:
+    """`worker_cls` names the reward function, unless `reward` does. A class without a counterpart here scores nothing, which is a fault."""
+    for place, block in _matches(done.values, ("rewards", "*", "worker_cls")):
+        class_path = str(block.pop("worker_cls"))
+        name = REWARD_CLASSES.get(class_path.rpartition(".")[2])
+        if "reward" in block:
+            done.warnings.append(f"{dotted(place)}: {shown(class_path)} is ignored; reward says what scores this domain")
+        elif name:
+            if name != place[1]:
+                block["reward"] = name
+            done.warnings.append(f"{dotted(place)}: read as reward={name}; write it so")
+        else:
+            domain = dotted(place[:-1])
+            remedy = f"set {domain}.reward to {', '.join(known_rewards())} or to your own package.module:function, or drop ~{domain}"
+            done.faults.append(Fault(dotted(place), f"{shown(class_path)} has no counterpart here", remedy))
+
+
+def _tracker_kwargs(done: Translation) -> None:
+    """ROLL gives the one tracker's arguments directly; here they stand under the tracker's name."""
+    tracker, arguments = done.values.get("track_with", "tensorboard"), done.values.get("tracker_kwargs")
+    if not isinstance(tracker, str) or not isinstance(arguments, dict) or not arguments or any(name in TRACKERS for name in arguments):
+        return
+    done.values["tracker_kwargs"] = {} if tracker == "none" else {tracker: arguments}
+    done.warnings.append(f"tracker_kwargs: read as tracker_kwargs.{tracker}; put the arguments under the tracker's name")
+
+
+def _strategies(done: Translation) -> None:
+    """`strategy_config: ~` means the defaults; `dtype` among vLLM's arguments is the role's own `model_args.dtype`."""
+    for _, block in _matches(done.values, (ROLE, "strategy_args", "strategy_config")):
+        if block["strategy_config"] is None and block.get("strategy_name") in ("hf_infer", "vllm"):
+            del block["strategy_config"]
+    for place, block in _matches(done.values, (ROLE, "strategy_args", "strategy_config", "dtype")):
+        value = block.pop("dtype")
+        short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(str(value), value)
+        _say(done, place, value, f"{place[0]}.model_args.dtype", short)
+
+
+def _devices(done: Translation) -> None:
+    for place, block in _matches(done.values, (ROLE, "device_mapping")):
+        text = block["device_mapping"]
+        if not isinstance(text, str):
+            continue
+        try:
+            block["device_mapping"] = parse_devices(text)
+        except ValueError as error:
+            done.faults.append(Fault(dotted(place), f"{shown(text)} is not a list of devices: {error}", f"write {FORMS}"))
+            block["device_mapping"] = None
+
+
+def referenced_text(raw: Any) -> str:
+    """Text in which the interpolations of an unresolved configuration can be looked up."""
+    return json.dumps(raw, default=str)

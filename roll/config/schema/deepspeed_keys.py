@@ -1,0 +1,160 @@
+"""The keys of DeepSpeed 0.19's configuration: those that go through to it, and those that are not taken, and why. Reads names only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from roll.config.schema.kinds import BLOCK, COUNT, FLAG, NUMBER, PRECISION, SIZE, Kind
+from roll.errors import Fault
+from roll.registry import nearest
+
+STAGES = "DeepSpeed reads it of a PipelineModule, a list of layers, alone: of transformers' models it ignores it, and trains without stages"
+EXPERTS = "DeepSpeed's AutoEP finds no experts in a model as it is given here, ignores the block, and every rank keeps all of them"
+OTHER_PROGRAM = "it is a key of Accelerate, which starts nothing here"
+TENSORS = "use tensor_parallel: {autotp_size: ...}"
+SHARD = "use ZeRO-3, tensor_parallel or sequence_parallel_size"
+SHARDS_AT_LOAD = ("with stage 3 a model is always sharded as it loads", "stage says the rest")
+TRACKERS = ("metrics have trackers of their own", "use track_with")
+
+REFUSED: Mapping[str, tuple[str, str]] = {
+    "pipeline": (STAGES, SHARD),
+    "pipeline_parallel_size": (STAGES, SHARD),
+    "expert_parallel": (EXPERTS, SHARD),
+    "autotp_size": ("it stands in a block of its own", TENSORS),
+    "tensor_parallel_size": ("that is vLLM's key", TENSORS),
+    "optimizer": ("the role makes its optimizer", "use training_args.optimizer, learning_rate, weight_decay, adam_beta1, ..."),
+    "scheduler": ("the role makes its schedule", "use training_args.lr_scheduler_type and warmup_steps"),
+    "tensorboard": TRACKERS,
+    "wandb": TRACKERS,
+    "comet": TRACKERS,
+    "csv_monitor": TRACKERS,
+    **dict.fromkeys(
+        (
+            "prescale_gradients",
+            "gradient_predivide_factor",
+            "sparse_gradients",
+            "flops_profiler",
+            "comms_logger",
+            "dump_state",
+            "memory_breakdown",
+            "elasticity",
+            "curriculum_learning",
+            "data_efficiency",
+            "compression_training",
+            "hybrid_engine",
+            "compile",
+            "autotuning",
+            "disable_allgather",
+            "seq_parallel_communication_data_type",
+        ),
+        ("it is not handed on: nothing here was run with it", "docs/deepspeed.md says what was"),
+    ),
+    "amp": ("model_args.dtype says the precision", "set that to fp16 or bf16"),
+    "torch_autocast": ("model_args.dtype says the precision", "set that to fp16 or bf16"),
+    "zero_stage": (OTHER_PROGRAM, "use zero_optimization: {stage: ...}"),
+    "zero3_init_flag": SHARDS_AT_LOAD,
+    "zero3_save_16bit_model": ("the model is always exported whole, in its dtype", "see save_at_end"),
+    "offload_optimizer_device": (OTHER_PROGRAM, "use zero_optimization: {offload_optimizer: {device: ...}}"),
+    "offload_param_device": (OTHER_PROGRAM, "use zero_optimization: {offload_param: {device: ...}}"),
+    "offload_optimizer_nvme_path": (OTHER_PROGRAM, "use zero_optimization: {offload_optimizer: {nvme_path: ...}}"),
+    "offload_param_nvme_path": (OTHER_PROGRAM, "use zero_optimization: {offload_param: {nvme_path: ...}}"),
+    "deepspeed_multinode_launcher": (OTHER_PROGRAM, "see docs/clusters.md"),
+    "deepspeed_config": (OTHER_PROGRAM, "put DeepSpeed's own blocks here"),
+}
+"""At the top, by key: why, and what to use."""
+
+OLD_OFFLOAD = ("DeepSpeed has it no more", "use offload_optimizer: {device: cpu, pin_memory: true}, and offload_param alike")
+OLD_SHARDS = ("DeepSpeed 0.19 has removed it", "zero_hpz_partition_size keeps a second copy of the weights on each host")
+FP32_MASTER = ("master weights and optimizer states are fp32 here", "to save their memory, offload them or share them out over more ranks")
+ZERO_REFUSED: Mapping[str, tuple[str, str]] = {
+    "cpu_offload": OLD_OFFLOAD,
+    "cpu_offload_param": OLD_OFFLOAD,
+    "cpu_offload_use_pin_memory": OLD_OFFLOAD,
+    "mics_shard_size": OLD_SHARDS,
+    "mics_hierarchical_params_gather": OLD_SHARDS,
+    "zeropp_loco_param": ("DeepSpeed 0.19 has removed it", "zero_quantized_gradients quantises without it"),
+    "legacy_stage1": ("DeepSpeed has that stage 1 no more", "stage: 1 is its successor"),
+    "elastic_checkpoint": ("a checkpoint goes to another number of ranks as a universal one", "see `python -m roll.export`"),
+    "zenflow": ("it comes with an optimizer of its own", "use offload_optimizer"),
+    "save_muon_momentum_buffer_in_memory": ("it belongs to DeepSpeed's Muon", "training_args.optimizer: muon is torch's"),
+    "stage3_module_granularity_threshold": ("the first backward pass was seen to fail with it", "leaf_module names modules one by one"),
+    "zero3_init_flag": SHARDS_AT_LOAD,
+    "zero3_init": SHARDS_AT_LOAD,
+}
+
+ZERO: Mapping[str, Kind] = dict.fromkeys(
+    (
+        "contiguous_gradients", "reduce_scatter", "use_multi_rank_bucket_allreduce", "allgather_partitions", "overlap_comm",
+        "load_from_fp32_weights", "compute_grad_norm", "stage3_gather_16bit_weights_on_model_save",
+        "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential", "stage3_gather_fp16_weights_on_model_save",
+        "ignore_unused_parameters", "round_robin_gradients", "parameter_alignment", "zero_quantized_weights",
+        "zero_quantized_nontrainable_weights", "zero_quantized_gradients", "memory_efficient_linear", "pipeline_loading_checkpoint",
+        "override_module_apply", "log_trace_cache_warnings", "enable_sanity_checks",
+    ),
+    FLAG,
+) | dict.fromkeys(
+    (
+        "allgather_bucket_size", "sub_group_size", "stage3_prefetch_bucket_size",
+        "stage3_param_persistence_threshold", "stage3_model_persistence_threshold", "stage3_max_live_parameters",
+        "stage3_max_reuse_distance",
+    ),
+    COUNT,
+) | {"reduce_bucket_size": SIZE, "zero_hpz_partition_size": SIZE, "leaf_module": BLOCK}  # fmt: skip
+"""Of `zero_optimization`, beyond those of the schema (`deepspeed/runtime/zero/config.py`), and what each takes."""
+BF16: Mapping[str, Kind] = {"enabled": FLAG, "immediate_grad_update": FLAG, "check_grad_overflow": FLAG}
+BF16_REFUSED: Mapping[str, tuple[str, str]] = {"bf16_master_weights_and_grads": FP32_MASTER, "bf16_optimizer_states": FP32_MASTER}
+FP16: Mapping[str, Kind] = {
+    "enabled": FLAG,
+    "loss_scale": NUMBER,
+    "initial_scale_power": COUNT,
+    "loss_scale_window": SIZE,
+    "hysteresis": SIZE,
+    "consecutive_hysteresis": FLAG,
+    "min_loss_scale": SIZE,
+}
+FP16_REFUSED: Mapping[str, tuple[str, str]] = {
+    "fp16_master_weights_and_grads": FP32_MASTER,
+    "auto_cast": ("inputs are tokens, and nothing is to be cast", "model_args.dtype says the precision"),
+    "opt_level": ("it belongs to Apex", "model_args.dtype says the precision"),
+}
+AIO: Mapping[str, Kind] = {
+    "block_size": SIZE,
+    "queue_depth": SIZE,
+    "intra_op_parallelism": SIZE,
+    "single_submit": FLAG,
+    "overlap_events": FLAG,
+}
+AIO_REFUSED: Mapping[str, tuple[str, str]] = {
+    "thread_count": ("DeepSpeed 0.19 reads it no more", "use intra_op_parallelism"),
+    "use_gds": ("nothing here was run with it", "libaio moves what is swapped"),
+}
+DATA_TYPES: Mapping[str, Kind] = {"grad_accum_dtype": PRECISION}
+BLOCKS: Mapping[str, tuple[Mapping[str, Kind], Mapping[str, tuple[str, str]]]] = {
+    "zero_optimization": (ZERO, ZERO_REFUSED),
+    "bf16": (BF16, BF16_REFUSED),
+    "fp16": (FP16, FP16_REFUSED),
+    "aio": (AIO, AIO_REFUSED),
+    "data_types": (DATA_TYPES, {}),
+}
+"""By block, what its keys take, and what it does not take."""
+
+
+def block_faults(
+    where: str, given: Mapping[str, Any], kinds: Mapping[str, Kind], refused: Mapping[str, tuple[str, str]]
+) -> Iterator[Fault]:
+    """Keys of a block that DeepSpeed does not know or that are not taken, and values that are not of the key's kind.
+
+    `auto` may stand for each: it means DeepSpeed's own choice.
+    """
+    for key, value in given.items():
+        said = str(value).lower() if isinstance(value, bool) else repr(value)
+        if key in refused:
+            why, instead = refused[key]
+            yield Fault(f"{where}.{key}", f"{said}, but {why}", f"remove it; {instead}")
+        elif key not in kinds:
+            near = nearest(key, list(kinds))
+            remedy = "write it so, or remove it" if near else f"the block takes {', '.join(kinds)}"
+            yield Fault(f"{where}.{key}", f"unknown key, with the value {said}{near}", remedy)
+        elif value != "auto" and not kinds[key].holds(value):
+            yield Fault(f"{where}.{key}", f"{said} is not allowed", f"give {kinds[key].said}, or auto for DeepSpeed's own choice")

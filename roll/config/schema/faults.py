@@ -1,0 +1,221 @@
+"""pydantic's errors as faults: place, problem with the value, remedy."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from roll.config.schema.deepspeed_keys import REFUSED
+from roll.config.schema.engine import DeepSpeedConfig
+from roll.config.schema.fields import DISCRIMINATOR, dotted, homes, section_at, sections
+from roll.errors import Fault
+
+KINDS = {
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "dict_type": "a block of keys",
+    "model_type": "a block of keys",
+    "model_attributes_type": "a block of keys",
+    "tuple_type": "a list",
+    "list_type": "a list",
+}
+NUMBER = re.compile(r"-?\d+\.?\d*(e[+-]?\d+)?")
+MANY = 24
+"""Keys of a block that a message still lists."""
+BOUNDS = {
+    "greater_than": ("gt", "above"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "below"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+def schema_faults(error: ValidationError, root: type[BaseModel], values: Mapping[str, Any]) -> list[Fault]:
+    """Everything that pydantic found, one fault for each place.
+
+    Args:
+        error: What validation of `values` raised.
+        root: The schema.
+        values: The plain configuration that was validated.
+    """
+    details: dict[tuple[str | int, ...], list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        details.setdefault(_place(detail, values), []).append(detail)
+    # Of a union (a text or a list of texts), the alternative that got further into the value says more.
+    whole = [place for place in details if not any(len(other) > len(place) and other[: len(place)] == place for other in details)]
+    # Where the strategy itself is not taken, its settings are another program's, and say nothing more.
+    foreign = {(*place[:-1], "strategy_config") for place in whole if place[-1:] == (DISCRIMINATOR,)}
+    whole = [place for place in whole if not any(place[: len(block)] == block for block in foreign)]
+    return list(dict.fromkeys(_fault(place, details[place], root, values) for place in whole))
+
+
+def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], values: Mapping[str, Any]) -> Fault:
+    """The fault of a key that the schema does not know, with the nearest key there, or where it is at home.
+
+    In the settings of a strategy that is not the chosen one it is the fault of the whole block, the same for each of its keys.
+    """
+    foreign = _foreign_block(place, root, values)
+    if foreign:
+        return foreign
+    name = str(place[-1])
+    section = section_at(root, place[:-1], values)
+    if section is DeepSpeedConfig and name in REFUSED:
+        why, instead = REFUSED[name]
+        return Fault(dotted(place), f"{shown(value)}, but {why}", f"remove it; {instead}")
+    known = sorted(section.model_fields) if section else []
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    elsewhere = [path for path in homes(root, name) if path != dotted(place)]
+    above = dotted(place[:-1]) or "the root"
+    if close:
+        remedy = f"did you mean '{close[0]}'?"
+    elif elsewhere:
+        remedy = f"this key belongs to {' or '.join(elsewhere[:4])}"
+    elif section is not None and section.__name__ == "VllmConfig":
+        remedy = "if it is an argument of vLLM's AsyncEngineArgs, put it under engine_args"
+    else:
+        far = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+        remedy = f"did you mean '{far[0]}'? " if far else ""
+        listed = f"known keys of {above}: {', '.join(known) or 'none'}"
+        remedy += listed if len(known) <= MANY else f"docs/configuration.md lists the keys of {above}"
+    return Fault(dotted(place), f"unknown key, with the value {shown(value)}", remedy)
+
+
+def _foreign_block(place: Sequence[str | int], root: type[BaseModel], values: Mapping[str, Any]) -> Fault | None:
+    """What an override of `strategy_name` leaves behind: a `strategy_config` for the strategy that the file had chosen."""
+    role = section_at(root, place[:1], values) if len(place) == 4 and place[2] == "strategy_config" else None
+    if role is None:
+        return None
+    strategy_args = values[str(place[0])][place[1]]
+    for strategy, _ in sections(role.model_fields["strategy_args"].annotation):
+        if any(place[3] in settings.model_fields for settings, _ in sections(strategy.model_fields["strategy_config"].annotation)):
+            (owner,) = get_args(strategy.model_fields[DISCRIMINATOR].annotation)
+            keys, chosen = ", ".join(strategy_args["strategy_config"]), strategy_args[DISCRIMINATOR]
+            problem = f"holds settings of {owner} ({keys}), but {DISCRIMINATOR} is {chosen}"
+            return Fault(dotted(place[:-1]), problem, f"the block belongs to another strategy; drop it: ~{dotted(place[:-1])}")
+    return None
+
+
+def unread_keys(config: BaseModel, choice: str, own: Mapping[str, Sequence[str]]) -> Iterator[Fault]:
+    """Keys that are given although the chosen variant does not read them.
+
+    Args:
+        choice: the key that chooses, such as `policy_loss`.
+        own: by key, the variants that read it.
+    """
+    chosen = getattr(config, choice)
+    for key, readers in own.items():
+        value = getattr(config, key)
+        if key in config.model_fields_set and value is not None and chosen not in readers:
+            yield Fault(key, f"{value:g}, but {choice} {chosen} does not read it", f"remove it, or set {choice}={' or '.join(readers)}")
+
+
+def shown(value: Any) -> str:
+    """A value for a message, as YAML would have it, cut at 120 characters."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _place(detail: ErrorDetails, values: Any) -> tuple[str | int, ...]:
+    """pydantic's location without the tags of union members: only steps that exist in the values, and a missing key."""
+    place: list[str | int] = []
+    last = len(detail["loc"]) - 1
+    for index, step in enumerate(detail["loc"]):
+        if step in _steps(values):
+            place.append(step)
+            values = values[step]
+        elif index == last and detail["type"] == "missing":
+            place.append(step)
+    return tuple(place)
+
+
+def _steps(values: Any) -> Iterable[str | int]:
+    """Keys of a block, or positions of a list."""
+    if isinstance(values, Mapping):
+        return values.keys()
+    return range(len(values)) if isinstance(values, list) else ()
+
+
+def _fault(place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: type[BaseModel], values: Mapping[str, Any]) -> Fault:
+    detail, kind = details[0], details[0]["type"]
+    value = shown(detail["input"])
+    if kind == "extra_forbidden":
+        return unknown_key(place, detail["input"], root, values)
+    if kind == "missing":
+        return _missing(place, root, values)
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        chosen = detail["input"].get(DISCRIMINATOR) if isinstance(detail["input"], Mapping) else detail["input"]
+        problem = f"unknown strategy {shown(chosen)}" if kind == "union_tag_invalid" else "required, but missing"
+        return Fault(dotted((*place, DISCRIMINATOR)), problem, f"known strategies of this role: {_strategies(place, root, values)}")
+    if kind == "literal_error":
+        expected = detail.get("ctx", {}).get("expected", "")
+        choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
+        close = difflib.get_close_matches(str(detail["input"]), choices, n=1)
+        hint = f" (did you mean '{close[0]}'?)" if close else ""
+        hint = ", without quotes" if detail["input"] in choices else hint
+        others = [_expected(other) for other in details[1:]]
+        return Fault(dotted(place), f"{value} is not allowed", f"allowed: {', or '.join([expected, *others])}{hint}")
+    remedy = f"give {' or '.join(dict.fromkeys(_expected(one) for one in details))}{_quotes(details)}"
+    if isinstance(detail["input"], str) and place[-1:] == ("strategy_config",):
+        remedy += f", or {_as_preset(detail['input'], dotted(place))}"
+    return Fault(dotted(place), f"{value} is not allowed", remedy)
+
+
+def _as_preset(named: str, place: str) -> str:
+    """How the contents of a file become a block: by Hydra, for which a JSON file under another ending is YAML."""
+    if not named.endswith((".json", ".yaml", ".yml")):
+        return f"${{{named}}} where `defaults` lists the preset of this name"
+    name = PurePath(named).stem
+    return f"lay the file beside the experiment as {name}.yaml, which may hold JSON, and list `- {name}@{place}` in `defaults`"
+
+
+def _strategies(place: tuple[str | int, ...], root: type[BaseModel], values: Mapping[str, Any]) -> str:
+    """Names that the schema allows at `strategy_args`."""
+    section = section_at(root, place[:-1], values)
+    blocks = sections(section.model_fields[str(place[-1])].annotation) if section else ()
+    names = [name for block, _ in blocks for name in get_args(block.model_fields[DISCRIMINATOR].annotation)]
+    return ", ".join(f"'{name}'" for name in names)
+
+
+def _missing(place: tuple[str | int, ...], root: type[BaseModel], values: Mapping[str, Any]) -> Fault:
+    section = section_at(root, place[:-1], values)
+    field = section.model_fields.get(str(place[-1])) if section else None
+    meaning = f": {field.description}" if field and field.description else ""
+    return Fault(dotted(place), "required, but missing", f"add the key{meaning}")
+
+
+def _expected(detail: ErrorDetails) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind in KINDS:
+        return KINDS[kind]
+    if kind in BOUNDS:
+        bound, word = BOUNDS[kind]
+        return f"a number {word} {context[bound]}"
+    if kind == "finite_number":
+        return "a finite number"
+    if kind == "string_pattern_mismatch":
+        return f"a text of the form {context['pattern']}"
+    if kind == "literal_error":
+        return str(context["expected"])
+    if kind == "too_short":
+        return f"at least {context['min_length']} of them"
+    message = detail["msg"]
+    return message[0].lower() + message[1:]
+
+
+def _quotes(details: Sequence[ErrorDetails]) -> str:
+    """The commonest cause of a wrong type: a number or a truth value in quotes."""
+    value = details[0]["input"]
+    if not isinstance(value, str) or not any(one["type"] in ("int_type", "float_type", "bool_type") for one in details):
+        return ""
+    plain = value.strip().lower()
+    return ", without quotes" if plain in ("true", "false") or NUMBER.fullmatch(plain) else ""

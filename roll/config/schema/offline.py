@@ -1,0 +1,90 @@
+"""Keys of the pipelines that learn from given rows and generate nothing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from roll.config.schema.base import Fraction, NonNegativeFloat, PositiveFloat, Section
+from roll.config.schema.model import DataArgs
+from roll.config.schema.roles import ActorTrain, Experiment, Reference
+
+NAMES = "`rlvr`, `sft`, `dpo`, `reward_model` or `distill`."
+
+
+class HeldOut(Section):
+    """Held-out rows, on which the loss is computed every `eval_steps`."""
+
+    data_args: DataArgs | None = Field(None, description="The held-out rows; not given where `data_split` takes them from the learner's.")
+    name: str = Field("validation", pattern=r"^[A-Za-z0-9_.-]+$", description="Name of the set in the metrics: `val/<name>/loss`.")
+
+
+class OfflineConfig(Experiment):
+    """What the pipelines that learn from given rows have in common."""
+
+    data_split: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = Field(
+        None,
+        description="Shares of the learner's rows for training, for validation and for neither: `[9,1,0]`. "
+        "Which row goes where follows from `seed`; none goes to two.",
+    )
+    validation: HeldOut | None = Field(None, description="Held-out rows. With `data_split` the block may be left out.")
+
+
+class SftConfig(OfflineConfig):
+    """Supervised fine-tuning on the same trainer."""
+
+    pipeline: Literal["sft"] = Field(description=NAMES)
+    loss_on: Literal["response", "assistant", "all"] = Field(
+        "response",
+        description="Learn the tokens of the last response alone, of all of the assistant's turns (`assistant`), or of the prompt too "
+        "(`all`). Raw text is learnt as a whole.",
+    )
+    sft_train: ActorTrain = Field(description="The model that learns.")
+
+
+class DpoConfig(OfflineConfig):
+    """Preferences: pairs of responses to one prompt, or responses with a label."""
+
+    pipeline: Literal["dpo"] = Field(description=NAMES)
+    preference_loss: Literal["dpo", "ipo", "simpo", "orpo", "kto"] = Field("dpo", description="The loss; see docs/post_training.md.")
+    beta: PositiveFloat = Field(0.1, description="Scale of the rewards that the loss compares; `orpo`: weight of the odds ratio.")
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(
+        0.0, description="`dpo`: share of the pairs that is taken to be the wrong way round (cDPO)."
+    )
+    simpo_gamma: NonNegativeFloat = Field(0.5, description="`simpo`: margin by which the chosen response's reward is to be higher.")
+    desirable_weight: PositiveFloat = Field(1.0, description="`kto`: weight of desirable responses.")
+    undesirable_weight: PositiveFloat = Field(1.0, description="`kto`: weight of the others.")
+    reference_log_probs: Literal["live", "precomputed"] = Field(
+        "live",
+        description="`live` asks the reference in every step; `precomputed` once before the first, for the rows that the run will see, "
+        "and then ends the role `reference`.",
+    )
+    actor_train: ActorTrain = Field(description="The policy that learns.")
+    reference: Reference | None = Field(
+        None, description="The policy compared with. Without this block and with LoRA it is `actor_train` with its adapter off."
+    )
+
+
+class RewardModelConfig(OfflineConfig):
+    """A model that scores responses, learnt from pairs."""
+
+    pipeline: Literal["reward_model"] = Field(description=NAMES)
+    reward_train: ActorTrain = Field(description="The model that learns to score.")
+
+
+class DistillConfig(OfflineConfig):
+    """A student that learns a teacher's distributions."""
+
+    pipeline: Literal["distill"] = Field(description=NAMES)
+    divergence: Literal["forward_kl", "reverse_kl", "jsd"] = Field(
+        "forward_kl",
+        description="What is lowered on each response token: KL(teacher, student), KL(student, teacher), or Jensen-Shannon.",
+    )
+    jsd_beta: Annotated[float, Field(gt=0, lt=1)] = Field(0.5, description="`jsd`: weight of the teacher in the mixture.")
+    distill_temperature: PositiveFloat = Field(1.0, description="Both models' logits are divided by it before they are compared.")
+    distill_loss_weight: Fraction = Field(
+        1.0, description="Weight of the divergence; the rest goes to the cross-entropy of the given responses."
+    )
+    student: ActorTrain = Field(description="The model that learns.")
+    teacher: Reference = Field(description="The model learnt from; it must have the student's tokenizer.")

@@ -1,0 +1,159 @@
+"""Keys of reinforcement learning from verifiable rewards."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from roll.config.schema.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from roll.config.schema.offline import NAMES
+from roll.config.schema.roles import ActorInfer, ActorTrain, Critic, Experiment, Reference, Reward, Validation
+
+AdvEstimator = Literal[
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "reinforce",
+    "step_reinforce",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "opo",
+    "gpg",
+    "gae",
+]
+
+
+class OverlongBuffer(Section):
+    """Soft punishment of long responses (DAPO). Names as in verl."""
+
+    len: PositiveInt = Field(description="Over the last so many tokens before the limit the reward falls in a line.")
+    penalty_factor: PositiveFloat = Field(1.0, description="How much lower the reward is at the limit.")
+
+
+class DynamicSampling(Section):
+    """Groups whose rewards are all equal are dropped, and others are drawn in their place (DAPO)."""
+
+    max_num_gen_batches: PositiveInt = Field(
+        3, description="Most groups drawn for one step, in multiples of `rollout_batch_size`; then dropped ones fill the step up."
+    )
+
+
+class WeightSync(Section):
+    """How weights travel from the trainer to the engine."""
+
+    lora: Literal["adapter", "merged"] = Field(
+        "adapter", description="With LoRA: send the adapter alone, or the whole model with the adapter merged in (generates faster)."
+    )
+    bucket_mib: PositiveInt = Field(
+        512, description="Weights are gathered and sent in buckets of at most so many MiB (one tensor at least)."
+    )
+
+
+class RlvrConfig(Experiment):
+    """Reinforcement learning from verifiable rewards."""
+
+    pipeline: Literal["rlvr"] = Field("rlvr", description=NAMES)
+
+    rollout_batch_size: PositiveInt = Field(64, description="Prompts of one step.")
+    num_return_sequences_in_group: PositiveInt = Field(1, description="Samples of each prompt.")
+    async_generation_ratio: NonNegativeFloat = Field(
+        0.0, description="How many steps generation may run ahead of training; 0 is synchronous."
+    )
+    ppo_epochs: PositiveInt = Field(1, description="Passes over a step's samples.")
+
+    dynamic_sampling: DynamicSampling | None = Field(None, description="Replace groups that teach nothing; not if absent.")
+
+    adv_estimator: AdvEstimator = Field("grpo", description="Advantage estimator; see docs/algorithms.md.")
+    gamma: Fraction = Field(
+        1.0,
+        description="Discount of later tokens' rewards (`reinforce`, `reinforce_plus_plus`, `remax`, `gae`) or turns' (`step_reinforce`).",
+    )
+    lambd: Fraction = Field(0.95, description="`gae`: weight of later errors of the critic; 1 trusts rewards alone, 0 the critic alone.")
+    value_clip: PositiveFloat | None = Field(
+        None, description="`gae`: the critic's values are clipped to this distance from those before the step; not if not given."
+    )
+    critic_warmup: NonNegativeInt = Field(0, description="`gae`: steps at the start in which the critic alone learns.")
+    norm_mean_type: Literal["batch", "group", "running"] | None = Field(
+        None,
+        description="`reinforce`: subtract the mean reward of the batch, of the group, or of all steps so far. "
+        "`step_reinforce`: the mean return of the batch's or the group's turns.",
+    )
+    norm_std_type: Literal["batch", "group", "running"] | None = Field(None, description="The same of the standard deviation to divide by.")
+    whiten_advantages: bool = Field(False, description="Bring the advantages of a step's response tokens to mean 0 and variance 1.")
+    reward_clip: PositiveFloat | None = Field(None, description="Clip rewards to this magnitude.")
+    advantage_clip: PositiveFloat | None = Field(None, description="Clip advantages to this magnitude.")
+    max_len_mask: bool = Field(False, description="Leave truncated responses out of the loss.")
+    error_max_len_clip: bool = Field(False, description="Leave wrong responses that are too long out of the loss.")
+    error_max_len_threshold: PositiveInt | None = Field(None, description="Too long: so many tokens or more. Wrong: a reward not above 0.")
+    overlong_buffer: OverlongBuffer | None = Field(None, description="Lower the reward of responses that come near the limit.")
+    difficulty_mask: bool = Field(False, description="Leave the responses to too hard and too easy prompts out of the loss.")
+    difficulty_low_threshold: float = Field(0.0, description="Too hard: a group whose mean reward is not above this.")
+    difficulty_high_threshold: float = Field(1.0, description="Too easy: a group whose mean reward is not below this.")
+    difficulty_loss_weight: bool = Field(
+        False, description="Weigh a response's loss by its prompt's difficulty, 1 less the group's mean reward: 0.5 (easy) to 2 (hard)."
+    )
+    length_loss_weight: bool = Field(
+        False, description="Weigh a response's loss by its length: 1.5 for the step's shortest to 0.5 for its longest."
+    )
+
+    policy_loss: Literal["ppo", "pg", "gspo", "gmpo", "cispo", "topr", "clip_cov", "kl_cov"] = Field(
+        "ppo", description="The loss's policy term; see docs/algorithms.md."
+    )
+    pg_clip: PositiveFloat = Field(0.2, description="The ratio is clipped to [1 - c, 1 + c]; `gmpo` clips the log-ratio to [-c, c].")
+    pg_clip_low: PositiveFloat | None = Field(None, description="Lower clip; `pg_clip` if not given.")
+    pg_clip_high: PositiveFloat | None = Field(None, description="Upper clip; `pg_clip` if not given.")
+    dual_clip_loss: PositiveFloat | bool = Field(
+        False, description="Bound the loss of tokens with a negative advantage at this multiple of it; `true` means 3."
+    )
+    topr_positive_weight: NonNegativeFloat = Field(1.0, description="`topr`: weight of tokens with an advantage of at least 0.")
+    topr_negative_weight: NonNegativeFloat = Field(1.0, description="`topr`: weight of tokens with a negative advantage.")
+    clip_cov_ratio: Fraction = Field(2e-4, description="`clip_cov`: share of a step's response tokens whose gradient is left out.")
+    clip_cov_low: float = Field(1.0, description="`clip_cov`: they are drawn from tokens with a covariance above this.")
+    clip_cov_high: float = Field(5.0, description="`clip_cov`: and below this.")
+    kl_cov_ratio: Fraction = Field(2e-4, description="`kl_cov`: share of a step's response tokens that are penalised.")
+    kl_cov_coef: NonNegativeFloat = Field(1.0, description="`kl_cov`: weight of the penalty.")
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = Field(
+        "seq-mean-token-mean", description="How token losses become one number, over all ranks and micro-batches of an update."
+    )
+    loss_scale_factor: PositiveFloat | None = Field(
+        None, description="Tokens that `seq-mean-token-sum-norm` divides a sequence's sum by; `response_length` if not given."
+    )
+    entropy_loss_coef: float = Field(0.0, description="Weight of the entropy bonus.")
+
+    behaviour_log_probs: Literal["engine", "trainer", "on_policy"] | None = Field(
+        None,
+        description="Log-probs that the loss's ratios are taken against: `engine` keeps those of sampling, `trainer` recomputes them by a "
+        "forward pass before a step's first update, `on_policy` takes the update's own (one update a step). "
+        "If not given: `engine`, or `trainer` where `top_p`, `top_k` or `repetition_penalty` change what is sampled from.",
+    )
+    mismatch_correction: Literal["none", "tis", "icepop", "seq_tis", "seq_mis", "geo_tis", "token_rs", "seq_rs", "geo_rs", "geo_rs_tis"] = (
+        Field("none", description="Weigh or reject tokens by the trainer's probability over the engine's; see docs/algorithms.md.")
+    )
+    mismatch_cap: PositiveFloat | None = Field(None, description="Its largest weight; the correction's own if not given.")
+    mismatch_low: NonNegativeFloat | None = Field(None, description="Below it is rejected; the correction's own if not given.")
+    mismatch_high: PositiveFloat | None = Field(None, description="Above it is rejected; the correction's own if not given.")
+
+    use_kl_loss: bool = Field(False, description="Add the KL to the reference to the loss.")
+    kl_loss_coef: NonNegativeFloat = Field(0.0, description="Its weight.")
+    kl_loss_type: Literal["k1", "k2", "k3", "k1+", "k3+"] = Field(
+        "k3", description="Its estimator (Schulman, 2020); with `+` it has the gradient of k2, which is the KL's own."
+    )
+    add_token_level_kl: bool = Field(False, description="Subtract the KL to the reference from the reward, token by token.")
+    init_kl_coef: NonNegativeFloat = Field(0.0, description="Its weight; the first step's if `target_kl` is given.")
+    kl_penalty: Literal["k1", "k2", "k3", "abs"] = Field("k1", description="Its estimator.")
+    target_kl: PositiveFloat | None = Field(
+        None, description="Adapt its weight so that the KL comes to this many nats a token; constant if not given."
+    )
+    kl_horizon: PositiveInt = Field(10000, description="Responses over which the weight adapts.")
+
+    weight_sync: WeightSync = Field(default_factory=lambda: WeightSync.model_validate({}), description="Trainer to engine.")
+    actor_train: ActorTrain = Field(description="The policy that learns.")
+    actor_infer: ActorInfer = Field(description="The policy that generates.")
+    reference: Reference | None = Field(
+        None, description="The policy of the KL terms. Without this block and with LoRA it is `actor_train` with its adapter off."
+    )
+    critic: Critic | None = Field(None, description="The value function; `gae` needs it, and nothing else uses it.")
+    rewards: dict[str, Reward] = Field(min_length=1, description="Reward of each domain.")
+    validation: Validation | None = Field(None, description="Held-out prompts.")

@@ -1,0 +1,140 @@
+"""Roles, and the keys that all experiments have."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from roll.config.schema.base import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from roll.config.schema.engine import DeepSpeedInferStrategy, DeepSpeedTrainStrategy, HfInferStrategy, Strategy, VllmStrategy
+from roll.config.schema.model import DataArgs, GeneratingArgs, ModelArgs, TrainingArgs
+
+
+class Role(Section):
+    """A group of Ray actors that do one job on a set of devices."""
+
+    model_args: ModelArgs = Field(default_factory=lambda: ModelArgs.model_validate({}), description="The model.")
+    strategy_args: Strategy = Field(description="The backend.")
+    device_mapping: tuple[NonNegativeInt, ...] | None = Field(
+        None, description="GPUs of the role, counted over all nodes: a list, or `list(range(0,16))`. Without it the role runs on the CPU."
+    )
+    world_size: PositiveInt | None = Field(None, description="Workers of a role that runs on the CPU; 1 if not given.")
+    max_tokens_per_microbatch: PositiveInt | None = Field(
+        None,
+        description="Token budget of one forward pass; sequences are packed up to it. "
+        "If not given: the role's batch size times `prompt_length + response_length`.",
+    )
+    infer_batch_size: PositiveInt = Field(1, description="Sequences behind the default token budget of a log-prob pass.")
+    system_envs: dict[str, str] = Field(default_factory=dict, description="Environment variables of the role's processes.")
+
+
+class Learner(Role):
+    """A model that learns."""
+
+    strategy_args: DeepSpeedTrainStrategy = Field(description="The backend.")
+    training_args: TrainingArgs = Field(default_factory=lambda: TrainingArgs.model_validate({}), description="Optimizer and batch.")
+
+
+class Critic(Learner):
+    """The value function of `adv_estimator: gae`: a model with a head of one number."""
+
+
+class ActorTrain(Learner):
+    """The policy that learns."""
+
+    data_args: DataArgs = Field(description="The prompts (RLVR), or the rows with their responses (all other pipelines).")
+
+
+class ActorInfer(Role):
+    """The policy that generates."""
+
+    strategy_args: Annotated[VllmStrategy | HfInferStrategy, Field(discriminator="strategy_name")] = Field(description="The backend.")
+    generating_args: GeneratingArgs = Field(default_factory=lambda: GeneratingArgs.model_validate({}), description="Sampling of rollouts.")
+
+
+class Reference(Role):
+    """The policy that KL terms compare with."""
+
+    strategy_args: Annotated[HfInferStrategy | DeepSpeedInferStrategy, Field(discriminator="strategy_name")] = Field(
+        description="The backend."
+    )
+
+
+class Reward(Section):
+    """One domain's reward: a function, run in processes that can be ended."""
+
+    reward: str | None = Field(None, description="Name of the reward function; the domain's own name if not given.")
+    reward_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
+    tag_included: tuple[str, ...] | None = Field(
+        None, description="Values of the `tag` column that this domain scores; the domain's name if not given."
+    )
+    world_size: PositiveInt = Field(1, description="Worker processes.")
+    timeout: PositiveFloat = Field(10.0, description="Deadline of one reward, in seconds.")
+    failed_value: float = Field(
+        0.0, description="Reward of a response from which no answer could be read. One whose reward crashed or timed out is not trained on."
+    )
+    system_envs: dict[str, str] = Field(default_factory=dict, description="Environment variables of the worker processes.")
+
+
+class Validation(Section):
+    """Held-out prompts, answered every `eval_steps`."""
+
+    data_args: DataArgs = Field(description="The held-out prompts.")
+    generating_args: GeneratingArgs = Field(
+        default_factory=lambda: GeneratingArgs.model_validate({}), description="Sampling in validation."
+    )
+    name: str = Field("validation", pattern=r"^[A-Za-z0-9_.-]+$", description="Name of the set in the metrics: `val/<name>/pass@1`.")
+
+
+class Deadlines(Section):
+    """Seconds after which a wait ends in an error that names who is late."""
+
+    start: PositiveFloat = Field(900.0, description="A role's start: processes, imports, model, engine.")
+    rollout: PositiveFloat = Field(3600.0, description="The samples of one prompt; waiting for the engine counts.")
+    train: PositiveFloat = Field(3600.0, description="A training step, or a pass for log-probs.")
+    collective: PositiveFloat | None = Field(
+        None, description="A collective operation (NCCL, gloo) between the ranks of a role; `train` if not given."
+    )
+    weight_sync: PositiveFloat = Field(300.0, description="Each bucket of a weight sync, and each move of a role onto or off its GPUs.")
+    checkpoint: PositiveFloat = Field(1800.0, description="Writing or reading a checkpoint.")
+    shutdown: PositiveFloat = Field(30.0, description="Orderly end of a role, before it is ended by force.")
+
+
+class Experiment(Section):
+    """What all pipelines have in common."""
+
+    exp_name: str = Field(description="Name of the run.", pattern=r"^[A-Za-z0-9_.-]+$")
+    seed: NonNegativeInt = Field(42, description="Of everything random: sampling of prompts and of tokens, LoRA's initialisation.")
+    output_dir: str = Field(description="The run folder, used exactly as given.")
+    pretrain: str = Field(description="Folder or Hub name of the policy's starting point.")
+    dry_run: bool = Field(False, description="Print the plan and end.")
+    max_steps: PositiveInt = Field(description="Steps of the loop.")
+    save_steps: NonNegativeInt = Field(0, description="Checkpoint every so many steps, and at the end; 0 saves at the end only.")
+    save_at_end: bool = Field(
+        True, description="Write a checkpoint and export the policy when the run ends; without, for benchmarks, nothing is left of either."
+    )
+    keep_checkpoints: PositiveInt = Field(2, description="Older checkpoints are removed once a newer one is whole.")
+    eval_steps: NonNegativeInt = Field(0, description="Validate every so many steps, before the first and after the last; 0 never.")
+    resume_from_checkpoint: str = Field(
+        "auto", description="`auto` (the newest whole checkpoint of `output_dir`), `never`, or a checkpoint's folder."
+    )
+    track_with: str | tuple[str, ...] = Field(
+        "tensorboard",
+        description="Trackers beside `metrics.jsonl`: `tensorboard`, `wandb`, `swanlab`, `mlflow`, `trackio`, `none`, or several.",
+    )
+    tracker_kwargs: dict[str, dict[str, Any]] = Field(default_factory=dict, description="By tracker, further keyword arguments.")
+    num_gpus_per_node: PositiveInt = Field(8, description="GPUs of one node: global device d is device d % n of node d // n.")
+    gpu_memory_gib: PositiveFloat | None = Field(
+        None, description="Memory of one GPU; the plan then says whether what it estimates fits, and warns if not."
+    )
+    time_sharing: bool = Field(
+        True,
+        description="Roles on the same GPUs take turns on them: each leaves for host memory when another needs the room. "
+        "`false` keeps all of them there, which is faster where memory allows.",
+    )
+    prompt_length: PositiveInt = Field(1024, description="Longest prompt in tokens; longer rows are dropped and counted.")
+    response_length: PositiveInt = Field(1024, description="Longest response in tokens.")
+    max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are scaled down to this global norm.")
+    system_envs: dict[str, str] = Field(default_factory=dict, description="Environment variables of every worker.")
+    deadlines: Deadlines = Field(default_factory=lambda: Deadlines.model_validate({}), description="Bounds of every wait.")
