@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,8 @@ LINES = [
     {"pipeline", "export", "cluster", "doctor"},
 ]
 HEIGHT = {name: height for height, line in enumerate(LINES) for name in line}
+ROOMS = ["shipped", "schema", "derived", "roll_v2", "load", "checks", "plan", "docs"]
+"""Of `roll/config/`, each above those that it may import. The first and the last are files."""
 KEPT_TO = {
     "ray": ["roll/workers/*"],
     "deepspeed": ["roll/strategies/deepspeed_*", "roll/weight_sync/*"],
@@ -64,22 +66,67 @@ def test_no_line_of_the_house_imports_from_above_it() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_two_packages_import_each_other_in_a_circle() -> None:
-    knows: dict[str, set[str]] = defaultdict(set)
-    for path in SOURCES:
-        knows[package(path)] |= {target for _, target in house_imports(path)} - {package(path)}
+def in_circles(knows: Mapping[str, set[str]]) -> list[str]:
+    """Those that import themselves by way of others."""
 
     def reachable(start: str) -> set[str]:
         found: set[str] = set()
         waiting = [start]
         while waiting:
-            new = knows[waiting.pop()] - found
+            new = knows.get(waiting.pop(), set()) - found
             found |= new
             waiting += new
         return found
 
-    circles = [name for name in sorted(HEIGHT) if name in reachable(name)]
-    assert not circles, f"packages that import themselves by way of others: {', '.join(circles)}"
+    return [name for name in sorted(knows) if name in reachable(name)]
+
+
+def test_no_two_packages_import_each_other_in_a_circle() -> None:
+    knows: dict[str, set[str]] = defaultdict(set)
+    for path in SOURCES:
+        knows[package(path)] |= {target for _, target in house_imports(path)} - {package(path)}
+    assert not in_circles(knows)
+
+
+def room(path: Path) -> str:
+    """`checks` of roll/config/checks/credit.py, `docs` of roll/config/docs.py."""
+    return path.relative_to(ROOT / "roll" / "config").parts[0].removesuffix(".py")
+
+
+def config_imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and full name of every import of roll/config."""
+    for line, name in imports(ast.parse(path.read_text())):
+        if name.startswith("roll.config."):
+            yield line, name
+
+
+CONFIG = [path for path in SOURCES if package(path) == "config" and path.name != "__init__.py"]
+
+
+def test_every_room_of_the_configuration_has_its_place() -> None:
+    assert {room(path) for path in CONFIG} == set(ROOMS)
+
+
+def test_no_room_of_the_configuration_imports_from_above_it() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in CONFIG
+        for line, name in config_imports(path)
+        if ROOMS.index(name.split(".")[2]) > ROOMS.index(room(path))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_two_modules_of_the_configuration_import_each_other_in_a_circle() -> None:
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in CONFIG}
+    knows = {name: {module for _, found in config_imports(path) for module in modules if belongs(found, module)} for name, path in modules.items()}
+    assert sum(map(len, knows.values())) > len(CONFIG), "the test sees too few imports"
+    assert not in_circles(knows)
+
+
+def belongs(name: str, module: str) -> bool:
+    """Whether an import's full name is of a module, or is the module."""
+    return name == module or name.rpartition(".")[0] == module
 
 
 @pytest.mark.parametrize("library", sorted(KEPT_TO))
