@@ -15,7 +15,7 @@ from benchmarks.deepspeed_table import ZEROPP, Cell
 from benchmarks.deepspeed_tasks import MAX_GRAD_NORM, SEED, TASKS, TOKEN_BUDGET, UPDATES, Folders, batches, model_args, training_args
 from roll.algorithms.divergence import Divergence
 from roll.config.schema.engine import DeepSpeedConfig
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.models.load import PackedModel, load_policy
 from roll.models.score import load_scores
 from roll.models.student import PackedTeacher, student_loader
@@ -48,7 +48,7 @@ def trained(cell: Cell, folders: Folders, rank: Rank) -> tuple[list[float], int]
     )
     given = batches(cell.pipeline)
     if cell.pipeline == "distill":
-        given = taught(given, cell, folders, rank)
+        given = with_teacher_states(given, cell, folders, rank)
     strategy = DeepSpeedTrain(settings, rank)
     if cell.pipeline == "dpo":  # the policy before training, or without its adapter, is the reference
         given = [replace(batch, ref_log_probs=strategy.log_probs([batch.sequences], 1.0, adapter=False)[0]) for batch in given]
@@ -73,7 +73,7 @@ def update(strategy: DeepSpeedTrain, cell: Cell, batch: TrainBatch, rank: Rank, 
         everyone: list[Any] = [None] * rank.world_size
         torch.distributed.all_gather_object(everyone, strategy.train_step([mine], task.loss, 1.0, number))
         said = merge(everyone)
-        if not said[f"{task.loss.subject}/{SKIPPED}"]:
+        if not said[f"{task.loss.metric_prefix}/{SKIPPED}"]:
             return said, tries
         tries += 1
 
@@ -99,19 +99,19 @@ def deepspeed_keys(cell: Cell, folders: Folders) -> DeepSpeedConfig:
     return DeepSpeedConfig.model_validate({"zero_optimization": zero})
 
 
-def loader(cell: Cell, folders: Folders) -> Callable[[str, ModelArgs, int], PackedModel]:
+def loader(cell: Cell, folders: Folders) -> Callable[[str, ModelConfig, int], PackedModel]:
     """What makes the model of a pipeline."""
     if cell.pipeline == "distill":
         return student_loader(str(folders.teacher), teacher_args(cell), Divergence())
     return {"critic": load_values, "reward_model": load_scores}.get(cell.pipeline, load_policy)
 
 
-def teacher_args(cell: Cell) -> ModelArgs:
+def teacher_args(cell: Cell) -> ModelConfig:
     """The teacher has the student's precision."""
-    return ModelArgs.model_validate({"dtype": cell.dtype, "compile_layers": False})
+    return ModelConfig.model_validate({"dtype": cell.dtype, "compile_layers": False})
 
 
-def taught(given: list[TrainBatch], cell: Cell, folders: Folders, rank: Rank) -> list[TrainBatch]:
+def with_teacher_states(given: list[TrainBatch], cell: Cell, folders: Folders, rank: Rank) -> list[TrainBatch]:
     """The batches with the teacher's states."""
     alone = replace(rank, role="teacher", rank=0, world_size=1)
     teacher = HfScore(HfSettings(str(folders.teacher), teacher_args(cell), PackedTeacher), alone)

@@ -14,12 +14,12 @@ from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.preference import Dpo, PreferenceLoss
 from roll.algorithms.ranking import BradleyTerry
 from roll.algorithms.value_loss import ValueLoss
-from roll.config.schema.model import ModelArgs, TrainingArgs
+from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.data import packing
 from roll.types import TrainBatch
 
 UPDATES = 6
-UNITS, TOKEN_BUDGET = 4, 24
+EXAMPLES, TOKEN_BUDGET = 4, 24
 """Of an update: responses or pairs; tokens of a micro-batch."""
 SEED, LEARNING_RATE, WEIGHT_DECAY, MAX_GRAD_NORM = 3, 2e-3, 0.1, 0.5
 
@@ -32,7 +32,7 @@ class Task:
     metric: str
     """Makes the curve."""
     loss_agg_mode: str
-    unit: int = 1
+    sequences_per_example: int = 1
     """Sequences that are compared: 2 for pairs."""
 
 
@@ -40,8 +40,8 @@ TASKS = {
     "rlvr": Task(PolicyLoss(kl_coef=0.05, entropy_coef=0.01), "policy/loss", "token-mean"),
     "critic": Task(ValueLoss(clip=0.5), "critic/loss", "token-mean"),
     "sft": Task(NegativeLogLikelihood(), "sft/loss", "token-mean"),
-    "dpo": Task(PreferenceLoss(Dpo()), "dpo/loss", "seq-mean-token-mean", unit=2),
-    "reward_model": Task(BradleyTerry(), "reward_model/loss", "seq-mean-token-mean", unit=2),
+    "dpo": Task(PreferenceLoss(Dpo()), "dpo/loss", "seq-mean-token-mean", sequences_per_example=2),
+    "reward_model": Task(BradleyTerry(), "reward_model/loss", "seq-mean-token-mean", sequences_per_example=2),
     "distill": Task(Distillation(0.75), "distill/loss", "token-mean"),
 }
 
@@ -59,10 +59,10 @@ class Folders:
 
 def batches(pipeline: str) -> list[TrainBatch]:
     """Two that take turns. A reference's log-probs of `dpo` and a teacher's states are yet to be asked for."""
-    unit, out = TASKS[pipeline].unit, []
+    sequences_per_example, out = TASKS[pipeline].sequences_per_example, []
     for seed in (0, 1):
         generator = np.random.default_rng(seed)
-        lengths = generator.integers(*((6, 16) if unit == 1 else (5, 12)), UNITS * unit).tolist()
+        lengths = generator.integers(*((6, 16) if sequences_per_example == 1 else (5, 12)), EXAMPLES * sequences_per_example).tolist()
         ids = [generator.integers(0, 250, length).astype(np.int32) for length in lengths]
         learnt_from = [length - 1 if pipeline == "reward_model" else 2 for length in lengths]
         sequences = packing.concatenate(ids, [np.arange(len(row)) >= first for row, first in zip(ids, learnt_from, strict=True)])
@@ -71,11 +71,23 @@ def batches(pipeline: str) -> list[TrainBatch]:
             np.where(mask, generator.normal(mean, 0.5, len(mask)), 0).astype(np.float32) for mean in (0, -6, -6, 0, 1)
         )
         versions, margins = np.zeros(len(mask), np.int32), np.full(len(lengths), 0.5, np.float32)
-        out.append(TrainBatch(sequences, advantages, behaviour, versions, ref, labels=margins, unit=unit, values=values, returns=returns))
+        out.append(
+            TrainBatch(
+                sequences,
+                advantages,
+                behaviour,
+                versions,
+                ref,
+                labels=margins,
+                sequences_per_example=sequences_per_example,
+                values=values,
+                returns=returns,
+            )
+        )
     return out
 
 
-def model_args(cell: Cell) -> ModelArgs:
+def model_args(cell: Cell) -> ModelConfig:
     """Of what learns. Layers are not compiled, which would take longer than to train them."""
     keys = {
         "dtype": cell.dtype,
@@ -84,10 +96,10 @@ def model_args(cell: Cell) -> ModelArgs:
         "lora_alpha": 16.0,
         "compile_layers": False,
     }
-    return ModelArgs.model_validate(keys)
+    return ModelConfig.model_validate(keys)
 
 
-def training_args(cell: Cell) -> TrainingArgs:
+def training_args(cell: Cell) -> TrainingConfig:
     """The optimizer and its schedule."""
     keys = {"learning_rate": LEARNING_RATE, "weight_decay": WEIGHT_DECAY, "optimizer": cell.optimizer, "lr_scheduler_type": "cosine"}
-    return TrainingArgs.model_validate(keys | {"warmup_steps": 1, "adam_epsilon": 1e-6})
+    return TrainingConfig.model_validate(keys | {"warmup_steps": 1, "adam_epsilon": 1e-6})

@@ -24,8 +24,8 @@ from roll.config.derived.batch import plan_batch
 from roll.config.load.loader import load_config
 from roll.config.plan.memory import compiles
 from roll.config.schema.offline import SftConfig
-from roll.data.lessons import given_batch
-from roll.data.sampler import LessonSampler
+from roll.data.example_batch import given_batch
+from roll.data.sampler import ExampleSampler
 from roll.models.packed_inputs import packed_inputs
 from roll.pipeline.roles import aggregation, attention_cost
 from roll.pipeline.wire_offline import prepare_rows
@@ -59,12 +59,12 @@ class Update:
 def batches(config: SftConfig, ranks: int) -> Iterator[list[list[MicroBatch]]]:
     """By step, what the run gave each of its ranks to learn."""
     rows = prepare_rows(config, "responses", learn_all=config.loss_on == "all").training
-    sampler = LessonSampler(len(rows), config.seed)
+    sampler = ExampleSampler(len(rows), config.seed)
     budget = config.sft_train.max_tokens_per_microbatch
     assert budget is not None, "the benchmark's experiment gives a token budget"
     shape = TrainShape(1, 1, budget, aggregation(config), 1.0, attention_cost=attention_cost(config.pretrain))
     while True:
-        batch = given_batch([rows.lesson(number) for number in sampler.draw(plan_batch(config).sequences_per_step)])
+        batch = given_batch([rows.example(number) for number in sampler.draw(plan_batch(config).sequences_per_step)])
         yield micro_batches_of(batch, range(len(batch)), ranks, shape)
 
 

@@ -115,7 +115,7 @@ def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
 def build(options: argparse.Namespace, model: Path, device: str) -> Any:
     """The trainer, alone in its group."""
     from roll.config.schema.engine import DeepSpeedConfig
-    from roll.config.schema.model import ModelArgs, TrainingArgs
+    from roll.config.schema.model import ModelConfig, TrainingConfig
     from roll.strategies.base import Rank
     from roll.strategies.deepspeed_train import DeepSpeedTrain, TrainSettings
 
@@ -135,8 +135,8 @@ def build(options: argparse.Namespace, model: Path, device: str) -> Any:
         port = probe.getsockname()[1]
     settings = TrainSettings(
         str(model),
-        ModelArgs.model_validate(model_args),
-        TrainingArgs.model_validate({"learning_rate": 1e-6}),
+        ModelConfig.model_validate(model_args),
+        TrainingConfig.model_validate({"learning_rate": 1e-6}),
         DeepSpeedConfig.model_validate({"zero_optimization": {"stage": options.stage}}),
         max_grad_norm=1.0,
         total_updates=100,

@@ -174,7 +174,7 @@ class TrainBatch:
     """[T], natural log: the reference policy. None if no term of the loss uses it."""
     proximal_log_probs: Floats | None = None
     """[T], natural log: the trainer's policy before the step's first update. None if that pass was not run."""
-    marked: Bools | None = None
+    token_selection: Bools | None = None
     """[T], tokens that the loss treats apart. None if it treats all alike."""
     sequence_weights: Floats | None = None
     """[N], factors of the sequences' losses; None weighs all alike."""
@@ -182,7 +182,7 @@ class TrainBatch:
     """[N], what is known of each sequence: 1 for desirable and 0 for not, or the margin of its pair. None if nothing is."""
     teacher_states: Floats | None = None
     """[S, H] for the S response tokens: the last hidden states from which a teacher predicts them. None without a teacher."""
-    unit: int = 1
+    sequences_per_example: int = 1
     """Sequences that a loss compares and that stay together in one micro-batch: 2 for pairs, the chosen one first."""
     values: Floats | None = None
     """[T]: what the critic expected before the token, before the step's first update. None without a critic."""
@@ -193,9 +193,9 @@ class TrainBatch:
         return len(self.sequences)
 
     @property
-    def units(self) -> int:
-        """Number of parts that it can be split into."""
-        return len(self) // self.unit
+    def example_count(self) -> int:
+        """Number of examples; a split keeps each whole."""
+        return len(self) // self.sequences_per_example
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ class LossInputs:
     """[S], of the trainer's policy before the step's first update; None if that pass was not run."""
     ref_log_probs: Tensor | None = None
     """[S], of the reference policy; None if no term uses it."""
-    marked: Tensor | None = None
-    """bool [S], tokens that `Loss.marks` chose; None if it chose none."""
+    token_selection: Tensor | None = None
+    """bool [S], tokens that `Loss.token_selection` chose; None if it chose none."""
     values: Tensor | None = None
     """[S], the critic's before the step's first update; None without a critic."""
     returns: Tensor | None = None
@@ -54,7 +54,7 @@ class TokenLosses:
 class Loss(Protocol):
     """A loss over response tokens. Implementations are frozen and picklable: they travel to the workers."""
 
-    subject: ClassVar[str] = "policy"
+    metric_prefix: ClassVar[str] = "policy"
     """What learns: the first part of its metrics' names."""
 
     __call__: Callable[..., TokenLosses]
@@ -63,7 +63,7 @@ class Loss(Protocol):
     A policy puts out log-probs and entropies, a critic values.
     """
 
-    def marks(self, batch: TrainBatch) -> Bools | None:
+    def token_selection(self, batch: TrainBatch) -> Bools | None:
         """[T], tokens that the loss treats apart. Chosen over a whole step, before it is split; None for none."""
         return None
 

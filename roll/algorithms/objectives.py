@@ -29,7 +29,7 @@ class PolicyTokens:
     """[S]"""
     lengths: Tensor
     """int64 [N]"""
-    marked: Tensor | None = None
+    token_selection: Tensor | None = None
     """bool [S]"""
 
     @property
@@ -57,7 +57,7 @@ class Objective(Protocol):
         """Losses of the tokens."""
         ...
 
-    def marks(self, batch: TrainBatch) -> Bools | None:
+    def token_selection(self, batch: TrainBatch) -> Bools | None:
         """[T], tokens that the objective treats apart, chosen over a whole step; None for none."""
         return None
 
@@ -181,16 +181,16 @@ class ClipCov(Objective):
     low: float = 1.0
     high: float = 5.0
 
-    def marks(self, batch: TrainBatch) -> Bools | None:
+    def token_selection(self, batch: TrainBatch) -> Bools | None:
         """See `Objective`."""
         return some_between(token_covariances(batch), batch, self.ratio, self.low, self.high)
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
         """See `Objective`."""
-        assert tokens.marked is not None, "no tokens were chosen"
+        assert tokens.token_selection is not None, "no tokens were chosen"
         surrogate = _clipped(tokens.log_ratio.exp(), tokens.advantages, self.clip_low, self.clip_high)
-        losses = torch.where(tokens.marked, 0.0, surrogate.losses)
-        return Surrogate(losses, surrogate.ratio, surrogate.clipped | tokens.marked)
+        losses = torch.where(tokens.token_selection, 0.0, surrogate.losses)
+        return Surrogate(losses, surrogate.ratio, surrogate.clipped | tokens.token_selection)
 
 
 @dataclass(frozen=True)
@@ -204,16 +204,16 @@ class KlCov(Objective):
     ratio: float = 2e-4
     coef: float = 1.0
 
-    def marks(self, batch: TrainBatch) -> Bools | None:
+    def token_selection(self, batch: TrainBatch) -> Bools | None:
         """See `Objective`."""
         return largest(token_covariances(batch), batch, self.ratio)
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
         """See `Objective`."""
-        assert tokens.marked is not None, "no tokens were chosen"
+        assert tokens.token_selection is not None, "no tokens were chosen"
         ratio = tokens.log_ratio.exp()
-        penalty = torch.where(tokens.marked, self.coef * tokens.log_ratio.abs(), 0.0)
-        return Surrogate(penalty - tokens.advantages * ratio, ratio.detach(), tokens.marked)
+        penalty = torch.where(tokens.token_selection, self.coef * tokens.log_ratio.abs(), 0.0)
+        return Surrogate(penalty - tokens.advantages * ratio, ratio.detach(), tokens.token_selection)
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Surrogate:

@@ -29,14 +29,14 @@ class PolicyLoss(Loss):
     kl_estimator: str = "k3"
     entropy_coef: float = 0.0
 
-    def marks(self, batch: TrainBatch) -> Bools | None:
+    def token_selection(self, batch: TrainBatch) -> Bools | None:
         """See `Loss`."""
-        return self.objective.marks(batch)
+        return self.objective.token_selection(batch)
 
     def __call__(self, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> TokenLosses:
         """See `Loss`."""
         old = self._old(log_probs, inputs)
-        said = self.objective(PolicyTokens(log_probs, old, inputs.advantages, inputs.lengths, inputs.marked))
+        said = self.objective(PolicyTokens(log_probs, old, inputs.advantages, inputs.lengths, inputs.token_selection))
         losses = said.losses
         metrics = {
             "policy/loss": losses.detach(),

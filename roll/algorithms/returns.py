@@ -57,7 +57,7 @@ def turn_returns(rewards: np.ndarray, rows: np.ndarray, gamma: float) -> Doubles
     """[K]: G_k = sum over j >= k of gamma^(j - k) R_j, over the turns of a response: a discount for each turn, not for each token.
 
     Args:
-        rewards, rows: [K], as of `Turns`.
+        rewards, rows: [K], as of `DeviceSharing`.
     """
     return _backward(rewards.astype(np.float64), rows, gamma)
 

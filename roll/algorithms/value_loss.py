@@ -22,7 +22,7 @@ class ValueLoss(Loss):
 
     clip: float | None = None
 
-    subject: ClassVar[str] = "critic"
+    metric_prefix: ClassVar[str] = "critic"
 
     def __call__(self, values: Tensor, inputs: LossInputs) -> TokenLosses:
         """Losses of S tokens whose values are [S]."""

@@ -25,7 +25,8 @@ class LoopState:
     sampler: Mapping[str, Any]
     """The sampler's own state, in JSON's types."""
     basis: Mapping[str, str]
-    """By key of the configuration, what decides which rows come next and what a step is; the same for whoever goes on from here."""
+    """The resume fingerprint, by key of the configuration: what decides which rows come next and what a step is. A run that goes on
+    from here has the same."""
     seconds: float
     """Wall-clock time spent so far, over all processes that ran this experiment."""
     credit: Mapping[str, Any] = field(default_factory=dict)

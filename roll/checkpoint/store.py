@@ -21,7 +21,7 @@ from typing import Literal
 
 from roll.checkpoint.manifest import MANIFEST, Manifest, check_sizes, seal, sync_folder, verify
 from roll.errors import CheckpointError, ConfigError, Fault
-from roll.locks import LockHeld, locked
+from roll.system.locks import LockHeld, locked
 
 LOG = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from roll.config.schema.fields import ANY_NAME, sections
 from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import Experiment
+from roll.config.schema.roles import ExperimentConfig
 
 OFFLINE = {"SFT": SftConfig, "DPO": DpoConfig, "Reward model": RewardModelConfig, "Distillation": DistillConfig}
 INTRODUCTION = """# Configuration
@@ -46,8 +46,8 @@ python -m roll.pipeline --config-name rlvr_lora_zero3 actor_train.training_args.
 def reference() -> str:
     """The page."""
     parts = [INTRODUCTION]
-    parts.append(_section("Every run", "", Experiment))
-    shared = set(Experiment.model_fields)
+    parts.append(_section("Every run", "", ExperimentConfig))
+    shared = set(ExperimentConfig.model_fields)
     parts.append(_section("RLVR", "", RlvrConfig, leave_out=shared))
     parts.append(_section("Every pipeline but RLVR", "", OfflineConfig, leave_out=shared))
     shared |= set(OfflineConfig.model_fields)

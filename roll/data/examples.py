@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from roll.config.schema.model import DataArgs
+from roll.config.schema.model import DataConfig
 from roll.data.chat import Render, TemplateFault, render_example, render_turns
 from roll.data.prompts import checked_renderer
 from roll.data.rows import example_conversation, labelled_conversation, number, pair_conversations, text_of
@@ -55,8 +55,8 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Example:
-    """One conversation to learn from."""
+class ExampleSequence:
+    """One conversation of an example."""
 
     token_ids: Ints
     """[T], the prompt's tokens and then the response's, the end of the turn included."""
@@ -65,10 +65,10 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class Example:
     """What one row teaches."""
 
-    examples: tuple[Example, ...]
+    sequences: tuple[ExampleSequence, ...]
     """One, or of a pair the chosen and the rejected one."""
     value: float
     """A label (1 desirable, 0 not), the margin of a pair, or 0."""
@@ -79,9 +79,9 @@ class ExampleSet:
     """The usable rows of a data set, memory-mapped."""
 
     positions: NDArray[np.int64]
-    """[lessons], where in the table each lesson's row stands."""
+    """[examples], where in the table each example's row stands."""
     starts: NDArray[np.int64]
-    """[lessons], the row's token that the lesson begins with: a long raw text makes several lessons."""
+    """[examples], the row's token that the example begins with: a long raw text makes several examples."""
     too_long: Mapping[str, int]
     """By file, how many rows were dropped because prompt or response is longer than its limit."""
     wordless: Mapping[str, int]
@@ -89,7 +89,7 @@ class ExampleSet:
     alike: Mapping[str, int]
     """By file, how many pairs hold one response twice. They are learnt from."""
     _longest: int
-    """Tokens of a lesson from raw text."""
+    """Tokens of an example from raw text."""
     _learn_all: bool
     _table: datasets.Dataset = field(repr=False)
 
@@ -101,29 +101,29 @@ class ExampleSet:
         """See `tables.identity`."""
         return identity(self._table, self.positions, self.starts)
 
-    def lesson(self, index: int) -> Lesson:
-        """Lesson `index`, 0 <= index < len(self)."""
+    def example(self, index: int) -> Example:
+        """Example `index`, 0 <= index < len(self)."""
         entry = self._table[int(self.positions[index])]
         token_ids = np.asarray(entry["token_ids"], dtype=np.int32)
         if entry["pieces"]:
             learnt = np.repeat(np.arange(len(entry["pieces"])) % 2 == 1, entry["pieces"])
-            return Lesson((Example(token_ids, learnt & (np.arange(len(token_ids)) > 0)),), entry["value"])
+            return Example((ExampleSequence(token_ids, learnt & (np.arange(len(token_ids)) > 0)),), entry["value"])
         prompt, first = entry["prompt_tokens"], entry["prompt_tokens"] + entry["response_tokens"]
         learnt_from = 1 if self._learn_all else prompt
         start = int(self.starts[index])
-        chosen = _example(token_ids[:first][start : start + self._longest], learnt_from)
+        chosen = _sequence(token_ids[:first][start : start + self._longest], learnt_from)
         if not entry["rejected_tokens"]:
-            return Lesson((chosen,), entry["value"])
-        rejected = _example(np.concatenate([token_ids[:prompt], token_ids[first:]]), learnt_from)
-        return Lesson((chosen, rejected), entry["value"])
+            return Example((chosen,), entry["value"])
+        rejected = _sequence(np.concatenate([token_ids[:prompt], token_ids[first:]]), learnt_from)
+        return Example((chosen, rejected), entry["value"])
 
 
-def _example(token_ids: Ints, learnt_from: int) -> Example:
-    return Example(token_ids, np.arange(len(token_ids)) >= max(learnt_from, 1))  # nothing predicts the first token
+def _sequence(token_ids: Ints, learnt_from: int) -> ExampleSequence:
+    return ExampleSequence(token_ids, np.arange(len(token_ids)) >= max(learnt_from, 1))  # nothing predicts the first token
 
 
 def prepare_examples(
-    data_args: DataArgs,
+    data_args: DataConfig,
     tokenizer: PreTrainedTokenizerBase,
     limits: Limits,
     kind: Kind = "responses",
@@ -135,7 +135,7 @@ def prepare_examples(
 
     Prompt and responses are tokenised apart, since that is where the policy takes over when it generates. Rows of which the
     prompt or a response exceeds its limit, or of which nothing can be learnt, are dropped and counted. Raw text
-    is cut into lessons of the two limits' sum.
+    is cut into examples of the two limits' sum.
 
     Args:
         learn_all: learn the prompt's tokens too; raw text has no others.
@@ -174,7 +174,7 @@ def prepare_examples(
     return ExampleSet(positions, starts, too_long, wordless, alike, longest, learn_all or is_raw, table)
 
 
-def _texts(row: Mapping[str, Any], data_args: DataArgs, render: Render | None, eos_token: str, kind: Kind) -> Texts:
+def _texts(row: Mapping[str, Any], data_args: DataConfig, render: Render | None, eos_token: str, kind: Kind) -> Texts:
     if render is None:
         assert data_args.text is not None
         return Texts(text_of(row, data_args.text), eos_token)
@@ -193,7 +193,7 @@ def _texts(row: Mapping[str, Any], data_args: DataArgs, render: Render | None, e
 
 
 def _pieces(positions: NDArray[np.int64], tokens: NDArray[np.int32], longest: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Each text in lessons of at most `longest` tokens; a last one of a single token, which nothing predicts, is left out."""
+    """Each text in examples of at most `longest` tokens; a last one of a single token, which nothing predicts, is left out."""
     counts = np.maximum(-(-(tokens[positions].astype(np.int64) - 1) // longest), 1)
     number_in_row = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.repeat(positions, counts), number_in_row * longest

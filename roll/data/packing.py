@@ -48,14 +48,14 @@ def select_tokens(field: NDArray[Number], sequences: Sequences, indices: Sequenc
     return field[positions(sequences.offsets, indices)]
 
 
-def members(units: Sequence[int], unit: int) -> list[int]:
-    """The sequences of the chosen units, in their order."""
-    return [index * unit + number for index in units for number in range(unit)]
+def members(examples: Sequence[int], sequences_per_example: int) -> list[int]:
+    """The sequences of the chosen examples, in their order."""
+    return [index * sequences_per_example + number for index in examples for number in range(sequences_per_example)]
 
 
-def unit_lengths(sequences: Sequences, unit: int) -> NDArray[np.int64]:
-    """[units], tokens of each."""
-    return sequences.lengths.reshape(-1, unit).sum(axis=1)
+def example_lengths(sequences: Sequences, sequences_per_example: int) -> NDArray[np.int64]:
+    """[examples], tokens of each."""
+    return sequences.lengths.reshape(-1, sequences_per_example).sum(axis=1)
 
 
 def response_rows(sequences: Sequences, indices: Sequence[int]) -> NDArray[np.int64]:
@@ -68,7 +68,7 @@ def response_rows(sequences: Sequences, indices: Sequence[int]) -> NDArray[np.in
 
 
 def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
-    """The chosen sequences of a batch, whole units of them; no index gives the filler."""
+    """The chosen sequences of a batch, whole examples of them; no index gives the filler."""
     sequences = batch.sequences
 
     def tokens(field: np.ndarray) -> np.ndarray:
@@ -84,13 +84,13 @@ def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
         tokens(batch.policy_versions),
         if_given(batch.ref_log_probs),
         if_given(batch.proximal_log_probs),
-        if_given(batch.marked),
+        if_given(batch.token_selection),
         None if batch.sequence_weights is None else batch.sequence_weights[list(indices)],
         labels=None if batch.labels is None else batch.labels[list(indices)],
         teacher_states=None if batch.teacher_states is None else batch.teacher_states[response_rows(sequences, indices)],
         values=if_given(batch.values),
         returns=if_given(batch.returns),
-        unit=batch.unit if len(indices) else 1,
+        sequences_per_example=batch.sequences_per_example if len(indices) else 1,
     )
 
 
@@ -106,7 +106,9 @@ class Split:
         return len(self.ranks[0])
 
 
-def split(lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int, attention_cost: float = 0.0, unit: int = 1) -> Split:
+def split(
+    lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int, attention_cost: float = 0.0, sequences_per_example: int = 1
+) -> Split:
     """Share sequences over ranks by their cost and pack each rank's share into micro-batches.
 
     Args:
@@ -114,13 +116,13 @@ def split(lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int, at
         ranks: number of ranks.
         token_budget: tokens of a micro-batch; a longer sequence gets one of its own.
         attention_cost: see `cost`.
-        unit: so many neighbours stay together.
+        sequences_per_example: so many neighbours stay together.
 
     Returns:
         Every index exactly once; the same number of micro-batches on every rank (empty ones where a rank has no more).
     """
-    costs = np.array([cost(int(length), attention_cost) for length in lengths]).reshape(-1, unit).sum(axis=1)
-    tokens = np.asarray(lengths).reshape(-1, unit).sum(axis=1)
+    costs = np.array([cost(int(length), attention_cost) for length in lengths]).reshape(-1, sequences_per_example).sum(axis=1)
+    tokens = np.asarray(lengths).reshape(-1, sequences_per_example).sum(axis=1)
     shares = balance(costs, ranks)
     forwards = 1
     while True:
@@ -129,7 +131,7 @@ def split(lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int, at
         if most <= forwards:
             break
         forwards = most
-    bins = [[tuple(members(units, unit)) for units in rank] for rank in packed]
+    bins = [[tuple(members(examples, sequences_per_example)) for examples in rank] for rank in packed]
     return Split(tuple(tuple(rank) + ((),) * (forwards - len(rank)) for rank in bins))
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from roll.config.schema.model import DataArgs
-from roll.config.schema.roles import Reward
+from roll.config.schema.model import DataConfig
+from roll.config.schema.roles import RewardConfig
 from roll.data.chat import Render, renderer
 from roll.data.rows import RowFault, prompt_conversation
 from roll.data.sources import find_sources
@@ -60,10 +60,10 @@ class PromptSet:
 
 
 def prepare_prompts(
-    data_args: DataArgs,
+    data_args: DataConfig,
     tokenizer: PreTrainedTokenizerBase,
     prompt_length: int,
-    rewards: Mapping[str, Reward],
+    rewards: Mapping[str, RewardConfig],
     cache_folder: Path | None = None,
 ) -> PromptSet:
     """Reads, checks, renders and tokenises all rows once; later calls with the same files and tokenizer read the cache.
@@ -94,7 +94,7 @@ def prepare_prompts(
     return PromptSet(domains, positions, domain_index[positions], too_long, table)
 
 
-def tag_routes(rewards: Mapping[str, Reward]) -> dict[str, str]:
+def tag_routes(rewards: Mapping[str, RewardConfig]) -> dict[str, str]:
     """The domain of each tag.
 
     Raises:
@@ -113,7 +113,7 @@ def tag_routes(rewards: Mapping[str, Reward]) -> dict[str, str]:
     return routes
 
 
-def checked_renderer(data_args: DataArgs, tokenizer: PreTrainedTokenizerBase) -> Render:
+def checked_renderer(data_args: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Render:
     """`renderer` of `data_args.template`, its complaint as a DataError."""
     try:
         return renderer(data_args.template, tokenizer)
@@ -122,7 +122,7 @@ def checked_renderer(data_args: DataArgs, tokenizer: PreTrainedTokenizerBase) ->
         raise DataError([Fault("data_args.template", f"is '{data_args.template}', but {error}", remedy)]) from error
 
 
-def _prompt_text(row: Mapping[str, Any], data_args: DataArgs, render: Render) -> Texts:
+def _prompt_text(row: Mapping[str, Any], data_args: DataConfig, render: Render) -> Texts:
     return Texts(render(prompt_conversation(row, data_args), True))
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from roll.config.schema.model import DataArgs
+from roll.config.schema.model import DataConfig
 from roll.data.chat import MORE
 from roll.registry import nearest
 
@@ -25,7 +25,7 @@ class RowFault(Exception):
         self.problem, self.remedy = problem, remedy
 
 
-def prompt_conversation(row: Mapping[str, Any], data_args: DataArgs) -> Conversation:
+def prompt_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conversation:
     """The messages that the policy is to answer.
 
     Raises:
@@ -40,7 +40,7 @@ def prompt_conversation(row: Mapping[str, Any], data_args: DataArgs) -> Conversa
     return conversation
 
 
-def example_conversation(row: Mapping[str, Any], data_args: DataArgs) -> Conversation:
+def example_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conversation:
     """The messages of an SFT example; the last is the assistant's, which is to be learnt.
 
     Raises:
@@ -58,7 +58,7 @@ def example_conversation(row: Mapping[str, Any], data_args: DataArgs) -> Convers
     return conversation
 
 
-def pair_conversations(row: Mapping[str, Any], data_args: DataArgs) -> tuple[Conversation, Conversation]:
+def pair_conversations(row: Mapping[str, Any], data_args: DataConfig) -> tuple[Conversation, Conversation]:
     """One prompt with the preferred response and with the other one.
 
     A response is a text, or a list whose last message is the assistant's. Without a column for the prompt both lists are whole
@@ -84,7 +84,7 @@ def pair_conversations(row: Mapping[str, Any], data_args: DataArgs) -> tuple[Con
     return chosen, rejected
 
 
-def labelled_conversation(row: Mapping[str, Any], data_args: DataArgs) -> tuple[Conversation, bool]:
+def labelled_conversation(row: Mapping[str, Any], data_args: DataConfig) -> tuple[Conversation, bool]:
     """A conversation that ends with the assistant's message, and whether that is desirable.
 
     Raises:
@@ -122,7 +122,7 @@ def _answer(row: Mapping[str, Any], column: str) -> dict[str, Any]:
     return messages[0]
 
 
-def _prompt(row: Mapping[str, Any], data_args: DataArgs) -> Conversation:
+def _prompt(row: Mapping[str, Any], data_args: DataConfig) -> Conversation:
     assert data_args.prompt is not None, "the configuration was checked"
     question = {"role": "user", "content": text_of(row, data_args.prompt)}
     return [{"role": "system", "content": data_args.system}, question] if data_args.system else [question]

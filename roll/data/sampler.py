@@ -100,7 +100,7 @@ class PromptSampler:
         return max(shares, key=lambda name: shares[name] * (drawn + 1) - self._streams[name].position)
 
 
-class LessonSampler:
+class ExampleSampler:
     """Draws rows of given responses; each epoch is one shuffle of the set."""
 
     def __init__(self, size: int, seed: int) -> None:
@@ -108,12 +108,12 @@ class LessonSampler:
         self._stream = Shuffle(size, seed)
 
     def draw(self, count: int) -> list[int]:
-        """The numbers of the next `count` lessons; a batch may span two epochs."""
+        """The numbers of the next `count` examples; a batch may span two epochs."""
         return [self._stream.draw() for _ in range(count)]
 
     def ahead(self, count: int) -> list[int]:
         """What the next `count` draws will be; nothing is drawn."""
-        copy = LessonSampler(self._stream.size, self._seed)
+        copy = ExampleSampler(self._stream.size, self._seed)
         copy.load_state_dict(self.state_dict())
         return copy.draw(count)
 

@@ -23,13 +23,13 @@ from datasets.exceptions import DatasetGenerationError
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from roll.config.schema.model import DataArgs
+from roll.config.schema.model import DataConfig
 from roll.data.chat import TemplateFault
 from roll.data.rows import RowFault
 from roll.data.sources import Source
 from roll.errors import DataError, Fault, RollError
-from roll.locks import LockHeld, locked
-from roll.orphans import forks_die_too
+from roll.system.locks import LockHeld, locked
+from roll.system.orphans import forks_die_too
 
 FORMAT = "6"
 """Part of the fingerprint; another value leaves all tables of earlier versions of this file aside."""
@@ -102,7 +102,7 @@ class Preparation:
     tokenizer: PreTrainedTokenizerBase
     special_tokens: bool
     """Whether the tokenizer puts its own (BOS) before a prompt; a chat template has written them already."""
-    data_args: DataArgs
+    data_args: DataConfig
 
     def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         """A batch of RAW rows as PREPARED ones."""

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from roll.checkpoint.manifest import seal
 from roll.checkpoint.state import LOOP_FILE, LoopState
 from roll.errors import CheckpointError, DataError
-from roll.export.source import Source
+from roll.export.source import CheckpointSource
 from roll.models.export import write_adapter_folder, write_model
 from roll.models.load import DTYPES, add_lora, load_causal_model, load_tokenizer, unreadable
 from roll.models.weights import ADAPTER, WeightView
@@ -23,7 +23,7 @@ from roll.weight_sync.bucket import plan_buckets
 FILE_BYTES = 4 << 30
 
 
-def write_hf(source: Source, out: Path, exact: bool) -> None:
+def write_hf(source: CheckpointSource, out: Path, exact: bool) -> None:
     """All weights of a policy that trains whole, as a Hugging Face folder; `exact` takes the optimizer's fp32 ones."""
     found = deepspeed_files.weights(source.checkpoint, as_held=not exact)
     model = _empty_model(source)
@@ -34,7 +34,7 @@ def write_hf(source: Source, out: Path, exact: bool) -> None:
     write_model(out, buckets, model, _tokenizer(source))
 
 
-def write_merged(source: Source, out: Path, exact: bool) -> None:
+def write_merged(source: CheckpointSource, out: Path, exact: bool) -> None:
     """The base model with the adapter merged in as a weight sync merges it, as a Hugging Face folder; `exact` all in fp32."""
     base: Any = load_causal_model(source.model, source.model_args, packed=False)
     if exact:
@@ -50,7 +50,7 @@ def write_merged(source: Source, out: Path, exact: bool) -> None:
     write_model(out, buckets, base, _tokenizer(source))
 
 
-def write_peft(source: Source, out: Path) -> None:
+def write_peft(source: CheckpointSource, out: Path) -> None:
     """The adapter as a PEFT folder, as the trainer holds it."""
     model = add_lora(_empty_model(source), source.model_args, source.seed)
     found = deepspeed_files.weights(source.checkpoint, as_held=True)
@@ -59,7 +59,7 @@ def write_peft(source: Source, out: Path) -> None:
     write_adapter_folder(out, tensors, model, _tokenizer(source))
 
 
-def write_universal(source: Source, out: Path) -> None:
+def write_universal(source: CheckpointSource, out: Path) -> None:
     """A checkpoint that a run resumes from with any number of ranks; its manifest comes last."""
     state = LoopState.read(source.checkpoint)
     for states in source.checkpoint.rglob(deepspeed_files.TAG):  # the policy's, and a critic's in a folder of its own
@@ -68,7 +68,7 @@ def write_universal(source: Source, out: Path) -> None:
     seal(out, state.step, sequence=1, required=[LOOP_FILE])
 
 
-def _empty_model(source: Source) -> PreTrainedModel:
+def _empty_model(source: CheckpointSource) -> PreTrainedModel:
     """The model's modules and their names, without memory behind them. Raises DataError if its configuration cannot be read."""
     try:
         config = AutoConfig.from_pretrained(source.model, trust_remote_code=source.model_args.trust_remote_code)
@@ -86,11 +86,11 @@ def _empty_model(source: Source) -> PreTrainedModel:
     return model
 
 
-def _tokenizer(source: Source) -> PreTrainedTokenizerBase:
+def _tokenizer(source: CheckpointSource) -> PreTrainedTokenizerBase:
     return load_tokenizer(source.model, source.model_args.trust_remote_code)
 
 
-def _weight(found: Mapping[str, Tensor], name: str, source: Source) -> Tensor:
+def _weight(found: Mapping[str, Tensor], name: str, source: CheckpointSource) -> Tensor:
     if name not in found:
         raise CheckpointError(f"{source.checkpoint} holds no weights of {name}: it is not of the model '{source.model}'")
     return found[name]

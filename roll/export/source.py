@@ -12,7 +12,7 @@ from roll.checkpoint.manifest import MANIFEST, verify
 from roll.checkpoint.store import CheckpointStore
 from roll.config.derived.batch import learner
 from roll.config.load.loader import load_config
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.errors import ConfigError, Fault
 
 CONFIG = "config.yaml"
@@ -20,18 +20,18 @@ CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True)
-class Source:
+class CheckpointSource:
     """A whole checkpoint, and what it is a checkpoint of."""
 
     checkpoint: Path
     model: str
     """Folder or Hub name of what the training began with."""
-    model_args: ModelArgs
+    model_args: ModelConfig
     seed: int
     pipeline: str
 
 
-def find_source(path: Path) -> Source:
+def find_source(path: Path) -> CheckpointSource:
     """A checkpoint by its own folder, or the newest whole one of a run folder.
 
     Raises:
@@ -57,4 +57,6 @@ def find_source(path: Path) -> Source:
         raise ConfigError([Fault(str(run / CONFIG), f"cannot be read: {error}", "bring back the file that the run wrote")]) from error
     config = load_config(written, ())  # pyright: ignore[reportArgumentType]
     _, role = learner(config)
-    return Source(checkpoint, role.model_args.model_name_or_path or config.pretrain, role.model_args, config.seed, config.pipeline)
+    return CheckpointSource(
+        checkpoint, role.model_args.model_name_or_path or config.pretrain, role.model_args, config.seed, config.pipeline
+    )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.pytorch_utils import Conv1D
 
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.errors import ConfigError, DataError, Fault
 from roll.models import attention
 from roll.models.head import LogProbHead
@@ -148,7 +148,7 @@ def check_readable(path: str) -> None:
         raise DataError([unreadable(path, "model", error)]) from error
 
 
-def load_causal_model(path: str, model_args: ModelArgs, packed: bool = True) -> PreTrainedModel:
+def load_causal_model(path: str, model_args: ModelConfig, packed: bool = True) -> PreTrainedModel:
     """The model in the precision asked for; with `packed`, ready for `PackedPolicy`.
 
     Raises:
@@ -163,7 +163,7 @@ def load_causal_model(path: str, model_args: ModelArgs, packed: bool = True) -> 
     return model
 
 
-def pretrained(kind: Any, path: str, model_args: ModelArgs, packed: bool, **more: Any) -> Any:
+def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **more: Any) -> Any:
     """What the `from_pretrained` of an Auto class makes of a folder; `more` are further arguments of it.
 
     Raises:
@@ -208,13 +208,13 @@ def restore_frequencies(model: PreTrainedModel) -> None:
                 setattr(module, name, nn.Buffer(values.to(frequencies.device), persistent=False))
 
 
-def load_policy(path: str, model_args: ModelArgs, seed: int) -> PackedPolicy:
+def load_policy(path: str, model_args: ModelConfig, seed: int) -> PackedPolicy:
     """The policy, with a new LoRA adapter where `lora_target` says so. Raises as `load_causal_model`."""
     model = load_causal_model(path, model_args)
     return PackedPolicy(add_lora(model, model_args, seed) if model_args.lora_target else model)
 
 
-def add_lora(model: PreTrainedModel, model_args: ModelArgs, seed: int) -> PeftModel:
+def add_lora(model: PreTrainedModel, model_args: ModelConfig, seed: int) -> PeftModel:
     """Wrap the model in a PEFT LoRA adapter, initialised alike on every rank.
 
     Raises:

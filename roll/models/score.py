@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 from transformers import AutoConfig
 
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.models.load import PackedInputs, load_tokenizer
 from roll.models.value import PackedValues, load_values
 from roll.types import Bools, Ints
@@ -20,14 +20,14 @@ class PackedScores(PackedValues):
         return self.values(inputs, back=0)
 
 
-def load_scores(path: str, model_args: ModelArgs, seed: int) -> PackedScores:
+def load_scores(path: str, model_args: ModelConfig, seed: int) -> PackedScores:
     """The model with its head; a language model's is new and starts at 0. Raises as `load_causal_model`."""
     scores = PackedScores(load_values(path, model_args, seed).model)
     scores.causal.config.pad_token_id = pad_token(path, model_args)
     return scores
 
 
-def pad_token(path: str, model_args: ModelArgs) -> int | None:
+def pad_token(path: str, model_args: ModelConfig) -> int | None:
     """The model's padding token, or its tokenizer's."""
     config = AutoConfig.from_pretrained(path, trust_remote_code=model_args.trust_remote_code)
     if config.pad_token_id is not None:

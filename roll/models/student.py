@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from roll.algorithms.divergence import Divergence
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.errors import DataError, Fault
 from roll.models.divergence import chunked_divergence
 from roll.models.load import DTYPES, PackedInputs, PackedModel, PackedPolicy, load_policy, unreadable
@@ -55,13 +55,13 @@ class PackedStudent(PackedPolicy):
 
 
 def load_student(
-    path: str, model_args: ModelArgs, seed: int, teacher: str, names: Sequence[str], dtype: str, measure: Divergence
+    path: str, model_args: ModelConfig, seed: int, teacher: str, names: Sequence[str], dtype: str, measure: Divergence
 ) -> PackedStudent:
     """The policy beside its teacher's output matrix, which is read from the folder or Hub name `teacher`. Raises as `load_causal_model`."""
     return PackedStudent(load_policy(path, model_args, seed).model, read_tensor(teacher, names).to(DTYPES[dtype]), measure)
 
 
-def student_loader(teacher: str, teacher_args: ModelArgs, measure: Divergence) -> Callable[[str, ModelArgs, int], PackedStudent]:
+def student_loader(teacher: str, teacher_args: ModelConfig, measure: Divergence) -> Callable[[str, ModelConfig, int], PackedStudent]:
     """`load_student` with what it needs to know of the teacher, for another process.
 
     Raises:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.models.load import DTYPES, PackedInputs, PackedModel, add_lora, pretrained
 
 HEAD = "score"
@@ -46,7 +46,7 @@ class PackedValues(PackedModel):
         return (values,)
 
 
-def load_value_model(path: str, model_args: ModelArgs) -> PreTrainedModel:
+def load_value_model(path: str, model_args: ModelConfig) -> PreTrainedModel:
     """The model with a `ValueHead`, as transformers' `...ForSequenceClassification` with one label.
 
     A folder that has such a head, a reward model's, keeps it. In that of a language model it is missing and starts at 0: every
@@ -77,7 +77,7 @@ def whole(parameter: nn.Parameter) -> Tensor:
     return copy
 
 
-def load_values(path: str, model_args: ModelArgs, seed: int) -> PackedValues:
+def load_values(path: str, model_args: ModelConfig, seed: int) -> PackedValues:
     """The value model; with `lora_target` behind a new LoRA adapter, beside which the head alone learns. Raises as `load_causal_model`."""
     model = load_value_model(path, model_args)
     if not model_args.lora_target:

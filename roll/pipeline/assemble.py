@@ -19,11 +19,11 @@ from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, 
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import WorkerFailed
-from roll.pipeline import basis, wire_distill, wire_dpo, wire_reward_model, wire_rlvr, wire_sft
+from roll.pipeline import resume_fingerprint, wire_distill, wire_dpo, wire_reward_model, wire_rlvr, wire_sft
+from roll.pipeline.checkpointer import Checkpointer
 from roll.pipeline.interrupt import Interrupt
-from roll.pipeline.keeper import Keeper
 from roll.pipeline.roles import Roles
-from roll.pipeline.stage import Loop, Prepared, Stage
+from roll.pipeline.run_context import Loop, Prepared, RunContext
 from roll.pipeline.wire_offline import steps_of
 from roll.tracking.base import RunFacts
 from roll.tracking.console import console_tracker
@@ -52,25 +52,27 @@ def run(config: Config, plan: Plan) -> None:
         stack.enter_context(store.held())  # First of all: a second run would write into the records of this one.
         stack.enter_context(RunLog(folder))
         stack.push(_log_failure)
-        keeper = Keeper(config, store)
-        if _was_finished(config, keeper, config.max_steps):
+        checkpointer = Checkpointer(config, store)
+        if _was_finished(config, checkpointer, config.max_steps):
             return
-        keeper.agree(basis.of_keys(config), "set it to what it was")
-        keeper.agree(basis.of_weights(config), "name the model that the adapter was trained on")
+        checkpointer.agree(resume_fingerprint.of_keys(config), "set it to what it was")
+        checkpointer.agree(resume_fingerprint.of_weights(config), "name the model that the adapter was trained on")
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
         prepared = prepare(config)
-        keeper.agree(basis.of_rows(config, prepared), "the files, columns, template, lengths and data_split must be what they were")
+        checkpointer.agree(
+            resume_fingerprint.of_rows(config, prepared), "the files, columns, template, lengths and data_split must be what they were"
+        )
         steps = last_step(config, plan, prepared)
-        if _was_finished(config, keeper, steps):
+        if _was_finished(config, checkpointer, steps):
             return
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))
         stack.callback(_report, folder)
-        tracker = stack.enter_context(open_trackers(config, keeper.resumed_step, steps))
+        tracker = stack.enter_context(open_trackers(config, checkpointer.resumed_step, steps))
         gpus = max(plan.devices, default=-1) + 1
         with cluster(folder, gpus, config.num_gpus_per_node) as session:
             interrupt.take()
-            asyncio.run(_run(config, plan, prepared.loop, Stage(plan, session, keeper, tracker), interrupt))
+            asyncio.run(_run(config, plan, prepared.loop, RunContext(plan, session, checkpointer, tracker), interrupt))
 
 
 def last_step(config: Config, plan: Plan, prepared: Prepared) -> int:
@@ -80,9 +82,9 @@ def last_step(config: Config, plan: Plan, prepared: Prepared) -> int:
     return steps_of(config, prepared.rows, plan.batch.sequences_per_step)
 
 
-def _was_finished(config: Config, keeper: Keeper, steps: int) -> bool:
+def _was_finished(config: Config, checkpointer: Checkpointer, steps: int) -> bool:
     """Whether an earlier run took all steps; it is said, and nothing in the run folder changes."""
-    if finished := keeper.is_finished(steps):
+    if finished := checkpointer.is_finished(steps):
         print(f"{config.exp_name} has taken its {steps} steps before; its run folder is {config.output_dir}")
     return finished
 
@@ -124,12 +126,12 @@ def _log_failure(kind: type[BaseException] | None, error: BaseException | None, 
         LOG.info("%s\n%s", error, error.traceback)
 
 
-async def _run(config: Config, plan: Plan, loop: Loop, stage: Stage, interrupt: Interrupt) -> None:
+async def _run(config: Config, plan: Plan, loop: Loop, context: RunContext, interrupt: Interrupt) -> None:
     async with AsyncExitStack() as stack:
         with interrupt.working():
-            async with stage.session.watched():
-                position = await loop(Roles(config, plan, stage.session, stack), stage, interrupt)
-                await stage.keeper.finish(position)
+            async with context.session.watched():
+                position = await loop(Roles(config, plan, context.session, stack), context, interrupt)
+                await context.checkpointer.finish(position)
 
 
 def open_trackers(config: Config, resumed_step: int | None, steps: int) -> Tracking:

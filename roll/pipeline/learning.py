@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from roll.algorithms.losses import Loss
-from roll.pipeline.keeper import Trainer
+from roll.pipeline.checkpointer import Trainer
 from roll.pipeline.position import Position
 from roll.types import Metrics, TrainBatch
-from roll.workers.turns import together
+from roll.workers.device_sharing import together
 
 Update = Callable[[TrainBatch, Loss, int], Awaitable[Metrics]]
 """All updates of a step, from the batch, the loss and the policy's version before them."""

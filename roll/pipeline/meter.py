@@ -10,8 +10,8 @@ from roll.config.plan.plan import Plan
 from roll.pipeline.roles import Roles
 from roll.tracking.stopwatch import Stopwatch
 from roll.types import Metrics
+from roll.workers.device_sharing import DeviceSharing
 from roll.workers.group import WorkerGroup
-from roll.workers.turns import Turns
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,6 +56,6 @@ class Meter:
         return metrics
 
 
-def meter_of(roles: Roles, plan: Plan, turns: Turns) -> Meter:
+def meter_of(roles: Roles, plan: Plan, sharing: DeviceSharing) -> Meter:
     """Throughput is shared over the devices, or over the worker processes where all run on the CPU."""
-    return Meter(roles.groups, len(plan.devices) or sum(map(len, roles.groups.values())), turns.resident)
+    return Meter(roles.groups, len(plan.devices) or sum(map(len, roles.groups.values())), sharing.resident)

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from roll.algorithms.value_loss import ValueLoss
 from roll.config.plan.plan import Plan
 from roll.config.schema.rlvr import RlvrConfig
-from roll.pipeline.arrange import Arrangement
-from roll.pipeline.keeper import Trainer
+from roll.pipeline.checkpointer import Trainer
+from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.learning import BothTrainers, CriticLearning, Learning
 from roll.pipeline.position import Position
 from roll.pipeline.wire_loss import policy_loss
@@ -18,18 +18,18 @@ from roll.workers.critic import Critic
 
 
 def learning(
-    config: RlvrConfig, plan: Plan, actor_train: ActorTrain, critic: Critic | None, on_turn: Arrangement
+    config: RlvrConfig, plan: Plan, actor_train: ActorTrain, critic: Critic | None, phases: DevicePhases
 ) -> Callable[[TrainBatch, Position], Awaitable[tuple[Metrics, Position]]]:
     """The updates of a step, each with what it needs on the devices."""
     loss, updates = policy_loss(config), plan.batch.updates_per_step
     if critic is None:
-        return Learning(on_turn.training(actor_train.train_step), loss, updates)
+        return Learning(phases.training(actor_train.train_step), loss, updates)
     value_loss, warmup = ValueLoss(config.value_clip), config.critic_warmup
     if are_apart(plan):
         beside = CriticLearning(critic.train_step, value_loss, warmup, at_once=True)
-        return on_turn.training(Learning(actor_train.train_step, loss, updates, beside), "actor_train", "critic")
-    before = CriticLearning(on_turn.training(critic.train_step, "critic"), value_loss, warmup, at_once=False)
-    return Learning(on_turn.training(actor_train.train_step), loss, updates, before)
+        return phases.training(Learning(actor_train.train_step, loss, updates, beside), "actor_train", "critic")
+    before = CriticLearning(phases.training(critic.train_step, "critic"), value_loss, warmup, at_once=False)
+    return Learning(phases.training(actor_train.train_step), loss, updates, before)
 
 
 def are_apart(plan: Plan) -> bool:
@@ -38,9 +38,9 @@ def are_apart(plan: Plan) -> bool:
     return not (policy.on_cpu and critic.on_cpu) and policy.all_devices.isdisjoint(critic.all_devices)
 
 
-def kept(actor_train: ActorTrain, critic: Critic | None, on_turn: Arrangement) -> Trainer:
+def kept(actor_train: ActorTrain, critic: Critic | None, phases: DevicePhases) -> Trainer:
     """What goes into checkpoints and comes out of them."""
-    policy = on_turn.trainer(actor_train)
+    policy = phases.trainer(actor_train)
     if critic is None:
         return policy
-    return BothTrainers(policy, on_turn.keeping(critic.save, "critic"), on_turn.keeping(critic.load, "critic"))
+    return BothTrainers(policy, phases.keeping(critic.save, "critic"), phases.keeping(critic.load, "critic"))

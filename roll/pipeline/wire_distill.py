@@ -9,17 +9,17 @@ from functools import partial
 from roll.algorithms.divergence import Distillation, Divergence
 from roll.algorithms.losses import Loss
 from roll.config.schema.offline import DistillConfig
+from roll.data.example_batch import given_batch
 from roll.data.examples import ExampleSet
-from roll.data.lessons import given_batch
-from roll.data.sampler import LessonSampler
+from roll.data.sampler import ExampleSampler
 from roll.models.student import student_loader
 from roll.pipeline import offline
-from roll.pipeline.arrange import Arrangement
+from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.meter import meter_of
 from roll.pipeline.position import Position
 from roll.pipeline.roles import Roles, check_same_tokens, make_student, model_path
-from roll.pipeline.stage import Prepared, Stage
+from roll.pipeline.run_context import Prepared, RunContext
 from roll.pipeline.wire_offline import GivenRows, evaluation, parts, prepare_rows, steps_of
 from roll.types import Floats, Metrics, Sequences, TrainBatch
 
@@ -41,29 +41,31 @@ def prepare(config: DistillConfig) -> Prepared:
     return Prepared(partial(_loop, config, rows, partial(make_student, load)), rows.training.identity, len(rows.training))
 
 
-async def _loop(config: DistillConfig, rows: GivenRows, factory: Callable, roles: Roles, stage: Stage, interrupt: Interrupt) -> Position:
-    batch_size = stage.plan.batch.sequences_per_step
+async def _loop(
+    config: DistillConfig, rows: GivenRows, factory: Callable, roles: Roles, context: RunContext, interrupt: Interrupt
+) -> Position:
+    batch_size = context.plan.batch.sequences_per_step
     steps = steps_of(config, len(rows.training), batch_size)
     student = roles.actor_train("student", config.student, steps, temperature=1.0, factory=factory)
     teacher = roles.teacher(config.teacher)
-    turns = await roles.start()
-    meter = meter_of(roles, stage.plan, turns)
-    on_turn = Arrangement(meter.timed("onload", turns.bring))
-    ask = on_turn.reference("teacher", teacher.states)
+    sharing = await roles.start()
+    meter = meter_of(roles, context.plan, sharing)
+    phases = DevicePhases(meter.timed("onload", sharing.bring))
+    ask = phases.reference("teacher", teacher.states)
 
-    sampler = LessonSampler(len(rows.training), config.seed)
-    position = await stage.keeper.restore(on_turn.trainer(student, "student"), sampler, last_step=steps)
+    sampler = ExampleSampler(len(rows.training), config.seed)
+    position = await context.checkpointer.restore(phases.trainer(student, "student"), sampler, last_step=steps)
     loss = Distillation(config.distill_loss_weight)
-    training = Taught(rows.training, meter.timed("teacher", ask), loss)
+    training = TeacherData(rows.training, meter.timed("teacher", ask), loss)
     # Evaluation is timed as a whole, with what it asks.
-    held_out = Taught(rows.held_out, ask, loss) if rows.held_out else training
-    judge, update = on_turn.training(student.evaluate, "student"), on_turn.training(student.train_step, "student")
-    evaluate = evaluation(config, rows, held_out, judge, held_out_metrics, batch_size, steps)
-    return await offline.train(parts(stage, meter, interrupt, update, sampler, training, evaluate, steps), position)
+    held_out = TeacherData(rows.held_out, ask, loss) if rows.held_out else training
+    evaluate_batch, update = phases.training(student.evaluate, "student"), phases.training(student.train_step, "student")
+    evaluate = evaluation(config, rows, held_out, evaluate_batch, held_out_metrics, batch_size, steps)
+    return await offline.train(parts(context, meter, interrupt, update, sampler, training, evaluate, steps), position)
 
 
 @dataclass(frozen=True)
-class Taught:
+class TeacherData:
     """Rows, and the teacher that is asked about them."""
 
     rows: ExampleSet
@@ -71,8 +73,8 @@ class Taught:
     loss: Distillation
 
     async def __call__(self, numbers: Sequence[int]) -> tuple[TrainBatch, Loss]:
-        """See `Study`."""
-        batch = given_batch([self.rows.lesson(number) for number in numbers])
+        """See `MakeBatch`."""
+        batch = given_batch([self.rows.example(number) for number in numbers])
         return replace(batch, teacher_states=await self.ask(batch.sequences)), self.loss
 
 

@@ -11,16 +11,16 @@ import numpy as np
 from roll.algorithms.losses import Loss
 from roll.algorithms.preference import Dpo, Ipo, Kto, OrPo, PreferenceLoss, SimPo
 from roll.config.schema.offline import DpoConfig
+from roll.data.example_batch import given_batch, mismatched
 from roll.data.examples import ExampleSet
-from roll.data.lessons import given_batch, mismatched
-from roll.data.sampler import LessonSampler
+from roll.data.sampler import ExampleSampler
 from roll.pipeline import offline
-from roll.pipeline.arrange import Arrangement
+from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.meter import meter_of
 from roll.pipeline.position import Position
 from roll.pipeline.roles import Roles, check_same_tokens
-from roll.pipeline.stage import Prepared, Stage
+from roll.pipeline.run_context import Prepared, RunContext
 from roll.pipeline.wire_offline import GivenRows, evaluation, parts, prepare_rows, steps_of
 from roll.types import Floats, Metrics, Sequences, TrainBatch
 
@@ -40,22 +40,22 @@ def prepare(config: DpoConfig) -> Prepared:
     return Prepared(partial(_loop, config, rows), rows.training.identity, len(rows.training))
 
 
-async def _loop(config: DpoConfig, rows: GivenRows, roles: Roles, stage: Stage, interrupt: Interrupt) -> Position:
-    batch_size = stage.plan.batch.sequences_per_step
+async def _loop(config: DpoConfig, rows: GivenRows, roles: Roles, context: RunContext, interrupt: Interrupt) -> Position:
+    batch_size = context.plan.batch.sequences_per_step
     steps = steps_of(config, len(rows.training), batch_size)
     actor_train = roles.actor_train("actor_train", config.actor_train, steps, temperature=1.0)
-    has_role = stage.plan.reference == "role"
+    has_role = context.plan.reference == "role"
     reference = roles.score("reference", config.reference, temperature=1.0) if has_role and config.reference else actor_train
-    turns = await roles.start()
-    meter = meter_of(roles, stage.plan, turns)
-    on_turn = Arrangement(meter.timed("onload", turns.bring))
-    ask = on_turn.reference("reference" if has_role else "actor_train", reference.ref_log_probs)
-    ask = None if stage.plan.reference == "unused" else ask
+    sharing = await roles.start()
+    meter = meter_of(roles, context.plan, sharing)
+    phases = DevicePhases(meter.timed("onload", sharing.bring))
+    ask = phases.reference("reference" if has_role else "actor_train", reference.ref_log_probs)
+    ask = None if context.plan.reference == "unused" else ask
     timed = meter.timed("reference", ask) if ask else None
 
-    sampler = LessonSampler(len(rows.training), config.seed)
-    position = await stage.keeper.restore(on_turn.trainer(actor_train), sampler, last_step=steps)
-    log_probs = on_turn.training(actor_train.log_probs)
+    sampler = ExampleSampler(len(rows.training), config.seed)
+    position = await context.checkpointer.restore(phases.trainer(actor_train), sampler, last_step=steps)
+    log_probs = phases.training(actor_train.log_probs)
     training = Preferences(rows.training, preference_loss(config), timed, meter.timed("log_probs", log_probs))
     # Evaluation is timed as a whole, with what it asks.
     held_out = Preferences(rows.held_out, preference_loss(config), ask, log_probs) if rows.held_out else None
@@ -64,10 +64,10 @@ async def _loop(config: DpoConfig, rows: GivenRows, roles: Roles, stage: Stage, 
         held_out = await known(held_out, range(len(held_out.rows)), batch_size, timed) if held_out else None
         if has_role:
             await roles.end("reference")
-            turns.ended("reference")
-    judge, update = on_turn.training(actor_train.evaluate), on_turn.training(actor_train.train_step)
-    evaluate = evaluation(config, rows, held_out or training, judge, held_out_metrics, batch_size, steps)
-    return await offline.train(parts(stage, meter, interrupt, update, sampler, training, evaluate, steps), position)
+            sharing.ended("reference")
+    evaluate_batch, update = phases.training(actor_train.evaluate), phases.training(actor_train.train_step)
+    evaluate = evaluation(config, rows, held_out or training, evaluate_batch, held_out_metrics, batch_size, steps)
+    return await offline.train(parts(context, meter, interrupt, update, sampler, training, evaluate, steps), position)
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ class Preferences:
     """By number of the row, the reference's log-probs of all of its tokens, where they were asked for beforehand."""
 
     async def __call__(self, numbers: Sequence[int]) -> tuple[TrainBatch, Loss]:
-        """See `Study`."""
-        lessons = [self.rows.lesson(number) for number in numbers]
-        batch, loss = given_batch(lessons), self.loss
+        """See `MakeBatch`."""
+        examples = [self.rows.example(number) for number in numbers]
+        batch, loss = given_batch(examples), self.loss
         if isinstance(loss, Kto):
-            loss = replace(loss, kl=await self._kl(mismatched(lessons)))
+            loss = replace(loss, kl=await self._kl(mismatched(examples)))
         if self.known:
             return replace(batch, ref_log_probs=np.concatenate([self.known[number] for number in numbers])), loss
         if self.ask:
@@ -107,9 +107,9 @@ async def known(preferences: Preferences, numbers: Sequence[int], chunk: int, as
     once, found = sorted(set(numbers)), {}
     for start in range(0, len(once), chunk):
         asked = once[start : start + chunk]
-        batch = given_batch([preferences.rows.lesson(number) for number in asked])
+        batch = given_batch([preferences.rows.example(number) for number in asked])
         log_probs = await ask(batch.sequences)
-        ends = batch.sequences.offsets[batch.unit :: batch.unit][:-1]
+        ends = batch.sequences.offsets[batch.sequences_per_example :: batch.sequences_per_example][:-1]
         found |= dict(zip(asked, np.split(log_probs, ends), strict=True))
     return replace(preferences, known=found)
 

@@ -12,26 +12,26 @@ from roll.algorithms.shaping import Overlong
 from roll.config.derived.placement import model_roles, sends_adapter
 from roll.config.derived.ratios import keeps_engine_log_probs, ratio_source
 from roll.config.plan.plan import Plan
-from roll.config.schema.model import GeneratingArgs
+from roll.config.schema.model import GeneratingConfig
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.prompts import PromptSet, prepare_prompts
 from roll.data.remarks import remark
 from roll.data.sampler import PromptSampler
 from roll.models.load import check_readable, load_tokenizer
 from roll.pipeline import rlvr
-from roll.pipeline.arrange import Arrangement
+from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.evaluate import Evaluator
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.meter import Meter, meter_of
 from roll.pipeline.roles import Roles, check_same_tokens, model_path
-from roll.pipeline.stage import Prepared, Stage
+from roll.pipeline.run_context import Prepared, RunContext
 from roll.pipeline.wire_critic import kept, learning
 from roll.rollout.batch import Shaping, token_count
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.scheduler import RolloutScheduler
 from roll.rollout.turns import TurnEnds
 from roll.types import Metrics, RolloutGroup, Sampling
-from roll.weight_sync.routes import Meeting, broadcast_size, lenders, routes
+from roll.weight_sync.routes import Rendezvous, broadcast_size, routes, sharing_ranks
 from roll.weight_sync.sync import WeightSync
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain
@@ -67,10 +67,10 @@ async def _loop(
     held_out: PromptSet | None,
     locate: TurnEnds | None,
     roles: Roles,
-    stage: Stage,
+    context: RunContext,
     interrupt: Interrupt,
 ) -> rlvr.Position:
-    plan = stage.plan
+    plan = context.plan
     samples, from_engine = config.num_return_sequences_in_group, keeps_engine_log_probs(config)
     sampling = sampling_of(config.actor_infer.generating_args, config, samples, from_engine)
     actor_train = roles.actor_train("actor_train", config.actor_train, config.max_steps - config.critic_warmup, sampling.temperature)
@@ -78,30 +78,30 @@ async def _loop(
     reference = roles.reference(config, sampling.temperature) if plan.reference == "role" else actor_train
     critic = roles.critic(config.critic, config.max_steps) if config.critic else None
     rewards = roles.rewards(config)
-    turns = await roles.start()
-    meter = meter_of(roles, plan, turns)
-    on_turn = Arrangement(meter.timed("onload", turns.bring))
+    sharing = await roles.start()
+    meter = meter_of(roles, plan, sharing)
+    phases = DevicePhases(meter.timed("onload", sharing.bring))
 
     source = PromptSampler(training, config.seed, config.actor_train.data_args.domain_interleave_probs)
     assignment = CreditAssignment(credit(config))
     async with aclosing(scheduler_of(config, source, actor_infer, rewards, sampling, locate)) as scheduler:
-        position = await stage.keeper.restore(kept(actor_train, critic, on_turn), scheduler, assignment)
-        await open_ways(config, plan, actor_train, actor_infer)
+        position = await context.checkpointer.restore(kept(actor_train, critic, phases), scheduler, assignment)
+        await open_routes(config, plan, actor_train, actor_infer)
         sync = WeightSync(actor_train, actor_infer, sends_adapter(config), config.weight_sync.bucket_mib << 20)
-        ask = on_turn.reference("reference" if plan.reference == "role" else "actor_train", reference.ref_log_probs)
+        ask = phases.reference("reference" if plan.reference == "role" else "actor_train", reference.ref_log_probs)
         validate = partial(validation, config, held_out, actor_infer, rewards)
         parts = rlvr.Rlvr(
-            take=meter.timed("rollout", on_turn.generation(scheduler.take)),
-            log_probs=meter.timed("log_probs", on_turn.training(actor_train.log_probs)) if ratio_source(config) == "trainer" else None,
+            take=meter.timed("rollout", phases.generation(scheduler.take)),
+            log_probs=meter.timed("log_probs", phases.training(actor_train.log_probs)) if ratio_source(config) == "trainer" else None,
             ref_log_probs=None if plan.reference == "unused" else meter.timed("reference", ask),
-            values=meter.timed("values", on_turn.training(critic.values, "critic")) if critic else None,
-            learn=meter.timed("train", learning(config, plan, actor_train, critic, on_turn)),
-            sync=meter.timed("weight_sync", on_turn.sync(sync.push)),
-            evaluate=meter.timed("evaluate", evaluation(config, on_turn.generation(validate))),
+            values=meter.timed("values", phases.training(critic.values, "critic")) if critic else None,
+            learn=meter.timed("train", learning(config, plan, actor_train, critic, phases)),
+            sync=meter.timed("weight_sync", phases.sync(sync.push)),
+            evaluate=meter.timed("evaluate", evaluation(config, phases.generation(validate))),
             measure=measurement(meter, scheduler),
-            save=meter.timed("checkpoint", stage.keeper.save_if_due),
+            save=meter.timed("checkpoint", context.checkpointer.save_if_due),
             interrupted=interrupt.happened,
-            tracker=stage.tracker,
+            tracker=context.tracker,
             shaping=shaping(config, sampling.max_new_tokens),
             credit=assignment,
             max_steps=config.max_steps,
@@ -109,19 +109,19 @@ async def _loop(
         return await rlvr.train(parts, position)
 
 
-async def open_ways(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, actor_infer: ActorInfer) -> None:
-    """Let the trainer and the engines prepare for the ways by which weights will go; those of a broadcast meet."""
+async def open_routes(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, actor_infer: ActorInfer) -> None:
+    """Let the trainer and the engines prepare for the routes of the weights; the members of a broadcast find each other."""
     train, infer = plan.roles["actor_train"], plan.roles["actor_infer"]
-    ways = routes(train, infer, config.num_gpus_per_node)
-    lends = lenders(train, infer, ways)
+    engine_routes = routes(train, infer, config.num_gpus_per_node)
+    shared = sharing_ranks(train, infer, engine_routes)
     if sends_adapter(config):
-        await actor_train.open_ways(ways, lends, None)
+        await actor_train.open_routes(engine_routes, shared, None)
         return
-    meeting = None
-    if size := broadcast_size(ways, infer.tensor_parallel):
+    rendezvous = None
+    if size := broadcast_size(engine_routes, infer.tensor_parallel):
         address, port = await actor_train.free_address()
-        meeting = Meeting(address, port, size, config.deadlines.weight_sync)
-    await asyncio.gather(actor_train.open_ways(ways, lends, meeting), actor_infer.open_ways(ways, meeting))
+        rendezvous = Rendezvous(address, port, size, config.deadlines.weight_sync)
+    await asyncio.gather(actor_train.open_routes(engine_routes, shared, rendezvous), actor_infer.open_routes(engine_routes, rendezvous))
 
 
 def scheduler_of(
@@ -169,7 +169,7 @@ async def validation(config: RlvrConfig, held_out: PromptSet | None, actor_infer
     return await Evaluator(config.validation.name, prompts, actor_infer, rewards, sampling, config.seed).run()
 
 
-def sampling_of(generating: GeneratingArgs, config: RlvrConfig, samples: int, log_probs: bool) -> Sampling:
+def sampling_of(generating: GeneratingConfig, config: RlvrConfig, samples: int, log_probs: bool) -> Sampling:
     """A role's sampling, with `samples` for each prompt unless it says otherwise."""
     return Sampling(
         max_new_tokens=generating.max_new_tokens or config.response_length,

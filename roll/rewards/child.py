@@ -26,8 +26,8 @@ from itertools import pairwise
 from typing import Any
 
 from roll.errors import ConfigError
-from roll.orphans import adopt_orphans, die_with
 from roll.rewards.base import RewardFunction, reward_that_takes
+from roll.system.orphans import adopt_orphans, die_with
 from roll.types import Prompt, RewardOutcome, RewardResult, TurnReward
 
 HEADER = struct.Struct(">Q")

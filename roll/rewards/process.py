@@ -22,10 +22,10 @@ from typing import Any
 
 import psutil
 
-from roll.config.schema.roles import Reward
+from roll.config.schema.roles import RewardConfig
 from roll.errors import ConfigError, RollError
-from roll.orphans import is_alive
 from roll.rewards.child import HEADER, encoded
+from roll.system.orphans import is_alive
 from roll.types import Prompt, RewardOutcome, RewardResult
 
 RECEIVE_BYTES = 1 << 16
@@ -49,7 +49,7 @@ class RewardProcess:
     Linux ends the child when the thread that started it ends, so the loop's thread must outlive this.
     """
 
-    def __init__(self, domain: str, reward: Reward, start_seconds: float) -> None:
+    def __init__(self, domain: str, reward: RewardConfig, start_seconds: float) -> None:
         """
         Args:
             reward: the section of the domain.

@@ -15,7 +15,7 @@ from roll.algorithms.losses import Loss
 from roll.types import Completion, Floats, Ints, Metrics, Sampling, Sequences, TensorSpec, TrainBatch
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
-from roll.weight_sync.routes import Meeting, Route
+from roll.weight_sync.routes import Rendezvous, Route
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,14 @@ class TrainStrategy(Protocol):
         """Gather the adapter; rank 0 writes a PEFT folder, or without one has its content travel; the others return None."""
         ...
 
-    def join_broadcast(self, meeting: Meeting) -> None:
-        """Rank 0 alone: meet the engines that lie on other devices. Buckets of `fill_bucket` go to them from then on."""
+    def join_broadcast(self, rendezvous: Rendezvous) -> None:
+        """Rank 0 alone: join the engines that lie on other devices. Buckets of `fill_bucket` go to them from then on."""
         ...
 
-    def fill_bucket(self, names: Sequence[str], slot: int, lends: bool) -> DeviceBucket:
+    def fill_bucket(self, names: Sequence[str], slot: int, shared: bool) -> DeviceBucket:
         """Gather some of the model's tensors into this rank's buffer `slot`, for engines that are broadcast to.
 
-        `lends` says that one shares this rank's device and borrows the buffer.
+        `shared` says that an engine on this rank's device opens the buffer.
         """
         ...
 
@@ -127,11 +127,11 @@ class TrainStrategy(Protocol):
         """Write the policy as a folder that `from_pretrained` loads: Hugging Face, or PEFT for an adapter."""
         ...
 
-    def leave(self) -> None:
-        """Give the device's memory up to other roles; nothing is computed until `come`. Twice is once."""
+    def offload(self) -> None:
+        """Give the device's memory up to other roles; nothing is computed until `onload`. Twice is once."""
         ...
 
-    def come(self) -> None:
+    def onload(self) -> None:
         """Be on the device again, with the same values to the bit."""
         ...
 
@@ -147,11 +147,11 @@ class ScoreStrategy(Protocol):
         """[T] for each micro-batch, 0 outside the response mask."""
         ...
 
-    def leave(self) -> None:
-        """Give the device's memory up to other roles; nothing is computed until `come`. Twice is once."""
+    def offload(self) -> None:
+        """Give the device's memory up to other roles; nothing is computed until `onload`. Twice is once."""
         ...
 
-    def come(self) -> None:
+    def onload(self) -> None:
         """Be on the device again, with the same values to the bit."""
         ...
 
@@ -183,8 +183,8 @@ class GenerateStrategy(Protocol):
         """Stop producing tokens; requests in flight are kept."""
         ...
 
-    async def open_way(self, route: Route, meeting: Meeting | None) -> None:
-        """Prepare for buckets that come by this way; files need no preparation. Waits for the others of a broadcast."""
+    async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
+        """Prepare for buckets that come by this route; files need no preparation. Waits for the others of a broadcast."""
         ...
 
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
@@ -215,18 +215,18 @@ class GenerateStrategy(Protocol):
         """Version of the weights that generate now."""
         ...
 
-    async def leave(self, forget: bool) -> None:
+    async def offload(self, discard: bool) -> None:
         """Give the device's memory up to other roles, once every request is answered. Twice is once.
 
-        `forget` says that all weights will be sent again before the next request, so they need not be kept.
+        `discard` says that all weights will be sent again before the next request, so they need not be kept.
         """
         ...
 
-    async def come(self, whole: bool) -> None:
+    async def onload(self, whole: bool) -> None:
         """Be on the device again: with the weights alone, ready to take new ones, or `whole`, ready to generate.
 
         Raises:
-            WeightSyncError: it is to be whole, and the weights that it forgot were not sent again.
+            WeightSyncError: it is to be whole, and the weights that it discarded were not sent again.
         """
         ...
 

@@ -14,7 +14,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from roll.config.plan.memory import compiles
 from roll.config.schema.engine import DeepSpeedConfig
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.models.layers import compile_layers
 from roll.models.load import PackedModel, PackedPolicy, load_causal_model
 from roll.strategies.base import Rank
@@ -31,7 +31,7 @@ class ShardedScoreSettings:
     """Everything the strategy reads of the configuration."""
 
     model_path: str
-    model_args: ModelArgs
+    model_args: ModelConfig
     deepspeed: DeepSpeedConfig
     wrap: Callable[[PreTrainedModel], PackedModel] = PackedPolicy
     """What a forward pass says: log-probs, or a teacher's states."""

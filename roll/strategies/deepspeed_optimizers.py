@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from transformers import get_scheduler
 
-from roll.config.schema.model import TrainingArgs
+from roll.config.schema.model import TrainingConfig
 from roll.errors import ConfigError, Fault
 from roll.models.layers import decoder_layers
 from roll.strategies.base import Rank
@@ -23,7 +23,7 @@ def is_matrix(parameter: nn.Parameter) -> bool:
     return len(getattr(parameter, "ds_shape", parameter.shape)) >= 2
 
 
-def parameter_groups(model: nn.Module, training: TrainingArgs) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, training: TrainingConfig) -> list[dict[str, Any]]:
     """What trains, in groups of one learning rate and one weight decay each.
 
     Norms, biases and other vectors are not decayed; LoRA's matrices may have a learning rate of their own. An empty
@@ -143,7 +143,7 @@ class Place:
         return checked(optimizer) if self.stage == 0 else optimizer
 
 
-def make_optimizer(model: nn.Module, training: TrainingArgs, place: Place) -> Optimizer:
+def make_optimizer(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer:
     """The optimizer that `training_args.optimizer` names.
 
     Raises:
@@ -152,7 +152,7 @@ def make_optimizer(model: nn.Module, training: TrainingArgs, place: Place) -> Op
     return OPTIMIZERS[training.optimizer](model, training, place)
 
 
-def _adamw(model: nn.Module, training: TrainingArgs, place: Place) -> Optimizer:
+def _adamw(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer:
     groups = parameter_groups(model, training)
     settings: dict[str, Any] = {
         "lr": training.learning_rate,
@@ -166,7 +166,7 @@ def _adamw(model: nn.Module, training: TrainingArgs, place: Place) -> Optimizer:
     return place.kind(torch.optim.AdamW)(groups, fused=True, **settings)  # pyright: ignore[reportCallIssue]
 
 
-def _adamw_8bit(model: nn.Module, training: TrainingArgs, place: Place) -> Optimizer:
+def _adamw_8bit(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer:
     where = f"{place.rank.role}.training_args.optimizer"
     if place.rank.device != "cuda" or place.offloaded:
         problem = "'adamw_8bit' keeps its states on a GPU, and here they are in host memory"
@@ -181,7 +181,7 @@ def _adamw_8bit(model: nn.Module, training: TrainingArgs, place: Place) -> Optim
     return kind(parameter_groups(model, training), lr=training.learning_rate, betas=betas, eps=training.adam_epsilon)  # pyright: ignore[reportCallIssue]
 
 
-def _lion(model: nn.Module, training: TrainingArgs, place: Place) -> Optimizer:
+def _lion(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer:
     groups, betas = parameter_groups(model, training), (training.adam_beta1, training.adam_beta2)
     if place.offloaded:
         from deepspeed.ops.lion import DeepSpeedCPULion
@@ -190,7 +190,7 @@ def _lion(model: nn.Module, training: TrainingArgs, place: Place) -> Optimizer:
     return place.kind(Lion)(groups, lr=training.learning_rate, betas=betas)  # pyright: ignore[reportCallIssue]
 
 
-def _adagrad(model: nn.Module, training: TrainingArgs, place: Place) -> Optimizer:
+def _adagrad(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer:
     groups = parameter_groups(model, training)
     settings: dict[str, Any] = {"lr": training.learning_rate, "eps": training.adam_epsilon}
     if place.offloaded:
@@ -200,7 +200,7 @@ def _adagrad(model: nn.Module, training: TrainingArgs, place: Place) -> Optimize
     return place.kind(Adagrad)(groups, **settings)
 
 
-def _muon(model: nn.Module, training: TrainingArgs, place: Place) -> Optimizer:
+def _muon(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer:
     """The matrices of decoder layers are Muon's; embedding, head and vectors are AdamW's."""
     matrices = {id(parameter) for layer in decoder_layers(model) for parameter in layer.parameters() if parameter.ndim == 2}
     groups = []
@@ -212,7 +212,7 @@ def _muon(model: nn.Module, training: TrainingArgs, place: Place) -> Optimizer:
     return place.kind(Muon)(groups, lr=training.learning_rate, betas=betas, eps=training.adam_epsilon)  # pyright: ignore[reportCallIssue]
 
 
-OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingArgs, Place], Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingConfig, Place], Optimizer]] = {
     "adamw": _adamw,
     "adamw_8bit": _adamw_8bit,
     "lion": _lion,
@@ -221,7 +221,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingArgs, Place], Optimizer]] = {
 }
 
 
-def make_schedule(optimizer: Optimizer, training: TrainingArgs, total_updates: int) -> Any:
+def make_schedule(optimizer: Optimizer, training: TrainingConfig, total_updates: int) -> Any:
     """The schedule that `training_args.lr_scheduler_type` names, over `total_updates` optimizer updates."""
     warmup = training.warmup_steps or math.ceil(training.warmup_ratio * total_updates)
     return get_scheduler(

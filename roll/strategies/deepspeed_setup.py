@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from roll.config.schema.engine import DeepSpeedConfig
-from roll.config.schema.model import TrainingArgs
+from roll.config.schema.model import TrainingConfig
 from roll.errors import ConfigError, Fault
 from roll.models.layers import decoder_layers
 from roll.models.sequence_parallel import SequenceGroup, not_shared_out
@@ -112,7 +112,7 @@ def scale_of(engine: Any) -> float | None:
 
 
 def optimizer_and_schedule(
-    model: nn.Module, training: TrainingArgs, config: DeepSpeedConfig, total_updates: int, rank: Rank
+    model: nn.Module, training: TrainingConfig, config: DeepSpeedConfig, total_updates: int, rank: Rank
 ) -> tuple[torch.optim.Optimizer, Any]:
     """What `training_args` names, for the ZeRO stage and the place of its states."""
     zero = config.zero_optimization

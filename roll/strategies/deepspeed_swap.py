@@ -11,7 +11,7 @@ from roll.config.checks.deepspeed import swap_paths
 from roll.config.schema.engine import DeepSpeedConfig
 from roll.errors import ConfigError, Fault
 from roll.strategies.base import Rank
-from roll.strategies.own_folder import own_folder, remove_ownerless
+from roll.system.own_folder import own_folder, remove_ownerless
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from roll.algorithms.losses import Loss
 from roll.config.derived.model_shape import shape_of
 from roll.config.plan.memory import activations, checkpointed_layers, compiles, head_bytes, layer_activations
 from roll.config.schema.engine import DeepSpeedConfig
-from roll.config.schema.model import ModelArgs, TrainingArgs
+from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.models.export import adapter_config, write_adapter_folder, write_model
 from roll.models.layers import checkpoint_first, compile_layers, decoder_layers, keep_inputs, on_host, prepare_checkpointing
 from roll.models.load import PackedModel, PackedPolicy, load_policy, load_tokenizer
@@ -53,15 +53,15 @@ from roll.strategies.memory_guard import (
     over_hosts,
     told_of_memory,
 )
+from roll.strategies.metric_sums import MetricSums
 from roll.strategies.offload import Offload, tensors_in
 from roll.strategies.recompute import AutoCheckpointing
 from roll.strategies.scoring import score
-from roll.strategies.tally import Tally
 from roll.strategies.without_zero import missing_scale, undo_first_step
 from roll.types import Floats, Metrics, Sequences, TensorSpec
 from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets, write_adapter, write_bucket
 from roll.weight_sync.device import DeviceBucket, DeviceSender
-from roll.weight_sync.routes import Meeting
+from roll.weight_sync.routes import Rendezvous
 
 EXPORT_BYTES = 2 << 30
 LOG = logging.getLogger(__name__)
@@ -72,8 +72,8 @@ class TrainSettings:
     """Everything the strategy reads of the configuration."""
 
     model_path: str
-    model_args: ModelArgs
-    training: TrainingArgs
+    model_args: ModelConfig
+    training: TrainingConfig
     deepspeed: DeepSpeedConfig
     max_grad_norm: float
     total_updates: int
@@ -81,7 +81,7 @@ class TrainSettings:
     token_budget: int
     """Of one micro-batch, as the plan has it."""
     seed: int
-    load: Callable[[str, ModelArgs, int], PackedModel] = load_policy
+    load: Callable[[str, ModelConfig, int], PackedModel] = load_policy
     """From path, model's keys and seed to what learns. What it puts out of a token is what the loss takes."""
 
 
@@ -161,8 +161,8 @@ class DeepSpeedTrain:
     def train_step(self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int) -> TrainResult:
         """See `TrainStrategy`."""
         self._engine.train()
-        tally, role, subject = Tally(), self._rank.role, loss.subject
-        scalars: Metrics = {f"{subject}/skipped_updates": 0.0}
+        sums, role, metric_prefix = MetricSums(), self._rank.role, loss.metric_prefix
+        scalars: Metrics = {f"{metric_prefix}/skipped_updates": 0.0}
         norm_scale = 1.0
         with told_of_memory(self._rank, "training", FEWER_TOKENS, RECOMPUTE):
             for number, micro_batches in enumerate(updates):
@@ -170,20 +170,20 @@ class DeepSpeedTrain:
                 if self._checkpointing:
                     self._checkpointing.before_update()
                 version = policy_version if number == 0 else None
-                self._accumulate(micro_batches, lambda part, version=version: self._loss(part, loss, temperature, tally, version))
-                scalars[f"{subject}/lr"] = float(self._engine.get_lr()[0])  # `step` goes on to the next update's
+                self._accumulate(micro_batches, lambda part, version=version: self._loss(part, loss, temperature, sums, version))
+                scalars[f"{metric_prefix}/lr"] = float(self._engine.get_lr()[0])  # `step` goes on to the next update's
                 self._engine.step()
                 skipped = self._engine.skipped_steps - skipped
-                scalars[f"{subject}/skipped_updates"] += skipped
+                scalars[f"{metric_prefix}/skipped_updates"] += skipped
                 self._finite.settle(skipped > 0)
             self._finite.check()
         if (norm := self._engine.get_global_grad_norm()) is not None:  # plain fp32 without ZeRO does not keep it
-            scalars[f"{subject}/grad_norm"] = float(norm) / norm_scale
+            scalars[f"{metric_prefix}/grad_norm"] = float(norm) / norm_scale
         if (loss_scale := scale_of(self._engine)) is not None:
-            scalars[f"{subject}/loss_scale"] = loss_scale
+            scalars[f"{metric_prefix}/loss_scale"] = loss_scale
         scalars[f"memory/{role}/token_budget"] = self._guard.token_budget if self._guard else self._settings.token_budget
         scalars[f"memory/{role}/checkpointed_layers"] = self._checkpointing.checkpointed if self._checkpointing else self._checkpointed
-        return tally.result(scalars)
+        return sums.result(scalars)
 
     def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_of: Callable[[MicroBatch], Tensor]) -> None:
         """Add up the gradients of an update."""
@@ -200,7 +200,7 @@ class DeepSpeedTrain:
         while queue:
             queue = self._guard.admit(queue)
             with self._guard.measured(queue[0]):
-                value = _or_none(loss_of, queue[0]) if retries and queue[0].batch.units > 1 else loss_of(queue[0])
+                value = _or_none(loss_of, queue[0]) if retries and queue[0].batch.example_count > 1 else loss_of(queue[0])
                 if value is not None:
                     self._backward(queue[0], value * scale)
             if value is None:
@@ -214,28 +214,28 @@ class DeepSpeedTrain:
         self._engine.backward(self._finite.loss(loss) * missing_scale(self._engine))
         self._finite.ran(micro_batch)
 
-    def _loss(self, micro_batch: MicroBatch, loss: Loss, temperature: float, tally: Tally, version: int | None) -> Tensor:
+    def _loss(self, micro_batch: MicroBatch, loss: Loss, temperature: float, sums: MetricSums, version: int | None) -> Tensor:
         batch, device = micro_batch.batch, self._rank.device
         sequences = batch.sequences
         outputs = self._engine(packed_inputs(sequences, device, temperature, batch.teacher_states, self._over))
         inputs = loss_inputs(batch, device)
         token_losses = loss(*outputs, inputs)
-        tally.add(token_losses.metrics, len(token_losses.losses))
-        tally.count(token_losses.counted)
+        sums.add(token_losses.metrics, len(token_losses.losses))
+        sums.count(token_losses.counted)
         if version is not None and inputs.behaviour_log_probs is not None:
             current = batch.policy_versions[sequences.response_mask] == version
-            tally.add_mismatch(outputs[0].detach() - inputs.behaviour_log_probs, to_device(current, device), int(current.sum()))
+            sums.add_mismatch(outputs[0].detach() - inputs.behaviour_log_probs, to_device(current, device), int(current.sum()))
         return (token_losses.losses * scored_only(micro_batch.loss_weights, sequences, device)).sum()
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch], loss: Loss, temperature: float) -> TrainResult:
         """See `TrainStrategy`."""
         self._engine.eval()
-        tally = Tally()
+        sums = MetricSums()
         with told_of_memory(self._rank, "evaluating", FEWER_TOKENS):
             for micro_batch in micro_batches:
-                self._loss(micro_batch, loss, temperature, tally, None)
-        return tally.result({})
+                self._loss(micro_batch, loss, temperature, sums, None)
+        return sums.result({})
 
     @torch.no_grad()
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float, adapter: bool) -> list[Floats]:
@@ -265,14 +265,14 @@ class DeepSpeedTrain:
         with self._whole([tensor.name for tensor in self.tensors(adapter=True)], adapter=True) as tensors:
             return write_adapter(folder, adapter_config(self._model.model), tensors) if self._rank.rank == 0 else None
 
-    def join_broadcast(self, meeting: Meeting) -> None:
+    def join_broadcast(self, rendezvous: Rendezvous) -> None:
         """See `TrainStrategy`."""
-        self._sender.join(meeting)
+        self._sender.join(rendezvous)
 
-    def fill_bucket(self, names: Sequence[str], slot: int, lends: bool) -> DeviceBucket:
+    def fill_bucket(self, names: Sequence[str], slot: int, shared: bool) -> DeviceBucket:
         """See `TrainStrategy`."""
         with self._whole(names, adapter=False) as tensors:
-            return self._sender.fill(tensors, slot, lends)
+            return self._sender.fill(tensors, slot, shared)
 
     def empty_buckets(self) -> None:
         """See `TrainStrategy`."""
@@ -325,15 +325,15 @@ class DeepSpeedTrain:
         with self._whole(names, adapter) as tensors:
             return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()} if self._rank.rank == 0 else {}
 
-    def leave(self) -> None:
+    def offload(self) -> None:
         """See `TrainStrategy`. Weights, gradients, optimizer states and ZeRO's buffers; what remains is the CUDA context and NCCL's."""
         held = [[*self._model.parameters(), *self._model.buffers()], self._optimizer.state, self._optimizer.param_groups]
-        self._offload.leave(tensors_in(*held, vars(self._engine.optimizer)))
+        self._offload.offload(tensors_in(*held, vars(self._engine.optimizer)))
 
-    def come(self) -> None:
+    def onload(self) -> None:
         """See `TrainStrategy`."""
         with told_of_memory(self._rank, "coming back"):
-            self._offload.come()
+            self._offload.onload()
 
     def close(self) -> None:
         """See `TrainStrategy`."""

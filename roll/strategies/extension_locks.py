@@ -18,14 +18,14 @@ from pathlib import Path
 
 import psutil
 
-from roll.locks import LockHeld, locked
+from roll.system.locks import LockHeld, locked
 
 LOG = logging.getLogger(__name__)
 
 LOCK = "lock"
 """torch's name of the file."""
 TURN = "roll_deepspeed_ops.lock"
-"""In the cache. roll's processes lock this file by `roll.locks` before they compile, so one that is killed keeps nobody waiting."""
+"""In the cache. roll's processes lock this file by `roll.system.locks` before they compile, so one that is killed keeps nobody waiting."""
 OWNER = "roll_owner"
 """In an extension's folder while a process of roll compiles there: where this process runs, and which it is."""
 LONGEST_COMPILATION = 3600.0

@@ -12,7 +12,7 @@ from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel
 
 from roll.config.plan.memory import compiles
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.errors import WeightSyncError
 from roll.models.layers import compile_layers
 from roll.models.load import PackedModel, PackedPolicy, load_causal_model, load_tokenizer
@@ -24,7 +24,7 @@ from roll.types import Completion, FinishReason, Floats, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.reader import BucketReader
-from roll.weight_sync.routes import Meeting, Route, Way
+from roll.weight_sync.routes import Rendezvous, Route, Transport
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class HfSettings:
     """Everything the strategies read of the configuration."""
 
     model_path: str
-    model_args: ModelArgs
+    model_args: ModelConfig
     wrap: Callable[[PreTrainedModel], PackedModel] = PackedPolicy
     """What a forward pass of `HfScore` says: log-probs, or a teacher's states."""
 
@@ -61,7 +61,7 @@ class HfGenerate:
         self._version = 0
         self._generates = asyncio.Lock()
         self._missing: set[str] | None = None
-        self._reader = BucketReader(Route(Way.FILE, same_host=True), None, 0, torch.device(self._device))
+        self._reader = BucketReader(Route(Transport.FILE, same_host=True), None, 0, torch.device(self._device))
 
     async def start(self) -> None:
         """See `GenerateStrategy`."""
@@ -139,10 +139,10 @@ class HfGenerate:
         """See `GenerateStrategy`. Waits for the prompt that is being answered."""
         await self._generates.acquire()
 
-    async def open_way(self, route: Route, meeting: Meeting | None) -> None:
-        """See `GenerateStrategy`. The way before is left."""
+    async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
+        """See `GenerateStrategy`. The route before is closed."""
         self._reader.close()
-        self._reader = await asyncio.to_thread(BucketReader, route, meeting, 0, torch.device(self._device))
+        self._reader = await asyncio.to_thread(BucketReader, route, rendezvous, 0, torch.device(self._device))
 
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
         """See `GenerateStrategy`."""
@@ -174,15 +174,15 @@ class HfGenerate:
         """See `GenerateStrategy`."""
         return self._version
 
-    async def leave(self, forget: bool) -> None:
-        """See `GenerateStrategy`. Nothing is forgotten: which weights a sync will not send is known only when it is over."""
+    async def offload(self, discard: bool) -> None:
+        """See `GenerateStrategy`. Nothing is discarded: which weights a sync will not send is known only when it is over."""
         async with self._generates:
-            await asyncio.to_thread(self._offload.leave, tensors_in([*self._model.parameters(), *self._model.buffers()]))
+            await asyncio.to_thread(self._offload.offload, tensors_in([*self._model.parameters(), *self._model.buffers()]))
 
-    async def come(self, whole: bool) -> None:
+    async def onload(self, whole: bool) -> None:
         """See `GenerateStrategy`."""
         with told_of_memory(self._rank, "coming back"):
-            await asyncio.to_thread(self._offload.come)
+            await asyncio.to_thread(self._offload.onload)
 
     async def close(self) -> None:
         """See `GenerateStrategy`."""

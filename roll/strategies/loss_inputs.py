@@ -27,7 +27,7 @@ def loss_inputs(batch: TrainBatch, device: str) -> LossInputs:
         behaviour_log_probs=if_given(batch.behaviour_log_probs),
         proximal_log_probs=if_given(batch.proximal_log_probs),
         ref_log_probs=if_given(batch.ref_log_probs),
-        marked=None if batch.marked is None else to_device(batch.marked[mask], device),
+        token_selection=None if batch.token_selection is None else to_device(batch.token_selection[mask], device),
         labels=None if batch.labels is None else to_device(batch.labels, device),
         values=if_given(batch.values),
         returns=if_given(batch.returns),

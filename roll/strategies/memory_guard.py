@@ -115,12 +115,14 @@ def within(micro_batches: Sequence[MicroBatch], token_budget: int) -> list[Micro
     out: list[MicroBatch] = []
     for micro_batch in micro_batches:
         sequences = micro_batch.batch.sequences
-        if tokens_of(micro_batch) <= token_budget or micro_batch.batch.units == 1:
+        if tokens_of(micro_batch) <= token_budget or micro_batch.batch.example_count == 1:
             out.append(micro_batch)
             continue
-        unit = micro_batch.batch.unit
-        bins = packing.pack(packing.unit_lengths(sequences, unit), range(micro_batch.batch.units), token_budget, 1)
-        out += [chosen(micro_batch, packing.members(units, unit)) for units in bins]
+        sequences_per_example = micro_batch.batch.sequences_per_example
+        bins = packing.pack(
+            packing.example_lengths(sequences, sequences_per_example), range(micro_batch.batch.example_count), token_budget, 1
+        )
+        out += [chosen(micro_batch, packing.members(examples, sequences_per_example)) for examples in bins]
     return out
 
 
@@ -155,7 +157,7 @@ class MemoryGuard:
         left = list(queue)
         while True:
             short = self.need.of(tokens_of(left[0])) > self.memory.available()
-            if not self.most(int(short and left[0].batch.units > 1)):
+            if not self.most(int(short and left[0].batch.example_count > 1)):
                 return left
             left = self.halve(left)
 

@@ -31,7 +31,7 @@ class Offload:
         self._is_away = False
 
     @torch.no_grad()
-    def leave(self, tensors: Iterable[Tensor]) -> None:
+    def offload(self, tensors: Iterable[Tensor]) -> None:
         """Bring the storages of the tensors that are on the device to the host, and give their memory back to the driver."""
         if self._is_away:
             return
@@ -47,7 +47,7 @@ class Offload:
         self._is_away = True
 
     @torch.no_grad()
-    def come(self) -> None:
+    def onload(self) -> None:
         """Bring everything back to where it was."""
         if not self._is_away:
             return

@@ -63,11 +63,11 @@ class PackedScore:
         """See `TeachStrategy`."""
         return states(self._forward, micro_batches, self._rank)
 
-    def leave(self) -> None:
+    def offload(self) -> None:
         """See `ScoreStrategy`."""
-        self._offload.leave(tensors_in([*self._policy.parameters(), *self._policy.buffers()]))
+        self._offload.offload(tensors_in([*self._policy.parameters(), *self._policy.buffers()]))
 
-    def come(self) -> None:
+    def onload(self) -> None:
         """See `ScoreStrategy`."""
         with told_of_memory(self._rank, "coming back"):
-            self._offload.come()
+            self._offload.onload()

@@ -23,15 +23,15 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from roll.config.schema.engine import VllmConfig
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.errors import WeightSyncError
 from roll.models.load import load_tokenizer
 from roll.strategies.base import Rank
 from roll.types import Completion, FinishReason, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
-from roll.weight_sync.routes import Meeting, Route, Way
-from roll.weight_sync.vllm_plugin import BACKEND, bucket_as_plain, way_as_plain
+from roll.weight_sync.routes import Rendezvous, Route, Transport
+from roll.weight_sync.vllm_plugin import BACKEND, bucket_as_plain, route_as_plain
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ADAPTER_ID = 1
@@ -46,7 +46,7 @@ class VllmSettings:
     """Everything the strategy reads of the configuration."""
 
     model_path: str
-    model_args: ModelArgs
+    model_args: ModelConfig
     engine: VllmConfig
     max_model_len: int
     adapter_rank: int | None
@@ -68,7 +68,7 @@ class VllmGenerate:
         self._adapter: LoRARequest | None = None
         self._update_is_open = False
         self._asleep: tuple[str, ...] = ()
-        self._forgot_weights = False
+        self._discarded_weights = False
         self._in_flight = 0
         self._is_paused = False
         self._may_generate = asyncio.Event()
@@ -113,7 +113,7 @@ class VllmGenerate:
             # Triton rounds fp32 operands of a product to tf32 unless told, and fp32 attention is Triton's on a GPU.
             os.environ["TRITON_F32_DEFAULT"] = "ieee"
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-        await self.open_way(Route(Way.FILE, same_host=True), None)
+        await self.open_route(Route(Transport.FILE, same_host=True), None)
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> list[Completion]:
         """See `GenerateStrategy`."""
@@ -169,9 +169,9 @@ class VllmGenerate:
             await self._engine.pause_generation(mode="keep", clear_cache=True)
             self._is_paused = True
 
-    async def open_way(self, route: Route, meeting: Meeting | None) -> None:
+    async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
         """See `GenerateStrategy`."""
-        await _taken(self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=way_as_plain(route, meeting))))
+        await _taken(self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=route_as_plain(route, rendezvous))))
 
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
         """See `GenerateStrategy`."""
@@ -194,7 +194,7 @@ class VllmGenerate:
         if self._update_is_open:
             await _taken(self._engine.finish_weight_update())
             self._update_is_open = False
-            self._forgot_weights = False
+            self._discarded_weights = False
         self._version = policy_version
         if self._is_paused:
             await self._engine.resume_generation()
@@ -205,22 +205,22 @@ class VllmGenerate:
         """See `GenerateStrategy`."""
         return self._version
 
-    async def leave(self, forget: bool) -> None:
-        """See `GenerateStrategy`. The KV cache goes, and cached prefixes with it; weights wait in host memory unless they are forgotten."""
+    async def offload(self, discard: bool) -> None:
+        """See `GenerateStrategy`. The KV cache goes, and cached prefixes with it; weights wait in host memory unless they are discarded."""
         if self._asleep == ASLEEP:
             return
-        # An adapter's sync does not send the weights beneath it. What was forgotten before is not worth keeping.
-        forget = self._forgot_weights or (forget and self._settings.adapter_rank is None)
+        # An adapter's sync does not send the weights beneath it. What was discarded before is not worth keeping.
+        discard = self._discarded_weights or (discard and self._settings.adapter_rank is None)
         if self._asleep:  # vLLM can only fall asleep whole
             await self._wake(*self._asleep)
-        await self._engine.sleep(level=2 if forget else 1, mode="wait")
-        self._asleep, self._forgot_weights = ASLEEP, forget
+        await self._engine.sleep(level=2 if discard else 1, mode="wait")
+        self._asleep, self._discarded_weights = ASLEEP, discard
 
-    async def come(self, whole: bool) -> None:
+    async def onload(self, whole: bool) -> None:
         """See `GenerateStrategy`. Weights first, so that a sync can load them before the KV cache needs its room."""
         await self._wake("weights")
         if whole:
-            if self._forgot_weights:
+            if self._discarded_weights:
                 raise WeightSyncError("the engine forgot its weights when it left the device, and no sync has brought them since")
             await self._wake("kv_cache")
 

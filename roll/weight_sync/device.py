@@ -1,6 +1,6 @@
-"""Buckets in device memory: tensors side by side in one flat buffer, lent to a process on the same GPU or broadcast.
+"""Buckets in device memory: tensors side by side in one flat buffer, shared with a process on the same GPU or broadcast.
 
-The trainer fills two buffers in turn. While the engines read one it gathers into the other. Who reads a lent buffer
+The trainer fills two buffers in turn. While the engines read one it gathers into the other. Who reads a shared buffer
 copies it whole before it answers, so the trainer may fill it again.
 """
 
@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 from roll.errors import WeightSyncError
 from roll.types import TensorSpec
 from roll.weight_sync.bucket import spec
-from roll.weight_sync.routes import Meeting
+from roll.weight_sync.routes import Rendezvous
 
 ALIGNMENT = 256
 """Bytes; the start of every tensor in a buffer is a multiple of it."""
@@ -83,16 +83,16 @@ def fingerprint(buffer: Tensor) -> str:
 class Broadcast:
     """The trainer's rank 0 and the engines' workers on other devices."""
 
-    def __init__(self, meeting: Meeting, rank: int, device: torch.device) -> None:
-        """Meet the others; all must come within the meeting's deadline."""
-        limit = timedelta(seconds=meeting.seconds)
-        store = dist.TCPStore(meeting.address, meeting.port, meeting.size, rank == 0, limit, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
+    def __init__(self, rendezvous: Rendezvous, rank: int, device: torch.device) -> None:
+        """Join the others; all must come within the deadline of the rendezvous."""
+        limit = timedelta(seconds=rendezvous.seconds)
+        store = dist.TCPStore(rendezvous.address, rendezvous.port, rendezvous.size, rank == 0, limit, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
         if device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = limit
-            self._group: Any = dist.ProcessGroupNCCL(store, rank, meeting.size, options)
+            self._group: Any = dist.ProcessGroupNCCL(store, rank, rendezvous.size, options)
         else:
-            self._group = dist.ProcessGroupGloo(store, rank, meeting.size, limit)
+            self._group = dist.ProcessGroupGloo(store, rank, rendezvous.size, limit)
         self._store, self._on_gpu = store, device.type == "cuda"
         # NCCL's first collective waits on the host for all members. Here all are on their way; amid a sync, the engine is not
         # told of a bucket before the trainer has handed it over.
@@ -122,14 +122,14 @@ class DeviceSender:
         self._sending: list[Any] = [None] * SLOTS
         self._broadcast: Broadcast | None = None
 
-    def join(self, meeting: Meeting) -> None:
+    def join(self, rendezvous: Rendezvous) -> None:
         """Take part in broadcasts as their source."""
-        self._broadcast = Broadcast(meeting, 0, self._device)
+        self._broadcast = Broadcast(rendezvous, 0, self._device)
 
-    def fill(self, tensors: Mapping[str, Tensor], slot: int, lends: bool) -> DeviceBucket:
+    def fill(self, tensors: Mapping[str, Tensor], slot: int, shared: bool) -> DeviceBucket:
         """Copy tensors into a buffer, and start its broadcast if there is one.
 
-        `lends` says that an engine will borrow it: torch keeps for ever what was lent and is never taken.
+        `shared` says that an engine will open it: torch keeps for ever what was shared and is never opened.
         """
         specs = tuple(spec(name, tensor) for name, tensor in tensors.items())
         buffer = self._free(slot, layout(specs)[1])
@@ -138,7 +138,7 @@ class DeviceSender:
         checksum = fingerprint(buffer)  # reads a number back: the copies are done
         if self._broadcast is not None:
             self._sending[slot] = self._broadcast.start(buffer)
-        return DeviceBucket(specs, checksum, lend(buffer) if lends else {})
+        return DeviceBucket(specs, checksum, share(buffer) if shared else {})
 
     def _free(self, slot: int, size: int) -> Tensor:
         if self._sending[slot] is not None:
@@ -168,7 +168,7 @@ class DeviceSender:
             self._broadcast = None
 
 
-def lend(buffer: Tensor) -> dict[str, bytes]:
+def share(buffer: Tensor) -> dict[str, bytes]:
     """By this GPU's UUID, what another process on it needs to open a flat uint8 buffer."""
     _, parts = reduce_tensor(buffer)
     return {gpu(buffer.device): pickle.dumps(parts)}
@@ -179,17 +179,17 @@ def gpu(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
-def borrow(bucket: DeviceBucket, device: torch.device) -> Tensor:
-    """A copy of the buffer that the trainer lends on this GPU.
+def open_shared(bucket: DeviceBucket, device: torch.device) -> Tensor:
+    """A copy of the buffer that the trainer shares on this GPU.
 
     Raises:
-        WeightSyncError: no rank of the trainer lends one there.
+        WeightSyncError: no rank of the trainer shares one there.
     """
     handle = bucket.handles.get(gpu(device))
     if handle is None:
         raise WeightSyncError(f"no rank of the trainer lends its weights on GPU {gpu(device)}; it does on {', '.join(bucket.handles)}")
     parts = list(pickle.loads(handle))
-    parts[6] = device.index or 0  # the lender may count its devices otherwise
+    parts[6] = device.index or 0  # the trainer may count its devices otherwise
     return rebuild_cuda_tensor(*parts)[: layout(bucket.tensors)[1]].clone()
 
 

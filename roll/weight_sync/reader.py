@@ -1,4 +1,4 @@
-"""The engine's end of a sync: one worker's buckets, by whatever way they come."""
+"""The engine's end of a sync: one worker's buckets, whatever their transport."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import torch
 from torch import Tensor
 
 from roll.weight_sync.bucket import Bucket, read_bucket
-from roll.weight_sync.device import Broadcast, DeviceBucket, borrow, checked, layout
-from roll.weight_sync.routes import Meeting, Route, Way
+from roll.weight_sync.device import Broadcast, DeviceBucket, checked, layout, open_shared
+from roll.weight_sync.routes import Rendezvous, Route, Transport
 
 
 class BucketReader:
     """Reads the buckets that are sent to one worker of an engine."""
 
-    def __init__(self, route: Route, meeting: Meeting | None, worker: int, device: torch.device) -> None:
-        """`worker` counts the engine's devices. On the way of broadcasts this waits for the others to come."""
+    def __init__(self, route: Route, rendezvous: Rendezvous | None, worker: int, device: torch.device) -> None:
+        """`worker` counts the engine's devices. A broadcast waits here for its other members."""
         self._device, self._broadcast = device, None
-        if route.way is Way.BROADCAST:
-            assert meeting is not None
-            self._broadcast = Broadcast(meeting, route.first_rank + worker, device)
+        if route.transport is Transport.BROADCAST:
+            assert rendezvous is not None
+            self._broadcast = Broadcast(rendezvous, route.first_rank + worker, device)
 
     def read(self, bucket: Bucket | DeviceBucket) -> dict[str, Tensor]:
         """The bucket's tensors, which are the caller's to keep until the next read.
@@ -29,7 +29,7 @@ class BucketReader:
         if isinstance(bucket, Bucket):
             return read_bucket(bucket)
         if self._broadcast is None:
-            return checked(borrow(bucket, self._device), bucket)
+            return checked(open_shared(bucket, self._device), bucket)
         buffer = torch.empty(layout(bucket.tensors)[1], dtype=torch.uint8, device=self._device)
         self._broadcast.start(buffer).wait()
         return checked(buffer, bucket)

@@ -14,12 +14,12 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from roll.errors import WeightSyncError
-from roll.orphans import die_with
+from roll.system.orphans import die_with
 from roll.types import TensorSpec
 from roll.weight_sync.bucket import Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.reader import BucketReader
-from roll.weight_sync.routes import Meeting, Route, Way
+from roll.weight_sync.routes import Rendezvous, Route, Transport
 
 BACKEND = "roll"
 
@@ -36,11 +36,11 @@ def register() -> None:
 
 
 @dataclass
-class WayOpened(WeightTransferInitInfo):
-    """A `Route` and its `Meeting`, as plain values for the engine's message format."""
+class RouteOpened(WeightTransferInitInfo):
+    """A `Route` and its `Rendezvous`, as plain values for the engine's message format."""
 
     route: dict[str, Any]
-    meeting: dict[str, Any] | None
+    rendezvous: dict[str, Any] | None
 
 
 @dataclass
@@ -60,9 +60,9 @@ class BucketArrived(WeightTransferUpdateInfo):
         return DeviceBucket(specs, self.checksum, self.handles) if self.path is None else Bucket(self.path, specs, self.checksum)
 
 
-def way_as_plain(route: Route, meeting: Meeting | None) -> dict[str, Any]:
-    """The arguments of `WayOpened`."""
-    return {"route": asdict(route) | {"way": route.way.value}, "meeting": None if meeting is None else asdict(meeting)}
+def route_as_plain(route: Route, rendezvous: Rendezvous | None) -> dict[str, Any]:
+    """The arguments of `RouteOpened`."""
+    return {"route": asdict(route) | {"transport": route.transport.value}, "rendezvous": None if rendezvous is None else asdict(rendezvous)}
 
 
 def bucket_as_plain(bucket: Bucket | DeviceBucket) -> dict[str, Any]:
@@ -77,21 +77,21 @@ def bucket_as_plain(bucket: Bucket | DeviceBucket) -> dict[str, Any]:
     }
 
 
-class BucketReceiver(WeightTransferEngine[WayOpened, BucketArrived]):
+class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
     """Loads buckets into the model and, at the end, checks that every parameter was among them."""
 
-    init_info_cls = WayOpened
+    init_info_cls = RouteOpened
     update_info_cls = BucketArrived
     supports_draft_weight_update = False
     _reader: BucketReader | None = None
 
-    def init_transfer_engine(self, init_info: WayOpened) -> None:
-        """Open the way; the one before, if any, is left."""
+    def init_transfer_engine(self, init_info: RouteOpened) -> None:
+        """Open the route; the one before, if any, is closed."""
         self.shutdown()
-        plain: dict[str, Any] = init_info.route | {"way": Way(init_info.route["way"])}
+        plain: dict[str, Any] = init_info.route | {"transport": Transport(init_info.route["transport"])}
         route = Route(**plain)
-        meeting = None if init_info.meeting is None else Meeting(**init_info.meeting)
-        self._reader = BucketReader(route, meeting, self.parallel_config.rank, torch.device(self.device))
+        rendezvous = None if init_info.rendezvous is None else Rendezvous(**init_info.rendezvous)
+        self._reader = BucketReader(route, rendezvous, self.parallel_config.rank, torch.device(self.device))
 
     def start_weight_update(self) -> None:
         """Prepare the layers to take weights in their checkpoint's format."""
@@ -107,7 +107,7 @@ class BucketReceiver(WeightTransferEngine[WayOpened, BucketArrived]):
 
     def receive_weights(self, update_info: BucketArrived) -> None:
         """Verify a bucket and hand its tensors to the model."""
-        assert self._reader is not None, "vLLM sent weights before it opened the way"
+        assert self._reader is not None, "vLLM sent weights before it opened the route"
         loaded = self.model.load_weights(iter(self._reader.read(update_info.bucket()).items()))  # pyright: ignore[reportCallIssue]
         self._received |= set(loaded or ())
 
@@ -139,7 +139,7 @@ class BucketReceiver(WeightTransferEngine[WayOpened, BucketArrived]):
                 layer.quant_method.process_weights_after_loading(layer)
 
     def shutdown(self) -> None:
-        """Leave the way."""
+        """Close the route."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None

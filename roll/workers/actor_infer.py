@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from roll.types import Completion, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
-from roll.weight_sync.routes import Meeting, Route
+from roll.weight_sync.routes import Rendezvous, Route
+from roll.workers.device_sharing import Level
 from roll.workers.group import WorkerGroup
-from roll.workers.turns import Level
 
 
 class ActorInfer:
@@ -34,9 +34,9 @@ class ActorInfer:
         """Stop producing tokens on every engine."""
         await self._group.all("pause", seconds=self._sync_seconds)
 
-    async def open_ways(self, ways: Sequence[Route], meeting: Meeting | None) -> None:
-        """Every engine prepares for the way that its weights will come; those of a broadcast wait for its other members."""
-        await self._group.each("open_way", [(route, meeting) for route in ways], self._sync_seconds)
+    async def open_routes(self, engine_routes: Sequence[Route], rendezvous: Rendezvous | None) -> None:
+        """Every engine prepares for the route of its weights; those of a broadcast wait for its other members."""
+        await self._group.each("open_route", [(route, rendezvous) for route in engine_routes], self._sync_seconds)
 
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
         """Every engine takes some of the weights."""
@@ -54,11 +54,11 @@ class ActorInfer:
         """The version of each engine's weights."""
         return await self._group.all("policy_version", seconds=self._sync_seconds)
 
-    async def leave(self, forget: bool) -> int | None:
-        """See `Tenant`."""
-        await self._group.all("leave", forget, seconds=self._sync_seconds)
+    async def offload(self, discard: bool) -> int | None:
+        """See `ColocatedRole`."""
+        await self._group.all("offload", discard, seconds=self._sync_seconds)
         return await self._group.held_bytes()
 
-    async def come(self, level: Level) -> None:
-        """See `Tenant`."""
-        await self._group.all("come", level is Level.WHOLE, seconds=self._sync_seconds)
+    async def onload(self, level: Level) -> None:
+        """See `ColocatedRole`."""
+        await self._group.all("onload", level is Level.WHOLE, seconds=self._sync_seconds)

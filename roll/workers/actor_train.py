@@ -16,10 +16,10 @@ from roll.strategies.base import MicroBatch, TrainResult
 from roll.types import Floats, Metrics, Sequences, TensorSpec, TrainBatch
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
-from roll.weight_sync.routes import Meeting, Route, Way
+from roll.weight_sync.routes import Rendezvous, Route, Transport
+from roll.workers.device_sharing import Level
 from roll.workers.group import WorkerGroup
 from roll.workers.scoring import gather_tokens, share_out
-from roll.workers.turns import Level
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class Learner:
         The number of updates is fixed: where rewards gave no verdict on some responses, updates are smaller, not fewer.
         """
         shape = self._shape
-        batch = replace(batch, marked=loss.marks(batch))
+        batch = replace(batch, token_selection=loss.token_selection(batch))
         replicas: list[list[list[MicroBatch]]] = [[] for _ in range(self._group.replicas)]
-        for units in np.array_split(np.arange(batch.units), shape.updates) * shape.epochs:
-            update = packing.members(units.tolist(), batch.unit)
+        for examples in np.array_split(np.arange(batch.example_count), shape.updates) * shape.epochs:
+            update = packing.members(examples.tolist(), batch.sequences_per_example)
             for replica, micro_batches in enumerate(micro_batches_of(batch, update, len(replicas), shape)):
                 replicas[replica].append(micro_batches)
         arguments = [(updates, loss, shape.temperature, policy_version) for updates in replicas]
@@ -76,14 +76,14 @@ class Learner:
         """Restore what `save` wrote."""
         await self._group.all("load", folder, seconds=self._save_seconds)
 
-    async def leave(self, forget: bool) -> int | None:
-        """See `Tenant`. What learns never forgets: nobody else has what it has learnt."""
-        await self._group.all("leave", seconds=self._sync_seconds)
+    async def offload(self, discard: bool) -> int | None:
+        """See `ColocatedRole`. What learns discards nothing: nobody else has what it has learnt."""
+        await self._group.all("offload", seconds=self._sync_seconds)
         return await self._group.held_bytes()
 
-    async def come(self, level: Level) -> None:
-        """See `Tenant`. What learns comes whole."""
-        await self._group.all("come", seconds=self._sync_seconds)
+    async def onload(self, level: Level) -> None:
+        """See `ColocatedRole`. What learns is onloaded whole."""
+        await self._group.all("onload", seconds=self._sync_seconds)
 
 
 class ActorTrain(Learner):
@@ -96,7 +96,7 @@ class ActorTrain(Learner):
         super().__init__(group, shape, train_seconds, sync_seconds, save_seconds)
         self._folder = folder
         self._routes: Sequence[Route] = ()
-        self._lends: Sequence[bool] = ()
+        self._shared: Sequence[bool] = ()
 
     async def log_probs(self, sequences: Sequences) -> Floats:
         """[T] natural-log probs of the response tokens under the policy as it is, 0 elsewhere."""
@@ -116,11 +116,11 @@ class ActorTrain(Learner):
         """Rank 0's address, and a port that is free there."""
         return await self._group.free_address(self._sync_seconds)
 
-    async def open_ways(self, ways: Sequence[Route], lends: Sequence[bool], meeting: Meeting | None) -> None:
-        """Prepare to send weights to every engine; with a meeting, wait for the engines to come to it. `lends`: by rank, see `lenders`."""
-        self._routes, self._lends = ways, lends
-        if meeting is not None:
-            await self._group.one(0, "join_broadcast", meeting, seconds=self._sync_seconds)
+    async def open_routes(self, engine_routes: Sequence[Route], shared: Sequence[bool], rendezvous: Rendezvous | None) -> None:
+        """Prepare to send weights to every engine; with a rendezvous, wait for the engines. `shared`: by rank, see `sharing_ranks`."""
+        self._routes, self._shared = engine_routes, shared
+        if rendezvous is not None:
+            await self._group.one(0, "join_broadcast", rendezvous, seconds=self._sync_seconds)
 
     async def tensors(self) -> list[TensorSpec]:
         """What the whole model consists of."""
@@ -128,10 +128,10 @@ class ActorTrain(Learner):
 
     async def send_bucket(self, names: Sequence[str], slot: int) -> Bucket | DeviceBucket:
         """Gather some tensors over all ranks, where the engines find them."""
-        if any(route.way is Way.FILE for route in self._routes):
+        if any(route.transport is Transport.FILE for route in self._routes):
             path = self._folder / f"bucket{slot}.safetensors"
             return (await self._group.all("write_bucket", names, path, seconds=self._sync_seconds))[0]
-        arguments = [(names, slot, lends) for lends in self._lends]
+        arguments = [(names, slot, shared) for shared in self._shared]
         return joined(await self._group.each("fill_bucket", arguments, self._sync_seconds))
 
     async def empty_buckets(self) -> None:
@@ -149,7 +149,7 @@ class ActorTrain(Learner):
 
 
 def joined(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
-    """One bucket that lends every rank's buffer.
+    """One bucket that shares every rank's buffer.
 
     Raises:
         WeightSyncError: the ranks gathered different weights.
@@ -160,7 +160,7 @@ def joined(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
 
 
 def micro_batches_of(batch: TrainBatch, update: Sequence[int], replicas: int, shape: TrainShape) -> list[list[MicroBatch]]:
-    """By replica, the micro-batches of one update, units whole. Loss weights are fixed here, before anything is split.
+    """By replica, the micro-batches of one update, examples whole. Loss weights are fixed here, before anything is split.
 
     An update that got no sequence, for a step has fewer than updates, runs the filler everywhere.
     """
@@ -168,7 +168,7 @@ def micro_batches_of(batch: TrainBatch, update: Sequence[int], replicas: int, sh
     if not len(update):
         return [[MicroBatch(chosen, np.zeros(len(chosen.sequences.token_ids), np.float32))] for _ in range(replicas)]
     weights = loss_weights(chosen.sequences, shape.loss_agg_mode, shape.loss_scale, chosen.sequence_weights)
-    split = packing.split(chosen.sequences.lengths, replicas, shape.token_budget, shape.attention_cost, chosen.unit)
+    split = packing.split(chosen.sequences.lengths, replicas, shape.token_budget, shape.attention_cost, chosen.sequences_per_example)
 
     def micro_batch(indices: Sequence[int]) -> MicroBatch:
         samples = tuple(update[index] for index in indices)

@@ -16,10 +16,10 @@ import psutil
 import ray
 
 from roll.errors import Fault, RollError
-from roll.orphans import is_alive
-from roll.strategies.own_folder import own_folder, ownerless
+from roll.system.leftovers import SHARED_MEMORY, Leftovers, remove_recorded
+from roll.system.orphans import is_alive
+from roll.system.own_folder import own_folder, ownerless
 from roll.workers.placement import gpu_counts
-from roll.workers.remains import SHARED_MEMORY, Remains, remove_recorded
 
 LOG = logging.getLogger(__name__)
 RECORD = ".held"
@@ -89,9 +89,9 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
     logs = run_folder.absolute() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     with own_folder(temporary()) as scratch, own_folder(SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as shared:
-        remains = Remains(shared / f"ray{RECORD}")
+        leftovers = Leftovers(shared / f"ray{RECORD}")
         try:
-            heads = _connect(scratch, gpus, remains)
+            heads = _connect(scratch, gpus, leftovers)
             check_gpus(gpus, gpus_per_node)
             yield ClusterSession(shared, logs, scratch, heads)
         except BaseException:
@@ -99,10 +99,10 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
             raise
         finally:
             ray.shutdown()
-            remains.remove(GRACE)
+            leftovers.remove(GRACE)
 
 
-def _connect(scratch: Path, gpus: int, remains: Remains) -> list[psutil.Process]:
+def _connect(scratch: Path, gpus: int, leftovers: Leftovers) -> list[psutil.Process]:
     """Join or start, and note what was started: if that is cut off, or the head dies, Ray does not end all of it. Its heads."""
     before = set(psutil.Process().children())
     try:
@@ -114,7 +114,7 @@ def _connect(scratch: Path, gpus: int, remains: Remains) -> list[psutil.Process]
         raise KeyboardInterrupt from None
     finally:
         started = [process for process in psutil.Process().children() if process not in before]
-        remains.look([process.pid for process in started])
+        leftovers.look([process.pid for process in started])
     return [process for process in started if process.name() in HEADS]
 
 

@@ -14,15 +14,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roll.errors import BadInput, RollError, WorkerFailed
 from roll.strategies.base import Rank
-from roll.workers.placement import Seat
+from roll.system.leftovers import Leftovers
+from roll.workers.placement import WorkerPlacement
 from roll.workers.process import AsyncProcess, Factory, Process
-from roll.workers.remains import Remains
 
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)
 GRACE = 2.0
 """Seconds in which the other ranks may report too, so that the first cause is found and not its echo."""
-GAUGE_SECONDS = 60.0
+MEMORY_SECONDS = 60.0
 """For a look at how much memory the ranks hold."""
 LOOK_EVERY = 1.0
 """Seconds between two looks at what a role's processes have made, while they start."""
@@ -39,22 +39,24 @@ LOG_TAIL = 1 << 16
 class WorkerGroup:
     """One role's Ray actors, in rank order."""
 
-    def __init__(self, role: str, seats: Sequence[Seat], logs: Path, record: Path, blocking: bool, replica_size: int = 1) -> None:
-        """Ask Ray for the processes; `record` is of `Remains`, `blocking` says whether the strategy's methods block or are coroutines."""
+    def __init__(
+        self, role: str, placements: Sequence[WorkerPlacement], logs: Path, record: Path, blocking: bool, replica_size: int = 1
+    ) -> None:
+        """Ask Ray for the processes; `record` is of `Leftovers`, `blocking` says whether the strategy's methods block or are coroutines."""
         self.role, self.replica_size = role, replica_size
-        self._seats, self._logs = seats, [logs / f"{role}-{rank}.log" for rank in range(len(seats))]
+        self._placements, self._logs = placements, [logs / f"{role}-{rank}.log" for rank in range(len(placements))]
         self._earlier = [log.stat().st_size if log.is_file() else 0 for log in self._logs]  # bytes of the runs before this one
         kind = Process if blocking else AsyncProcess
         self._actors: list[Any] = [
             kind.options(  # pyright: ignore[reportAttributeAccessIssue]
-                runtime_env={"env_vars": seat.environment},
-                scheduling_strategy=NodeAffinitySchedulingStrategy(seat.node_id, soft=False) if seat.node_id else "DEFAULT",
-            ).remote(str(log), seat.local_devices)
-            for log, seat in zip(self._logs, seats, strict=True)
+                runtime_env={"env_vars": placement.environment},
+                scheduling_strategy=NodeAffinitySchedulingStrategy(placement.node_id, soft=False) if placement.node_id else "DEFAULT",
+            ).remote(str(log), placement.local_devices)
+            for log, placement in zip(self._logs, placements, strict=True)
         ]
         self._pids: list[int] = []
         self._started = self._stopped = False
-        self._remains = Remains(record)
+        self._leftovers = Leftovers(record)
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -74,25 +76,25 @@ class WorkerGroup:
         address, port = await self.free_address(seconds)
         self._pids = await self._gather([actor.pid.remote() for actor in self._actors], "start", seconds)
         refs = []
-        for number, (actor, seat) in enumerate(zip(self._actors, self._seats, strict=True)):
-            place = (self.role, number, len(self), address, port, seat.device)
-            rank = Rank(*place, collective_timeout, seat.devices, self.replica_size, seconds)
+        for number, (actor, placement) in enumerate(zip(self._actors, self._placements, strict=True)):
+            place = (self.role, number, len(self), address, port, placement.device)
+            rank = Rank(*place, collective_timeout, placement.devices, self.replica_size, seconds)
             refs.append(actor.build.remote(factory, settings[number], rank))
         building = asyncio.ensure_future(self._gather(refs, "start", seconds))
         try:
             # What an engine has made when its start fails is to be found too; it is gone by then.
             while not building.done():
-                await asyncio.to_thread(self._remains.look, self._local_pids())
+                await asyncio.to_thread(self._leftovers.look, self._local_pids())
                 await asyncio.wait({building}, timeout=LOOK_EVERY)
             await building
         finally:
             building.cancel()
         self._started = True
-        await asyncio.to_thread(self._remains.look, self._local_pids())
+        await asyncio.to_thread(self._leftovers.look, self._local_pids())
 
     def is_here(self, rank: int) -> bool:
         """Whether a rank runs on this host, where it sees the folders of the run."""
-        return self._seats[rank].node_id in (None, ray.get_runtime_context().get_node_id())
+        return self._placements[rank].node_id in (None, ray.get_runtime_context().get_node_id())
 
     async def free_address(self, seconds: float) -> tuple[str, int]:
         """Rank 0's address, and a port that is free there."""
@@ -172,11 +174,11 @@ class WorkerGroup:
 
     async def peak_bytes(self) -> int | None:
         """Most memory that a rank has held, if it is known."""
-        return _most(await self._gather([actor.peak_bytes.remote() for actor in self._actors], "peak_bytes", GAUGE_SECONDS))
+        return _most(await self._gather([actor.peak_bytes.remote() for actor in self._actors], "peak_bytes", MEMORY_SECONDS))
 
     async def held_bytes(self) -> int | None:
         """Memory that a rank holds on its device now, of the rank that holds most, if it is known."""
-        return _most(await self._gather([actor.held_bytes.remote() for actor in self._actors], "held_bytes", GAUGE_SECONDS))
+        return _most(await self._gather([actor.held_bytes.remote() for actor in self._actors], "held_bytes", MEMORY_SECONDS))
 
     async def stop(self, seconds: float) -> None:
         """Close the strategies, then end their processes and what those started, and see to it that nothing is left. Twice is once."""
@@ -184,13 +186,13 @@ class WorkerGroup:
             return
         self._stopped = True
         try:
-            await asyncio.to_thread(self._remains.look, self._local_pids())
+            await asyncio.to_thread(self._leftovers.look, self._local_pids())
             if self._started:
                 await self._close(seconds)
         finally:
             for actor in self._actors:
                 ray.kill(actor, no_restart=True)
-            await asyncio.to_thread(self._remains.remove, GRACE)
+            await asyncio.to_thread(self._leftovers.remove, GRACE)
 
     async def _close(self, seconds: float) -> None:
         """Ask every rank to close. One that is late or fails is ended by force all the same, so the log alone is told."""
@@ -204,7 +206,7 @@ class WorkerGroup:
 
     def _local_pids(self) -> list[int]:
         here = ray.get_runtime_context().get_node_id()
-        return [pid for pid, seat in zip(self._pids, self._seats, strict=False) if seat.node_id in (None, here)]
+        return [pid for pid, placement in zip(self._pids, self._placements, strict=False) if placement.node_id in (None, here)]
 
 
 def to_ranks(arguments: Sequence[T], replica_size: int) -> list[T]:

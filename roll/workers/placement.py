@@ -1,4 +1,4 @@
-"""From the plan's ranks to seats: on which node of the cluster a process runs, what it sees, and its environment."""
+"""From the plan's ranks to placements: on which node of the cluster a process runs, what it sees, and its environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUIET = {
 
 
 @dataclass(frozen=True)
-class Seat:
+class WorkerPlacement:
     """Where one rank of a role runs."""
 
     node_id: str | None
@@ -39,14 +39,16 @@ class Seat:
     """Counted over those that the node sees."""
 
 
-def seats(role: RolePlan, gpus_per_node: int, system_envs: Mapping[str, str]) -> list[Seat]:
-    """A seat for each rank. Roles on one device share it: a process sees the devices of its rank and no others."""
+def worker_placements(role: RolePlan, gpus_per_node: int, system_envs: Mapping[str, str]) -> list[WorkerPlacement]:
+    """A placement for each rank. Roles on one device share it: a process sees the devices of its rank and no others."""
     nodes, hosts = gpu_nodes(), cpu_nodes()
     out = []
     for rank, devices in enumerate(role.devices):
         environment = rank_environment(rank, role.ranks, on_cpu=not devices) | dict(system_envs)
         node = nodes[devices[0] // gpus_per_node] if devices else hosts[rank % len(hosts)]
-        out.append(Seat(node, "cuda" if devices else "cpu", environment, devices, tuple(device % gpus_per_node for device in devices)))
+        out.append(
+            WorkerPlacement(node, "cuda" if devices else "cpu", environment, devices, tuple(device % gpus_per_node for device in devices))
+        )
     return out
 
 

@@ -17,7 +17,7 @@ from ray import cloudpickle
 from roll.config.derived.devices import visible_devices
 from roll.errors import RollError, WorkerFailed
 from roll.strategies.base import Rank
-from roll.workers.gauge import MemoryGauge
+from roll.workers.memory_monitor import MemoryMonitor
 from roll.workers.shortage import engine_shortage
 
 Factory = Callable[[Any, Rank], Any]
@@ -45,16 +45,16 @@ class Process:
         return os.getpid()
 
     def peak_bytes(self) -> int | None:
-        """See `MemoryGauge`."""
-        return self._gauge.peak()
+        """See `MemoryMonitor`."""
+        return self._monitor.peak()
 
     def held_bytes(self) -> int | None:
-        """See `MemoryGauge`."""
-        return self._gauge.held()
+        """See `MemoryMonitor`."""
+        return self._monitor.held()
 
     def build(self, factory: Factory, settings: Any, rank: Rank) -> None:
         """Make the strategy."""
-        self._gauge = MemoryGauge(rank.device)
+        self._monitor = MemoryMonitor(rank.device)
         with _portable_errors():
             self._strategy = factory(settings, rank)
 
@@ -84,20 +84,20 @@ class AsyncProcess:
         return os.getpid()
 
     async def peak_bytes(self) -> int | None:
-        """See `MemoryGauge`."""
-        return self._gauge.peak()
+        """See `MemoryMonitor`."""
+        return self._monitor.peak()
 
     async def held_bytes(self) -> int | None:
-        """See `MemoryGauge`."""
-        return self._gauge.held()
+        """See `MemoryMonitor`."""
+        return self._monitor.held()
 
     async def build(self, factory: Factory, settings: Any, rank: Rank) -> None:
         """Make the strategy and start it."""
-        self._gauge = MemoryGauge(rank.device)
+        self._monitor = MemoryMonitor(rank.device)
         with _portable_errors(), _named_shortage(rank, self._log):
             self._strategy = factory(settings, rank)
             await self._strategy.start()
-        self._gauge.held()  # an engine holds the most from the start
+        self._monitor.held()  # an engine holds the most from the start
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Run one of the strategy's methods."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from roll.config.schema.roles import Reward
+from roll.config.schema.roles import RewardConfig
 from roll.rewards.process import RewardProcess
 from roll.strategies.base import Rank
 from roll.types import Prompt, RewardResult
@@ -19,7 +19,7 @@ SLACK = 60.0
 class RewardWorker:
     """Hosted by a Ray actor; scores one group at a time."""
 
-    def __init__(self, settings: tuple[str, Reward, float], rank: Rank) -> None:
+    def __init__(self, settings: tuple[str, RewardConfig, float], rank: Rank) -> None:
         """`settings` are the domain, its section, and the seconds in which the process must be ready."""
         self._process = RewardProcess(*settings)
 
@@ -39,7 +39,7 @@ class RewardWorker:
 class Rewards:
     """Facade of the reward groups: routes a prompt to its domain's least busy worker."""
 
-    def __init__(self, groups: Mapping[str, WorkerGroup], sections: Mapping[str, Reward]) -> None:
+    def __init__(self, groups: Mapping[str, WorkerGroup], sections: Mapping[str, RewardConfig]) -> None:
         self._groups, self._sections = groups, sections
         self._waiting = {domain: [0] * len(group) for domain, group in groups.items()}
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from roll.data import packing
 from roll.types import Floats, Sequences
+from roll.workers.device_sharing import Level
 from roll.workers.group import WorkerGroup
-from roll.workers.turns import Level
 
 
 def share_out(sequences: Sequences, replicas: int, token_budget: int) -> tuple[packing.Split, list[list[Sequences]]]:
@@ -51,11 +51,11 @@ class Reference:
             out[packing.response_rows(sequences, indices)] = values
         return out
 
-    async def leave(self, forget: bool) -> int | None:
-        """See `Tenant`. Nothing is forgotten: the weights stay as they are."""
-        await self._group.all("leave", seconds=self._move_seconds)
+    async def offload(self, discard: bool) -> int | None:
+        """See `ColocatedRole`. Nothing is discarded: the weights stay as they are."""
+        await self._group.all("offload", seconds=self._move_seconds)
         return await self._group.held_bytes()
 
-    async def come(self, level: Level) -> None:
-        """See `Tenant`. A reference has nothing beside its weights."""
-        await self._group.all("come", seconds=self._move_seconds)
+    async def onload(self, level: Level) -> None:
+        """See `ColocatedRole`. A reference has nothing beside its weights."""
+        await self._group.all("onload", seconds=self._move_seconds)

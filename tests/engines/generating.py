@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from roll.config.schema.engine import VllmConfig
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
 from roll.models.export import adapter_config
 from roll.models.load import PackedPolicy, add_lora, load_causal_model
@@ -28,7 +28,7 @@ from tests import limits
 Result = TypeVar("Result")
 MAX_MODEL_LEN = 1024
 BUCKET_BYTES = 1 << 19
-MODEL_ARGS = ModelArgs.model_validate({"dtype": "fp32", "lora_target": "all-linear", "lora_rank": 4, "lora_alpha": 16.0})
+MODEL_ARGS = ModelConfig.model_validate({"dtype": "fp32", "lora_target": "all-linear", "lora_rank": 4, "lora_alpha": 16.0})
 
 
 def policy(model: Path, seed: int | None = None) -> PackedPolicy:

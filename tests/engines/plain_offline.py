@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 
-from roll.data.examples import Example, Lesson
+from roll.data.examples import Example, ExampleSequence
 from roll.models.load import load_causal_model
 from tests.engines.training import ADAM_EPSILON, Case, model_args
 
@@ -19,7 +19,7 @@ BETA, SMOOTHING, GAMMA = 0.5, 0.1, 0.3
 HEAT, MIX, SHARE = 1.5, 0.75, 0.3
 """Of distillation: temperature, weight of the divergence, the teacher's weight in the mixture."""
 
-LossOf = Callable[["Plain", Sequence[Lesson]], Tensor]
+LossOf = Callable[["Plain", Sequence[Example]], Tensor]
 
 
 @dataclass
@@ -29,12 +29,12 @@ class Plain:
     model: nn.Module
     reference: nn.Module
 
-    def log_probs(self, example: Example, reference: bool = False) -> Tensor:
+    def log_probs(self, sequence: ExampleSequence, reference: bool = False) -> Tensor:
         """[R], of the response's tokens."""
         model = self.reference if reference else self.model
-        ids = torch.from_numpy(example.token_ids).long()
+        ids = torch.from_numpy(sequence.token_ids).long()
         log_p = model(input_ids=ids[None]).logits[0].log_softmax(-1)
-        where = torch.from_numpy(example.response_mask.nonzero()[0])
+        where = torch.from_numpy(sequence.response_mask.nonzero()[0])
         return log_p[where - 1].gather(1, ids[where][:, None])[:, 0]
 
 
@@ -51,62 +51,62 @@ def plain_scorer(folder: Path) -> Plain:
     return Plain(scorer, scorer)
 
 
-def plain_losses(plain: Plain, steps: Sequence[Sequence[Lesson]], loss_of: LossOf) -> list[float]:
+def plain_losses(plain: Plain, steps: Sequence[Sequence[Example]], loss_of: LossOf) -> list[float]:
     """The loss of every update, before it. The gradient is not clipped and the learning rate stays."""
     optimizer = torch.optim.AdamW(plain.model.parameters(), lr=LEARNING_RATE, eps=ADAM_EPSILON, weight_decay=0.0)
     out = []
-    for lessons in steps:
+    for examples in steps:
         optimizer.zero_grad()
-        loss = loss_of(plain, lessons)
+        loss = loss_of(plain, examples)
         loss.backward()
         optimizer.step()
         out.append(loss.item())
     return out
 
 
-def sft(plain: Plain, lessons: Sequence[Lesson]) -> Tensor:
+def sft(plain: Plain, examples: Sequence[Example]) -> Tensor:
     """Mean over tokens."""
-    return -torch.cat([plain.log_probs(lesson.examples[0]) for lesson in lessons]).mean()
+    return -torch.cat([plain.log_probs(example.sequences[0]) for example in examples]).mean()
 
 
-def _pairs(plain: Plain, lessons: Sequence[Lesson]) -> list[list[Tensor]]:
+def _pairs(plain: Plain, examples: Sequence[Example]) -> list[list[Tensor]]:
     """By pair, the log-probs of the chosen and of the rejected response, and the same under the reference."""
-    return [[plain.log_probs(example, ref) for ref in (False, True) for example in lesson.examples] for lesson in lessons]
+    return [[plain.log_probs(sequence, ref) for ref in (False, True) for sequence in example.sequences] for example in examples]
 
 
-def dpo(plain: Plain, lessons: Sequence[Lesson]) -> Tensor:
+def dpo(plain: Plain, examples: Sequence[Example]) -> Tensor:
     """With label smoothing."""
-    h = torch.stack([BETA * ((c.sum() - rc.sum()) - (r.sum() - rr.sum())) for c, r, rc, rr in _pairs(plain, lessons)])
+    h = torch.stack([BETA * ((c.sum() - rc.sum()) - (r.sum() - rr.sum())) for c, r, rc, rr in _pairs(plain, examples)])
     return (-(1 - SMOOTHING) * torch.log(torch.sigmoid(h)) - SMOOTHING * torch.log(torch.sigmoid(-h))).mean()
 
 
-def ipo(plain: Plain, lessons: Sequence[Lesson]) -> Tensor:
+def ipo(plain: Plain, examples: Sequence[Example]) -> Tensor:
     """Averages over tokens."""
-    h = torch.stack([(c.mean() - rc.mean()) - (r.mean() - rr.mean()) for c, r, rc, rr in _pairs(plain, lessons)])
+    h = torch.stack([(c.mean() - rc.mean()) - (r.mean() - rr.mean()) for c, r, rc, rr in _pairs(plain, examples)])
     return ((h - 1 / (2 * BETA)) ** 2).mean()
 
 
-def simpo(plain: Plain, lessons: Sequence[Lesson]) -> Tensor:
+def simpo(plain: Plain, examples: Sequence[Example]) -> Tensor:
     """No reference."""
-    h = torch.stack([BETA * (c.mean() - r.mean()) - GAMMA for c, r, _, _ in _pairs(plain, lessons)])
+    h = torch.stack([BETA * (c.mean() - r.mean()) - GAMMA for c, r, _, _ in _pairs(plain, examples)])
     return -torch.log(torch.sigmoid(h)).mean()
 
 
-def orpo(plain: Plain, lessons: Sequence[Lesson]) -> Tensor:
+def orpo(plain: Plain, examples: Sequence[Example]) -> Tensor:
     """Likelihood and odds."""
     parts = []
-    for c, r, _, _ in _pairs(plain, lessons):
+    for c, r, _, _ in _pairs(plain, examples):
         p, q = c.mean().exp(), r.mean().exp()
         parts.append(-c.mean() - BETA * torch.log(torch.sigmoid(torch.log(p / (1 - p)) - torch.log(q / (1 - q)))))
     return torch.stack(parts).mean()
 
 
-def kto(plain: Plain, lessons: Sequence[Lesson]) -> Tensor:
+def kto(plain: Plain, examples: Sequence[Example]) -> Tensor:
     """The KL from each prompt with the next one's response; the last with the first one's."""
-    examples = [lesson.examples[0] for lesson in lessons]
+    sequences = [example.sequences[0] for example in examples]
     with torch.no_grad():
         ratios = []
-        for one, other in zip(examples, [*examples[1:], examples[0]], strict=True):
+        for one, other in zip(sequences, [*sequences[1:], sequences[0]], strict=True):
             prompt = torch.from_numpy(one.token_ids[~one.response_mask]).long()
             response = torch.from_numpy(other.token_ids[other.response_mask]).long()
             ids = torch.cat([prompt, response])
@@ -115,32 +115,32 @@ def kto(plain: Plain, lessons: Sequence[Lesson]) -> Tensor:
             ratios.append(now - then)
         kl = torch.stack(ratios).mean().clamp(min=0)
     parts = []
-    for lesson, example in zip(lessons, examples, strict=True):
-        ratio = plain.log_probs(example).sum() - plain.log_probs(example, reference=True).sum()
-        good = lesson.value > 0
+    for example, sequence in zip(examples, sequences, strict=True):
+        ratio = plain.log_probs(sequence).sum() - plain.log_probs(sequence, reference=True).sum()
+        good = example.value > 0
         parts.append((1.5 if good else 0.7) * (1 - torch.sigmoid(BETA * (ratio - kl) if good else BETA * (kl - ratio))))
     return torch.stack(parts).mean()
 
 
-def bradley_terry(plain: Plain, lessons: Sequence[Lesson]) -> Tensor:
+def bradley_terry(plain: Plain, examples: Sequence[Example]) -> Tensor:
     """With the pair's margin."""
     parts = []
-    for lesson in lessons:
-        scores = [plain.model(input_ids=torch.from_numpy(one.token_ids).long()[None]).logits[0, 0] for one in lesson.examples]
-        parts.append(-torch.log(torch.sigmoid(scores[0] - scores[1] - lesson.value)))
+    for example in examples:
+        scores = [plain.model(input_ids=torch.from_numpy(one.token_ids).long()[None]).logits[0, 0] for one in example.sequences]
+        parts.append(-torch.log(torch.sigmoid(scores[0] - scores[1] - example.value)))
     return torch.stack(parts).mean()
 
 
 def distill(divergence: Callable[[Tensor, Tensor], Tensor]) -> LossOf:
     """A divergence of probabilities P of the teacher and Q of the student [R, V], mixed with the likelihood."""
 
-    def loss_of(plain: Plain, lessons: Sequence[Lesson]) -> Tensor:
+    def loss_of(plain: Plain, examples: Sequence[Example]) -> Tensor:
         parts = []
-        for lesson in lessons:
-            example = lesson.examples[0]
-            ids, where = torch.from_numpy(example.token_ids).long(), torch.from_numpy(example.response_mask.nonzero()[0])
+        for example in examples:
+            sequence = example.sequences[0]
+            ids, where = torch.from_numpy(sequence.token_ids).long(), torch.from_numpy(sequence.response_mask.nonzero()[0])
             q, p = ((model(input_ids=ids[None]).logits[0, where - 1] / HEAT).softmax(-1) for model in (plain.model, plain.reference))
-            parts.append(MIX * divergence(p, q) - (1 - MIX) * plain.log_probs(example))
+            parts.append(MIX * divergence(p, q) - (1 - MIX) * plain.log_probs(sequence))
         return torch.cat(parts).mean()
 
     return loss_of

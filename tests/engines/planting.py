@@ -16,7 +16,7 @@ from torch import Tensor
 
 from roll.algorithms.losses import Loss, LossInputs, TokenLosses
 from roll.config.schema.engine import DeepSpeedConfig
-from roll.config.schema.model import TrainingArgs
+from roll.config.schema.model import TrainingConfig
 from roll.strategies.base import MicroBatch, Rank
 from tests.engines import training
 from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Updates
@@ -74,14 +74,14 @@ class Faults:
 
 @dataclass(frozen=True)
 class PlantedLoss(Loss):
-    """The test's loss, with a fault in the micro-batch that holds a marked token."""
+    """The test's loss, with a fault in the micro-batch that holds a selected token."""
 
     plant: str
     loss: Loss = LOSS
 
     def __call__(self, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> TokenLosses:
         said = self.loss(log_probs, entropy, inputs)
-        if inputs.marked is None or not inputs.marked.any():
+        if inputs.token_selection is None or not inputs.token_selection.any():
             return said
         if self.plant == "loss":
             losses = said.losses * torch.nan
@@ -101,7 +101,7 @@ def settings(plan: Plan, model: Path, **training_args: Any) -> Any:
         zero["offload_param"] = {"device": "cpu"}
     out = training.settings(training.Case(plan.stage, plan.lora, plan.dtype), model, SEED)
     config = DeepSpeedConfig.model_validate({"zero_optimization": zero, "fp16": {"initial_scale_power": 8}})
-    arguments = TrainingArgs.model_validate(out.training.model_dump(exclude_unset=True) | training_args)
+    arguments = TrainingConfig.model_validate(out.training.model_dump(exclude_unset=True) | training_args)
     return dataclasses.replace(out, deepspeed=config, training=arguments)
 
 
@@ -125,12 +125,12 @@ def nan_rows(strategy: Any, on: bool) -> Iterator[None]:
             hook.remove()
 
 
-def marked(updates: Updates, number: int) -> Updates:
-    """The same with all tokens of one micro-batch marked."""
+def with_selection(updates: Updates, number: int) -> Updates:
+    """The same with all tokens of one micro-batch selected."""
 
     def mark(index: int, micro_batch: MicroBatch) -> MicroBatch:
         mask = micro_batch.batch.sequences.response_mask
-        return dataclasses.replace(micro_batch, batch=dataclasses.replace(micro_batch.batch, marked=mask & (index == number)))
+        return dataclasses.replace(micro_batch, batch=dataclasses.replace(micro_batch.batch, token_selection=mask & (index == number)))
 
     return [[mark(index, micro_batch) for index, micro_batch in enumerate(update)] for update in updates]
 
@@ -191,7 +191,7 @@ def plant_all(rank: Rank, plan: Plan, model: Path, work: Sequence[Updates], fold
         for plant in PLANTS:
             log.lines.clear()
             # On one rank: in the second of its micro-batches, or for a plain loss in the first.
-            here = marked(other, 0 if plant == "loss" else 1) if rank.rank == 1 else other
+            here = with_selection(other, 0 if plant == "loss" else 1) if rank.rank == 1 else other
             with nan_rows(strategy, plant == "embedding" and rank.rank == 1):
                 loss = LOSS if plant == "embedding" else PlantedLoss(plant)
                 results.append(strategy.train_step(here, loss, TEMPERATURE, VERSION))
@@ -204,7 +204,7 @@ def plant_all(rank: Rank, plan: Plan, model: Path, work: Sequence[Updates], fold
         strategy.train_step(good, LOSS, TEMPERATURE, VERSION)
         strategy.train_step(other, LOSS, TEMPERATURE, VERSION)
         afterwards = compared(saved(strategy, "without"), went_on)
-        here = marked(other, 1) if rank.rank == 1 else other
+        here = with_selection(other, 1) if rank.rank == 1 else other
         end = ""
         try:
             strategy.train_step([*here, *good, *here, *here, *here], PlantedLoss("gradient"), TEMPERATURE, VERSION)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.losses import Loss
-from roll.config.schema.model import TrainingArgs
+from roll.config.schema.model import TrainingConfig
 from roll.strategies.base import MicroBatch, Rank
 from tests.engines.training import SEED, TEMPERATURE, VERSION, Case, settings
 
@@ -29,7 +29,7 @@ def gradients(rank: Rank, case: Case, model: Path, work: Work, **more: Any) -> d
 
     from roll.strategies.deepspeed_train import DeepSpeedTrain
 
-    still = TrainingArgs.model_validate({"learning_rate": 0.0})
+    still = TrainingConfig.model_validate({"learning_rate": 0.0})
     strategy = DeepSpeedTrain(dataclasses.replace(settings(case, model, SEED, **more), training=still), rank)
     engine: Any = strategy._engine
     trains = [parameter for parameter in engine.module.parameters() if parameter.requires_grad]

@@ -20,7 +20,7 @@ from roll.strategies.hf_infer import HfGenerate
 from roll.types import Completion, FinishReason, Ints, Sampling
 from roll.weight_sync.bucket import plan_buckets
 from roll.weight_sync.device import SLOTS, DeviceSender
-from roll.weight_sync.routes import Meeting, Route, Way
+from roll.weight_sync.routes import Rendezvous, Route, Transport
 from tests import limits
 from tests.engines.generating import BUCKET_BYTES, Running, adapted, flip_a_byte, log_probs, most_probable, policy, running, said
 
@@ -250,14 +250,14 @@ def test_adapters_are_the_engines_one_after_another(adapter_engine: Running, sma
 def test_weights_come_by_broadcast_where_files_do_not_reach(engine: Running, small_model: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        meeting = Meeting("127.0.0.1", probe.getsockname()[1], 2, limits.START)
+        rendezvous = Rendezvous("127.0.0.1", probe.getsockname()[1], 2, limits.START)
     sender = DeviceSender(torch.device("cpu"))
-    opening = asyncio.to_thread(sender.join, meeting)
+    opening = asyncio.to_thread(sender.join, rendezvous)
 
-    async def open_way() -> None:
-        await asyncio.gather(opening, engine.engine.open_way(Route(Way.BROADCAST, same_host=False, first_rank=1), meeting))
+    async def open_route() -> None:
+        await asyncio.gather(opening, engine.engine.open_route(Route(Transport.BROADCAST, same_host=False, first_rank=1), rendezvous))
 
-    engine.wait(open_way())
+    engine.wait(open_route())
     for seed in (31, 32):
         engine.policy, engine.version = policy(small_model, seed), engine.version + 1
         view = WeightView(engine.policy.model)
@@ -267,13 +267,13 @@ def test_weights_come_by_broadcast_where_files_do_not_reach(engine: Running, sma
         async def update(view: WeightView = view, plan: Sequence[Sequence[str]] = plan) -> None:
             await engine.engine.pause()
             for number, names in enumerate(plan):
-                await engine.engine.load_bucket(sender.fill(view.model_tensors(names), number % SLOTS, lends=False))
+                await engine.engine.load_bucket(sender.fill(view.model_tensors(names), number % SLOTS, shared=False))
             await engine.engine.resume(engine.version)
 
         engine.wait(update())
         assert_at_the_policy(engine)
     sender.empty()
-    engine.wait(engine.engine.open_way(Route(Way.FILE, same_host=True), None))
+    engine.wait(engine.engine.open_route(Route(Transport.FILE, same_host=True), None))
     sender.close()
 
 

@@ -15,15 +15,15 @@ import pytest
 from roll.algorithms.divergence import Distillation, Divergence
 from roll.algorithms.losses import Loss, NegativeLogLikelihood
 from roll.algorithms.preference import Dpo, Ipo, Kto, OrPo, PreferenceLoss, SimPo
-from roll.config.schema.model import TrainingArgs
-from roll.data.examples import Example, ExampleSet, Lesson
+from roll.config.schema.model import TrainingConfig
+from roll.data.examples import Example, ExampleSequence, ExampleSet
 from roll.models.student import PackedTeacher, student_loader
 from roll.pipeline.roles import make_scores, make_student, make_train
-from roll.pipeline.wire_distill import Taught
+from roll.pipeline.wire_distill import TeacherData
 from roll.pipeline.wire_dpo import Preferences, known
-from roll.pipeline.wire_offline import Study
-from roll.pipeline.wire_reward_model import study as score_study
-from roll.pipeline.wire_sft import study as sft_study
+from roll.pipeline.wire_offline import MakeBatch
+from roll.pipeline.wire_reward_model import make_batch as score_batch
+from roll.pipeline.wire_sft import make_batch as sft_batch
 from roll.strategies.base import Rank
 from roll.strategies.hf_infer import HfScore, HfSettings
 from roll.types import Floats, Metrics, Sequences
@@ -68,29 +68,29 @@ REFERENCED = ("dpo", "ipo", "kto")
 class Rows:
     """Stands for an `ExampleSet`."""
 
-    lessons: Sequence[Lesson]
+    examples: Sequence[Example]
 
     def __len__(self) -> int:
-        return len(self.lessons)
+        return len(self.examples)
 
-    def lesson(self, index: int) -> Lesson:
-        return self.lessons[index]
+    def example(self, index: int) -> Example:
+        return self.examples[index]
 
 
 def rows(pairs: bool) -> Rows:
     """A dozen rows of random tokens."""
     generator = np.random.default_rng(5)
 
-    def example(prompt: np.ndarray, response: int) -> Example:
+    def sequence(prompt: np.ndarray, response: int) -> ExampleSequence:
         token_ids = np.concatenate([prompt, generator.integers(0, 250, response)]).astype(np.int32)
-        return Example(token_ids, np.arange(len(token_ids)) >= len(prompt))
+        return ExampleSequence(token_ids, np.arange(len(token_ids)) >= len(prompt))
 
     out = []
     for number in range(2 * BATCH):
         prompt_length, response = LENGTHS[number % BATCH]
         prompt = generator.integers(0, 250, prompt_length)
         responses = (response, 1 + number % 6) if pairs else (response,)
-        out.append(Lesson(tuple(example(prompt, length) for length in responses), float(number % 3 > 0)))
+        out.append(Example(tuple(sequence(prompt, length) for length in responses), float(number % 3 > 0)))
     return Rows(out)
 
 
@@ -99,15 +99,15 @@ def numbers(step: int) -> list[int]:
     return [(step % 2) * BATCH + number for number in range(BATCH)]
 
 
-def taught(given: Rows) -> list[list[Lesson]]:
-    """The lessons of every step."""
-    return [[given.lesson(number) for number in numbers(step)] for step in range(STEPS)]
+def learnt_examples(given: Rows) -> list[list[Example]]:
+    """The examples of every step."""
+    return [[given.example(number) for number in numbers(step)] for step in range(STEPS)]
 
 
 def trainer_settings(model: Path, stage: int) -> dict[str, Any]:
     training = {"learning_rate": LEARNING_RATE, "adam_epsilon": ADAM_EPSILON, "lr_scheduler_type": "constant"}
     base = settings(Case(stage=stage, lora=False), model, SEED)
-    changed = dataclasses.replace(base, training=TrainingArgs.model_validate(training), max_grad_norm=1e6)
+    changed = dataclasses.replace(base, training=TrainingConfig.model_validate(training), max_grad_norm=1e6)
     return {each.name: getattr(changed, each.name) for each in dataclasses.fields(changed) if each.name != "load"}
 
 
@@ -132,11 +132,11 @@ def trainer(group: ServedRanks, token_budget: int, mode: str) -> ActorTrain:
     return ActorTrain(cast(WorkerGroup, group), TrainShape(1, 1, token_budget, mode, 1.0), Path(), limits.CALL, limits.CALL, limits.CALL)
 
 
-async def learn(actor_train: ActorTrain, study: Study) -> list[Metrics]:
+async def learn(actor_train: ActorTrain, make_batch: MakeBatch) -> list[Metrics]:
     """Before each update, the metrics of the rows that it learns from; and those that the update reports itself."""
     out = []
     for step in range(STEPS):
-        batch, loss = await study(numbers(step))
+        batch, loss = await make_batch(numbers(step))
         before = merge(await actor_train.evaluate(batch, loss))
         during = await actor_train.train_step(batch, loss, step)
         out.append(during | {f"before/{name}": value for name, value in before.items()})
@@ -147,14 +147,14 @@ async def learn(actor_train: ActorTrain, study: Study) -> list[Metrics]:
 def test_the_loss_of_every_update_is_the_one_by_hand(name: str, ranks: ServedRanks, reference: Any, small_model: Path) -> None:
     loss, stage, by_hand = CASES[name]
     given = rows(pairs=name not in ("sft", "kto"))
-    expected = plain_losses(plain_policies(small_model, small_model), taught(given), by_hand)
+    expected = plain_losses(plain_policies(small_model, small_model), learnt_examples(given), by_hand)
     ranks.build(make_train, trainer_settings(small_model, stage))
     actor_train = trainer(ranks, 30, "token-mean" if name == "sft" else "seq-mean-token-mean")
     as_set = cast(ExampleSet, given)
 
     async def run() -> list[Metrics]:
         if name == "sft":
-            return await learn(actor_train, lambda which: sft_study(as_set, which))
+            return await learn(actor_train, lambda which: sft_batch(as_set, which))
         preferences = Preferences(as_set, loss, reference if name in REFERENCED else None, actor_train.log_probs)
         if name == "dpo":
             preferences = await known(preferences, range(len(given)), 5, reference)
@@ -169,10 +169,10 @@ def test_the_loss_of_every_update_is_the_one_by_hand(name: str, ranks: ServedRan
 
 def test_the_scores_of_a_reward_model_are_learnt_as_by_hand(ranks: ServedRanks, small_model: Path) -> None:
     given = rows(pairs=True)
-    expected = plain_losses(plain_scorer(small_model), taught(given), plain_offline.bradley_terry)
+    expected = plain_losses(plain_scorer(small_model), learnt_examples(given), plain_offline.bradley_terry)
     ranks.build(make_scores, trainer_settings(small_model, 3))
     actor_train = trainer(ranks, 30, "seq-mean-token-mean")
-    said = asyncio.run(learn(actor_train, partial(score_study, cast(ExampleSet, given), None)))
+    said = asyncio.run(learn(actor_train, partial(score_batch, cast(ExampleSet, given), None)))
     assert [line["reward_model/loss"] for line in said] == pytest.approx(expected, abs=1e-5)
     assert [line["before/reward_model/loss"] for line in said] == pytest.approx(expected, abs=1e-5)
     assert max(expected) - min(expected) > 1e-3, "the updates changed nothing"
@@ -184,7 +184,7 @@ def test_a_student_learns_from_its_teacher_as_by_hand(
 ) -> None:
     given = rows(pairs=False)
     by_hand = plain_offline.distill(getattr(plain_offline, kind))
-    expected = plain_losses(plain_policies(small_model, small_tied_model), taught(given), by_hand)
+    expected = plain_losses(plain_policies(small_model, small_tied_model), learnt_examples(given), by_hand)
     load = student_loader(str(small_tied_model), FP32, Divergence(kind, SHARE, HEAT))
     ranks.build(partial(make_student, load), trainer_settings(small_model, stage))
     scorer = HfScore(HfSettings(str(small_tied_model), FP32, PackedTeacher), Rank("teacher", 0, 1, "", 0, "cpu", limits.START))
@@ -192,8 +192,8 @@ def test_a_student_learns_from_its_teacher_as_by_hand(
     async def ask(sequences: Sequences) -> Floats:
         return scorer.states([sequences])[0]
 
-    study = Taught(cast(ExampleSet, given), ask, Distillation(MIX))
-    said = asyncio.run(learn(trainer(ranks, 30, "token-mean"), study))
+    make_batch = TeacherData(cast(ExampleSet, given), ask, Distillation(MIX))
+    said = asyncio.run(learn(trainer(ranks, 30, "token-mean"), make_batch))
     assert [line["distill/loss"] for line in said] == pytest.approx(expected, abs=1e-5)
     assert [line["before/distill/loss"] for line in said] == pytest.approx(expected, abs=1e-5)
     assert max(expected) - min(expected) > 1e-3, "the updates changed nothing"

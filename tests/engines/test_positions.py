@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.data import packing
 from roll.models.load import PackedPolicy, load_causal_model
 from roll.models.packed_inputs import packed_inputs
@@ -36,7 +36,7 @@ def sequences() -> Sequences:
 
 
 def test_far_positions_under_zero3_in_bf16(small_model: Path, sequences: Sequences, tmp_path: Path) -> None:
-    plain = PackedPolicy(load_causal_model(str(small_model), ModelArgs.model_validate({"dtype": "bf16"}))).eval()
+    plain = PackedPolicy(load_causal_model(str(small_model), ModelConfig.model_validate({"dtype": "bf16"}))).eval()
     with torch.no_grad():
         expected = plain(packed_inputs(sequences, "cpu", TEMPERATURE))[0].numpy()
     (found,) = run_ranks(scored, 1, tmp_path, small_model, sequences)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.data import packing
 from roll.models.packed_inputs import spread
 from roll.strategies.base import Rank
@@ -62,13 +62,13 @@ def gathered(sequences: Sequences, ranks: int, by_rank: list[list[Floats]]) -> F
 
 def test_hf_infer_scores_as_transformers_does(small_model: Path, sequences: Sequences, direct: Floats) -> None:
     rank = Rank("reference", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
-    strategy = HfScore(HfSettings(str(small_model), ModelArgs.model_validate({"dtype": "fp32"})), rank)
+    strategy = HfScore(HfSettings(str(small_model), ModelConfig.model_validate({"dtype": "fp32"})), rank)
     for parameter in strategy._policy.parameters():
         parameter.data = parameter.data.clone()  # out of the file, as on a device
     for _ in range(2):
-        strategy.leave()
+        strategy.offload()
         assert not any(parameter.untyped_storage().nbytes() for parameter in strategy._policy.parameters())
-        strategy.come()
+        strategy.onload()
     scored = strategy.log_probs(parts(sequences, 1)[0], TEMPERATURE)
     strategy.close()
     np.testing.assert_allclose(gathered(sequences, 1, [scored]), direct, atol=2e-5)

@@ -96,7 +96,7 @@ def batch_for(name: str) -> TrainBatch:
         np.where(mask, VERSION, 0).astype(np.int32),
         noise(about, 0.3),
         labels=np.zeros(len(LENGTHS), np.float32),
-        unit=2 if name == "reward_model" else 1,
+        sequences_per_example=2 if name == "reward_model" else 1,
         values=noise(0.0, 0.1),
         returns=noise(0.5, 1.0),
     )
@@ -105,7 +105,13 @@ def batch_for(name: str) -> TrainBatch:
 async def step(name: str, group: ServedRanks, folder: Path) -> Seen:
     """Score, evaluate and learn, through the facades."""
     kind, batch = KINDS[name], batch_for(name)
-    shape = TrainShape(updates=2 if batch.unit == 1 else 1, epochs=1, token_budget=BUDGET, loss_agg_mode=kind.mode, temperature=TEMPERATURE)
+    shape = TrainShape(
+        updates=2 if batch.sequences_per_example == 1 else 1,
+        epochs=1,
+        token_budget=BUDGET,
+        loss_agg_mode=kind.mode,
+        temperature=TEMPERATURE,
+    )
     workers = cast(WorkerGroup, group)
     seconds = (limits.CALL, limits.CALL, limits.CALL)
     policy, critic = ActorTrain(workers, shape, folder, *seconds), Critic(workers, shape, *seconds)

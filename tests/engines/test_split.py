@@ -15,7 +15,7 @@ from roll.algorithms.corrections import Correction
 from roll.algorithms.losses import Loss, NegativeLogLikelihood
 from roll.algorithms.objectives import Cispo, Gspo, KlCov, Ppo
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.data import packing
 from roll.models.load import load_causal_model
 from roll.models.packed_inputs import spread
@@ -57,7 +57,7 @@ def batch(small_model: Path) -> TrainBatch:
         [generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS], [np.arange(length) >= 2 for length in LENGTHS]
     )
     mask = sequences.response_mask
-    model = load_causal_model(str(small_model), ModelArgs.model_validate({"dtype": "fp32"}), packed=False)
+    model = load_causal_model(str(small_model), ModelConfig.model_validate({"dtype": "fp32"}), packed=False)
     with torch.no_grad():
         own = spread(token_statistics(model, sequences, TEMPERATURE)[0], sequences)
 
@@ -74,10 +74,10 @@ def work(batch: TrainBatch, ranks: int, losses: Iterable[str], counts: Sequence[
     out = {}
     for name in losses:
         loss, mode = LOSSES[name]
-        marked = replace(batch, marked=loss.marks(batch))
+        selected = replace(batch, token_selection=loss.token_selection(batch))
         for count in counts:
             shape = TrainShape(updates=1, epochs=1, token_budget=budgets[count], loss_agg_mode=mode, temperature=TEMPERATURE)
-            by_rank = micro_batches_of(marked, range(len(LENGTHS)), ranks, shape)
+            by_rank = micro_batches_of(selected, range(len(LENGTHS)), ranks, shape)
             assert [len(micro_batches) for micro_batches in by_rank] == [count] * ranks
             out[name, count] = (loss, by_rank)
     return out
@@ -153,7 +153,7 @@ def test_sharing_tokens_out_changes_no_gradient(shared: dict[Case, tuple[ByWork,
 @pytest.mark.full
 def test_a_tied_matrix_has_the_gradient_of_both_its_uses(small_tied_model: Path, batch: TrainBatch, tmp_path: Path) -> None:
     """Embedding and head are one tensor, which ZeRO shards once."""
-    model = load_causal_model(str(small_tied_model), ModelArgs.model_validate({"dtype": "fp32"}), packed=False).double()
+    model = load_causal_model(str(small_tied_model), ModelConfig.model_validate({"dtype": "fp32"}), packed=False).double()
     (-token_statistics(model, batch.sequences, TEMPERATURE)[0].mean()).backward()
     expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
     shape = TrainShape(updates=1, epochs=1, token_budget=20, loss_agg_mode="token-mean", temperature=TEMPERATURE)

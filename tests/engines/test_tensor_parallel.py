@@ -135,8 +135,8 @@ def packed(rank: Rank, wait_on_host: bool) -> tuple[Tensor, Tensor]:
     """What a rank keeps of an input, and the input that it has of it and of the others' parts."""
     from roll.strategies import deepspeed_tensor
 
-    meeting = {"init_method": f"tcp://{rank.master_address}:{rank.master_port}", "rank": rank.rank, "world_size": rank.world_size}
-    torch.distributed.init_process_group("gloo", **meeting)
+    rendezvous = {"init_method": f"tcp://{rank.master_address}:{rank.master_port}", "rank": rank.rank, "world_size": rank.world_size}
+    torch.distributed.init_process_group("gloo", **rendezvous)
     with mock.patch.object(deepspeed_tensor.groups, "get_tensor_model_parallel_group", lambda: torch.distributed.group.WORLD):
         hooks = deepspeed_tensor.shared_inputs(wait_on_host)
     kept = hooks.pack_hook(INPUT.clone())

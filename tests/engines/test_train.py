@@ -12,7 +12,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
 
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.data import packing
 from roll.models.load import PackedPolicy, load_causal_model
 from roll.models.packed_inputs import packed_inputs, spread
@@ -37,7 +37,7 @@ QUICK_EXACT, QUICK_COMPILED, QUICK_BF16 = [Case(0, False), Case(3, True)], COMPI
 QUICK = [(1, case) for case in QUICK_EXACT] + [(2, case) for case in [*QUICK_EXACT, Case(2, False), *QUICK_COMPILED, *SHORT, *QUICK_BF16]]
 
 LENGTHS = [9, 4, 14, 6, 11, 3, 8, 5]
-FP32 = ModelArgs.model_validate({"dtype": "fp32"})
+FP32 = ModelConfig.model_validate({"dtype": "fp32"})
 
 Runs = dict[tuple[int, Case], list[Outcome]]
 Plain = dict[bool, list[PlainUpdate]]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.config.schema.engine import DeepSpeedConfig
-from roll.config.schema.model import ModelArgs, TrainingArgs
+from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.strategies.base import MicroBatch, Rank, TrainResult
 from roll.types import Floats, Sequences
 from roll.weight_sync.bucket import plan_buckets, read_bucket
@@ -117,16 +117,16 @@ class Outcome:
     single: dict[str, Tensor]
     single_result: TrainResult
     bytes_here: int
-    """See `held_bytes`, before `leave`."""
+    """See `held_bytes`, before `offload`."""
     bytes_away: int
     """The same after it."""
     load_of_nothing: str
     """What `load` says of a folder in which there is no checkpoint."""
 
 
-def model_args(case: Case) -> ModelArgs:
+def model_args(case: Case) -> ModelConfig:
     """Of the policy."""
-    return ModelArgs.model_validate(
+    return ModelConfig.model_validate(
         {
             "dtype": case.dtype,
             "lora_target": "all-linear" if case.lora else None,
@@ -147,7 +147,7 @@ def settings(case: Case, model: Path, seed: int, **more: Any) -> Any:
     return TrainSettings(
         str(model),
         model_args(case),
-        TrainingArgs.model_validate(training),
+        TrainingConfig.model_validate(training),
         DeepSpeedConfig.model_validate(
             {
                 "zero_optimization": ZERO[case.stage],
@@ -218,7 +218,7 @@ def tensors_of(strategy: Any, adapter: bool, folder: Path) -> dict[str, Tensor]:
         if (bucket := strategy.write_bucket(names, path)) is not None:
             out |= {name: tensor.clone() for name, tensor in read_bucket(bucket).items()}
             path.unlink()
-        filled = strategy.fill_bucket(names, number % SLOTS, lends=False)
+        filled = strategy.fill_bucket(names, number % SLOTS, shared=False)
         assert {spec.name for spec in filled.tensors} == set(names)
     strategy.empty_buckets()
     return out
@@ -256,14 +256,14 @@ def train_case(rank: Rank, case: Case, model: Path, work: Work, folder: Path) ->
         seen["load_of_nothing"] = _refusal(strategy, folder / "nothing")
         strategy.load(folder / "checkpoint")
         seen["bytes_here"] = held_bytes(strategy)
-        strategy.leave()
+        strategy.offload()
         seen["bytes_away"] = held_bytes(strategy)
-        strategy.come()
+        strategy.onload()
         seen["resumed_result"] = step(strategy, work.second, VERSION + 1)
-        strategy.leave()
-        strategy.leave()
-        strategy.come()
-        strategy.come()
+        strategy.offload()
+        strategy.offload()
+        strategy.onload()
+        strategy.onload()
         seen["resumed"] = tensors_of(strategy, False, folder)
         seen["broken_result"] = step(strategy, work.broken, VERSION + 4)
         seen["broken"] = tensors_of(strategy, False, folder)
@@ -294,11 +294,11 @@ def score_sharded(rank: Rank, model: Path, parts: Sequence[Sequence[Sequences]],
     from roll.strategies.deepspeed_infer import DeepSpeedScore, ShardedScoreSettings
 
     config = DeepSpeedConfig.model_validate({"zero_optimization": stage_config})
-    strategy = DeepSpeedScore(ShardedScoreSettings(str(model), ModelArgs.model_validate({"dtype": "fp32"}), config), rank)
-    strategy.leave()
+    strategy = DeepSpeedScore(ShardedScoreSettings(str(model), ModelConfig.model_validate({"dtype": "fp32"}), config), rank)
+    strategy.offload()
     partitions = [vars(parameter)["ds_tensor"] for parameter in strategy._policy.parameters()]
     assert not any(partition.untyped_storage().nbytes() for partition in partitions)
-    strategy.come()
+    strategy.onload()
     scored = strategy.log_probs(parts[rank.rank], TEMPERATURE)
     strategy.close()
     return scored

@@ -15,7 +15,7 @@ from roll.errors import WorkerFailed
 from roll.strategies.base import Rank
 from roll.workers.cluster import cluster
 from roll.workers.group import WorkerGroup
-from roll.workers.placement import seats
+from roll.workers.placement import worker_placements
 from tests import limits
 from tests.gpu.conftest import need_devices
 
@@ -48,7 +48,9 @@ class Meeting:
 async def wait_in_vain(folder: Path, devices: tuple[tuple[int, ...], ...]) -> WorkerFailed:
     """Meet once, then once more without the last rank; what is said of it."""
     last = len(devices) - 1
-    group = WorkerGroup("trainer", seats(RolePlan("trainer", "none", devices), 8, {}), folder / "logs", folder / "held", blocking=True)
+    group = WorkerGroup(
+        "trainer", worker_placements(RolePlan("trainer", "none", devices), 8, {}), folder / "logs", folder / "held", blocking=True
+    )
     try:
         await group.start(Meeting, [None] * len(devices), COLLECTIVE, limits.START)
         assert await group.all("meet", None, seconds=limits.CALL) == [2.0] * len(devices)

@@ -16,7 +16,7 @@ import torch
 
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.config.schema.engine import DeepSpeedConfig
-from roll.config.schema.model import ModelArgs, TrainingArgs
+from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.strategies.base import Rank
 from tests import limits
 from tests.engines.ranks import free_port
@@ -35,8 +35,8 @@ def train(rank: Rank, model: Path, stage: int, lora: bool, keys: dict[str, Any])
     adapter = {"lora_target": "all-linear", "lora_rank": 8} if lora else {}
     settings = TrainSettings(
         str(model),
-        ModelArgs.model_validate({"dtype": "bf16"} | adapter | keys),
-        TrainingArgs.model_validate({"learning_rate": 1e-4}),
+        ModelConfig.model_validate({"dtype": "bf16"} | adapter | keys),
+        TrainingConfig.model_validate({"learning_rate": 1e-4}),
         DeepSpeedConfig.model_validate({"zero_optimization": {"stage": stage} | BUCKETS, "sequence_parallel_size": rank.world_size}),
         max_grad_norm=1.0,
         total_updates=10,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from roll.config.schema.engine import VllmConfig
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.data import packing
 from roll.errors import WeightSyncError
 from roll.models.load import PackedPolicy, load_causal_model
@@ -27,9 +27,9 @@ from roll.strategies.offload import storages, tensors_in
 from roll.types import Sampling, TrainBatch
 from roll.weight_sync.bucket import plan_buckets
 from roll.weight_sync.device import SLOTS, DeviceSender
-from roll.weight_sync.routes import Route, Way
+from roll.weight_sync.routes import Route, Transport
 from roll.workers.actor_train import TrainShape, micro_batches_of
-from roll.workers.gauge import MemoryGauge, held_by, nvml
+from roll.workers.memory_monitor import MemoryMonitor, held_by, nvml
 from tests import limits
 from tests.engines.ranks import free_port
 from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Case, trainer
@@ -90,10 +90,10 @@ def test_a_trainer_gives_its_memory_up_and_comes_back_to_the_bit(case: Case, mod
         assert whole > LEFT, "too small a model to tell"
         for _ in range(2):  # the second time with the host memory of the first
             expected = states(strategy)
-            strategy.leave()
+            strategy.offload()
             assert torch.cuda.memory_allocated() - before < LEFT
             assert torch.cuda.memory_reserved() - before < 2 * LEFT
-            strategy.come()
+            strategy.onload()
             found = states(strategy)
             assert len(found) == len(expected) > 0
             assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
@@ -107,12 +107,12 @@ def test_a_reference_gives_its_memory_up_and_scores_the_same(model: Path, rank: 
     from roll.strategies.hf_infer import HfScore, HfSettings
 
     before = torch.cuda.memory_allocated()
-    strategy = HfScore(HfSettings(str(model), ModelArgs.model_validate({"dtype": "bf16"})), rank)
+    strategy = HfScore(HfSettings(str(model), ModelConfig.model_validate({"dtype": "bf16"})), rank)
     (expected,) = strategy.log_probs([batch().sequences], TEMPERATURE)
     for _ in range(2):
-        strategy.leave()
+        strategy.offload()
         assert torch.cuda.memory_allocated() - before < 16 * MIB
-        strategy.come()
+        strategy.onload()
         (found,) = strategy.log_probs([batch().sequences], TEMPERATURE)
         assert found.tolist() == expected.tolist()
     strategy.close()
@@ -120,7 +120,7 @@ def test_a_reference_gives_its_memory_up_and_scores_the_same(model: Path, rank: 
 
 def test_what_the_driver_says_of_this_process() -> None:
     here = torch.zeros(256 * MIB, dtype=torch.uint8, device="cuda")
-    assert (MemoryGauge("cuda").held() or 0) >= len(here)
+    assert (MemoryMonitor("cuda").held() or 0) >= len(here)
     if held_by({os.getpid()}, nvml()) is None:
         pytest.skip("the driver does not list this process: its resident_bytes are torch's, and vLLM's are not known")
 
@@ -132,7 +132,7 @@ class Engine:
         from roll.strategies.vllm import VllmGenerate, VllmSettings
 
         settings = VllmConfig.model_validate({"enforce_eager": True, "gpu_memory_utilization": 0.3, "max_num_seqs": 16})
-        arguments = ModelArgs.model_validate({"dtype": "bf16"})
+        arguments = ModelConfig.model_validate({"dtype": "bf16"})
         rank = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cuda", limits.START, (0,))
         self.strategy = VllmGenerate(VllmSettings(str(model), arguments, settings, 256, adapter_rank, 0, False, takes_turns=True), rank)
         self._runner = runner
@@ -169,15 +169,15 @@ def used() -> int:
 
 def push(one: Engine, model: Path) -> None:
     """The model's own weights."""
-    view = WeightView(PackedPolicy(load_causal_model(str(model), ModelArgs.model_validate({"dtype": "bf16"})).cuda()).model)  # pyright: ignore[reportCallIssue]
+    view = WeightView(PackedPolicy(load_causal_model(str(model), ModelConfig.model_validate({"dtype": "bf16"})).cuda()).model)  # pyright: ignore[reportCallIssue]
     sender = DeviceSender(torch.device("cuda"))
 
     async def update() -> None:
-        await one.strategy.open_way(Route(Way.LENT, same_host=True), None)
+        await one.strategy.open_route(Route(Transport.SHARED, same_host=True), None)
         await one.strategy.pause()
         for number, names in enumerate(plan_buckets(view.model_specs(), 16 * MIB)):
             with torch.no_grad():
-                await one.strategy.load_bucket(sender.fill(view.model_tensors(names), number % SLOTS, lends=True))
+                await one.strategy.load_bucket(sender.fill(view.model_tensors(names), number % SLOTS, shared=True))
         await one.strategy.resume(1)
 
     one.wait(update())
@@ -190,26 +190,26 @@ def test_an_engine_sleeps_and_wakes_in_stages(engine: Engine, model: Path) -> No
     expected, whole = engine.answers(), used()
 
     # To make room for a checkpoint: nothing is lost.
-    engine.wait(strategy.leave(forget=False))
-    engine.wait(strategy.leave(forget=False))
+    engine.wait(strategy.offload(discard=False))
+    engine.wait(strategy.offload(discard=False))
     away = used()
     assert whole - away > 0.2 * total
-    engine.wait(strategy.come(whole=False))
+    engine.wait(strategy.onload(whole=False))
     with_weights = used()
     assert away < with_weights < whole - 0.1 * total
-    engine.wait(strategy.come(whole=True))
+    engine.wait(strategy.onload(whole=True))
     assert abs(used() - whole) < 256 * MIB
     assert engine.answers() == expected
 
     # For a train step: an adapter's engine keeps what lies beneath the adapter, another one waits for its weights.
-    engine.wait(strategy.leave(forget=True))
+    engine.wait(strategy.offload(discard=True))
     if takes_adapter:
-        engine.wait(strategy.come(whole=True))
+        engine.wait(strategy.onload(whole=True))
     else:
         with pytest.raises(WeightSyncError, match="forgot its weights"):
-            engine.wait(strategy.come(whole=True))
+            engine.wait(strategy.onload(whole=True))
         push(engine, model)
-        engine.wait(strategy.come(whole=True))
+        engine.wait(strategy.onload(whole=True))
     assert engine.answers() == expected
 
 

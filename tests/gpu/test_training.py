@@ -18,7 +18,7 @@ from torch import Tensor
 from roll.algorithms.aggregation import loss_weights
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.config.schema.engine import DeepSpeedConfig
-from roll.config.schema.model import ModelArgs, TrainingArgs
+from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.data import packing
 from roll.models.head import chunked_log_probs
 from roll.strategies.base import MicroBatch, Rank
@@ -100,8 +100,8 @@ def train(model: Path, stage: int, lora: bool, token_budget: int, fraction: floa
     adapter = {"lora_target": "all-linear", "lora_rank": 8} if lora else {}
     settings = TrainSettings(
         str(model),
-        ModelArgs.model_validate({"dtype": "bf16"} | adapter | keys),
-        TrainingArgs.model_validate({"learning_rate": 1e-4}),
+        ModelConfig.model_validate({"dtype": "bf16"} | adapter | keys),
+        TrainingConfig.model_validate({"learning_rate": 1e-4}),
         DeepSpeedConfig.model_validate({"zero_optimization": {"stage": stage} | BUCKETS}),
         max_grad_norm=1.0,
         total_updates=10,

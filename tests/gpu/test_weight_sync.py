@@ -1,4 +1,4 @@
-"""Weights to vLLM on a GPU: lent by CUDA IPC and as an adapter, in bf16 and fp32. After each the engine is at the policy."""
+"""Weights to vLLM on a GPU: shared by CUDA IPC and as an adapter, in bf16 and fp32. After each the engine is at the policy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from roll.config.schema.engine import VllmConfig
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
 from roll.errors import WeightSyncError
 from roll.models.export import adapter_config
@@ -24,7 +24,7 @@ from roll.strategies.base import Rank
 from roll.types import Completion, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, plan_buckets, write_adapter
 from roll.weight_sync.device import SLOTS, DeviceSender
-from roll.weight_sync.routes import Route, Way
+from roll.weight_sync.routes import Route, Transport
 from tests import limits
 from tests.gpu.conftest import write_qwen
 
@@ -45,8 +45,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_qwen(tmp_path_factory.mktemp("models") / "qwen", **shape)
 
 
-def model_args(dtype: str) -> ModelArgs:
-    return ModelArgs.model_validate({"dtype": dtype, "lora_target": "all-linear", "lora_rank": 16, "lora_alpha": 32.0})
+def model_args(dtype: str) -> ModelConfig:
+    return ModelConfig.model_validate({"dtype": dtype, "lora_target": "all-linear", "lora_rank": 16, "lora_alpha": 32.0})
 
 
 def policy(model: Path, dtype: str, seed: int, adapter: bool) -> PackedPolicy:
@@ -124,13 +124,13 @@ def test_the_memory_of_buckets_that_nobody_borrows_is_given_back() -> None:
     sender, weights = DeviceSender(torch.device("cuda")), {"w": torch.ones(BUCKET_BYTES, device="cuda")}
     before = torch.cuda.memory_allocated()
     for number in range(2 * SLOTS):
-        sender.fill(weights, number % SLOTS, lends=False)
+        sender.fill(weights, number % SLOTS, shared=False)
     sender.empty()
     assert torch.cuda.memory_allocated() == before
 
 
 def push(one: Engine, sender: DeviceSender, current: PackedPolicy, names_left_out: int = 0) -> None:
-    """The whole weights, lent."""
+    """The whole weights, shared."""
     view = WeightView(current.model)
     plan = plan_buckets(view.model_specs(), BUCKET_BYTES)
     assert len(plan) > SLOTS
@@ -141,7 +141,7 @@ def push(one: Engine, sender: DeviceSender, current: PackedPolicy, names_left_ou
         await strategy.pause()
         for number, names in enumerate(plan[names_left_out:]):
             with torch.no_grad():
-                bucket = sender.fill(view.model_tensors(names), number % SLOTS, lends=True)
+                bucket = sender.fill(view.model_tensors(names), number % SLOTS, shared=True)
             await strategy.load_bucket(bucket)
         await strategy.resume(one.version)
 
@@ -169,7 +169,7 @@ def test_the_engine_is_at_the_policy_after_every_sync(engine: tuple[Engine, bool
             assert one.difference(current) <= BOUND[one.dtype]
         return
     sender = DeviceSender(torch.device("cuda"))
-    one.wait(one.strategy.open_way(Route(Way.LENT, same_host=True), None))
+    one.wait(one.strategy.open_route(Route(Transport.SHARED, same_host=True), None))
     for seed, adapter in ((1, False), (2, False), (3, True)):
         current = policy(model, one.dtype, seed, adapter)
         assert one.difference(current) > 10 * BOUND[one.dtype], "the engine was at the policy before the sync"

@@ -18,7 +18,7 @@ from roll.errors import DataError, Fault, WorkerFailed
 from roll.strategies.base import Rank
 from roll.workers.cluster import LONGEST_SOCKET, ClusterUnavailable, check_gpus, cluster, temporary
 from roll.workers.group import WorkerGroup
-from roll.workers.placement import seats
+from roll.workers.placement import worker_placements
 from tests import limits
 
 pytestmark = pytest.mark.engines
@@ -98,7 +98,7 @@ class Engine:
 
 @asynccontextmanager
 async def group_of_two(logs: Path, settings: Any = None, replica_size: int = 1) -> AsyncIterator[WorkerGroup]:
-    places = seats(RolePlan("trainer", "none", ((), ())), 8, {"COLOUR": "blue"})
+    places = worker_placements(RolePlan("trainer", "none", ((), ())), 8, {"COLOUR": "blue"})
     group = WorkerGroup("trainer", places, logs, logs / "held", blocking=True, replica_size=replica_size)
     try:
         await group.start(Worker, [settings, settings], limits.START, limits.START)
@@ -165,7 +165,7 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: 
 
     async def hears_the_sync_behind_many_prompts() -> None:
         logs = tmp_path / "logs"
-        group = WorkerGroup("engine", seats(RolePlan("engine", "none", ((),)), 8, {}), logs, logs / "held", blocking=False)
+        group = WorkerGroup("engine", worker_placements(RolePlan("engine", "none", ((),)), 8, {}), logs, logs / "held", blocking=False)
         try:
             await group.start(Engine, [None], limits.START, limits.START)
             answers = [asyncio.ensure_future(group.one(0, "answer", seconds=limits.PROCESS)) for _ in range(4500)]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from roll.config.schema.model import DataArgs
-from roll.data.examples import Example, Kind, Limits, Part, prepare_examples
+from roll.config.schema.model import DataConfig
+from roll.data.examples import ExampleSequence, Kind, Limits, Part, prepare_examples
 from tests.integration.conftest import World
 
 pytestmark = pytest.mark.engines
@@ -23,12 +23,14 @@ SEED = 42
 """Of the experiments."""
 
 
-def held_out(world: World, kind: Kind, **columns: str) -> list[tuple[Example, ...]]:
+def held_out(world: World, kind: Kind, **columns: str) -> list[tuple[ExampleSequence, ...]]:
     """The rows that the run held out."""
-    data_args = DataArgs.model_validate({"file_name": str(world.folder / "output/tiny/problems/train.jsonl"), "template": "raw", **columns})
+    data_args = DataConfig.model_validate(
+        {"file_name": str(world.folder / "output/tiny/problems/train.jsonl"), "template": "raw", **columns}
+    )
     tokenizer = AutoTokenizer.from_pretrained(world.folder / "warm" / "export")
     rows = prepare_examples(data_args, tokenizer, Limits(16, 8), kind, part=Part((9.0, 1.0, 0.0), 1, SEED))
-    return [rows.lesson(number).examples for number in range(len(rows))]
+    return [rows.example(number).sequences for number in range(len(rows))]
 
 
 def unmeasured(line: dict[str, Any]) -> dict[str, Any]:
@@ -92,8 +94,8 @@ def test_a_student_comes_nearer_to_its_teacher(world: World) -> None:
     assert lines[-1]["val/validation/divergence"] < lines[0]["val/validation/divergence"] - 0.1
     models = [AutoModelForCausalLM.from_pretrained(world.folder / name / "export", dtype=torch.float32) for name in ("warm", "student")]
     found = []
-    for (example,) in held_out(world, "responses", prompt="prompt", response="response"):
-        ids, where = torch.from_numpy(example.token_ids).long(), torch.from_numpy(example.response_mask.nonzero()[0])
+    for (sequence,) in held_out(world, "responses", prompt="prompt", response="response"):
+        ids, where = torch.from_numpy(sequence.token_ids).long(), torch.from_numpy(sequence.response_mask.nonzero()[0])
         p, q = (model(input_ids=ids[None]).logits[0, where - 1].double().log_softmax(-1) for model in models)
         found.append((p.exp() * (p - q)).sum(-1))
     assert float(torch.cat(found).mean()) == pytest.approx(lines[-1]["val/validation/divergence"], abs=1e-4)

@@ -10,12 +10,12 @@ import pytest
 
 from roll.config.derived.placement import RolePlan
 from roll.config.schema.engine import VllmConfig
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.errors import WorkerFailed
 from roll.pipeline.roles import make_vllm
 from roll.workers.cluster import cluster
 from roll.workers.group import WorkerGroup
-from roll.workers.placement import seats
+from roll.workers.placement import worker_placements
 from tests import limits
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.full]
 def test_an_engine_without_room_for_one_sequence(tiny_model: Path, tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
     settings = {
         "model_path": str(tiny_model),
-        "model_args": ModelArgs.model_validate({"dtype": "fp32"}),
+        "model_args": ModelConfig.model_validate({"dtype": "fp32"}),
         "engine": VllmConfig.model_validate({"enforce_eager": True, "kv_cache_gib": 1e-5}),
         "max_model_len": 64,
         "adapter_rank": None,
@@ -34,7 +34,7 @@ def test_an_engine_without_room_for_one_sequence(tiny_model: Path, tmp_path: Pat
     }
 
     async def starts(logs: Path, scratch: Path) -> None:
-        places = seats(RolePlan("actor_infer", "vllm", ((),)), 8, {"TMPDIR": str(scratch)})
+        places = worker_placements(RolePlan("actor_infer", "vllm", ((),)), 8, {"TMPDIR": str(scratch)})
         group = WorkerGroup("actor_infer", places, logs, logs / "held", blocking=False)
         try:
             await group.start(make_vllm, [settings], limits.START, limits.START)

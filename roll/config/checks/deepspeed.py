@@ -10,10 +10,10 @@ from roll.config.checks.optimizers import optimizer_faults
 from roll.config.derived.batch import sequences_per_update
 from roll.config.derived.placement import model_roles, ranks
 from roll.config.schema.deepspeed_keys import BLOCKS, block_faults
-from roll.config.schema.engine import DeepSpeedConfig, DeepSpeedInferStrategy, DeepSpeedTrainStrategy, ZeroOffload
+from roll.config.schema.engine import DeepSpeedConfig, DeepSpeedInferStrategyConfig, DeepSpeedTrainStrategyConfig, ZeroOffloadConfig
 from roll.config.schema.kinds import PRECISION, SIZE
 from roll.config.schema.pipelines import Config
-from roll.config.schema.roles import Learner, Role
+from roll.config.schema.roles import LearnerConfig, RoleConfig
 from roll.errors import Fault
 from roll.registry import nearest
 
@@ -22,7 +22,7 @@ OFFLOADS = {
     "offload_optimizer": ("buffer_size", "max_in_cpu"),
     "offload_param": ("pipeline_read", "pipeline_write", "fast_init", "ratio"),
 }
-"""What offloads, and the keys of `ZeroOffload` that are the other's."""
+"""What offloads, and the keys of `ZeroOffloadConfig` that are the other's."""
 ON_HOST, PARTITIONS = "cpu_checkpointing", "partition_activations"
 RECOMPUTING = [
     ON_HOST, PARTITIONS, "contiguous_memory_optimization", "number_checkpoints", "synchronize_checkpoint_boundary", "profile",
@@ -30,10 +30,10 @@ RECOMPUTING = [
 """Keys of DeepSpeed's `activation_checkpointing`."""
 
 
-def deepspeed_config(role: Role) -> DeepSpeedConfig | None:
+def deepspeed_config(role: RoleConfig) -> DeepSpeedConfig | None:
     """DeepSpeed's configuration, if the role runs on it."""
     strategy = role.strategy_args
-    return strategy.strategy_config if isinstance(strategy, DeepSpeedTrainStrategy | DeepSpeedInferStrategy) else None
+    return strategy.strategy_config if isinstance(strategy, DeepSpeedTrainStrategyConfig | DeepSpeedInferStrategyConfig) else None
 
 
 def swap_paths(settings: DeepSpeedConfig) -> dict[str, Path]:
@@ -58,7 +58,7 @@ def deepspeed_faults(config: Config) -> list[Fault]:
             *_precision(settings, where, name, role),
         ]
         faults += _recomputing(settings, f"{where}.activation_checkpointing", name, role)
-        if isinstance(role, Learner):
+        if isinstance(role, LearnerConfig):
             faults += [*_batch(settings, where, name, role, config.max_grad_norm), *optimizer_faults(name, role)]
     return faults
 
@@ -93,7 +93,7 @@ def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
         yield Fault(f"{where}.offload_optimizer.ratio", problem, "remove it")
 
 
-def _offload(offload: ZeroOffload, where: str, stage: int) -> Iterator[Fault]:
+def _offload(offload: ZeroOffloadConfig, where: str, stage: int) -> Iterator[Fault]:
     for key in OFFLOADS[where.rpartition(".")[2]]:
         if getattr(offload, key) is not None:
             yield Fault(f"{where}.{key}", f"{getattr(offload, key)}, but this block has no such key in DeepSpeed", "remove it")
@@ -107,7 +107,7 @@ def _offload(offload: ZeroOffload, where: str, stage: int) -> Iterator[Fault]:
         yield Fault(f"{where}.device", f"'nvme', but stage {stage} swaps nothing to it", "use stage 3, or cpu")
 
 
-def _plus_plus(settings: DeepSpeedConfig, where: str, role: Role) -> Iterator[Fault]:
+def _plus_plus(settings: DeepSpeedConfig, where: str, role: RoleConfig) -> Iterator[Fault]:
     zero, extra = settings.zero_optimization, settings.zero_optimization.model_extra or {}
     count = ranks(role)
     for key in QUANTISED:
@@ -128,7 +128,7 @@ def _plus_plus(settings: DeepSpeedConfig, where: str, role: Role) -> Iterator[Fa
         yield Fault(f"{where}.zero_hpz_partition_size", problem, "give the ranks of one host")
 
 
-def _recomputing(settings: DeepSpeedConfig, where: str, name: str, role: Role) -> Iterator[Fault]:
+def _recomputing(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig) -> Iterator[Fault]:
     wish = f"{name}.model_args.gradient_checkpointing"
     for key, value in (settings.activation_checkpointing or {}).items():
         if key not in RECOMPUTING:
@@ -147,7 +147,7 @@ def _recomputing(settings: DeepSpeedConfig, where: str, name: str, role: Role) -
             yield Fault(f"{where}.{key}", problem, f"remove it; {ON_HOST} keeps the inputs of layers in host memory")
 
 
-def _precision(settings: DeepSpeedConfig, where: str, name: str, role: Role) -> Iterator[Fault]:
+def _precision(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig) -> Iterator[Fault]:
     dtype = role.model_args.dtype
     for key in ("bf16", "fp16"):
         block = getattr(settings, key) or {}
@@ -165,7 +165,7 @@ def _precision(settings: DeepSpeedConfig, where: str, name: str, role: Role) -> 
         yield Fault(f"{where}.data_types.grad_accum_dtype", problem, "remove it, or use stage 2 or 3 with fp32")
 
 
-def _batch(settings: DeepSpeedConfig, where: str, name: str, role: Learner, max_grad_norm: float) -> Iterator[Fault]:
+def _batch(settings: DeepSpeedConfig, where: str, name: str, role: LearnerConfig, max_grad_norm: float) -> Iterator[Fault]:
     arguments = role.training_args
     same = (
         ("train_micro_batch_size_per_gpu", arguments.per_device_train_batch_size, f"{name}.training_args.per_device_train_batch_size"),

@@ -12,11 +12,11 @@ from roll.config.derived.batch import learner
 from roll.config.derived.placement import model_roles, vllm_config
 from roll.config.derived.trackers import TRACKERS, chosen_trackers
 from roll.config.schema.engine import VllmConfig
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.config.schema.offline import DpoConfig, OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import Learner, Role
+from roll.config.schema.roles import LearnerConfig, RoleConfig
 from roll.config.shipped import known_rewards
 from roll.errors import Fault
 from roll.registry import nearest
@@ -26,7 +26,7 @@ LARGEST_ENGINE_RANK = 512
 """vLLM's largest `max_lora_rank`."""
 
 
-def agreement_faults(config: Config) -> list[Fault]:
+def experiment_faults(config: Config) -> list[Fault]:
     """Every contradiction among the keys of a configuration that passed the schema."""
     faults = [*_experiment(config), *_learner(config)]
     for name, role in model_roles(config).items():
@@ -63,21 +63,21 @@ def _learner(config: Config) -> Iterator[Fault]:
         yield from column_faults("validation.data_args", config.validation.data_args, "prompts")
 
 
-def _warmup(name: str, role: Role) -> Iterator[Fault]:
-    arguments = role.training_args if isinstance(role, Learner) else None
+def _warmup(name: str, role: RoleConfig) -> Iterator[Fault]:
+    arguments = role.training_args if isinstance(role, LearnerConfig) else None
     if arguments and arguments.warmup_steps and arguments.warmup_ratio:
         problem = f"{arguments.warmup_ratio:g}, and warmup_steps is {arguments.warmup_steps}"
         yield Fault(f"{name}.training_args.warmup_ratio", problem, "give one of the two")
 
 
-def _lora_keys(name: str, model: ModelArgs) -> Iterator[Fault]:
+def _lora_keys(name: str, model: ModelConfig) -> Iterator[Fault]:
     for key in LORA_KEYS:
         if key in model.model_fields_set and "lora_target" not in model.model_fields_set:
             value = getattr(model, key)
             yield Fault(f"{name}.model_args.{key}", f"{value}, but lora_target is not given", "add lora_target (all-linear), or remove it")
 
 
-def _kernels(name: str, role: Role) -> Iterator[Fault]:
+def _kernels(name: str, role: RoleConfig) -> Iterator[Fault]:
     if role.device_mapping is not None:
         return
     model = role.model_args
@@ -89,7 +89,7 @@ def _kernels(name: str, role: Role) -> Iterator[Fault]:
         yield Fault(f"{name}.model_args.liger", problem, f"remove the key, or give {name}.device_mapping")
 
 
-def _engine_arguments(name: str, role: Role) -> Iterator[Fault]:
+def _engine_arguments(name: str, role: RoleConfig) -> Iterator[Fault]:
     engine = vllm_config(role)
     for key, value in (engine.engine_args if engine else {}).items():
         if key in VllmConfig.model_fields:
@@ -167,7 +167,7 @@ def _rewards(config: RlvrConfig) -> Iterator[Fault]:
             yield Fault(where, problem, f"known domains: {', '.join(config.rewards)}")
 
 
-def agreement_warnings(config: Config) -> list[str]:
+def experiment_warnings(config: Config) -> list[str]:
     """Keys that have no effect as things stand."""
     if isinstance(config, OfflineConfig):
         return list(offline_warnings(config))

@@ -7,7 +7,7 @@ from typing import Literal
 
 from roll.config.derived.batch import has_pairs, learner, sequences_per_update
 from roll.config.schema.faults import unread_keys
-from roll.config.schema.model import DataArgs
+from roll.config.schema.model import DataConfig
 from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, SftConfig
 from roll.errors import Fault
 
@@ -39,7 +39,7 @@ def rows_of(config: OfflineConfig) -> Rows:
     return "labelled" if isinstance(config, DpoConfig) else "responses"
 
 
-def column_faults(where: str, columns: DataArgs, rows: Rows) -> Iterator[Fault]:
+def column_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault]:
     """Columns that are missing, exclusive, or read by another pipeline."""
     yield from _prompt_faults(where, columns, rows)
     for key in ("text", "chosen", "rejected", "margin", "label"):
@@ -63,7 +63,7 @@ def column_faults(where: str, columns: DataArgs, rows: Rows) -> Iterator[Fault]:
         yield Fault(f"{where}.domain_interleave_probs", f"{shares} draws nothing", "give at least one domain a share above 0")
 
 
-def _prompt_faults(where: str, columns: DataArgs, rows: Rows) -> Iterator[Fault]:
+def _prompt_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault]:
     if columns.messages and columns.prompt:
         yield Fault(f"{where}.prompt", f"'{columns.prompt}', and messages is '{columns.messages}'", "give one of the two")
     if columns.text and rows == "responses":

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from roll.config.derived.placement import tensor_parallel
-from roll.config.schema.engine import DeepSpeedTrainStrategy
+from roll.config.schema.engine import DeepSpeedTrainStrategyConfig
 from roll.config.schema.kinds import COUNT, FRACTION, NUMBER, SIZE, Kind, one_of
-from roll.config.schema.roles import Learner
+from roll.config.schema.roles import LearnerConfig
 from roll.errors import Fault
 from roll.registry import nearest
 
@@ -44,15 +44,15 @@ LR_END = 1e-7
 REMOVED = ("onebit_adam", "zero_one_adam", "onebit_lamb")
 
 
-def optimizer_faults(name: str, role: Learner) -> list[Fault]:
+def optimizer_faults(name: str, role: LearnerConfig) -> list[Fault]:
     """Of one role that trains."""
     return [*_optimizer(name, role), *_rates(name, role), *_schedule(name, role)]
 
 
-def _optimizer(name: str, role: Learner) -> Iterator[Fault]:
+def _optimizer(name: str, role: LearnerConfig) -> Iterator[Fault]:
     chosen, where = role.training_args.optimizer, f"{name}.training_args.optimizer"
     strategy = role.strategy_args
-    zero = strategy.strategy_config.zero_optimization if isinstance(strategy, DeepSpeedTrainStrategy) else None
+    zero = strategy.strategy_config.zero_optimization if isinstance(strategy, DeepSpeedTrainStrategyConfig) else None
     if chosen in REMOVED:
         problem = f"'{chosen}', but DeepSpeed 0.19 has its 1-bit optimizers no more"
         yield Fault(where, problem, "use adamw; to send less, see ZeRO++ in docs/deepspeed.md")
@@ -70,14 +70,14 @@ def _optimizer(name: str, role: Learner) -> Iterator[Fault]:
         yield Fault(where, problem, "use adamw, or remove offload_optimizer")
 
 
-def _rates(name: str, role: Learner) -> Iterator[Fault]:
+def _rates(name: str, role: LearnerConfig) -> Iterator[Fault]:
     arguments, where = role.training_args, f"{name}.training_args"
     if arguments.lora_learning_rate is not None and role.model_args.lora_target is None:
         problem = f"{arguments.lora_learning_rate}, but {name}.model_args.lora_target gives no adapter"
         yield Fault(f"{where}.lora_learning_rate", problem, "remove it, or give lora_target")
 
 
-def _schedule(name: str, role: Learner) -> Iterator[Fault]:
+def _schedule(name: str, role: LearnerConfig) -> Iterator[Fault]:
     kind, given = role.training_args.lr_scheduler_type, role.training_args.lr_scheduler_kwargs
     where = f"{name}.training_args.lr_scheduler"
     if kind in BY_METRIC:
@@ -99,7 +99,7 @@ def _schedule(name: str, role: Learner) -> Iterator[Fault]:
     yield from _bounds(name, role)
 
 
-def _bounds(name: str, role: Learner) -> Iterator[Fault]:
+def _bounds(name: str, role: LearnerConfig) -> Iterator[Fault]:
     """Learning rates that the schedule names, against the one that it begins with; and a warm-up that it has not."""
     arguments, where = role.training_args, f"{name}.training_args"
     kind, given, rate = arguments.lr_scheduler_type, arguments.lr_scheduler_kwargs, arguments.learning_rate

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from roll.config.derived.model_shape import ModelShape, uneven_heads
 from roll.config.derived.placement import model_roles, sequence_parallel, uneven_replicas
-from roll.config.schema.engine import DeepSpeedInferStrategy
+from roll.config.schema.engine import DeepSpeedInferStrategyConfig
 from roll.config.schema.pipelines import Config
-from roll.config.schema.roles import Role
+from roll.config.schema.roles import RoleConfig
 from roll.errors import Fault
 
 
@@ -17,9 +17,9 @@ def sequence_parallel_faults(config: Config, shapes: Mapping[str, ModelShape]) -
     return [fault for name, role in model_roles(config).items() for fault in _faults(name, role, shapes.get(name))]
 
 
-def _faults(name: str, role: Role, shape: ModelShape | None) -> Iterator[Fault]:
+def _faults(name: str, role: RoleConfig, shape: ModelShape | None) -> Iterator[Fault]:
     where, strategy, size = f"{name}.strategy_args.strategy_config.sequence_parallel_size", role.strategy_args, sequence_parallel(role)
-    if isinstance(strategy, DeepSpeedInferStrategy) and strategy.strategy_config.sequence_parallel_size > 1:
+    if isinstance(strategy, DeepSpeedInferStrategyConfig) and strategy.strategy_config.sequence_parallel_size > 1:
         given = strategy.strategy_config.sequence_parallel_size
         yield Fault(where, f"{given}, but deepspeed_infer scores whole sequences on each rank", "remove it; deepspeed_train takes it")
     yield from uneven_replicas(where, name, role, size)

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from roll.config.checks.deepspeed import deepspeed_config
 from roll.config.derived.model_shape import ModelShape
 from roll.config.derived.placement import model_roles, sequence_parallel, uneven_replicas
-from roll.config.schema.engine import DeepSpeedConfig, DeepSpeedInferStrategy, TensorParallel
+from roll.config.schema.engine import DeepSpeedConfig, DeepSpeedInferStrategyConfig, TensorParallelConfig
 from roll.config.schema.pipelines import Config
-from roll.config.schema.roles import Role
+from roll.config.schema.roles import RoleConfig
 from roll.errors import Fault
 from roll.registry import nearest
 
-KEYS = list(TensorParallel.model_fields)
+KEYS = list(TensorParallelConfig.model_fields)
 BY_PLAN = "the model's own plan in transformers says what is shared out"
 WHOLE_HEAD = "log-probs are formed from the head's whole matrix, so each rank keeps it"
 REFUSED: Mapping[str, str] = {
@@ -60,11 +60,11 @@ def _keys(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
         yield Fault(f"{where}.{key}", problem, f"remove it; the block has the keys {' and '.join(KEYS)}")
 
 
-def _combined(settings: DeepSpeedConfig, where: str, name: str, role: Role) -> Iterator[Fault]:
+def _combined(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig) -> Iterator[Fault]:
     """The size against the role's other keys."""
     size, stage, dtype = settings.tensor_parallel_size, settings.zero_optimization.stage, role.model_args.dtype
     where = f"{where}.autotp_size"
-    if isinstance(role.strategy_args, DeepSpeedInferStrategy):
+    if isinstance(role.strategy_args, DeepSpeedInferStrategyConfig):
         yield Fault(where, f"{size}, but deepspeed_infer shards the model by ZeRO-3", "remove it; deepspeed_train takes it")
         return
     if stage == 3:

@@ -8,7 +8,7 @@ from roll.config.derived.placement import model_roles, ranks, replica_size, vllm
 from roll.config.schema.offline import DpoConfig, OfflineConfig, RewardModelConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import ActorTrain, Learner
+from roll.config.schema.roles import ActorTrainConfig, LearnerConfig
 from roll.errors import Fault
 
 
@@ -25,13 +25,13 @@ class BatchPlan:
     """Optimizer updates, over all `ppo_epochs`."""
     longest_sequence: int
     """Tokens of prompt and response."""
-    longest_unit: int
+    longest_example: int
     """Tokens of the longest sequence, or pair, that is not split over forward passes."""
 
 
-def learner(config: Config | OfflineConfig) -> tuple[str, ActorTrain]:
+def learner(config: Config | OfflineConfig) -> tuple[str, ActorTrainConfig]:
     """The role that trains on the data, and its name."""
-    ((name, role),) = [(name, role) for name, role in model_roles(config).items() if isinstance(role, ActorTrain)]
+    ((name, role),) = [(name, role) for name, role in model_roles(config).items() if isinstance(role, ActorTrainConfig)]
     return name, role
 
 
@@ -40,7 +40,7 @@ def has_pairs(config: Config | OfflineConfig) -> bool:
     return isinstance(config, RewardModelConfig) or (isinstance(config, DpoConfig) and config.preference_loss != "kto")
 
 
-def sequences_per_update(role: Learner) -> int:
+def sequences_per_update(role: LearnerConfig) -> int:
     """`per_device_train_batch_size` x `gradient_accumulation_steps` x replicas: ranks, but those that share sequences count as one."""
     replicas = max(1, ranks(role) // replica_size(role))
     return role.training_args.per_device_train_batch_size * role.training_args.gradient_accumulation_steps * replicas
@@ -61,12 +61,12 @@ def batch_faults(config: Config) -> list[Fault]:
     faults = _engine_faults(config)
     if not isinstance(config, RlvrConfig):
         return faults
-    learners = {name: role for name, role in model_roles(config).items() if isinstance(role, Learner)}
+    learners = {name: role for name, role in model_roles(config).items() if isinstance(role, LearnerConfig)}
     faults += [fault for name, role in learners.items() for fault in _update_faults(name, role, config)]
     return faults + _sampling_faults(config)
 
 
-def _update_faults(name: str, role: Learner, config: RlvrConfig) -> list[Fault]:
+def _update_faults(name: str, role: LearnerConfig, config: RlvrConfig) -> list[Fault]:
     step, update = config.rollout_batch_size * config.num_return_sequences_in_group, sequences_per_update(role)
     if step % update == 0:
         return []

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from roll.config.schema.engine import DeepSpeedInferStrategy, DeepSpeedTrainStrategy, VllmConfig, VllmStrategy
+from roll.config.schema.engine import DeepSpeedInferStrategyConfig, DeepSpeedTrainStrategyConfig, VllmConfig, VllmStrategyConfig
 from roll.config.schema.offline import OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import Learner, Role
+from roll.config.schema.roles import LearnerConfig, RoleConfig
 from roll.errors import Fault
 
 LARGEST_WORLD = 1024
@@ -54,54 +54,54 @@ class RolePlan:
         return frozenset(device for rank in self.devices for device in rank)
 
 
-def model_roles(config: Config | OfflineConfig) -> dict[str, Role]:
+def model_roles(config: Config | OfflineConfig) -> dict[str, RoleConfig]:
     """The roles that hold a model, by name, in the order of the schema."""
-    return {name: role for name in type(config).model_fields if isinstance(role := getattr(config, name), Role)}
+    return {name: role for name in type(config).model_fields if isinstance(role := getattr(config, name), RoleConfig)}
 
 
-def vllm_config(role: Role) -> VllmConfig | None:
+def vllm_config(role: RoleConfig) -> VllmConfig | None:
     """The engine's settings, if the role runs on vLLM."""
     strategy = role.strategy_args
-    return strategy.strategy_config if isinstance(strategy, VllmStrategy) else None
+    return strategy.strategy_config if isinstance(strategy, VllmStrategyConfig) else None
 
 
-def sequence_parallel(role: Role) -> int:
+def sequence_parallel(role: RoleConfig) -> int:
     """Ranks that share the tokens of a micro-batch out."""
     strategy = role.strategy_args
-    return strategy.strategy_config.sequence_parallel_size if isinstance(strategy, DeepSpeedTrainStrategy) else 1
+    return strategy.strategy_config.sequence_parallel_size if isinstance(strategy, DeepSpeedTrainStrategyConfig) else 1
 
 
-def tensor_parallel(role: Role) -> int:
+def tensor_parallel(role: RoleConfig) -> int:
     """Ranks that share the model's linear layers out."""
     strategy = role.strategy_args
-    return strategy.strategy_config.tensor_parallel_size if isinstance(strategy, DeepSpeedTrainStrategy) else 1
+    return strategy.strategy_config.tensor_parallel_size if isinstance(strategy, DeepSpeedTrainStrategyConfig) else 1
 
 
-def replica_size(role: Role) -> int:
+def replica_size(role: RoleConfig) -> int:
     """Ranks that work on the same micro-batches."""
     return sequence_parallel(role) * tensor_parallel(role)
 
 
-def ranks(role: Role) -> int:
+def ranks(role: RoleConfig) -> int:
     """Processes of a role that runs on no engine."""
     return len(role.device_mapping) if role.device_mapping else role.world_size or 1
 
 
-def uneven_replicas(where: str, name: str, role: Role, size: int) -> Iterator[Fault]:
+def uneven_replicas(where: str, name: str, role: RoleConfig, size: int) -> Iterator[Fault]:
     """Ranks that are no whole number of replicas of a size."""
     if ranks(role) % size:
         problem = f"{size}, but {name} has {ranks(role)} rank(s), which are no whole number of replicas of that size"
         yield Fault(where, problem, "give a divisor of the ranks, or change device_mapping (on the CPU: world_size)")
 
 
-def place(name: str, role: Role, longest: int) -> RolePlan:
+def place(name: str, role: RoleConfig, longest: int) -> RolePlan:
     """Ranks of a role whose `device_mapping` is sound, and its token budget.
 
     Args:
         longest: tokens of the longest sequence, prompt and response; or of the longest pair.
     """
     engine = vllm_config(role)
-    batch = role.training_args.per_device_train_batch_size if isinstance(role, Learner) else role.infer_batch_size
+    batch = role.training_args.per_device_train_batch_size if isinstance(role, LearnerConfig) else role.infer_batch_size
     budget = None if engine else role.max_tokens_per_microbatch or batch * longest
     strategy, size = role.strategy_args.strategy_name, replica_size(role)
     if role.device_mapping is None:
@@ -143,16 +143,16 @@ def placement_faults(config: Config) -> list[Fault]:
     return faults
 
 
-def _strategy_faults(name: str, role: Role) -> list[Fault]:
+def _strategy_faults(name: str, role: RoleConfig) -> list[Fault]:
     strategy = role.strategy_args
-    if isinstance(strategy, DeepSpeedInferStrategy) and strategy.strategy_config.zero_optimization.stage != 3:
+    if isinstance(strategy, DeepSpeedInferStrategyConfig) and strategy.strategy_config.zero_optimization.stage != 3:
         stage = strategy.strategy_config.zero_optimization.stage
         where = f"{name}.strategy_args.strategy_config.zero_optimization.stage"
         return [Fault(where, f"stage {stage} shards no parameters, which is what deepspeed_infer is for", "use stage 3, or hf_infer")]
     return []
 
 
-def _device_faults(name: str, role: Role, config: Config) -> list[Fault]:
+def _device_faults(name: str, role: RoleConfig, config: Config) -> list[Fault]:
     engine, mapping, where = vllm_config(role), role.device_mapping, f"{name}.device_mapping"
     width = engine.tensor_parallel_size if engine else 1
     wide = f"{name}.strategy_args.strategy_config.tensor_parallel_size"
@@ -246,7 +246,7 @@ def placement_warnings(config: Config) -> list[str]:
     return warnings
 
 
-def _apart(name: str, role: Role, per_node: int) -> Iterator[str]:
+def _apart(name: str, role: RoleConfig, per_node: int) -> Iterator[str]:
     """Replicas that lie on several nodes."""
     size, devices = replica_size(role), role.device_mapping or ()
     for start in range(0, len(devices), size) if size > 1 else ():

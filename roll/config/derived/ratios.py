@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from roll.config.schema.model import GeneratingArgs
+from roll.config.schema.model import GeneratingConfig
 from roll.config.schema.rlvr import RlvrConfig
 
 RatioSource = Literal["engine", "trainer", "on_policy"]
@@ -22,7 +22,7 @@ def keeps_engine_log_probs(config: RlvrConfig) -> bool:
     return ratio_source(config) == "engine" or config.mismatch_correction != "none"
 
 
-def truncations(rollout: GeneratingArgs) -> list[str]:
+def truncations(rollout: GeneratingConfig) -> list[str]:
     """Keys, with their values, that make the engine sample from another distribution than the trainer's."""
     changed = {
         "top_p": (rollout.top_p, rollout.top_p < 1),

@@ -17,10 +17,10 @@ from roll.config.derived.model_shape import ModelShape, config_file, read_shape
 from roll.config.derived.placement import model_roles
 from roll.config.derived.trackers import missing_packages
 from roll.config.load.env_file import NAME, env_files, read_env_files
-from roll.config.schema.engine import VllmStrategy
-from roll.config.schema.model import DataArgs
+from roll.config.schema.engine import VllmStrategyConfig
+from roll.config.schema.model import DataConfig
 from roll.config.schema.pipelines import Config
-from roll.config.schema.roles import Role
+from roll.config.schema.roles import RoleConfig
 from roll.errors import Fault
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -104,9 +104,9 @@ def _is_local(name: str) -> bool:
     return name.startswith(("/", ".", "~")) or name.count("/") > 1 or ("/" in name and Path(name).parent.is_dir())
 
 
-def _packages(name: str, role: Role) -> Iterator[Fault]:
+def _packages(name: str, role: RoleConfig) -> Iterator[Fault]:
     """Optional packages that a role would miss. Only asks whether they are there; importing them would import torch."""
-    model, loads_by_transformers = role.model_args, not isinstance(role.strategy_args, VllmStrategy)
+    model, loads_by_transformers = role.model_args, not isinstance(role.strategy_args, VllmStrategyConfig)
     if name != "actor_infer" and model.attn_implementation == "fa2" and find_spec("flash_attn") is None:
         problem = "fa2, but the package flash-attn is not installed"
         remedy = "install it, or use auto: torch has a packed kernel of its own"
@@ -115,7 +115,7 @@ def _packages(name: str, role: Role) -> Iterator[Fault]:
         yield Fault(f"{name}.model_args.liger", "true, but the package liger-kernel is not installed", "install it, or remove the key")
 
 
-def _files(where: str, columns: DataArgs, found: Found) -> None:
+def _files(where: str, columns: DataConfig, found: Found) -> None:
     alone = isinstance(columns.file_name, str)
     names = [columns.file_name] if isinstance(columns.file_name, str) else list(columns.file_name)
     for index, name in enumerate(names):

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from roll.config.checks.deepspeed import deepspeed_config
 from roll.config.derived.model_shape import ModelShape
 from roll.config.derived.placement import RolePlan, sequence_parallel, tensor_parallel, vllm_config
-from roll.config.schema.engine import ZeroOptimization
-from roll.config.schema.model import ModelArgs
-from roll.config.schema.roles import Critic, Learner, Role
+from roll.config.schema.engine import ZeroOptimizationConfig
+from roll.config.schema.model import ModelConfig
+from roll.config.schema.roles import CriticConfig, LearnerConfig, RoleConfig
 
 GIB = 2**30
 LOGITS = 2**29
@@ -47,7 +47,7 @@ def head_tokens(vocabulary: int) -> int:
     return max(128, LOGITS // vocabulary // 128 * 128)
 
 
-def estimate(plan: RolePlan, role: Role, shape: ModelShape, longest: int) -> RoleMemory:
+def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) -> RoleMemory:
     """Memory of one rank's device.
 
     Args:
@@ -63,10 +63,10 @@ def estimate(plan: RolePlan, role: Role, shape: ModelShape, longest: int) -> Rol
         least = longest * shape.kv_bytes(width, engine.tensor_parallel_size)
         return RoleMemory({"weights": weights, "kv_cache": least}, reserved_fraction=engine.gpu_memory_utilization)
     tokens = -(-max(plan.tokens_per_microbatch or 0, longest) // sequence_parallel(role))
-    is_trained = isinstance(role, Learner) and not role.model_args.lora_target
-    head = {} if isinstance(role, Critic) else {"head": head_bytes(shape, tokens, width, is_trained)}
+    is_trained = isinstance(role, LearnerConfig) and not role.model_args.lora_target
+    head = {} if isinstance(role, CriticConfig) else {"head": head_bytes(shape, tokens, width, is_trained)}
     shape = shape.part(tensor_parallel(role))
-    if isinstance(role, Learner):
+    if isinstance(role, LearnerConfig):
         states, host = _training_states(plan, role, shape)
         recomputed = checkpointed_layers(role.model_args.gradient_checkpointing, shape.num_hidden_layers)
         compiled = compiles(role.model_args, on_gpu=not plan.on_cpu)
@@ -79,14 +79,14 @@ def estimate(plan: RolePlan, role: Role, shape: ModelShape, longest: int) -> Rol
     return RoleMemory({"weights": width * shape.parameters // plan.ranks, "buffers": buffers, "activations": layer} | head)
 
 
-def _training_states(plan: RolePlan, role: Learner, shape: ModelShape) -> tuple[dict[str, int], int]:
+def _training_states(plan: RolePlan, role: LearnerConfig, shape: ModelShape) -> tuple[dict[str, int], int]:
     """Bytes on the device by kind, and bytes moved to the host."""
     settings = deepspeed_config(role)
     assert settings is not None, "a role that trains runs on DeepSpeed"
     zero, model, ranks = settings.zero_optimization, role.model_args, plan.ranks // tensor_parallel(role)
     full, width = shape.parameters, 4 if model.dtype == "fp32" else 2
     states = 8 if model.dtype == "fp32" and zero.stage == 0 else 12
-    if isinstance(role, Critic):
+    if isinstance(role, CriticConfig):
         full = shape.valuing_parameters
     trained = shape.adapter_parameters(model.lora_target, model.lora_rank) if model.lora_target else full
     held = full + trained if model.lora_target else full
@@ -108,13 +108,13 @@ def _training_states(plan: RolePlan, role: Learner, shape: ModelShape) -> tuple[
     return device, host
 
 
-def secondary(zero: ZeroOptimization, held: int) -> int:
+def secondary(zero: ZeroOptimizationConfig, held: int) -> int:
     """Weights in a rank's part of the second copy that the ranks of a host share (ZeRO++, hpZ)."""
     sharers = _or_its_own(zero, "zero_hpz_partition_size", 1)
     return held // sharers if sharers > 1 else 0
 
 
-def beside_offloaded(zero: ZeroOptimization, width: int) -> int:
+def beside_offloaded(zero: ZeroOptimizationConfig, width: int) -> int:
     """Bytes of host memory for each parameter whose optimizer states are offloaded, beside these.
 
     Gradients as they add up and, unless swapped to NVMe, in fp32 for the update; below stage 3 the new weights on their way back.
@@ -123,7 +123,7 @@ def beside_offloaded(zero: ZeroOptimization, width: int) -> int:
     return width * (1 if zero.stage == 3 else 2) + (0 if swapped else 4)
 
 
-def gathered(zero: ZeroOptimization, shape: ModelShape, ranks: int) -> int:
+def gathered(zero: ZeroOptimizationConfig, shape: ModelShape, ranks: int) -> int:
     """Parameters that a rank of stage 3 has whole at a time: as many as it may keep, or the largest, which is the embedding or the head."""
     if zero.stage < 3 or ranks == 1:
         return 0
@@ -131,14 +131,14 @@ def gathered(zero: ZeroOptimization, shape: ModelShape, ranks: int) -> int:
     return min(shape.parameters, max(may, shape.vocab_size * shape.hidden_size))
 
 
-def bucketed(zero: ZeroOptimization) -> int:
+def bucketed(zero: ZeroOptimizationConfig) -> int:
     """Gradients in the buckets that are reduced at a time; below stage 3, one more is filled meanwhile where the two overlap."""
     if zero.stage == 0 or not _or_its_own(zero, "contiguous_gradients", True):
         return 0
     return _or_its_own(zero, "reduce_bucket_size", 5 * 10**8) * (2 if zero.stage < 3 and _or_its_own(zero, "overlap_comm", False) else 1)
 
 
-def _or_its_own(zero: ZeroOptimization, key: str, default: int) -> int:
+def _or_its_own(zero: ZeroOptimizationConfig, key: str, default: int) -> int:
     """What is given, or DeepSpeed's own choice where nothing is, or `auto`."""
     given = (zero.model_extra or {}).get(key, "auto")
     return default if given == "auto" else int(given)
@@ -188,7 +188,7 @@ def checkpointed_layers(wish: str | int, layers: int) -> int:
     return min(wish, layers) if isinstance(wish, int) else 0 if wish == "none" else layers
 
 
-def compiles(model_args: ModelArgs, on_gpu: bool) -> bool:
+def compiles(model_args: ModelConfig, on_gpu: bool) -> bool:
     """Whether decoder layers are compiled.
 
     A recomputed layer must drop out the same again, which compiled code does not promise; Liger fuses by hand.

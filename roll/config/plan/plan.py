@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from roll.config.checks.deepspeed import deepspeed_faults
-from roll.config.checks.experiment import agreement_faults, agreement_warnings, uses_reference
+from roll.config.checks.experiment import experiment_faults, experiment_warnings, uses_reference
 from roll.config.checks.sequence_parallel import sequence_parallel_faults
 from roll.config.checks.tensor_parallel import tensor_parallel_faults
 from roll.config.derived.batch import BatchPlan, batch_faults, plan_batch
@@ -59,7 +59,7 @@ def make_plan(config: Config) -> Plan:
     Raises:
         ConfigError: with every fault found.
     """
-    faults = [*placement_faults(config), *agreement_faults(config), *deepspeed_faults(config), *batch_faults(config)]
+    faults = [*placement_faults(config), *experiment_faults(config), *deepspeed_faults(config), *batch_faults(config)]
     found = look(config)
     faults += [
         *environment_faults(config),
@@ -67,7 +67,7 @@ def make_plan(config: Config) -> Plan:
         *sequence_parallel_faults(config, found.shapes),
         *tensor_parallel_faults(config, found.shapes),
     ]
-    warnings = [*placement_warnings(config), *agreement_warnings(config)]
+    warnings = [*placement_warnings(config), *experiment_warnings(config)]
     if config.dry_run:
         warnings += [f"{fault.place}: {fault.problem}; {fault.remedy}" for fault in found.missing]
     else:
@@ -81,11 +81,13 @@ def _plan(config: Config, found: Found, warnings: list[str]) -> Plan:
     batch = plan_batch(config)
     reference = _reference(config)
     models = {name: role for name, role in model_roles(config).items() if name != "reference" or reference == "role"}
-    roles = {name: place(name, role, batch.longest_unit) for name, role in models.items()}
+    roles = {name: place(name, role, batch.longest_example) for name, role in models.items()}
     memory = {
-        name: estimate(roles[name], role, found.shapes[name], batch.longest_unit) for name, role in models.items() if name in found.shapes
+        name: estimate(roles[name], role, found.shapes[name], batch.longest_example)
+        for name, role in models.items()
+        if name in found.shapes
     }
-    warnings += [_tight_budget(role, batch) for role in roles.values() if 0 < (role.tokens_per_microbatch or 0) < batch.longest_unit]
+    warnings += [_tight_budget(role, batch) for role in roles.values() if 0 < (role.tokens_per_microbatch or 0) < batch.longest_example]
     if isinstance(config, RlvrConfig):
         roles |= {
             f"rewards.{name}": RolePlan(f"rewards.{name}", "reward", ((),) * reward.world_size) for name, reward in config.rewards.items()
@@ -102,8 +104,8 @@ def _reference(config: Config) -> ReferencePlan:
 
 
 def _tight_budget(role: RolePlan, batch: BatchPlan) -> str:
-    unit = "sequence" if batch.longest_unit == batch.longest_sequence else "pair"
-    longest = f"the longest {unit}, {batch.longest_unit} tokens, which then runs alone"
+    unit = "sequence" if batch.longest_example == batch.longest_sequence else "pair"
+    longest = f"the longest {unit}, {batch.longest_example} tokens, which then runs alone"
     return f"{role.name}.max_tokens_per_microbatch: {role.tokens_per_microbatch} is less than {longest}"
 
 

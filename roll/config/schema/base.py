@@ -22,7 +22,7 @@ Large = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
 """A whole number that may be written as YAML's `1e8`, which is a float."""
 
 
-class Section(BaseModel):
+class StrictConfig(BaseModel):
     """A block of the configuration: strict types, no unknown keys, frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from roll.config.schema.base import Fraction, Large, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from roll.config.schema.base import Fraction, Large, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, StrictConfig
 
 
-class ZeroOffload(Section):
+class ZeroOffloadConfig(StrictConfig):
     """DeepSpeed's offload of one kind of state."""
 
     device: Literal["none", "cpu", "nvme"] = Field("none", description="Where the states live.")
@@ -26,7 +26,7 @@ class ZeroOffload(Section):
     ratio: Fraction | None = Field(None, description="1, which is all of the updates on the CPU; a part of them is refused.")
 
 
-class ZeroOptimization(Section):
+class ZeroOptimizationConfig(StrictConfig):
     """DeepSpeed's `zero_optimization` block. Keys that roll does not read itself go through unchanged."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
@@ -34,11 +34,11 @@ class ZeroOptimization(Section):
     stage: Literal[0, 1, 2, 3] = Field(
         description="What is partitioned over the ranks: 1 optimizer states, 2 also gradients, 3 also parameters."
     )
-    offload_optimizer: ZeroOffload | None = Field(None, description="Keep optimizer states off the device.")
-    offload_param: ZeroOffload | None = Field(None, description="Keep parameters off the device (stage 3).")
+    offload_optimizer: ZeroOffloadConfig | None = Field(None, description="Keep optimizer states off the device.")
+    offload_param: ZeroOffloadConfig | None = Field(None, description="Keep parameters off the device (stage 3).")
 
 
-class TensorParallel(Section):
+class TensorParallelConfig(StrictConfig):
     """DeepSpeed's `tensor_parallel` block (AutoTP). What is shared out is what the model's own plan in transformers names."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
@@ -50,10 +50,10 @@ class TensorParallel(Section):
     tp_overlap_comm: bool = Field(False, description="In the backward pass, add gradients up over the replica while others are computed.")
 
 
-class DeepSpeedConfig(Section):
+class DeepSpeedConfig(StrictConfig):
     """DeepSpeed's own configuration. Precision, batch sizes and clipping come from the role's other keys."""
 
-    zero_optimization: ZeroOptimization = Field(description="The ZeRO block.")
+    zero_optimization: ZeroOptimizationConfig = Field(description="The ZeRO block.")
     bf16: dict[str, Any] | None = Field(None, description="Must agree with `model_args.dtype` if given.")
     fp16: dict[str, Any] | None = Field(None, description="Must agree with `model_args.dtype` if given; also sets the loss scaler.")
     gradient_clipping: NonNegativeFloat | Literal["auto"] | None = Field(None, description="Must agree with `max_grad_norm` if given.")
@@ -70,7 +70,7 @@ class DeepSpeedConfig(Section):
     data_types: dict[str, Any] | None = Field(None, description="DeepSpeed's `data_types` block (`grad_accum_dtype`).")
     activation_checkpointing: dict[str, Any] | None = Field(None, description="DeepSpeed's block of this name.")
     aio: dict[str, Any] | None = Field(None, description="Asynchronous NVMe I/O.")
-    tensor_parallel: TensorParallel | None = Field(None, description="Tensor parallelism (AutoTP).")
+    tensor_parallel: TensorParallelConfig | None = Field(None, description="Tensor parallelism (AutoTP).")
     zero_allow_untested_optimizer: Literal[True] | None = Field(None, description="True also where not given: roll makes the optimizer.")
     sequence_parallel_size: PositiveInt = Field(
         1,
@@ -85,7 +85,7 @@ class DeepSpeedConfig(Section):
         return max(1, self.tensor_parallel.autotp_size) if self.tensor_parallel else 1
 
 
-class VllmConfig(Section):
+class VllmConfig(StrictConfig):
     """The engine. `engine_args` hands anything else to vLLM's `AsyncEngineArgs`."""
 
     tensor_parallel_size: PositiveInt = Field(1, description="Devices that share one engine's layers.")
@@ -110,36 +110,39 @@ class VllmConfig(Section):
     engine_args: dict[str, Any] = Field(default_factory=dict, description="Further arguments of `AsyncEngineArgs`.")
 
 
-class HfConfig(Section):
+class HfConfig(StrictConfig):
     """transformers on one device per worker; nothing to set beyond the role's own keys."""
 
 
-class DeepSpeedTrainStrategy(Section):
+class DeepSpeedTrainStrategyConfig(StrictConfig):
     """Trains with DeepSpeed."""
 
     strategy_name: Literal["deepspeed_train"] = Field(description="Trains with DeepSpeed ZeRO-0 to 3.")
     strategy_config: DeepSpeedConfig = Field(description="DeepSpeed's configuration; usually `${deepspeed_zero3}`.")
 
 
-class DeepSpeedInferStrategy(Section):
+class DeepSpeedInferStrategyConfig(StrictConfig):
     """Log-probs of a model that ZeRO-3 shards over the role's devices."""
 
     strategy_name: Literal["deepspeed_infer"] = Field(description="Log-probs of a model sharded by ZeRO-3.")
     strategy_config: DeepSpeedConfig = Field(description="DeepSpeed's configuration; stage 3.")
 
 
-class HfInferStrategy(Section):
+class HfInferStrategyConfig(StrictConfig):
     """Log-probs, and generation for machines without vLLM."""
 
     strategy_name: Literal["hf_infer"] = Field(description="transformers: log-probs, and generation where vLLM cannot run.")
     strategy_config: HfConfig = Field(default_factory=HfConfig, description="Empty.")
 
 
-class VllmStrategy(Section):
+class VllmStrategyConfig(StrictConfig):
     """Generation with vLLM."""
 
     strategy_name: Literal["vllm"] = Field(description="Generates with vLLM.")
     strategy_config: VllmConfig = Field(default_factory=lambda: VllmConfig.model_validate({}), description="The engine's settings.")
 
 
-Strategy = Annotated[DeepSpeedTrainStrategy | DeepSpeedInferStrategy | HfInferStrategy | VllmStrategy, Field(discriminator="strategy_name")]
+StrategyConfig = Annotated[
+    DeepSpeedTrainStrategyConfig | DeepSpeedInferStrategyConfig | HfInferStrategyConfig | VllmStrategyConfig,
+    Field(discriminator="strategy_name"),
+]

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from roll.config.schema.base import BelowOne, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from roll.config.schema.base import BelowOne, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, StrictConfig
 
 
-class ModelArgs(Section):
+class ModelConfig(StrictConfig):
     """Which model a role loads, and how."""
 
     model_name_or_path: str | None = Field(None, description="Folder or Hub name of the model; `pretrain` if not given.")
@@ -40,7 +40,7 @@ class ModelArgs(Section):
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
 
 
-class TrainingArgs(Section):
+class TrainingConfig(StrictConfig):
     """The optimizer and the batch of one update."""
 
     optimizer: Literal["adamw", "adamw_8bit", "lion", "adagrad", "muon", "onebit_adam", "zero_one_adam", "onebit_lamb"] = Field(
@@ -83,7 +83,7 @@ class TrainingArgs(Section):
     num_train_epochs: PositiveInt = Field(1, description="Passes over given rows, unless `max_steps` ends them earlier; not in RLVR.")
 
 
-class DataArgs(Section):
+class DataConfig(StrictConfig):
     """Where rows come from and which of their columns mean what."""
 
     file_name: str | tuple[str, ...] = Field(
@@ -110,7 +110,7 @@ class DataArgs(Section):
     preprocessing_num_workers: PositiveInt = Field(1, description="Processes that tokenise.")
 
 
-class GeneratingArgs(Section):
+class GeneratingConfig(StrictConfig):
     """How responses are sampled."""
 
     max_new_tokens: PositiveInt | None = Field(None, description="`response_length` if not given.")

@@ -6,21 +6,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from roll.config.schema.base import Fraction, NonNegativeFloat, PositiveFloat, Section
-from roll.config.schema.model import DataArgs
-from roll.config.schema.roles import ActorTrain, Experiment, Reference
+from roll.config.schema.base import Fraction, NonNegativeFloat, PositiveFloat, StrictConfig
+from roll.config.schema.model import DataConfig
+from roll.config.schema.roles import ActorTrainConfig, ExperimentConfig, ReferenceConfig
 
 NAMES = "`rlvr`, `sft`, `dpo`, `reward_model` or `distill`."
 
 
-class HeldOut(Section):
+class HeldOutConfig(StrictConfig):
     """Held-out rows, on which the loss is computed every `eval_steps`."""
 
-    data_args: DataArgs | None = Field(None, description="The held-out rows; not given where `data_split` takes them from the learner's.")
+    data_args: DataConfig | None = Field(None, description="The held-out rows; not given where `data_split` takes them from the learner's.")
     name: str = Field("validation", pattern=r"^[A-Za-z0-9_.-]+$", description="Name of the set in the metrics: `val/<name>/loss`.")
 
 
-class OfflineConfig(Experiment):
+class OfflineConfig(ExperimentConfig):
     """What the pipelines that learn from given rows have in common."""
 
     data_split: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = Field(
@@ -28,7 +28,7 @@ class OfflineConfig(Experiment):
         description="Shares of the learner's rows for training, for validation and for neither: `[9,1,0]`. "
         "Which row goes where follows from `seed`; none goes to two.",
     )
-    validation: HeldOut | None = Field(None, description="Held-out rows. With `data_split` the block may be left out.")
+    validation: HeldOutConfig | None = Field(None, description="Held-out rows. With `data_split` the block may be left out.")
 
 
 class SftConfig(OfflineConfig):
@@ -40,7 +40,7 @@ class SftConfig(OfflineConfig):
         description="Learn the tokens of the last response alone, of all of the assistant's turns (`assistant`), or of the prompt too "
         "(`all`). Raw text is learnt as a whole.",
     )
-    sft_train: ActorTrain = Field(description="The model that learns.")
+    sft_train: ActorTrainConfig = Field(description="The model that learns.")
 
 
 class DpoConfig(OfflineConfig):
@@ -60,8 +60,8 @@ class DpoConfig(OfflineConfig):
         description="`live` asks the reference in every step; `precomputed` once before the first, for the rows that the run will see, "
         "and then ends the role `reference`.",
     )
-    actor_train: ActorTrain = Field(description="The policy that learns.")
-    reference: Reference | None = Field(
+    actor_train: ActorTrainConfig = Field(description="The policy that learns.")
+    reference: ReferenceConfig | None = Field(
         None, description="The policy compared with. Without this block and with LoRA it is `actor_train` with its adapter off."
     )
 
@@ -70,7 +70,7 @@ class RewardModelConfig(OfflineConfig):
     """A model that scores responses, learnt from pairs."""
 
     pipeline: Literal["reward_model"] = Field(description=NAMES)
-    reward_train: ActorTrain = Field(description="The model that learns to score.")
+    reward_train: ActorTrainConfig = Field(description="The model that learns to score.")
 
 
 class DistillConfig(OfflineConfig):
@@ -86,5 +86,5 @@ class DistillConfig(OfflineConfig):
     distill_loss_weight: Fraction = Field(
         1.0, description="Weight of the divergence; the rest goes to the cross-entropy of the given responses."
     )
-    student: ActorTrain = Field(description="The model that learns.")
-    teacher: Reference = Field(description="The model learnt from; it must have the student's tokenizer.")
+    student: ActorTrainConfig = Field(description="The model that learns.")
+    teacher: ReferenceConfig = Field(description="The model learnt from; it must have the student's tokenizer.")

@@ -6,9 +6,17 @@ from typing import Literal
 
 from pydantic import Field
 
-from roll.config.schema.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from roll.config.schema.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, StrictConfig
 from roll.config.schema.offline import NAMES
-from roll.config.schema.roles import ActorInfer, ActorTrain, Critic, Experiment, Reference, Reward, Validation
+from roll.config.schema.roles import (
+    ActorInferConfig,
+    ActorTrainConfig,
+    CriticConfig,
+    ExperimentConfig,
+    ReferenceConfig,
+    RewardConfig,
+    ValidationConfig,
+)
 
 AdvEstimator = Literal[
     "grpo",
@@ -25,14 +33,14 @@ AdvEstimator = Literal[
 ]
 
 
-class OverlongBuffer(Section):
+class OverlongBufferConfig(StrictConfig):
     """Soft punishment of long responses (DAPO). Names as in verl."""
 
     len: PositiveInt = Field(description="Over the last so many tokens before the limit the reward falls in a line.")
     penalty_factor: PositiveFloat = Field(1.0, description="How much lower the reward is at the limit.")
 
 
-class DynamicSampling(Section):
+class DynamicSamplingConfig(StrictConfig):
     """Groups whose rewards are all equal are dropped, and others are drawn in their place (DAPO)."""
 
     max_num_gen_batches: PositiveInt = Field(
@@ -40,7 +48,7 @@ class DynamicSampling(Section):
     )
 
 
-class WeightSync(Section):
+class WeightSyncConfig(StrictConfig):
     """How weights travel from the trainer to the engine."""
 
     lora: Literal["adapter", "merged"] = Field(
@@ -51,7 +59,7 @@ class WeightSync(Section):
     )
 
 
-class RlvrConfig(Experiment):
+class RlvrConfig(ExperimentConfig):
     """Reinforcement learning from verifiable rewards."""
 
     pipeline: Literal["rlvr"] = Field("rlvr", description=NAMES)
@@ -63,7 +71,7 @@ class RlvrConfig(Experiment):
     )
     ppo_epochs: PositiveInt = Field(1, description="Passes over a step's samples.")
 
-    dynamic_sampling: DynamicSampling | None = Field(None, description="Replace groups that teach nothing; not if absent.")
+    dynamic_sampling: DynamicSamplingConfig | None = Field(None, description="Replace groups that teach nothing; not if absent.")
 
     adv_estimator: AdvEstimator = Field("grpo", description="Advantage estimator; see docs/algorithms.md.")
     gamma: Fraction = Field(
@@ -87,7 +95,7 @@ class RlvrConfig(Experiment):
     max_len_mask: bool = Field(False, description="Leave truncated responses out of the loss.")
     error_max_len_clip: bool = Field(False, description="Leave wrong responses that are too long out of the loss.")
     error_max_len_threshold: PositiveInt | None = Field(None, description="Too long: so many tokens or more. Wrong: a reward not above 0.")
-    overlong_buffer: OverlongBuffer | None = Field(None, description="Lower the reward of responses that come near the limit.")
+    overlong_buffer: OverlongBufferConfig | None = Field(None, description="Lower the reward of responses that come near the limit.")
     difficulty_mask: bool = Field(False, description="Leave the responses to too hard and too easy prompts out of the loss.")
     difficulty_low_threshold: float = Field(0.0, description="Too hard: a group whose mean reward is not above this.")
     difficulty_high_threshold: float = Field(1.0, description="Too easy: a group whose mean reward is not below this.")
@@ -148,12 +156,12 @@ class RlvrConfig(Experiment):
     )
     kl_horizon: PositiveInt = Field(10000, description="Responses over which the weight adapts.")
 
-    weight_sync: WeightSync = Field(default_factory=lambda: WeightSync.model_validate({}), description="Trainer to engine.")
-    actor_train: ActorTrain = Field(description="The policy that learns.")
-    actor_infer: ActorInfer = Field(description="The policy that generates.")
-    reference: Reference | None = Field(
+    weight_sync: WeightSyncConfig = Field(default_factory=lambda: WeightSyncConfig.model_validate({}), description="Trainer to engine.")
+    actor_train: ActorTrainConfig = Field(description="The policy that learns.")
+    actor_infer: ActorInferConfig = Field(description="The policy that generates.")
+    reference: ReferenceConfig | None = Field(
         None, description="The policy of the KL terms. Without this block and with LoRA it is `actor_train` with its adapter off."
     )
-    critic: Critic | None = Field(None, description="The value function; `gae` needs it, and nothing else uses it.")
-    rewards: dict[str, Reward] = Field(min_length=1, description="Reward of each domain.")
-    validation: Validation | None = Field(None, description="Held-out prompts.")
+    critic: CriticConfig | None = Field(None, description="The value function; `gae` needs it, and nothing else uses it.")
+    rewards: dict[str, RewardConfig] = Field(min_length=1, description="Reward of each domain.")
+    validation: ValidationConfig | None = Field(None, description="Held-out prompts.")

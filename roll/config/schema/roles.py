@@ -6,16 +6,22 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from roll.config.schema.base import NonNegativeInt, PositiveFloat, PositiveInt, Section
-from roll.config.schema.engine import DeepSpeedInferStrategy, DeepSpeedTrainStrategy, HfInferStrategy, Strategy, VllmStrategy
-from roll.config.schema.model import DataArgs, GeneratingArgs, ModelArgs, TrainingArgs
+from roll.config.schema.base import NonNegativeInt, PositiveFloat, PositiveInt, StrictConfig
+from roll.config.schema.engine import (
+    DeepSpeedInferStrategyConfig,
+    DeepSpeedTrainStrategyConfig,
+    HfInferStrategyConfig,
+    StrategyConfig,
+    VllmStrategyConfig,
+)
+from roll.config.schema.model import DataConfig, GeneratingConfig, ModelConfig, TrainingConfig
 
 
-class Role(Section):
+class RoleConfig(StrictConfig):
     """A group of Ray actors that do one job on a set of devices."""
 
-    model_args: ModelArgs = Field(default_factory=lambda: ModelArgs.model_validate({}), description="The model.")
-    strategy_args: Strategy = Field(description="The backend.")
+    model_args: ModelConfig = Field(default_factory=lambda: ModelConfig.model_validate({}), description="The model.")
+    strategy_args: StrategyConfig = Field(description="The backend.")
     device_mapping: tuple[NonNegativeInt, ...] | None = Field(
         None, description="GPUs of the role, counted over all nodes: a list, or `list(range(0,16))`. Without it the role runs on the CPU."
     )
@@ -29,39 +35,43 @@ class Role(Section):
     system_envs: dict[str, str] = Field(default_factory=dict, description="Environment variables of the role's processes.")
 
 
-class Learner(Role):
+class LearnerConfig(RoleConfig):
     """A model that learns."""
 
-    strategy_args: DeepSpeedTrainStrategy = Field(description="The backend.")
-    training_args: TrainingArgs = Field(default_factory=lambda: TrainingArgs.model_validate({}), description="Optimizer and batch.")
+    strategy_args: DeepSpeedTrainStrategyConfig = Field(description="The backend.")
+    training_args: TrainingConfig = Field(default_factory=lambda: TrainingConfig.model_validate({}), description="Optimizer and batch.")
 
 
-class Critic(Learner):
+class CriticConfig(LearnerConfig):
     """The value function of `adv_estimator: gae`: a model with a head of one number."""
 
 
-class ActorTrain(Learner):
+class ActorTrainConfig(LearnerConfig):
     """The policy that learns."""
 
-    data_args: DataArgs = Field(description="The prompts (RLVR), or the rows with their responses (all other pipelines).")
+    data_args: DataConfig = Field(description="The prompts (RLVR), or the rows with their responses (all other pipelines).")
 
 
-class ActorInfer(Role):
+class ActorInferConfig(RoleConfig):
     """The policy that generates."""
 
-    strategy_args: Annotated[VllmStrategy | HfInferStrategy, Field(discriminator="strategy_name")] = Field(description="The backend.")
-    generating_args: GeneratingArgs = Field(default_factory=lambda: GeneratingArgs.model_validate({}), description="Sampling of rollouts.")
+    strategy_args: Annotated[VllmStrategyConfig | HfInferStrategyConfig, Field(discriminator="strategy_name")] = Field(
+        description="The backend."
+    )
+    generating_args: GeneratingConfig = Field(
+        default_factory=lambda: GeneratingConfig.model_validate({}), description="Sampling of rollouts."
+    )
 
 
-class Reference(Role):
+class ReferenceConfig(RoleConfig):
     """The policy that KL terms compare with."""
 
-    strategy_args: Annotated[HfInferStrategy | DeepSpeedInferStrategy, Field(discriminator="strategy_name")] = Field(
+    strategy_args: Annotated[HfInferStrategyConfig | DeepSpeedInferStrategyConfig, Field(discriminator="strategy_name")] = Field(
         description="The backend."
     )
 
 
-class Reward(Section):
+class RewardConfig(StrictConfig):
     """One domain's reward: a function, run in processes that can be ended."""
 
     reward: str | None = Field(None, description="Name of the reward function; the domain's own name if not given.")
@@ -77,17 +87,17 @@ class Reward(Section):
     system_envs: dict[str, str] = Field(default_factory=dict, description="Environment variables of the worker processes.")
 
 
-class Validation(Section):
+class ValidationConfig(StrictConfig):
     """Held-out prompts, answered every `eval_steps`."""
 
-    data_args: DataArgs = Field(description="The held-out prompts.")
-    generating_args: GeneratingArgs = Field(
-        default_factory=lambda: GeneratingArgs.model_validate({}), description="Sampling in validation."
+    data_args: DataConfig = Field(description="The held-out prompts.")
+    generating_args: GeneratingConfig = Field(
+        default_factory=lambda: GeneratingConfig.model_validate({}), description="Sampling in validation."
     )
     name: str = Field("validation", pattern=r"^[A-Za-z0-9_.-]+$", description="Name of the set in the metrics: `val/<name>/pass@1`.")
 
 
-class Deadlines(Section):
+class DeadlinesConfig(StrictConfig):
     """Seconds after which a wait ends in an error that names who is late."""
 
     start: PositiveFloat = Field(900.0, description="A role's start: processes, imports, model, engine.")
@@ -101,7 +111,7 @@ class Deadlines(Section):
     shutdown: PositiveFloat = Field(30.0, description="Orderly end of a role, before it is ended by force.")
 
 
-class Experiment(Section):
+class ExperimentConfig(StrictConfig):
     """What all pipelines have in common."""
 
     exp_name: str = Field(description="Name of the run.", pattern=r"^[A-Za-z0-9_.-]+$")
@@ -137,4 +147,4 @@ class Experiment(Section):
     response_length: PositiveInt = Field(1024, description="Longest response in tokens.")
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are scaled down to this global norm.")
     system_envs: dict[str, str] = Field(default_factory=dict, description="Environment variables of every worker.")
-    deadlines: Deadlines = Field(default_factory=lambda: Deadlines.model_validate({}), description="Bounds of every wait.")
+    deadlines: DeadlinesConfig = Field(default_factory=lambda: DeadlinesConfig.model_validate({}), description="Bounds of every wait.")

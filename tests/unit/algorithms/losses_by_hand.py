@@ -18,7 +18,7 @@ class Row:
     current: Sequence[float]
     old: Sequence[float]
     advantages: Sequence[float]
-    marked: Sequence[bool]
+    token_selection: Sequence[bool]
 
 
 Formula = Callable[[Row, Row], list[float]]
@@ -38,7 +38,7 @@ def formula(objective: Objective) -> Formula:
     """The method's token losses; with `row` and `held` the same it is their value, with `held` fixed the gradient's antiderivative."""
 
     def losses(row: Row, held: Row) -> list[float]:
-        tokens = list(zip(row.current, row.old, row.advantages, row.marked, strict=True))
+        tokens = list(zip(row.current, row.old, row.advantages, row.token_selection, strict=True))
         d = [current - old for current, old, _, _ in tokens]
         fixed = [current - old for current, old in zip(held.current, held.old, strict=True)]
         match objective:
@@ -58,9 +58,9 @@ def formula(objective: Objective) -> Formula:
                 product = float(np.prod([exp(x) for x in fixed]))
                 return [-(positive if a >= 0 else negative * min(product, 1)) * a * current for current, _, a, _ in tokens]
             case ClipCov(low, high):
-                return [0.0 if marked else surrogate(exp(x), a, low, high) for x, (_, _, a, marked) in zip(d, tokens, strict=True)]
+                return [0.0 if selected else surrogate(exp(x), a, low, high) for x, (_, _, a, selected) in zip(d, tokens, strict=True)]
             case KlCov(_, coef):
-                return [-a * exp(x) + (coef * abs(x) if marked else 0) for x, (_, _, a, marked) in zip(d, tokens, strict=True)]
+                return [-a * exp(x) + (coef * abs(x) if selected else 0) for x, (_, _, a, selected) in zip(d, tokens, strict=True)]
         raise AssertionError(objective)
 
     return losses

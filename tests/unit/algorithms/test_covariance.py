@@ -59,11 +59,11 @@ def test_other_tokens_draw_others() -> None:
 
 def test_objectives_mark_by_their_keys() -> None:
     step = batch([0, -1, -2, -3], [0, 3, 0, 0], ".xxx")
-    np.testing.assert_array_equal(KlCov(ratio=0.5).marks(step), [False, True, False, False])
-    np.testing.assert_array_equal(ClipCov(ratio=1.0, low=0.5, high=1.5).marks(step), [False, False, False, True])
-    assert Gspo().marks(step) is None
+    np.testing.assert_array_equal(KlCov(ratio=0.5).token_selection(step), [False, True, False, False])
+    np.testing.assert_array_equal(ClipCov(ratio=1.0, low=0.5, high=1.5).token_selection(step), [False, False, False, True])
+    assert Gspo().token_selection(step) is None
     with pytest.raises(AssertionError, match="before the update"):
-        KlCov().marks(TrainBatch(step.sequences, step.advantages, None, step.policy_versions))
+        KlCov().token_selection(TrainBatch(step.sequences, step.advantages, None, step.policy_versions))
 
 
 @given(

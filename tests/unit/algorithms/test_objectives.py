@@ -36,23 +36,23 @@ def tensor(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def of_ratios(ratios: list[float], advantages: list[float], lengths: list[int], marked: list[bool] | None = None) -> PolicyTokens:
+def of_ratios(ratios: list[float], advantages: list[float], lengths: list[int], token_selection: list[bool] | None = None) -> PolicyTokens:
     """Tokens that the current policy gives `ratio` times what the old one gave them, which was exp(-2)."""
     old = torch.full((len(ratios),), -2.0, dtype=torch.float64)
-    chosen = None if marked is None else torch.tensor(marked)
+    chosen = None if token_selection is None else torch.tensor(token_selection)
     return PolicyTokens(old + tensor(*ratios).log(), old, tensor(*advantages), torch.tensor(lengths), chosen)
 
 
 def random_tokens(lengths: list[int], seed: int = 3) -> PolicyTokens:
     generator = torch.Generator().manual_seed(seed)
     log_probs, noise, advantages = torch.randn(3, sum(lengths), dtype=torch.float64, generator=generator)
-    marked = torch.rand(sum(lengths), generator=generator) < 0.3
-    return PolicyTokens(log_probs, log_probs + 0.4 * noise, advantages, torch.tensor(lengths), marked)
+    token_selection = torch.rand(sum(lengths), generator=generator) < 0.3
+    return PolicyTokens(log_probs, log_probs + 0.4 * noise, advantages, torch.tensor(lengths), token_selection)
 
 
 def rows(tokens: PolicyTokens) -> list[Row]:
     """By sequence, without the empty ones."""
-    fields = (tokens.log_probs, tokens.old_log_probs, tokens.advantages, tokens.marked)
+    fields = (tokens.log_probs, tokens.old_log_probs, tokens.advantages, tokens.token_selection)
     lists = [[] if field is None else field.tolist() for field in fields]
     bounds = [0, *itertools.accumulate(tokens.lengths.tolist())]
     return [Row(*(values[begin:end] for values in lists)) for begin, end in itertools.pairwise(bounds) if end > begin]
@@ -149,9 +149,9 @@ def test_on_policy_the_gradient_is_the_policy_gradients(objective: Objective) ->
     """At a ratio of one every method is REINFORCE, but for what it leaves out on purpose and for the scale of TOPR's weights."""
     tokens = random_tokens([4, 7])
     advantages = torch.repeat_interleave(tensor(1, -1), tokens.lengths)
-    marked = torch.zeros(11, dtype=torch.bool)
+    token_selection = torch.zeros(11, dtype=torch.bool)
     leaf = tokens.log_probs.clone().requires_grad_()
-    said = objective(PolicyTokens(leaf, leaf.detach(), advantages, tokens.lengths, marked))
+    said = objective(PolicyTokens(leaf, leaf.detach(), advantages, tokens.lengths, token_selection))
     said.losses.sum().backward()
     expected = -advantages
     if isinstance(objective, Topr):
@@ -180,9 +180,11 @@ def test_the_order_and_the_company_of_sequences_do_not_matter(lengths: list[int]
         def chosen(field: Tensor, part: list[int] = part) -> Tensor:
             return torch.cat([field.split(lengths)[i] for i in part])
 
-        assert tokens.marked is not None
+        assert tokens.token_selection is not None
         of_part = [chosen(field) for field in (tokens.log_probs, tokens.old_log_probs, tokens.advantages)]
-        said = objective(PolicyTokens(*of_part, lengths=torch.tensor([lengths[i] for i in part]), marked=chosen(tokens.marked)))
+        said = objective(
+            PolicyTokens(*of_part, lengths=torch.tensor([lengths[i] for i in part]), token_selection=chosen(tokens.token_selection))
+        )
         torch.testing.assert_close(said.losses, torch.cat([whole[i] for i in part]), rtol=1e-12, atol=1e-12)
 
 

@@ -129,12 +129,12 @@ def pairs() -> TrainBatch:
     reference = np.where(mask, generator.normal(-2.0, 1.0, len(mask)), 0).astype(np.float32)
     nothing = np.zeros(len(mask), np.float32)
     labels = generator.integers(0, 2, len(lengths)).astype(np.float32)
-    return TrainBatch(sequences, nothing, None, nothing.astype(np.int32), ref_log_probs=reference, labels=labels, unit=2)
+    return TrainBatch(sequences, nothing, None, nothing.astype(np.int32), ref_log_probs=reference, labels=labels, sequences_per_example=2)
 
 
 def gradient(name: str, ranks: int, token_budget: int) -> Tensor:
     """Of one update."""
-    batch = replace(pairs(), unit=1) if name == "kto" else pairs()
+    batch = replace(pairs(), sequences_per_example=1) if name == "kto" else pairs()
     group = Ranks(ranks)
     shape = TrainShape(1, 1, token_budget, "seq-mean-token-mean", 1.0)
     trainer = ActorTrain(cast(WorkerGroup, group), shape, Path(), limits.CALL, limits.CALL, limits.CALL)

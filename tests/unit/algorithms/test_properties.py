@@ -88,7 +88,7 @@ def gradient(rows: Sequence[Row], loss: Loss, mode: str) -> tuple[float, list[np
     columns = np.concatenate([row.fields for row in rows], axis=1).astype(np.float32)
     advantages, behaviour, proximal, reference = columns
     batch = TrainBatch(sequences, advantages, behaviour, np.zeros(len(advantages), np.int32), reference, proximal)
-    batch = replace(batch, marked=loss.marks(batch))
+    batch = replace(batch, token_selection=loss.token_selection(batch))
     leaf = torch.from_numpy(np.concatenate([row.current for row in rows])).requires_grad_()
     chosen = leaf[torch.from_numpy(sequences.response_mask)]
     said = loss(chosen, chosen.exp(), loss_inputs(batch, "cpu"))

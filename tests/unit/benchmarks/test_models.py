@@ -9,8 +9,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.models import PAD_ID, SHAPES, build_config, build_model, build_tokenizer, write
-from roll.config.schema.model import DataArgs
-from roll.config.schema.roles import Reward
+from roll.config.schema.model import DataConfig
+from roll.config.schema.roles import RewardConfig
 from roll.data.prompts import prepare_prompts
 from roll.models.load import load_tokenizer
 
@@ -36,10 +36,10 @@ def test_a_written_model_and_its_prompts_are_read_by_the_pipeline(tmp_path: Path
     made, tokens = build_model("tiny", seed=0), torch.arange(60, 90)[None]
     torch.testing.assert_close(made(tokens).logits, model(tokens).logits)
     prompts = prepare_prompts(
-        DataArgs.model_validate({"file_name": str(folder / "prompts.jsonl"), "template": "raw", "prompt": "prompt"}),
+        DataConfig.model_validate({"file_name": str(folder / "prompts.jsonl"), "template": "raw", "prompt": "prompt"}),
         load_tokenizer(str(folder)),
         128,
-        {"benchmark": Reward.model_validate({"reward": "exact_match"})},
+        {"benchmark": RewardConfig.model_validate({"reward": "exact_match"})},
     )
     assert [len(prompts.prompt(index, index).token_ids) for index in range(len(prompts))] == [128] * 5
     assert AutoConfig.from_pretrained(folder).pad_token_id == PAD_ID

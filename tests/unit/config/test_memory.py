@@ -8,7 +8,7 @@ import pytest
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
 from roll.config.derived.placement import place
 from roll.config.plan.memory import GIB, estimate
-from roll.config.schema.roles import ActorInfer, ActorTrain, Critic, Reference
+from roll.config.schema.roles import ActorInferConfig, ActorTrainConfig, CriticConfig, ReferenceConfig
 
 QWEN_7B = {
     "model_type": "qwen2",
@@ -34,10 +34,10 @@ def shape(tmp_path: Path) -> ModelShape:
     return found
 
 
-def trainer(stage: int, ranks: int, **keys: object) -> ActorTrain:
+def trainer(stage: int, ranks: int, **keys: object) -> ActorTrainConfig:
     zero = {"stage": stage} | {key: value for key, value in keys.items() if key.startswith(("offload", "zero_"))}
     settings = {"zero_optimization": zero, "tensor_parallel": keys.pop("tensor_parallel", None)}
-    return ActorTrain.model_validate(
+    return ActorTrainConfig.model_validate(
         {
             "model_args": {key: value for key, value in keys.items() if not key.startswith(("offload", "zero_"))},
             "data_args": {"file_name": "x", "prompt": "p"},
@@ -47,7 +47,7 @@ def trainer(stage: int, ranks: int, **keys: object) -> ActorTrain:
     )
 
 
-def states(role: ActorTrain, shape: ModelShape) -> dict[str, int]:
+def states(role: ActorTrainConfig, shape: ModelShape) -> dict[str, int]:
     memory = estimate(place("actor_train", role, 6144), role, shape, 6144)
     return {kind: size for kind, size in memory.device.items() if kind in ("weights", "gradients", "optimizer")}
 
@@ -139,7 +139,7 @@ def test_checkpointing_holds_fewer_activations(shape: ModelShape) -> None:
 
 def test_an_engine_and_a_reference(shape: ModelShape) -> None:
     settings = {"tensor_parallel_size": 2, "gpu_memory_utilization": 0.6}
-    infer = ActorInfer.model_validate(
+    infer = ActorInferConfig.model_validate(
         {"strategy_args": {"strategy_name": "vllm", "strategy_config": settings}, "device_mapping": (0, 1, 2, 3)}
     )
     plan = place("actor_infer", infer, 6144)
@@ -150,7 +150,7 @@ def test_an_engine_and_a_reference(shape: ModelShape) -> None:
     assert memory.device == {"weights": PUBLISHED_QWEN_7B, "kv_cache": 6144 * 28 * 2 * 2 * 128 * 2}
     assert shape.kv_bytes(2, 8) == 28 * 2 * 1 * 128 * 2, "fewer heads than ranks are copied"
     assert memory.reserved_fraction == 0.6
-    reference = Reference.model_validate({"strategy_args": {"strategy_name": "hf_infer"}, "device_mapping": (0, 1)})
+    reference = ReferenceConfig.model_validate({"strategy_args": {"strategy_name": "hf_infer"}, "device_mapping": (0, 1)})
     assert estimate(place("reference", reference, 6144), reference, shape, 6144).device["weights"] == 2 * PUBLISHED_QWEN_7B
     assert 14 < 2 * PUBLISHED_QWEN_7B / GIB < 15
 
@@ -217,7 +217,7 @@ def test_a_critic_holds_no_vocabulary_at_its_end(shape: ModelShape) -> None:
     """Of Qwen's 7.6 billion parameters, its head has 152064 x 3584."""
     assert shape.valuing_parameters == PUBLISHED_QWEN_7B - 152064 * 3584 + 3584
     keys = trainer(0, 1).model_dump(exclude={"data_args"})
-    critic = Critic.model_validate(keys)
+    critic = CriticConfig.model_validate(keys)
     policy, value = (estimate(place("critic", role, 6144), role, shape, 6144).device for role in (trainer(0, 1), critic))
     assert "head" in policy and "head" not in value
     assert value["weights"] == 2 * shape.valuing_parameters

@@ -8,13 +8,13 @@ from typing import get_args
 import pytest
 
 from roll.config.schema import model, offline, rlvr, roles
-from roll.config.schema.base import Section
+from roll.config.schema.base import StrictConfig
 from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.shipped import PACKAGE
 
 MODULES = (model, offline, rlvr, roles)
 SECTIONS = {
-    kind.__name__: kind for module in MODULES for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Section)
+    kind.__name__: kind for module in MODULES for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, StrictConfig)
 }
 COMPARED = {"bf16", "fp16", "gradient_clipping", "train_micro_batch_size_per_gpu", "train_batch_size"}
 """Keys that `roll/config/checks/deepspeed.py` reads by name, to compare them with the role's other keys."""
@@ -24,7 +24,7 @@ GO_THROUGH = {"wall_clock_breakdown", "communication_data_type", "data_types", "
 """Keys that DeepSpeed reads, from the dictionary that `roll/strategies/deepspeed_setup.py` makes of its whole block."""
 EXCEPTIONS = {
     "DeepSpeedConfig": COMPARED | FIXED | GO_THROUGH,
-    "ZeroOffload": {"pin_memory", "buffer_count", "fast_init", "ratio"},  # They go through too.
+    "ZeroOffloadConfig": {"pin_memory", "buffer_count", "fast_init", "ratio"},  # They go through too.
 }
 
 
@@ -42,7 +42,7 @@ def attributes_read() -> set[str]:
 @pytest.mark.parametrize("name", SECTIONS)
 def test_every_key_is_read(name: str) -> None:
     unread = set(SECTIONS[name].model_fields) - attributes_read()
-    inherited = set().union(*(parent.model_fields for parent in SECTIONS[name].__mro__[1:] if issubclass(parent, Section)))
+    inherited = set().union(*(parent.model_fields for parent in SECTIONS[name].__mro__[1:] if issubclass(parent, StrictConfig)))
     assert unread - inherited == EXCEPTIONS.get(name, set())
 
 

@@ -14,16 +14,16 @@ from roll.config.derived.placement import place
 from roll.config.plan.memory import estimate, head_tokens
 from roll.config.plan.show import show_plan
 from roll.config.roll_v2.translate import translate
-from roll.config.schema.roles import ActorTrain
+from roll.config.schema.roles import ActorTrainConfig
 from tests.unit.config.test_examples import planned
 from tests.unit.config.test_memory import QWEN_7B
 
 LONGEST = 6144
 
 
-def trainer(size: int, ranks: int = 8) -> ActorTrain:
+def trainer(size: int, ranks: int = 8) -> ActorTrainConfig:
     settings = {"zero_optimization": {"stage": 3}, "sequence_parallel_size": size}
-    return ActorTrain.model_validate(
+    return ActorTrainConfig.model_validate(
         {
             "data_args": {"file_name": "x", "prompt": "p"},
             "training_args": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3},

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from roll.config.schema.roles import Reward
+from roll.config.schema.roles import RewardConfig
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{{ eos_token }}\n{% endfor %}"
@@ -48,5 +48,5 @@ def write_jsonl(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.fixture
-def one_domain() -> dict[str, Reward]:
-    return {"math_rule": Reward.model_validate({})}
+def one_domain() -> dict[str, RewardConfig]:
+    return {"math_rule": RewardConfig.model_validate({})}

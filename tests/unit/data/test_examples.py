@@ -10,20 +10,20 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from roll.config.schema.model import DataArgs
-from roll.data.examples import Example, Limits, prepare_examples
+from roll.config.schema.model import DataConfig
+from roll.data.examples import ExampleSequence, Limits, prepare_examples
 from roll.errors import DataError
 
 Write = Callable[..., str]
 MESSAGES = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "Two."}]
 
 
-def only(path: str, folder: Path, tokenizer: PreTrainedTokenizerFast, **columns: Any) -> Example:
+def only(path: str, folder: Path, tokenizer: PreTrainedTokenizerFast, **columns: Any) -> ExampleSequence:
     examples = prepare_examples(
-        DataArgs.model_validate({"file_name": path, **columns}), tokenizer, Limits(100, 100), cache_folder=folder / "cache"
+        DataConfig.model_validate({"file_name": path, **columns}), tokenizer, Limits(100, 100), cache_folder=folder / "cache"
     )
     assert len(examples) == 1
-    return examples.lesson(0).examples[0]
+    return examples.example(0).sequences[0]
 
 
 @pytest.mark.parametrize(
@@ -40,21 +40,21 @@ def test_the_mask_is_true_on_the_response_alone(
 ) -> None:
     path = write_jsonl([{"messages": MESSAGES} if shape == "messages" else {"question": "One?", "solution": "Two."}])
     columns = {"messages": "messages"} if shape == "messages" else {"prompt": "question", "response": "solution"}
-    example = only(path, tmp_path, tokenizer, template=template, **columns)
-    assert tokenizer.decode(example.token_ids[~example.response_mask]) == prompt
-    assert tokenizer.decode(example.token_ids[example.response_mask]) == response
-    assert example.token_ids.dtype == np.int32 and example.response_mask.dtype == np.bool_
-    assert np.flatnonzero(example.response_mask).tolist() == list(range((~example.response_mask).sum(), len(example.token_ids)))
+    sequence = only(path, tmp_path, tokenizer, template=template, **columns)
+    assert tokenizer.decode(sequence.token_ids[~sequence.response_mask]) == prompt
+    assert tokenizer.decode(sequence.token_ids[sequence.response_mask]) == response
+    assert sequence.token_ids.dtype == np.int32 and sequence.response_mask.dtype == np.bool_
+    assert np.flatnonzero(sequence.response_mask).tolist() == list(range((~sequence.response_mask).sum(), len(sequence.token_ids)))
 
 
 def test_the_prompt_s_tokens_are_those_that_generation_starts_from(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     # "answ" + "er is" would merge into one token across the boundary if the two were tokenised together.
-    example = only(write_jsonl([{"q": "The answ", "a": "er is"}]), tmp_path, tokenizer, template="raw", prompt="q", response="a")
-    assert example.token_ids[~example.response_mask].tolist() == tokenizer("The answ")["input_ids"]
+    sequence = only(write_jsonl([{"q": "The answ", "a": "er is"}]), tmp_path, tokenizer, template="raw", prompt="q", response="a")
+    assert sequence.token_ids[~sequence.response_mask].tolist() == tokenizer("The answ")["input_ids"]
     together = tokenizer("The answer is")["input_ids"]
-    assert example.token_ids[:-1].tolist() != together
+    assert sequence.token_ids[:-1].tolist() != together
 
 
 def test_a_message_keeps_its_calls_and_its_thinking(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -68,9 +68,9 @@ def test_a_message_keeps_its_calls_and_its_thinking(write_jsonl: Write, tmp_path
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}
     answer = {"role": "assistant", "content": "Two.", "reasoning_content": "Hm.", "tool_calls": None}
     path = write_jsonl([{"messages": [MESSAGES[0], call, {"role": "tool", "content": "2"}, answer]}])
-    example = only(path, tmp_path, speaking, messages="messages")
-    assert tokenizer.decode(example.token_ids[~example.response_mask]) == '[user]One?;[assistant]{"name": "add"};[tool]2;[assistant]'
-    assert tokenizer.decode(example.token_ids[example.response_mask]) == "<Hm.>Two.;"
+    sequence = only(path, tmp_path, speaking, messages="messages")
+    assert tokenizer.decode(sequence.token_ids[~sequence.response_mask]) == '[user]One?;[assistant]{"name": "add"};[tool]2;[assistant]'
+    assert tokenizer.decode(sequence.token_ids[sequence.response_mask]) == "<Hm.>Two.;"
 
 
 BEGIN, END = "<|im_start|>", "<|im_end|>"
@@ -83,10 +83,10 @@ def test_a_tokenizer_that_ends_what_it_is_given_does_not_end_a_prompt(
     ending = copy.deepcopy(tokenizer)
     marks = [(mark, tokenizer.convert_tokens_to_ids(mark)) for mark in (BEGIN, END)]
     ending.backend_tokenizer.post_processor = TemplateProcessing(single=form.format(BEGIN, END), special_tokens=marks)
-    example = only(write_jsonl([{"q": f"One?{END}", "a": "Two."}]), tmp_path, ending, template="raw", prompt="q", response="a")
+    sequence = only(write_jsonl([{"q": f"One?{END}", "a": "Two."}]), tmp_path, ending, template="raw", prompt="q", response="a")
     begin = BEGIN if begins else ""
-    assert tokenizer.decode(example.token_ids[~example.response_mask]) == f"{begin}One?{END}"
-    assert tokenizer.decode(example.token_ids[example.response_mask]) == "Two.<|endoftext|>"
+    assert tokenizer.decode(sequence.token_ids[~sequence.response_mask]) == f"{begin}One?{END}"
+    assert tokenizer.decode(sequence.token_ids[sequence.response_mask]) == "Two.<|endoftext|>"
     whole = only(write_jsonl([{"t": "One? Two."}]), tmp_path, ending, text="t")
     assert tokenizer.decode(whole.token_ids) == f"{begin}One? Two.<|endoftext|>"
 
@@ -96,9 +96,9 @@ def test_all_turns_of_a_conversation_are_learnt_and_nothing_between_them(
 ) -> None:
     later = [{"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Three."}]
     path = write_jsonl([{"messages": [*MESSAGES, *later]}, {"messages": MESSAGES}])
-    data_args = DataArgs.model_validate({"file_name": path, "template": "chatml", "messages": "messages"})
+    data_args = DataConfig.model_validate({"file_name": path, "template": "chatml", "messages": "messages"})
     rows = prepare_examples(data_args, tokenizer, Limits(100, 100), "turns", cache_folder=tmp_path / "cache")
-    (long,), (short,) = rows.lesson(0).examples, rows.lesson(1).examples
+    (long,), (short,) = rows.example(0).sequences, rows.example(1).sequences
     parts = np.split(long.token_ids, np.flatnonzero(np.diff(long.response_mask)) + 1)
     assert [tokenizer.decode(part) for part in parts] == [
         "<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n",
@@ -111,22 +111,22 @@ def test_all_turns_of_a_conversation_are_learnt_and_nothing_between_them(
     before = sum(len(part) for part in parts[:3])
     fits = [Limits(before, 100), Limits(before - 1, 100)]
     assert [len(prepare_examples(data_args, tokenizer, each, "turns", cache_folder=tmp_path / "cache")) for each in fits] == [2, 1]
-    (single,) = prepare_examples(data_args, tokenizer, Limits(100, 100), "responses", cache_folder=tmp_path / "cache").lesson(1).examples
+    (single,) = prepare_examples(data_args, tokenizer, Limits(100, 100), "responses", cache_folder=tmp_path / "cache").example(1).sequences
     assert short.token_ids.tolist() == single.token_ids.tolist() and short.response_mask.tolist() == single.response_mask.tolist()
 
 
 def test_only_the_last_response_of_a_conversation_is_learnt(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     path = write_jsonl([{"messages": [*MESSAGES, {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Three."}]}])
-    example = only(path, tmp_path, tokenizer, template="chatml", messages="messages")
-    assert tokenizer.decode(example.token_ids[example.response_mask]) == "Three.<|im_end|>"
-    assert "Two." in tokenizer.decode(example.token_ids[~example.response_mask])
+    sequence = only(path, tmp_path, tokenizer, template="chatml", messages="messages")
+    assert tokenizer.decode(sequence.token_ids[sequence.response_mask]) == "Three.<|im_end|>"
+    assert "Two." in tokenizer.decode(sequence.token_ids[~sequence.response_mask])
 
 
 def test_examples_beyond_either_limit_are_dropped_and_counted(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     path = write_jsonl([{"q": "q", "a": "a"}, {"q": "q" * 200, "a": "a"}, {"q": "q", "a": "a" * 200}])
-    data_args = DataArgs.model_validate({"file_name": path, "template": "raw", "prompt": "q", "response": "a"})
+    data_args = DataConfig.model_validate({"file_name": path, "template": "raw", "prompt": "q", "response": "a"})
     examples = prepare_examples(data_args, tokenizer, Limits(20, 20), cache_folder=tmp_path / "cache")
     assert (len(examples), examples.too_long) == (1, {path: 2})
     with pytest.raises(DataError, match="no example fits prompt_length 20 and response_length 1; 3 rows"):

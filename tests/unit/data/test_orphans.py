@@ -28,7 +28,7 @@ fcntl.flock(lock, fcntl.LOCK_EX)
 datasets.Dataset.map = fork
 rows = datasets.Dataset.from_dict({"row": ["{}"]})
 tables._raw_table = lambda *_: rows
-data_args = type("DataArgs", (), {"preprocessing_num_workers": 2})()
+data_args = type("DataConfig", (), {"preprocessing_num_workers": 2})()
 tables._build(tables.Path(sys.argv[1]).with_suffix(".table"), [], type("Preparation", (), {"data_args": data_args})())
 """
 

@@ -13,8 +13,8 @@ import pytest
 from datasets.arrow_writer import ArrowWriter
 from transformers import PreTrainedTokenizerFast
 
-from roll.config.schema.model import DataArgs
-from roll.config.schema.roles import Reward
+from roll.config.schema.model import DataConfig
+from roll.config.schema.roles import RewardConfig
 from roll.data import tables
 from roll.data.prompts import PromptSet, prepare_prompts
 from roll.errors import ConfigError, DataError
@@ -23,14 +23,14 @@ from tests import limits
 Write = Callable[..., str]
 
 
-def arguments(file_name: str | Sequence[str], **others: Any) -> DataArgs:
+def arguments(file_name: str | Sequence[str], **others: Any) -> DataConfig:
     columns = {} if "messages" in others else {"prompt": "prompt"}
     names = file_name if isinstance(file_name, str) else tuple(file_name)
-    return DataArgs.model_validate({"file_name": names, "template": "chatml", **columns, **others})
+    return DataConfig.model_validate({"file_name": names, "template": "chatml", **columns, **others})
 
 
-def two_domains() -> dict[str, Reward]:
-    return {"math": Reward.model_validate({"tag_included": ("gsm8k", "aime")}), "code": Reward.model_validate({})}
+def two_domains() -> dict[str, RewardConfig]:
+    return {"math": RewardConfig.model_validate({"tag_included": ("gsm8k", "aime")}), "code": RewardConfig.model_validate({})}
 
 
 def test_rows_become_tokenised_prompts(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict) -> None:
@@ -158,7 +158,7 @@ def test_an_unknown_tag_is_a_fault_even_with_one_domain(
 
 
 def test_a_tag_that_two_domains_claim_is_an_error(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    rewards = {"math": Reward.model_validate({"tag_included": ("code",)}), "code": Reward.model_validate({})}
+    rewards = {"math": RewardConfig.model_validate({"tag_included": ("code",)}), "code": RewardConfig.model_validate({})}
     with pytest.raises(ConfigError, match="claims the tag 'code', as does the domain 'math'"):
         prepare_prompts(arguments(write_jsonl([{"prompt": "p"}])), tokenizer, 100, rewards, tmp_path / "cache")
 
@@ -260,7 +260,7 @@ def _prepare_counting_builds(path: str, folder: str, tokenizer: PreTrainedTokeni
         build(*others)
 
     tables._build = counted
-    prompts = prepare_prompts(arguments(path), tokenizer, 100, {"math": Reward.model_validate({})}, Path(folder) / "cache")
+    prompts = prepare_prompts(arguments(path), tokenizer, 100, {"math": RewardConfig.model_validate({})}, Path(folder) / "cache")
     (Path(folder) / f"done-{os.getpid()}").write_text(json.dumps(_texts(prompts)))
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from roll.config.schema.model import DataArgs
-from roll.config.schema.roles import Reward
+from roll.config.schema.model import DataConfig
+from roll.config.schema.roles import RewardConfig
 from roll.data.prompts import PromptSet, prepare_prompts
-from roll.data.sampler import LessonSampler, PromptSampler
+from roll.data.sampler import ExampleSampler, PromptSampler
 from roll.errors import DataError
 
 
@@ -25,8 +25,8 @@ def prompts(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> PromptSet:
 def make_prompts(folder: Path, tokenizer: PreTrainedTokenizerFast, rows: list[dict[str, str]], domains: Sequence[str]) -> PromptSet:
     path = folder / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    data_args = DataArgs.model_validate({"file_name": str(path), "template": "raw", "prompt": "prompt"})
-    rewards = {name: Reward.model_validate({"tag_included": (name[0],)}) for name in domains}
+    data_args = DataConfig.model_validate({"file_name": str(path), "template": "raw", "prompt": "prompt"})
+    rewards = {name: RewardConfig.model_validate({"tag_included": (name[0],)}) for name in domains}
     return prepare_prompts(data_args, tokenizer, 10, rewards, folder / "cache")
 
 
@@ -112,12 +112,12 @@ def test_shares_that_cannot_be_are_errors(prompts: PromptSet, shares: dict[str, 
 
 
 def test_lessons_are_drawn_and_resumed_the_same_way() -> None:
-    whole = LessonSampler(9, 5).draw(27)
+    whole = ExampleSampler(9, 5).draw(27)
     assert sorted(whole[:9]) == sorted(whole[9:18]) == list(range(9))
     assert whole[:9] != whole[9:18]
-    sampler = LessonSampler(9, 5)
+    sampler = ExampleSampler(9, 5)
     sampler.draw(13)
-    restored = LessonSampler(9, 5)
+    restored = ExampleSampler(9, 5)
     restored.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
     assert restored.ahead(14) == whole[13:]
     assert restored.draw(14) == whole[13:]

@@ -22,9 +22,9 @@ import torch
 
 from roll.algorithms.advantages import ADVANTAGES, Normalisation, Scores, advantages
 from roll.algorithms.losses import LossInputs
-from roll.config.schema.model import DataArgs
+from roll.config.schema.model import DataConfig
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import Reward
+from roll.config.schema.roles import RewardConfig
 from roll.data.packing import concatenate
 from roll.data.rows import prompt_conversation
 from roll.rewards.process import RewardProcess
@@ -86,7 +86,9 @@ def test_an_addition_is_short(section: str) -> None:
 
 
 async def scored(module: ModuleType, responses: Sequence[str]) -> list[Any]:
-    section = Reward.model_validate({"reward": f"{module.__name__}:brief_and_right", "reward_args": {"limit": 10}, "failed_value": -1.0})
+    section = RewardConfig.model_validate(
+        {"reward": f"{module.__name__}:brief_and_right", "reward_args": {"limit": 10}, "failed_value": -1.0}
+    )
     prompt = Prompt(0, np.zeros(1, np.int32), "17 * 3", "short_answers", {"ground_truth": "51"})
     process = RewardProcess("short_answers", section, start_seconds=limits.START)
     try:
@@ -152,7 +154,7 @@ def test_the_strategy_serves_as_a_reference(tmp_path: Path, monkeypatch: pytest.
     for name, wanted in inspect.getmembers(ScoreStrategy, inspect.isfunction):
         if not name.startswith("_"):
             assert inspect.signature(getattr(module.UniformScore, name)).parameters.keys() == inspect.signature(wanted).parameters.keys()
-    block = appended("roll/config/schema/engine.py", monkeypatch).UniformStrategy
+    block = appended("roll/config/schema/engine.py", monkeypatch).UniformStrategyConfig
     strategy = block.model_validate({"strategy_name": "uniform", "strategy_config": {"vocab_size": 8}})
     make = appended("roll/pipeline/roles.py", monkeypatch).make_uniform
     ranks = [Rank("reference", number, 2, "localhost", 0, "cpu", limits.START) for number in range(2)]
@@ -176,7 +178,7 @@ def test_the_tracker_writes_beside_the_record(tmp_path: Path, monkeypatch: pytes
 
 def test_the_row_of_the_experiment_reads_as_a_prompt() -> None:
     (row,) = [json.loads(block.text) for block in blocks(PAGE) if block.info == "json row"]
-    messages = prompt_conversation(row, DataArgs.model_validate({"file_name": "my_problems.jsonl", "prompt": "question"}))
+    messages = prompt_conversation(row, DataConfig.model_validate({"file_name": "my_problems.jsonl", "prompt": "question"}))
     assert messages == [{"role": "user", "content": "What is 17 * 3?"}]
     assert row["tag"] == "math_rule"
 

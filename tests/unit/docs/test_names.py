@@ -42,11 +42,12 @@ WRITERS = (
     "algorithms/policy_loss.py",
     "algorithms/value_loss.py",
     "strategies/deepspeed_train.py",
-    "strategies/tally.py",
+    "strategies/metric_sums.py",
 )
 """Modules that make metrics; others read them."""
 METRIC = re.compile(
-    r"(sampling|reward|response|staleness|policy|critic|\{subject\}|mismatch|val|time|throughput|memory|sft|dpo|reward_model|distill)/[^ ]+"
+    r"(sampling|reward|response|staleness|policy|critic|\{metric_prefix\}|"
+    r"mismatch|val|time|throughput|memory|sft|dpo|reward_model|distill)/[^ ]+"
 )
 PLACEHOLDERS = {"domain": "<domain>", "name": "<set>", "k": "<k>", "role": "<role>"}
 FOREIGN = {"RAY_JOB_STOP_WAIT_TIME_S", "initial_scale_power", "NotImplementedError"}
@@ -78,8 +79,10 @@ def metrics_of_the_source() -> set[str]:
     outcome = "reward/{outcome.value}_fraction"
     assert outcome in names
     names = (names - {outcome}) | {outcome.replace("{outcome.value}", each.value) for each in RewardOutcome}
-    of_each = {name for name in names if name.startswith("{subject}")}
-    names = (names - of_each) | {name.replace("{subject}", loss.subject) for name in of_each for loss in (PolicyLoss, ValueLoss)}
+    of_each = {name for name in names if name.startswith("{metric_prefix}")}
+    names = (names - of_each) | {
+        name.replace("{metric_prefix}", loss.metric_prefix) for name in of_each for loss in (PolicyLoss, ValueLoss)
+    }
     parts = {
         str(node.args[0].value)
         for file, tree in TREES.items()

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
 
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.models.export import write_model
 from roll.models.load import load_causal_model, load_tokenizer
 from roll.models.weights import WeightView
@@ -41,7 +41,7 @@ def test_a_model_comes_back_with_its_tokenizer_and_its_generation_config(
     if generation is not None:
         (base / "generation_config.json").write_text(json.dumps(generation))
 
-    model = load_causal_model(str(base), ModelArgs.model_validate({"dtype": "fp32"}), packed=False)
+    model = load_causal_model(str(base), ModelConfig.model_validate({"dtype": "fp32"}), packed=False)
     view = WeightView(model)
     names = [spec.name for spec in view.model_specs()]
     assert ("lm_head.weight" in names) is not tied

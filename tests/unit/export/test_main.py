@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.errors import CheckpointError
 from roll.export import convert, source
 from roll.export.__main__ import main
-from roll.export.source import Source
+from roll.export.source import CheckpointSource
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands for the checkpoint of a run that trained all weights."""
-    found = Source(tmp_path / "step_1", "model", ModelArgs.model_validate({}), 0, "rlvr")
+    found = CheckpointSource(tmp_path / "step_1", "model", ModelConfig.model_validate({}), 0, "rlvr")
     monkeypatch.setattr(source, "find_source", lambda path: found)
     return found.checkpoint
 
@@ -24,7 +24,7 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_folder_gets_its_name_when_all_is_in_it(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "exports" / "policy"
 
-    def write(found: Source, folder: Path, exact: bool) -> None:
+    def write(found: CheckpointSource, folder: Path, exact: bool) -> None:
         assert folder.is_dir() and not out.exists()
         (folder / "config.json").write_text(f"{found.model}, exact {exact}")
 
@@ -45,7 +45,7 @@ def test_a_model_that_is_no_longer_there_is_named(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(convert.deepspeed_files, "weights", lambda folder, as_held: {})
-    gone = Source(tmp_path / "step_1", str(tmp_path / "gone"), ModelArgs.model_validate({}), 0, "rlvr")
+    gone = CheckpointSource(tmp_path / "step_1", str(tmp_path / "gone"), ModelConfig.model_validate({}), 0, "rlvr")
     monkeypatch.setattr(source, "find_source", lambda path: gone)
     assert main([str(checkpoint), str(tmp_path / "policy")]) == 2
     assert "the model" in (said := capsys.readouterr().err) and str(tmp_path / "gone") in said
@@ -57,7 +57,7 @@ def test_an_export_that_fails_leaves_nothing_and_can_be_tried_again(
 ) -> None:
     out = tmp_path / "policy"
 
-    def fail(found: Source, folder: Path, exact: bool) -> None:
+    def fail(found: CheckpointSource, folder: Path, exact: bool) -> None:
         (folder / "model-00001.safetensors").write_bytes(b"half")
         raise CheckpointError("it holds no weights of lm_head.weight")
 

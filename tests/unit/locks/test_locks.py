@@ -1,4 +1,4 @@
-"""`roll.locks`: who holds a lock keeps others out, and a process that is killed holds none."""
+"""`roll.system.locks`: who holds a lock keeps others out, and a process that is killed holds none."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from roll.locks import LockHeld, locked, take
+from roll.system.locks import LockHeld, locked, take
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from roll.locks import locked
+from roll.system.locks import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from transformers import AttentionInterface
 
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.errors import ConfigError
 from roll.models import kernels
 from roll.models.attention import packed_attention
@@ -22,8 +22,8 @@ from roll.models.load import load_causal_model
 ABSENT = pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash-attn is installed here")
 
 
-def asks_for(**keys: Any) -> ModelArgs:
-    return ModelArgs.model_validate({"dtype": "fp32"} | keys)
+def asks_for(**keys: Any) -> ModelConfig:
+    return ModelConfig.model_validate({"dtype": "fp32"} | keys)
 
 
 @ABSENT

@@ -36,7 +36,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
 from roll.errors import DataError
 from roll.models.load import PackedPolicy, load_causal_model
@@ -78,7 +78,7 @@ def test_a_model_that_packing_would_change_is_refused(config: Any, kind: type[Pr
         return
     model.save_pretrained(tmp_path)
     with pytest.raises(DataError, match=f"'{tmp_path}' cannot be used: {why}"):
-        load_causal_model(str(tmp_path), ModelArgs.model_validate({"dtype": "fp32"}))
+        load_causal_model(str(tmp_path), ModelConfig.model_validate({"dtype": "fp32"}))
 
 
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 4.0}
@@ -101,7 +101,7 @@ def test_how_long_sequences_may_be_where_the_longest_decides_all_angles(rope: di
 def test_a_sequence_that_would_turn_its_neighbours_is_refused(tmp_path: Path) -> None:
     rope = LONGROPE | {"original_max_position_embeddings": 16}
     LlamaForCausalLM(LlamaConfig(**SHAPE, max_position_embeddings=64, rope_parameters=rope)).save_pretrained(tmp_path)
-    policy = PackedPolicy(load_causal_model(str(tmp_path), ModelArgs.model_validate({"dtype": "fp32"})))
+    policy = PackedPolicy(load_causal_model(str(tmp_path), ModelConfig.model_validate({"dtype": "fp32"})))
 
     def said(*lengths: int) -> torch.Tensor:
         ids = [np.arange(length, dtype=np.int32) for length in lengths]

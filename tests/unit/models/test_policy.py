@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.data.packing import FILLER, concatenate
 from roll.models.load import PackedPolicy, load_causal_model
 from roll.models.packed_inputs import packed_inputs, scored_only, spread
 from roll.types import Sequences
 
-FP32 = ModelArgs.model_validate({"dtype": "fp32"})
+FP32 = ModelConfig.model_validate({"dtype": "fp32"})
 
 
 def sequences(lengths: list[int], prompt: int = 2, seed: int = 0) -> Sequences:
@@ -59,7 +59,7 @@ def test_log_probs_are_those_of_each_sequence_alone(folder: Path, temperature: f
 def test_bf16_agrees_within_its_rounding(tiny_model: Path) -> None:
     batch = sequences([9, 3, 20])
     expected, _ = one_by_one(AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32), batch, 1.0)
-    policy = PackedPolicy(load_causal_model(str(tiny_model), ModelArgs.model_validate({"dtype": "bf16"})))
+    policy = PackedPolicy(load_causal_model(str(tiny_model), ModelConfig.model_validate({"dtype": "bf16"})))
     assert {parameter.dtype for parameter in policy.parameters()} == {torch.bfloat16}
     got, _ = policy(packed_inputs(batch, "cpu"))
     difference = (got.double() - expected).abs()
@@ -71,7 +71,7 @@ def test_bf16_agrees_within_its_rounding(tiny_model: Path) -> None:
 def test_the_gpus_kernels_agree_with_the_cpus(tiny_model: Path) -> None:
     batch = sequences([9, 3, 20, 60])
     exact = PackedPolicy(load_causal_model(str(tiny_model), FP32))
-    policy = PackedPolicy(load_causal_model(str(tiny_model), ModelArgs.model_validate({"dtype": "bf16"}))).cuda()
+    policy = PackedPolicy(load_causal_model(str(tiny_model), ModelConfig.model_validate({"dtype": "bf16"}))).cuda()
     expected, _ = exact(packed_inputs(batch, "cpu", 0.8))
     got, _ = policy(packed_inputs(batch, "cuda", 0.8))
     assert (got.cpu() - expected).abs().max() < 0.15

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from examples.tiny.make_model import build_tokenizer, write_model
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
 from roll.models import export
 from roll.models.packed_inputs import packed_inputs
@@ -28,7 +28,7 @@ def test_the_score_is_read_at_the_last_token_that_is_no_padding(token_ids: list[
 
 def test_an_exported_reward_model_gives_transformers_the_same_scores(tmp_path: Path) -> None:
     write_model(tmp_path / "base", seed=0)
-    scores = load_scores(str(tmp_path / "base"), ModelArgs.model_validate({"dtype": "fp32", "gradient_checkpointing": "none"}), seed=0)
+    scores = load_scores(str(tmp_path / "base"), ModelConfig.model_validate({"dtype": "fp32", "gradient_checkpointing": "none"}), seed=0)
     torch.nn.init.normal_(scores.causal.get_parameter("score.weight"), generator=torch.Generator().manual_seed(0))
     tensors = {name: parameter.detach() for name, parameter in scores.causal.named_parameters()}
     export.write_model(tmp_path / "export", iter([tensors]), scores.causal, build_tokenizer())

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import Qwen2Config
 
 from roll.algorithms.divergence import Divergence
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.data.packing import FILLER, concatenate
 from roll.models import sequence_parallel
 from roll.models.load import PackedModel, PackedPolicy, load_causal_model
@@ -27,7 +27,7 @@ from roll.models.value import PackedValues, load_value_model
 from roll.types import Floats, Sequences
 from tests import limits
 
-FP32 = ModelArgs.model_validate({"dtype": "fp32"})
+FP32 = ModelConfig.model_validate({"dtype": "fp32"})
 LENGTHS = [7, 12, 3]
 
 

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.data.packing import FILLER, concatenate
 from roll.errors import DataError
 from roll.models.packed_inputs import packed_inputs
 from roll.models.value import ValueHead, load_value_model, load_values
 from roll.types import Sequences
 
-FP32 = ModelArgs.model_validate({"dtype": "fp32"})
-LORA = ModelArgs.model_validate({"dtype": "fp32", "lora_target": "all-linear", "lora_rank": 4})
+FP32 = ModelConfig.model_validate({"dtype": "fp32"})
+LORA = ModelConfig.model_validate({"dtype": "fp32", "lora_target": "all-linear", "lora_rank": 4})
 
 
 def sequences(lengths: list[int], prompt: int = 2) -> Sequences:
@@ -108,7 +108,7 @@ def test_a_lora_critic_trains_its_adapter_and_its_head(with_head: Path) -> None:
 
 @torch.no_grad()
 def test_bf16_rounds_the_weights_and_not_the_heads_arithmetic(with_head: Path) -> None:
-    values = load_values(str(with_head), ModelArgs.model_validate({"dtype": "bf16"}), seed=0)
+    values = load_values(str(with_head), ModelConfig.model_validate({"dtype": "bf16"}), seed=0)
     assert {parameter.dtype for parameter in values.parameters()} == {torch.bfloat16}
     inputs = packed_inputs(sequences([9, 3, 20]), "cpu")
     (got,) = values(inputs)

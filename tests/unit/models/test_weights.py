@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
 from roll.errors import ConfigError
 from roll.models.export import adapter_config, write_adapter_folder, write_model
@@ -24,7 +24,7 @@ from roll.weight_sync.bucket import plan_buckets
 
 def load(folder: Path, dtype: str = "fp32", targets: str | None = None) -> PreTrainedModel | PeftModel:
     """The policy's model; an adapter's B, which starts at zero, is made random."""
-    model_args = ModelArgs.model_validate({"dtype": dtype, "lora_target": targets, "lora_rank": 4, "lora_alpha": 12.0})
+    model_args = ModelConfig.model_validate({"dtype": dtype, "lora_target": targets, "lora_rank": 4, "lora_alpha": 12.0})
     model = load_causal_model(str(folder), model_args)
     if targets is None:
         return model
@@ -102,7 +102,7 @@ def test_what_must_be_gathered_for_a_name(tiny_model: Path) -> None:
 
 
 def test_an_adapter_starts_as_nothing_and_alike_on_every_rank(tiny_model: Path) -> None:
-    model_args = ModelArgs.model_validate({"dtype": "fp32", "lora_target": "all-linear", "lora_rank": 4})
+    model_args = ModelConfig.model_validate({"dtype": "fp32", "lora_target": "all-linear", "lora_rank": 4})
     torch.manual_seed(1)
     first = add_lora(load_causal_model(str(tiny_model), model_args), model_args, seed=5)
     torch.manual_seed(2)
@@ -163,7 +163,7 @@ def test_an_exported_model_loads_and_is_the_same_policy(
 @pytest.mark.parametrize(("rank", "given", "alpha"), [(4, None, 8), (32, None, 64), (32, 12.0, 12)])
 def test_without_an_alpha_the_adapters_scale_is_two_whatever_the_rank(tiny_model: Path, rank: int, given: float | None, alpha: int) -> None:
     keys = {"dtype": "fp32", "lora_target": "q_proj", "lora_rank": rank, "lora_alpha": given}
-    model_args = ModelArgs.model_validate(keys)
+    model_args = ModelConfig.model_validate(keys)
     adapted = add_lora(load_causal_model(str(tiny_model), model_args), model_args, seed=3)
     described = json.loads(adapter_config(adapted))
     assert (described["r"], described["lora_alpha"]) == (rank, alpha)
@@ -173,7 +173,7 @@ def test_an_exported_adapter_loads_and_is_the_same_policy(tiny_model: Path, tmp_
     model = load(tiny_model, targets="all-linear")
     folder = tmp_path / "adapter"
     write_adapter_folder(folder, all_tensors(WeightView(model), adapter=True), model, load_tokenizer(str(tiny_model)))
-    loaded = PeftModel.from_pretrained(load_causal_model(str(tiny_model), ModelArgs.model_validate({"dtype": "fp32"})), str(folder))
+    loaded = PeftModel.from_pretrained(load_causal_model(str(tiny_model), ModelConfig.model_validate({"dtype": "fp32"})), str(folder))
     torch.testing.assert_close(log_probs(loaded), log_probs(model), rtol=0, atol=0)
     described = json.loads(adapter_config(model))
     assert described["r"] == 4

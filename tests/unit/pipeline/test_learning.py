@@ -18,12 +18,12 @@ from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.packing import concatenate
 from roll.errors import WorkerFailed
-from roll.pipeline.arrange import Arrangement
+from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.learning import BothTrainers, CriticLearning, Learning
 from roll.pipeline.position import Position
 from roll.pipeline.wire_critic import are_apart
 from roll.types import Metrics, TrainBatch
-from roll.workers.turns import Level, Turns
+from roll.workers.device_sharing import DeviceSharing, Level
 
 SEQUENCES = concatenate([np.array([1, 2], np.int32)], [np.array([False, True])])
 BATCH = TrainBatch(SEQUENCES, np.zeros(2, np.float32), None, np.zeros(2, np.int32))
@@ -32,15 +32,15 @@ BATCH = TrainBatch(SEQUENCES, np.zeros(2, np.float32), None, np.zeros(2, np.int3
 class Recorder:
     """Two learners that keep what happens to them."""
 
-    def __init__(self, turns: int = 1) -> None:
-        """`turns`: of the event loop, for which an update lasts."""
+    def __init__(self, sharing: int = 1) -> None:
+        """`sharing`: of the event loop, for which an update lasts."""
         self.events: list[Any] = []
-        self.turns = turns
+        self.turns = sharing
 
     def update(self, name: str) -> Callable[[TrainBatch, Loss, int], Any]:
         async def learn(batch: TrainBatch, loss: Loss, version: int) -> Metrics:
             assert batch is BATCH
-            self.events.append((f"{name} begins", loss.subject, version))
+            self.events.append((f"{name} begins", loss.metric_prefix, version))
             for _ in range(self.turns):
                 await asyncio.sleep(0)
             self.events.append(f"{name} ends")
@@ -65,7 +65,7 @@ def test_a_policy_alone() -> None:
 
 
 def test_on_shared_devices_the_critic_learns_first() -> None:
-    recorder = Recorder(turns=20)
+    recorder = Recorder(sharing=20)
     metrics, position = asyncio.run(learning(recorder)(BATCH, Position(0, 6)))
     assert recorder.events == [("critic begins", "critic", 6), "critic ends", ("policy begins", "policy", 6), "policy ends"]
     assert metrics == {"critic/loss": 6.0, "policy/loss": 6.0}
@@ -73,7 +73,7 @@ def test_on_shared_devices_the_critic_learns_first() -> None:
 
 
 def test_on_devices_of_their_own_both_learn_at_the_same_time() -> None:
-    recorder = Recorder(turns=20)
+    recorder = Recorder(sharing=20)
     metrics, _ = asyncio.run(learning(recorder, at_once=True)(BATCH, Position(0, 6)))
     assert recorder.names() == ["critic begins", "policy begins", "critic ends", "policy ends"]
     assert set(metrics) == {"critic/loss", "policy/loss"}
@@ -102,7 +102,7 @@ def test_what_fails_in_either_is_what_the_run_fails_of(at_once: bool) -> None:
     async def fail(batch: TrainBatch, loss: Loss, version: int) -> Metrics:
         raise WorkerFailed("critic", 0, "no more")
 
-    recorder = Recorder(turns=20)
+    recorder = Recorder(sharing=20)
     failing = replace(learning(recorder, at_once=at_once), critic=CriticLearning(fail, ValueLoss(), 0, at_once))
     with pytest.raises(WorkerFailed, match="critic rank 0: no more"):
         asyncio.run(failing(BATCH, Position(0, 0)))
@@ -139,18 +139,18 @@ def test_a_checkpoint_holds_both_and_the_policy_is_exported(tmp_path: Path) -> N
     ]
 
 
-class Lodger:
-    """A role that says when it comes and leaves."""
+class FakeRole:
+    """A role that records when it is onloaded and offloaded."""
 
     def __init__(self, name: str, moves: list[str]) -> None:
         self.name, self.moves = name, moves
 
-    async def leave(self, forget: bool) -> int | None:
-        self.moves.append(f"{self.name} leaves" + " and forgets" * forget)
+    async def offload(self, discard: bool) -> int | None:
+        self.moves.append(f"{self.name} offloads" + " and discards" * discard)
         return None
 
-    async def come(self, level: Level) -> None:
-        self.moves.append(f"{self.name} comes")
+    async def onload(self, level: Level) -> None:
+        self.moves.append(f"{self.name} onloads")
 
 
 def test_on_shared_devices_they_take_turns() -> None:
@@ -162,32 +162,32 @@ def test_on_shared_devices_they_take_turns() -> None:
     async def run() -> list[str]:
         names = ("actor_infer", "actor_train", "critic")
         moves: list[str] = []
-        turns = Turns({name: [other for other in names if other != name] for name in names})
+        sharing = DeviceSharing({name: [other for other in names if other != name] for name in names})
         for name in names:
-            await turns.enter(name, Lodger(name, moves))
-        on_turn = Arrangement(turns.bring)
-        await on_turn.sync(nothing)()
-        await on_turn.generation(nothing)()
+            await sharing.enter(name, FakeRole(name, moves))
+        phases = DevicePhases(sharing.bring)
+        await phases.sync(nothing)()
+        await phases.generation(nothing)()
         moves.clear()
-        await on_turn.training(nothing, "critic")()
-        await on_turn.training(nothing, "critic")()
-        await on_turn.training(nothing)()
-        await on_turn.sync(nothing)()
-        await on_turn.keeping(nothing, "critic")()
-        await on_turn.generation(nothing)()
+        await phases.training(nothing, "critic")()
+        await phases.training(nothing, "critic")()
+        await phases.training(nothing)()
+        await phases.sync(nothing)()
+        await phases.keeping(nothing, "critic")()
+        await phases.generation(nothing)()
         return moves
 
     assert asyncio.run(run()) == [
-        "actor_infer leaves and forgets",
-        "critic comes",
-        "critic leaves",
-        "actor_train comes",
-        "actor_infer comes",
-        "actor_infer leaves",
-        "actor_train leaves",
-        "critic comes",
-        "critic leaves",
-        "actor_infer comes",
+        "actor_infer offloads and discards",
+        "critic onloads",
+        "critic offloads",
+        "actor_train onloads",
+        "actor_infer onloads",
+        "actor_infer offloads",
+        "actor_train offloads",
+        "critic onloads",
+        "critic offloads",
+        "actor_infer onloads",
     ]
 
 

@@ -1,4 +1,4 @@
-"""The loops with parts that record what is asked of them, the evaluation by hand, and the keeper's arithmetic."""
+"""The loops with parts that record what is asked of them, the evaluation by hand, and the checkpointer's arithmetic."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.losses import Loss, NegativeLogLikelihood
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.data.examples import Example, Lesson
-from roll.data.lessons import given_batch
+from roll.data.example_batch import given_batch
+from roll.data.examples import Example, ExampleSequence
 from roll.pipeline import offline, rlvr
 from roll.pipeline.evaluate import Evaluator, pass_at_k
 from roll.pipeline.learning import Learning
@@ -200,7 +200,7 @@ def test_a_resumed_run_syncs_first_and_does_not_validate_again() -> None:
 
 
 def offline_run(parts: Parts, held_out: dict[int, Metrics]) -> offline.Offline:
-    batch = given_batch([Lesson((Example(np.array([5, 6, 7], np.int32), np.array([False, True, True])),), 0.0)])
+    batch = given_batch([Example((ExampleSequence(np.array([5, 6, 7], np.int32), np.array([False, True, True])),), 0.0)])
 
     async def take() -> tuple[TrainBatch, Loss]:
         return batch, NegativeLogLikelihood()

@@ -20,13 +20,13 @@ from roll.config.load.loader import load_config
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, DataError
-from roll.pipeline import assemble, basis
+from roll.pipeline import assemble, resume_fingerprint
 from roll.pipeline.assemble import prepare
-from roll.pipeline.keeper import Keeper
-from roll.pipeline.stage import Stage
+from roll.pipeline.checkpointer import Checkpointer
+from roll.pipeline.run_context import RunContext
 from roll.strategies.base import TrainResult
 from roll.types import Floats, Metrics, Sequences, TrainBatch
-from roll.workers.turns import Level, Tenant, Turns
+from roll.workers.device_sharing import ColocatedRole, DeviceSharing, Level
 
 METRICS: tuple[str, ...] = ("sft/loss", "dpo/loss", "dpo/accuracy", "dpo/reward_margin", "distill/loss", "distill/divergence")
 COUNTED: tuple[str, ...] = ("reward_model/loss", "reward_model/accuracy", "reward_model/margin")
@@ -50,18 +50,18 @@ class Group:
         return None
 
 
-class Lodger(Tenant):
+class FakeRole(ColocatedRole):
     """A role on the devices that some roles share."""
 
     def __init__(self, role: str, there: set[str]) -> None:
         self.role, self.there = role, there
         there.add(role)
 
-    async def leave(self, forget: bool) -> int | None:
+    async def offload(self, discard: bool) -> int | None:
         self.there.remove(self.role)
         return 7
 
-    async def come(self, level: Level) -> None:
+    async def onload(self, level: Level) -> None:
         assert level is Level.WHOLE and not self.there, f"no room beside {self.there}"
         self.there.add(self.role)
 
@@ -70,7 +70,7 @@ class Stand:
     """Stands for `Roles` and for every role; remembers what it was asked, and who was on the devices then."""
 
     def __init__(self, plan: Plan) -> None:
-        self.turns = Turns(plan.turns)
+        self.device_sharing = DeviceSharing(plan.turns)
         self.there: set[str] = set()
         self.sharing: list[tuple[str, set[str]]] = []
         self.learns = ""
@@ -97,11 +97,11 @@ class Stand:
         self.calls.append(("role", "teacher"))
         return self
 
-    async def start(self) -> Turns:
+    async def start(self) -> DeviceSharing:
         self.calls.append(("start",))
         for call in [call for call in self.calls if call[0] == "role"]:
-            await self.turns.enter(call[1], Lodger(call[1], self.there))
-        return self.turns
+            await self.device_sharing.enter(call[1], FakeRole(call[1], self.there))
+        return self.device_sharing
 
     def asked(self, role: str) -> None:
         """Note who is there while a role works, where roles share devices."""
@@ -202,14 +202,17 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callab
         config = configuration(name, tmp_path / "run", *more)
         plan = make_plan(config)
         stand = Stand(plan)
-        keeper = Keeper(config, CheckpointStore(tmp_path / "run" / "checkpoints", 2))
-        stage = Stage(plan, cast(Any, None), keeper, cast(Any, stand))
+        checkpointer = Checkpointer(config, CheckpointStore(tmp_path / "run" / "checkpoints", 2))
+        context = RunContext(plan, cast(Any, None), checkpointer, cast(Any, stand))
 
         prepared = prepare(config)
-        keeper.agree(basis.of_keys(config) | basis.of_weights(config) | basis.of_rows(config, prepared), "as it was")
+        checkpointer.agree(
+            resume_fingerprint.of_keys(config) | resume_fingerprint.of_weights(config) | resume_fingerprint.of_rows(config, prepared),
+            "as it was",
+        )
 
         async def whole() -> None:
-            await keeper.finish(await prepared.loop(cast(Any, stand), stage, cast(Any, stand)))
+            await checkpointer.finish(await prepared.loop(cast(Any, stand), context, cast(Any, stand)))
 
         asyncio.run(whole())
         assert (tmp_path / "run" / "export").is_dir()
@@ -292,7 +295,7 @@ def test_a_precomputed_reference_leaves_the_gpu_to_the_policy_for_good(run: Call
 
 def test_roles_stay_where_they_are_told_to(run: Callable[..., Stand]) -> None:
     stand = run("dpo", *SHARED["dpo"], "max_steps=1", "eval_steps=0", "time_sharing=false")
-    assert stand.turns.resident == {}
+    assert stand.device_sharing.resident == {}
     assert all(there == {"actor_train", "reference"} for _, there in stand.sharing)
 
 

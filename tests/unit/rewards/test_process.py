@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from roll.config.schema.roles import Reward
+from roll.config.schema.roles import RewardConfig
 from roll.errors import ConfigError, RollError
 from roll.rewards.process import RewardProcess, RewardProcessFailed
 from roll.types import Prompt, RewardOutcome, RewardResult
@@ -74,8 +74,8 @@ def gone(pids: list[int]) -> bool:
     return all((stat_fields(pid) or ["Z"])[0] in "ZX" for pid in pids)
 
 
-def section(**others: Any) -> Reward:
-    return Reward.model_validate({"reward": "faulty_rewards:act", "timeout": limits.CALL, "failed_value": -1.0, **others})
+def section(**others: Any) -> RewardConfig:
+    return RewardConfig.model_validate({"reward": "faulty_rewards:act", "timeout": limits.CALL, "failed_value": -1.0, **others})
 
 
 @asynccontextmanager

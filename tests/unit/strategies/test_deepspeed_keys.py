@@ -13,7 +13,7 @@ from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerC
 
 from roll.config.checks.deepspeed import OFFLOADS
 from roll.config.schema.deepspeed_keys import BLOCKS
-from roll.config.schema.engine import DeepSpeedConfig, ZeroOffload, ZeroOptimization
+from roll.config.schema.engine import DeepSpeedConfig, ZeroOffloadConfig, ZeroOptimizationConfig
 from roll.strategies.deepspeed_setup import deepspeed_config
 
 
@@ -33,7 +33,7 @@ THEIRS: Mapping[str, dict[str, Any]] = {
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_block_takes_or_refuses_every_key_of_deepspeeds_and_takes_no_other(block: str) -> None:
     taken, refused = BLOCKS[block]
-    schema = set(ZeroOptimization.model_fields) if block == "zero_optimization" else set()
+    schema = set(ZeroOptimizationConfig.model_fields) if block == "zero_optimization" else set()
     theirs = THEIRS[block]
     assert set(taken) <= set(theirs)
     assert set(theirs) <= set(taken) | set(refused) | schema
@@ -49,7 +49,7 @@ def test_what_deepspeed_chooses_itself_is_of_the_keys_kind(block: str) -> None:
 
 
 def test_an_offload_takes_the_keys_of_its_kind() -> None:
-    ours = set(ZeroOffload.model_fields)
+    ours = set(ZeroOffloadConfig.model_fields)
     for name, model in (("offload_optimizer", DeepSpeedZeroOffloadOptimizerConfig), ("offload_param", DeepSpeedZeroOffloadParamConfig)):
         assert ours - set(OFFLOADS[name]) <= set(model.model_fields)
         assert not set(OFFLOADS[name]) & set(model.model_fields)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from torch import nn
 
-from roll.config.schema.model import ModelArgs
+from roll.config.schema.model import ModelConfig
 from roll.strategies.base import Rank
 from roll.strategies.hf_infer import HfGenerate, HfSettings
 from roll.types import Completion, Sampling
-from roll.weight_sync.routes import Route, Way
+from roll.weight_sync.routes import Route, Transport
 from tests import limits
 
-SETTINGS = HfSettings("", ModelArgs.model_validate({}))
+SETTINGS = HfSettings("", ModelConfig.model_validate({}))
 RANK = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
 
 
@@ -36,9 +36,9 @@ def test_it_leaves_once_the_prompt_is_answered(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(engine, "_generate", answer)
         answering = asyncio.create_task(engine.generate(np.zeros(1, np.int32), Sampling(1), None))
         await asyncio.sleep(0)
-        await engine.leave(forget=False)
+        await engine.offload(discard=False)
         sizes.append(model.weight.untyped_storage().nbytes())
-        await engine.come(whole=True)
+        await engine.onload(whole=True)
         sizes.append(model.weight.untyped_storage().nbytes())
         await answering
 
@@ -49,5 +49,5 @@ def test_it_leaves_once_the_prompt_is_answered(monkeypatch: pytest.MonkeyPatch) 
 def test_a_new_way_leaves_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, left = HfGenerate(SETTINGS, RANK), []
     monkeypatch.setattr(engine._reader, "close", lambda: left.append(True))
-    asyncio.run(engine.open_way(Route(Way.FILE, same_host=True), None))
+    asyncio.run(engine.open_route(Route(Transport.FILE, same_host=True), None))
     assert left == [True]

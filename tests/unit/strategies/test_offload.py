@@ -32,9 +32,9 @@ def test_views_see_the_values_again(monkeypatch: pytest.MonkeyPatch) -> None:
     parameter.grad = torch.full((5,), 3.0)
     store = Offload("cpu")
     for _ in range(3):
-        store.leave(tensors_in([parameter]))
+        store.offload(tensors_in([parameter]))
         assert (size(flat), size(view), size(parameter.grad)) == (0, 0, 0)
-        store.come()
+        store.onload()
         assert flat.tolist() == [float(number) for number in range(10)]
         assert view.tolist() == [2.0, 3.0, 4.0] and parameter.tolist() == [5.0, 6.0, 7.0, 8.0, 9.0]
         assert parameter.grad.tolist() == [3.0] * 5
@@ -45,11 +45,11 @@ def test_views_see_the_values_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_changed_while_it_was_here_is_what_comes_back() -> None:
     values = torch.zeros(4)
     store = Offload("cpu")
-    store.leave([values])
-    store.come()
+    store.offload([values])
+    store.onload()
     values += 7
-    store.leave([values])
-    store.come()
+    store.offload([values])
+    store.onload()
     assert values.tolist() == [7.0] * 4
 
 
@@ -57,9 +57,9 @@ def test_constant_values_are_copied_once() -> None:
     values = torch.ones(4)
     store = Offload("cpu", constant=True)
     for expected in (1.0, 1.0):
-        store.leave([values])
+        store.offload([values])
         assert size(values) == 0
-        store.come()
+        store.onload()
         assert values.tolist() == [expected] * 4
         values += 1  # against the promise: the copy of the first time is what comes back
 
@@ -67,11 +67,11 @@ def test_constant_values_are_copied_once() -> None:
 def test_leaving_and_coming_twice_is_once() -> None:
     values = torch.ones(4)
     store = Offload("cpu")
-    store.come()
-    store.leave([values])
-    store.leave([values])
-    store.come()
-    store.come()
+    store.onload()
+    store.offload([values])
+    store.offload([values])
+    store.onload()
+    store.onload()
     assert values.tolist() == [1.0] * 4
 
 

@@ -14,7 +14,7 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.trainer_utils import SchedulerType
 
 from roll.config.checks.optimizers import BY_METRIC, NEEDED, REMOVED, SCHEDULES
-from roll.config.schema.model import TrainingArgs
+from roll.config.schema.model import TrainingConfig
 from roll.errors import ConfigError
 from roll.strategies.base import Rank
 from roll.strategies.deepspeed_optimizers import OPTIMIZERS, Place, make_optimizer, make_schedule, parameter_groups
@@ -24,8 +24,8 @@ RANK = Rank("actor_train", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
 USUAL = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch", "num_stable_steps"}
 
 
-def arguments(**keys: Any) -> TrainingArgs:
-    return TrainingArgs.model_validate(keys)
+def arguments(**keys: Any) -> TrainingConfig:
+    return TrainingConfig.model_validate(keys)
 
 
 class Model(nn.Module):
@@ -43,7 +43,7 @@ class Model(nn.Module):
             parameter.grad = torch.randn(parameter.shape, generator=generator) if parameter.requires_grad else None
 
 
-def grouped(model: Model, training: TrainingArgs) -> dict[tuple[float, float], set[str]]:
+def grouped(model: Model, training: TrainingConfig) -> dict[tuple[float, float], set[str]]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = parameter_groups(model, training)
     return {(group["lr"], group["weight_decay"]): {names[id(parameter)] for parameter in group["params"]} for group in groups}
@@ -157,14 +157,14 @@ def test_without_zero_a_gradient_that_is_not_finite_changes_nothing(kind: str) -
 
 
 def test_every_name_makes_an_optimizer_or_is_refused() -> None:
-    names = get_args(TrainingArgs.model_fields["optimizer"].annotation)
+    names = get_args(TrainingConfig.model_fields["optimizer"].annotation)
     assert set(names) == {*OPTIMIZERS, *REMOVED}
     with pytest.raises(ConfigError, match="keeps its states on a GPU"):
         make_optimizer(Model(), arguments(optimizer="adamw_8bit"), Place(RANK, 2, offloaded=False))
 
 
 def test_the_schedules_are_transformers() -> None:
-    names = set(get_args(TrainingArgs.model_fields["lr_scheduler_type"].annotation))
+    names = set(get_args(TrainingConfig.model_fields["lr_scheduler_type"].annotation))
     assert names == {kind.value for kind in SchedulerType} == {*SCHEDULES, *BY_METRIC}
     for name, known in SCHEDULES.items():
         takes = set(inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]).parameters)

@@ -14,14 +14,14 @@ from roll.errors import ConfigError
 from roll.strategies import deepspeed_swap
 from roll.strategies.base import Rank
 from roll.strategies.deepspeed_swap import own_swap
-from roll.strategies.own_folder import remove_ownerless
+from roll.system.own_folder import remove_ownerless
 from tests import limits
 
 RANK = Rank("critic", 0, 2, "127.0.0.1", 0, "cpu", limits.START)
 HOLDS = """
 import sys, time
 from pathlib import Path
-from roll.strategies.own_folder import own_folder
+from roll.system.own_folder import own_folder
 with own_folder(Path(sys.argv[1])) as folder:
     (folder / "0.tensor.swp").write_text("states")
     print(folder, flush=True)

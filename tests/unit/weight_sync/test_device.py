@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from roll.errors import WeightSyncError
 from roll.weight_sync.device import ALIGNMENT, SLOTS, DeviceSender, checked, fingerprint, layout, views
 from roll.weight_sync.reader import BucketReader
-from roll.weight_sync.routes import Meeting, Route, Way
+from roll.weight_sync.routes import Rendezvous, Route, Transport
 from tests import limits
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def test_what_is_filled_in_is_what_the_views_show() -> None:
     sender = DeviceSender(CPU)
     for slot, seed in ((0, 1), (1, 2), (0, 3)):
         held = tensors(seed)
-        bucket = sender.fill(held, slot, lends=False)
+        bucket = sender.fill(held, slot, shared=False)
         starts, size = layout(bucket.tensors)
         assert all(start % ALIGNMENT == 0 for start in starts) and size % ALIGNMENT == 0
         buffer = sender._slots[slot]
@@ -49,11 +49,11 @@ def test_what_is_filled_in_is_what_the_views_show() -> None:
     assert sender._slots == [None] * SLOTS
 
 
-def test_only_what_is_borrowed_is_lent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roll.weight_sync.device.lend", lambda buffer: {"GPU-1": bytes(buffer[:4].tolist())})
+def test_only_what_an_engine_opens_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll.weight_sync.device.share", lambda buffer: {"GPU-1": bytes(buffer[:4].tolist())})
     sender, held = DeviceSender(CPU), {"a": torch.tensor([1, 2, 3, 4], dtype=torch.uint8)}
-    assert sender.fill(held, 0, lends=False).handles == {}
-    assert sender.fill(held, 1, lends=True).handles == {"GPU-1": bytes([1, 2, 3, 4])}
+    assert sender.fill(held, 0, shared=False).handles == {}
+    assert sender.fill(held, 1, shared=True).handles == {"GPU-1": bytes([1, 2, 3, 4])}
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=50))
@@ -81,7 +81,7 @@ def test_words_that_change_places_change_the_fingerprint(first: int, second: int
 
 def test_a_bit_that_flipped_is_found() -> None:
     sender = DeviceSender(CPU)
-    bucket = sender.fill(tensors(1), 0, lends=False)
+    bucket = sender.fill(tensors(1), 0, shared=False)
     buffer = sender._slots[0]
     assert buffer is not None
     arrived = buffer.clone()
@@ -91,27 +91,29 @@ def test_a_bit_that_flipped_is_found() -> None:
 
 
 @pytest.fixture
-def meeting() -> Iterator[Meeting]:
+def rendezvous() -> Iterator[Rendezvous]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    yield Meeting("127.0.0.1", port, 3, limits.CALL)
+    yield Rendezvous("127.0.0.1", port, 3, limits.CALL)
 
 
-def test_a_broadcast_reaches_every_worker(meeting: Meeting) -> None:
+def test_a_broadcast_reaches_every_worker(rendezvous: Rendezvous) -> None:
     sender = DeviceSender(CPU)
     with ThreadPoolExecutor(3) as threads:
-        joined = threads.submit(sender.join, meeting)
-        route = Route(Way.BROADCAST, same_host=False, first_rank=1)
-        readers = [future.result() for future in [threads.submit(BucketReader, route, meeting, worker, CPU) for worker in range(2)]]
+        joined = threads.submit(sender.join, rendezvous)
+        route = Route(Transport.BROADCAST, same_host=False, first_rank=1)
+        readers = [future.result() for future in [threads.submit(BucketReader, route, rendezvous, worker, CPU) for worker in range(2)]]
         joined.result()
         for number in range(5):
             held = tensors(number)
-            reading = [threads.submit(reader.read, sent) for sent in [sender.fill(held, number % SLOTS, lends=False)] for reader in readers]
+            reading = [
+                threads.submit(reader.read, sent) for sent in [sender.fill(held, number % SLOTS, shared=False)] for reader in readers
+            ]
             for future in reading:
                 arrived = future.result()
                 assert all(torch.equal(arrived[name], tensor) for name, tensor in held.items())
-        sent = sender.fill(tensors(9), 0, lends=False)
+        sent = sender.fill(tensors(9), 0, shared=False)
         wrong = replace(sent, checksum="0" * 32)
         reading = [threads.submit(reader.read, wrong) for reader in readers]
         for future in reading:
@@ -123,14 +125,14 @@ def test_a_broadcast_reaches_every_worker(meeting: Meeting) -> None:
     sender.close()
 
 
-def test_a_meeting_that_nobody_else_comes_to_has_a_deadline(meeting: Meeting) -> None:
+def test_a_rendezvous_that_nobody_else_comes_to_has_a_deadline(rendezvous: Rendezvous) -> None:
     with pytest.raises(Exception, match=r"(?i)tim|wait"):
-        DeviceSender(CPU).join(replace(meeting, seconds=limits.EXPIRY))
+        DeviceSender(CPU).join(replace(rendezvous, seconds=limits.EXPIRY))
 
 
 def test_views_are_the_buffers_memory() -> None:
     sender = DeviceSender(CPU)
-    bucket = sender.fill({"a": torch.zeros(4), "b": torch.zeros(4)}, 0, lends=False)
+    bucket = sender.fill({"a": torch.zeros(4), "b": torch.zeros(4)}, 0, shared=False)
     buffer = sender._slots[0]
     assert buffer is not None
     views(buffer, bucket.tensors)["b"].fill_(1)

@@ -15,7 +15,7 @@ from roll.data.packing import FILLER, concatenate
 from roll.strategies.base import MicroBatch, TrainResult
 from roll.types import TrainBatch
 from roll.weight_sync.device import DeviceBucket
-from roll.weight_sync.routes import Route, Way
+from roll.weight_sync.routes import Route, Transport
 from roll.workers.actor_train import ActorTrain, TrainShape
 from roll.workers.group import WorkerGroup
 from tests import limits
@@ -34,7 +34,7 @@ class Ranks:
 
     async def each(self, method: str, arguments: list[tuple[Any, ...]], seconds: float) -> list[DeviceBucket]:
         assert method == "fill_bucket"
-        return [DeviceBucket((), "sum", {f"GPU-{rank}": b""} if lends else {}) for rank, (_, _, lends) in enumerate(arguments)]
+        return [DeviceBucket((), "sum", {f"GPU-{rank}": b""} if shared else {}) for rank, (_, _, shared) in enumerate(arguments)]
 
 
 SHAPE = TrainShape(updates=3, epochs=2, token_budget=64, loss_agg_mode="token-mean", temperature=1.0)
@@ -43,7 +43,7 @@ SHAPE = TrainShape(updates=3, epochs=2, token_budget=64, loss_agg_mode="token-me
 def test_ranks_lend_their_buffers_where_an_engine_borrows_them() -> None:
     async def sent() -> DeviceBucket:
         learner = ActorTrain(cast(WorkerGroup, Ranks(2)), SHAPE, Path(), limits.CALL, limits.CALL, limits.CALL)
-        await learner.open_ways([Route(Way.LENT, True), Route(Way.BROADCAST, True, 1)], [True, False], None)
+        await learner.open_routes([Route(Transport.SHARED, True), Route(Transport.BROADCAST, True, 1)], [True, False], None)
         bucket = await learner.send_bucket(["w"], 0)
         assert isinstance(bucket, DeviceBucket)
         return bucket

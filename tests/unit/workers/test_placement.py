@@ -9,7 +9,7 @@ import ray
 
 from roll.config.derived.placement import RolePlan
 from roll.workers.cluster import ClusterUnavailable, check_gpus
-from roll.workers.placement import gpu_nodes, seats
+from roll.workers.placement import gpu_nodes, worker_placements
 
 
 def node(address: str, gpus: int, alive: bool = True) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_devices_are_counted_over_living_nodes_with_gpus_by_their_addresses_as_numbers(nodes: list[dict[str, Any]]) -> None:
     nodes += [node("10.0.0.10", 4), node("10.0.0.9", 4), node("10.0.0.1", 0), node("10.0.0.2", 4, alive=False)]
     assert gpu_nodes() == ["node at 10.0.0.9", "node at 10.0.0.10"]
-    places = seats(RolePlan("actor_train", "deepspeed_train", ((3,), (4,))), 4, {"COLOUR": "blue"})
+    places = worker_placements(RolePlan("actor_train", "deepspeed_train", ((3,), (4,))), 4, {"COLOUR": "blue"})
     assert [place.node_id for place in places] == gpu_nodes()
     assert [place.local_devices for place in places] == [(3,), (0,)]
     assert [place.environment["COLOUR"] for place in places] == ["blue"] * 2

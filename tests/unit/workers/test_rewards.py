@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from roll.config.schema.roles import Reward
+from roll.config.schema.roles import RewardConfig
 from roll.types import Prompt, RewardResult
 from roll.workers.group import WorkerGroup
 from roll.workers.rewards import REPLACED, SLACK, Rewards
@@ -35,7 +35,7 @@ class Group:
 def test_a_group_goes_to_the_least_busy_worker_and_has_time_for_each_response_to_fail() -> None:
     async def scores() -> None:
         group = Group()
-        rewards = Rewards({"maths": cast(WorkerGroup, group)}, {"maths": Reward.model_validate({"timeout": 5.0})})
+        rewards = Rewards({"maths": cast(WorkerGroup, group)}, {"maths": RewardConfig.model_validate({"timeout": 5.0})})
         waiting = [asyncio.ensure_future(rewards.score(PROMPT, ["a"] * count)) for count in (4, 1, 2)]
         await asyncio.sleep(0)
         failing = 5.0 + REPLACED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from roll.pipeline.basis import weights
+from roll.pipeline.resume_fingerprint import weights
 
 
 def write_model(folder: Path, second: bytes) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from roll.locks import locked, take
+from roll.system.locks import locked, take
 
 PREFIX = "roll-"
 LOCK = ".lock"

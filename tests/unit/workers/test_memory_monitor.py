@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from roll.workers.gauge import ByDevice, MemoryGauge, held_by
+from roll.workers.memory_monitor import ByDevice, MemoryMonitor, held_by
 
 
 def test_a_process_and_its_children_count_together_device_by_device() -> None:
@@ -20,18 +20,18 @@ def test_a_driver_that_lists_none_of_them_tells_nothing() -> None:
 
 def test_the_most_is_kept() -> None:
     answers: list[ByDevice] = [[{os.getpid(): 500}], [{os.getpid(): 20}], [{}]]
-    gauge = MemoryGauge("cuda", read=lambda: answers.pop(0))
-    assert gauge.held() == 500
-    assert gauge.held() == 20
-    assert gauge.peak() == 500
+    monitor = MemoryMonitor("cuda", read=lambda: answers.pop(0))
+    assert monitor.held() == 500
+    assert monitor.held() == 20
+    assert monitor.peak() == 500
 
 
 def test_a_driver_that_never_tells_leaves_the_peak_unknown() -> None:
-    gauge = MemoryGauge("cuda", read=lambda: [{}])
-    assert (gauge.held(), gauge.peak()) == (None, None)
+    monitor = MemoryMonitor("cuda", read=lambda: [{}])
+    assert (monitor.held(), monitor.peak()) == (None, None)
 
 
 def test_on_the_cpu_there_is_no_device_and_the_peak_is_resident_memory() -> None:
-    gauge = MemoryGauge("cpu", read=lambda: [{os.getpid(): 500}])
-    assert gauge.held() is None
-    assert (gauge.peak() or 0) > 10 << 20
+    monitor = MemoryMonitor("cpu", read=lambda: [{os.getpid(): 500}])
+    assert monitor.held() is None
+    assert (monitor.peak() or 0) > 10 << 20

@@ -13,7 +13,7 @@ ByDevice = list[dict[int, int]]
 """For each GPU of the host, bytes by process id."""
 
 
-class MemoryGauge:
+class MemoryMonitor:
     """Of this process: what it holds on its devices, and the most that it has held."""
 
     def __init__(self, device: str, read: Callable[[], ByDevice] | None = None) -> None:

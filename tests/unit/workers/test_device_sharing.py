@@ -1,4 +1,4 @@
-"""Who leaves and who comes, in which order, with roles that only write down what is asked of them."""
+"""Which roles are offloaded and onloaded, in which order, with roles that only write down what is asked of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from roll.errors import WorkerFailed
-from roll.workers.turns import Level, Tenant, Turns, lines
+from roll.workers.device_sharing import ColocatedRole, DeviceSharing, Level, lines
 
 AWAY, WEIGHTS, WHOLE = Level
 ALL_ON_ONE = {
@@ -20,18 +20,18 @@ CHAIN = {"actor_infer": {"actor_train"}, "actor_train": {"actor_infer", "referen
 """actor_train lies over both others, which do not meet."""
 
 
-class Recorder(Tenant):
+class Recorder(ColocatedRole):
     """Notes what it is asked, when it began and when it was done."""
 
     def __init__(self, name: str, log: list[str], stays: int | None = None, fails: bool = False) -> None:
         self.name, self.log, self.stays, self.fails = name, log, stays, fails
 
-    async def leave(self, forget: bool) -> int | None:
-        await self._do(f"{self.name} {'forgets' if forget else 'leaves'}")
+    async def offload(self, discard: bool) -> int | None:
+        await self._do(f"{self.name} {'discards' if discard else 'offloads'}")
         return self.stays
 
-    async def come(self, level: Level) -> None:
-        await self._do(f"{self.name} comes {level.name}")
+    async def onload(self, level: Level) -> None:
+        await self._do(f"{self.name} onloads {level.name}")
 
     async def _do(self, what: str) -> None:
         self.log.append(what)
@@ -42,13 +42,13 @@ class Recorder(Tenant):
         self.log.append(f"{what}, done")
 
 
-async def started(shared: dict[str, set[str]], log: list[str], roles: Iterable[str] = ALL_ON_ONE) -> Turns:
-    """Turns whose roles have all started; the log begins afterwards."""
-    turns = Turns(shared)
+async def started(shared: dict[str, set[str]], log: list[str], roles: Iterable[str] = ALL_ON_ONE) -> DeviceSharing:
+    """Device sharing whose roles have all started; the log begins afterwards."""
+    sharing = DeviceSharing(shared)
     for role in roles:
-        await turns.enter(role, Recorder(role, log, stays=len(role)))
+        await sharing.enter(role, Recorder(role, log, stays=len(role)))
     log.clear()
-    return turns
+    return sharing
 
 
 def asked(log: list[str]) -> list[str]:
@@ -59,11 +59,11 @@ def asked(log: list[str]) -> list[str]:
 def test_a_role_that_starts_makes_room_for_the_next_and_what_stays_is_known() -> None:
     async def run() -> None:
         log: list[str] = []
-        turns = Turns(ALL_ON_ONE)
-        await turns.enter("actor_infer", Recorder("actor_infer", log, stays=11))
-        await turns.enter("reference", Recorder("reference", log))
-        assert asked(log) == ["actor_infer forgets", "reference forgets"]
-        assert turns.resident == {"actor_infer": 11}
+        sharing = DeviceSharing(ALL_ON_ONE)
+        await sharing.enter("actor_infer", Recorder("actor_infer", log, stays=11))
+        await sharing.enter("reference", Recorder("reference", log))
+        assert asked(log) == ["actor_infer discards", "reference discards"]
+        assert sharing.resident == {"actor_infer": 11}
 
     asyncio.run(run())
 
@@ -71,15 +71,15 @@ def test_a_role_that_starts_makes_room_for_the_next_and_what_stays_is_known() ->
 def test_those_in_the_way_leave_before_those_needed_come() -> None:
     async def run() -> None:
         log: list[str] = []
-        turns = await started(ALL_ON_ONE, log)
-        await turns.bring({"actor_train": WHOLE, "actor_infer": WEIGHTS})
-        assert sorted(asked(log)) == ["actor_infer comes WEIGHTS", "actor_train comes WHOLE"]
+        sharing = await started(ALL_ON_ONE, log)
+        await sharing.bring({"actor_train": WHOLE, "actor_infer": WEIGHTS})
+        assert sorted(asked(log)) == ["actor_infer onloads WEIGHTS", "actor_train onloads WHOLE"]
         log.clear()
-        await turns.bring({"actor_infer": WHOLE}, forget={"actor_infer"})
-        assert log == ["actor_train leaves", "actor_train leaves, done", "actor_infer comes WHOLE", "actor_infer comes WHOLE, done"]
+        await sharing.bring({"actor_infer": WHOLE}, discard={"actor_infer"})
+        assert log == ["actor_train offloads", "actor_train offloads, done", "actor_infer onloads WHOLE", "actor_infer onloads WHOLE, done"]
         log.clear()
-        await turns.bring({"reference": WHOLE}, forget={"actor_infer"})
-        assert asked(log) == ["actor_infer forgets", "reference comes WHOLE"]
+        await sharing.bring({"reference": WHOLE}, discard={"actor_infer"})
+        assert asked(log) == ["actor_infer discards", "reference onloads WHOLE"]
 
     asyncio.run(run())
 
@@ -87,13 +87,13 @@ def test_those_in_the_way_leave_before_those_needed_come() -> None:
 def test_roles_move_side_by_side() -> None:
     async def run() -> None:
         log: list[str] = []
-        turns = await started(ALL_ON_ONE, log)
-        await turns.bring({"actor_train": WHOLE, "actor_infer": WEIGHTS})
+        sharing = await started(ALL_ON_ONE, log)
+        await sharing.bring({"actor_train": WHOLE, "actor_infer": WEIGHTS})
         assert not log[1].endswith("done")
         log.clear()
-        await turns.bring({"reference": WHOLE})
-        assert log[:2] == ["actor_infer leaves", "actor_train leaves"]
-        assert log[-2:] == ["reference comes WHOLE", "reference comes WHOLE, done"]
+        await sharing.bring({"reference": WHOLE})
+        assert log[:2] == ["actor_infer offloads", "actor_train offloads"]
+        assert log[-2:] == ["reference onloads WHOLE", "reference onloads WHOLE, done"]
 
     asyncio.run(run())
 
@@ -101,12 +101,12 @@ def test_roles_move_side_by_side() -> None:
 def test_nothing_moves_without_need() -> None:
     async def run() -> None:
         log: list[str] = []
-        turns = await started(ALL_ON_ONE, log)
-        await turns.bring({"actor_train": WHOLE, "actor_infer": WEIGHTS})
+        sharing = await started(ALL_ON_ONE, log)
+        await sharing.bring({"actor_train": WHOLE, "actor_infer": WEIGHTS})
         log.clear()
         # Everything needed is there: even those not needed stay, and no level is lowered.
         for needs in ({"actor_train": WHOLE}, {"actor_infer": WEIGHTS}, {"actor_train": WEIGHTS}, {}):
-            await turns.bring(needs)
+            await sharing.bring(needs)
         assert log == []
 
     asyncio.run(run())
@@ -115,10 +115,10 @@ def test_nothing_moves_without_need() -> None:
 def test_roles_that_share_nothing_are_never_asked() -> None:
     async def run() -> None:
         log: list[str] = []
-        turns = Turns({})
-        await turns.enter("actor_infer", Recorder("actor_infer", log))
-        await turns.bring({"actor_infer": WHOLE, "actor_train": WHOLE})
-        assert (log, turns.resident) == ([], {})
+        sharing = DeviceSharing({})
+        await sharing.enter("actor_infer", Recorder("actor_infer", log))
+        await sharing.bring({"actor_infer": WHOLE, "actor_train": WHOLE})
+        assert (log, sharing.resident) == ([], {})
 
     asyncio.run(run())
 
@@ -126,13 +126,13 @@ def test_roles_that_share_nothing_are_never_asked() -> None:
 def test_only_neighbours_leave() -> None:
     async def run() -> None:
         log: list[str] = []
-        turns = await started(CHAIN, log)
-        await turns.bring({"actor_infer": WHOLE})
-        await turns.bring({"reference": WHOLE})
-        assert asked(log) == ["actor_infer comes WHOLE", "reference comes WHOLE"]
+        sharing = await started(CHAIN, log)
+        await sharing.bring({"actor_infer": WHOLE})
+        await sharing.bring({"reference": WHOLE})
+        assert asked(log) == ["actor_infer onloads WHOLE", "reference onloads WHOLE"]
         log.clear()
-        await turns.bring({"actor_train": WHOLE})
-        assert asked(log) == ["actor_infer leaves", "reference leaves", "actor_train comes WHOLE"]
+        await sharing.bring({"actor_train": WHOLE})
+        assert asked(log) == ["actor_infer offloads", "reference offloads", "actor_train onloads WHOLE"]
 
     asyncio.run(run())
 
@@ -140,16 +140,16 @@ def test_only_neighbours_leave() -> None:
 def test_a_role_that_cannot_leave_ends_the_move_and_nobody_comes() -> None:
     async def run() -> None:
         log: list[str] = []
-        turns = await started(ALL_ON_ONE, log)
-        await turns.bring({"actor_train": WHOLE})
-        turns._tenants["actor_train"] = Recorder("actor_train", log, fails=True)
+        sharing = await started(ALL_ON_ONE, log)
+        await sharing.bring({"actor_train": WHOLE})
+        sharing._colocated["actor_train"] = Recorder("actor_train", log, fails=True)
         log.clear()
         with pytest.raises(WorkerFailed, match="actor_train rank 0: no room"):
-            await turns.bring({"actor_infer": WHOLE})
-        assert log == ["actor_train leaves"]
-        # It is still there, and is asked to leave again.
+            await sharing.bring({"actor_infer": WHOLE})
+        assert log == ["actor_train offloads"]
+        # It is still there, and is offloaded again.
         with pytest.raises(WorkerFailed):
-            await turns.bring({"actor_infer": WHOLE})
+            await sharing.bring({"actor_infer": WHOLE})
 
     asyncio.run(run())
 
@@ -157,12 +157,12 @@ def test_a_role_that_cannot_leave_ends_the_move_and_nobody_comes() -> None:
 def test_a_role_that_cannot_come_is_not_taken_to_be_there() -> None:
     async def run() -> None:
         log: list[str] = []
-        turns = await started(ALL_ON_ONE, log)
-        turns._tenants["actor_train"] = Recorder("actor_train", log, fails=True)
+        sharing = await started(ALL_ON_ONE, log)
+        sharing._colocated["actor_train"] = Recorder("actor_train", log, fails=True)
         for _ in range(2):
             with pytest.raises(WorkerFailed):
-                await turns.bring({"actor_train": WHOLE})
-        assert log == ["actor_train comes WHOLE"] * 2
+                await sharing.bring({"actor_train": WHOLE})
+        assert log == ["actor_train onloads WHOLE"] * 2
 
     asyncio.run(run())
 

@@ -14,7 +14,7 @@ from roll.types import Metrics
 ABSOLUTE, KL = "mismatch/logprob_abs_diff_mean", "mismatch/kl"
 
 
-class Tally:
+class MetricSums:
     """Adds up without waiting for the device."""
 
     def __init__(self) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from roll.strategies.own_folder import LOCK, PREFIX, own_folder
+from roll.system.leftovers import CLOCK_SLACK, SHARED_MEMORY, Leftovers
+from roll.system.own_folder import LOCK, PREFIX, own_folder
 from roll.workers import cluster
-from roll.workers.remains import CLOCK_SLACK, SHARED_MEMORY, Remains
 from tests import limits
 
 HOLDS = """
@@ -62,7 +62,7 @@ def test_the_next_run_removes_what_a_killed_one_recorded(tmp_path: Path, monkeyp
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.pid
         name = holder.stdout.readline().strip()
-        Remains(folder / f"actor_infer{cluster.RECORD}").look([holder.pid])
+        Leftovers(folder / f"actor_infer{cluster.RECORD}").look([holder.pid])
         holder.kill()
     file = SHARED_MEMORY / name
     assert file.exists()
@@ -94,10 +94,10 @@ def test_what_others_keep_in_shared_memory_stays() -> None:
         time.sleep(2 * CLOCK_SLACK)  # the worker begins after they were there
         with subprocess.Popen([sys.executable, "-c", MAPS, model, older.name], stdout=subprocess.PIPE, text=True) as worker:
             assert worker.stdout is not None and worker.stdout.readline() == "mapped\n"
-            remains = Remains(Path(name) / "actor_infer.held")
-            remains.look([worker.pid])
+            leftovers = Leftovers(Path(name) / "actor_infer.held")
+            leftovers.look([worker.pid])
             worker.kill()
-        remains.remove(limits.END)
+        leftovers.remove(limits.END)
         assert model.read_bytes() == Path(older.name).read_bytes() == b"weights"
         assert not (Path(name) / "actor_infer.held").exists()
 

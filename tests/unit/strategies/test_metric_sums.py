@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from roll.strategies.tally import Tally
+from roll.strategies.metric_sums import MetricSums
 
 
 def test_sums_over_micro_batches_by_hand() -> None:
-    tally = Tally()
-    tally.add({"policy/loss": torch.tensor([1.0, 2.0])}, 2)
-    tally.add({"policy/loss": torch.tensor([4.0]), "policy/kl_ref": torch.tensor([0.5])}, 1)
-    result = tally.result({"policy/lr": 0.1})
+    sums = MetricSums()
+    sums.add({"policy/loss": torch.tensor([1.0, 2.0])}, 2)
+    sums.add({"policy/loss": torch.tensor([4.0]), "policy/kl_ref": torch.tensor([0.5])}, 1)
+    result = sums.result({"policy/lr": 0.1})
     assert result.sums == {"policy/loss": 7.0, "policy/kl_ref": 0.5}
     assert result.tokens == 3
     assert result.scalars == {"policy/lr": 0.1}
@@ -21,10 +21,10 @@ def test_sums_over_micro_batches_by_hand() -> None:
 
 
 def test_mismatch_leaves_other_versions_out_whatever_they_hold() -> None:
-    tally = Tally()
-    tally.add_mismatch(torch.tensor([0.5, math.nan, -1.0]), torch.tensor([True, False, True]), 2)
-    tally.add_mismatch(torch.tensor([0.25]), torch.tensor([True]), 1)
-    result = tally.result({})
+    sums = MetricSums()
+    sums.add_mismatch(torch.tensor([0.5, math.nan, -1.0]), torch.tensor([True, False, True]), 2)
+    sums.add_mismatch(torch.tensor([0.25]), torch.tensor([True]), 1)
+    result = sums.result({})
     assert result.mismatch_tokens == 3
     assert result.mismatch_sums["mismatch/logprob_abs_diff_mean"] == pytest.approx(1.75)
     kl = sum(math.exp(x) - 1 - x for x in (0.5, -1.0, 0.25))
@@ -32,4 +32,4 @@ def test_mismatch_leaves_other_versions_out_whatever_they_hold() -> None:
 
 
 def test_an_empty_step_has_no_sums() -> None:
-    assert Tally().result({}).sums == {}
+    assert MetricSums().result({}).sums == {}

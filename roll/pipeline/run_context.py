@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from roll.config.plan.plan import Plan
+from roll.pipeline.checkpointer import Checkpointer
 from roll.pipeline.interrupt import Interrupt
-from roll.pipeline.keeper import Keeper
 from roll.pipeline.position import Position
 from roll.pipeline.roles import Roles
 from roll.tracking.base import Tracker
@@ -15,16 +15,16 @@ from roll.workers.cluster import ClusterSession
 
 
 @dataclass(frozen=True)
-class Stage:
+class RunContext:
     """The surroundings of a run, the same for every pipeline."""
 
     plan: Plan
     session: ClusterSession
-    keeper: Keeper
+    checkpointer: Checkpointer
     tracker: Tracker
 
 
-Loop = Callable[[Roles, Stage, Interrupt], Awaitable[Position]]
+Loop = Callable[[Roles, RunContext, Interrupt], Awaitable[Position]]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The order of a run's work, against devices that hold one whole role at a time and an engine that may forget its weights."""
+"""The order of a run's work, against devices that hold one whole role at a time and an engine that may discard its weights."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from roll.pipeline.arrange import Arrangement
-from roll.workers.turns import Level, Tenant, Turns
+from roll.pipeline.device_phases import DevicePhases
+from roll.workers.device_sharing import ColocatedRole, DeviceSharing, Level
 
 ROLES = ("actor_infer", "actor_train", "reference")
 
@@ -23,24 +23,24 @@ class Devices:
         self.engine_has_weights = True
         self.moves = 0
 
-    def tenant(self, role: str) -> Tenant:
-        return Lodger(self, role)
+    def colocated(self, role: str) -> ColocatedRole:
+        return FakeRole(self, role)
 
 
-class Lodger(Tenant):
+class FakeRole(ColocatedRole):
     """A role on `Devices`."""
 
     def __init__(self, devices: Devices, role: str) -> None:
         self.devices, self.role = devices, role
 
-    async def leave(self, forget: bool) -> int | None:
-        if self.role == "actor_infer" and forget:
+    async def offload(self, discard: bool) -> int | None:
+        if self.role == "actor_infer" and discard:
             self.devices.engine_has_weights = False
         self.devices.levels[self.role] = Level.AWAY
         self.devices.moves += 1
         return None
 
-    async def come(self, level: Level) -> None:
+    async def onload(self, level: Level) -> None:
         assert self.devices.levels[self.role] < level
         self.devices.levels[self.role] = level
         self.devices.moves += 1
@@ -94,15 +94,15 @@ def test_every_piece_of_work_finds_what_it_needs(resumed: bool, evaluates: bool,
 
     async def run() -> Devices:
         devices = Devices()
-        turns, work = Turns(shared(ROLES)), Work(devices)
+        sharing, work = DeviceSharing(shared(ROLES)), Work(devices)
         for role in ROLES:
-            await turns.enter(role, devices.tenant(role))
-        on_turn = Arrangement(turns.bring)
-        kept = on_turn.trainer(work)
-        generate, train, sync = on_turn.generation(work.generate), on_turn.training(work.train), on_turn.sync(work.sync)
+            await sharing.enter(role, devices.colocated(role))
+        phases = DevicePhases(sharing.bring)
+        kept = phases.trainer(work)
+        generate, train, sync = phases.generation(work.generate), phases.training(work.train), phases.sync(work.sync)
         asked = {
-            "role": on_turn.reference("reference", work.ask),
-            "trainer": on_turn.reference("actor_train", work.ask_trainer),
+            "role": phases.reference("reference", work.ask),
+            "trainer": phases.reference("actor_train", work.ask_trainer),
         }
         if resumed:
             await kept.load(Path())
@@ -129,19 +129,19 @@ def test_every_piece_of_work_finds_what_it_needs(resumed: bool, evaluates: bool,
 def test_a_step_moves_no_more_than_it_must() -> None:
     async def run() -> None:
         devices = Devices()
-        turns, work = Turns(shared(ROLES)), Work(devices)
+        sharing, work = DeviceSharing(shared(ROLES)), Work(devices)
         for role in ROLES:
-            await turns.enter(role, devices.tenant(role))
-        on_turn = Arrangement(turns.bring)
-        await on_turn.sync(work.sync)()
+            await sharing.enter(role, devices.colocated(role))
+        phases = DevicePhases(sharing.bring)
+        await phases.sync(work.sync)()
         devices.moves = 0
-        await on_turn.generation(work.generate)()  # trainer out, KV cache in
+        await phases.generation(work.generate)()  # trainer out, KV cache in
         assert devices.moves == 2
-        await on_turn.training(work.train)()  # engine out, trainer in
+        await phases.training(work.train)()  # engine out, trainer in
         assert devices.moves == 4
-        await on_turn.sync(work.sync)()  # weights in
+        await phases.sync(work.sync)()  # weights in
         assert devices.moves == 5
-        await on_turn.trainer(work).save(Path())  # the trainer is still there
+        await phases.trainer(work).save(Path())  # the trainer is still there
         assert devices.moves == 5
 
     asyncio.run(run())
@@ -152,6 +152,6 @@ def test_arguments_and_results_go_through() -> None:
         return 2 * number + plus
 
     async def run() -> int:
-        return await Arrangement(Turns({}).bring).generation(double)(4, plus=1)
+        return await DevicePhases(DeviceSharing({}).bring).generation(double)(4, plus=1)
 
     assert asyncio.run(run()) == 9

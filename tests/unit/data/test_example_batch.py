@@ -11,9 +11,9 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from roll.config.schema.model import DataArgs
-from roll.data.examples import ExampleSet, Kind, Lesson, Limits, Part, prepare_examples
-from roll.data.lessons import given_batch, mismatched
+from roll.config.schema.model import DataConfig
+from roll.data.example_batch import given_batch, mismatched
+from roll.data.examples import Example, ExampleSet, Kind, Limits, Part, prepare_examples
 from roll.errors import DataError
 
 Write = Callable[..., str]
@@ -25,15 +25,15 @@ GOOD, BAD = {"role": "assistant", "content": "Two."}, {"role": "assistant", "con
 @pytest.fixture
 def rows_of(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, write_jsonl: Write) -> Callable[..., ExampleSet]:
     def prepare(rows: list[dict], kind: Kind, limits: Limits = ROOM, part: Part | None = None, **columns: Any) -> ExampleSet:
-        data_args = DataArgs.model_validate({"file_name": write_jsonl(rows), **columns})
+        data_args = DataConfig.model_validate({"file_name": write_jsonl(rows), **columns})
         return prepare_examples(data_args, tokenizer, limits, kind, part=part, cache_folder=tmp_path / "cache")
 
     return prepare
 
 
-def read(lesson: Lesson, tokenizer: PreTrainedTokenizerFast) -> list[tuple[str, str]]:
-    """Prompt and response of each of a lesson's sequences."""
-    return [tuple(tokenizer.decode(one.token_ids[keep]) for keep in (~one.response_mask, one.response_mask)) for one in lesson.examples]  # type: ignore[misc]
+def read(example: Example, tokenizer: PreTrainedTokenizerFast) -> list[tuple[str, str]]:
+    """Prompt and response of each of an example's sequences."""
+    return [tuple(tokenizer.decode(one.token_ids[keep]) for keep in (~one.response_mask, one.response_mask)) for one in example.sequences]  # type: ignore[misc]
 
 
 PAIRS = [
@@ -58,25 +58,25 @@ def test_a_pair_is_one_prompt_with_two_responses(
     rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast, row: dict, columns: dict, prompt: str, end: str
 ) -> None:
     rows = rows_of([row], "pairs", chosen="chosen", rejected="rejected", **columns)
-    assert read(rows.lesson(0), tokenizer) == [(prompt, f"Two.{end}"), (prompt, f"No.{end}")]
+    assert read(rows.example(0), tokenizer) == [(prompt, f"Two.{end}"), (prompt, f"No.{end}")]
 
 
 def test_a_row_of_rm_static(rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast) -> None:
     prompt = "\n\nHuman: What is a good first instrument?\n\nAssistant:"
     row = {"prompt": prompt, "response": " A guitar.", "chosen": " A guitar.", "rejected": ""}
     rows = rows_of([row], "pairs", prompt="prompt", chosen="chosen", rejected="rejected", template="raw")
-    assert read(rows.lesson(0), tokenizer) == [(prompt, " A guitar.<|endoftext|>"), (prompt, "<|endoftext|>")]
+    assert read(rows.example(0), tokenizer) == [(prompt, " A guitar.<|endoftext|>"), (prompt, "<|endoftext|>")]
 
 
 def test_a_margin_and_a_label_are_kept(rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast) -> None:
     pair = {"prompt": "q", "chosen": "a", "rejected": "b", "by": 2.5}
     assert (
-        rows_of([pair], "pairs", prompt="prompt", chosen="chosen", rejected="rejected", margin="by", template="raw").lesson(0).value == 2.5
+        rows_of([pair], "pairs", prompt="prompt", chosen="chosen", rejected="rejected", margin="by", template="raw").example(0).value == 2.5
     )
     labelled = [{"q": "q", "a": "a", "good": True}, {"q": "q", "a": "b", "good": 0}]
     rows = rows_of(labelled, "labelled", prompt="q", response="a", label="good", template="raw")
-    assert [rows.lesson(number).value for number in range(2)] == [1.0, 0.0]
-    assert read(rows.lesson(1), tokenizer) == [("q", "b<|endoftext|>")]
+    assert [rows.example(number).value for number in range(2)] == [1.0, 0.0]
+    assert read(rows.example(1), tokenizer) == [("q", "b<|endoftext|>")]
 
 
 LABELLED = {"prompt": "q", "response": "a", "label": "good", "template": "raw"}
@@ -143,7 +143,7 @@ def test_an_empty_response_is_the_end_of_the_turn_alone(
     rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast, template: str, end: str
 ) -> None:
     rows = rows_of([{"prompt": "q", "chosen": "a", "rejected": ""}], "pairs", **(MARGIN | {"template": template, "margin": None}))
-    (_, chosen), (_, rejected) = read(rows.lesson(0), tokenizer)
+    (_, chosen), (_, rejected) = read(rows.example(0), tokenizer)
     assert (chosen, rejected) == (f"a{end}", end)
 
 
@@ -161,12 +161,12 @@ def test_rows_without_a_token_to_learn_are_left_out_and_counted(
     known = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE({"a": 0, "b": 1}, [])), eos_token="<end>")
 
     def prepare(rows: list[dict]) -> ExampleSet:
-        data_args = DataArgs.model_validate({"file_name": write_jsonl(rows), **columns, "template": "raw"})
+        data_args = DataConfig.model_validate({"file_name": write_jsonl(rows), **columns, "template": "raw"})
         return prepare_examples(data_args, known, ROOM, kind, cache_folder=tmp_path / "cache")
 
     found = prepare(rows)
     assert len(found) == 1 and list(found.wordless.values()) == [1]
-    assert all(example.response_mask.any() for example in found.lesson(0).examples)
+    assert all(sequence.response_mask.any() for sequence in found.example(0).sequences)
     with pytest.raises(DataError, match="1 rows: the tokenizer makes no token of them that could be learnt"):
         prepare(rows[1:])
 
@@ -174,22 +174,22 @@ def test_rows_without_a_token_to_learn_are_left_out_and_counted(
 def test_raw_text_is_cut_into_lessons_and_learnt_whole(rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast) -> None:
     texts = ["x7" * 13, "short", "y8" * 6]
     rows = rows_of([{"body": text} for text in texts], "responses", Limits(4, 6), text="body")
-    lessons = [rows.lesson(number).examples[0] for number in range(len(rows))]
-    assert max(len(lesson.token_ids) for lesson in lessons) == 10
-    assert all(lesson.response_mask.tolist() == [False] + [True] * (len(lesson.token_ids) - 1) for lesson in lessons)
-    assert all(len(lesson.token_ids) > 1 for lesson in lessons)
+    examples = [rows.example(number).sequences[0] for number in range(len(rows))]
+    assert max(len(example.token_ids) for example in examples) == 10
+    assert all(example.response_mask.tolist() == [False] + [True] * (len(example.token_ids) - 1) for example in examples)
+    assert all(len(example.token_ids) > 1 for example in examples)
     whole = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
     pieces = [row[start : start + 10] for row in whole for start in range(0, len(row), 10)]
-    assert [lesson.token_ids.tolist() for lesson in lessons] == [piece for piece in pieces if len(piece) > 1]
-    assert "x7x7" in tokenizer.decode(lessons[0].token_ids)
+    assert [example.token_ids.tolist() for example in examples] == [piece for piece in pieces if len(piece) > 1]
+    assert "x7x7" in tokenizer.decode(examples[0].token_ids)
 
 
 def test_all_tokens_but_the_first_are_learnt_if_asked_for(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, write_jsonl: Write) -> None:
-    data_args = DataArgs.model_validate(
+    data_args = DataConfig.model_validate(
         {"file_name": write_jsonl([{"q": "One?", "a": "Two."}]), "template": "raw", "prompt": "q", "response": "a"}
     )
     rows = prepare_examples(data_args, tokenizer, Limits(20, 20), learn_all=True, cache_folder=tmp_path / "cache")
-    mask = rows.lesson(0).examples[0].response_mask
+    mask = rows.example(0).sequences[0].response_mask
     assert mask.tolist() == [False] + [True] * (len(mask) - 1)
 
 
@@ -216,15 +216,15 @@ def test_two_parts_of_one_source_share_no_row(rows_of: Callable[..., ExampleSet]
 def test_pairs_lie_next_to_each_other_in_a_batch(rows_of: Callable[..., ExampleSet]) -> None:
     rows = [{"p": "q", "c": "a" * number, "r": "b", "m": number} for number in (1, 2)]
     found = rows_of(rows, "pairs", prompt="p", chosen="c", rejected="r", margin="m", template="raw")
-    batch = given_batch([found.lesson(0), found.lesson(1)])
-    assert (len(batch), batch.unit, batch.units) == (4, 2, 2)
+    batch = given_batch([found.example(0), found.example(1)])
+    assert (len(batch), batch.sequences_per_example, batch.example_count) == (4, 2, 2)
     assert batch.labels is not None and batch.labels.tolist() == [1, 1, 2, 2]
 
 
 def test_a_mismatched_response_answers_another_prompt(rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast) -> None:
     rows = [{"q": f"question {number}", "a": f"answer {number}", "good": True} for number in range(3)]
     found = rows_of(rows, "labelled", prompt="q", response="a", label="good", template="raw")
-    sequences = mismatched([found.lesson(number) for number in range(3)])
+    sequences = mismatched([found.example(number) for number in range(3)])
     texts = [tokenizer.decode(sequences.token_ids[a:b]) for a, b in zip(sequences.offsets, sequences.offsets[1:], strict=False)]
     assert texts == [f"question {number}answer {(number + 1) % 3}<|endoftext|>" for number in range(3)]
     assert tokenizer.decode(sequences.token_ids[sequences.response_mask]).count("answer") == 3

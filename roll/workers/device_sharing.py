@@ -21,24 +21,24 @@ class Level(IntEnum):
     """Everything that it works with."""
 
 
-class Tenant(Protocol):
+class ColocatedRole(Protocol):
     """A role, as its neighbours on the devices see it."""
 
-    async def leave(self, forget: bool) -> int | None:
-        """Give up what can be given up. `forget` says that all weights will be sent again before they are used.
+    async def offload(self, discard: bool) -> int | None:
+        """Give up what can be given up. `discard` says that all weights will be sent again before they are used.
 
         Returns:
             Bytes that stay, on the device that keeps most; None where the driver does not tell.
         """
         ...
 
-    async def come(self, level: Level) -> None:
+    async def onload(self, level: Level) -> None:
         """Hold the weights, or everything."""
         ...
 
 
-class Turns:
-    """Who is on the devices. Roles that share none are always whole and are never asked.
+class DeviceSharing:
+    """Which roles are on the devices. Roles that share none are always whole and are never asked.
 
     For one piece of work at a time: what one needs is there until the next is asked for.
     """
@@ -46,44 +46,44 @@ class Turns:
     def __init__(self, shared: Mapping[str, Collection[str]]) -> None:
         """`shared` names, for each role that takes turns, those that it takes turns with."""
         self._shared = shared
-        self._tenants: dict[str, Tenant] = {}
+        self._colocated: dict[str, ColocatedRole] = {}
         self._levels: dict[str, Level] = {}
         self.resident: dict[str, int] = {}
-        """By role, the bytes that stayed on its devices when it last left, where they are known."""
+        """By role, the bytes that stayed on its devices when it was last offloaded, where they are known."""
 
-    async def enter(self, role: str, tenant: Tenant) -> None:
-        """A role has just started and holds everything. If it takes turns it leaves, so that the next one can start."""
+    async def enter(self, role: str, colocated: ColocatedRole) -> None:
+        """A role has just started and holds everything. If it takes turns it is offloaded, so that the next one can start."""
         if role in self._shared:
-            self._tenants[role], self._levels[role] = tenant, Level.WHOLE
-            await self._leave(role, forget=True)
+            self._colocated[role], self._levels[role] = colocated, Level.WHOLE
+            await self._offload(role, discard=True)
 
-    async def bring(self, needs: Mapping[str, Level], forget: Collection[str] = ()) -> None:
-        """Bring roles to these levels at least. Those in the way of one that comes leave first.
+    async def bring(self, needs: Mapping[str, Level], discard: Collection[str] = ()) -> None:
+        """Bring roles to these levels at least. Those that share devices with one that is onloaded are offloaded first.
 
         Args:
-            forget: roles whose weights, if they leave now, will all be sent again before they are used.
+            discard: roles whose weights, if they are offloaded now, will all be sent again before they are used.
 
         Raises:
-            WorkerFailed: a role could not leave or come, or was late.
+            WorkerFailed: a role could not be offloaded or onloaded, or was late.
         """
         coming = {role: level for role, level in needs.items() if self._levels.get(role, Level.WHOLE) < level}
         others = [role for role, level in self._levels.items() if level > Level.AWAY and role not in needs]
-        await together(self._leave(role, role in forget) for role in others if not coming.keys().isdisjoint(self._shared[role]))
-        await together(self._come(role, level) for role, level in coming.items())
+        await together(self._offload(role, role in discard) for role in others if not coming.keys().isdisjoint(self._shared[role]))
+        await together(self._onload(role, level) for role, level in coming.items())
 
     def ended(self, role: str) -> None:
         """A role's processes have ended: nobody meets it on the devices any more."""
-        for known in (self._tenants, self._levels, self.resident):
+        for known in (self._colocated, self._levels, self.resident):
             known.pop(role, None)
 
-    async def _leave(self, role: str, forget: bool) -> None:
-        stayed = await self._tenants[role].leave(forget)
+    async def _offload(self, role: str, discard: bool) -> None:
+        stayed = await self._colocated[role].offload(discard)
         self._levels[role] = Level.AWAY
         if stayed is not None:
             self.resident[role] = stayed
 
-    async def _come(self, role: str, level: Level) -> None:
-        await self._tenants[role].come(level)
+    async def _onload(self, role: str, level: Level) -> None:
+        await self._colocated[role].onload(level)
         self._levels[role] = level
 
 

@@ -11,7 +11,7 @@ from roll.checkpoint.store import CheckpointStore
 from roll.config.load.compose import compose
 from roll.config.load.loader import load_config
 from roll.config.schema.pipelines import Config
-from roll.pipeline.keeper import Keeper
+from roll.pipeline.checkpointer import Checkpointer
 from roll.pipeline.position import Position
 
 
@@ -38,35 +38,35 @@ class Trainer:
         pass
 
 
-def begin(folder: Path, *more: str) -> tuple[Keeper, Trainer, Position]:
+def begin(folder: Path, *more: str) -> tuple[Checkpointer, Trainer, Position]:
     loaded: list[Config] = []
     words = ["--config-name", "tiny/tiny_warm_up", f"output_dir={folder}", *more]
     compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
-    keeper, trainer = Keeper(loaded[0], CheckpointStore(folder / "checkpoints", keep=2)), Trainer()
-    return keeper, trainer, asyncio.run(keeper.restore(trainer, trainer))
+    checkpointer, trainer = Checkpointer(loaded[0], CheckpointStore(folder / "checkpoints", keep=2)), Trainer()
+    return checkpointer, trainer, asyncio.run(checkpointer.restore(trainer, trainer))
 
 
 def test_a_longer_run_that_is_killed_before_its_export_is_not_finished(tmp_path: Path) -> None:
-    keeper, trainer, _ = begin(tmp_path, "max_steps=2")
+    checkpointer, trainer, _ = begin(tmp_path, "max_steps=2")
     trainer.step = 2
-    asyncio.run(keeper.finish(Position(2, 2)))
+    asyncio.run(checkpointer.finish(Position(2, 2)))
     assert begin(tmp_path, "max_steps=2")[0].is_finished(2)
 
-    keeper, trainer, position = begin(tmp_path, "max_steps=4", "save_steps=2")
-    assert position == Position(2, 2) and not keeper.is_finished(4)
+    checkpointer, trainer, position = begin(tmp_path, "max_steps=4", "save_steps=2")
+    assert position == Position(2, 2) and not checkpointer.is_finished(4)
     trainer.step = 4
-    asyncio.run(keeper.save_if_due(Position(4, 4)))  # and the process is killed
+    asyncio.run(checkpointer.save_if_due(Position(4, 4)))  # and the process is killed
 
-    keeper, trainer, position = begin(tmp_path, "max_steps=4", "save_steps=2")
-    assert not keeper.is_finished(4), "what is exported is of step 2"
-    asyncio.run(keeper.finish(position))
+    checkpointer, trainer, position = begin(tmp_path, "max_steps=4", "save_steps=2")
+    assert not checkpointer.is_finished(4), "what is exported is of step 2"
+    asyncio.run(checkpointer.finish(position))
     assert (tmp_path / "export" / "weights").read_text() == "4"
     assert begin(tmp_path, "max_steps=4")[0].is_finished(4)
 
 
 def test_an_export_stays_where_no_other_is_written(tmp_path: Path) -> None:
-    keeper, _, _ = begin(tmp_path, "max_steps=2")
-    asyncio.run(keeper.finish(Position(2, 2)))
-    keeper, _, _ = begin(tmp_path, "max_steps=4", "save_steps=2", "save_at_end=false")
-    asyncio.run(keeper.save_if_due(Position(4, 4)))
+    checkpointer, _, _ = begin(tmp_path, "max_steps=2")
+    asyncio.run(checkpointer.finish(Position(2, 2)))
+    checkpointer, _, _ = begin(tmp_path, "max_steps=4", "save_steps=2", "save_at_end=false")
+    asyncio.run(checkpointer.save_if_due(Position(4, 4)))
     assert (tmp_path / "export" / "weights").is_file()

@@ -12,7 +12,7 @@ from roll.config.derived.batch import has_pairs, learner, sequences_per_update
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.tables import COLUMNS
-from roll.pipeline.stage import Prepared
+from roll.pipeline.run_context import Prepared
 
 
 def of_keys(config: Config) -> dict[str, str]:

@@ -48,7 +48,7 @@ class Trainer(Protocol):
         ...
 
 
-class Keeper:
+class Checkpointer:
     """Knows what to resume from, when a checkpoint is due, and what belongs in one."""
 
     def __init__(self, config: Config, store: CheckpointStore) -> None:
@@ -62,7 +62,7 @@ class Keeper:
         self._folder = store.resolve(config.resume_from_checkpoint)
         self._state = LoopState.read(self._folder) if self._folder else None
         self._saved_step = self.resumed_step
-        self._basis: dict[str, str] = {}
+        self._fingerprint: dict[str, str] = {}
         self._final = Path(config.output_dir).absolute() / EXPORT
 
     @property
@@ -74,7 +74,7 @@ class Keeper:
         """Whether an earlier run took the last step and exported its policy."""
         return (self.resumed_step or 0) >= last_step and self._final.is_dir()
 
-    def agree(self, basis: Mapping[str, str], remedy: str) -> None:
+    def agree(self, fingerprint: Mapping[str, str], remedy: str) -> None:
         """Hold the run to what its checkpoint was written with (`LoopState.basis`); those to come are written with the same.
 
         Raises:
@@ -82,11 +82,11 @@ class Keeper:
         """
         written = self._state.basis if self._state else {}
         remedy = f"{remedy}; or start a new run: resume_from_checkpoint=never, or another output_dir"
-        changed = [place for place, value in basis.items() if written.get(place, value) != value]
+        changed = [place for place, value in fingerprint.items() if written.get(place, value) != value]
         if changed:
-            problems = {place: f"{basis[place]}, but {self._folder} was written with {written[place]}" for place in changed}
+            problems = {place: f"{fingerprint[place]}, but {self._folder} was written with {written[place]}" for place in changed}
             raise ConfigError([Fault(place, problem, remedy) for place, problem in problems.items()])
-        self._basis |= basis
+        self._fingerprint |= fingerprint
 
     async def restore(self, trainer: Trainer, source: Resumable, credit: Resumable | None = None, last_step: int | None = None) -> Position:
         """Bring trainer, source and credit to where the checkpoint was written; the start of the run if there is none.
@@ -123,7 +123,7 @@ class Keeper:
         if self._config.save_at_end and position.step >= self._last_step:
             # With the last checkpoint, the export of an earlier and shorter run would pass for this one's, were this one killed next.
             shutil.rmtree(self._final, ignore_errors=True)
-        state = LoopState(position.step, position.policy_version, self._source.state_dict(), self._basis, spent, credit)
+        state = LoopState(position.step, position.policy_version, self._source.state_dict(), self._fingerprint, spent, credit)
         with self._store.writing(position.step, required=[LOOP_FILE]) as folder:
             await self._trainer.save(folder.absolute())
             state.write(folder)

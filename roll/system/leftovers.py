@@ -16,7 +16,7 @@ CLOCK_SLACK = 1.0
 """Seconds by which the start of a process, counted from the machine's, may seem later than it was."""
 
 
-class Remains:
+class Leftovers:
     """The processes of some workers, all that they started, and the shared-memory files that they hold open."""
 
     def __init__(self, record: Path) -> None:
