@@ -23,6 +23,8 @@ RUN = 3600.0
 """A whole run, or all the cases that ranks work through one after another."""
 EXPIRY = 1.0
 """A deadline that expires. Use it only where nothing that the test asserts has to be done within it."""
+NONE = 0.0
+"""What would have to wait gives up at once."""
 LOOK = 0.02
 """Between two looks at a condition."""
 RAY = {

@@ -6,8 +6,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import time
-from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,9 @@ from roll.strategies.deepspeed_compile import compiling_in_turn
 from roll.strategies.deepspeed_infer import DeepSpeedScore
 from roll.strategies.deepspeed_train import DeepSpeedTrain
 from roll.strategies.extension_locks import LOCK, OWNER
+from tests import limits
 
-AT_ONCE = Rank("actor_train", 0, 1, "", 0, "cpu", 1.0, start_timeout=0.0)
+AT_ONCE = Rank("actor_train", 0, 1, "", 0, "cpu", limits.EXPIRY, start_timeout=limits.NONE)
 """Gives up as soon as it would have to wait."""
 NAME = "tiny_op"
 SOURCE = f"""
@@ -37,7 +36,6 @@ case "$*" in *" -c "*) touch "$0.runs"; exec sleep 60;; esac
 exec c++ "$@"
 """
 """Compiles for ever."""
-SECONDS = 60.0
 
 
 class TinyBuilder(CPUOpBuilder):
@@ -93,18 +91,11 @@ def start(cache: Path, log: Path, guarded: bool = True) -> BaseProcess:
 def load(cache: Path, log: Path) -> int | None:
     """Exit status of a process that loads the op, compiled if need be: 0, 3 for a TimeoutError, None if it hangs."""
     process = start(cache, log)
-    process.join(SECONDS)
+    process.join(limits.CALL)
     status = process.exitcode
     process.kill()
     process.join()
     return status
-
-
-def until(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.02)
 
 
 def test_a_stale_lock_makes_no_start_wait(cache: Path, tmp_path: Path) -> None:
@@ -114,7 +105,7 @@ def test_a_stale_lock_makes_no_start_wait(cache: Path, tmp_path: Path) -> None:
     lock.touch()
     blocked = start(cache, log, guarded=False)
     try:
-        blocked.join(5.0)
+        blocked.join(limits.EXPIRY)
         assert blocked.is_alive(), "torch alone waits for it"
     finally:
         blocked.kill()
@@ -133,7 +124,7 @@ def test_what_a_killed_process_left_is_cleared_once_its_compiler_has_ended(
     monkeypatch.setenv("CXX", str(compiler))
     compiling, started = start(cache, log), []
     try:
-        until(compiler.with_suffix(".runs").exists)
+        limits.until(compiler.with_suffix(".runs").exists, "a process comes to its lock")
         assert compiling.pid and lock.exists() and str(compiling.pid) in (cache / NAME / OWNER).read_text()
         started = psutil.Process(compiling.pid).children(recursive=True)
         ninjas = [process.pid for process in started if process.name() == "ninja"]
@@ -146,7 +137,7 @@ def test_what_a_killed_process_left_is_cleared_once_its_compiler_has_ended(
         for process in started:
             process.kill()
         compiling.kill()
-    psutil.wait_procs(started, SECONDS)
+    psutil.wait_procs(started, limits.CALL)
     assert load(cache, log) == 0
     assert f"{lock} was left by a process that is gone" in log.read_text() and not (cache / NAME / OWNER).exists()
 

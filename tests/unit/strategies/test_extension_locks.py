@@ -20,6 +20,7 @@ from torch.utils.cpp_extension import get_default_build_root
 
 from roll.strategies import extension_locks as module
 from roll.strategies.extension_locks import LOCK, LONGEST_COMPILATION, OWNER, examine, extension_cache, extension_locks, turn_to_compile
+from tests import limits
 
 ME = "actor_train rank 0"
 HOLDS = """
@@ -58,7 +59,8 @@ def on_network_mount(monkeypatch: pytest.MonkeyPatch) -> None:
 def age(folder: Path, seconds: float) -> None:
     """Make all of a folder older."""
     for path in (*folder.iterdir(), folder):
-        os.utime(path, (time.time() - seconds, time.time() - seconds))
+        earlier = path.stat().st_mtime - seconds
+        os.utime(path, (earlier, earlier))
 
 
 def test_the_cache_is_where_torch_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +162,7 @@ def test_on_a_network_mount_a_dead_process_of_this_host_is_known_by_its_record(f
 
 def _compile(folder: Path, number: int) -> None:
     """Stands for a compilation: it fails if another one is under way."""
-    with turn_to_compile(folder, 20.0, ME):
+    with turn_to_compile(folder, limits.CALL, ME):
         (folder / "building").touch(exist_ok=False)
         time.sleep(0.2)
         (folder / "building").unlink()
@@ -172,7 +174,7 @@ def test_one_process_compiles_at_a_time(folder: Path) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(30)
+        process.join(limits.CALL)
     assert [process.exitcode for process in processes] == [0] * 4
     assert len(list(folder.glob("built*"))) == 4
 

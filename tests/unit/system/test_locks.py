@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from roll.system.locks import LockHeld, locked, take
+from tests import limits
 
 HOLDS = """
 import sys, time
@@ -31,7 +32,7 @@ def test_a_lock_keeps_others_out_until_it_is_released(tmp_path: Path) -> None:
             assert not take(file)
     with path.open("rb") as file:
         assert take(file)
-        with pytest.raises(LockHeld), locked(path, 0.2):
+        with pytest.raises(LockHeld), locked(path, limits.LOOK):
             pass
     with locked(path):
         assert path.exists()
@@ -41,14 +42,14 @@ def test_whoever_waits_gets_the_lock_once_it_is_released(tmp_path: Path) -> None
     path, entered = tmp_path / "lock", threading.Event()
 
     def wait() -> None:
-        with locked(path, 60.0):
+        with locked(path, limits.CALL):
             entered.set()
 
     with locked(path):
         waiting = threading.Thread(target=wait)
         waiting.start()
-        assert not entered.wait(0.3)
-    waiting.join(60.0)
+        assert not entered.wait(limits.EXPIRY)
+    waiting.join(limits.CALL)
     assert entered.is_set()
 
 
