@@ -1,6 +1,7 @@
 """What flows through the house. Frozen, ragged, typed; shapes and units stand beneath each field.
 
-P is a prompt's length in tokens, R a response's, N a number of sequences and T the sum of their lengths.
+P is a prompt's length in tokens, R a response's, E a number of episodes, N of sequences, one for each of the episodes' trajectories,
+and T the sum of the sequences' lengths.
 """
 
 from __future__ import annotations
@@ -96,24 +97,99 @@ class Completion:
     text: str
 
 
-@dataclass(frozen=True)
-class Rollout:
-    """One response with everything training needs to know of it."""
+class StopReason(StrEnum):
+    """Why a trajectory ended."""
 
-    completion: Completion
+    COMPLETED = "completed"
+    """The policy, or its environment, ended it."""
+    LENGTH = "length"
+    """A response reached `response_length` and is truncated."""
+    MAX_TURNS = "max_turns"
+    """The policy has had all the turns that it may have."""
+    CONTEXT_FULL = "context_full"
+    """The context has no room for another turn."""
+    DEADLINE = "deadline"
+    """It took longer than it may take."""
+    ENVIRONMENT_FAILED = "environment_failed"
+    """The environment raised or its process died."""
+    ABORTED = "aborted"
+    """The engine aborted a response; what is there is a prefix."""
+
+
+@dataclass(frozen=True)
+class VersionRun:
+    """Consecutive tokens that one version of the policy sampled."""
+
+    version: int
+    """Number of optimizer updates behind the weights."""
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive tokens of one party: sampled by the policy, or given to it. L is their number, which may be 0."""
+
+    token_ids: Ints
+    """[L]"""
+    sampled: bool
+    """By the policy. Only sampled tokens enter a loss."""
+    log_probs: Floats | None
+    """[L], natural log, of sampled tokens under the distribution they were sampled from. None if not asked for, or if given."""
+    versions: Sequence[VersionRun]
+    """Of sampled tokens, in their order; they sum to L. Empty if the tokens are given."""
+    text: str
+    """As the environment and the reward see it."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One path from the first observation to the last action. It begins with a given segment of at least one token."""
+
+    segments: Sequence[Segment]
+    stop: StopReason
+
+    @property
+    def sampled(self) -> list[Segment]:
+        """The policy's segments, in their order."""
+        return [segment for segment in self.segments if segment.sampled]
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One attempt at a prompt, with everything training needs to know of it. A single turn is a prompt and a response."""
+
+    trajectories: Sequence[Trajectory]
+    """One, or more where a context was compacted or forked. What a later one shares with an earlier one is given in it, not sampled,
+    so that no token is learnt twice. At least one segment is sampled, if of no token."""
     reward: RewardResult
-    turn_ends: Ints | None = None
-    """[K], tokens of the response up to the end of each turn of `reward.turns`; None if the estimator does not tell them apart."""
+    turn_rewards: Sequence[float] = ()
+    """What each sampled segment earned, in their order. What `reward.value` has beyond their sum is earned at the end. Empty if nothing
+    is known of the segments."""
+
+    @property
+    def sampled(self) -> list[Segment]:
+        """The policy's segments of all trajectories, in their order."""
+        return [segment for trajectory in self.trajectories for segment in trajectory.sampled]
+
+    @property
+    def length(self) -> int:
+        """Sampled tokens."""
+        return sum(len(segment.token_ids) for segment in self.sampled)
+
+    @property
+    def stop(self) -> StopReason:
+        """Why the last trajectory ended."""
+        return self.trajectories[-1].stop
 
 
 @dataclass(frozen=True)
 class RolloutGroup:
-    """One prompt and all of its samples, finished and scored."""
+    """One prompt and all attempts at it, finished and scored."""
 
     prompt: Prompt
-    rollouts: Sequence[Rollout]
-    baseline: Rollout | None = None
-    """The greedy response, which is compared with and not trained on; None if the estimator does not use it."""
+    episodes: Sequence[Episode]
+    baseline: Episode | None = None
+    """With the most probable tokens. It is compared with and not trained on; None if the estimator does not use it."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +254,8 @@ class TrainBatch:
     """[T], tokens that the loss treats apart. None if it treats all alike."""
     sequence_weights: Floats | None = None
     """[N], factors of the sequences' losses; None weighs all alike."""
+    episode_of_sequence: Ints | None = None
+    """[N], not falling: the episode of each sequence. Means over sequences count an episode once. None if each is one of its own."""
     labels: Floats | None = None
     """[N], what is known of each sequence: 1 for desirable and 0 for not, or the margin of its pair. None if nothing is."""
     teacher_states: Floats | None = None

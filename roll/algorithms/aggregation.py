@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import numpy as np
 
-from roll.types import Floats, Sequences
+from roll.types import Floats, Ints, Sequences
 
 MODES = "token-mean, seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm"
 
 
-def loss_weights(sequences: Sequences, mode: str, scale: float = 1.0, sequence_weights: Floats | None = None) -> Floats:
+def loss_weights(
+    sequences: Sequences, mode: str, scale: float = 1.0, sequence_weights: Floats | None = None, episode_of_sequence: Ints | None = None
+) -> Floats:
     """The weight of each token, [T]; 0 outside the response mask.
 
     `token-mean` averages over tokens, `seq-mean-token-sum` sums tokens and averages over sequences,
     `seq-mean-token-mean` averages over a sequence's tokens and then over sequences, `seq-mean-token-sum-norm` divides the sum of
     a sequence's tokens by the same number for all and averages over sequences (Dr. GRPO, arXiv 2503.20783, section 3.2).
-    A sequence whose mask is empty counts in none.
+    A sequence whose mask is empty counts in none. The sequences of one episode count as one sequence in all of them.
 
     Args:
         scale: the divisor of `seq-mean-token-sum-norm`, in tokens.
         sequence_weights: [N], factors of the sequences' losses; the denominators do not change. None weighs all alike.
+        episode_of_sequence: [N]; None if each is an episode of its own.
     """
     mask = sequences.response_mask
-    tokens = np.add.reduceat(mask, sequences.offsets[:-1], dtype=np.int64)
-    per_token = np.repeat(tokens, sequences.lengths)
+    of_sequence = np.arange(len(sequences)) if episode_of_sequence is None else np.unique(episode_of_sequence, return_inverse=True)[1]
+    tokens = np.bincount(np.repeat(of_sequence, sequences.lengths)[mask], minlength=int(of_sequence.max()) + 1)
+    per_token = np.repeat(tokens[of_sequence], sequences.lengths)
     total, rows = int(tokens.sum()), int((tokens > 0).sum())
     match mode:
         case "token-mean":

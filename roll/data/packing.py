@@ -53,6 +53,15 @@ def members(examples: Sequence[int], sequences_per_example: int) -> list[int]:
     return [index * sequences_per_example + number for index in examples for number in range(sequences_per_example)]
 
 
+def updates_of(batch: TrainBatch, updates: int) -> list[list[int]]:
+    """The sequences of each update, in the order of the batch: whole examples, and all sequences of an episode in one update."""
+    if batch.episode_of_sequence is None:
+        parts = np.array_split(np.arange(batch.example_count), updates)
+        return [members(part.tolist(), batch.sequences_per_example) for part in parts]
+    episodes = np.unique(batch.episode_of_sequence)
+    return [np.flatnonzero(np.isin(batch.episode_of_sequence, part)).tolist() for part in np.array_split(episodes, updates)]
+
+
 def example_lengths(sequences: Sequences, sequences_per_example: int) -> NDArray[np.int64]:
     """[examples], tokens of each."""
     return sequences.lengths.reshape(-1, sequences_per_example).sum(axis=1)
@@ -86,6 +95,7 @@ def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
         if_given(batch.proximal_log_probs),
         if_given(batch.token_selection),
         None if batch.sequence_weights is None else batch.sequence_weights[list(indices)],
+        None if batch.episode_of_sequence is None else batch.episode_of_sequence[list(indices)],
         labels=None if batch.labels is None else batch.labels[list(indices)],
         teacher_states=None if batch.teacher_states is None else batch.teacher_states[response_rows(sequences, indices)],
         values=if_given(batch.values),

@@ -10,9 +10,9 @@ from math import comb
 
 import numpy as np
 
-from roll.rollout.batch import NO_VERDICT
-from roll.rollout.episode import Generator, Scorer, episode, prompt_seed
-from roll.types import FinishReason, Metrics, Prompt, RewardOutcome, RewardResult, RolloutGroup, Sampling
+from roll.rollout.batch import NO_VERDICT, TRUNCATED
+from roll.rollout.group import Generator, Scorer, prompt_seed, sample_group
+from roll.types import Metrics, Prompt, RewardOutcome, RewardResult, RolloutGroup, Sampling
 
 LOG = logging.getLogger(__name__)
 
@@ -36,11 +36,11 @@ class Evaluator:
         """`val/<name>/pass@1`, pass@k for k samples a prompt, and length. Warns of rewards that crashed or were late."""
         groups = await asyncio.gather(
             *(
-                episode(prompt, self.generator, self.scorer, self.sampling, prompt_seed(self.seed, VALIDATION, prompt.prompt_id))
+                sample_group(prompt, self.generator, self.scorer, self.sampling, prompt_seed(self.seed, VALIDATION, prompt.prompt_id))
                 for prompt in self.prompts
             )
         )
-        rewards = [rollout.reward for group in groups for rollout in group.rollouts]
+        rewards = [episode.reward for group in groups for episode in group.episodes]
         if notes := [reward.note for reward in rewards if reward.outcome in NO_VERDICT]:
             said = "; ".join(sorted(set(notes))[:3])
             LOG.warning("%s: %d of %d responses got no verdict and count as failed: %s", self.name, len(notes), len(rewards), said)
@@ -49,13 +49,13 @@ class Evaluator:
 
 def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int) -> Metrics:
     """A response passes if it was scored and its reward is above 0."""
-    passed = [sum(_passes(rollout.reward) for rollout in group.rollouts) for group in groups]
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    passed = [sum(_passes(episode.reward) for episode in group.episodes) for group in groups]
+    episodes = [episode for group in groups for episode in group.episodes]
     metrics = {f"val/{name}/pass@{k}": float(np.mean([pass_at_k(samples, c, k) for c in passed])) for k in sorted({1, samples})}
-    truncated = sum(rollout.completion.finish_reason is FinishReason.LENGTH for rollout in rollouts)
+    truncated = sum(episode.stop in TRUNCATED for episode in episodes)
     return metrics | {
-        f"val/{name}/length_mean": float(np.mean([len(rollout.completion.token_ids) for rollout in rollouts])),
-        f"val/{name}/truncated_fraction": truncated / len(rollouts),
+        f"val/{name}/length_mean": float(np.mean([episode.length for episode in episodes])),
+        f"val/{name}/truncated_fraction": truncated / len(episodes),
     }
 
 

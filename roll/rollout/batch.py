@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,10 +11,27 @@ from roll.algorithms.returns import Turns
 from roll.algorithms.shaping import Overlong, is_long_and_wrong, overlong_penalty
 from roll.data.packing import concatenate
 from roll.errors import RollError
+from roll.rollout.record import token_log_probs, token_versions
 from roll.rollout.turns import joined_turns
-from roll.types import Bools, FinishReason, Floats, Ints, Metrics, RewardOutcome, Rollout, RolloutGroup, Sequences
+from roll.types import (
+    Bools,
+    Episode,
+    Floats,
+    Ints,
+    Metrics,
+    RewardOutcome,
+    RolloutGroup,
+    Segment,
+    Sequences,
+    StopReason,
+    Trajectory,
+)
 
 NO_VERDICT = (RewardOutcome.CRASHED, RewardOutcome.TIMED_OUT)
+BROKEN_OFF = (StopReason.ABORTED, StopReason.DEADLINE, StopReason.ENVIRONMENT_FAILED)
+"""What ends a trajectory and is not the policy's doing: such an episode has no verdict."""
+TRUNCATED = (StopReason.LENGTH, StopReason.MAX_TURNS, StopReason.CONTEXT_FULL)
+"""What ends an episode that the policy would have gone on with."""
 
 
 @dataclass(frozen=True)
@@ -33,131 +50,151 @@ class Shaping:
 
 @dataclass(frozen=True)
 class Experience:
-    """A step's rollouts that can be learnt from, laid end to end."""
+    """A step's episodes that can be learnt from: their trajectories laid end to end, those of an episode next to each other."""
 
     sequences: Sequences
+    """N, one for each trajectory."""
+    episode_of_sequence: Ints
+    """[N], index of the episode; not falling, and every episode has a sequence."""
     rewards: Floats
-    """[N], shaped."""
+    """[E], shaped."""
     groups: Ints
-    """[N], index of the group."""
+    """[E], index of the group."""
     behaviour_log_probs: Floats | None
     """[T]; None where the engine was not asked for them."""
     policy_versions: Ints
     """[T]"""
     lengths: Ints
-    """[N], response tokens, in the loss or not."""
+    """[E], sampled tokens, in the loss or not."""
     difficulties: Floats
-    """[N], 1 less the mean of the group's rewards before shaping."""
+    """[E], 1 less the mean of the group's rewards before shaping."""
     baselines: Floats | None
-    """[N], shaped reward of the greedy response to the same prompt; None if there are none."""
+    """[E], shaped reward of the greedy response to the same prompt; None if there are none."""
     turns: Turns | None = None
-    """What parts of the responses earned; None where every response is one turn."""
+    """What parts of the episodes earned; None where every episode is one turn."""
+
+    @property
+    def episodes(self) -> Sequences:
+        """E, each episode's sequences as one: what estimators sum over."""
+        firsts = np.searchsorted(self.episode_of_sequence, np.arange(len(self.rewards) + 1))
+        return replace(self.sequences, offsets=self.sequences.offsets[firsts])
 
 
 def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
-    """Lay rollouts end to end. A response that got no verdict is left out: its reward says nothing of the policy.
+    """Lay the segments of every trajectory end to end. An episode without a verdict is left out: its reward says nothing of the policy.
 
     So is every response to a prompt whose greedy response got none.
 
     Raises:
         RollError: no response got a verdict.
     """
-    kept = [(index, group, rollout) for index, group in enumerate(groups) for rollout in usable(group)]
+    kept = [(index, episode) for index, group in enumerate(groups) for episode in usable(group)]
     if not kept:
-        notes = {rollout.reward.note for group in groups for rollout in group.rollouts}
+        notes = {episode.reward.note for group in groups for episode in group.episodes}
         raise RollError(f"no response of this step could be scored; the rewards said: {'; '.join(sorted(notes)[:3])}")
-
-    def per_token(field: str, dtype: type[np.generic]) -> np.ndarray:
-        parts = [(np.zeros(len(group.prompt.token_ids), dtype), getattr(rollout.completion, field)) for _, group, rollout in kept]
-        return np.concatenate([part for pair in parts for part in pair]).astype(dtype)
-
-    means = {index: float(np.mean([rollout.reward.value for rollout in usable(groups[index])])) for index, _, _ in kept}
-    rewards = _shaped([rollout for _, _, rollout in kept], shaping)
-    baselines = [group.baseline for _, group, _ in kept if group.baseline is not None]
+    episodes = [episode for _, episode in kept]
+    means = {index: float(np.mean([episode.reward.value for episode in usable(groups[index])])) for index, _ in kept}
+    learns = [_learns(episode, means[index], shaping) for index, episode in kept]
+    paths = [(number, trajectory) for number, episode in enumerate(episodes) for trajectory in episode.trajectories]
+    for _, trajectory in paths:
+        first = trajectory.segments[0]
+        assert len(first.token_ids) and not first.sampled, "a trajectory begins with given tokens: nothing predicts its first"
+    segments = [segment for _, trajectory in paths for segment in trajectory.segments]
+    rewards = _shaped(episodes, shaping)
+    baselines = [groups[index].baseline for index, _ in kept]
     return Experience(
         sequences=concatenate(
-            [np.concatenate([group.prompt.token_ids, rollout.completion.token_ids]) for _, group, rollout in kept],
-            [_mask(group, rollout, means[index], shaping) for index, group, rollout in kept],
+            [np.concatenate([segment.token_ids for segment in trajectory.segments]) for _, trajectory in paths],
+            [_mask(trajectory, learns[number]) for number, trajectory in paths],
         ),
+        episode_of_sequence=np.array([number for number, _ in paths], np.int32),
         rewards=rewards,
-        groups=np.array([index for index, _, _ in kept], np.int32),
-        behaviour_log_probs=per_token("log_probs", np.float32) if _has_log_probs(kept[0][2]) else None,
-        policy_versions=per_token("policy_versions", np.int32),
-        lengths=_lengths([rollout for _, _, rollout in kept]),
-        difficulties=np.array([1.0 - means[index] for index, _, _ in kept], np.float32),
-        baselines=_shaped(baselines, shaping) if baselines else None,
-        turns=joined_turns([rollout for _, _, rollout in kept], [len(group.prompt.token_ids) for _, group, _ in kept], rewards),
+        groups=np.array([index for index, _ in kept], np.int32),
+        behaviour_log_probs=np.concatenate([token_log_probs(segment) for segment in segments]) if _has_log_probs(segments) else None,
+        policy_versions=np.concatenate([token_versions(segment) for segment in segments]),
+        lengths=_lengths(episodes),
+        difficulties=np.array([1.0 - means[index] for index, _ in kept], np.float32),
+        baselines=_shaped(given, shaping) if (given := [baseline for baseline in baselines if baseline is not None]) else None,
+        turns=joined_turns(episodes, rewards),
     )
 
 
-def _has_log_probs(rollout: Rollout) -> bool:
-    return rollout.completion.log_probs is not None
+def _has_log_probs(segments: Sequence[Segment]) -> bool:
+    has = {segment.log_probs is not None for segment in segments if segment.sampled}
+    assert len(has) == 1, "the engine was asked for the log-probs of some responses and not of others"
+    return has.pop()
 
 
-def usable(group: RolloutGroup) -> list[Rollout]:
-    """The group's responses that say something of the policy; none if there is nothing to compare them with."""
+def usable(group: RolloutGroup) -> list[Episode]:
+    """The group's episodes that say something of the policy; none if there is nothing to compare them with."""
     if group.baseline is not None and not _has_verdict(group.baseline):
         return []
-    return [rollout for rollout in group.rollouts if _has_verdict(rollout)]
+    return [episode for episode in group.episodes if _has_verdict(episode)]
 
 
 def rewards_differ(group: RolloutGroup) -> bool:
     """Whether a comparison within the group can teach anything."""
-    return len({rollout.reward.value for rollout in usable(group)}) > 1
+    return len({episode.reward.value for episode in usable(group)}) > 1
 
 
-def _has_verdict(rollout: Rollout) -> bool:
-    return rollout.reward.outcome not in NO_VERDICT and rollout.completion.finish_reason is not FinishReason.ABORT
+def _has_verdict(episode: Episode) -> bool:
+    return episode.reward.outcome not in NO_VERDICT and not any(trajectory.stop in BROKEN_OFF for trajectory in episode.trajectories)
 
 
-def _shaped(rollouts: Sequence[Rollout], shaping: Shaping) -> Floats:
-    rewards = np.array([rollout.reward.value for rollout in rollouts], np.float32)
-    return rewards if shaping.overlong is None else rewards + overlong_penalty(_lengths(rollouts), shaping.overlong)
+def _shaped(episodes: Sequence[Episode], shaping: Shaping) -> Floats:
+    rewards = np.array([episode.reward.value for episode in episodes], np.float32)
+    return rewards if shaping.overlong is None else rewards + overlong_penalty(_lengths(episodes), shaping.overlong)
 
 
-def _lengths(rollouts: Sequence[Rollout]) -> Ints:
-    return np.array([len(rollout.completion.token_ids) for rollout in rollouts], np.int32)
+def _lengths(episodes: Sequence[Episode]) -> Ints:
+    return np.array([episode.length for episode in episodes], np.int32)
 
 
-def _mask(group: RolloutGroup, rollout: Rollout, mean_reward: float, shaping: Shaping) -> Bools:
-    learns = not (shaping.max_len_mask and rollout.completion.finish_reason is FinishReason.LENGTH)
+def _learns(episode: Episode, mean_reward: float, shaping: Shaping) -> bool:
+    """Whether its sampled tokens enter the loss."""
+    learns = not (shaping.max_len_mask and episode.stop in TRUNCATED)
     if shaping.longest_wrong is not None:
-        learns = learns and not is_long_and_wrong(rollout.reward.value, len(rollout.completion.token_ids), shaping.longest_wrong)
+        learns = learns and not is_long_and_wrong(episode.reward.value, episode.length, shaping.longest_wrong)
     if shaping.difficulty is not None:
         low, high = shaping.difficulty
         learns = learns and low < mean_reward < high
-    return np.concatenate([np.zeros(len(group.prompt.token_ids), np.bool_), np.full(len(rollout.completion.token_ids), learns)])
+    return learns
+
+
+def _mask(trajectory: Trajectory, learns: bool) -> Bools:
+    return np.concatenate([np.full(len(segment.token_ids), segment.sampled and learns) for segment in trajectory.segments])
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metrics:
-    """Rewards by domain, outcomes, lengths and staleness of a step's rollouts."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    scored = [rollout for rollout in rollouts if _has_verdict(rollout)]
-    rewards = np.array([rollout.reward.value for rollout in scored] or [np.nan])
-    lengths = np.array([len(rollout.completion.token_ids) for rollout in rollouts])
-    age = policy_version - np.concatenate([rollout.completion.policy_versions for rollout in rollouts])
+    """Rewards by domain, outcomes, lengths and staleness of a step's episodes."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    scored = [episode for episode in episodes if _has_verdict(episode)]
+    rewards = np.array([episode.reward.value for episode in scored] or [np.nan])
+    lengths = np.array([episode.length for episode in episodes])
+    age = policy_version - np.concatenate([token_versions(segment) for episode in episodes for segment in episode.sampled])
     metrics = {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std()),
         "response/length_mean": float(lengths.mean()),
         "response/length_max": float(lengths.max()),
-        "response/truncated_fraction": _share(rollouts, lambda rollout: rollout.completion.finish_reason is FinishReason.LENGTH),
+        "response/truncated_fraction": _share(episodes, lambda episode: episode.stop in TRUNCATED),
         "staleness/mean": float(age.mean()),
         "staleness/max": float(age.max()),
     }
     for outcome in RewardOutcome:
-        metrics[f"reward/{outcome.value}_fraction"] = _share(rollouts, lambda rollout, o=outcome: rollout.reward.outcome is o)
+        metrics[f"reward/{outcome.value}_fraction"] = _share(episodes, lambda episode, o=outcome: episode.reward.outcome is o)
     for domain in sorted({group.prompt.domain for group in groups}):
-        values = [r.reward.value for group in groups if group.prompt.domain == domain for r in group.rollouts if _has_verdict(r)]
+        values = [e.reward.value for group in groups if group.prompt.domain == domain for e in group.episodes if _has_verdict(e)]
         if values:
             metrics[f"reward/{domain}/mean"] = float(np.mean(values))
     return metrics
 
 
 def token_count(groups: Sequence[RolloutGroup]) -> int:
-    """Prompt and response tokens of every sample."""
-    return sum(len(group.prompt.token_ids) + len(rollout.completion.token_ids) for group in groups for rollout in group.rollouts)
+    """Given and sampled tokens of every trajectory, the greedy responses' aside."""
+    paths = [trajectory for group in groups for episode in group.episodes for trajectory in episode.trajectories]
+    return sum(len(segment.token_ids) for trajectory in paths for segment in trajectory.segments)
 
 
-def _share(rollouts: Sequence[Rollout], condition: Callable[[Rollout], bool]) -> float:
-    return sum(map(condition, rollouts)) / len(rollouts)
+def _share(episodes: Sequence[Episode], has: Callable[[Episode], bool]) -> float:
+    return sum(map(has, episodes)) / len(episodes)

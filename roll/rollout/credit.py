@@ -91,7 +91,10 @@ def train_batch(
     state: CreditState,
     values: Floats | None = None,
 ) -> tuple[TrainBatch, CreditState, Metrics]:
-    """Advantages joined to the step's sequences, the state for the next step, and metrics. Arguments as of `CreditAssignment`."""
+    """Advantages joined to the step's sequences, the state for the next step, and metrics. Arguments as of `CreditAssignment`.
+
+    Estimators see each episode as one sequence, so that what is earned at its end reaches every token of its trajectories.
+    """
     penalties, kl_coef = None, state.kl_coef
     mask = step.sequences.response_mask
     metrics = {
@@ -109,7 +112,7 @@ def train_batch(
         if credit.target_kl:
             kl_coef = adapted_coefficient(state.kl_coef, mean, credit.target_kl, len(step.rewards), credit.kl_horizon)
     running = state.rewards.joined(_clipped(step.rewards, credit.normalisation.reward_clip))
-    scores = Scores(step.sequences, step.rewards, step.groups, penalties, step.lengths, step.baselines, running, step.turns, values)
+    scores = Scores(step.episodes, step.rewards, step.groups, penalties, step.lengths, step.baselines, running, step.turns, values)
     if step.turns is not None:
         metrics["response/turns_mean"] = len(step.turns.rewards) / len(step.rewards)
     estimated = advantages(credit.estimator, scores, credit.normalisation)
@@ -124,6 +127,7 @@ def train_batch(
         ref_log_probs,
         proximal_log_probs,
         sequence_weights=sequence_weights(step, credit),
+        episode_of_sequence=step.episode_of_sequence,
         values=values,
         returns=returns,
     )
@@ -145,7 +149,7 @@ def value_metrics(values: Floats, returns: Floats) -> Metrics:
 
 
 def sequence_weights(step: Experience, credit: Credit) -> Floats | None:
-    """[N], with a mean of 1 over the responses in the loss; None if all weigh alike."""
+    """[N], with a mean of 1 over the episodes in the loss; None if all weigh alike."""
     if not (credit.weigh_difficulty or credit.weigh_length):
         return None
     weights = np.ones(len(step.rewards), np.float32)
@@ -153,11 +157,13 @@ def sequence_weights(step: Experience, credit: Credit) -> Floats | None:
         weights = weights * difficulty_weights(step.difficulties)
     if credit.weigh_length:
         weights = weights * length_weights(step.lengths)
-    return balanced(weights, _in_loss(step))
+    return balanced(weights, _in_loss(step))[step.episode_of_sequence]
 
 
 def _in_loss(step: Experience) -> np.ndarray:
-    return np.logical_or.reduceat(step.sequences.response_mask, step.sequences.offsets[:-1])
+    """[E]"""
+    episodes = step.episodes
+    return np.logical_or.reduceat(episodes.response_mask, episodes.offsets[:-1])
 
 
 def _clipped(rewards: Floats, bound: float | None) -> Floats:

@@ -1,6 +1,6 @@
 """Keeps prompts in flight and hands over finished groups, oldest first.
 
-    sampler ──draw──▶ episodes in flight (at most (1 + async_generation_ratio) x batch) ──take──▶ loop
+    sampler ──draw──▶ prompts in flight (at most (1 + async_generation_ratio) x batch) ──take──▶ loop
 
 With ratio 0 all of a step's groups are drawn, finished and handed over before the trainer moves: synchronous
 training. With ratio r, r batches go on generating while the trainer works. Groups leave in the order in which they
@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from roll.rollout.batch import rewards_differ
-from roll.rollout.episode import Generator, Locate, Scorer, episode, prompt_seed
+from roll.rollout.group import Generator, Scorer, prompt_seed, sample_group
+from roll.rollout.turns import Locate
 from roll.types import Metrics, Prompt, RolloutGroup, Sampling
 
 LOG = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class RolloutScheduler:
             most_batches: dynamic sampling: groups whose rewards are all equal are replaced, until so many batches are drawn for
                 one step. None hands over every group.
             greedy_baseline: each group gets a greedy response beside its samples.
-            locate: finds where the turns of responses end in tokens; None leaves responses undivided.
+            locate: finds where the turns of responses end in tokens, so that each is a segment; None leaves responses undivided.
         """
         self._source, self._generator, self._scorer, self._sampling = source, generator, scorer, sampling
         self._batch_size = batch_size
@@ -87,7 +88,7 @@ class RolloutScheduler:
         Where the bound of dynamic sampling comes first, the batch is filled up with the oldest that were dropped.
 
         Raises:
-            RollError: what an episode raised; the others are cancelled when it is closed.
+            RollError: what answering a prompt raised; the others are cancelled when it is closed.
         """
         if self._most_batches is None:
             return await self._oldest(self._batch_size)
@@ -122,7 +123,7 @@ class RolloutScheduler:
         position = self._source.state_dict()
         [prompt] = self._source.draw(1)
         seed = None if self._seed is None else prompt_seed(self._seed, TRAINING, prompt.prompt_id)
-        work = episode(prompt, self._generator, self._scorer, self._sampling, seed, self._greedy_baseline, self._locate)
+        work = sample_group(prompt, self._generator, self._scorer, self._sampling, seed, self._greedy_baseline, self._locate)
         self._in_flight.append(_InFlight(position, asyncio.create_task(work)))
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,17 +1,21 @@
-"""The turns of responses: where they end in tokens, and what each of them earned."""
+"""The turns of episodes: where a reward divides a response, and what each turn earned."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate, groupby
 from os.path import commonprefix
 
 import numpy as np
 
 from roll.algorithms.returns import Turns
-from roll.types import Completion, Floats, Ints, Rollout
+from roll.rollout.record import cut
+from roll.types import Episode, Floats, Ints, Segment
 
+Locate = Callable[[Segment, Sequence[int]], Ints]
+"""See `TurnEnds`."""
 BROKEN = "\ufffd"
 """What a decoder writes for bytes that are no character."""
 
@@ -24,12 +28,12 @@ class TurnEnds:
         self._decode = decode
         self._pieces: dict[int, str] = {}
 
-    def __call__(self, completion: Completion, ends: Sequence[int]) -> Ints:
+    def __call__(self, response: Segment, ends: Sequence[int]) -> Ints:
         """[K]: for each number of characters the least number of tokens whose text has them.
 
         At the text's end these are all tokens: the end-of-sequence token, which has no text, belongs to the last turn.
         """
-        token_ids, text = completion.token_ids.tolist(), completion.text
+        token_ids, text = response.token_ids.tolist(), response.text
         runs = self._runs(token_ids)
         if "".join(part for _, part in runs) != text:
             runs = [(token_ids, text)]  # a token's text depends on what stands before it
@@ -63,27 +67,55 @@ class TurnEnds:
         return self._pieces[token_id]
 
 
-def joined_turns(rollouts: Sequence[Rollout], prompt_lengths: Sequence[int], rewards: Floats) -> Turns | None:
-    """The turns of a step's responses; None if none of them is divided.
+def divided(episode: Episode, locate: Locate) -> Episode:
+    """The episode with a segment for each turn of its response, if the reward names turns; otherwise the episode as it is.
+
+    Turns that end in one token are one segment. What follows the last turn is a segment too.
+    """
+    turns = episode.reward.turns
+    if not turns:
+        return episode
+    [trajectory] = episode.trajectories
+    prompt, response = trajectory.segments
+    located = locate(response, [turn.end for turn in turns])
+    ends, of_turn = np.unique(np.append(located, len(response.token_ids)), return_inverse=True)
+    characters = np.zeros(len(ends), np.int64)
+    np.maximum.at(characters, of_turn[:-1], [turn.end for turn in turns])
+    characters[-1] = len(response.text)
+    earned = np.bincount(of_turn[:-1], [turn.value for turn in turns], len(ends))
+    parts = cut(response, ends.tolist(), characters.tolist())
+    return replace(episode, trajectories=[replace(trajectory, segments=[prompt, *parts])], turn_rewards=earned.tolist())
+
+
+def joined_turns(episodes: Sequence[Episode], rewards: Floats) -> Turns | None:
+    """The turns of a step's episodes: one for each sampled segment. None if each episode is one turn.
 
     Args:
-        rewards: [N], shaped.
+        rewards: [E], shaped. What they have beyond the turns' rewards is the last turn's.
     """
-    if all(rollout.turn_ends is None for rollout in rollouts):
+    if all(not episode.turn_rewards and len(episode.sampled) == 1 for episode in episodes):
         return None
-    parts = [_turns(rollout, reward) for rollout, reward in zip(rollouts, rewards.tolist(), strict=True)]
-    lengths = [np.append(tokens[0] + before, tokens[1:]) for (tokens, _), before in zip(parts, prompt_lengths, strict=True)]
-    count = sum(map(len, lengths))
+    earned, lengths = [], []
+    for episode, reward in zip(episodes, rewards.tolist(), strict=True):
+        values = np.array(episode.turn_rewards or np.zeros(len(episode.sampled)), np.float64)
+        values[-1] += reward - values.sum()
+        earned.append(values)
+        lengths.append(_turn_lengths(episode))
+    counts = list(map(len, earned))
     return Turns(
-        rewards=np.concatenate([earned for _, earned in parts]).astype(np.float32),
-        rows=np.repeat(np.arange(len(parts), dtype=np.int32), [len(part) for part in lengths]),
-        of_token=np.repeat(np.arange(count, dtype=np.int32), np.concatenate(lengths)),
+        rewards=np.concatenate(earned).astype(np.float32),
+        rows=np.repeat(np.arange(len(episodes), dtype=np.int32), counts),
+        of_token=np.repeat(np.arange(sum(counts), dtype=np.int32), np.concatenate(lengths)),
     )
 
 
-def _turns(rollout: Rollout, reward: float) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and rewards, [K] each. Turns that end in one token are one; what is left of the reward is the last one's."""
-    length = len(rollout.completion.token_ids)
-    values = [] if rollout.turn_ends is None else [turn.value for turn in rollout.reward.turns]
-    ends, turn = np.unique(np.append([] if rollout.turn_ends is None else rollout.turn_ends, length), return_inverse=True)
-    return np.diff(ends, prepend=0).astype(np.int64), np.bincount(turn, [*values, reward - sum(values)])
+def _turn_lengths(episode: Episode) -> list[int]:
+    """Tokens of each turn: those sampled, and those given before them; what is given after the last turn stands with it."""
+    lengths, before = [], 0
+    for segment in (segment for trajectory in episode.trajectories for segment in trajectory.segments):
+        before += len(segment.token_ids)
+        if segment.sampled:
+            lengths.append(before)
+            before = 0
+    lengths[-1] += before
+    return lengths

@@ -1,4 +1,4 @@
-"""What a tracker is, what it is told of a run, and how a group of rollouts reads on paper."""
+"""What a tracker is, what it is told of a run, and how a group of episodes reads on paper."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from roll.types import Metrics, Rollout, RolloutGroup
+from roll.types import Episode, Metrics, RolloutGroup, Segment, StopReason
 
 GROUPS_PER_STEP = 1
 """Groups of a step whose samples go to a service; `samples.jsonl` keeps more."""
 COLUMNS = ("step", "domain", "prompt", "response", "reward", "outcome", "finish_reason", "length")
+
+
+FINISH_REASONS = {StopReason.COMPLETED: "stop", StopReason.ABORTED: "abort"}
+"""`finish_reason` of the record; the other reasons stand under their own names."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Tracker(Protocol):
         ...
 
     def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
-        """Record some of the step's rollouts, as many as the tracker keeps."""
+        """Record some of the step's groups, as many as the tracker keeps."""
         ...
 
     def close(self) -> None:
@@ -51,14 +55,17 @@ class Tracker(Protocol):
 
 
 def group_record(step: int, group: RolloutGroup) -> dict[str, Any]:
-    """One group as it stands in `samples.jsonl`; lengths in tokens."""
+    """One group as it stands in `samples.jsonl`; lengths in tokens.
+
+    `text` and `length` are of what the policy sampled. An episode of several turns has its `trajectories` too.
+    """
     return {
         "step": step,
         "prompt_id": group.prompt.prompt_id,
         "domain": group.prompt.domain,
         "prompt": group.prompt.text,
         "prompt_length": len(group.prompt.token_ids),
-        "responses": [_response_record(rollout) for rollout in group.rollouts],
+        "responses": [_response_record(episode) for episode in group.episodes],
     }
 
 
@@ -78,14 +85,30 @@ def sample_lines(step: int, groups: Sequence[RolloutGroup]) -> list[tuple[str, s
     return [(f"{row[1]}, reward {row[4]:g} ({row[5]})", f"{row[2]}{row[3]}") for row in rows]
 
 
-def _response_record(rollout: Rollout) -> dict[str, Any]:
-    return {
-        "text": rollout.completion.text,
-        "reward": rollout.reward.value,
-        "outcome": str(rollout.reward.outcome),
-        "parts": dict(rollout.reward.parts),
-        "note": rollout.reward.note,
-        "turns": [[turn.end, turn.value] for turn in rollout.reward.turns],
-        "finish_reason": str(rollout.completion.finish_reason),
-        "length": len(rollout.completion.token_ids),
+def _response_record(episode: Episode) -> dict[str, Any]:
+    record = {
+        "text": "".join(segment.text for segment in episode.sampled),
+        "reward": episode.reward.value,
+        "outcome": str(episode.reward.outcome),
+        "parts": dict(episode.reward.parts),
+        "note": episode.reward.note,
+        "turns": [[turn.end, turn.value] for turn in episode.reward.turns],
+        "finish_reason": FINISH_REASONS.get(episode.stop, str(episode.stop)),
+        "length": episode.length,
     }
+    return record | ({"trajectories": _trajectory_records(episode)} if _has_answers(episode) else {})
+
+
+def _has_answers(episode: Episode) -> bool:
+    """Whether anything is given but the prompt. A single response may be divided into turns; its record shows it as one."""
+    return len(episode.trajectories) > 1 or any(not segment.sampled for segment in episode.trajectories[0].segments[1:])
+
+
+def _trajectory_records(episode: Episode) -> list[dict[str, Any]]:
+    earned = iter(episode.turn_rewards)
+
+    def of(segment: Segment) -> dict[str, Any]:
+        record = {"sampled": segment.sampled, "text": segment.text, "length": len(segment.token_ids)}
+        return record | ({"reward": next(earned)} if segment.sampled and episode.turn_rewards else {})
+
+    return [{"stop": str(path.stop), "segments": [of(segment) for segment in path.segments]} for path in episode.trajectories]

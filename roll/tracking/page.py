@@ -109,7 +109,9 @@ PAGE = """<!doctype html>
     <div><span class="chip" style="background:{{ response.colour }}">{{ response.reward }}</span>
       <p class="soft small">{{ response.length }} tokens</p>
       {% for flag in response.flags %}<span class="flag">{{ flag }}</span> {% endfor %}</div>
-    <div><pre class="box">{{ response.text }}</pre>{% if response.parts %}<p class="soft small">{{ response.parts }}</p>{% endif %}</div>
+    <div>{% for segment in response.segments %}<p class="soft small">{{ segment.caption }}</p>
+      <pre class="box">{{ segment.text }}</pre>{% else %}<pre class="box">{{ response.text }}</pre>{% endfor %}
+      {% if response.parts %}<p class="soft small">{{ response.parts }}</p>{% endif %}</div>
   </div>
   {% endfor %}
 </div>

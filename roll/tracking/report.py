@@ -172,6 +172,7 @@ def _response(response: Mapping[str, Any], low: float, high: float) -> dict[str,
     flags = [response["outcome"].replace("_", " ")] if response["outcome"] != "scored" else []
     flags += ["truncated"] if response["finish_reason"] == "length" else []
     flags += ["aborted"] if response["finish_reason"] == "abort" else []
+    flags += [response["finish_reason"].replace("_", " ")] if response["finish_reason"] not in ("stop", "length", "abort") else []
     parts = [f"{name} {_number(value)}" for name, value in response["parts"].items() if value is not None]
     return {
         "reward": "n/a" if reward is None else _number(reward),
@@ -180,8 +181,21 @@ def _response(response: Mapping[str, Any], low: float, high: float) -> dict[str,
         "length": response["length"],
         "flags": flags,
         "text": response["text"],
+        "segments": _segments(response.get("trajectories", [])),
         "parts": " · ".join([*parts, *([response["note"]] if response["note"] else [])]),
     }
+
+
+def _segments(trajectories: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """What the page shows of each segment but the prompt, which stands above all responses."""
+    parts = []
+    for number, trajectory in enumerate(trajectories, 1):
+        for segment in trajectory["segments"]:
+            caption = [f"trajectory {number}"] * (len(trajectories) > 1) + ["policy" if segment["sampled"] else "given"]
+            caption += [f"{segment['length']} tokens"]
+            caption += [f"reward {_number(segment['reward'])}"] if segment.get("reward") is not None else []
+            parts.append({"caption": " · ".join(caption), "text": segment["text"]})
+    return parts[1:]
 
 
 def _last_step(rows: Sequence[Row]) -> int:

@@ -55,8 +55,7 @@ class Learner:
         shape = self._shape
         batch = replace(batch, token_selection=loss.token_selection(batch))
         replicas: list[list[list[MicroBatch]]] = [[] for _ in range(self._group.replicas)]
-        for examples in np.array_split(np.arange(batch.example_count), shape.updates) * shape.epochs:
-            update = packing.members(examples.tolist(), batch.sequences_per_example)
+        for update in packing.updates_of(batch, shape.updates) * shape.epochs:
             for replica, micro_batches in enumerate(micro_batches_of(batch, update, len(replicas), shape)):
                 replicas[replica].append(micro_batches)
         arguments = [(updates, loss, shape.temperature, policy_version) for updates in replicas]
@@ -167,7 +166,7 @@ def micro_batches_of(batch: TrainBatch, update: Sequence[int], replicas: int, sh
     chosen = packing.take(batch, update)
     if not len(update):
         return [[MicroBatch(chosen, np.zeros(len(chosen.sequences.token_ids), np.float32))] for _ in range(replicas)]
-    weights = loss_weights(chosen.sequences, shape.loss_agg_mode, shape.loss_scale, chosen.sequence_weights)
+    weights = loss_weights(chosen.sequences, shape.loss_agg_mode, shape.loss_scale, chosen.sequence_weights, chosen.episode_of_sequence)
     split = packing.split(chosen.sequences.lengths, replicas, shape.token_budget, shape.attention_cost, chosen.sequences_per_example)
 
     def micro_batch(indices: Sequence[int]) -> MicroBatch:

@@ -24,6 +24,7 @@ from roll.pipeline.position import Position
 from roll.pipeline.rlvr import Rlvr
 from roll.rollout.batch import Shaping
 from roll.rollout.credit import Credit, CreditAssignment
+from roll.rollout.record import single_turn
 from roll.types import (
     Completion,
     FinishReason,
@@ -33,7 +34,6 @@ from roll.types import (
     Prompt,
     RewardOutcome,
     RewardResult,
-    Rollout,
     RolloutGroup,
     Sampling,
     Sequences,
@@ -49,7 +49,7 @@ def completion(token: int, version: int) -> Completion:
 
 def group(number: int, version: int) -> RolloutGroup:
     prompt = Prompt(number, np.array([7, 8, 9], np.int32), "789", "digits", {})
-    return RolloutGroup(prompt, [Rollout(completion(token, version), RewardResult(float(token % 2))) for token in (2, 3)])
+    return RolloutGroup(prompt, [single_turn(prompt, completion(token, version), RewardResult(float(token % 2))) for token in (2, 3)])
 
 
 class Parts:

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from roll.rollout.record import token_versions
 from roll.rollout.scheduler import RolloutScheduler
-from roll.types import Completion, FinishReason, Ints, Prompt, RewardResult, Rollout, RolloutGroup, Sampling
+from roll.types import Completion, Episode, FinishReason, Ints, Prompt, RewardResult, RolloutGroup, Sampling, StopReason
 from tests.unit.rollout.build import make_prompt
 
 TRACES = Path(__file__).with_name("scheduler_traces.json")
@@ -123,14 +124,15 @@ class World:
 def told(group: RolloutGroup) -> dict[str, Any]:
     """A group as it stands in a trace; of each sample: first and last token, the last log-prob, versions, truncated, text, reward."""
 
-    def of(rollout: Rollout) -> list[Any]:
-        completion = rollout.completion
-        assert completion.log_probs is not None
-        ends = [int(completion.token_ids[0]), int(completion.token_ids[-1]), round(float(completion.log_probs[-1]), 3)]
-        truncated = completion.finish_reason is FinishReason.LENGTH
-        return [*ends, completion.policy_versions.tolist(), truncated, completion.text, rollout.reward.value]
+    def of(episode: Episode) -> list[Any]:
+        [trajectory] = episode.trajectories
+        prompt, response = trajectory.segments
+        assert prompt.token_ids.tolist() == group.prompt.token_ids.tolist() and response.log_probs is not None
+        ends = [int(response.token_ids[0]), int(response.token_ids[-1]), round(float(response.log_probs[-1]), 3)]
+        truncated = episode.stop is StopReason.LENGTH
+        return [*ends, token_versions(response).tolist(), truncated, response.text, episode.reward.value]
 
-    samples = [of(rollout) for rollout in group.rollouts]
+    samples = [of(episode) for episode in group.episodes]
     return {"prompt": group.prompt.prompt_id, "samples": samples, "baseline": group.baseline and of(group.baseline)}
 
 

@@ -11,8 +11,8 @@ from roll.algorithms.shaping import Overlong
 from roll.errors import RollError
 from roll.rollout.batch import Experience, Shaping, experience, rewards_differ, rollout_metrics, token_count
 from roll.rollout.credit import Credit, CreditAssignment
-from roll.types import FinishReason, Floats, RewardOutcome, Rollout, RolloutGroup, TrainBatch
-from tests.unit.rollout.build import make_group, make_rollout
+from roll.types import Episode, Floats, RewardOutcome, RewardResult, StopReason, TrainBatch
+from tests.unit.rollout.build import make_episode, make_group, make_trajectory, sampled
 
 REINFORCE = Credit("reinforce", Normalisation())
 
@@ -22,10 +22,10 @@ def assigned(step: Experience, ref_log_probs: Floats | None, credit: Credit) -> 
     return CreditAssignment(credit)(step, ref_log_probs)[0]
 
 
-def test_rollouts_lie_end_to_end() -> None:
+def test_responses_lie_end_to_end() -> None:
     groups = [
-        make_group(7, [make_rollout([5, 6], 1.0, log_probs=[-0.5, -0.25], versions=[3, 4]), make_rollout([8], 2.0, log_probs=[-2])]),
-        make_group(9, [make_rollout([4], 3.0, log_probs=[-3], versions=[1])], [3]),
+        make_group(7, [make_episode([5, 6], 1.0, log_probs=[-0.5, -0.25], versions=[3, 4]), make_episode([8], 2.0, log_probs=[-2])]),
+        make_group(9, [make_episode([4], 3.0, log_probs=[-3], versions=[1])], [3]),
     ]
     step = experience(groups, Shaping())
     assert step.sequences.token_ids.tolist() == [1, 2, 5, 6, 1, 2, 8, 3, 4]
@@ -40,25 +40,25 @@ def test_rollouts_lie_end_to_end() -> None:
 @pytest.mark.parametrize(
     "unusable",
     [
-        make_rollout([5], 9.0, outcome=RewardOutcome.CRASHED),
-        make_rollout([5], 9.0, outcome=RewardOutcome.TIMED_OUT),
-        make_rollout([5], 9.0, finish=FinishReason.ABORT),
+        make_episode([5], 9.0, outcome=RewardOutcome.CRASHED),
+        make_episode([5], 9.0, outcome=RewardOutcome.TIMED_OUT),
+        make_episode([5], 9.0, stop=StopReason.ABORTED),
     ],
     ids=["crashed", "timed out", "aborted"],
 )
-def test_a_response_without_a_verdict_is_left_out(unusable: Rollout) -> None:
-    step = experience([make_group(0, [make_rollout([5], 1.0), unusable, make_rollout([7], 0.0)])], Shaping())
+def test_a_response_without_a_verdict_is_left_out(unusable: Episode) -> None:
+    step = experience([make_group(0, [make_episode([5], 1.0), unusable, make_episode([7], 0.0)])], Shaping())
     assert step.rewards.tolist() == [1, 0]
     assert step.sequences.token_ids.tolist() == [1, 2, 5, 1, 2, 7]
 
 
 def test_an_unparsable_answer_is_a_verdict() -> None:
-    step = experience([make_group(0, [make_rollout([5], 0.0, outcome=RewardOutcome.UNPARSABLE)])], Shaping())
+    step = experience([make_group(0, [make_episode([5], 0.0, outcome=RewardOutcome.UNPARSABLE)])], Shaping())
     assert step.rewards.tolist() == [0]
 
 
 def test_truncated_responses_leave_the_loss_and_not_the_group() -> None:
-    groups = [make_group(0, [make_rollout([5, 6], 0.0, finish=FinishReason.LENGTH), make_rollout([7], 2.0)])]
+    groups = [make_group(0, [make_episode([5, 6], 0.0, stop=StopReason.LENGTH), make_episode([7], 2.0)])]
     step = experience(groups, Shaping(max_len_mask=True))
     assert step.rewards.tolist() == [0, 2]
     assert step.sequences.response_mask.astype(int).tolist() == [0, 0, 0, 0, 0, 0, 1]
@@ -70,15 +70,15 @@ def test_truncated_responses_leave_the_loss_and_not_the_group() -> None:
 
 def test_a_step_without_any_verdict_says_why() -> None:
     groups = [
-        make_group(0, [make_rollout([5], outcome=RewardOutcome.CRASHED, note="ZeroDivisionError: division by zero")]),
-        make_group(1, [make_rollout([5], outcome=RewardOutcome.TIMED_OUT, note="took longer than 2 s")]),
+        make_group(0, [make_episode([5], outcome=RewardOutcome.CRASHED, note="ZeroDivisionError: division by zero")]),
+        make_group(1, [make_episode([5], outcome=RewardOutcome.TIMED_OUT, note="took longer than 2 s")]),
     ]
     with pytest.raises(RollError, match="ZeroDivisionError: division by zero; took longer than 2 s"):
         experience(groups, Shaping())
 
 
 def test_a_train_batch_carries_what_was_sampled() -> None:
-    step = experience([make_group(0, [make_rollout([5, 6], 3.0, log_probs=[-0.5, -1], versions=[2, 2])])], Shaping())
+    step = experience([make_group(0, [make_episode([5, 6], 3.0, log_probs=[-0.5, -1], versions=[2, 2])])], Shaping())
     batch = assigned(step, None, REINFORCE)
     assert batch.sequences is step.sequences
     assert batch.advantages.tolist() == [0, 0, 3, 3]
@@ -88,7 +88,7 @@ def test_a_train_batch_carries_what_was_sampled() -> None:
 
 
 def test_the_kl_to_the_reference_is_paid_from_the_reward() -> None:
-    step = experience([make_group(0, [make_rollout([5, 6], 3.0, log_probs=[-1, -2])])], Shaping())
+    step = experience([make_group(0, [make_episode([5, 6], 3.0, log_probs=[-1, -2])])], Shaping())
     ref = np.array([0, 0, -1.5, -1], np.float32)
     # k1 at the tokens: 1/2 and -1; times 0.1. From the end: 3 + 0.1, then - 0.05.
     batch = assigned(step, ref, Credit("reinforce", Normalisation(), kl_coef=0.1, kl_estimator="k1"))
@@ -103,10 +103,10 @@ def test_the_kl_to_the_reference_is_paid_from_the_reward() -> None:
 
 def test_a_group_outside_the_thresholds_leaves_the_loss_and_not_the_statistics() -> None:
     groups = [
-        make_group(0, [make_rollout([5], 1.0), make_rollout([6], 1.0)]),
-        make_group(1, [make_rollout([5], 1.0), make_rollout([6], 0.0)]),
-        make_group(2, [make_rollout([5], 0.0), make_rollout([6], 0.0)]),
-        make_group(3, [make_rollout([5], 0.5), make_rollout([6], 0.0)]),
+        make_group(0, [make_episode([5], 1.0), make_episode([6], 1.0)]),
+        make_group(1, [make_episode([5], 1.0), make_episode([6], 0.0)]),
+        make_group(2, [make_episode([5], 0.0), make_episode([6], 0.0)]),
+        make_group(3, [make_episode([5], 0.5), make_episode([6], 0.0)]),
     ]
     step = experience(groups, Shaping(difficulty=(0.25, 1.0)))
     assert step.sequences.response_mask[2::3].tolist() == [False, False, True, True, False, False, False, False]
@@ -118,7 +118,7 @@ def test_a_group_outside_the_thresholds_leaves_the_loss_and_not_the_statistics()
 
 def test_long_wrong_responses_leave_the_loss_and_not_the_group() -> None:
     groups = [
-        make_group(0, [make_rollout([5] * 3, 0.0), make_rollout([5] * 2, 0.0), make_rollout([5] * 3, 0.5), make_rollout([5] * 4, -1)])
+        make_group(0, [make_episode([5] * 3, 0.0), make_episode([5] * 2, 0.0), make_episode([5] * 3, 0.5), make_episode([5] * 4, -1)])
     ]
     step = experience(groups, Shaping(longest_wrong=3))
     in_loss = np.logical_or.reduceat(step.sequences.response_mask, step.sequences.offsets[:-1])
@@ -131,7 +131,7 @@ def test_long_wrong_responses_leave_the_loss_and_not_the_group() -> None:
 
 def test_long_responses_pay_before_credit_is_assigned_and_the_difficulty_does_not_see_it() -> None:
     # The limit is 4 and the buffer 2: two tokens are free, three pay half, four pay all of 0.5.
-    groups = [make_group(0, [make_rollout([5] * n, 1.0) for n in (1, 2, 3, 4)])]
+    groups = [make_group(0, [make_episode([5] * n, 1.0) for n in (1, 2, 3, 4)])]
     step = experience(groups, Shaping(overlong=Overlong(limit=4, buffer=2, factor=0.5)))
     assert step.rewards.tolist() == [1, 1, 0.75, 0.5]
     assert step.difficulties.tolist() == [0] * 4
@@ -139,14 +139,10 @@ def test_long_responses_pay_before_credit_is_assigned_and_the_difficulty_does_no
     assert CreditAssignment(REINFORCE)(step, None)[1]["reward/shaped_mean"] == pytest.approx(3.25 / 4)
 
 
-def with_baseline(prompt_id: int, rollouts: list[Rollout], baseline: Rollout) -> RolloutGroup:
-    return replace(make_group(prompt_id, rollouts), baseline=baseline)
-
-
 def test_the_greedy_response_is_compared_with_and_not_trained_on() -> None:
     groups = [
-        with_baseline(0, [make_rollout([5], 1.0), make_rollout([6], 0.0)], make_rollout([9, 9], 0.25)),
-        with_baseline(1, [make_rollout([7], 1.0)], make_rollout([9], 1.0)),
+        make_group(0, [make_episode([5], 1.0), make_episode([6], 0.0)], baseline=make_episode([9, 9], 0.25)),
+        make_group(1, [make_episode([7], 1.0)], baseline=make_episode([9], 1.0)),
     ]
     step = experience(groups, Shaping())
     assert step.baselines is not None
@@ -156,23 +152,22 @@ def test_the_greedy_response_is_compared_with_and_not_trained_on() -> None:
 
 
 def test_without_a_verdict_on_the_greedy_response_there_is_nothing_to_compare_with() -> None:
-    crashed = with_baseline(0, [make_rollout([5], 1.0)], make_rollout([9], outcome=RewardOutcome.CRASHED))
-    sound = with_baseline(1, [make_rollout([7], 1.0)], make_rollout([9], 0.0))
+    crashed = make_group(0, [make_episode([5], 1.0)], baseline=make_episode([9], outcome=RewardOutcome.CRASHED))
+    sound = make_group(1, [make_episode([7], 1.0)], baseline=make_episode([9], 0.0))
     step = experience([crashed, sound], Shaping())
     assert step.groups.tolist() == [1]
     assert step.baselines is not None and step.baselines.tolist() == [0]
 
 
 def test_rewards_differ_among_the_responses_that_can_be_learnt_from() -> None:
-    assert rewards_differ(make_group(0, [make_rollout([5], 1.0), make_rollout([5], 0.0)]))
-    assert not rewards_differ(make_group(0, [make_rollout([5], 1.0), make_rollout([5], 1.0)]))
-    assert not rewards_differ(make_group(0, [make_rollout([5], 1.0), make_rollout([5], 0.0, outcome=RewardOutcome.CRASHED)]))
-    assert not rewards_differ(make_group(0, [make_rollout([5], 1.0)]))
+    assert rewards_differ(make_group(0, [make_episode([5], 1.0), make_episode([5], 0.0)]))
+    assert not rewards_differ(make_group(0, [make_episode([5], 1.0), make_episode([5], 1.0)]))
+    assert not rewards_differ(make_group(0, [make_episode([5], 1.0), make_episode([5], 0.0, outcome=RewardOutcome.CRASHED)]))
+    assert not rewards_differ(make_group(0, [make_episode([5], 1.0)]))
 
 
 def test_without_the_engines_log_probs_the_trainers_are_the_policys() -> None:
-    rollout = make_rollout([5, 6], 3.0)
-    silent = replace(rollout, completion=replace(rollout.completion, log_probs=None))
+    silent = Episode([make_trajectory(replace(sampled([5, 6]), log_probs=None))], RewardResult(3.0))
     step = experience([make_group(0, [silent])], Shaping())
     assert step.behaviour_log_probs is None
     own, ref = np.array([0, 0, -1, -2], np.float32), np.array([0, 0, -1.5, -1], np.float32)
@@ -184,9 +179,9 @@ def test_without_the_engines_log_probs_the_trainers_are_the_policys() -> None:
 
 def test_metrics_by_hand() -> None:
     groups = [
-        make_group(0, [make_rollout([5, 6], 1.0, versions=[3, 4]), make_rollout([7, 7, 7], finish=FinishReason.LENGTH)], domain="sums"),
-        make_group(1, [make_rollout([5], 4.0, versions=[2], outcome=RewardOutcome.UNPARSABLE)], domain="words"),
-        make_group(2, [make_rollout([5, 5], 9.0, versions=[5, 5], outcome=RewardOutcome.CRASHED)], domain="words"),
+        make_group(0, [make_episode([5, 6], 1.0, versions=[3, 4]), make_episode([7, 7, 7], stop=StopReason.LENGTH)], domain="sums"),
+        make_group(1, [make_episode([5], 4.0, versions=[2], outcome=RewardOutcome.UNPARSABLE)], domain="words"),
+        make_group(2, [make_episode([5, 5], 9.0, versions=[5, 5], outcome=RewardOutcome.CRASHED)], domain="words"),
     ]
     metrics = rollout_metrics(groups, policy_version=5)
     assert metrics["reward/mean"] == pytest.approx(5 / 3)
@@ -208,8 +203,8 @@ def test_metrics_by_hand() -> None:
 
 def test_a_domain_without_a_verdict_has_no_mean() -> None:
     groups = [
-        make_group(0, [make_rollout([5], 1.0)], domain="sums"),
-        make_group(1, [make_rollout([5], 1.0, outcome=RewardOutcome.TIMED_OUT)], domain="words"),
+        make_group(0, [make_episode([5], 1.0)], domain="sums"),
+        make_group(1, [make_episode([5], 1.0, outcome=RewardOutcome.TIMED_OUT)], domain="words"),
     ]
     metrics = rollout_metrics(groups, policy_version=0)
     assert "reward/words/mean" not in metrics

@@ -11,13 +11,13 @@ import pytest
 from roll.algorithms.advantages import Normalisation
 from roll.rollout.batch import Experience, Shaping, experience
 from roll.rollout.credit import Credit, CreditAssignment, sequence_weights
-from roll.types import FinishReason
-from tests.unit.rollout.build import make_group, make_rollout
+from roll.types import StopReason
+from tests.unit.rollout.build import make_episode, make_group
 
 
 def step_of(*rewards: float) -> Experience:
     """One group of responses of one token, each with a log-prob of -1."""
-    return experience([make_group(0, [make_rollout([5], reward) for reward in rewards])], Shaping())
+    return experience([make_group(0, [make_episode([5], reward) for reward in rewards])], Shaping())
 
 
 def advantages_of(assignment: CreditAssignment, step: Experience, ref: np.ndarray | None = None) -> list[float]:
@@ -76,8 +76,8 @@ def test_without_a_kl_there_are_no_metrics_of_one() -> None:
 
 def test_weights_of_responses_by_hand() -> None:
     groups = [
-        make_group(0, [make_rollout([5], 1.0), make_rollout([5] * 3, 1.0)]),
-        make_group(1, [make_rollout([5] * 5, 0.0), make_rollout([5] * 3, 0.0, finish=FinishReason.LENGTH)]),
+        make_group(0, [make_episode([5], 1.0), make_episode([5] * 3, 1.0)]),
+        make_group(1, [make_episode([5] * 5, 0.0), make_episode([5] * 3, 0.0, stop=StopReason.LENGTH)]),
     ]
     step = experience(groups, Shaping(max_len_mask=True))
     credit = Credit("grpo", Normalisation(), weigh_difficulty=True)
@@ -93,7 +93,7 @@ def test_weights_of_responses_by_hand() -> None:
 
 def test_on_policy_distillation_pays_each_token_what_the_teacher_gives_it_over_the_policy() -> None:
     """`gamma` 0 and a KL of weight 1 as the only reward: a token answers for itself alone."""
-    step = experience([make_group(0, [make_rollout([5, 6, 7], 0.0), make_rollout([8, 9], 0.0)])], Shaping())
+    step = experience([make_group(0, [make_episode([5, 6, 7], 0.0), make_episode([8, 9], 0.0)])], Shaping())
     mask = step.sequences.response_mask
     own = np.where(mask, -1.0 - np.arange(len(mask)) / 10, 0).astype(np.float32)
     teacher = np.where(mask, -2.0 + np.arange(len(mask)) / 4, 0).astype(np.float32)

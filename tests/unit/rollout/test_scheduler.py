@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from roll.errors import RollError
-from roll.rollout.episode import Scorer, prompt_seed
+from roll.rollout.group import Scorer, prompt_seed
 from roll.rollout.scheduler import TRAINING, RolloutScheduler
 from roll.types import Completion, FinishReason, Ints, Prompt, RewardResult, RolloutGroup, Sampling
 from tests import limits
@@ -108,7 +108,7 @@ def test_synchronous_training_drains_before_it_hands_over() -> None:
             assert ids(groups) == list(range(4 * step, 4 * step + 4))
             assert source.position == 4 * (step + 1)
             assert not generator.running
-        assert [[rollout.reward.value for rollout in group.rollouts] for group in groups] == [[n, n] for n in range(8, 12)]
+        assert [[episode.reward.value for episode in group.episodes] for group in groups] == [[n, n] for n in range(8, 12)]
 
     asyncio.run(run())
 
@@ -285,7 +285,7 @@ def test_the_greedy_response_stands_beside_the_samples() -> None:
         rollouts, _ = scheduler(generator, batch_size=1, greedy_baseline=True)
         [group] = await rollouts.take()
         assert [(sampling.samples, sampling.temperature) for sampling in generator.asked] == [(2, 1.0), (1, 0.0)]
-        assert len(group.rollouts) == 2
-        assert group.baseline is not None and group.baseline.completion.text == "0/0"
+        assert len(group.episodes) == 2
+        assert group.baseline is not None and group.baseline.sampled[0].text == "0/0"
 
     asyncio.run(run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from os.path import commonprefix
 
@@ -19,10 +20,11 @@ from roll.algorithms.advantages import Normalisation
 from roll.algorithms.shaping import Overlong
 from roll.rollout.batch import Shaping, experience
 from roll.rollout.credit import Credit, CreditAssignment
-from roll.rollout.episode import episode
-from roll.rollout.turns import TurnEnds
-from roll.types import Completion, FinishReason, RewardResult, Rollout, RolloutGroup, Sampling, TurnReward
-from tests.unit.rollout.build import make_group, make_prompt, make_rollout
+from roll.rollout.group import sample_group
+from roll.rollout.record import token_log_probs, token_versions
+from roll.rollout.turns import TurnEnds, divided, joined_turns
+from roll.types import Completion, Episode, FinishReason, RewardResult, RolloutGroup, Sampling, Segment, StopReason, TurnReward
+from tests.unit.rollout.build import make_episode, make_group, make_prompt, make_trajectory, observed, sampled
 
 
 def bytewise() -> PreTrainedTokenizerBase:
@@ -38,53 +40,53 @@ def wordwise() -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="<unk>")
 
 
-def completed(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> Completion:
-    """As an engine returns it."""
-    ids = np.array(token_ids, np.int32)
+def text_of(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> str:
     text = tokenizer.decode(token_ids, skip_special_tokens=True)
     assert isinstance(text, str)
-    return Completion(ids, None, np.zeros_like(ids), FinishReason.STOP, text)
+    return text
+
+
+def response(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> Segment:
+    return sampled(token_ids, text=text_of(tokenizer, token_ids))
 
 
 def ends_by(tokenizer: PreTrainedTokenizerBase) -> TurnEnds:
     return TurnEnds(partial(tokenizer.decode, skip_special_tokens=True))  # pyright: ignore[reportArgumentType]
 
 
-def located(tokenizer: PreTrainedTokenizerBase, completion: Completion, ends: list[int]) -> list[int]:
-    return ends_by(tokenizer)(completion, ends).tolist()
+def located(tokenizer: PreTrainedTokenizerBase, segment: Segment, ends: list[int]) -> list[int]:
+    return ends_by(tokenizer)(segment, ends).tolist()
 
 
 def test_bytes_of_one_letter_stay_together() -> None:
     tokenizer = bytewise()
     ids = tokenizer("a€b", add_special_tokens=False).input_ids
     assert len(ids) == 5
-    completion = completed(tokenizer, [*ids, END_ID])
+    segment = response(tokenizer, [*ids, END_ID])
     # a | the three bytes of the euro | b, and with it the end of the sequence.
-    assert located(tokenizer, completion, [1, 2, 3]) == [1, 4, 6]
+    assert located(tokenizer, segment, [1, 2, 3]) == [1, 4, 6]
 
 
 def test_the_end_of_the_sequence_belongs_to_the_last_turn_if_that_reaches_the_texts_end() -> None:
     tokenizer = bytewise()
-    completion = completed(tokenizer, [*tokenizer("ab", add_special_tokens=False).input_ids, END_ID])
-    assert located(tokenizer, completion, [1, 2]) == [1, 3]
-    assert located(tokenizer, completion, [1]) == [1]
+    segment = response(tokenizer, [*tokenizer("ab", add_special_tokens=False).input_ids, END_ID])
+    assert located(tokenizer, segment, [1, 2]) == [1, 3]
+    assert located(tokenizer, segment, [1]) == [1]
 
 
 def test_blanks_that_depend_on_what_stands_before() -> None:
     tokenizer = wordwise()
-    completion = completed(tokenizer, [1, 2, 3, 1, 2])
-    assert completion.text == "one two one"
-    assert located(tokenizer, completion, [1, 2, 3, 4, 7, 8, 11]) == [1, 1, 2, 3, 3, 4, 5]
+    segment = response(tokenizer, [1, 2, 3, 1, 2])
+    assert segment.text == "one two one"
+    assert located(tokenizer, segment, [1, 2, 3, 4, 7, 8, 11]) == [1, 1, 2, 3, 3, 4, 5]
 
 
-def by_search(tokenizer: PreTrainedTokenizerBase, completion: Completion, end: int) -> int:
+def by_search(tokenizer: PreTrainedTokenizerBase, segment: Segment, end: int) -> int:
     """The definition: tokens are added until the text of all of them has the character."""
-    if end == len(completion.text):
-        return len(completion.token_ids)
-    for count in range(1, len(completion.token_ids) + 1):
-        so_far = tokenizer.decode(completion.token_ids[:count].tolist(), skip_special_tokens=True)
-        assert isinstance(so_far, str)
-        if len(commonprefix([so_far, completion.text])) >= end:
+    if end == len(segment.text):
+        return len(segment.token_ids)
+    for count in range(1, len(segment.token_ids) + 1):
+        if len(commonprefix([text_of(tokenizer, segment.token_ids[:count].tolist()), segment.text])) >= end:
             return count
     raise AssertionError("the text is not that of the tokens")
 
@@ -102,17 +104,20 @@ def test_against_the_definition(which: int, drawn: st.DataObject) -> None:
     """Also for bytes that are no text at all."""
     make, ids = TOKENIZERS[which]
     tokenizer = make()
-    completion = completed(tokenizer, drawn.draw(ids))
-    ends = list(range(1, len(completion.text) + 1))
-    got = located(tokenizer, completion, ends)
-    assert got == [by_search(tokenizer, completion, end) for end in ends]
+    segment = response(tokenizer, drawn.draw(ids))
+    ends = list(range(1, len(segment.text) + 1))
+    got = located(tokenizer, segment, ends)
+    assert got == [by_search(tokenizer, segment, end) for end in ends]
     assert got == sorted(got)
 
 
-def divided(token_ids: list[int], reward: float, ends: list[int], values: list[float], finish: FinishReason = FinishReason.STOP) -> Rollout:
-    rollout = make_rollout(token_ids, finish=finish)
+def by_turns(token_ids: list[int], reward: float, ends: list[int], values: list[float], stop: StopReason = StopReason.COMPLETED) -> Episode:
+    """An episode whose reward divides its response; `make_group` has yet to put a prompt before it."""
     turns = tuple(TurnReward(number + 1, value) for number, value in enumerate(values))
-    return Rollout(rollout.completion, RewardResult(reward, turns=turns), np.array(ends, np.int32))
+    path = make_trajectory(observed([]), sampled(token_ids, text="x" * (len(turns) + 1)), stop=stop)
+    episode = divided(Episode([path], RewardResult(reward, turns=turns)), lambda segment, _: np.array(ends, np.int32))
+    [path] = episode.trajectories
+    return replace(episode, trajectories=[replace(path, segments=path.segments[1:])])
 
 
 BY_TURNS = Credit("step_reinforce", Normalisation(gamma=0.5))
@@ -124,7 +129,7 @@ def advantages_of(groups: list[RolloutGroup], credit: Credit = BY_TURNS, shaping
 
 def test_turns_are_discounted_and_what_is_left_of_the_value_is_the_last_ones() -> None:
     # Two turns earn 1 and 2; the rest of 7, which is 4, is earned by the tokens after them. Undivided, a response is one turn.
-    groups = [make_group(0, [divided([5, 6, 7, 8, 9], 7.0, [2, 3], [1.0, 2.0]), make_rollout([5, 6], 3.0)])]
+    groups = [make_group(0, [by_turns([5, 6, 7, 8, 9], 7.0, [2, 3], [1.0, 2.0]), make_episode([5, 6], 3.0)])]
     assert advantages_of(groups) == [0, 0, 3, 3, 4, 4, 4, 0, 0, 3, 3]
     step = experience(groups, Shaping())
     assert step.turns is not None
@@ -134,17 +139,17 @@ def test_turns_are_discounted_and_what_is_left_of_the_value_is_the_last_ones() -
 
 
 def test_turns_that_end_in_one_token_are_one() -> None:
-    assert advantages_of([make_group(0, [divided([5, 6, 7], 4.0, [1, 1, 3], [1.0, 1.0, 2.0])])]) == [0, 0, 3, 2, 2]
+    assert advantages_of([make_group(0, [by_turns([5, 6, 7], 4.0, [1, 1, 3], [1.0, 1.0, 2.0])])]) == [0, 0, 3, 2, 2]
 
 
 def test_the_punishment_of_length_is_the_last_turns() -> None:
     shaping = Shaping(overlong=Overlong(limit=3, buffer=1, factor=4.0))
-    assert advantages_of([make_group(0, [divided([5, 6, 7], 2.0, [1, 3], [1.0, 1.0])])], shaping=shaping) == [0, 0, -0.5, -3, -3]
+    assert advantages_of([make_group(0, [by_turns([5, 6, 7], 2.0, [1, 3], [1.0, 1.0])])], shaping=shaping) == [0, 0, -0.5, -3, -3]
 
 
 def test_the_turns_of_masked_responses_count_and_are_not_learnt() -> None:
     groups = [
-        make_group(0, [divided([5, 6], 3.0, [1, 2], [1.0, 2.0]), divided([7], 9.0, [1], [9.0], FinishReason.LENGTH)]),
+        make_group(0, [by_turns([5, 6], 3.0, [1, 2], [1.0, 2.0]), by_turns([7], 9.0, [1], [9.0], StopReason.LENGTH)]),
     ]
     credit = Credit("step_reinforce", Normalisation(gamma=0.5, mean="group"))
     # Returns 2, 2 and 9: their mean is 13/3.
@@ -153,11 +158,44 @@ def test_the_turns_of_masked_responses_count_and_are_not_learnt() -> None:
 
 
 def test_other_estimators_do_not_see_turns() -> None:
-    alike = [make_group(0, [make_rollout([5, 6, 7], 4.0), make_rollout([5], 1.0)])]
-    groups = [make_group(0, [divided([5, 6, 7], 4.0, [1, 3], [1.0, 3.0]), make_rollout([5], 1.0)])]
+    alike = [make_group(0, [make_episode([5, 6, 7], 4.0), make_episode([5], 1.0)])]
+    groups = [make_group(0, [by_turns([5, 6, 7], 4.0, [1, 3], [1.0, 3.0]), make_episode([5], 1.0)])]
     for estimator in ("grpo", "reinforce", "rloo"):
         credit = Credit(estimator, Normalisation())
         assert advantages_of(groups, credit) == advantages_of(alike, credit)
+
+
+def whole_texts(episode: Episode) -> str:
+    return "".join(segment.text for segment in episode.sampled)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_dividing_keeps_everything_and_pays_as_if_by_hand(drawn: st.DataObject) -> None:
+    """Any turns of any response, of no token too: segments join to the response, and each earned what the turns that end in it did."""
+    count = drawn.draw(st.integers(0, 6))
+    ends = sorted(drawn.draw(st.lists(st.integers(min(count, 1), count), min_size=1, max_size=5)))
+    values = [float(drawn.draw(st.integers(-3, 3))) for _ in ends]
+    versions = sorted(drawn.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count)))
+    reward = float(drawn.draw(st.integers(-5, 5)))
+    whole = sampled(list(range(count)), [-0.5 * n for n in range(count)], versions, "x" * 6)
+    turns = tuple(TurnReward(number + 1, value) for number, value in enumerate(values))
+    episode = Episode([make_trajectory(observed([8, 9]), whole)], RewardResult(reward, turns=turns))
+    parts = divided(episode, lambda segment, _: np.array(ends, np.int32))
+    assert whole_texts(parts) == whole.text
+    assert np.concatenate([segment.token_ids for segment in parts.sampled]).tolist() == whole.token_ids.tolist()
+    for read in (token_versions, token_log_probs):
+        assert np.concatenate([read(segment) for segment in parts.sampled]).tolist() == read(whole).tolist()
+    borders = sorted({*ends, count})
+    assert np.cumsum([len(segment.token_ids) for segment in parts.sampled]).tolist() == borders
+    assert list(parts.turn_rewards) == [sum(value for end, value in zip(ends, values, strict=True) if end == border) for border in borders]
+    joined = joined_turns([parts], np.array([reward], np.float32))
+    assert joined is not None
+    rest = reward - sum(values)
+    assert joined.rewards.tolist() == [*parts.turn_rewards[:-1], parts.turn_rewards[-1] + rest]
+    tokens = np.diff(borders, prepend=0)
+    tokens[0] += 2
+    assert joined.of_token.tolist() == np.repeat(np.arange(len(borders)), tokens).tolist()
 
 
 class Saying:
@@ -165,7 +203,8 @@ class Saying:
 
     async def generate(self, token_ids: object, sampling: Sampling, seed: int | None = None) -> list[Completion]:
         tokenizer = bytewise()
-        return [completed(tokenizer, [*tokenizer("2€").input_ids, END_ID])] * sampling.samples
+        ids = np.array([*tokenizer("2€").input_ids, END_ID], np.int32)
+        return [Completion(ids, None, np.zeros_like(ids), FinishReason.STOP, text_of(tokenizer, ids.tolist()))] * sampling.samples
 
 
 class Halving:
@@ -176,9 +215,11 @@ class Halving:
 
 
 @pytest.mark.parametrize("divides", [True, False])
-def test_an_episode_finds_where_turns_end(divides: bool) -> None:
+def test_a_response_is_divided_as_soon_as_it_is_scored(divides: bool) -> None:
     locate = ends_by(bytewise()) if divides else None
-    group = asyncio.run(episode(make_prompt(0), Saying(), Halving(), Sampling(8, samples=2), None, True, locate))  # type: ignore[arg-type]
-    ends = [None if rollout.turn_ends is None else rollout.turn_ends.tolist() for rollout in group.rollouts]
-    assert ends == ([[1, 5]] * 2 if divides else [None] * 2)
-    assert group.baseline is not None and group.baseline.turn_ends is None
+    answered = sample_group(make_prompt(0), Saying(), Halving(), Sampling(8, samples=2), None, True, locate)  # type: ignore[arg-type]
+    group = asyncio.run(answered)
+    for episode in group.episodes:
+        assert [(len(segment.token_ids), segment.text) for segment in episode.sampled] == ([(1, "2"), (4, "€")] if divides else [(5, "2€")])
+        assert list(episode.turn_rewards) == ([0.5, 0.5] if divides else [])
+    assert group.baseline is not None and len(group.baseline.sampled) == 1 and not group.baseline.turn_rewards

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from roll.rollout.record import single_turn
 from roll.tracking.jsonl import JsonlTracker
-from roll.types import Completion, FinishReason, Metrics, Prompt, RewardOutcome, RewardResult, Rollout, RolloutGroup
+from roll.types import Completion, Episode, FinishReason, Metrics, Prompt, RewardOutcome, RewardResult, RolloutGroup
 
 STEPS = 120
 PROMPT = "<|im_start|>user\nWhat is 17 · 23?<|im_end|>\n<|im_start|>assistant\n"
@@ -59,22 +60,26 @@ def metrics_of(step: int, rng: random.Random) -> Metrics:
     return metrics
 
 
-def completion(text: str, length: int, finish: FinishReason = FinishReason.STOP) -> Completion:
-    return Completion(np.arange(length, dtype=np.int32), np.zeros(length, np.float32), np.zeros(length, np.int32), finish, text)
-
-
 @pytest.fixture
 def group() -> Callable[..., RolloutGroup]:
     def make(prompt_id: int = 0, prompt: str = PROMPT) -> RolloutGroup:
-        right = completion("17 · 23 = 17 · 20 + 17 · 3 = 340 + 51 = 391.\n\nThe answer is \\boxed{391}.", 41)
+        question = Prompt(prompt_id, np.arange(24, dtype=np.int32), prompt, "math", {})
+
+        def answer(text: str, length: int, reward: RewardResult, finish: FinishReason = FinishReason.STOP) -> Episode:
+            ids = np.arange(length, dtype=np.int32)
+            return single_turn(question, Completion(ids, ids.astype(np.float32), np.zeros_like(ids), finish, text), reward)
+
+        right = RewardResult(1.0, parts={"format": 1.0})
+        wrong = RewardResult(0.0, parts={"format": 1.0}, note="read 381")
         late = RewardResult(0.35, RewardOutcome.TIMED_OUT, {"format": float("nan")}, "10 s passed")
+        unparsable = RewardResult(0.0, RewardOutcome.UNPARSABLE)
         answers = [
-            Rollout(right, RewardResult(1.0, parts={"format": 1.0})),
-            Rollout(completion("17 · 23 is 381, so \\boxed{381}.", 18), RewardResult(0.0, parts={"format": 1.0}, note="read 381")),
-            Rollout(completion("Let me think step by step. " * 12, 256, FinishReason.LENGTH), RewardResult(0.0, RewardOutcome.UNPARSABLE)),
-            Rollout(completion("It is \\boxed{391", 9), late),
+            answer("17 · 23 = 17 · 20 + 17 · 3 = 340 + 51 = 391.\n\nThe answer is \\boxed{391}.", 41, right),
+            answer("17 · 23 is 381, so \\boxed{381}.", 18, wrong),
+            answer("Let me think step by step. " * 12, 256, unparsable, FinishReason.LENGTH),
+            answer("It is \\boxed{391", 9, late),
         ]
-        return RolloutGroup(Prompt(prompt_id, np.arange(24, dtype=np.int32), prompt, "math", {}), answers)
+        return RolloutGroup(question, answers)
 
     return make
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
-from roll.types import Completion, Ints, Prompt, RewardResult, Rollout, RolloutGroup, Sampling
-
-Locate = Callable[[Completion, Sequence[int]], Ints]
-"""See `TurnEnds`."""
+from roll.rollout.record import single_turn
+from roll.rollout.turns import Locate, divided
+from roll.types import Completion, Ints, Prompt, RewardResult, RolloutGroup, Sampling
 
 
 class Generator(Protocol):
@@ -31,7 +30,7 @@ class Scorer(Protocol):
         ...
 
 
-async def episode(
+async def sample_group(
     prompt: Prompt,
     generator: Generator,
     scorer: Scorer,
@@ -40,27 +39,21 @@ async def episode(
     greedy_baseline: bool = False,
     locate: Locate | None = None,
 ) -> RolloutGroup:
-    """Sample a prompt's responses and score them. Other episodes generate meanwhile.
+    """Sample a prompt's responses and score them. Other prompts are answered meanwhile.
 
     Args:
         greedy_baseline: answer the prompt once more, with the most probable tokens, for the group's `baseline`.
-        locate: finds where turns end in tokens; None leaves responses undivided.
+        locate: finds where turns end in tokens, so that each is a segment; None leaves responses undivided.
     """
     answers = [generator.generate(prompt.token_ids, sampling, seed)]
     if greedy_baseline:
         answers.append(generator.generate(prompt.token_ids, replace(sampling, samples=1, temperature=0.0, top_p=1.0, top_k=-1), seed))
     completions = [completion for answer in await asyncio.gather(*answers) for completion in answer]
     results = await scorer.score(prompt, [completion.text for completion in completions])
-    rollouts = await asyncio.to_thread(_rollouts, completions, results, locate) if locate else _rollouts(completions, results, None)
-    return RolloutGroup(prompt, rollouts[: sampling.samples], rollouts[-1] if greedy_baseline else None)
-
-
-def _rollouts(completions: Sequence[Completion], results: Sequence[RewardResult], locate: Locate | None) -> list[Rollout]:
-    pairs = zip(completions, results, strict=True)
-    return [
-        Rollout(completion, result, locate(completion, [turn.end for turn in result.turns]) if locate and result.turns else None)
-        for completion, result in pairs
-    ]
+    episodes = [single_turn(prompt, completion, result) for completion, result in zip(completions, results, strict=True)]
+    if locate:
+        episodes = await asyncio.to_thread(lambda: [divided(episode, locate) for episode in episodes])
+    return RolloutGroup(prompt, episodes[: sampling.samples], episodes[-1] if greedy_baseline else None)
 
 
 def prompt_seed(seed: int, stream: int, prompt_id: int) -> int:
