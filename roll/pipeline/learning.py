@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from roll.algorithms.losses import Loss
 from roll.pipeline.checkpointer import Trainer
+from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.position import Position
 from roll.types import Metrics, TrainBatch
 from roll.workers.device_sharing import together
@@ -34,6 +35,7 @@ class CriticLearning:
 class Learning:
     """The updates of a step."""
 
+    phases: DevicePhases
     update: Update
     """Of the policy."""
     loss: Loss
@@ -41,35 +43,67 @@ class Learning:
     critic: CriticLearning | None = None
 
     async def __call__(self, batch: TrainBatch, position: Position) -> tuple[Metrics, Position]:
-        """What there is to say of the updates, and the position after the step."""
+        """The metrics of the updates, and the position after the step."""
         version, critic = position.policy_version, self.critic
         policy_learns = critic is None or position.step >= critic.warmup
-        parts: list[Callable[[], Awaitable[Metrics]]] = [partial(critic.update, batch, critic.loss, version)] if critic else []
-        if policy_learns:
-            parts.append(partial(self.update, batch, self.loss, version))
-        said = await together(part() for part in parts) if critic and critic.at_once else [await part() for part in parts]
-        metrics = {name: value for part in said for name, value in part.items()}
+        parts: list[Metrics] = []
+        if critic and critic.at_once:
+            await self.phases.training("actor_train", "critic")
+            policy = [self.update(batch, self.loss, version)] if policy_learns else []
+            parts += await together([critic.update(batch, critic.loss, version), *policy])
+        else:
+            if critic:
+                await self.phases.training("critic")
+                parts.append(await critic.update(batch, critic.loss, version))
+            if policy_learns:
+                await self.phases.training("actor_train")
+                parts.append(await self.update(batch, self.loss, version))
+        metrics = {name: value for part in parts for name, value in part.items()}
         return metrics, Position(position.step + 1, version + (self.updates_per_step if policy_learns else 0))
 
 
-@dataclass(frozen=True)
-class BothTrainers:
-    """Implements `Trainer` for a policy with a critic, whose states lie in a folder of their own. The policy alone is exported."""
+class Restorable(Protocol):
+    """A role whose states go into a checkpoint."""
 
+    async def save(self, folder: Path) -> None:
+        """Write what `load` needs to go on exactly."""
+        ...
+
+    async def load(self, folder: Path) -> None:
+        """Restore what `save` wrote."""
+        ...
+
+
+@dataclass(frozen=True)
+class OnloadedTrainer:
+    """Implements `Trainer`: brings each role onto its devices before its states are written or read.
+
+    A critic's states lie in a folder of their own. The policy alone is exported.
+    """
+
+    phases: DevicePhases
+    role: str
+    """The name of the policy's role."""
     policy: Trainer
-    save_critic: Callable[[Path], Awaitable[None]]
-    load_critic: Callable[[Path], Awaitable[None]]
+    critic: Restorable | None = None
 
     async def save(self, folder: Path) -> None:
         """See `Trainer`."""
+        await self.phases.checkpoint(self.role)
         await self.policy.save(folder)
-        await self.save_critic(folder / CRITIC_FOLDER)
+        if self.critic:
+            await self.phases.checkpoint("critic")
+            await self.critic.save(folder / CRITIC_FOLDER)
 
     async def load(self, folder: Path) -> None:
         """See `Trainer`."""
+        await self.phases.checkpoint(self.role)
         await self.policy.load(folder)
-        await self.load_critic(folder / CRITIC_FOLDER)
+        if self.critic:
+            await self.phases.checkpoint("critic")
+            await self.critic.load(folder / CRITIC_FOLDER)
 
     async def export(self, folder: Path) -> None:
         """See `Trainer`."""
+        await self.phases.checkpoint(self.role)
         await self.policy.export(folder)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from roll.algorithms.losses import Loss
+from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.position import Position
 from roll.tracking.base import Tracker
 from roll.types import Metrics, TrainBatch
@@ -18,11 +19,14 @@ from roll.types import Metrics, TrainBatch
 class Offline:
     """The wired parts of a run."""
 
+    phases: DevicePhases
+    role: str
+    """The role that learns."""
     take: Callable[[], Awaitable[tuple[TrainBatch, Loss]]]
-    """The rows of the next update, and the loss to learn them by."""
+    """The rows of the next update, and the loss to learn them by. Whoever is asked about them is brought onto its devices there."""
     train: Callable[[TrainBatch, Loss, int], Awaitable[Metrics]]
     evaluate: Callable[[int], Awaitable[Metrics]]
-    """Metrics of the held-out rows after a step; none where they are not due."""
+    """Metrics of the held-out rows after a step; none where they are not due. The learner is brought onto its devices there."""
     measure: Callable[[int], Awaitable[Metrics]]
     """Times, throughput and memory of a step of so many tokens."""
     save: Callable[[Position], Awaitable[None]]
@@ -40,6 +44,7 @@ async def train(run: Offline, position: Position) -> Position:
         run.tracker.log(0, metrics | before)
     while position.step < run.max_steps and not run.interrupted():
         batch, loss = await run.take()
+        await run.phases.training(run.role)
         metrics = await run.train(batch, loss, position.policy_version)
         position = Position(position.step + 1, position.policy_version + 1)
         metrics |= await run.evaluate(position.step)

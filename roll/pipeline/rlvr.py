@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.position import Position
 from roll.rollout.batch import Experience, Shaping, experience, rollout_metrics
 from roll.tracking.base import Tracker
@@ -24,19 +25,22 @@ from roll.types import Floats, Metrics, RolloutGroup, Sequences, TrainBatch
 
 @dataclass(frozen=True)
 class Rlvr:
-    """The wired parts of a run. `assemble` makes them; what is due when is decided there."""
+    """The wired parts of a run. `wire_rlvr` makes them; what is due when is decided there."""
 
+    phases: DevicePhases
     take: Callable[[], Awaitable[list[RolloutGroup]]]
     log_probs: Callable[[Sequences], Awaitable[Floats]] | None
     """Of the trainer's policy before the step's first update."""
     ref_log_probs: Callable[[Sequences], Awaitable[Floats]] | None
+    reference_role: str
+    """The role that computes them: `reference`, or `actor_train` with its adapter off."""
     values: Callable[[Sequences], Awaitable[Floats]] | None
     """Of the critic, before the step's first update."""
     learn: Callable[[TrainBatch, Position], Awaitable[tuple[Metrics, Position]]]
-    """The step's updates; the position after them."""
+    """The step's updates; the position after them. Each learner is brought onto its devices there."""
     sync: Callable[[int], Awaitable[None]]
     evaluate: Callable[[int], Awaitable[Metrics]]
-    """Validation metrics after a step; none where validation is not due."""
+    """Validation metrics after a step; none where validation is not due. The engine is brought onto its devices there."""
     measure: Callable[[Sequence[RolloutGroup]], Awaitable[Metrics]]
     """Times of the step's parts, throughput, memory."""
     save: Callable[[Position], Awaitable[None]]
@@ -51,20 +55,30 @@ class Rlvr:
 
 async def train(run: Rlvr, position: Position) -> Position:
     """Run the loop from `position` to the last step, or to the end of the step in which the run is interrupted."""
+    await run.phases.sync()
     await run.sync(position.policy_version)
     if position.step == 0:
         run.tracker.log(0, await run.evaluate(0) | await run.measure([]))
     else:
         await run.measure([])  # the seconds of loading a checkpoint are not the next step's
     while position.step < run.max_steps and not run.interrupted():
+        await run.phases.generation()
         groups = await run.take()
         step = experience(groups, run.shaping)
-        ref_log_probs = await run.ref_log_probs(step.sequences) if run.ref_log_probs else None
-        log_probs = await run.log_probs(step.sequences) if run.log_probs else None
-        values = await run.values(step.sequences) if run.values else None
+        ref_log_probs = log_probs = values = None
+        if run.ref_log_probs:
+            await run.phases.scoring(run.reference_role)
+            ref_log_probs = await run.ref_log_probs(step.sequences)
+        if run.log_probs:
+            await run.phases.scoring("actor_train")
+            log_probs = await run.log_probs(step.sequences)
+        if run.values:
+            await run.phases.scoring("critic")
+            values = await run.values(step.sequences)
         batch, metrics = run.credit(step, ref_log_probs, log_probs, values)
         metrics |= rollout_metrics(groups, position.policy_version)
         learnt, position = await run.learn(batch, position)
+        await run.phases.sync()
         await run.sync(position.policy_version)
         metrics |= learnt | await run.evaluate(position.step)
         metrics |= await run.measure(groups)

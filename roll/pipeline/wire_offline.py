@@ -1,35 +1,36 @@
-"""What the pipelines that learn from given rows have in common: from the configuration to the parts of their loop."""
+"""The pipelines that learn from given rows: from the configuration, and from what a pipeline brings, to the parts of their loop."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from roll.algorithms.losses import Loss
 from roll.config.derived.batch import learner
 from roll.config.derived.placement import model_roles
+from roll.config.plan.plan import Plan
 from roll.config.schema.model import DataConfig
 from roll.config.schema.offline import OfflineConfig
 from roll.data.examples import WORDLESS, ExampleSet, Kind, Limits, Part, prepare_examples
 from roll.data.remarks import remark
 from roll.data.sampler import ExampleSampler
 from roll.models.load import check_readable, load_tokenizer
+from roll.pipeline import offline
+from roll.pipeline.batches import Ask, Batches, MakeBatch, Models
+from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.interrupt import Interrupt
-from roll.pipeline.learning import Update
-from roll.pipeline.meter import Meter
-from roll.pipeline.offline import Offline
-from roll.pipeline.roles import model_path
-from roll.pipeline.run_context import RunContext
+from roll.pipeline.learning import OnloadedTrainer
+from roll.pipeline.meter import meter_of
+from roll.pipeline.position import Position
+from roll.pipeline.roles import Roles, model_path
+from roll.pipeline.run_context import Prepared, RunContext
 from roll.strategies.base import TrainResult
-from roll.types import Metrics, TrainBatch
-from roll.workers.actor_train import merge
+from roll.types import Floats, Metrics, Sequences
+from roll.workers.actor_train import ActorTrain, merge
+from roll.workers.process import Factory
 
-MakeBatch = Callable[[Sequence[int]], Awaitable[tuple[TrainBatch, Loss]]]
-"""Numbers of rows to what there is to learn of them, and the loss to learn it by."""
-EvaluateBatch = Callable[[TrainBatch, Loss], Awaitable[list[TrainResult]]]
-"""What the loss says of a batch that is not learnt from, by rank."""
 Report = Callable[[str, Metrics], Metrics]
 """Name of the held-out set and the loss's metrics on it, to the metrics of validation."""
 
@@ -77,25 +78,107 @@ def steps_of(config: OfflineConfig, rows: int, batch_size: int) -> int:
     return min(config.max_steps, -(-rows * learning.training_args.num_train_epochs // batch_size))
 
 
-def parts(
-    context: RunContext,
-    meter: Meter,
-    interrupt: Interrupt,
-    update: Update,
-    sampler: ExampleSampler,
-    make_batch: MakeBatch,
-    evaluate: Callable[[int], Awaitable[Metrics]],
-    steps: int,
-) -> Offline:
-    """The parts of the loop."""
-    batch_size = context.plan.batch.sequences_per_step
+@dataclass(frozen=True)
+class OtherModel:
+    """The reference or the teacher."""
 
-    async def take() -> tuple[TrainBatch, Loss]:
-        return await make_batch(sampler.draw(batch_size))
+    role: str
+    """The role that computes its answers: the learner, where the reference is the learner with its adapter off."""
+    part: str
+    """What asking it is called in `time/<part>`."""
+    ask: Ask
+    beforehand: bool = False
+    """It is asked about all rows of the run before the first step, and its role ends then."""
 
-    return Offline(
-        take=take,
-        train=meter.timed("train", update),
+
+def no_other_model(plan: Plan, roles: Roles, learner: ActorTrain) -> OtherModel | None:
+    """Of a pipeline that asks no model but its learner."""
+
+
+@dataclass(frozen=True)
+class OfflinePipeline:
+    """What a pipeline brings to the loop that all of them share."""
+
+    rows: GivenRows
+    make_batch: MakeBatch
+    report: Report
+    factory: Factory | None = None
+    """Makes the strategy of the learner; None for a policy."""
+    other_model: Callable[[Plan, Roles, ActorTrain], OtherModel | None] = no_other_model
+    """Adds the role that is asked about batches, if there is one."""
+
+    def prepared(self, config: OfflineConfig) -> Prepared:
+        """The loop, ready to be given its surroundings."""
+        return Prepared(partial(_loop, config, self), self.rows.training.identity, len(self.rows.training))
+
+
+@dataclass(frozen=True)
+class StartedRoles:
+    """The roles of a run."""
+
+    phases: DevicePhases
+    role: str
+    """The role that learns."""
+    trainer: ActorTrain
+    other: OtherModel | None
+
+    async def log_probs(self, sequences: Sequences) -> Floats:
+        """Of the learner as it is."""
+        await self.phases.scoring(self.role)
+        return await self.trainer.log_probs(sequences)
+
+    async def ask(self, sequences: Sequences) -> Floats:
+        """The other model."""
+        assert self.other is not None
+        await self.phases.scoring(self.other.role)
+        return await self.other.ask(sequences)
+
+    async def evaluate(self, held_out: Batches, chunk: int) -> Metrics:
+        """The metrics of the loss on all held-out rows, `chunk` rows at a time."""
+        results: list[TrainResult] = []
+        for numbers in np.array_split(np.arange(len(held_out.rows)), -(-len(held_out.rows) // chunk)):
+            batch, loss = await held_out.of(numbers.tolist())
+            await self.phases.training(self.role)
+            results += await self.trainer.evaluate(batch, loss)
+        return merge(results)
+
+
+async def _loop(config: OfflineConfig, pipeline: OfflinePipeline, roles: Roles, context: RunContext, interrupt: Interrupt) -> Position:
+    rows, batch_size = pipeline.rows, context.plan.batch.sequences_per_step
+    steps = steps_of(config, len(rows.training), batch_size)
+    role, keys = learner(config)
+    trainer = roles.actor_train(role, keys, steps, temperature=1.0, factory=pipeline.factory)
+    other = pipeline.other_model(context.plan, roles, trainer)
+    sharing = await roles.start()
+    meter = meter_of(roles, context.plan, sharing)
+    phases = DevicePhases(meter.timed("onload", sharing.bring))
+    started = StartedRoles(phases, role, trainer, other)
+
+    sampler = ExampleSampler(len(rows.training), config.seed)
+    position = await context.checkpointer.restore(OnloadedTrainer(phases, role, trainer), sampler, last_step=steps)
+    ask = meter.timed(other.part, started.ask) if other else None
+    training = Batches(rows.training, pipeline.make_batch, Models(meter.timed("log_probs", started.log_probs), ask))
+    # Evaluation is timed as a whole, with what it asks.
+    untimed = Models(started.log_probs, started.ask if other else None)
+    held_out = Batches(rows.held_out, pipeline.make_batch, untimed) if rows.held_out else None
+    if other and other.beforehand and ask:
+        training = await training.record(sampler.ahead((steps - position.step) * batch_size), batch_size, ask)
+        held_out = held_out and await held_out.record(range(len(held_out.rows)), batch_size, ask)
+        if other.role != role:
+            await roles.end(other.role)
+            sharing.ended(other.role)
+
+    async def evaluate(step: int) -> Metrics:
+        if held_out is None or (step % config.eval_steps and step != steps):
+            return {}
+        name = config.validation.name if config.validation else "validation"
+        return pipeline.report(name, await started.evaluate(held_out, batch_size))
+
+    parts = offline.Offline(
+        phases=phases,
+        role=role,
+        take=lambda: training.of(sampler.draw(batch_size)),
+        train=meter.timed("train", trainer.train_step),
         evaluate=meter.timed("evaluate", evaluate),
         measure=meter.step,
         save=meter.timed("checkpoint", context.checkpointer.save_if_due),
@@ -103,26 +186,4 @@ def parts(
         tracker=context.tracker,
         max_steps=steps,
     )
-
-
-def evaluation(
-    config: OfflineConfig,
-    rows: GivenRows,
-    make_batch: MakeBatch,
-    evaluate_batch: EvaluateBatch,
-    report: Report,
-    batch_size: int,
-    steps: int,
-) -> Callable[[int], Awaitable[Metrics]]:
-    """Looks at every held-out row before the first step, every `eval_steps` and after the last; otherwise yields no metrics."""
-    held_out, name = rows.held_out, config.validation.name if config.validation else "validation"
-
-    async def evaluate(step: int) -> Metrics:
-        if held_out is None or (step % config.eval_steps and step != steps):
-            return {}
-        results: list[TrainResult] = []
-        for chunk in np.array_split(np.arange(len(held_out)), -(-len(held_out) // batch_size)):
-            results += await evaluate_batch(*await make_batch(chunk.tolist()))
-        return report(name, merge(results))
-
-    return evaluate
+    return await offline.train(parts, position)

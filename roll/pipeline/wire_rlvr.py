@@ -22,10 +22,11 @@ from roll.pipeline import rlvr
 from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.evaluate import Evaluator
 from roll.pipeline.interrupt import Interrupt
+from roll.pipeline.learning import OnloadedTrainer
 from roll.pipeline.meter import Meter, meter_of
 from roll.pipeline.roles import Roles, check_same_tokens, model_path
 from roll.pipeline.run_context import Prepared, RunContext
-from roll.pipeline.wire_critic import kept, learning
+from roll.pipeline.wire_critic import learning
 from roll.rollout.batch import Shaping, token_count
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.scheduler import RolloutScheduler
@@ -85,19 +86,20 @@ async def _loop(
     source = PromptSampler(training, config.seed, config.actor_train.data_args.domain_interleave_probs)
     assignment = CreditAssignment(credit(config))
     async with aclosing(scheduler_of(config, source, actor_infer, rewards, sampling, locate)) as scheduler:
-        position = await context.checkpointer.restore(kept(actor_train, critic, phases), scheduler, assignment)
+        position = await context.checkpointer.restore(OnloadedTrainer(phases, "actor_train", actor_train, critic), scheduler, assignment)
         await open_routes(config, plan, actor_train, actor_infer)
         sync = WeightSync(actor_train, actor_infer, sends_adapter(config), config.weight_sync.bucket_mib << 20)
-        ask = phases.reference("reference" if plan.reference == "role" else "actor_train", reference.ref_log_probs)
         validate = partial(validation, config, held_out, actor_infer, rewards)
         parts = rlvr.Rlvr(
-            take=meter.timed("rollout", phases.generation(scheduler.take)),
-            log_probs=meter.timed("log_probs", phases.training(actor_train.log_probs)) if ratio_source(config) == "trainer" else None,
-            ref_log_probs=None if plan.reference == "unused" else meter.timed("reference", ask),
-            values=meter.timed("values", phases.training(critic.values, "critic")) if critic else None,
+            phases=phases,
+            take=meter.timed("rollout", scheduler.take),
+            log_probs=meter.timed("log_probs", actor_train.log_probs) if ratio_source(config) == "trainer" else None,
+            ref_log_probs=None if plan.reference == "unused" else meter.timed("reference", reference.ref_log_probs),
+            reference_role="reference" if plan.reference == "role" else "actor_train",
+            values=meter.timed("values", critic.values) if critic else None,
             learn=meter.timed("train", learning(config, plan, actor_train, critic, phases)),
-            sync=meter.timed("weight_sync", phases.sync(sync.push)),
-            evaluate=meter.timed("evaluate", evaluation(config, phases.generation(validate))),
+            sync=meter.timed("weight_sync", sync.push),
+            evaluate=meter.timed("evaluate", evaluation(config, phases, validate)),
             measure=measurement(meter, scheduler),
             save=meter.timed("checkpoint", context.checkpointer.save_if_due),
             interrupted=interrupt.happened,
@@ -151,12 +153,16 @@ def measurement(meter: Meter, scheduler: RolloutScheduler) -> Callable[[Sequence
     return measure
 
 
-def evaluation(config: RlvrConfig, validate: Callable[[], Awaitable[Metrics]]) -> Callable[[int], Awaitable[Metrics]]:
+def evaluation(
+    config: RlvrConfig, phases: DevicePhases, validate: Callable[[], Awaitable[Metrics]]
+) -> Callable[[int], Awaitable[Metrics]]:
     """Validates before the first step, every `eval_steps` and after the last; otherwise yields no metrics."""
 
     async def evaluate(step: int) -> Metrics:
-        due = config.eval_steps and (step % config.eval_steps == 0 or step == config.max_steps)
-        return await validate() if due else {}
+        if not config.eval_steps or (step % config.eval_steps and step != config.max_steps):
+            return {}
+        await phases.generation()
+        return await validate()
 
     return evaluate
 

@@ -18,12 +18,9 @@ from roll.algorithms.preference import Dpo, Ipo, Kto, OrPo, PreferenceLoss, SimP
 from roll.config.schema.model import TrainingConfig
 from roll.data.examples import Example, ExampleSequence, ExampleSet
 from roll.models.student import PackedTeacher, student_loader
+from roll.pipeline import wire_distill, wire_dpo, wire_reward_model, wire_sft
+from roll.pipeline.batches import Batches, MakeBatch, Models
 from roll.pipeline.roles import make_scores, make_student, make_train
-from roll.pipeline.wire_distill import TeacherData
-from roll.pipeline.wire_dpo import Preferences, known
-from roll.pipeline.wire_offline import MakeBatch
-from roll.pipeline.wire_reward_model import make_batch as score_batch
-from roll.pipeline.wire_sft import make_batch as sft_batch
 from roll.strategies.base import Rank
 from roll.strategies.hf_infer import HfScore, HfSettings
 from roll.types import Floats, Metrics, Sequences
@@ -132,11 +129,15 @@ def trainer(group: ServedRanks, token_budget: int, mode: str) -> ActorTrain:
     return ActorTrain(cast(WorkerGroup, group), TrainShape(1, 1, token_budget, mode, 1.0), Path(), limits.CALL, limits.CALL, limits.CALL)
 
 
-async def learn(actor_train: ActorTrain, make_batch: MakeBatch) -> list[Metrics]:
+def batches(given: Rows, make_batch: MakeBatch, actor_train: ActorTrain, other: Any = None) -> Batches:
+    return Batches(cast(ExampleSet, given), make_batch, Models(actor_train.log_probs, other))
+
+
+async def learn(actor_train: ActorTrain, rows: Batches) -> list[Metrics]:
     """Before each update, the metrics of the rows that it learns from; and those that the update reports itself."""
     out = []
     for step in range(STEPS):
-        batch, loss = await make_batch(numbers(step))
+        batch, loss = await rows.of(numbers(step))
         before = merge(await actor_train.evaluate(batch, loss))
         during = await actor_train.train_step(batch, loss, step)
         out.append(during | {f"before/{name}": value for name, value in before.items()})
@@ -150,14 +151,14 @@ def test_the_loss_of_every_update_is_the_one_by_hand(name: str, ranks: ServedRan
     expected = plain_losses(plain_policies(small_model, small_model), learnt_examples(given), by_hand)
     ranks.build(make_train, trainer_settings(small_model, stage))
     actor_train = trainer(ranks, 30, "token-mean" if name == "sft" else "seq-mean-token-mean")
-    as_set = cast(ExampleSet, given)
 
     async def run() -> list[Metrics]:
         if name == "sft":
-            return await learn(actor_train, lambda which: sft_batch(as_set, which))
-        preferences = Preferences(as_set, loss, reference if name in REFERENCED else None, actor_train.log_probs)
+            return await learn(actor_train, batches(given, wire_sft.make_batch, actor_train))
+        other = reference if name in REFERENCED else None
+        preferences = batches(given, partial(wire_dpo.make_batch, loss), actor_train, other)
         if name == "dpo":
-            preferences = await known(preferences, range(len(given)), 5, reference)
+            preferences = await preferences.record(range(len(given)), 5, reference)
         return await learn(actor_train, preferences)
 
     said = asyncio.run(run())
@@ -172,7 +173,7 @@ def test_the_scores_of_a_reward_model_are_learnt_as_by_hand(ranks: ServedRanks, 
     expected = plain_losses(plain_scorer(small_model), learnt_examples(given), plain_offline.bradley_terry)
     ranks.build(make_scores, trainer_settings(small_model, 3))
     actor_train = trainer(ranks, 30, "seq-mean-token-mean")
-    said = asyncio.run(learn(actor_train, partial(score_batch, cast(ExampleSet, given), None)))
+    said = asyncio.run(learn(actor_train, batches(given, partial(wire_reward_model.make_batch, None), actor_train)))
     assert [line["reward_model/loss"] for line in said] == pytest.approx(expected, abs=1e-5)
     assert [line["before/reward_model/loss"] for line in said] == pytest.approx(expected, abs=1e-5)
     assert max(expected) - min(expected) > 1e-3, "the updates changed nothing"
@@ -192,8 +193,8 @@ def test_a_student_learns_from_its_teacher_as_by_hand(
     async def ask(sequences: Sequences) -> Floats:
         return scorer.states([sequences])[0]
 
-    make_batch = TeacherData(cast(ExampleSet, given), ask, Distillation(MIX))
-    said = asyncio.run(learn(trainer(ranks, 30, "token-mean"), make_batch))
+    student = trainer(ranks, 30, "token-mean")
+    said = asyncio.run(learn(student, batches(given, partial(wire_distill.make_batch, Distillation(MIX)), student, ask)))
     assert [line["distill/loss"] for line in said] == pytest.approx(expected, abs=1e-5)
     assert [line["before/distill/loss"] for line in said] == pytest.approx(expected, abs=1e-5)
     assert max(expected) - min(expected) > 1e-3, "the updates changed nothing"

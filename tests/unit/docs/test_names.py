@@ -91,6 +91,13 @@ def metrics_of_the_source() -> set[str]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "timed"
         if isinstance(node.args[0], ast.Constant)
     }
+    parts |= {
+        str(node.value.value)
+        for file, tree in TREES.items()
+        if file.parent.name == "pipeline"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg == "part" and isinstance(node.value, ast.Constant)
+    }
     names |= {f"time/{part}" for part in parts}
     return {re.sub(r"\{(\w+)\}", lambda found: PLACEHOLDERS[found[1]], name) for name in names}
 

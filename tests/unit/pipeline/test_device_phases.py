@@ -1,4 +1,4 @@
-"""The order of a run's work, against devices that hold one whole role at a time and an engine that may discard its weights."""
+"""The loop of RLVR against devices that hold one whole role at a time and an engine that may discard its weights."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from roll.algorithms.advantages import Normalisation
+from roll.algorithms.losses import Loss
+from roll.algorithms.policy_loss import PolicyLoss
+from roll.pipeline import rlvr
 from roll.pipeline.device_phases import DevicePhases
+from roll.pipeline.learning import Learning, OnloadedTrainer
+from roll.pipeline.position import Position
+from roll.rollout.batch import Shaping
+from roll.rollout.credit import Credit, CreditAssignment
+from roll.types import Floats, Metrics, RolloutGroup, Sequences, TrainBatch
 from roll.workers.device_sharing import ColocatedRole, DeviceSharing, Level
+from tests.unit.rollout.build import make_group, make_rollout
 
 ROLES = ("actor_infer", "actor_train", "reference")
 
@@ -50,108 +61,140 @@ class FakeRole(ColocatedRole):
 
 
 class Work:
-    """The pieces of work of a run; each looks whether it finds what it needs."""
+    """Stands for the parts of the loop. Each looks whether it finds what it needs, and notes how many moves there were before it."""
 
-    def __init__(self, devices: Devices) -> None:
-        self.devices = devices
+    def __init__(self, devices: Devices, phases: DevicePhases, evaluates: bool = False, saves: bool = False) -> None:
+        self.devices, self.phases, self.evaluates, self.saves = devices, phases, evaluates, saves
+        self.kept = OnloadedTrainer(phases, "actor_train", self)
+        self.moves: list[tuple[str, int]] = []
 
-    def _there(self, role: str, level: Level = Level.WHOLE) -> None:
-        assert self.devices.levels[role] >= level, role
+    name = "nowhere"
 
-    async def generate(self) -> None:
-        self._there("actor_infer")
+    def _finds(self, role: str, work: str, level: Level = Level.WHOLE) -> None:
+        assert self.devices.levels[role] >= level, f"{work} needs {role}"
+        self.moves.append((work, self.devices.moves))
+
+    async def take(self) -> list[RolloutGroup]:
+        self._finds("actor_infer", "take")
         assert self.devices.engine_has_weights
+        return [make_group(0, [make_rollout([3, 4], 0.0), make_rollout([5, 6], 1.0)])]
 
-    async def ask(self) -> None:
-        self._there("reference")
+    async def ref_log_probs(self, sequences: Sequences) -> Floats:
+        self._finds("reference", "reference")
+        return np.zeros(len(sequences.token_ids), np.float32)
 
-    async def ask_trainer(self) -> None:
-        self._there("actor_train")
+    async def log_probs(self, sequences: Sequences) -> Floats:
+        self._finds("actor_train", "log_probs")
+        return np.zeros(len(sequences.token_ids), np.float32)
 
-    async def train(self) -> None:
-        self._there("actor_train")
+    async def train(self, batch: TrainBatch, loss: Loss, version: int) -> Metrics:
+        self._finds("actor_train", "train")
+        return {}
 
-    async def sync(self) -> None:
-        self._there("actor_train")
-        self._there("actor_infer", Level.WEIGHTS)
+    async def sync(self, version: int) -> None:
+        self._finds("actor_train", "sync")
+        self._finds("actor_infer", "sync", Level.WEIGHTS)
         self.devices.engine_has_weights = True
 
+    async def evaluate(self, step: int) -> Metrics:
+        if self.evaluates:
+            await self.phases.generation()
+            self._finds("actor_infer", "evaluate")
+            assert self.devices.engine_has_weights
+        return {}
+
+    async def measure(self, groups: Sequence[RolloutGroup]) -> Metrics:
+        return {}
+
+    async def save_if_due(self, position: Position) -> None:
+        if self.saves:
+            await self.kept.save(Path())
+
     async def save(self, folder: Path) -> None:
-        self._there("actor_train")
+        self._finds("actor_train", "checkpoint")
 
     load = export = save
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        pass
+
+    def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def shared(roles: Sequence[str]) -> dict[str, set[str]]:
     return {role: {other for other in roles if other != role} for role in roles}
 
 
+async def run(work: Work, reference: str, steps: int, resumed: bool = False, own_log_probs: bool = False) -> None:
+    """The loop, from the start or from the checkpoint of step 1, and the export."""
+    if resumed:
+        await work.kept.load(Path())
+    asked = {"": None, "role": work.ref_log_probs, "trainer": work.log_probs}[reference]
+    parts = rlvr.Rlvr(
+        phases=work.phases,
+        take=work.take,
+        log_probs=work.log_probs if own_log_probs else None,
+        ref_log_probs=asked,
+        reference_role="reference" if reference == "role" else "actor_train",
+        values=None,
+        learn=Learning(work.phases, work.train, PolicyLoss(), updates_per_step=1),
+        sync=work.sync,
+        evaluate=work.evaluate,
+        measure=work.measure,
+        save=work.save_if_due,
+        interrupted=lambda: False,
+        tracker=work,
+        shaping=Shaping(),
+        credit=CreditAssignment(Credit("grpo", Normalisation())),
+        max_steps=steps + resumed,
+    )
+    await rlvr.train(parts, Position(int(resumed), int(resumed)))
+    await work.kept.export(Path())
+
+
+async def started(evaluates: bool = False, saves: bool = False) -> Work:
+    """Every role has entered, and was offloaded for the next one to start."""
+    devices, sharing = Devices(), DeviceSharing(shared(ROLES))
+    for role in ROLES:
+        await sharing.enter(role, devices.colocated(role))
+    return Work(devices, DevicePhases(sharing.bring), evaluates, saves)
+
+
 @pytest.mark.parametrize(
-    ("resumed", "evaluates", "saves", "reference"), list(product([True, False], [True, False], [True, False], ["", "role", "trainer"]))
+    ("resumed", "evaluates", "saves", "reference", "own_log_probs"),
+    list(product([True, False], [True, False], [True, False], ["", "role", "trainer"], [True, False])),
 )
-def test_every_piece_of_work_finds_what_it_needs(resumed: bool, evaluates: bool, saves: bool, reference: str) -> None:
-    """The loop's order: sync, evaluate, then take, reference, train, sync, evaluate, save."""
+def test_every_piece_of_work_finds_what_it_needs(
+    resumed: bool, evaluates: bool, saves: bool, reference: str, own_log_probs: bool
+) -> None:
+    async def whole() -> Work:
+        work = await started(evaluates, saves)
+        await run(work, reference, 2, resumed, own_log_probs)
+        return work
 
-    async def run() -> Devices:
-        devices = Devices()
-        sharing, work = DeviceSharing(shared(ROLES)), Work(devices)
-        for role in ROLES:
-            await sharing.enter(role, devices.colocated(role))
-        phases = DevicePhases(sharing.bring)
-        kept = phases.trainer(work)
-        generate, train, sync = phases.generation(work.generate), phases.training(work.train), phases.sync(work.sync)
-        asked = {
-            "role": phases.reference("reference", work.ask),
-            "trainer": phases.reference("actor_train", work.ask_trainer),
-        }
-        if resumed:
-            await kept.load(Path())
-        await sync()
-        if evaluates:
-            await generate()
-        for _ in range(2):
-            await generate()
-            if reference:
-                await asked[reference]()
-            await train()
-            await sync()
-            if evaluates:
-                await generate()
-            if saves:
-                await kept.save(Path())
-        await kept.export(Path())
-        return devices
-
-    devices = asyncio.run(run())
-    assert devices.levels["actor_train"] is Level.WHOLE
+    work = asyncio.run(whole())
+    assert work.devices.levels["actor_train"] is Level.WHOLE
+    assert [name for name, _ in work.moves].count("train") == 2
 
 
 def test_a_step_moves_no_more_than_it_must() -> None:
-    async def run() -> None:
-        devices = Devices()
-        sharing, work = DeviceSharing(shared(ROLES)), Work(devices)
-        for role in ROLES:
-            await sharing.enter(role, devices.colocated(role))
-        phases = DevicePhases(sharing.bring)
-        await phases.sync(work.sync)()
-        devices.moves = 0
-        await phases.generation(work.generate)()  # trainer out, KV cache in
-        assert devices.moves == 2
-        await phases.training(work.train)()  # engine out, trainer in
-        assert devices.moves == 4
-        await phases.sync(work.sync)()  # weights in
-        assert devices.moves == 5
-        await phases.trainer(work).save(Path())  # the trainer is still there
-        assert devices.moves == 5
+    async def whole() -> list[tuple[str, int]]:
+        work = await started(saves=True)
+        before = work.devices.moves
+        await run(work, "", 1)
+        return [(name, moves - before) for name, moves in work.moves]
 
-    asyncio.run(run())
-
-
-def test_arguments_and_results_go_through() -> None:
-    async def double(number: int, plus: int = 0) -> int:
-        return 2 * number + plus
-
-    async def run() -> int:
-        return await DevicePhases(DeviceSharing({}).bring).generation(double)(4, plus=1)
-
-    assert asyncio.run(run()) == 9
+    assert asyncio.run(whole()) == [
+        ("sync", 2),  # trainer and weights in
+        ("sync", 2),
+        ("take", 4),  # trainer out, KV cache in
+        ("train", 6),  # engine out, trainer in
+        ("sync", 7),  # weights in
+        ("sync", 7),
+        ("checkpoint", 7),  # the trainer is still there
+        ("checkpoint", 7),
+    ]

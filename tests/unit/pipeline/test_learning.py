@@ -19,13 +19,15 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.data.packing import concatenate
 from roll.errors import WorkerFailed
 from roll.pipeline.device_phases import DevicePhases
-from roll.pipeline.learning import BothTrainers, CriticLearning, Learning
+from roll.pipeline.learning import CriticLearning, Learning, OnloadedTrainer
 from roll.pipeline.position import Position
 from roll.pipeline.wire_critic import are_apart
 from roll.types import Metrics, TrainBatch
 from roll.workers.device_sharing import DeviceSharing, Level
 
 SEQUENCES = concatenate([np.array([1, 2], np.int32)], [np.array([False, True])])
+APART = DevicePhases(DeviceSharing({}).bring)
+"""Of roles that share no devices."""
 BATCH = TrainBatch(SEQUENCES, np.zeros(2, np.float32), None, np.zeros(2, np.int32))
 
 
@@ -54,7 +56,7 @@ class Recorder:
 
 def learning(recorder: Recorder, warmup: int = 0, at_once: bool = False) -> Learning:
     critic = CriticLearning(recorder.update("critic"), ValueLoss(), warmup, at_once)
-    return Learning(recorder.update("policy"), PolicyLoss(), updates_per_step=2, critic=critic)
+    return Learning(APART, recorder.update("policy"), PolicyLoss(), updates_per_step=2, critic=critic)
 
 
 def test_a_policy_alone() -> None:
@@ -126,7 +128,7 @@ def test_a_checkpoint_holds_both_and_the_policy_is_exported(tmp_path: Path) -> N
             calls.append((f"{self.name} exports", folder))
 
     policy, critic = Kept("policy"), Kept("critic")
-    both = BothTrainers(policy, critic.save, critic.load)
+    both = OnloadedTrainer(APART, "actor_train", policy, critic)
     for method in (both.save, both.load, both.export):
         asyncio.run(method(tmp_path))
     apart = tmp_path / "critic"
@@ -153,11 +155,14 @@ class FakeRole:
         self.moves.append(f"{self.name} onloads")
 
 
-def test_on_shared_devices_they_take_turns() -> None:
-    """Values, the critic's update, the policy's, the sync, the next generation: each moves no more than it must."""
+def test_on_shared_devices_they_take_turns(tmp_path: Path) -> None:
+    """Values, the critic's update, the policy's, the sync, a checkpoint, the next generation: each moves no more than it must."""
 
-    async def nothing(*_: Any) -> None:
-        pass
+    class Kept:
+        async def save(self, folder: Path) -> None:
+            pass
+
+        load = export = save
 
     async def run() -> list[str]:
         names = ("actor_infer", "actor_train", "critic")
@@ -166,15 +171,15 @@ def test_on_shared_devices_they_take_turns() -> None:
         for name in names:
             await sharing.enter(name, FakeRole(name, moves))
         phases = DevicePhases(sharing.bring)
-        await phases.sync(nothing)()
-        await phases.generation(nothing)()
+        learn = replace(learning(Recorder()), phases=phases)
+        await phases.sync()
+        await phases.generation()
         moves.clear()
-        await phases.training(nothing, "critic")()
-        await phases.training(nothing, "critic")()
-        await phases.training(nothing)()
-        await phases.sync(nothing)()
-        await phases.keeping(nothing, "critic")()
-        await phases.generation(nothing)()
+        await phases.scoring("critic")
+        await learn(BATCH, Position(0, 0))
+        await phases.sync()
+        await OnloadedTrainer(phases, "actor_train", Kept(), Kept()).save(tmp_path)
+        await phases.generation()
         return moves
 
     assert asyncio.run(run()) == [

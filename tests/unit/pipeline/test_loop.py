@@ -17,6 +17,7 @@ from roll.algorithms.policy_loss import PolicyLoss
 from roll.data.example_batch import given_batch
 from roll.data.examples import Example, ExampleSequence
 from roll.pipeline import offline, rlvr
+from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.evaluate import Evaluator, pass_at_k
 from roll.pipeline.learning import Learning
 from roll.pipeline.meter import Meter
@@ -39,6 +40,7 @@ from roll.types import (
     Sequences,
     TrainBatch,
 )
+from roll.workers.device_sharing import DeviceSharing
 
 
 def completion(token: int, version: int) -> Completion:
@@ -114,12 +116,15 @@ class Parts:
 
 
 def wired(parts: Parts, **changes: Any) -> Rlvr:
+    phases = DevicePhases(DeviceSharing({}).bring)
     run = Rlvr(
+        phases=phases,
         take=parts.take,
         log_probs=None,
         ref_log_probs=parts.ref_log_probs,
+        reference_role="reference",
         values=None,
-        learn=Learning(parts.train, PolicyLoss(), updates_per_step=3),
+        learn=Learning(phases, parts.train, PolicyLoss(), updates_per_step=3),
         sync=parts.sync,
         evaluate=parts.evaluate,
         measure=parts.measure,
@@ -212,7 +217,8 @@ def offline_run(parts: Parts, held_out: dict[int, Metrics]) -> offline.Offline:
         parts.calls.append(("measure", tokens))
         return {"tokens": tokens}
 
-    return offline.Offline(take, parts.train, evaluate, measure, parts.save, parts.interrupted, parts, max_steps=2)
+    phases = DevicePhases(DeviceSharing({}).bring)
+    return offline.Offline(phases, "learner", take, parts.train, evaluate, measure, parts.save, parts.interrupted, parts, max_steps=2)
 
 
 def test_the_offline_loop() -> None:

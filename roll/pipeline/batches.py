@@ -1,0 +1,65 @@
+"""Rows to batches, and what other models are asked about them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from roll.algorithms.losses import Loss
+from roll.data.example_batch import given_batch
+from roll.data.examples import Example, ExampleSet
+from roll.types import Floats, Sequences, TrainBatch
+
+Ask = Callable[[Sequences], Awaitable[Floats]]
+"""Sequences to what a model computes from them: log-probs of the response tokens, [T], or a teacher's states, [S, H]."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models that a batch can be shown to before it is learnt from."""
+
+    log_probs: Ask
+    """The learner as it is."""
+    other: Ask | None = None
+    """The reference or the teacher; None for a pipeline without one."""
+
+
+MakeBatch = Callable[[Sequence[Example], Models], Awaitable[tuple[TrainBatch, Loss]]]
+"""Rows to the batch to learn from, and the loss to learn it by."""
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Makes batches of some of the rows."""
+
+    rows: ExampleSet
+    make_batch: MakeBatch
+    models: Models
+    recorded: Mapping[int, Floats] = field(default_factory=dict)
+    """By number of the row, the other model's log-probs of all of its tokens, where it was asked beforehand."""
+
+    async def of(self, numbers: Sequence[int]) -> tuple[TrainBatch, Loss]:
+        """The batch of these rows, and the loss to learn it by."""
+        examples = [self.rows.example(number) for number in numbers]
+        if not self.recorded:
+            return await self.make_batch(examples, self.models)
+
+        async def recall(sequences: Sequences) -> Floats:
+            log_probs = np.concatenate([self.recorded[number] for number in numbers])
+            assert len(log_probs) == len(sequences.token_ids), "asked about other sequences than those recorded"
+            return log_probs
+
+        return await self.make_batch(examples, replace(self.models, other=recall))
+
+    async def record(self, numbers: Sequence[int], chunk: int, ask: Ask) -> Batches:
+        """The same with `ask` called beforehand for these rows, each once, `chunk` rows at a time."""
+        once, recorded = sorted(set(numbers)), {}
+        for start in range(0, len(once), chunk):
+            asked = once[start : start + chunk]
+            batch = given_batch([self.rows.example(number) for number in asked])
+            log_probs = await ask(batch.sequences)
+            ends = batch.sequences.offsets[batch.sequences_per_example :: batch.sequences_per_example][:-1]
+            recorded |= dict(zip(asked, np.split(log_probs, ends), strict=True))
+        return replace(self, recorded=recorded)
