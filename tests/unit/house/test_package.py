@@ -1,0 +1,54 @@
+"""What an installed package brings: its version, its commands, its types."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import roll
+
+ROOT = Path(__file__).resolve().parents[3]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+SCRIPTS = PYPROJECT["project"]["scripts"]
+
+
+def test_the_version_stands_in_one_place() -> None:
+    assert "version" not in PYPROJECT["project"] and PYPROJECT["project"]["dynamic"] == ["version"]
+    assert ROOT / PYPROJECT["tool"]["hatch"]["version"]["path"] == Path(roll.__file__)
+
+
+def test_the_root_package_holds_a_docstring_and_the_version() -> None:
+    docstring, version = ast.parse(Path(roll.__file__).read_text(encoding="utf-8")).body
+    assert isinstance(docstring, ast.Expr) and ast.unparse(version) == f"__version__ = '{roll.__version__}'"
+
+
+def test_the_changelog_has_a_dated_section_of_the_version() -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    assert re.fullmatch(rf"{re.escape(roll.__version__)} \(\d{{4}}-\d\d-\d\d\)", headings[1])
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_command_prints_its_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module, function = SCRIPTS[name].split(":")
+    try:
+        status = getattr(import_module(module), function)(["--help"])
+    except SystemExit as stop:
+        status = stop.code
+    assert status in (0, None)
+    printed = capsys.readouterr().out
+    assert module.removesuffix(".__main__") in printed
+
+
+def test_every_program_is_a_command() -> None:
+    programs = {f"roll.{file.parent.name}" for file in (ROOT / "roll").glob("*/__main__.py")}
+    assert {target.removesuffix(".__main__:main") for target in SCRIPTS.values()} == programs
+
+
+def test_the_package_carries_its_types() -> None:
+    assert (ROOT / "roll" / "py.typed").is_file()
