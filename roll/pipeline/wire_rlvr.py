@@ -153,9 +153,7 @@ def measurement(meter: Meter, scheduler: RolloutScheduler) -> Callable[[Sequence
     return measure
 
 
-def evaluation(
-    config: RlvrConfig, phases: DevicePhases, validate: Callable[[], Awaitable[Metrics]]
-) -> Callable[[int], Awaitable[Metrics]]:
+def evaluation(config: RlvrConfig, phases: DevicePhases, validate: Callable[[], Awaitable[Metrics]]) -> Callable[[int], Awaitable[Metrics]]:
     """Validates before the first step, every `eval_steps` and after the last; otherwise yields no metrics."""
 
     async def evaluate(step: int) -> Metrics:

@@ -21,7 +21,7 @@ from roll.rollout.batch import Shaping
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.types import Floats, Metrics, RolloutGroup, Sequences, TrainBatch
 from roll.workers.device_sharing import ColocatedRole, DeviceSharing, Level
-from tests.unit.rollout.build import make_group, make_rollout
+from tests.unit.rollout.build import make_group, make_episode
 
 ROLES = ("actor_infer", "actor_train", "reference")
 
@@ -77,7 +77,7 @@ class Work:
     async def take(self) -> list[RolloutGroup]:
         self._finds("actor_infer", "take")
         assert self.devices.engine_has_weights
-        return [make_group(0, [make_rollout([3, 4], 0.0), make_rollout([5, 6], 1.0)])]
+        return [make_group(0, [make_episode([3, 4], 0.0), make_episode([5, 6], 1.0)])]
 
     async def ref_log_probs(self, sequences: Sequences) -> Floats:
         self._finds("reference", "reference")
@@ -168,9 +168,7 @@ async def started(evaluates: bool = False, saves: bool = False) -> Work:
     ("resumed", "evaluates", "saves", "reference", "own_log_probs"),
     list(product([True, False], [True, False], [True, False], ["", "role", "trainer"], [True, False])),
 )
-def test_every_piece_of_work_finds_what_it_needs(
-    resumed: bool, evaluates: bool, saves: bool, reference: str, own_log_probs: bool
-) -> None:
+def test_every_piece_of_work_finds_what_it_needs(resumed: bool, evaluates: bool, saves: bool, reference: str, own_log_probs: bool) -> None:
     async def whole() -> Work:
         work = await started(evaluates, saves)
         await run(work, reference, 2, resumed, own_log_probs)
