@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 Entry = TypeVar("Entry")
+Registered = TypeVar("Registered")
 
 
 class Registry(Mapping[str, Entry], Generic[Entry]):
@@ -16,17 +17,17 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         self._kind = kind
         self._entries: dict[str, Entry] = {}
 
-    def register(self, name: str) -> Callable[[Entry], Entry]:
-        """Decorator that adds an entry under `name` and returns it unchanged.
+    def register(self, name: str) -> Callable[[Registered], Registered]:
+        """Decorator that adds an entry under `name` and returns it unchanged, of the type that it has.
 
         Raises:
             ValueError: `name` is taken.
         """
 
-        def add(entry: Entry) -> Entry:
+        def add(entry: Registered) -> Registered:
             if name in self._entries:
                 raise ValueError(f"{self._kind} '{name}' is registered twice")
-            self._entries[name] = entry
+            self._entries[name] = cast(Entry, entry)
             return entry
 
         return add

@@ -12,14 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from roll.algorithms.methods.corrections import Level
 from roll.algorithms.segments import sequence_mean, sequence_sum
-
-Level = Literal["token", "sequence", "geometric"]
 
 
 @dataclass(frozen=True)

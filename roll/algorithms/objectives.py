@@ -6,6 +6,7 @@ A the token's advantage, sg(.) stops the gradient, and mean_y and sum_y run over
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from roll.algorithms.covariance import largest, some_between, token_covariances
 from roll.algorithms.segments import sequence_mean, sequence_sum
+from roll.registry import Registry
 from roll.types import Bools, TrainBatch
 
 
@@ -62,6 +64,11 @@ class Objective(Protocol):
         return None
 
 
+OBJECTIVES: Registry[Callable[..., Objective]] = Registry("policy loss")
+"""By name, what makes the objective from the arguments that `POLICY_LOSSES` reads from the keys."""
+
+
+@OBJECTIVES.register("ppo")
 @dataclass(frozen=True)
 class Ppo(Objective):
     """Proximal policy optimisation: max(-A r, -A clip(r, 1 - low, 1 + high)).
@@ -83,6 +90,7 @@ class Ppo(Objective):
         return Surrogate(torch.minimum(surrogate.losses, bound), surrogate.ratio, surrogate.clipped | (surrogate.losses > bound))
 
 
+@OBJECTIVES.register("pg")
 @dataclass(frozen=True)
 class PolicyGradient(Objective):
     """REINFORCE: -A log pi. No ratio and no clip. Source: R. J. Williams, 1992."""
@@ -93,6 +101,7 @@ class PolicyGradient(Objective):
         return Surrogate(-tokens.advantages * tokens.log_probs, ratio, torch.zeros_like(ratio, dtype=torch.bool))
 
 
+@OBJECTIVES.register("gspo")
 @dataclass(frozen=True)
 class Gspo(Objective):
     """Group sequence policy optimisation: PPO's clip of the sequence's ratio s = exp(mean_y d), at each of its tokens.
@@ -108,6 +117,7 @@ class Gspo(Objective):
         return _clipped(sequence_mean(tokens.log_ratio, tokens.lengths).exp(), tokens.advantages, self.clip_low, self.clip_high)
 
 
+@OBJECTIVES.register("gmpo")
 @dataclass(frozen=True)
 class Gmpo(Objective):
     """Geometric-mean policy optimisation: -A exp(mean_y c), where c is d clipped, token by token, on PPO's side of it.
@@ -128,6 +138,7 @@ class Gmpo(Objective):
         return Surrogate(-tokens.advantages * ratio, ratio.detach(), clipped.detach())
 
 
+@OBJECTIVES.register("cispo")
 @dataclass(frozen=True)
 class Cispo(Objective):
     """Clipped importance-sampling policy optimisation: -sg(clip(r, 1 - low, 1 + high)) A log pi.
@@ -146,6 +157,7 @@ class Cispo(Objective):
         return Surrogate(-weight * tokens.advantages * tokens.log_probs, ratio, weight != ratio)
 
 
+@OBJECTIVES.register("topr")
 @dataclass(frozen=True)
 class Topr(Objective):
     """Tapered off-policy REINFORCE: -w A log pi, with w fixed for A >= 0 and tapered by the sequence's ratio for A < 0.
@@ -165,6 +177,7 @@ class Topr(Objective):
         return Surrogate(-weight * tokens.advantages * tokens.log_probs, tapered, falls & (total > 0))
 
 
+@OBJECTIVES.register("clip_cov")
 @dataclass(frozen=True)
 class ClipCov(Objective):
     """PPO without the gradient of some tokens whose log-prob and advantage vary together most: those end exploration.
@@ -193,6 +206,7 @@ class ClipCov(Objective):
         return Surrogate(losses, surrogate.ratio, surrogate.clipped | tokens.token_selection)
 
 
+@OBJECTIVES.register("kl_cov")
 @dataclass(frozen=True)
 class KlCov(Objective):
     """-A r, and |d| times `coef` more for the share `ratio` of tokens with the largest covariance (see `ClipCov`).

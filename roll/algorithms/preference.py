@@ -7,6 +7,7 @@ tokens: averaged over tokens and then over sequences (`seq-mean-token-mean`) it 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from roll.algorithms.losses import Loss, LossInputs, TokenLosses
+from roll.registry import Registry
 
 NEAREST = 1e-6
 """Mean log-probs above -NEAREST are taken for it: the odds of a response that is certain are infinite."""
@@ -62,6 +64,13 @@ class PairObjective(Protocol):
         ...
 
 
+PAIR_OBJECTIVES: Registry[Callable[..., PairObjective]] = Registry("loss of pairs")
+"""By name, what makes the objective from the arguments that `PREFERENCE_LOSSES` reads from the keys."""
+LABELLED_LOSSES: Registry[Callable[..., Loss]] = Registry("loss of labelled responses")
+"""The same for responses with a label."""
+
+
+@PAIR_OBJECTIVES.register("dpo")
 @dataclass(frozen=True)
 class Dpo(PairObjective):
     """-(1 - e) log s(h) - e log s(-h) with h = beta (l(c) - ref l(c) - l(r) + ref l(r)).
@@ -80,6 +89,7 @@ class Dpo(PairObjective):
         return PairLosses(losses, up, down)
 
 
+@PAIR_OBJECTIVES.register("ipo")
 @dataclass(frozen=True)
 class Ipo(PairObjective):
     """(m(c) - ref m(c) - m(r) + ref m(r) - 1 / (2 beta))^2.
@@ -95,6 +105,7 @@ class Ipo(PairObjective):
         return PairLosses((up - down - 1 / (2 * self.beta)) ** 2, self.beta * up, self.beta * down)
 
 
+@PAIR_OBJECTIVES.register("simpo")
 @dataclass(frozen=True)
 class SimPo(PairObjective):
     """-log s(beta m(c) - beta m(r) - gamma). No reference. Source: SimPO, arXiv 2405.14734, eq. 6."""
@@ -108,6 +119,7 @@ class SimPo(PairObjective):
         return PairLosses(-logsigmoid(up - down - self.gamma), up, down)
 
 
+@PAIR_OBJECTIVES.register("orpo")
 @dataclass(frozen=True)
 class OrPo(PairObjective):
     """-m(c) - beta log s(log odds(c) - log odds(r)) with odds(y) = p / (1 - p) and p = exp(m(y)). No reference.
@@ -168,6 +180,7 @@ def _sums(values: Tensor, lengths: Tensor) -> Tensor:
     return torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True)
 
 
+@LABELLED_LOSSES.register("kto")
 @dataclass(frozen=True)
 class Kto(Loss):
     """w (1 - s(z - kl)) of a desirable response and w (1 - s(kl - z)) of another, with z = beta (l(y) - ref l(y)).

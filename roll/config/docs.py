@@ -10,10 +10,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from roll.algorithms.methods.base import readers
+from roll.algorithms.methods.estimators import ESTIMATORS
+from roll.algorithms.methods.policy_losses import POLICY_LOSSES
+from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
 from roll.config.roll_v2.keys import HOLDS, IGNORED, MEANINGS, READ_AS, REFUSED, REWARD_CLASSES, ROLES, VALUES, VARIABLES
 from roll.config.schema.fields import ANY_NAME, sections
+from roll.config.schema.methods import Named
 from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.schema.rlvr import RlvrConfig
@@ -103,12 +109,23 @@ def _section(title: str, places: str, block: type[BaseModel], leave_out: set[str
     for name, field in block.model_fields.items():
         if name in (leave_out or ()):
             continue
-        cells = (f"`{name}`", _type(field.annotation, field.metadata), _default(field), field.description or "")
+        cells = (f"`{name}`", _type(field.annotation, field.metadata), _default(field), _meaning(name, field))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join([*lines, ""])
 
 
+def _meaning(name: str, field: FieldInfo) -> str:
+    """What a key means, and which methods read it where not all do."""
+    for table in (ESTIMATORS, POLICY_LOSSES, PREFERENCE_LOSSES):
+        names = readers(table).get(name, ())
+        if 0 < len(names) < len(table):
+            return f"{field.description} Read by {', '.join(f'`{reader}`' for reader in names)}."
+    return field.description or ""
+
+
 def _type(annotation: object, metadata: Sequence[object] = ()) -> str:
+    for named in (part for part in metadata if isinstance(part, Named)):
+        return ", ".join(f"`{name}`" for name in named.known)
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return _type(inner[0], [bound for extra in inner[1:] for bound in getattr(extra, "metadata", ())])
@@ -141,7 +158,7 @@ def _default(field: typing.Any) -> str:
         return ""
     if field.default is PydanticUndefined:
         return "required"
-    return "" if field.default is None else f"`{json.dumps(field.default)}`"
+    return "" if field.default is None else f"`{json.dumps(field.default, default=str)}`"
 
 
 def _roll_keys() -> str:

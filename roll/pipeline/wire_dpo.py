@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from roll.algorithms.losses import Loss
-from roll.algorithms.preference import Dpo, Ipo, Kto, OrPo, PreferenceLoss, SimPo
+from roll.algorithms.preference import LABELLED_LOSSES, PAIR_OBJECTIVES, Kto, PreferenceLoss
 from roll.config.plan.plan import Plan
 from roll.config.schema.offline import DpoConfig
 from roll.data.example_batch import given_batch, mismatched
@@ -30,7 +30,7 @@ def prepare(config: DpoConfig) -> Prepared:
     """
     if config.reference:
         check_same_tokens(config, config.actor_train.model_args, config.reference.model_args, "reference")
-    rows = prepare_rows(config, "labelled" if config.preference_loss == "kto" else "pairs")
+    rows = prepare_rows(config, config.preference_loss.traits.rows)
     make = partial(make_batch, preference_loss(config))
     return OfflinePipeline(rows, make, held_out_metrics, other_model=partial(reference, config)).prepared(config)
 
@@ -68,17 +68,10 @@ async def kl_estimate(sequences: Sequences, models: Models) -> float:
 
 def preference_loss(config: DpoConfig) -> Loss:
     """The loss that the keys describe."""
-    match config.preference_loss:
-        case "dpo":
-            return PreferenceLoss(Dpo(config.beta, config.label_smoothing))
-        case "ipo":
-            return PreferenceLoss(Ipo(config.beta))
-        case "simpo":
-            return PreferenceLoss(SimPo(config.beta, config.simpo_gamma))
-        case "orpo":
-            return PreferenceLoss(OrPo(config.beta))
-        case "kto":
-            return Kto(config.beta, config.desirable_weight, config.undesirable_weight)
+    method = config.preference_loss
+    if method.traits.rows == "labelled":
+        return LABELLED_LOSSES[method.name](**method.arguments(config))
+    return PreferenceLoss(PAIR_OBJECTIVES[method.name](**method.arguments(config)))
 
 
 def held_out_metrics(name: str, metrics: Metrics) -> Metrics:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roll.algorithms.corrections import Correction
-from roll.algorithms.objectives import Cispo, ClipCov, Gmpo, Gspo, KlCov, Objective, PolicyGradient, Ppo, Topr
+from roll.algorithms.objectives import OBJECTIVES, Objective
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.config.derived.corrections import correction_of
 from roll.config.derived.ratios import ratio_source
@@ -24,30 +24,14 @@ def policy_loss(config: RlvrConfig) -> PolicyLoss:
 
 def objective(config: RlvrConfig) -> Objective:
     """The policy term that `policy_loss` names."""
-    low, high = config.pg_clip_low or config.pg_clip, config.pg_clip_high or config.pg_clip
-    match config.policy_loss:
-        case "ppo":
-            return Ppo(low, high, 3.0 if config.dual_clip_loss is True else config.dual_clip_loss or None)
-        case "pg":
-            return PolicyGradient()
-        case "gspo":
-            return Gspo(low, high)
-        case "gmpo":
-            return Gmpo(low, high)
-        case "cispo":
-            return Cispo(low, high)
-        case "topr":
-            return Topr(config.topr_positive_weight, config.topr_negative_weight)
-        case "clip_cov":
-            return ClipCov(low, high, config.clip_cov_ratio, config.clip_cov_low, config.clip_cov_high)
-        case "kl_cov":
-            return KlCov(config.kl_cov_ratio, config.kl_cov_coef)
+    method = config.policy_loss
+    return OBJECTIVES[method.name](**method.arguments(config))
 
 
 def correction(config: RlvrConfig) -> Correction | None:
     """The correction that `mismatch_correction` names, with the bounds that the keys give."""
-    preset = correction_of(config)
-    if preset is None:
+    settings = correction_of(config)
+    if settings is None:
         return None
-    low, high = preset.low or 0.0, float("inf") if preset.high is None else preset.high
-    return Correction(preset.weight, preset.cap, preset.reject, low, high)
+    low, high = settings.low or 0.0, float("inf") if settings.high is None else settings.high
+    return Correction(settings.weight, settings.cap, settings.reject, low, high)

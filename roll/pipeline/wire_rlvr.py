@@ -57,7 +57,7 @@ def prepare(config: RlvrConfig) -> Prepared:
         if prompts:
             remark(prompts.too_long, f"left out: the prompt is longer than prompt_length {config.prompt_length}")
     locate = None
-    if config.adv_estimator == "step_reinforce":
+    if config.adv_estimator.traits.needs_turns:
         locate = TurnEnds(partial(tokenizer.decode, skip_special_tokens=True))  # pyright: ignore[reportArgumentType]  # one text for one list
     return Prepared(partial(_loop, config, training, held_out, locate), training.identity)
 
@@ -139,7 +139,7 @@ def scheduler_of(
         config.async_generation_ratio,
         config.seed if config.actor_infer.generating_args.seeded else None,
         most_batches=config.dynamic_sampling and config.dynamic_sampling.max_num_gen_batches,
-        greedy_baseline=config.adv_estimator == "remax",
+        greedy_baseline=config.adv_estimator.traits.needs_greedy,
         locate=locate,
     )
 
@@ -200,7 +200,7 @@ def credit(config: RlvrConfig) -> Credit:
         advantage_clip=config.advantage_clip,
     )
     return Credit(
-        estimator=config.adv_estimator,
+        estimator=config.adv_estimator.name,
         normalisation=normalisation,
         kl_coef=config.init_kl_coef if config.add_token_level_kl else 0.0,
         kl_estimator=config.kl_penalty,

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from roll.algorithms.methods.base import readers
+from roll.algorithms.methods.estimators import ESTIMATORS, NORM_KEYS, EstimatorTraits
 from roll.config.schema.faults import unread_keys
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.shipped import rewards_with_turns
 from roll.errors import Fault
 
-DISCOUNTED = ("reinforce", "reinforce_plus_plus", "remax", "gae")
-"""Estimators that pay a token what comes after it, discounted."""
-BY_TURNS = "step_reinforce"
-NORMALISED = ("reinforce", BY_TURNS)
-"""Estimators that `norm_mean_type` and `norm_std_type` are for."""
-WITHOUT_GROUPS = (*DISCOUNTED, BY_TURNS)
-"""Estimators that do not compare the responses to one prompt with each other."""
+COMPARED = {"gamma", "value_clip", *NORM_KEYS}
+"""Keys that not every estimator reads, of which more is said here than that. Files of ROLL's have `value_clip` whatever the estimator."""
 LARGEST_ERROR = 0.2
 """Of the adaptive KL controller: a step changes the weight by at most this x responses / kl_horizon."""
-
-OWN_KEYS = {"lambd": ("gae",), "critic_warmup": ("gae",)}
-"""Keys of some estimators alone. `value_clip` stands in ROLL's files whatever the estimator, and so is only warned of."""
 
 
 def credit_faults(config: RlvrConfig) -> Iterator[Fault]:
@@ -39,10 +33,12 @@ def credit_faults(config: RlvrConfig) -> Iterator[Fault]:
 def _groups_of_one(config: RlvrConfig) -> Iterator[Fault]:
     if config.num_return_sequences_in_group > 1:
         return
-    by_group = "group" in (config.norm_mean_type, config.norm_std_type) and config.adv_estimator != BY_TURNS
-    if config.adv_estimator not in WITHOUT_GROUPS or by_group:
+    traits = config.adv_estimator.traits
+    by_group = "group" in (config.norm_mean_type, config.norm_std_type) and not traits.needs_turns
+    if traits.compares_groups or by_group:
         problem = f"1, and adv_estimator {config.adv_estimator} compares rewards within a group: every advantage would be 0"
-        remedy = f"give at least 2 (8 is usual), or an adv_estimator that needs no groups ({', '.join(WITHOUT_GROUPS)}) without group norms"
+        others = _estimators(lambda traits: not traits.compares_groups)
+        remedy = f"give at least 2 (8 is usual), or an adv_estimator that needs no groups ({others}) without group norms"
         yield Fault("num_return_sequences_in_group", problem, remedy)
     for key in ("dynamic_sampling", "difficulty_mask", "difficulty_loss_weight"):
         if getattr(config, key):
@@ -57,33 +53,41 @@ def _dynamic_sampling(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def _estimator(config: RlvrConfig) -> Iterator[Fault]:
-    estimator = config.adv_estimator
-    for key in ("norm_mean_type", "norm_std_type"):
+    estimator, traits = config.adv_estimator, config.adv_estimator.traits
+    for key in NORM_KEYS:
         scope = getattr(config, key)
-        same_by_itself = estimator == "grpo" and scope == "group"
-        if scope and estimator not in NORMALISED and not same_by_itself:
-            own = "compares with the critic's values" if estimator == "gae" else "normalises by itself"
+        if scope and not traits.normalises and scope != traits.own_scope:
+            own = "compares with the critic's values" if traits.needs_values else "normalises by itself"
             yield Fault(key, f"'{scope}', but adv_estimator {estimator} {own}", "remove it, or set adv_estimator=reinforce")
-        if scope == "running" and estimator == BY_TURNS:
-            yield Fault(key, "'running', but adv_estimator step_reinforce normalises the returns of a step's turns", "use batch or group")
-    if config.gamma != 1 and estimator not in (*DISCOUNTED, BY_TURNS):
+        if scope == "running" and traits.needs_turns:
+            yield Fault(key, f"'running', but adv_estimator {estimator} normalises the returns of a step's turns", "use batch or group")
+    if config.gamma != 1 and traits.discounts is None:
         problem = f"{config.gamma:g}, but adv_estimator {estimator} pays every token of a response alike"
-        yield Fault("gamma", problem, f"remove it, or set adv_estimator to one of: {', '.join((*DISCOUNTED, BY_TURNS))}")
-    if estimator == BY_TURNS and not any(_may_name_turns(reward.reward or domain) for domain, reward in config.rewards.items()):
-        problem = "'step_reinforce', but no reward of this run names turns: every response would be one"
+        others = _estimators(lambda traits: traits.discounts is not None)
+        yield Fault("gamma", problem, f"remove it, or set adv_estimator to one of: {others}")
+    if traits.needs_turns and not any(_may_name_turns(reward.reward or domain) for domain, reward in config.rewards.items()):
+        problem = f"'{estimator}', but no reward of this run names turns: every response would be one"
         known = ", ".join(rewards_with_turns())
         yield Fault("adv_estimator", problem, f"set rewards.<domain>.reward to {known} or to your own function, or use reinforce")
 
 
+def _estimators(wanted: Callable[[EstimatorTraits], bool]) -> str:
+    """Names of the built-in estimators with some traits, those that credit turns last."""
+    found = [method for method in ESTIMATORS.values() if wanted(method.traits)]
+    return ", ".join(method.name for method in sorted(found, key=lambda method: method.traits.needs_turns))
+
+
 def _critic(config: RlvrConfig) -> Iterator[Fault]:
-    yield from unread_keys(config, "adv_estimator", OWN_KEYS)
-    if config.adv_estimator != "gae":
+    own = {key: names for key, names in readers(ESTIMATORS).items() if key not in COMPARED}
+    yield from unread_keys(config, "adv_estimator", own)
+    estimator = config.adv_estimator
+    if not estimator.traits.needs_values:
         if config.critic is not None:
-            problem = f"given, but adv_estimator {config.adv_estimator} uses no values"
+            problem = f"given, but adv_estimator {estimator} uses no values"
             yield Fault("critic", problem, "remove the block (~critic), or set adv_estimator=gae")
         return
     if config.critic is None:
-        problem = "missing, and adv_estimator gae takes advantages against its values"
+        problem = f"missing, and adv_estimator {estimator} takes advantages against its values"
         yield Fault("critic", problem, "add a critic block (strategy_name: deepspeed_train), or choose another adv_estimator")
     if config.critic_warmup >= config.max_steps:
         problem = f"{config.critic_warmup} of max_steps {config.max_steps}: the policy would never learn"
@@ -141,15 +145,16 @@ def _adaptive_kl(config: RlvrConfig) -> Iterator[Fault]:
 
 def credit_warnings(config: RlvrConfig) -> Iterator[str]:
     """Keys of credit assignment that do less than they seem to."""
+    traits = config.adv_estimator.traits
     if config.use_kl_loss and config.kl_loss_type == "k1":
         yield "kl_loss_type: in a loss k1's gradient is zero on average, so it holds nothing; k2, k1+ and k3+ have the KL's own gradient"
-    if config.dynamic_sampling and config.adv_estimator in WITHOUT_GROUPS:
+    if config.dynamic_sampling and not traits.compares_groups:
         yield f"dynamic_sampling: drops groups whose rewards are all equal, and adv_estimator {config.adv_estimator} could learn from them"
-    if config.whiten_advantages and config.adv_estimator.startswith("reinforce_plus_plus"):
+    if config.whiten_advantages and traits.whitens:
         yield f"whiten_advantages: adv_estimator {config.adv_estimator} whitens by itself; remove the key"
-    if config.value_clip is not None and config.adv_estimator != "gae":
+    if config.value_clip is not None and not traits.needs_values:
         yield f"value_clip: has no effect with adv_estimator {config.adv_estimator}, which has no critic; remove the key"
-    if config.adv_estimator == "gae" and not config.whiten_advantages:
+    if traits.needs_values and not config.whiten_advantages:
         yield "whiten_advantages: false; PPO is usually run with true, which frees the step size from the scale of rewards and values"
     if config.critic and "num_train_epochs" in config.critic.training_args.model_fields_set:
         yield "critic.training_args.num_train_epochs: has no effect here; RLVR ends after max_steps"

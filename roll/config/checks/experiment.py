@@ -7,7 +7,7 @@ from itertools import combinations
 
 from roll.config.checks.credit import credit_faults, credit_warnings
 from roll.config.checks.loss import loss_faults, loss_warnings
-from roll.config.checks.offline import REFERENCED, column_faults, offline_faults, offline_warnings, rows_of
+from roll.config.checks.offline import column_faults, offline_faults, offline_warnings, rows_of
 from roll.config.derived.batch import learner
 from roll.config.derived.placement import model_roles, vllm_config
 from roll.config.derived.trackers import TRACKERS, chosen_trackers
@@ -100,7 +100,7 @@ def _engine_arguments(name: str, role: RoleConfig) -> Iterator[Fault]:
 def uses_reference(config: Config) -> bool:
     """Whether a term of the loss or of the reward compares with the reference policy."""
     if isinstance(config, OfflineConfig):
-        return isinstance(config, DpoConfig) and config.preference_loss in REFERENCED
+        return isinstance(config, DpoConfig) and config.preference_loss.traits.needs_reference
     return config.use_kl_loss or config.add_token_level_kl
 
 

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from roll.algorithms.methods.base import readers
+from roll.algorithms.methods.corrections import CORRECTIONS
+from roll.algorithms.methods.policy_losses import POLICY_LOSSES
 from roll.config.derived.batch import plan_batch
-from roll.config.derived.corrections import BOUNDS, PRESETS, Preset
+from roll.config.derived.corrections import BOUNDS, is_corrected
 from roll.config.derived.ratios import keeps_engine_log_probs, ratio_source, truncations
 from roll.config.schema.faults import unread_keys
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import Fault
 
-BY_SEQUENCE = ("gspo", "gmpo", "topr")
-"""Losses whose ratio is of a whole sequence."""
-COVARIANCE = ("clip_cov", "kl_cov")
-OWN_KEYS = {
-    "clip_cov_ratio": ("clip_cov",),
-    "clip_cov_low": ("clip_cov",),
-    "clip_cov_high": ("clip_cov",),
-    "kl_cov_ratio": ("kl_cov",),
-    "kl_cov_coef": ("kl_cov",),
-    "topr_positive_weight": ("topr",),
-    "topr_negative_weight": ("topr",),
-    "pg_clip": ("ppo", "gspo", "gmpo", "cispo", "clip_cov"),
-    "pg_clip_low": ("ppo", "gspo", "gmpo", "cispo", "clip_cov"),
-    "pg_clip_high": ("ppo", "gspo", "gmpo", "cispo", "clip_cov"),
-}
-"""Keys that only some losses read."""
-SEQUENCE_CLIP = 0.01
+SWITCHES = {"dual_clip_loss"}
+"""Keys that any loss may switch off in so many words."""
 
 
 def loss_faults(config: RlvrConfig) -> list[Fault]:
@@ -36,15 +24,15 @@ def loss_faults(config: RlvrConfig) -> list[Fault]:
 
 
 def _own_keys(config: RlvrConfig) -> Iterator[Fault]:
-    name, bound = config.policy_loss, config.dual_clip_loss
+    loss, bound = config.policy_loss, config.dual_clip_loss
+    own = readers(POLICY_LOSSES)
     if not isinstance(bound, bool) and bound <= 1:
         yield Fault("dual_clip_loss", f"{bound:g} would cut into unclipped losses", "give a number above 1 (3 is usual), or false")
-    if bound is not False and name != "ppo":
-        yield Fault(
-            "dual_clip_loss", f"{str(bound).lower()}, but policy_loss {name} has no dual clip", "set it to false, or policy_loss=ppo"
-        )
-    yield from unread_keys(config, "policy_loss", OWN_KEYS)
-    if name == "topr" and not (config.topr_positive_weight or config.topr_negative_weight):
+    if bound is not False and "dual_clip_loss" not in loss.keys:
+        remedy = f"set it to false, or policy_loss={' or '.join(own['dual_clip_loss'])}"
+        yield Fault("dual_clip_loss", f"{str(bound).lower()}, but policy_loss {loss} has no dual clip", remedy)
+    yield from unread_keys(config, "policy_loss", {key: names for key, names in own.items() if key not in SWITCHES})
+    if "topr_positive_weight" in loss.keys and not (config.topr_positive_weight or config.topr_negative_weight):
         yield Fault("topr_positive_weight", "0, and so is topr_negative_weight: nothing would be learnt", "give one of them a weight")
     if config.clip_cov_low >= config.clip_cov_high:
         problem = f"{config.clip_cov_low:g} is not below clip_cov_high {config.clip_cov_high:g}: no token is between them"
@@ -53,14 +41,13 @@ def _own_keys(config: RlvrConfig) -> Iterator[Fault]:
 
 def _without_ratio(config: RlvrConfig) -> Iterator[Fault]:
     """Keys that speak of ratios where there are none, or where all of them are 1."""
-    corrected = config.mismatch_correction != "none"
-    if config.policy_loss == "pg" and config.behaviour_log_probs == "trainer" and not corrected and not config.add_token_level_kl:
-        problem = "'trainer', but policy_loss pg takes no ratio: the pass for them would be for metrics alone"
+    corrected, loss = is_corrected(config), config.policy_loss
+    if loss.traits.ratio is None and config.behaviour_log_probs == "trainer" and not corrected and not config.add_token_level_kl:
+        problem = f"'trainer', but policy_loss {loss} takes no ratio: the pass for them would be for metrics alone"
         yield Fault("behaviour_log_probs", problem, "remove it, or set it to on_policy")
-    if config.policy_loss == "pg" and config.async_generation_ratio and ratio_source(config) == "engine":
-        problem = (
-            f"'pg' takes no ratio, and async_generation_ratio is {config.async_generation_ratio:g}: stale tokens would pass for new ones"
-        )
+    if loss.traits.ratio is None and config.async_generation_ratio and ratio_source(config) == "engine":
+        ahead = f"async_generation_ratio is {config.async_generation_ratio:g}"
+        problem = f"'{loss}' takes no ratio, and {ahead}: stale tokens would pass for new ones"
         remedy = "use ppo or cispo, or behaviour_log_probs=trainer with mismatch_correction=tis, or set async_generation_ratio=0"
         yield Fault("policy_loss", problem, remedy)
     if ratio_source(config) != "on_policy":
@@ -73,7 +60,7 @@ def _without_ratio(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def _ratios(config: RlvrConfig) -> Iterator[Fault]:
-    source, corrected = ratio_source(config), config.mismatch_correction != "none"
+    source, corrected = ratio_source(config), is_corrected(config)
     if source == "engine":
         return
     if config.async_generation_ratio and not corrected:
@@ -86,7 +73,7 @@ def _ratios(config: RlvrConfig) -> Iterator[Fault]:
     if updates > 1:
         problem = f"'on_policy', but a step makes {updates} updates: from the second on the policy is another than the one that sampled"
         yield Fault("behaviour_log_probs", problem, "set it to trainer or engine, or make one update a step")
-    if config.policy_loss in COVARIANCE:
+    if config.policy_loss.traits.selects_tokens:
         problem = f"'on_policy', but policy_loss {config.policy_loss} chooses its tokens by log-probs from before the update"
         yield Fault("behaviour_log_probs", problem, "set it to engine or trainer")
     if config.add_token_level_kl and not corrected:
@@ -95,23 +82,22 @@ def _ratios(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def _corrections(config: RlvrConfig) -> Iterator[Fault]:
-    name = config.mismatch_correction
-    preset = PRESETS.get(name, Preset())
+    name, settings = config.mismatch_correction, config.mismatch_correction.traits
     for key, field in BOUNDS.items():
         value = getattr(config, key)
-        if value is not None and getattr(preset, field) is None:
-            users = ", ".join(other for other, one in PRESETS.items() if getattr(one, field) is not None)
+        if value is not None and getattr(settings, field) is None:
+            users = ", ".join(other.name for other in CORRECTIONS.values() if getattr(other.traits, field) is not None)
             yield Fault(key, f"{value:g}, but mismatch_correction {name} does not read it", f"remove it, or choose one of: {users}")
-    low = preset.low if config.mismatch_low is None else config.mismatch_low
-    high = preset.high if config.mismatch_high is None else config.mismatch_high
+    low = settings.low if config.mismatch_low is None else config.mismatch_low
+    high = settings.high if config.mismatch_high is None else config.mismatch_high
     if low is not None and high is not None and low >= high:
         yield Fault("mismatch_low", f"{low:g} is not below the upper bound {high:g}: everything would be rejected", "give a smaller number")
-    if name == "none":
+    if not is_corrected(config):
         return
     if ratio_source(config) == "engine":
         problem = f"'{name}', but behaviour_log_probs is engine: the loss's ratio is against the engine already and would count twice"
         yield Fault("mismatch_correction", problem, "set behaviour_log_probs=trainer (or on_policy, with one update a step), or none")
-    if config.policy_loss in BY_SEQUENCE and "token" in (preset.weight, preset.reject):
+    if config.policy_loss.traits.ratio == "sequence" and "token" in (settings.weight, settings.reject):
         problem = f"'{name}' corrects token by token, but the ratio of policy_loss {config.policy_loss} is of whole sequences"
         yield Fault("mismatch_correction", problem, "use seq_tis, seq_mis, geo_tis, seq_rs or geo_rs, or policy_loss=ppo")
 
@@ -137,17 +123,15 @@ def loss_warnings(config: RlvrConfig) -> Iterator[str]:
         )
     if "pg_clip" in config.model_fields_set and config.pg_clip_low and config.pg_clip_high:
         yield "pg_clip: has no effect, for pg_clip_low and pg_clip_high are both given"
-    high = config.pg_clip_high or config.pg_clip
-    if config.policy_loss == "gspo" and high > SEQUENCE_CLIP:
-        yield (
-            f"pg_clip: {high:g} hardly ever binds with policy_loss gspo, whose ratio is a mean over tokens; "
-            "pg_clip_low=0.0003 and pg_clip_high=0.0004 are usual"
-        )
+    high, loss, traits = config.pg_clip_high or config.pg_clip, config.policy_loss, config.policy_loss.traits
+    if traits.usual_clip and high > traits.largest_clip:
+        usual = "pg_clip_low={:g} and pg_clip_high={:g} are usual".format(*traits.usual_clip)
+        yield f"pg_clip: {high:g} hardly ever binds with policy_loss {loss}, whose ratio is a mean over tokens; {usual}"
     updates = plan_batch(config).updates_per_step
-    if config.policy_loss == "pg" and updates > 1:
+    if traits.ratio is None and updates > 1:
         yield (
-            f"policy_loss: pg takes no ratio, and of a step's {updates} updates only the first is of the policy that sampled; "
+            f"policy_loss: {loss} takes no ratio, and of a step's {updates} updates only the first is of the policy that sampled; "
             "ppo corrects for it"
         )
-    if config.policy_loss == "kl_cov" and updates == 1 and not config.async_generation_ratio:
-        yield "policy_loss: kl_cov penalises a change of the policy, and with one update a step there is none yet"
+    if traits.acts_on_change and updates == 1 and not config.async_generation_ratio:
+        yield f"policy_loss: {loss} penalises a change of the policy, and with one update a step there is none yet"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from roll.algorithms.methods.base import readers
+from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
 from roll.config.derived.batch import has_pairs, learner, sequences_per_update
 from roll.config.schema.faults import unread_keys
 from roll.config.schema.model import DataConfig
@@ -13,15 +15,6 @@ from roll.errors import Fault
 
 Rows = Literal["prompts", "responses", "labelled", "pairs"]
 """What a row holds beside the prompt."""
-REFERENCED = ("dpo", "ipo", "kto")
-"""Preference losses that compare with a reference policy."""
-OWN_KEYS = {
-    "label_smoothing": ("dpo",),
-    "simpo_gamma": ("simpo",),
-    "desirable_weight": ("kto",),
-    "undesirable_weight": ("kto",),
-}
-"""Keys that some preference losses read and others do not."""
 NEEDED = {"responses": ("response",), "labelled": ("response", "label"), "pairs": ("chosen", "rejected"), "prompts": ()}
 READ = {
     "prompts": (),
@@ -34,9 +27,9 @@ READ = {
 
 def rows_of(config: OfflineConfig) -> Rows:
     """What a row of the pipeline holds."""
-    if has_pairs(config):
-        return "pairs"
-    return "labelled" if isinstance(config, DpoConfig) else "responses"
+    if isinstance(config, DpoConfig):
+        return config.preference_loss.traits.rows
+    return "pairs" if has_pairs(config) else "responses"
 
 
 def column_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault]:
@@ -114,22 +107,23 @@ def _preferences(config: DpoConfig) -> Iterator[Fault]:
     if learning.data_args.margin:
         problem = f"'{learning.data_args.margin}', but no preference loss reads a margin of the data's"
         yield Fault("actor_train.data_args.margin", problem, "remove it")
-    compares = loss in REFERENCED
-    yield from unread_keys(config, "preference_loss", OWN_KEYS)
+    compares, of_rows = loss.traits.needs_reference, loss.traits.compares_rows
+    yield from unread_keys(config, "preference_loss", readers(PREFERENCE_LOSSES))
     if config.reference and not compares:
         yield Fault("reference", f"given, but preference_loss {loss} compares with no reference", "remove it: ~reference")
     if compares and config.reference is None and not learning.model_args.lora_target:
+        free = " or ".join(other.name for other in PREFERENCE_LOSSES.values() if not other.traits.needs_reference)
         problem = f"missing, but preference_loss {loss} compares with it, and without LoRA there is no adapter to switch off"
-        yield Fault("reference", problem, "add a reference block (strategy_name: hf_infer), or set preference_loss=simpo or orpo")
+        yield Fault("reference", problem, f"add a reference block (strategy_name: hf_infer), or set preference_loss={free}")
     if config.reference and config.reference.model_args.lora_target:
         problem = f"'{config.reference.model_args.lora_target}', but the reference is the model without an adapter"
         yield Fault("reference.model_args.lora_target", problem, "remove it")
-    if config.reference_log_probs == "precomputed" and (not compares or loss == "kto"):
-        why = "asks the reference about other pairs in every step" if loss == "kto" else "uses none"
+    if config.reference_log_probs == "precomputed" and (not compares or of_rows):
+        why = "asks the reference about other pairs in every step" if of_rows else "uses none"
         yield Fault("reference_log_probs", f"'precomputed', but preference_loss {loss} {why}", "remove it")
-    if loss == "kto" and sequences_per_update(learning) < 2:
+    if of_rows and sequences_per_update(learning) < 2:
         where = "actor_train.training_args.per_device_train_batch_size"
-        yield Fault(where, "an update of 1 row, but kto compares rows of an update with one another", "give at least 2 rows an update")
+        yield Fault(where, f"an update of 1 row, but {loss} compares rows of an update with one another", "give at least 2 rows an update")
 
 
 def _distillation(config: DistillConfig) -> Iterator[Fault]:

@@ -37,7 +37,7 @@ def learner(config: Config | OfflineConfig) -> tuple[str, ActorTrainConfig]:
 
 def has_pairs(config: Config | OfflineConfig) -> bool:
     """Whether a row is a pair of sequences that stay together."""
-    return isinstance(config, RewardModelConfig) or (isinstance(config, DpoConfig) and config.preference_loss != "kto")
+    return isinstance(config, RewardModelConfig) or (isinstance(config, DpoConfig) and config.preference_loss.traits.rows == "pairs")
 
 
 def sequences_per_update(role: LearnerConfig) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from roll.config.derived.corrections import is_corrected
 from roll.config.schema.model import GeneratingConfig
 from roll.config.schema.rlvr import RlvrConfig
 
@@ -19,7 +20,7 @@ def ratio_source(config: RlvrConfig) -> RatioSource:
 
 def keeps_engine_log_probs(config: RlvrConfig) -> bool:
     """Whether rollouts are asked for the log-probs of what they sample."""
-    return ratio_source(config) == "engine" or config.mismatch_correction != "none"
+    return ratio_source(config) == "engine" or is_corrected(config)
 
 
 def truncations(rollout: GeneratingConfig) -> list[str]:

@@ -112,7 +112,7 @@ def unread_keys(config: BaseModel, choice: str, own: Mapping[str, Sequence[str]]
         choice: the key that chooses, such as `policy_loss`.
         own: by key, the variants that read it.
     """
-    chosen = getattr(config, choice)
+    chosen = str(getattr(config, choice))
     for key, readers in own.items():
         value = getattr(config, key)
         if key in config.model_fields_set and value is not None and chosen not in readers:

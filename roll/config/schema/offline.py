@@ -6,7 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from roll.algorithms.methods.base import Method
+from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES, PreferenceTraits
 from roll.config.schema.base import Fraction, NonNegativeFloat, PositiveFloat, StrictConfig
+from roll.config.schema.methods import Named
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import ActorTrainConfig, ExperimentConfig, ReferenceConfig
 
@@ -47,14 +50,16 @@ class DpoConfig(OfflineConfig):
     """Preferences: pairs of responses to one prompt, or responses with a label."""
 
     pipeline: Literal["dpo"] = Field(description=NAMES)
-    preference_loss: Literal["dpo", "ipo", "simpo", "orpo", "kto"] = Field("dpo", description="The loss; see docs/post_training.md.")
+    preference_loss: Annotated[Method[PreferenceTraits], Named(PREFERENCE_LOSSES)] = Field(
+        PREFERENCE_LOSSES["dpo"], description="The loss; see docs/post_training.md."
+    )
     beta: PositiveFloat = Field(0.1, description="Scale of the rewards that the loss compares; `orpo`: weight of the odds ratio.")
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(
-        0.0, description="`dpo`: share of the pairs that is taken to be the wrong way round (cDPO)."
+        0.0, description="Share of the pairs that is taken to be the wrong way round (cDPO)."
     )
-    simpo_gamma: NonNegativeFloat = Field(0.5, description="`simpo`: margin by which the chosen response's reward is to be higher.")
-    desirable_weight: PositiveFloat = Field(1.0, description="`kto`: weight of desirable responses.")
-    undesirable_weight: PositiveFloat = Field(1.0, description="`kto`: weight of the others.")
+    simpo_gamma: NonNegativeFloat = Field(0.5, description="Margin by which the chosen response's reward is to be higher.")
+    desirable_weight: PositiveFloat = Field(1.0, description="Weight of desirable responses.")
+    undesirable_weight: PositiveFloat = Field(1.0, description="Weight of the others.")
     reference_log_probs: Literal["live", "precomputed"] = Field(
         "live",
         description="`live` asks the reference in every step; `precomputed` once before the first, for the rows that the run will see, "

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from roll.algorithms.methods.base import Method
+from roll.algorithms.methods.corrections import CORRECTIONS, NO_CORRECTION, CorrectionTraits
+from roll.algorithms.methods.estimators import ESTIMATORS, EstimatorTraits
+from roll.algorithms.methods.policy_losses import POLICY_LOSSES, PolicyLossTraits
 from roll.config.schema.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, StrictConfig
+from roll.config.schema.methods import Named
 from roll.config.schema.offline import NAMES
 from roll.config.schema.roles import (
     ActorInferConfig,
@@ -17,20 +22,6 @@ from roll.config.schema.roles import (
     RewardConfig,
     ValidationConfig,
 )
-
-AdvEstimator = Literal[
-    "grpo",
-    "dr_grpo",
-    "rloo",
-    "reinforce",
-    "step_reinforce",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "remax",
-    "opo",
-    "gpg",
-    "gae",
-]
 
 
 class OverlongBufferConfig(StrictConfig):
@@ -73,20 +64,22 @@ class RlvrConfig(ExperimentConfig):
 
     dynamic_sampling: DynamicSamplingConfig | None = Field(None, description="Replace groups that teach nothing; not if absent.")
 
-    adv_estimator: AdvEstimator = Field("grpo", description="Advantage estimator; see docs/algorithms.md.")
+    adv_estimator: Annotated[Method[EstimatorTraits], Named(ESTIMATORS)] = Field(
+        ESTIMATORS["grpo"], description="Advantage estimator; see docs/algorithms.md."
+    )
     gamma: Fraction = Field(
         1.0,
-        description="Discount of later tokens' rewards (`reinforce`, `reinforce_plus_plus`, `remax`, `gae`) or turns' (`step_reinforce`).",
+        description="Discount of later tokens' rewards; with `step_reinforce` of later turns'.",
     )
-    lambd: Fraction = Field(0.95, description="`gae`: weight of later errors of the critic; 1 trusts rewards alone, 0 the critic alone.")
+    lambd: Fraction = Field(0.95, description="Weight of later errors of the critic; 1 trusts rewards alone, 0 the critic alone.")
     value_clip: PositiveFloat | None = Field(
-        None, description="`gae`: the critic's values are clipped to this distance from those before the step; not if not given."
+        None, description="The critic's values are clipped to this distance from those before the step; not if not given."
     )
-    critic_warmup: NonNegativeInt = Field(0, description="`gae`: steps at the start in which the critic alone learns.")
+    critic_warmup: NonNegativeInt = Field(0, description="Steps at the start in which the critic alone learns.")
     norm_mean_type: Literal["batch", "group", "running"] | None = Field(
         None,
-        description="`reinforce`: subtract the mean reward of the batch, of the group, or of all steps so far. "
-        "`step_reinforce`: the mean return of the batch's or the group's turns.",
+        description="Subtract the mean reward of the batch, of the group, or of all steps so far; "
+        "with `step_reinforce` the mean return of the batch's or the group's turns.",
     )
     norm_std_type: Literal["batch", "group", "running"] | None = Field(None, description="The same of the standard deviation to divide by.")
     whiten_advantages: bool = Field(False, description="Bring the advantages of a step's response tokens to mean 0 and variance 1.")
@@ -106,8 +99,8 @@ class RlvrConfig(ExperimentConfig):
         False, description="Weigh a response's loss by its length: 1.5 for the step's shortest to 0.5 for its longest."
     )
 
-    policy_loss: Literal["ppo", "pg", "gspo", "gmpo", "cispo", "topr", "clip_cov", "kl_cov"] = Field(
-        "ppo", description="The loss's policy term; see docs/algorithms.md."
+    policy_loss: Annotated[Method[PolicyLossTraits], Named(POLICY_LOSSES)] = Field(
+        POLICY_LOSSES["ppo"], description="The loss's policy term; see docs/algorithms.md."
     )
     pg_clip: PositiveFloat = Field(0.2, description="The ratio is clipped to [1 - c, 1 + c]; `gmpo` clips the log-ratio to [-c, c].")
     pg_clip_low: PositiveFloat | None = Field(None, description="Lower clip; `pg_clip` if not given.")
@@ -115,13 +108,13 @@ class RlvrConfig(ExperimentConfig):
     dual_clip_loss: PositiveFloat | bool = Field(
         False, description="Bound the loss of tokens with a negative advantage at this multiple of it; `true` means 3."
     )
-    topr_positive_weight: NonNegativeFloat = Field(1.0, description="`topr`: weight of tokens with an advantage of at least 0.")
-    topr_negative_weight: NonNegativeFloat = Field(1.0, description="`topr`: weight of tokens with a negative advantage.")
-    clip_cov_ratio: Fraction = Field(2e-4, description="`clip_cov`: share of a step's response tokens whose gradient is left out.")
-    clip_cov_low: float = Field(1.0, description="`clip_cov`: they are drawn from tokens with a covariance above this.")
-    clip_cov_high: float = Field(5.0, description="`clip_cov`: and below this.")
-    kl_cov_ratio: Fraction = Field(2e-4, description="`kl_cov`: share of a step's response tokens that are penalised.")
-    kl_cov_coef: NonNegativeFloat = Field(1.0, description="`kl_cov`: weight of the penalty.")
+    topr_positive_weight: NonNegativeFloat = Field(1.0, description="Weight of tokens with an advantage of at least 0.")
+    topr_negative_weight: NonNegativeFloat = Field(1.0, description="Weight of tokens with a negative advantage.")
+    clip_cov_ratio: Fraction = Field(2e-4, description="Share of a step's response tokens whose gradient is left out.")
+    clip_cov_low: float = Field(1.0, description="Those tokens are drawn from tokens with a covariance above this.")
+    clip_cov_high: float = Field(5.0, description="And below this.")
+    kl_cov_ratio: Fraction = Field(2e-4, description="Share of a step's response tokens that are penalised.")
+    kl_cov_coef: NonNegativeFloat = Field(1.0, description="Weight of the penalty.")
     loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = Field(
         "seq-mean-token-mean", description="How token losses become one number, over all ranks and micro-batches of an update."
     )
@@ -136,8 +129,8 @@ class RlvrConfig(ExperimentConfig):
         "forward pass before a step's first update, `on_policy` takes the update's own (one update a step). "
         "If not given: `engine`, or `trainer` where `top_p`, `top_k` or `repetition_penalty` change what is sampled from.",
     )
-    mismatch_correction: Literal["none", "tis", "icepop", "seq_tis", "seq_mis", "geo_tis", "token_rs", "seq_rs", "geo_rs", "geo_rs_tis"] = (
-        Field("none", description="Weigh or reject tokens by the trainer's probability over the engine's; see docs/algorithms.md.")
+    mismatch_correction: Annotated[Method[CorrectionTraits], Named(CORRECTIONS)] = Field(
+        NO_CORRECTION, description="Weigh or reject tokens by the trainer's probability over the engine's; see docs/algorithms.md."
     )
     mismatch_cap: PositiveFloat | None = Field(None, description="Its largest weight; the correction's own if not given.")
     mismatch_low: NonNegativeFloat | None = Field(None, description="Below it is rejected; the correction's own if not given.")

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from roll.algorithms.corrections import Correction
 from roll.algorithms.losses import LossInputs
+from roll.algorithms.methods.corrections import CORRECTIONS as METHODS
 from roll.algorithms.objectives import PolicyGradient, Ppo
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.config.derived.corrections import PRESETS
 
+PRESETS = {name: method.traits for name, method in METHODS.items() if name != "none"}
 INFINITY = float("inf")
 CORRECTIONS = {
     name: Correction(one.weight, one.cap, one.reject, one.low or 0.0, INFINITY if one.high is None else one.high)

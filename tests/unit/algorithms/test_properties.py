@@ -18,16 +18,17 @@ from roll.algorithms.aggregation import loss_weights
 from roll.algorithms.corrections import Correction
 from roll.algorithms.kl import kl_estimate
 from roll.algorithms.losses import Loss, LossInputs, NegativeLogLikelihood
+from roll.algorithms.methods.corrections import CORRECTIONS as METHODS
 from roll.algorithms.objectives import Cispo, ClipCov, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Topr
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.shaping import Overlong, difficulty_weights, length_weights, overlong_penalty
-from roll.config.derived.corrections import PRESETS
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.packing import concatenate
 from roll.models.packed_inputs import scored_only
 from roll.strategies.loss_inputs import loss_inputs
 from roll.types import TrainBatch
 
+PRESETS = {name: method.traits for name, method in METHODS.items() if name != "none"}
 MODES = get_args(RlvrConfig.model_fields["loss_agg_mode"].annotation)
 KL_IN_LOSS = get_args(RlvrConfig.model_fields["kl_loss_type"].annotation)
 KL_IN_REWARD = get_args(RlvrConfig.model_fields["kl_penalty"].annotation)

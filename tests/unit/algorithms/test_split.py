@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from roll.algorithms.corrections import Correction
 from roll.algorithms.losses import Loss, NegativeLogLikelihood
+from roll.algorithms.methods.corrections import CORRECTIONS as METHODS
 from roll.algorithms.objectives import Cispo, ClipCov, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Topr
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.value_loss import ValueLoss
-from roll.config.derived.corrections import PRESETS
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data import packing
 from roll.models.packed_inputs import packed_inputs, scored_only
@@ -29,6 +29,7 @@ from roll.workers.actor_train import ActorTrain, TrainShape
 from roll.workers.group import WorkerGroup
 from tests import limits
 
+PRESETS = {name: method.traits for name, method in METHODS.items() if name != "none"}
 TOKENS = 23
 LENGTHS = [9, 4, 14, 6, 11, 3, 8, 5, 7, 10, 12, 6]
 WHOLE, MICRO_BATCHES = 1, (1, 2, 5)

@@ -7,6 +7,10 @@ from typing import get_args
 
 import pytest
 
+from roll.algorithms.methods.base import readers
+from roll.algorithms.methods.estimators import ESTIMATORS
+from roll.algorithms.methods.policy_losses import POLICY_LOSSES
+from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
 from roll.config.schema import model, offline, rlvr, roles
 from roll.config.schema.base import StrictConfig
 from roll.config.schema.engine import DeepSpeedConfig
@@ -33,10 +37,11 @@ def tree_of(file: str) -> ast.Module:
 
 
 def attributes_read() -> set[str]:
-    """Names behind a dot, where a value is read, anywhere in the package but in the schema."""
+    """Names behind a dot, where a value is read, anywhere in the package but in the schema; and the keys that methods read."""
     files = [file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if file.parent.name != "schema"]
     nodes = (node for file in files for node in ast.walk(tree_of(file)))
-    return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    declared = {key for table in (ESTIMATORS, POLICY_LOSSES, PREFERENCE_LOSSES) for key in readers(table)}
+    return declared | {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
 
 
 @pytest.mark.parametrize("name", SECTIONS)

@@ -142,11 +142,21 @@ def test_an_engine_is_imported_where_it_belongs_and_nowhere_else(library: str) -
     assert not [str(path) for path in users if not any(path.match(pattern) for pattern in KEPT_TO[library])]
 
 
+def test_the_configuration_knows_of_the_algorithms_their_declarations_alone() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in CONFIG
+        for line, name in imports(ast.parse(path.read_text()))
+        if name.startswith("roll.algorithms.") and not name.startswith("roll.algorithms.methods.")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_the_configuration_imports_nothing_heavy() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in SOURCES
-        if package(path) in ("config", "errors", "registry")
+        if package(path) in ("config", "errors", "registry") or path.is_relative_to(ROOT / "roll" / "algorithms" / "methods")
         for line, name in imports(ast.parse(path.read_text()))
         if name.split(".")[0] in HEAVY
     ]

@@ -1,0 +1,49 @@
+"""A method as a key of the configuration names it: its name, the keys it reads, and its traits, which the checks go by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+Traits = TypeVar("Traits")
+Fields = Mapping[str, Any]
+
+
+def same_names(keys: Fields) -> Fields:
+    """The fields of an implementation that are called as the keys are."""
+    return keys
+
+
+@dataclass(frozen=True)
+class Method(Generic[Traits]):
+    """One estimator, loss or correction. Its implementation is registered under the same name in `roll/algorithms/`."""
+
+    name: str
+    traits: Traits
+    keys: tuple[str, ...] = ()
+    """Root keys of the configuration that this method reads and that not every method of its kind reads."""
+    fields: Callable[[Fields], Fields] = same_names
+    """From the values of `keys` to the arguments of the implementation."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def arguments(self, config: object) -> Fields:
+        """What the implementation is made with, from a configuration that has the method's keys."""
+        return self.fields({key: getattr(config, key) for key in self.keys})
+
+
+Methods = Mapping[str, Method[Traits]]
+
+
+def table(*methods: Method[Traits]) -> Methods[Traits]:
+    """Methods by name, in this order, which is that of the messages and of the reference of keys."""
+    return MappingProxyType({method.name: method for method in methods})
+
+
+def readers(known: Mapping[str, Method[Any]]) -> dict[str, tuple[str, ...]]:
+    """By key that only some methods read, the names of those."""
+    keys = dict.fromkeys(key for method in known.values() for key in method.keys)
+    return {key: tuple(method.name for method in known.values() if key in method.keys) for key in keys}

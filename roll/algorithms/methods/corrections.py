@@ -1,0 +1,39 @@
+"""The corrections of `mismatch_correction`: what each weighs, what it rejects, and its usual bounds.
+
+The built-in ones differ in these settings alone, which `Correction` in `roll/algorithms/corrections.py` computes with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from roll.algorithms.methods.base import Method, table
+
+Level = Literal["token", "sequence", "geometric"]
+
+
+@dataclass(frozen=True)
+class CorrectionTraits:
+    """Settings of a correction; see `Correction`. A bound that is None is none of this correction, and its key is not read."""
+
+    weight: Level | None = None
+    cap: float | None = None
+    reject: Level | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+NO_CORRECTION = Method("none", CorrectionTraits())
+CORRECTIONS = table(
+    NO_CORRECTION,
+    Method("tis", CorrectionTraits(weight="token", cap=2.0)),
+    Method("icepop", CorrectionTraits(weight="token", reject="token", low=0.5, high=5.0)),
+    Method("seq_tis", CorrectionTraits(weight="sequence", cap=2.0)),
+    Method("seq_mis", CorrectionTraits(weight="sequence", reject="sequence", low=0.5, high=2.0)),
+    Method("geo_tis", CorrectionTraits(weight="geometric", cap=2.0)),
+    Method("token_rs", CorrectionTraits(reject="token", low=0.5, high=2.0)),
+    Method("seq_rs", CorrectionTraits(reject="sequence", low=0.5, high=2.0)),
+    Method("geo_rs", CorrectionTraits(reject="geometric", low=0.999, high=1.001)),
+    Method("geo_rs_tis", CorrectionTraits(weight="token", cap=2.0, reject="geometric", low=0.999, high=1.001)),
+)

@@ -1,0 +1,60 @@
+"""The policy terms of `policy_loss`. Their classes are in `roll/algorithms/objectives.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from roll.algorithms.methods.base import Fields, Method, table
+
+CLIP = ("pg_clip", "pg_clip_low", "pg_clip_high")
+USUAL_DUAL_CLIP = 3.0
+
+
+@dataclass(frozen=True)
+class PolicyLossTraits:
+    """What the checks ask about a policy term."""
+
+    ratio: Literal["token", "sequence"] | None = "token"
+    """What its ratio is of; None takes no ratio."""
+    selects_tokens: bool = False
+    """It chooses tokens of the whole step by log-probs from before the update."""
+    acts_on_change: bool = False
+    """It is a penalty of the policy's change, which is none in a step's first update."""
+    usual_clip: tuple[float, float] | None = None
+    """Its usual bounds, where `pg_clip` is not of their size."""
+    largest_clip: float = float("inf")
+    """A clip above this hardly ever binds."""
+
+
+def _clip(keys: Fields) -> Fields:
+    return {"clip_low": keys["pg_clip_low"] or keys["pg_clip"], "clip_high": keys["pg_clip_high"] or keys["pg_clip"]}
+
+
+def _ppo(keys: Fields) -> Fields:
+    bound = keys["dual_clip_loss"]
+    return {**_clip(keys), "dual_clip": USUAL_DUAL_CLIP if bound is True else bound or None}
+
+
+def _topr(keys: Fields) -> Fields:
+    return {"positive": keys["topr_positive_weight"], "negative": keys["topr_negative_weight"]}
+
+
+def _clip_cov(keys: Fields) -> Fields:
+    return {**_clip(keys), "ratio": keys["clip_cov_ratio"], "low": keys["clip_cov_low"], "high": keys["clip_cov_high"]}
+
+
+def _kl_cov(keys: Fields) -> Fields:
+    return {"ratio": keys["kl_cov_ratio"], "coef": keys["kl_cov_coef"]}
+
+
+POLICY_LOSSES = table(
+    Method("ppo", PolicyLossTraits(), (*CLIP, "dual_clip_loss"), _ppo),
+    Method("pg", PolicyLossTraits(ratio=None)),
+    Method("gspo", PolicyLossTraits(ratio="sequence", usual_clip=(3e-4, 4e-4), largest_clip=0.01), CLIP, _clip),
+    Method("gmpo", PolicyLossTraits(ratio="sequence"), CLIP, _clip),
+    Method("cispo", PolicyLossTraits(), CLIP, _clip),
+    Method("topr", PolicyLossTraits(ratio="sequence"), ("topr_positive_weight", "topr_negative_weight"), _topr),
+    Method("clip_cov", PolicyLossTraits(selects_tokens=True), (*CLIP, "clip_cov_ratio", "clip_cov_low", "clip_cov_high"), _clip_cov),
+    Method("kl_cov", PolicyLossTraits(selects_tokens=True, acts_on_change=True), ("kl_cov_ratio", "kl_cov_coef"), _kl_cov),
+)

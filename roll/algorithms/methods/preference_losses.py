@@ -1,0 +1,42 @@
+"""The losses of `preference_loss`. Their classes are in `roll/algorithms/preference.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from roll.algorithms.methods.base import Fields, Method, table
+
+
+@dataclass(frozen=True)
+class PreferenceTraits:
+    """What the checks and the loop ask about a loss of pairs."""
+
+    needs_reference: bool = True
+    """It compares with a reference policy."""
+
+    rows: ClassVar[Literal["pairs", "labelled"]] = "pairs"
+    """What a row of its data holds."""
+    compares_rows: ClassVar[bool] = False
+    """It compares rows of an update with one another, and asks the reference about other pairs of prompt and response in every step."""
+
+
+@dataclass(frozen=True)
+class LabelledTraits(PreferenceTraits):
+    """Of a loss of single responses with a label."""
+
+    rows: ClassVar[Literal["pairs", "labelled"]] = "labelled"
+    compares_rows: ClassVar[bool] = True
+
+
+def _simpo(keys: Fields) -> Fields:
+    return {"beta": keys["beta"], "gamma": keys["simpo_gamma"]}
+
+
+PREFERENCE_LOSSES = table(
+    Method("dpo", PreferenceTraits(), ("beta", "label_smoothing")),
+    Method("ipo", PreferenceTraits(), ("beta",)),
+    Method("simpo", PreferenceTraits(needs_reference=False), ("beta", "simpo_gamma"), _simpo),
+    Method("orpo", PreferenceTraits(needs_reference=False), ("beta",)),
+    Method("kto", LabelledTraits(), ("beta", "desirable_weight", "undesirable_weight")),
+)
