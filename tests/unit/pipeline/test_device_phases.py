@@ -21,7 +21,7 @@ from roll.rollout.batch import Shaping
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.types import Floats, Metrics, RolloutGroup, Sequences, TrainBatch
 from roll.workers.device_sharing import ColocatedRole, DeviceSharing, Level
-from tests.unit.rollout.build import make_group, make_episode
+from tests.unit.rollout.build import make_episode, make_group
 
 ROLES = ("actor_infer", "actor_train", "reference")
 
