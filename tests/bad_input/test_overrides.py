@@ -332,6 +332,12 @@ GRAMMAR = [
         "${deepspeed_zero3}",
         "set deepspeed_zero3.zero_optimization.stage instead",
     ),
+    (
+        ["--multirun", "actor_train.strategy_args.strategy_config.zero_optimization.stage=2,3"],
+        "actor_train.strategy_args.strategy_config.zero_optimization.stage",
+        "${deepspeed_zero3}",
+        "set deepspeed_zero3.zero_optimization.stage instead",
+    ),
     (["--multirun", "seed=1,2"], "output_dir", "'output'", "${hydra:job.num}"),
     (["--multirun", "output_dir=output,./exp/../output"], "output_dir", "the run folder of 2 jobs", "${hydra:job.num}"),
 ]

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException, MissingConfigException
@@ -109,8 +110,6 @@ def compose(argv: Sequence[str], check: Callable[[DictConfig, set[str]], None]) 
     with tempfile.TemporaryDirectory(prefix="roll-sweep-") as scratch:
         quiet = [*QUIET, "hydra.run.dir=.", f"hydra.sweep.dir={scratch}", "hydra.sweep.subdir=."] if line.file else []
         quiet += _search_path(line)
-        if line.file:
-            _refuse_partial_blocks(line.file, quiet, overrides)
         _run_hydra(line.file, [*line.flags, *quiet, *overrides], lambda composed: check(composed, passing))
 
 
@@ -120,7 +119,7 @@ def _run_hydra(file: Path | None, words: Sequence[str], task: Callable[[DictConf
     path, name = (str(file.parent), file.stem) if file else (None, None)
     sys.argv = ["roll.pipeline", *words]
     try:
-        with contextlib.redirect_stderr(errors), _hydra_warnings():
+        with contextlib.redirect_stderr(errors), _hydra_warnings(), _overrides_checked():
             hydra.main(version_base="1.3", config_path=path, config_name=name)(task)()
     except SystemExit as stop:
         if stop.code != 1:
@@ -183,25 +182,42 @@ def _add_or_override(word: str, folder: Path) -> str:
     return f"++{word}"
 
 
-def _refuse_partial_blocks(file: Path, quiet: Sequence[str], overrides: Sequence[str]) -> None:
+@contextlib.contextmanager
+def _overrides_checked() -> Iterator[None]:
+    """Within, Hydra has overrides checked when it has composed the files and before it applies the overrides to them.
+
+    It offers no hook there. Earlier the interpolations are not known, later those that an override replaced are gone.
+    """
+    apply = ConfigLoaderImpl._apply_overrides_to_config
+
+    def check_and_apply(overrides: list[Override], cfg: DictConfig) -> None:
+        _refuse_partial_blocks([override.key_or_group for override in overrides], cfg)
+        apply(overrides, cfg)
+
+    ConfigLoaderImpl._apply_overrides_to_config = staticmethod(check_and_apply)
+    try:
+        yield
+    finally:
+        ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply)
+
+
+def _refuse_partial_blocks(keys: Sequence[str], composed: DictConfig) -> None:
     """A key set inside `strategy_config: ${deepspeed_zero3}` would replace the whole block by that one key.
+
+    Args:
+        keys: Of the overrides, in the order in which they will be applied.
+        composed: The files, before any override.
 
     Raises:
         ConfigError: an override does that.
     """
-    keys = [_parsed(word).key_or_group for word in overrides]
-    nested = [key for key in keys if "." in key and not key.startswith("hydra.")]
-    if not nested:
-        return
-    composed: list[DictConfig] = []
-    _run_hydra(file, quiet, composed.append)
-    faults = []
-    for key in nested:
-        node: object = OmegaConf.to_container(composed[0], resolve=False)
+    files, faults = OmegaConf.to_container(composed, resolve=False), []
+    for key in keys:
+        node: object = files
         steps = key.split(".")
         for depth, step in enumerate(steps[:-1], start=1):
             node = node.get(step) if isinstance(node, dict) else None
-            if isinstance(node, str) and node.startswith("${"):
+            if isinstance(node, str) and node.startswith("${") and steps[0] != "hydra":
                 target = ".".join([node.removeprefix("${").removesuffix("}"), *steps[depth:]])
                 problem = f"{'.'.join(steps[:depth])} is {node}; setting one key inside would drop all the others"
                 faults.append(Fault(key, problem, f"set {target} instead"))
