@@ -38,6 +38,22 @@ def test_weights_by_hand(mode: str, expected: list[float]) -> None:
     assert got.dtype == np.float32
 
 
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token-mean", [1 / 6, 1 / 6, 1 / 6, 1 / 6]),
+        ("seq-mean-token-sum", [1 / 2, 1 / 2, 1 / 2, 1 / 2]),
+        ("seq-mean-token-mean", [1 / 8, 1 / 8, 1 / 8, 1 / 4]),
+        ("seq-mean-token-sum-norm", [1 / 16, 1 / 16, 1 / 16, 1 / 16]),
+    ],
+)
+def test_the_sequences_of_an_episode_count_as_one(mode: str, expected: list[float]) -> None:
+    # Four tokens in three sequences, one of them empty, make one episode; two tokens make another. The third is masked out.
+    got = loss_weights(responses(".x.x", "..", ".xx", ".x.x", ".."), mode, SCALE, episode_of_sequence=np.array([4, 4, 4, 5, 7]))
+    first, second, third, fourth = expected
+    np.testing.assert_allclose(got, [0, first, 0, second, 0, 0, 0, third, third, 0, fourth, 0, fourth, 0, 0], rtol=1e-6)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_nothing_to_learn_weighs_nothing(mode: str) -> None:
     assert not loss_weights(responses("..", "...."), mode).any()

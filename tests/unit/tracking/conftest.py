@@ -8,9 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roll.rollout.record import single_turn
+from roll.rollout.record import given, single_turn
 from roll.tracking.jsonl import JsonlTracker
-from roll.types import Completion, Episode, FinishReason, Metrics, Prompt, RewardOutcome, RewardResult, RolloutGroup
+from roll.types import (
+    Completion,
+    Episode,
+    FinishReason,
+    Metrics,
+    Prompt,
+    RewardOutcome,
+    RewardResult,
+    RolloutGroup,
+    Segment,
+    StopReason,
+    Trajectory,
+    VersionRun,
+)
 
 STEPS = 120
 PROMPT = "<|im_start|>user\nWhat is 17 · 23?<|im_end|>\n<|im_start|>assistant\n"
@@ -82,6 +95,22 @@ def group() -> Callable[..., RolloutGroup]:
         return RolloutGroup(question, answers)
 
     return make
+
+
+@pytest.fixture
+def of_several_turns(group: Callable[..., RolloutGroup]) -> RolloutGroup:
+    """Policy, tool, policy; and the same with a context that was compacted in between."""
+    question = group(7).prompt
+    asked, zero = given(question.token_ids, question.text), np.zeros(3, np.float32)
+
+    def say(text: str) -> Segment:
+        return Segment(np.arange(3, dtype=np.int32), True, zero, [VersionRun(0, 3)], text)
+
+    answer = given(np.arange(2, dtype=np.int32), "<tool>391</tool>")
+    tool = Trajectory([asked, say("Let me ask the tool."), answer, say("It is 391.")], StopReason.MAX_TURNS)
+    first = Trajectory([asked, say("A long thought.")], StopReason.CONTEXT_FULL)
+    second = Trajectory([given(np.arange(5, dtype=np.int32), "In short: 17 · 23"), say("391")], StopReason.COMPLETED)
+    return RolloutGroup(question, [Episode([tool], RewardResult(1.0), [0.25, 0.5]), Episode([first, second], RewardResult(0.5))])
 
 
 @pytest.fixture

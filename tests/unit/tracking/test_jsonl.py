@@ -75,6 +75,35 @@ def test_samples_hold_the_whole_group_and_are_bounded(tmp_path: Path, group: Cal
     tracker.close()
 
 
+def test_samples_show_the_segments_of_several_turns(tmp_path: Path, of_several_turns: RolloutGroup) -> None:
+    tracker = JsonlTracker(tmp_path)
+    tracker.samples(3, [of_several_turns])
+    tracker.close()
+    [record], _ = read_lines(tmp_path / SAMPLES_FILE)
+    tool, compacted = record["responses"]
+    assert (tool["text"], tool["length"], tool["finish_reason"]) == ("Let me ask the tool.It is 391.", 6, "max_turns")
+    asked = {"sampled": False, "text": record["prompt"], "length": 24}
+    assert tool["trajectories"] == [
+        {
+            "stop": "max_turns",
+            "segments": [
+                asked,
+                {"sampled": True, "text": "Let me ask the tool.", "length": 3, "reward": 0.25},
+                {"sampled": False, "text": "<tool>391</tool>", "length": 2},
+                {"sampled": True, "text": "It is 391.", "length": 3, "reward": 0.5},
+            ],
+        }
+    ]
+    assert compacted["finish_reason"] == "stop"
+    assert compacted["trajectories"] == [
+        {"stop": "context_full", "segments": [asked, {"sampled": True, "text": "A long thought.", "length": 3}]},
+        {
+            "stop": "completed",
+            "segments": [{"sampled": False, "text": "In short: 17 · 23", "length": 5}, {"sampled": True, "text": "391", "length": 3}],
+        },
+    ]
+
+
 def test_on_resume_later_steps_and_a_torn_line_are_cut_off(tmp_path: Path, group: Callable[..., RolloutGroup]) -> None:
     tracker = JsonlTracker(tmp_path)
     for step in range(6):

@@ -110,6 +110,20 @@ def test_text_of_the_run_cannot_become_markup(tmp_path: Path, group: Callable[..
     assert "img" not in page.tags and page.tags.count("script") == 3
 
 
+def test_the_page_shows_the_segments_of_several_turns(tmp_path: Path, of_several_turns: RolloutGroup) -> None:
+    tracker = JsonlTracker(tmp_path)
+    tracker.log(1, {"reward/mean": 0.5})
+    tracker.samples(1, [of_several_turns])
+    tracker.close()
+    text = Page(write_report(tmp_path).read_text()).text
+    shown = ["policy · 3 tokens · reward 0.25", "Let me ask the tool.", "given · 2 tokens", "<tool>391</tool>", "reward 0.5", "It is 391."]
+    shown += ["trajectory 1 · policy", "A long thought.", "trajectory 2 · given · 5 tokens", "In short: 17 · 23", "391"]
+    places = [text.index(shown[0])]
+    for part in shown[1:]:
+        places.append(text.index(part, places[-1]))
+    assert "max turns" in text and text.count("What is 17 · 23?") == 1, "the prompt stands above all responses"
+
+
 def test_the_start_counts_in_the_total_and_not_in_the_pace(tmp_path: Path) -> None:
     tracker = JsonlTracker(tmp_path)
     for step, seconds in enumerate((50.0, 4.0, 6.0)):

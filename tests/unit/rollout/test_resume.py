@@ -1,0 +1,90 @@
+"""A checkpoint that version 0.1 wrote, when what flowed was single completions: the run goes on where it stood."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import datasets
+import numpy as np
+
+from roll.algorithms.advantages import Normalisation
+from roll.checkpoint.state import LOOP_FILE, LoopState
+from roll.data.prompts import PromptSet
+from roll.data.sampler import PromptSampler
+from roll.rollout.batch import Shaping, experience
+from roll.rollout.credit import Credit, CreditAssignment
+from roll.rollout.scheduler import RolloutScheduler
+from roll.types import Completion, FinishReason, Ints, Prompt, RewardResult, Sampling
+from tests.unit.rollout.build import make_episode, make_group
+
+WRITTEN = """{
+ "step": 2,
+ "policy_version": 4,
+ "sampler": {
+  "streams": {
+   "": {
+    "position": 9
+   }
+  }
+ },
+ "basis": {
+  "seed": "42"
+ },
+ "seconds": 12.5,
+ "credit": {
+  "kl_coef": 0.11,
+  "rewards": {
+   "count": 4,
+   "mean": 3.0,
+   "squares": 20.0
+  }
+ }
+}"""
+"""`loop.json` of 0.1."""
+
+
+DRAWN = ["5", "2", "4", "14"]
+"""What 0.1 drew next from sixteen prompts with the seed 42."""
+
+
+def prompts(count: int) -> PromptSet:
+    """Each of one token, its number."""
+    rows = [{"token_ids": [number], "text": str(number), "row": "{}"} for number in range(count)]
+    return PromptSet(("sums",), np.arange(count), np.zeros(count, np.int16), {}, datasets.Dataset.from_list(rows))
+
+
+class Same:
+    """Engine and rewards."""
+
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> Sequence[Completion]:
+        return [Completion(token_ids, -np.ones(1, np.float32), np.zeros(1, np.int32), FinishReason.STOP, "x")] * sampling.samples
+
+    async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
+        return [RewardResult(0.0)] * len(responses)
+
+
+def test_the_scheduler_goes_on_with_the_prompts_that_were_due(tmp_path: Path) -> None:
+    (tmp_path / LOOP_FILE).write_text(WRITTEN)
+    state = LoopState.read(tmp_path)
+
+    async def run() -> list[tuple[int, str]]:
+        scheduler = RolloutScheduler(PromptSampler(prompts(16), 42), Same(), Same(), Sampling(8, samples=2), 4, 1.0, 7)
+        scheduler.load_state_dict(state.sampler)
+        groups = await scheduler.take()
+        await scheduler.aclose()
+        return [(group.prompt.prompt_id, group.prompt.text) for group in groups]
+
+    assert asyncio.run(run()) == list(zip(range(9, 13), DRAWN, strict=True))
+
+
+def test_credit_goes_on_with_the_moments_and_the_weight_that_it_had(tmp_path: Path) -> None:
+    (tmp_path / LOOP_FILE).write_text(WRITTEN)
+    assignment = CreditAssignment(Credit("reinforce", Normalisation(mean="running"), kl_coef=0.1, target_kl=0.01))
+    assignment.load_state_dict(LoopState.read(tmp_path).credit)
+    step = experience([make_group(0, [make_episode([5], 8.0)])], Shaping())
+    batch, metrics = assignment(step, np.array([0, 0, -1], np.float32))
+    # Four rewards with a mean of 3, and 8: their mean is 4.
+    assert batch.advantages.tolist() == [0, 0, 4]
+    assert metrics["reward/kl_coef"] == 0.11
