@@ -30,8 +30,8 @@ from benchmarks import launch, models
 from benchmarks.figures import mfu
 from benchmarks.work import SftWork
 from roll.config.derived.model_shape import read_shape
-from roll.config.plan.memory import GIB
 from roll.data.packing import split
+from roll.system.sizes import GIB
 
 WARM_UP = 3
 """Steps that are not counted: layers are compiled, and what is recomputed is settled."""

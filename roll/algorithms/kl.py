@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from roll.config.checks.credit import LARGEST_ERROR
+
 KNOWN = "k1, k2, k3, abs, k1+, k3+"
-LARGEST_ERROR = 0.2
-"""Of the adaptive controller: a step's proportional error is clipped to this magnitude."""
 
 
 def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: str) -> Tensor:

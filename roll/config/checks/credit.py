@@ -14,7 +14,8 @@ from roll.errors import Fault
 COMPARED = {"gamma", "value_clip", *NORM_KEYS}
 """Keys that not every estimator reads, of which more is said here than that. Files of ROLL's have `value_clip` whatever the estimator."""
 LARGEST_ERROR = 0.2
-"""Of the adaptive KL controller: a step changes the weight by at most this x responses / kl_horizon."""
+"""Of the adaptive KL controller: a step's proportional error is clipped to this magnitude, so that a step changes the weight by at most
+this x responses / kl_horizon."""
 
 
 def credit_faults(config: RlvrConfig) -> Iterator[Fault]:

@@ -19,8 +19,8 @@ from roll.config.derived.placement import RolePlan, sequence_parallel, tensor_pa
 from roll.config.schema.engine import ZeroOptimizationConfig
 from roll.config.schema.model import ModelConfig
 from roll.config.schema.roles import CriticConfig, LearnerConfig, RoleConfig
+from roll.system.sizes import GIB
 
-GIB = 2**30
 LOGITS = 2**29
 """Logits that exist at a time: 2 GiB in fp32, and half of it for their gradient in bf16. Each portion costs a read and a write of the
 head's gradient, and all but one are formed twice."""

@@ -9,12 +9,12 @@ from rich.table import Table
 
 from roll.config.derived.batch import has_pairs, sequences_per_update
 from roll.config.derived.placement import RolePlan
-from roll.config.plan.memory import GIB
 from roll.config.plan.phases import Phase, misfits, phases
 from roll.config.plan.plan import Plan
 from roll.config.schema.offline import DpoConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
+from roll.system.sizes import GIB
 
 REFERENCE = {
     "unused": "none, no term of the loss or the reward uses them; a reference role is not started",

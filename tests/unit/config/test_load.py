@@ -6,11 +6,8 @@ import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import hydra
 import pytest
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import DictConfig, OmegaConf
 
 from roll.config import shipped
@@ -175,21 +172,6 @@ def jobs_of(folder: Path, *words: str) -> list[tuple[Config, Plan]]:
 
     compose(["--config-path", str(folder / "mine"), "--config-name", "roll_words", "dry_run=true", *words], check)
     return jobs
-
-
-def test_hydra_is_asked_once_whatever_the_command_line_sets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    main_of_hydra = hydra.main
-
-    def counted(**keywords: Any) -> Any:
-        asked.append(keywords["config_name"])
-        return main_of_hydra(**keywords)
-
-    monkeypatch.setattr(hydra, "main", counted)
-    applies = ConfigLoaderImpl._apply_overrides_to_config
-    jobs_of(folder, "actor_train.model_args.dtype=fp32", "deepspeed_zero3.zero_optimization.stage3_max_live_parameters=500")
-    assert asked == ["roll_words"]
-    assert ConfigLoaderImpl._apply_overrides_to_config is applies, "Hydra is left as it was"
 
 
 def test_a_file_of_roll_loads_with_one_warning_for_each_key(folder: Path) -> None:

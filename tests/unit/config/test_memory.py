@@ -7,8 +7,9 @@ import pytest
 
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
 from roll.config.derived.placement import place
-from roll.config.plan.memory import GIB, estimate
+from roll.config.plan.memory import estimate
 from roll.config.schema.roles import ActorInferConfig, ActorTrainConfig, CriticConfig, ReferenceConfig
+from roll.system.sizes import GIB
 
 QWEN_7B = {
     "model_type": "qwen2",

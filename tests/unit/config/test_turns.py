@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from roll.config.derived.placement import RolePlan, neighbours, placement_faults, placement_warnings, turns
-from roll.config.plan.memory import GIB, RoleMemory
+from roll.config.plan.memory import RoleMemory
 from roll.config.plan.plan import make_plan
 from roll.config.plan.show import device_lines
 from roll.config.schema.offline import DistillConfig, DpoConfig
 from roll.config.schema.rlvr import RlvrConfig
+from roll.system.sizes import GIB
 
 
 def roles(**devices: range) -> dict[str, RolePlan]:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from roll.doctor.__main__ import exit_status, main, summary, table
-from roll.doctor.checks import GIB, examine
+from roll.doctor.checks import examine
 from roll.doctor.facts import COMPILED_OPS, Facts, Finding, Folder, Gpu, Network, Verdict
 from roll.strategies.extension_locks import ExtensionLock
+from roll.system.sizes import GIB
 
 H200 = Gpu("NVIDIA H200", 141 * GIB, 0)
 OPS = {name: {"installed": False, "compatible": True} for name in ("cpu_adam", "fused_adam", "async_io")}

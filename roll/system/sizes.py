@@ -1,0 +1,5 @@
+"""Sizes of memory, in bytes."""
+
+from __future__ import annotations
+
+GIB = 2**30
