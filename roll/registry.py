@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 Entry = TypeVar("Entry")
 Registered = TypeVar("Registered")
@@ -37,11 +38,21 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
             raise KeyError(f"no {self._kind} is named '{name}'{nearest(name, self._entries)}; known: {', '.join(sorted(self._entries))}")
         return self._entries[name]
 
+    def find(self, name: str) -> Entry:
+        """The entry of a name, or what `package.module:Name` names."""
+        return imported(name) if ":" in name else self[name]
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+def imported(name: str) -> Any:
+    """What `package.module:Name` names."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def nearest(name: str, known: Mapping[str, object] | list[str]) -> str:

@@ -7,8 +7,9 @@ same advantage, less the penalties from it to the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +60,8 @@ class Normalisation:
     advantage_clip: float | None = None
 
 
-Estimator = Callable[[Scores, Normalisation], Doubles]
+Estimator = Callable[..., Doubles]
+"""Called as `estimator(scores: Scores, norm: Normalisation, **own)`, with the keys of the user's own."""
 ADVANTAGES: Registry[Estimator] = Registry("advantage estimator")
 
 
@@ -177,9 +179,14 @@ def generalised(scores: Scores, norm: Normalisation) -> Doubles:
     return _gae(scores, norm)[0]
 
 
-def advantages(estimator: str, scores: Scores, norm: Normalisation) -> Floats:
-    """[T] advantages by the named estimator, with clipping and whitening around it; 0 outside the response mask."""
-    result = ADVANTAGES[estimator](clipped(scores, norm), norm)
+def advantages(estimator: str, scores: Scores, norm: Normalisation, own: Mapping[str, Any] | None = None) -> Floats:
+    """[T] advantages by the named estimator, with clipping and whitening around it; 0 outside the response mask.
+
+    Args:
+        estimator: A name in `ADVANTAGES`, or `package.module:Name`.
+        own: Values of the keys of an estimator of the user's.
+    """
+    result = ADVANTAGES.find(estimator)(clipped(scores, norm), norm, **(own or {}))
     if norm.whiten:
         result = whiten(result, scores.sequences.response_mask)
     if norm.advantage_clip is not None:

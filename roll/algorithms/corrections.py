@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,8 +31,16 @@ class Corrected:
     """[S] each."""
 
 
+class MismatchCorrection(Protocol):
+    """Weighs tokens. Implementations are frozen and picklable."""
+
+    def __call__(self, delta: Tensor, lengths: Tensor) -> Corrected:
+        """From delta [S] and the sequences' response lengths [N]."""
+        ...
+
+
 @dataclass(frozen=True)
-class Correction:
+class Correction(MismatchCorrection):
     """Weight min(rho, cap), and reject where rho is outside [low, high].
 
     rho is exp(delta) at the level `token`, exp(sum_y delta) at `sequence` and exp(mean_y delta) at `geometric`. A rejected
@@ -48,7 +57,7 @@ class Correction:
     high: float = float("inf")
 
     def __call__(self, delta: Tensor, lengths: Tensor) -> Corrected:
-        """From delta [S] and the sequences' response lengths [N]."""
+        """See `MismatchCorrection`."""
         ratio = torch.zeros_like(delta) if self.weight is None else _at(self.weight, delta, lengths)
         # Before exp: the product over a long sequence may overflow.
         capped = ratio if self.cap is None else ratio.clamp(max=log(self.cap))

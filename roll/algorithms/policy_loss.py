@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from roll.algorithms.corrections import Correction
+from roll.algorithms.corrections import MismatchCorrection
 from roll.algorithms.kl import kl_estimate
 from roll.algorithms.losses import Loss, LossInputs, TokenLosses
 from roll.algorithms.objectives import Objective, PolicyTokens, Ppo
@@ -22,7 +22,7 @@ class PolicyLoss(Loss):
     """
 
     objective: Objective = field(default_factory=Ppo)
-    correction: Correction | None = None
+    correction: MismatchCorrection | None = None
     on_policy: bool = False
     """A step makes one update, so ratios are taken against the current policy and are 1 exactly, without a pass for it."""
     kl_coef: float = 0.0

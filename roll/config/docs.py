@@ -125,7 +125,7 @@ def _meaning(name: str, field: FieldInfo) -> str:
 
 def _type(annotation: object, metadata: Sequence[object] = ()) -> str:
     for named in (part for part in metadata if isinstance(part, Named)):
-        return ", ".join(f"`{name}`" for name in named.known)
+        return ", ".join(f"`{name}`" for name in named.kind.known) + ", or `package.module:Name`"
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return _type(inner[0], [bound for extra in inner[1:] for bound in getattr(extra, "metadata", ())])

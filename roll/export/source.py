@@ -55,7 +55,7 @@ def find_source(path: Path) -> CheckpointSource:
         written = OmegaConf.load(run / CONFIG)
     except (OSError, YAMLError) as error:
         raise ConfigError([Fault(str(run / CONFIG), f"cannot be read: {error}", "bring back the file that the run wrote")]) from error
-    config = load_config(written, ())  # pyright: ignore[reportArgumentType]
+    config = load_config(written, (), imports=False)  # pyright: ignore[reportArgumentType]
     _, role = learner(config)
     return CheckpointSource(
         checkpoint, role.model_args.model_name_or_path or config.pretrain, role.model_args, config.seed, config.pipeline

@@ -71,7 +71,7 @@ def preference_loss(config: DpoConfig) -> Loss:
     method = config.preference_loss
     if method.traits.rows == "labelled":
         return LABELLED_LOSSES[method.name](**method.arguments(config))
-    return PreferenceLoss(PAIR_OBJECTIVES[method.name](**method.arguments(config)))
+    return PreferenceLoss(PAIR_OBJECTIVES.find(method.name)(**method.arguments(config), **config.preference_loss_args))
 
 
 def held_out_metrics(name: str, metrics: Metrics) -> Metrics:

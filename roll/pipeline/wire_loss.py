@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from roll.algorithms.corrections import Correction
+from roll.algorithms.corrections import Correction, MismatchCorrection
 from roll.algorithms.objectives import OBJECTIVES, Objective
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.config.derived.corrections import correction_of
 from roll.config.derived.ratios import ratio_source
 from roll.config.schema.rlvr import RlvrConfig
+from roll.registry import imported
 
 
 def policy_loss(config: RlvrConfig) -> PolicyLoss:
@@ -25,11 +26,13 @@ def policy_loss(config: RlvrConfig) -> PolicyLoss:
 def objective(config: RlvrConfig) -> Objective:
     """The policy term that `policy_loss` names."""
     method = config.policy_loss
-    return OBJECTIVES[method.name](**method.arguments(config))
+    return OBJECTIVES.find(method.name)(**method.arguments(config), **config.policy_loss_args)
 
 
-def correction(config: RlvrConfig) -> Correction | None:
+def correction(config: RlvrConfig) -> MismatchCorrection | None:
     """The correction that `mismatch_correction` names, with the bounds that the keys give."""
+    if config.mismatch_correction.is_users:
+        return imported(config.mismatch_correction.name)(**config.mismatch_correction_args)
     settings = correction_of(config)
     if settings is None:
         return None

@@ -27,7 +27,7 @@ class Credit:
     """How rewards become advantages."""
 
     estimator: str
-    """Name in `ADVANTAGES`."""
+    """Name in `ADVANTAGES`, or `package.module:Name`."""
     normalisation: Normalisation
     kl_coef: float = 0.0
     """Weight of the KL to the reference that is subtracted from the reward, token by token; the first one, if it adapts."""
@@ -40,6 +40,8 @@ class Credit:
     """Hard prompts weigh more in the loss."""
     weigh_length: bool = False
     """Long responses weigh less in the loss."""
+    estimator_args: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of an estimator of the user's."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def train_batch(
     scores = Scores(step.episodes, step.rewards, step.groups, penalties, step.lengths, step.baselines, running, step.turns, values)
     if step.turns is not None:
         metrics["response/turns_mean"] = len(step.turns.rewards) / len(step.rewards)
-    estimated = advantages(credit.estimator, scores, credit.normalisation)
+    estimated = advantages(credit.estimator, scores, credit.normalisation, credit.estimator_args)
     returns = None if values is None else value_targets(scores, credit.normalisation)
     if values is not None and returns is not None:
         metrics |= value_metrics(values[mask], returns[mask])

@@ -224,3 +224,75 @@ def test_unreadable_model_is_reported_before_anything_starts(world: World, leave
     assert outcome.status == 2
     assert str(model) in outcome.output and "pretrain" in outcome.output and "Traceback" not in outcome.output
     leaves_nothing()
+
+
+ESTIMATOR = '''
+import numpy as np
+
+from roll.algorithms.advantages import Normalisation, Scores, to_tokens
+from roll.algorithms.methods.base import declares
+from roll.algorithms.methods.estimators import EstimatorTraits
+
+
+@declares(EstimatorTraits(compares_groups=False))
+def against_bar(scores: Scores, norm: Normalisation, *, bar: float = 0.5) -> np.ndarray:
+    """1 for a reward above the bar, -1 for any other."""
+    return to_tokens(np.where(scores.rewards > bar, 1.0, -1.0), scores)
+'''
+LOSS = '''
+from dataclasses import dataclass
+
+import torch
+
+from roll.algorithms.methods.base import declares
+from roll.algorithms.methods.policy_losses import PolicyLossTraits
+from roll.algorithms.objectives import Objective, PolicyTokens, Surrogate
+
+
+@declares(PolicyLossTraits(ratio="token"))
+@dataclass(frozen=True)
+class Capped(Objective):
+    """-A log pi, weighted by the ratio up to a cap, without a gradient through the weight."""
+
+    cap: float = 2.0
+
+    def __call__(self, tokens: PolicyTokens) -> Surrogate:
+        ratio = tokens.log_ratio.detach().exp()
+        weight = ratio.clamp(max=self.cap)
+        return Surrogate(-weight * tokens.advantages * tokens.log_probs, torch.full_like(ratio, self.cap), tokens.advantages > 0)
+'''
+REWARD = '''
+from roll.rewards.answers import final_text, ground_truth
+from roll.types import Prompt, RewardResult
+
+
+def contains(prompt: Prompt, response: str, row: dict, *, worth: float = 1.0) -> RewardResult:
+    """`worth` for a response that contains the answer."""
+    return RewardResult(worth * (ground_truth(row) in final_text(response)))
+'''
+
+
+def test_estimator_loss_and_reward_from_files_of_the_working_directory(world: World, leaves_nothing: Callable[[], None]) -> None:
+    """Each has a key of its own, whose value reaches it."""
+    for name, text in {"own_estimator": ESTIMATOR, "own_loss": LOSS, "own_reward": REWARD}.items():
+        (world.folder / f"{name}.py").write_text(text)
+        assert len(text.splitlines()) < 30
+    own = (
+        "adv_estimator=own_estimator:against_bar",
+        "adv_estimator_args={bar: 0.1}",
+        "policy_loss=own_loss:Capped",
+        "policy_loss_args={cap: 0.75}",
+        "rewards.arithmetic.reward=own_reward:contains",
+        "rewards.arithmetic.reward_args={worth: 0.25}",
+    )
+    outcome = world.run(*world.rlvr("own", "max_steps=2", *own))
+    assert outcome.status == 0, outcome.output
+    lines = world.metrics("own")[1:]
+    assert len(lines) == 2
+    for line in lines:
+        assert line["policy/ratio"] == pytest.approx(0.75)
+        right = 128 * line["reward/arithmetic/mean"] / 0.25
+        assert 0 < right < 128 and right == pytest.approx(round(right), abs=1e-3)
+        assert line["policy/clip_fraction"] > 0
+    assert "own_loss:Capped" in (world.folder / "own" / "config.yaml").read_text()
+    leaves_nothing()

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeGuard, TypeVar
 
 Traits = TypeVar("Traits")
+Entry = TypeVar("Entry")
 Fields = Mapping[str, Any]
+PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+DECLARED = "declared_traits"
+"""The attribute that `declares` sets."""
+
+
+def is_path(name: object) -> TypeGuard[str]:
+    """Whether a name is one of the user's: `package.module:Name`."""
+    return isinstance(name, str) and PATH.fullmatch(name) is not None
+
+
+def declares(traits: object) -> Callable[[Entry], Entry]:
+    """Decorator that says what is to be known of an estimator, a loss or a correction of the user's, and returns it unchanged."""
+
+    def mark(entry: Entry) -> Entry:
+        setattr(entry, DECLARED, traits)
+        return entry
+
+    return mark
+
+
+def declared(entry: object) -> object | None:
+    """What `declares` said; None where it was not called."""
+    return getattr(entry, DECLARED, None)
 
 
 def same_names(keys: Fields) -> Fields:
@@ -18,7 +43,7 @@ def same_names(keys: Fields) -> Fields:
 
 @dataclass(frozen=True)
 class Method(Generic[Traits]):
-    """One estimator, loss or correction. Its implementation is registered under the same name in `roll/algorithms/`."""
+    """One estimator, loss or correction. Its implementation is registered under the same name in `roll/algorithms/`, or is the user's."""
 
     name: str
     traits: Traits
@@ -29,6 +54,11 @@ class Method(Generic[Traits]):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it is named as `package.module:Name`. It then reads no keys of the root."""
+        return is_path(self.name)
 
     def arguments(self, config: object) -> Fields:
         """What the implementation is made with, from a configuration that has the method's keys."""

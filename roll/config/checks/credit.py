@@ -63,7 +63,8 @@ def _estimator(config: RlvrConfig) -> Iterator[Fault]:
         if scope == "running" and traits.needs_turns:
             yield Fault(key, f"'running', but adv_estimator {estimator} normalises the returns of a step's turns", "use batch or group")
     if config.gamma != 1 and traits.discounts is None:
-        problem = f"{config.gamma:g}, but adv_estimator {estimator} pays every token of a response alike"
+        pays = "does not declare that it discounts" if estimator.is_users else "pays every token of a response alike"
+        problem = f"{config.gamma:g}, but adv_estimator {estimator} {pays}"
         others = _estimators(lambda traits: traits.discounts is not None)
         yield Fault("gamma", problem, f"remove it, or set adv_estimator to one of: {others}")
     if traits.needs_turns and not any(_may_name_turns(reward.reward or domain) for domain, reward in config.rewards.items()):

@@ -7,6 +7,7 @@ from itertools import combinations
 
 from roll.config.checks.credit import credit_faults, credit_warnings
 from roll.config.checks.loss import loss_faults, loss_warnings
+from roll.config.checks.methods import method_faults
 from roll.config.checks.offline import column_faults, offline_faults, offline_warnings, rows_of
 from roll.config.derived.batch import learner
 from roll.config.derived.placement import model_roles, vllm_config
@@ -28,7 +29,7 @@ LARGEST_ENGINE_RANK = 512
 
 def experiment_faults(config: Config) -> list[Fault]:
     """Every contradiction among the keys of a configuration that passed the schema."""
-    faults = [*_experiment(config), *_learner(config)]
+    faults = [*_experiment(config), *_learner(config), *method_faults(config)]
     for name, role in model_roles(config).items():
         faults += _lora_keys(name, role.model_args)
         faults += _kernels(name, role)

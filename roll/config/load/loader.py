@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 
+from roll.config.load.user_code import look_into
 from roll.config.roll_v2.translate import referenced_text, translate
 from roll.config.schema.faults import schema_faults, shown
 from roll.config.schema.pipelines import PIPELINES, Config
@@ -26,12 +27,14 @@ class ConfigWarning(UserWarning):
     """Something in the configuration that is accepted, but should be written differently."""
 
 
-def load_config(composed: DictConfig, passing: Collection[str] | None = None) -> Config:
+def load_config(composed: DictConfig, passing: Collection[str] | None = None, imports: bool = True) -> Config:
     """Resolve, translate from ROLL's words, and check.
 
     Args:
         composed: What Hydra made of the files and the command line, without its own `hydra` node.
         passing: Root keys that only `${...}` uses and that are dropped then; the names of the shipped presets if not given.
+
+        imports: Whether what stands there as `package.module:Name` is imported, in a process of its own, and checked.
 
     Returns:
         The configuration, of the class that `pipeline` names; `RlvrConfig` where it is not given.
@@ -49,7 +52,7 @@ def load_config(composed: DictConfig, passing: Collection[str] | None = None) ->
     done = translate(plain, referenced_text(OmegaConf.to_container(composed, resolve=False)))
     for text in done.warnings:
         warnings.warn(text, ConfigWarning, stacklevel=2)
-    return _check(done.values, done.faults)
+    return _check(done.values, done.faults, imports)
 
 
 def _resolve(composed: DictConfig) -> dict[str, Any]:
@@ -76,7 +79,7 @@ def resolution_fault(error: OmegaConfBaseException) -> Fault:
     return Fault(place, message, "mend this key in the file or on the command line")
 
 
-def _check(values: dict[str, Any], faults: list[Fault]) -> Config:
+def _check(values: dict[str, Any], faults: list[Fault], imports: bool) -> Config:
     pipeline = values.get("pipeline", "rlvr")
     meant = [key for key in OWN if key in values]
     if meant and "pipeline" not in values:
@@ -86,8 +89,10 @@ def _check(values: dict[str, Any], faults: list[Fault]) -> Config:
         hint = nearest(str(pipeline), list(PIPELINES))
         raise ConfigError([Fault("pipeline", f"there is no pipeline {shown(pipeline)}{hint}", f"give one of: {known}"), *faults])
     schema = PIPELINES[pipeline]
+    methods, wrong = look_into(values) if imports else ({}, [])
+    faults = [*faults, *wrong]
     try:
-        config = schema.model_validate_json(json.dumps(values, default=str), strict=True)
+        config = schema.model_validate_json(json.dumps(values, default=str), strict=True, context=methods)
     except ValidationError as error:
         raise ConfigError([*faults, *schema_faults(error, schema, values)]) from None
     if faults:

@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from roll.config.schema.deepspeed_keys import REFUSED
 from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.schema.fields import DISCRIMINATOR, dotted, homes, section_at, sections
+from roll.config.schema.methods import NO_METHOD
 from roll.errors import Fault
 
 KINDS = {
@@ -156,13 +157,14 @@ def _fault(place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: 
         chosen = detail["input"].get(DISCRIMINATOR) if isinstance(detail["input"], Mapping) else detail["input"]
         problem = f"unknown strategy {shown(chosen)}" if kind == "union_tag_invalid" else "required, but missing"
         return Fault(dotted((*place, DISCRIMINATOR)), problem, f"known strategies of this role: {_strategies(place, root, values)}")
-    if kind == "literal_error":
+    if kind in ("literal_error", NO_METHOD):
         expected = detail.get("ctx", {}).get("expected", "")
         choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
         close = difflib.get_close_matches(str(detail["input"]), choices, n=1)
         hint = f" (did you mean '{close[0]}'?)" if close else ""
         hint = ", without quotes" if detail["input"] in choices else hint
         others = [_expected(other) for other in details[1:]]
+        hint += "; or your own, as package.module:Name" * (kind == NO_METHOD)
         return Fault(dotted(place), f"{value} is not allowed", f"allowed: {', or '.join([expected, *others])}{hint}")
     remedy = f"give {' or '.join(dict.fromkeys(_expected(one) for one in details))}{_quotes(details)}"
     if isinstance(detail["input"], str) and place[-1:] == ("strategy_config",):

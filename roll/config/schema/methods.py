@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import GetCoreSchemaHandler
-from pydantic_core import CoreSchema, PydanticKnownError, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from roll.algorithms.methods.base import Method
+from roll.algorithms.methods.base import Method, is_path
+from roll.algorithms.methods.kinds import Kind
+
+NO_METHOD = "no_method"
+"""The type of the error of a name that is none."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """Stands in `Annotated` beside `Method`: the methods that the key may name."""
+    """Stands in `Annotated` beside `Method`: the methods that the key may name.
 
-    known: Mapping[str, Method[Any]]
+    The context of a validation holds by key the methods of the user's with their traits; one that is not there has the usual traits.
+    """
+
+    kind: Kind
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         written = core_schema.plain_serializer_function_ser_schema(str)
-        return core_schema.no_info_plain_validator_function(self._method, serialization=written)
+        return core_schema.with_info_plain_validator_function(self._method, serialization=written)
 
-    def _method(self, name: Any) -> Method[Any]:
+    def _method(self, name: Any, info: core_schema.ValidationInfo) -> Method[Any]:
         if isinstance(name, Method):
             return name
-        if isinstance(name, str) and name in self.known:
-            return self.known[name]
-        *others, last = (f"'{known}'" for known in self.known)
-        raise PydanticKnownError("literal_error", {"expected": f"{', '.join(others)} or {last}"})
+        if isinstance(name, str) and name in self.kind.known:
+            return self.kind.known[name]
+        if is_path(name):
+            return (info.context or {}).get(self.kind.key) or Method(name, self.kind.traits)
+        *others, last = (f"'{known}'" for known in self.kind.known)
+        raise PydanticCustomError(NO_METHOD, "no method has this name", {"expected": f"{', '.join(others)} or {last}"})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from roll.algorithms.methods.base import Method
+from roll.algorithms.methods.kinds import KINDS
 from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES, PreferenceTraits
 from roll.config.schema.base import Fraction, NonNegativeFloat, PositiveFloat, StrictConfig
 from roll.config.schema.methods import Named
@@ -50,8 +51,11 @@ class DpoConfig(OfflineConfig):
     """Preferences: pairs of responses to one prompt, or responses with a label."""
 
     pipeline: Literal["dpo"] = Field(description=NAMES)
-    preference_loss: Annotated[Method[PreferenceTraits], Named(PREFERENCE_LOSSES)] = Field(
+    preference_loss: Annotated[Method[PreferenceTraits], Named(KINDS["preference_loss"])] = Field(
         PREFERENCE_LOSSES["dpo"], description="The loss; see docs/post_training.md."
+    )
+    preference_loss_args: dict[str, Any] = Field(
+        default_factory=dict, description="Keys of a loss of your own, named as `package.module:Name`."
     )
     beta: PositiveFloat = Field(0.1, description="Scale of the rewards that the loss compares; `orpo`: weight of the odds ratio.")
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from roll.algorithms.methods.base import Method
-from roll.algorithms.methods.corrections import CORRECTIONS, NO_CORRECTION, CorrectionTraits
+from roll.algorithms.methods.corrections import NO_CORRECTION, CorrectionTraits
 from roll.algorithms.methods.estimators import ESTIMATORS, EstimatorTraits
+from roll.algorithms.methods.kinds import KINDS
 from roll.algorithms.methods.policy_losses import POLICY_LOSSES, PolicyLossTraits
 from roll.config.schema.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, StrictConfig
 from roll.config.schema.methods import Named
@@ -64,8 +65,11 @@ class RlvrConfig(ExperimentConfig):
 
     dynamic_sampling: DynamicSamplingConfig | None = Field(None, description="Replace groups that teach nothing; not if absent.")
 
-    adv_estimator: Annotated[Method[EstimatorTraits], Named(ESTIMATORS)] = Field(
+    adv_estimator: Annotated[Method[EstimatorTraits], Named(KINDS["adv_estimator"])] = Field(
         ESTIMATORS["grpo"], description="Advantage estimator; see docs/algorithms.md."
+    )
+    adv_estimator_args: dict[str, Any] = Field(
+        default_factory=dict, description="Keys of an estimator of your own, named as `package.module:Name`."
     )
     gamma: Fraction = Field(
         1.0,
@@ -99,8 +103,11 @@ class RlvrConfig(ExperimentConfig):
         False, description="Weigh a response's loss by its length: 1.5 for the step's shortest to 0.5 for its longest."
     )
 
-    policy_loss: Annotated[Method[PolicyLossTraits], Named(POLICY_LOSSES)] = Field(
+    policy_loss: Annotated[Method[PolicyLossTraits], Named(KINDS["policy_loss"])] = Field(
         POLICY_LOSSES["ppo"], description="The loss's policy term; see docs/algorithms.md."
+    )
+    policy_loss_args: dict[str, Any] = Field(
+        default_factory=dict, description="Keys of a policy loss of your own, named as `package.module:Name`."
     )
     pg_clip: PositiveFloat = Field(0.2, description="The ratio is clipped to [1 - c, 1 + c]; `gmpo` clips the log-ratio to [-c, c].")
     pg_clip_low: PositiveFloat | None = Field(None, description="Lower clip; `pg_clip` if not given.")
@@ -129,8 +136,11 @@ class RlvrConfig(ExperimentConfig):
         "forward pass before a step's first update, `on_policy` takes the update's own (one update a step). "
         "If not given: `engine`, or `trainer` where `top_p`, `top_k` or `repetition_penalty` change what is sampled from.",
     )
-    mismatch_correction: Annotated[Method[CorrectionTraits], Named(CORRECTIONS)] = Field(
+    mismatch_correction: Annotated[Method[CorrectionTraits], Named(KINDS["mismatch_correction"])] = Field(
         NO_CORRECTION, description="Weigh or reject tokens by the trainer's probability over the engine's; see docs/algorithms.md."
+    )
+    mismatch_correction_args: dict[str, Any] = Field(
+        default_factory=dict, description="Keys of a correction of your own, named as `package.module:Name`."
     )
     mismatch_cap: PositiveFloat | None = Field(None, description="Its largest weight; the correction's own if not given.")
     mismatch_low: NonNegativeFloat | None = Field(None, description="Below it is rejected; the correction's own if not given.")

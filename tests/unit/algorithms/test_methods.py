@@ -52,7 +52,7 @@ class Keys:
 
 
 def made(method: Method[Any], implementation: Callable[..., Any], schema: type, given: Mapping[str, Any]) -> Any:
-    return implementation(**method.arguments(Keys(DEFAULTS[schema] | dict(given))))
+    return implementation(**method.arguments(Keys({**DEFAULTS[schema], **given})))
 
 
 def test_what_is_declared_is_implemented_and_nothing_else() -> None:

@@ -1,0 +1,231 @@
+"""Estimators, losses and rewards of the user's, named as `package.module:Name`: what is wrong with them is said before anything starts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll.algorithms.methods.kinds import KINDS
+from roll.config.load import user_code
+from roll.config.load.user_code import Looked, UserPart, ask
+from roll.pipeline.__main__ import main
+
+MODULE = """
+from dataclasses import dataclass
+from typing import Literal
+
+from roll.algorithms.advantages import Scores, to_tokens
+from roll.algorithms.methods.base import declares
+from roll.algorithms.methods.estimators import EstimatorTraits
+from roll.algorithms.methods.policy_losses import PolicyLossTraits
+from roll.algorithms.objectives import Objective, Surrogate
+from roll.types import RewardResult
+
+
+@declares(EstimatorTraits(compares_groups=False))
+def plain(scores: Scores, norm, *, power: float = 1.0, side: Literal["up", "down"] = "up"):
+    return to_tokens(scores.rewards**power, scores)
+
+
+def compared(scores, norm):
+    return to_tokens(scores.rewards, scores)
+
+
+def alone(scores):
+    return scores
+
+
+@declares(EstimatorTraits(discounts="token"))
+def misdeclared(scores, norm):
+    return scores
+
+
+@declares(PolicyLossTraits(ratio=None))
+def of_another_kind(scores, norm):
+    return scores
+
+
+@declares(PolicyLossTraits(ratio="sequence"))
+@dataclass(frozen=True)
+class Bounded(Objective):
+    bound: float = 2.0
+    halves: int = 0
+
+    def __post_init__(self):
+        if self.halves % 2:
+            raise ValueError("halves is odd")
+
+    def __call__(self, tokens):
+        return Surrogate(-tokens.advantages * tokens.log_probs, tokens.log_ratio, tokens.log_ratio > 0)
+
+
+@dataclass
+class Thawed(Objective):
+    def __call__(self, tokens):
+        return tokens
+
+
+@dataclass(frozen=True)
+class Narrow(Objective):
+    def __call__(self):
+        return None
+
+
+def reward(prompt, response, row, *, least: float = 0.0):
+    return RewardResult(least)
+
+
+async def late(prompt, response, row):
+    return RewardResult(0.0)
+"""
+ONE = ("num_return_sequences_in_group=1", "actor_train.training_args.per_device_train_batch_size=4")
+REWARD = "rewards.math_rule.reward"
+
+
+def part(key: str, name: str, **arguments: Any) -> UserPart:
+    """Of the key of a method, or of a reward."""
+    if key in KINDS:
+        return UserPart(name, (key,), (KINDS[key].arguments,), arguments, key)
+    return UserPart(name, tuple(REWARD.split(".")), ("rewards", "math_rule", "reward_args"), arguments)
+
+
+ESTIMATOR, LOSS = "adv_estimator", "policy_loss"
+CASES: list[tuple[UserPart, str, str, str]] = [
+    (part(ESTIMATOR, "my_methds:plain"), ESTIMATOR, "no module 'my_methds' (did you mean 'my_methods'?)", "working directory"),
+    (
+        part(ESTIMATOR, "my_methods:plane"),
+        ESTIMATOR,
+        "no 'plane' (did you mean 'plain'?)",
+        "it defines Bounded, Narrow, Thawed",
+    ),
+    (
+        part(ESTIMATOR, "my_methods:Bounded"),
+        ESTIMATOR,
+        "a class, but an advantage estimator is a function",
+        "def Bounded(scores",
+    ),
+    (
+        part(ESTIMATOR, "my_methods:alone"),
+        ESTIMATOR,
+        "takes (scores), but is called with scores, norm",
+        "def alone(scores, norm",
+    ),
+    (part(ESTIMATOR, "my_methods:misdeclared"), ESTIMATOR, "declares discounts='token'", "EstimatorTraits"),
+    (part(ESTIMATOR, "my_methods:of_another_kind"), ESTIMATOR, "declares PolicyLossTraits", "declare EstimatorTraits"),
+    (
+        part(ESTIMATOR, "my_methods:plain", powr=2),
+        "adv_estimator_args.powr",
+        "unknown key, with the value 2",
+        "did you mean 'power'?",
+    ),
+    (part(ESTIMATOR, "my_methods:plain", power="two"), "adv_estimator_args.power", '"two" is not allowed', "give a number"),
+    (part(ESTIMATOR, "my_methods:plain", side="left"), "adv_estimator_args.side", '"left" is not allowed', "'up' or 'down'"),
+    (
+        part(LOSS, "my_methods:plain"),
+        LOSS,
+        "a function, but a policy loss is a frozen dataclass",
+        "__call__(self, tokens)",
+    ),
+    (part(LOSS, "my_methods:Thawed"), LOSS, "is no frozen dataclass", "@dataclass(frozen=True)"),
+    (part(LOSS, "my_methods:Narrow"), LOSS, "takes (self), but is called with self, tokens", "__call__(self, tokens)"),
+    (part(LOSS, "my_methods:Bounded", bond=2), "policy_loss_args.bond", "unknown key, with the value 2", "did you mean 'bound'?"),
+    (part(LOSS, "my_methods:Bounded", halves=0.5), "policy_loss_args.halves", "0.5 is not allowed", "give a whole number"),
+    (part(LOSS, "my_methods:Bounded", halves=3), "policy_loss_args", "halves is odd", "give values that it takes"),
+    (part(LOSS, "broken:Loss"), LOSS, "ZeroDivisionError: division by zero (broken.py, line 1)", "mend the module"),
+    (part(LOSS, "lacking:Loss"), LOSS, "No module named 'nowhere_at_all'", "install what the module imports"),
+    (part(LOSS, "deadly:Loss"), LOSS, "with status 7: its last words", "mend the module"),
+    (
+        part("preference_loss", "my_methods:Bounded"),
+        "preference_loss",
+        "a class, but a preference loss is a frozen",
+        "self, chosen, rejected",
+    ),
+    (part("reward", "my_methods:rewrd"), REWARD, "did you mean 'reward'?", "it defines"),
+    (part("reward", "my_methods:late"), REWARD, "is asynchronous", "a plain function"),
+    (part("reward", "my_methods:reward", leats=1), f"{REWARD}_args.leats", "unknown key, with the value 1", "did you mean 'least'?"),
+    (part("reward", "my_methods:reward", least="low"), f"{REWARD}_args.least", '"low" is not allowed', "give a number"),
+]
+COMMANDS = [
+    (["adv_estimator=my_methods.plain"], "adv_estimator", '"my_methods.plain" is not allowed', "or your own, as package.module:Name"),
+    (["+adv_estimator_args.power=2"], "adv_estimator_args", "adv_estimator grpo is built in, and it has no keys", "package.module:Name"),
+    (
+        ["adv_estimator=my_methods:plain", "+adv_estimator_args.powr=2", "gamma=0.9"],
+        "adv_estimator_args.powr",
+        "unknown key, with the value 2",
+        "did you mean 'power'?",
+    ),
+    (["adv_estimator=my_methods:plain", "gamma=0.9"], "gamma", "does not declare that it discounts", "reinforce"),
+    (["adv_estimator=my_methods:compared", *ONE], "num_return_sequences_in_group", "my_methods:compared compares", "at least 2"),
+    (
+        ["policy_loss=my_methods:Bounded", "behaviour_log_probs=trainer", "mismatch_correction=tis"],
+        "mismatch_correction",
+        "the ratio of policy_loss my_methods:Bounded is of whole sequences",
+        "seq_tis",
+    ),
+]
+
+
+def write_modules(folder: Path) -> None:
+    (folder / "my_methods.py").write_text(MODULE)
+    (folder / "broken.py").write_text("1 / 0\n")
+    (folder / "lacking.py").write_text("import nowhere_at_all\n")
+    (folder / "deadly.py").write_text("import os, sys\nsys.stderr.write('its last words')\nsys.stderr.flush()\nos._exit(7)\n")
+    (folder / "hanging.py").write_text("import threading\nthreading.Event().wait()\n")
+
+
+@pytest.fixture
+def modules(folder: Path) -> Path:
+    """The working directory with some modules in it."""
+    write_modules(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def looked(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Looked]:
+    """What is said of each case, all of them asked about at once."""
+    folder = tmp_path_factory.mktemp("modules")
+    write_modules(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return ask([case[0] for case in CASES], {})
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{one.name} {one.arguments or ''}" for one, *_ in CASES])
+def test_what_is_wrong_with_code_of_the_users_is_said(looked: Sequence[Looked], number: int) -> None:
+    _, place, problem, remedy = CASES[number]
+    (fault,) = looked[number].faults
+    assert fault.place == place
+    assert problem in fault.problem
+    assert remedy in fault.remedy
+
+
+@pytest.mark.parametrize(("overrides", "place", "value", "remedy"), COMMANDS, ids=[" ".join(case[0])[:70] for case in COMMANDS])
+def test_a_command_line_with_code_of_the_users_is_refused(
+    refused: Callable[..., str], modules: Path, overrides: list[str], place: str, value: str, remedy: str
+) -> None:
+    message = refused(*overrides)
+    problem, _, said = message.partition(f"  {place}: ")[2].partition("\n")
+    assert value in problem, message
+    assert remedy in said.partition("\n")[0], message
+
+
+def test_a_module_that_does_not_end_its_import_is_named_and_the_others_are_looked_at(
+    refused: Callable[..., str], modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_code, "IMPORT_SECONDS", 20.0)
+    message = refused("policy_loss=hanging:Loss", f"{REWARD}=broken:reward")
+    assert message.startswith("2 faults")
+    assert "policy_loss: 'hanging:Loss' was not imported within 20 s" in message
+    assert f"{REWARD}: 'broken:reward' cannot be imported: ZeroDivisionError" in message
+
+
+def test_a_sound_configuration_plans_and_imports_none_of_it(modules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["adv_estimator=my_methods:plain", "adv_estimator_args={power: 2}", "policy_loss=my_methods:Bounded", *ONE]
+    reward = [f"{REWARD}=my_methods:reward", "rewards.math_rule.reward_args={least: 1}"]
+    assert main(["--config-path", str(modules / "exp"), "--config-name", "sound", *words, *reward, "dry_run=true"]) == 0
+    assert "Roles" in capsys.readouterr().out
+    assert "my_methods" not in sys.modules
