@@ -19,10 +19,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+import yaml
 
-from roll.algorithms.advantages import ADVANTAGES, Normalisation, Scores, advantages
+from roll.algorithms.advantages import Normalisation, Scores, advantages
 from roll.algorithms.losses import LossInputs
-from roll.algorithms.methods.estimators import ESTIMATORS
+from roll.algorithms.methods.estimators import EstimatorTraits
+from roll.algorithms.methods.policy_losses import PolicyLossTraits
+from roll.algorithms.methods.preference_losses import PreferenceTraits
+from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.preference import PreferenceLoss
+from roll.config.load.user_code import look_into
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.packing import concatenate
@@ -109,22 +115,17 @@ def test_the_reward_scores_in_a_process_of_its_own(tmp_path: Path, monkeypatch: 
     assert (none.outcome, none.value) == (RewardOutcome.UNPARSABLE, -1.0)
 
 
-def test_the_estimator_ranks_within_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ADVANTAGES, "_entries", dict(ADVANTAGES._entries))
-    appended("roll/algorithms/advantages.py", monkeypatch)
+def test_the_estimator_ranks_within_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written("my_estimators.py", tmp_path, monkeypatch)
     rewards = np.array([0.0, 10.0, 1.0, 5.0, 5.0], np.float32)
     scores = Scores(sequences(2, 1, 1, 1, 1), rewards, np.array([0, 0, 0, 1, 1], np.int32))
-    estimated = advantages("group_rank", scores, Normalisation(advantage_clip=0.5))
-    assert estimated.tolist() == [0, -0.5, -0.5, 0, 0.5, 0, 0, 0, 0, 0, 0]
+    estimated = advantages("my_estimators:group_rank", scores, Normalisation(advantage_clip=1.5), {"best": 2.0})
+    assert estimated.tolist() == [0, -1.5, -1.5, 0, 1.5, 0, 0, 0, 0, 0, 0]
 
 
-def test_the_schema_and_the_table_of_estimators_agree() -> None:
-    assert set(ESTIMATORS) == set(ADVANTAGES)
-
-
-def test_the_loss_weighs_without_a_gradient_through_the_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = appended("roll/algorithms/losses.py", monkeypatch)
-    loss = pickle.loads(pickle.dumps(module.ClippedImportance(clip_high=0.5)))
+def test_the_policy_loss_weighs_without_a_gradient_through_the_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = written("my_losses.py", tmp_path, monkeypatch)
+    loss = pickle.loads(pickle.dumps(PolicyLoss(module.ClippedImportance(cap=1.5))))
     log_probs = torch.log(torch.tensor([0.2, 0.8])).requires_grad_()
     inputs = LossInputs(torch.tensor([2.0, -1.0]), torch.tensor([2]), torch.log(torch.tensor([0.4, 0.4])))
     result = loss(log_probs, torch.zeros(2), inputs)
@@ -133,6 +134,31 @@ def test_the_loss_weighs_without_a_gradient_through_the_weight(monkeypatch: pyte
     result.losses.sum().backward()
     assert log_probs.grad is not None
     assert log_probs.grad.tolist() == pytest.approx([-0.5 * 2, 1.5])
+
+
+def test_the_preference_loss_is_a_hinge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = written("my_preferences.py", tmp_path, monkeypatch)
+    loss = pickle.loads(pickle.dumps(PreferenceLoss(module.Hinge(beta=0.5))))
+    log_probs = torch.tensor([-1.0, -2.0, -4.0, -6.0, -1.0]).requires_grad_()  # pairs (2 tokens, 1) and (1, 1)
+    ref = torch.tensor([-2.0, -2.0, -4.0, -1.0, -2.0])
+    result = loss(log_probs, torch.zeros(5), LossInputs(torch.zeros(5), torch.tensor([2, 1, 1, 1]), ref_log_probs=ref))
+    assert result.losses.tolist() == pytest.approx([0.5] * 3 + [4.0] * 2)  # 1 - 0.5 (1 - 0) and 1 - 0.5 (-5 - 1)
+    assert result.counted["dpo/accuracy"][0].tolist() == [1.0, 0.0]
+
+
+def test_what_the_page_names_passes_the_check_and_declares_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fragments = [yaml.safe_load(block.text) for block in blocks(PAGE) if block.info == "yaml fragment"]
+    values = {key: value for fragment in fragments for key, value in fragment.items()}
+    for name in ("my_rewards.py", "my_estimators.py", "my_losses.py", "my_preferences.py"):
+        (tmp_path / name).write_text(code(name).text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    methods, faults = look_into(values)
+    assert faults == []
+    assert {key: method.traits for key, method in methods.items()} == {
+        "adv_estimator": EstimatorTraits(),
+        "policy_loss": PolicyLossTraits(),
+        "preference_loss": PreferenceTraits(),
+    }
 
 
 class InProcess:

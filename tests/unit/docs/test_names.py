@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from roll.algorithms.methods.kinds import KINDS
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.value_loss import ValueLoss
 from roll.config.schema.fields import ANY_NAME, walk
@@ -49,6 +50,8 @@ METRIC = re.compile(
     r"(sampling|reward|response|staleness|policy|critic|\{metric_prefix\}|"
     r"mismatch|val|time|throughput|memory|sft|dpo|reward_model|distill)/[^ ]+"
 )
+OWN_KEYS = tuple(f"{kind.arguments}." for kind in KINDS.values())
+"""Blocks whose keys are those of a method of the user's."""
 PLACEHOLDERS = {"domain": "<domain>", "name": "<set>", "k": "<k>", "role": "<role>"}
 FOREIGN = {"RAY_JOB_STOP_WAIT_TIME_S", "initial_scale_power", "NotImplementedError"}
 """Names of other projects that the source does not mention."""
@@ -197,7 +200,7 @@ def test_keys_of_yaml_blocks_exist(page: str) -> None:
     for block in blocks(page):
         if block.info.startswith("yaml"):
             for path in paths_of(yaml.safe_load(block.text)):
-                free = ".reward_args." in path or path.startswith(("tracker_kwargs.", "system_envs."))
+                free = ".reward_args." in path or path.startswith(("tracker_kwargs.", "system_envs.", *OWN_KEYS))
                 assert resolves(path) or path == "defaults" or free, f"{page}: {path}"
 
 
