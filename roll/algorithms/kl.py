@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from roll.config.checks.credit import LARGEST_ERROR
+from roll.algorithms.methods.adaptive_kl import LARGEST_ERROR
 
 KNOWN = "k1, k2, k3, abs, k1+, k3+"
 

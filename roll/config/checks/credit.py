@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from roll.algorithms.methods.adaptive_kl import LARGEST_ERROR
 from roll.algorithms.methods.base import readers
 from roll.algorithms.methods.estimators import ESTIMATORS, NORM_KEYS, EstimatorTraits
 from roll.config.schema.faults import unread_keys
@@ -13,9 +14,6 @@ from roll.errors import Fault
 
 COMPARED = {"gamma", "value_clip", *NORM_KEYS}
 """Keys that not every estimator reads, of which more is said here than that. Files of ROLL's have `value_clip` whatever the estimator."""
-LARGEST_ERROR = 0.2
-"""Of the adaptive KL controller: a step's proportional error is clipped to this magnitude, so that a step changes the weight by at most
-this x responses / kl_horizon."""
 
 
 def credit_faults(config: RlvrConfig) -> Iterator[Fault]:
