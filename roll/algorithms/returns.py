@@ -16,14 +16,14 @@ from roll.types import Floats, Ints, Sequences
 
 @dataclass(frozen=True)
 class Turns:
-    """The turns of N responses, K in all, one response after another."""
+    """The turns of E episodes, K in all, one episode after another."""
 
     rewards: Floats
     """[K], what each turn earned."""
     rows: Ints
-    """[K], which response each belongs to; not falling."""
+    """[K], which episode each belongs to; not falling."""
     of_token: Ints
-    """[T], the turn of each token. Prompt tokens stand with the first turn after them."""
+    """[T], the turn of each token. Given tokens stand with the turn after them, and behind the last turn with that."""
 
 
 def discounted(rewards: np.ndarray, sequences: Sequences, gamma: float) -> Doubles:
@@ -57,7 +57,7 @@ def turn_returns(rewards: np.ndarray, rows: np.ndarray, gamma: float) -> Doubles
     """[K]: G_k = sum over j >= k of gamma^(j - k) R_j, over the turns of a response: a discount for each turn, not for each token.
 
     Args:
-        rewards, rows: [K], as of `DeviceSharing`.
+        rewards, rows: [K], as of `Turns`.
     """
     return _backward(rewards.astype(np.float64), rows, gamma)
 

@@ -101,7 +101,7 @@ def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
         assert len(first.token_ids) and not first.sampled, "a trajectory begins with given tokens: nothing predicts its first"
     segments = [segment for _, trajectory in paths for segment in trajectory.segments]
     rewards = _shaped(episodes, shaping)
-    baselines = [groups[index].baseline for index, _ in kept]
+    baselines = [baseline for index, _ in kept if (baseline := groups[index].baseline) is not None]
     return Experience(
         sequences=concatenate(
             [np.concatenate([segment.token_ids for segment in trajectory.segments]) for _, trajectory in paths],
@@ -114,7 +114,7 @@ def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
         policy_versions=np.concatenate([token_versions(segment) for segment in segments]),
         lengths=_lengths(episodes),
         difficulties=np.array([1.0 - means[index] for index, _ in kept], np.float32),
-        baselines=_shaped(given, shaping) if (given := [baseline for baseline in baselines if baseline is not None]) else None,
+        baselines=_shaped(baselines, shaping) if baselines else None,
         turns=joined_turns(episodes, rewards),
     )
 
