@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,15 +14,24 @@ from torch import Tensor
 
 from roll.algorithms.losses import Loss
 from roll.config.schema.model import TrainingConfig
-from roll.strategies.base import MicroBatch, Rank
+from roll.strategies.base import MicroBatch, Rank, TrainResult
 from tests.engines.training import SEED, TEMPERATURE, VERSION, Case, settings
 
 Work = Mapping[tuple[str, int], tuple[Loss, Sequence[Sequence[MicroBatch]]]]
 """By name of the loss and number of micro-batches: the loss, and by rank its micro-batches."""
 
 
-def gradients(rank: Rank, case: Case, model: Path, work: Work, **more: Any) -> dict[tuple[str, int], Tensor]:
-    """The whole gradient of each piece of work, over all ranks. The learning rate is 0, so the model stays as it is.
+@dataclass(frozen=True)
+class Update:
+    """What one rank knows of an update before it is made."""
+
+    gradient: Tensor
+    """Whole, over all ranks."""
+    result: TrainResult
+
+
+def updates(rank: Rank, case: Case, model: Path, work: Work, **more: Any) -> dict[tuple[str, int], Update]:
+    """Each piece of work as an update. The learning rate is 0, so the model stays as it is.
 
     `more` are further fields of `TrainSettings`.
     """
@@ -45,15 +55,26 @@ def gradients(rank: Rank, case: Case, model: Path, work: Work, **more: Any) -> d
     out = {}
     with mock.patch.object(engine, "_take_model_step", look_and_step):
         for name, (loss, by_rank) in work.items():
-            strategy.train_step([by_rank[rank.rank]], loss, TEMPERATURE, VERSION)
-            out[name] = seen.pop()
+            result = strategy.train_step([by_rank[rank.rank]], loss, TEMPERATURE, VERSION)
+            out[name] = Update(seen.pop(), result)
     strategy.close()
     return out
 
 
-def gradients_by_case(rank: Rank, cases: Sequence[Case], model: Path, work: Work) -> list[dict[tuple[str, int], Tensor]]:
-    """The same for several cases, in one process group."""
+def gradients(rank: Rank, case: Case, model: Path, work: Work, **more: Any) -> dict[tuple[str, int], Tensor]:
+    """The whole gradient of each piece of work, over all ranks. Arguments as of `updates`."""
+    return {name: update.gradient for name, update in updates(rank, case, model, work, **more).items()}
+
+
+def updates_by_case(rank: Rank, cases: Sequence[Case], model: Path, work: Work) -> list[dict[tuple[str, int], Update]]:
+    """Updates for several cases, in one process group."""
     with mock.patch.object(torch.distributed, "destroy_process_group"):
-        seen = [gradients(rank, case, model, work) for case in cases]
+        seen = [updates(rank, case, model, work) for case in cases]
     torch.distributed.destroy_process_group()
     return seen
+
+
+def gradients_by_case(rank: Rank, cases: Sequence[Case], model: Path, work: Work) -> list[dict[tuple[str, int], Tensor]]:
+    """Gradients for several cases, in one process group."""
+    by_case = updates_by_case(rank, cases, model, work)
+    return [{name: update.gradient for name, update in seen.items()} for seen in by_case]
