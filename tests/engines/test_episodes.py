@@ -220,7 +220,7 @@ def work(groups: Sequence[RolloutGroup], ranks: int) -> Work:
 
 
 def check_all(given: Work, expected: Expected, cases: list[Case], ranks: int, model: Path, folder: Path) -> None:
-    by_rank: list[list[dict[tuple[str, int], Update]]] = run_ranks(updates_by_case, ranks, folder, cases, model, given, seconds=1500)
+    by_rank: list[list[dict[tuple[str, int], Update]]] = run_ranks(updates_by_case, ranks, folder, cases, model, given)
     for number, case in enumerate(cases):
         for key in given:
             gradient, mean = expected[case.lora, key[0].replace(POISONED, "ppo")]
