@@ -21,8 +21,9 @@ from roll.models.score import load_scores
 from roll.models.student import PackedTeacher, student_loader
 from roll.models.value import load_values
 from roll.strategies.base import Rank
-from roll.strategies.deepspeed_train import DeepSpeedTrain, TrainSettings
-from roll.strategies.hf_infer import HfScore, HfSettings
+from roll.strategies.deepspeed_train import DeepSpeedTrain
+from roll.strategies.hf_infer import HfScore
+from roll.strategies.settings import HfScoreSettings, TrainSettings
 from roll.types import Metrics, TrainBatch
 from roll.workers.actor_train import TrainShape, merge, micro_batches_of
 
@@ -114,7 +115,7 @@ def teacher_args(cell: Cell) -> ModelConfig:
 def with_teacher_states(given: list[TrainBatch], cell: Cell, folders: Folders, rank: Rank) -> list[TrainBatch]:
     """The batches with the teacher's states."""
     alone = replace(rank, role="teacher", rank=0, world_size=1)
-    teacher = HfScore(HfSettings(str(folders.teacher), teacher_args(cell), PackedTeacher), alone)
+    teacher = HfScore(HfScoreSettings(str(folders.teacher), teacher_args(cell), PackedTeacher), alone)
     out = [replace(batch, teacher_states=teacher.states([batch.sequences])[0]) for batch in given]
     teacher.close()
     return out

@@ -116,8 +116,10 @@ def build(options: argparse.Namespace, model: Path, device: str) -> Any:
     """The trainer, alone in its group."""
     from roll.config.schema.engine import DeepSpeedConfig
     from roll.config.schema.model import ModelConfig, TrainingConfig
+    from roll.models.load import load_policy
     from roll.strategies.base import Rank
-    from roll.strategies.deepspeed_train import DeepSpeedTrain, TrainSettings
+    from roll.strategies.deepspeed_train import DeepSpeedTrain
+    from roll.strategies.settings import TrainSettings
 
     wish = options.checkpointing
     model_args: dict[str, Any] = {
@@ -142,6 +144,7 @@ def build(options: argparse.Namespace, model: Path, device: str) -> Any:
         total_updates=100,
         token_budget=options.tokens,
         seed=0,
+        load=load_policy,
     )
     return DeepSpeedTrain(settings, Rank("actor_train", 0, 1, "127.0.0.1", port, device, 600.0))
 

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from roll.config.checks.deepspeed import deepspeed_config, swap_paths
 from roll.config.derived.batch import sequences_per_update
@@ -21,10 +21,21 @@ from roll.config.schema.offline import DistillConfig, SftConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import ActorTrainConfig, CriticConfig, ExperimentConfig, LearnerConfig, ReferenceConfig, RoleConfig
-from roll.models.load import load_tokenizer
-from roll.models.student import PackedStudent, PackedTeacher
+from roll.models.load import PackedPolicy, load_policy, load_tokenizer
+from roll.models.student import PackedTeacher
+from roll.models.value import load_values
 from roll.models.vocabulary import check_same_vocabulary
-from roll.strategies.base import Rank
+from roll.strategies.base import GenerateStrategy, TeachStrategy, TrainStrategy
+from roll.strategies.settings import (
+    HfGenerateSettings,
+    HfScoreSettings,
+    ModelLoader,
+    ModelWrapper,
+    Settings,
+    ShardedScoreSettings,
+    TrainSettings,
+    VllmSettings,
+)
 from roll.system.own_folder import remove_ownerless
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain, TrainShape
@@ -33,9 +44,10 @@ from roll.workers.critic import Critic
 from roll.workers.device_sharing import ColocatedRole, DeviceSharing, lines
 from roll.workers.group import WorkerGroup
 from roll.workers.placement import worker_placements
-from roll.workers.process import Factory
-from roll.workers.rewards import Rewards, RewardWorker
-from roll.workers.scoring import Reference
+from roll.workers.rewards import Rewards, RewardSettings, RewardWorker
+from roll.workers.scoring import Reference, Teacher
+
+S = TypeVar("S")
 
 
 class Roles:
@@ -45,12 +57,12 @@ class Roles:
         self._config, self._plan, self._session, self._stack = config, plan, session, stack
         self._starts: dict[str, Callable[[], Awaitable[None]]] = {}
         self._colocated: dict[str, ColocatedRole] = {}
-        self.groups: dict[str, WorkerGroup] = {}
+        self.groups: dict[str, WorkerGroup[object]] = {}
 
-    def actor_train(self, name: str, role: ActorTrainConfig, steps: int, temperature: float, factory: Factory | None = None) -> ActorTrain:
-        """What is to be exported and learns in so many steps: a policy, or what `factory` makes."""
+    def actor_train(self, name: str, role: ActorTrainConfig, steps: int, temperature: float, load: ModelLoader = load_policy) -> ActorTrain:
+        """What is to be exported and learns in so many steps: a policy, or what `load` loads."""
         config = self._config
-        group, shape = self._learner(name, role, factory or make_train, steps)
+        group, shape = self._learner(name, role, load, steps)
         scale = isinstance(config, RlvrConfig) and config.loss_scale_factor or config.response_length
         shape = replace(shape, loss_agg_mode=aggregation(config), loss_scale=scale, temperature=temperature)
         limits = config.deadlines
@@ -61,12 +73,12 @@ class Roles:
 
     def critic(self, role: CriticConfig, steps: int) -> Critic:
         """The value function, which learns in every one of so many steps."""
-        group, shape = self._learner("critic", role, make_critic, steps)
+        group, shape = self._learner("critic", role, load_values, steps)
         limits = self._config.deadlines
         critic = self._colocated["critic"] = Critic(group, shape, limits.train, limits.weight_sync, limits.checkpoint)
         return critic
 
-    def _learner(self, name: str, role: LearnerConfig, factory: Factory, steps: int) -> tuple[WorkerGroup, TrainShape]:
+    def _learner(self, name: str, role: LearnerConfig, load: ModelLoader, steps: int) -> tuple[WorkerGroup[TrainStrategy], TrainShape]:
         """A group that learns in so many steps, and how a step's sequences become its updates."""
         config = self._config
         strategy, path = role.strategy_args, model_path(config, role.model_args)
@@ -79,35 +91,38 @@ class Roles:
             temperature=1.0,
             attention_cost=attention_cost(path),
         )
-        settings = {
-            "model_path": path,
-            "model_args": role.model_args,
-            "training": role.training_args,
-            "deepspeed": strategy.strategy_config,
-            "max_grad_norm": config.max_grad_norm,
-            "total_updates": steps * shape.updates * shape.epochs,
-            "token_budget": shape.token_budget,
-            "seed": config.seed,
-        }
-        return self._group(name, role, factory, settings, blocking=True), shape
+        settings = TrainSettings(
+            model_path=path,
+            model_args=role.model_args,
+            training=role.training_args,
+            deepspeed=strategy.strategy_config,
+            max_grad_norm=config.max_grad_norm,
+            total_updates=steps * shape.updates * shape.epochs,
+            token_budget=shape.token_budget,
+            seed=config.seed,
+            load=load,
+        )
+        return self._group(name, role, settings, blocking=True), shape
 
     def actor_infer(self, config: RlvrConfig) -> ActorInfer:
         """The group that generates."""
         role = config.actor_infer
-        settings: dict[str, Any] = {"model_path": model_path(config, role.model_args), "model_args": role.model_args}
+        path, settings = model_path(config, role.model_args), None
         if isinstance(role.strategy_args, VllmStrategyConfig):
             engine = role.strategy_args.strategy_config
-            settings |= {
-                "engine": engine,
-                "max_model_len": engine.max_model_len or config.prompt_length + config.response_length,
-                "adapter_rank": config.actor_train.model_args.lora_rank if sends_adapter(config) else None,
-                "seed": config.seed,
-                "spans_updates": config.async_generation_ratio > 0,
-                "takes_turns": "actor_infer" in self._plan.turns,
-            }
-            group = self._group("actor_infer", role, make_vllm, settings, blocking=False)
-        else:
-            group = self._group("actor_infer", role, make_hf_generate, settings, blocking=False)
+            settings = VllmSettings(
+                model_path=path,
+                model_args=role.model_args,
+                engine=engine,
+                max_model_len=engine.max_model_len or config.prompt_length + config.response_length,
+                adapter_rank=config.actor_train.model_args.lora_rank if sends_adapter(config) else None,
+                seed=config.seed,
+                spans_updates=config.async_generation_ratio > 0,
+                takes_turns="actor_infer" in self._plan.turns,
+            )
+        group: WorkerGroup[GenerateStrategy] = self._group(
+            "actor_infer", role, settings or HfGenerateSettings(path, role.model_args), blocking=False
+        )
         actor_infer = self._colocated["actor_infer"] = ActorInfer(group, config.deadlines.rollout, config.deadlines.weight_sync)
         return actor_infer
 
@@ -116,23 +131,23 @@ class Roles:
         assert config.reference is not None
         return self.score("reference", config.reference, temperature)
 
-    def teacher(self, role: ReferenceConfig) -> Reference:
+    def teacher(self, role: ReferenceConfig) -> Teacher:
         """The group that a student learns from."""
-        return self.score("teacher", role, 1.0, {"wrap": PackedTeacher})
+        group, limits = self._group("teacher", role, self._score_settings(role, PackedTeacher), blocking=True), self._config.deadlines
+        teacher = self._colocated["teacher"] = Teacher(group, self._token_budget("teacher"), limits.train, limits.weight_sync)
+        return teacher
 
-    def score(self, name: str, role: ReferenceConfig, temperature: float, more: Mapping[str, Any] | None = None) -> Reference:
-        """A group that says what a model that does not change makes of given sequences; `more` is for its strategy's settings."""
-        config = self._config
-        settings: dict[str, Any] = {"model_path": model_path(config, role.model_args), "model_args": role.model_args, **(more or {})}
-        if isinstance(role.strategy_args, DeepSpeedInferStrategyConfig):
-            settings["deepspeed"] = role.strategy_args.strategy_config
-            group = self._group(name, role, make_sharded_score, settings, blocking=True)
-        else:
-            group = self._group(name, role, make_hf_score, settings, blocking=True)
-        limits = config.deadlines
-        scorer = Reference(group, self._token_budget(name), temperature, limits.train, limits.weight_sync)
-        self._colocated[name] = scorer
+    def score(self, name: str, role: ReferenceConfig, temperature: float) -> Reference:
+        """A group that says how probable given sequences are under a model that does not change."""
+        group, limits = self._group(name, role, self._score_settings(role, PackedPolicy), blocking=True), self._config.deadlines
+        scorer = self._colocated[name] = Reference(group, self._token_budget(name), temperature, limits.train, limits.weight_sync)
         return scorer
+
+    def _score_settings(self, role: ReferenceConfig, wrap: ModelWrapper) -> Settings[TeachStrategy]:
+        path = model_path(self._config, role.model_args)
+        if isinstance(role.strategy_args, DeepSpeedInferStrategyConfig):
+            return ShardedScoreSettings(path, role.model_args, role.strategy_args.strategy_config, wrap)
+        return HfScoreSettings(path, role.model_args, wrap)
 
     async def end(self, name: str) -> None:
         """End a group that is not needed any more, and give its memory back."""
@@ -143,10 +158,10 @@ class Roles:
         groups = {}
         for domain, section in config.rewards.items():
             name = f"rewards.{domain}"
-            group = self._new_group(name, section.system_envs, blocking=False)
+            group: WorkerGroup[RewardWorker] = self._new_group(name, section.system_envs, blocking=False)
             limits = config.deadlines
-            settings = [(domain, section, limits.start)] * len(group)
-            self._starts[name] = partial(group.start, RewardWorker, settings, limits.train, limits.start)
+            settings = RewardSettings(domain, section, limits.start)
+            self._starts[name] = partial(group.start, settings, limits.train, limits.start)
             groups[domain] = group
         return Rewards(groups, config.rewards)
 
@@ -174,17 +189,17 @@ class Roles:
             if name in self._colocated:
                 await sharing.enter(name, self._colocated[name])
 
-    def _group(self, name: str, role: RoleConfig, factory: Factory, settings: Any, blocking: bool) -> WorkerGroup:
+    def _group(self, name: str, role: RoleConfig, settings: Settings[S], blocking: bool) -> WorkerGroup[S]:
         deepspeed = deepspeed_config(role)
         for path in swap_paths(deepspeed).values() if deepspeed else ():  # called when the group has ended: a rank may have been killed
             self._stack.callback(remove_ownerless, path)
-        group = self._new_group(name, role.system_envs, blocking)
+        group: WorkerGroup[S] = self._new_group(name, role.system_envs, blocking)
         limits = self._config.deadlines
-        self._starts[name] = partial(group.start, factory, [settings] * len(group), limits.collective or limits.train, limits.start)
+        self._starts[name] = partial(group.start, settings, limits.collective or limits.train, limits.start)
         self.groups[name] = group
         return group
 
-    def _new_group(self, name: str, system_envs: Mapping[str, str], blocking: bool) -> WorkerGroup:
+    def _new_group(self, name: str, system_envs: Mapping[str, str], blocking: bool) -> WorkerGroup[Any]:
         environment = {"TMPDIR": str(self._session.scratch)} | worker_environment(self._plan, self._config, system_envs)
         places = worker_placements(self._plan.roles[name], self._config.num_gpus_per_node, environment)
         record, replica_size = self._session.shared_memory / f"{name}{RECORD}", self._plan.roles[name].replica_size
@@ -231,64 +246,3 @@ def attention_cost(model: str) -> float:
     file = config_file(model)
     shape = read_shape(file) if file else None
     return shape.attention_cost if shape else 0.0
-
-
-# The strategies' modules bring their engines; each is imported in the process that runs it, and in no other.
-
-
-def make_train(settings: dict[str, Any], rank: Rank) -> Any:
-    """A `DeepSpeedTrain`."""
-    from roll.strategies.deepspeed_train import DeepSpeedTrain, TrainSettings
-
-    return DeepSpeedTrain(TrainSettings(**settings), rank)
-
-
-def make_critic(settings: dict[str, Any], rank: Rank) -> Any:
-    """A `DeepSpeedTrain` of a model with a value head."""
-    from roll.models.value import load_values
-    from roll.strategies.deepspeed_train import DeepSpeedTrain, TrainSettings
-
-    return DeepSpeedTrain(TrainSettings(**settings, load=load_values), rank)
-
-
-def make_scores(settings: dict[str, Any], rank: Rank) -> Any:
-    """A `DeepSpeedTrain` of a reward model."""
-    from roll.models.score import load_scores
-    from roll.strategies.deepspeed_train import DeepSpeedTrain, TrainSettings
-
-    return DeepSpeedTrain(TrainSettings(**settings, load=load_scores), rank)
-
-
-def make_student(load: Callable[[str, ModelConfig, int], PackedStudent], settings: dict[str, Any], rank: Rank) -> Any:
-    """A `DeepSpeedTrain` of a policy that learns from a teacher."""
-    from roll.strategies.deepspeed_train import DeepSpeedTrain, TrainSettings
-
-    return DeepSpeedTrain(TrainSettings(**settings, load=load), rank)
-
-
-def make_vllm(settings: dict[str, Any], rank: Rank) -> Any:
-    """A `VllmGenerate`."""
-    from roll.strategies.vllm import VllmGenerate, VllmSettings
-
-    return VllmGenerate(VllmSettings(**settings), rank)
-
-
-def make_hf_generate(settings: dict[str, Any], rank: Rank) -> Any:
-    """An `HfGenerate`."""
-    from roll.strategies.hf_infer import HfGenerate, HfSettings
-
-    return HfGenerate(HfSettings(**settings), rank)
-
-
-def make_hf_score(settings: dict[str, Any], rank: Rank) -> Any:
-    """An `HfScore`."""
-    from roll.strategies.hf_infer import HfScore, HfSettings
-
-    return HfScore(HfSettings(**settings), rank)
-
-
-def make_sharded_score(settings: dict[str, Any], rank: Rank) -> Any:
-    """A `DeepSpeedScore`."""
-    from roll.strategies.deepspeed_infer import DeepSpeedScore, ShardedScoreSettings
-
-    return DeepSpeedScore(ShardedScoreSettings(**settings), rank)

@@ -14,7 +14,7 @@ from roll.data.example_batch import given_batch
 from roll.data.examples import Example
 from roll.models.student import student_loader
 from roll.pipeline.batches import Models
-from roll.pipeline.roles import Roles, check_same_tokens, make_student, model_path
+from roll.pipeline.roles import Roles, check_same_tokens, model_path
 from roll.pipeline.run_context import Prepared
 from roll.pipeline.wire_offline import OfflinePipeline, OtherModel, prepare_rows
 from roll.types import Metrics, TrainBatch
@@ -37,7 +37,7 @@ def prepare(config: DistillConfig) -> Prepared:
         return OtherModel("teacher", part="teacher", ask=roles.teacher(config.teacher).states)
 
     make = partial(make_batch, Distillation(config.distill_loss_weight))
-    return OfflinePipeline(rows, make, held_out_metrics, partial(make_student, load), teacher).prepared(config)
+    return OfflinePipeline(rows, make, held_out_metrics, load, teacher).prepared(config)
 
 
 async def make_batch(loss: Distillation, examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:

@@ -16,7 +16,7 @@ from roll.config.schema.offline import OfflineConfig
 from roll.data.examples import WORDLESS, ExampleSet, Kind, Limits, Part, prepare_examples
 from roll.data.remarks import remark
 from roll.data.sampler import ExampleSampler
-from roll.models.load import check_readable, load_tokenizer
+from roll.models.load import check_readable, load_policy, load_tokenizer
 from roll.pipeline import offline
 from roll.pipeline.batches import Ask, Batches, MakeBatch, Models
 from roll.pipeline.device_phases import DevicePhases
@@ -27,9 +27,9 @@ from roll.pipeline.position import Position
 from roll.pipeline.roles import Roles, model_path
 from roll.pipeline.run_context import Prepared, RunContext
 from roll.strategies.base import TrainResult
+from roll.strategies.settings import ModelLoader
 from roll.types import Floats, Metrics, Sequences
 from roll.workers.actor_train import ActorTrain, merge
-from roll.workers.process import Factory
 
 Report = Callable[[str, Metrics], Metrics]
 """Name of the held-out set and the loss's metrics on it, to the metrics of validation."""
@@ -102,8 +102,8 @@ class OfflinePipeline:
     rows: GivenRows
     make_batch: MakeBatch
     report: Report
-    factory: Factory | None = None
-    """Makes the strategy of the learner; None for a policy."""
+    load: ModelLoader = load_policy
+    """Loads what learns."""
     other_model: Callable[[Plan, Roles, ActorTrain], OtherModel | None] = no_other_model
     """Adds the role that is asked about batches, if there is one."""
 
@@ -147,7 +147,7 @@ async def _loop(config: OfflineConfig, pipeline: OfflinePipeline, roles: Roles, 
     rows, batch_size = pipeline.rows, context.plan.batch.sequences_per_step
     steps = steps_of(config, len(rows.training), batch_size)
     role, keys = learner(config)
-    trainer = roles.actor_train(role, keys, steps, temperature=1.0, factory=pipeline.factory)
+    trainer = roles.actor_train(role, keys, steps, temperature=1.0, load=pipeline.load)
     other = pipeline.other_model(context.plan, roles, trainer)
     sharing = await roles.start()
     meter = meter_of(roles, context.plan, sharing)

@@ -11,9 +11,9 @@ from roll.algorithms.ranking import BradleyTerry
 from roll.config.schema.offline import RewardModelConfig
 from roll.data.example_batch import given_batch
 from roll.data.examples import Example, ExampleSequence
-from roll.models.score import pad_token, scored_token
+from roll.models.score import load_scores, pad_token, scored_token
 from roll.pipeline.batches import Models
-from roll.pipeline.roles import make_scores, model_path
+from roll.pipeline.roles import model_path
 from roll.pipeline.run_context import Prepared
 from roll.pipeline.wire_offline import OfflinePipeline, prepare_rows
 from roll.types import Metrics, TrainBatch
@@ -28,7 +28,7 @@ def prepare(config: RewardModelConfig) -> Prepared:
     rows = prepare_rows(config, "pairs")
     model_args = config.reward_train.model_args
     pad = pad_token(model_path(config, model_args), model_args)
-    return OfflinePipeline(rows, partial(make_batch, pad), held_out_metrics, make_scores).prepared(config)
+    return OfflinePipeline(rows, partial(make_batch, pad), held_out_metrics, load_scores).prepared(config)
 
 
 async def make_batch(pad: int | None, examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:

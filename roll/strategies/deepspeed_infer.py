@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import deepspeed
 import torch
-from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from roll.config.plan.memory import compiles
-from roll.config.schema.engine import DeepSpeedConfig
-from roll.config.schema.model import ModelConfig
 from roll.models.layers import compile_layers
-from roll.models.load import PackedModel, PackedPolicy, load_causal_model
+from roll.models.load import PackedModel, load_causal_model
 from roll.strategies.base import Rank
 from roll.strategies.deepspeed_compile import compiling_in_turn
 from roll.strategies.deepspeed_setup import deepspeed_config, gather_whole_layers, join
@@ -24,17 +19,7 @@ from roll.strategies.deepspeed_swap import own_swap
 from roll.strategies.memory_guard import OFFLOAD, told_of_memory
 from roll.strategies.offload import Offload
 from roll.strategies.scoring import PackedScore
-
-
-@dataclass(frozen=True)
-class ShardedScoreSettings:
-    """Everything the strategy reads of the configuration."""
-
-    model_path: str
-    model_args: ModelConfig
-    deepspeed: DeepSpeedConfig
-    wrap: Callable[[PreTrainedModel], PackedModel] = PackedPolicy
-    """What a forward pass says: log-probs, or a teacher's states."""
+from roll.strategies.settings import ShardedScoreSettings
 
 
 class DeepSpeedScore(PackedScore):

@@ -6,7 +6,6 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,9 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from roll.algorithms.losses import Loss
 from roll.config.derived.model_shape import shape_of
 from roll.config.plan.memory import activations, checkpointed_layers, compiles, head_bytes, layer_activations
-from roll.config.schema.engine import DeepSpeedConfig
-from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.models.export import adapter_config, write_adapter_folder, write_model
 from roll.models.layers import checkpoint_first, compile_layers, decoder_layers, keep_inputs, on_host, prepare_checkpointing
-from roll.models.load import PackedModel, PackedPolicy, load_policy, load_tokenizer
+from roll.models.load import PackedModel, PackedPolicy, load_tokenizer
 from roll.models.packed_inputs import packed_inputs, scored_only, to_device
 from roll.models.weights import WeightView
 from roll.strategies.base import MicroBatch, Rank, TrainResult
@@ -57,6 +54,7 @@ from roll.strategies.metric_sums import MetricSums
 from roll.strategies.offload import Offload, tensors_in
 from roll.strategies.recompute import AutoCheckpointing
 from roll.strategies.scoring import score
+from roll.strategies.settings import TrainSettings
 from roll.strategies.without_zero import missing_scale, undo_first_step
 from roll.types import Floats, Metrics, Sequences, TensorSpec
 from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets, write_adapter, write_bucket
@@ -65,24 +63,6 @@ from roll.weight_sync.routes import Rendezvous
 
 EXPORT_BYTES = 2 << 30
 LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """Everything the strategy reads of the configuration."""
-
-    model_path: str
-    model_args: ModelConfig
-    training: TrainingConfig
-    deepspeed: DeepSpeedConfig
-    max_grad_norm: float
-    total_updates: int
-    """Optimizer updates of the whole run; the schedule ends there."""
-    token_budget: int
-    """Of one micro-batch, as the plan has it."""
-    seed: int
-    load: Callable[[str, ModelConfig, int], PackedModel] = load_policy
-    """From path, model's keys and seed to what learns. What it puts out of a token is what the loss takes."""
 
 
 class DeepSpeedTrain:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from peft import PeftModel
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 
 from roll.config.plan.memory import compiles
-from roll.config.schema.model import ModelConfig
 from roll.errors import WeightSyncError
 from roll.models.layers import compile_layers
-from roll.models.load import PackedModel, PackedPolicy, load_causal_model, load_tokenizer
+from roll.models.load import load_causal_model, load_tokenizer
 from roll.strategies.base import Rank
 from roll.strategies.memory_guard import told_of_memory
 from roll.strategies.offload import Offload, tensors_in
 from roll.strategies.scoring import PackedScore
+from roll.strategies.settings import HfGenerateSettings, HfScoreSettings
 from roll.types import Completion, FinishReason, Floats, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
@@ -27,20 +26,10 @@ from roll.weight_sync.reader import BucketReader
 from roll.weight_sync.routes import Rendezvous, Route, Transport
 
 
-@dataclass(frozen=True)
-class HfSettings:
-    """Everything the strategies read of the configuration."""
-
-    model_path: str
-    model_args: ModelConfig
-    wrap: Callable[[PreTrainedModel], PackedModel] = PackedPolicy
-    """What a forward pass of `HfScore` says: log-probs, or a teacher's states."""
-
-
 class HfScore(PackedScore):
     """Implements `ScoreStrategy`, and `TeachStrategy` where a `PackedTeacher` is wrapped around the model."""
 
-    def __init__(self, settings: HfSettings, rank: Rank) -> None:
+    def __init__(self, settings: HfScoreSettings, rank: Rank) -> None:
         with told_of_memory(rank, "loading the model"):
             policy = settings.wrap(load_causal_model(settings.model_path, settings.model_args)).to(rank.device).eval()
         if compiles(settings.model_args, on_gpu=rank.device == "cuda"):
@@ -55,7 +44,7 @@ class HfScore(PackedScore):
 class HfGenerate:
     """Implements `GenerateStrategy`, one prompt at a time: correct and slow."""
 
-    def __init__(self, settings: HfSettings, rank: Rank) -> None:
+    def __init__(self, settings: HfGenerateSettings, rank: Rank) -> None:
         self._settings, self._rank, self._device = settings, rank, rank.device
         self._offload = Offload(rank.device)
         self._version = 0

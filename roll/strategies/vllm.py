@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import os
 from collections.abc import Awaitable
-from dataclasses import dataclass
 
 import numpy as np
 from vllm import AsyncEngineArgs, SamplingParams
@@ -22,11 +21,10 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from roll.config.schema.engine import VllmConfig
-from roll.config.schema.model import ModelConfig
 from roll.errors import WeightSyncError
 from roll.models.load import load_tokenizer
 from roll.strategies.base import Rank
+from roll.strategies.settings import VllmSettings
 from roll.types import Completion, FinishReason, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
@@ -39,23 +37,6 @@ ADAPTER_RANKS = (16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM makes room for (its `MaxLoRARanks` above 8); a smaller adapter takes the next."""
 ASLEEP = ("weights", "kv_cache")
 """What vLLM drops when it sleeps, by the names under which it wakes again (its `SLEEP_TAGS`)."""
-
-
-@dataclass(frozen=True)
-class VllmSettings:
-    """Everything the strategy reads of the configuration."""
-
-    model_path: str
-    model_args: ModelConfig
-    engine: VllmConfig
-    max_model_len: int
-    adapter_rank: int | None
-    """Rank of the adapter that will be loaded; None if the engine takes whole weights."""
-    seed: int
-    spans_updates: bool
-    """Weights may change while a response is generated, so each token's version must be read as it appears."""
-    takes_turns: bool
-    """Other roles use its devices while it does not generate."""
 
 
 class VllmGenerate:

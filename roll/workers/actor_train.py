@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from roll.algorithms.aggregation import loss_weights
 from roll.algorithms.losses import Loss
 from roll.data import packing
 from roll.errors import WeightSyncError
-from roll.strategies.base import MicroBatch, TrainResult
+from roll.strategies.base import MicroBatch, TrainResult, TrainStrategy
 from roll.types import Floats, Metrics, Sequences, TensorSpec, TrainBatch
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
@@ -20,6 +21,8 @@ from roll.weight_sync.routes import Rendezvous, Route, Transport
 from roll.workers.device_sharing import Level
 from roll.workers.group import WorkerGroup
 from roll.workers.scoring import gather_tokens, share_out
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,9 @@ class TrainShape:
 class Learner:
     """Facade of a group that learns."""
 
-    def __init__(self, group: WorkerGroup, shape: TrainShape, train_seconds: float, sync_seconds: float, save_seconds: float) -> None:
+    def __init__(
+        self, group: WorkerGroup[TrainStrategy], shape: TrainShape, train_seconds: float, sync_seconds: float, save_seconds: float
+    ) -> None:
         self._group, self._shape = group, shape
         self._train_seconds, self._sync_seconds, self._save_seconds = train_seconds, sync_seconds, save_seconds
 
@@ -59,37 +64,43 @@ class Learner:
             for replica, micro_batches in enumerate(micro_batches_of(batch, update, len(replicas), shape)):
                 replicas[replica].append(micro_batches)
         arguments = [(updates, loss, shape.temperature, policy_version) for updates in replicas]
-        return merge(await self._group.each_replica("train_step", arguments, self._train_seconds))
+        return merge(await self._group.within(self._train_seconds).each_replica(TrainStrategy.train_step, arguments))
 
     async def evaluate(self, batch: TrainBatch, loss: Loss) -> list[TrainResult]:
         """By replica, what the loss says of a batch that is not learnt from; `merge` makes means of it."""
         replicas = micro_batches_of(batch, range(len(batch)), self._group.replicas, self._shape)
         arguments = [(micro_batches, loss, self._shape.temperature) for micro_batches in replicas]
-        return await self._group.each_replica("evaluate", arguments, self._train_seconds)
+        return await self._group.within(self._train_seconds).each_replica(TrainStrategy.evaluate, arguments)
 
     async def save(self, folder: Path) -> None:
         """Write what `load` needs to go on exactly."""
-        await self._group.all("save", folder, seconds=self._save_seconds)
+        await self._group.within(self._save_seconds).all(TrainStrategy.save, folder)
 
     async def load(self, folder: Path) -> None:
         """Restore what `save` wrote."""
-        await self._group.all("load", folder, seconds=self._save_seconds)
+        await self._group.within(self._save_seconds).all(TrainStrategy.load, folder)
 
     async def offload(self, discard: bool) -> int | None:
         """See `ColocatedRole`. What learns discards nothing: nobody else has what it has learnt."""
-        await self._group.all("offload", seconds=self._sync_seconds)
+        await self._group.within(self._sync_seconds).all(TrainStrategy.offload)
         return await self._group.held_bytes()
 
     async def onload(self, level: Level) -> None:
         """See `ColocatedRole`. What learns is onloaded whole."""
-        await self._group.all("onload", seconds=self._sync_seconds)
+        await self._group.within(self._sync_seconds).all(TrainStrategy.onload)
 
 
 class ActorTrain(Learner):
     """Facade of the `actor_train` group."""
 
     def __init__(
-        self, group: WorkerGroup, shape: TrainShape, folder: Path, train_seconds: float, sync_seconds: float, save_seconds: float
+        self,
+        group: WorkerGroup[TrainStrategy],
+        shape: TrainShape,
+        folder: Path,
+        train_seconds: float,
+        sync_seconds: float,
+        save_seconds: float,
     ) -> None:
         """`folder` lies in the memory that the processes of this host share: what is synced through files stands there."""
         super().__init__(group, shape, train_seconds, sync_seconds, save_seconds)
@@ -108,7 +119,7 @@ class ActorTrain(Learner):
     async def _score(self, sequences: Sequences, adapter: bool) -> Floats:
         split, parts = share_out(sequences, self._group.replicas, self._shape.token_budget)
         arguments = [(part, self._shape.temperature, adapter) for part in parts]
-        results = await self._group.each_replica("log_probs", arguments, self._train_seconds)
+        results = await self._group.within(self._train_seconds).each_replica(TrainStrategy.log_probs, arguments)
         return gather_tokens(sequences, split, results)
 
     async def free_address(self) -> tuple[str, int]:
@@ -119,32 +130,39 @@ class ActorTrain(Learner):
         """Prepare to send weights to every engine; with a rendezvous, wait for the engines. `shared`: by rank, see `sharing_ranks`."""
         self._routes, self._shared = engine_routes, shared
         if rendezvous is not None:
-            await self._group.one(0, "join_broadcast", rendezvous, seconds=self._sync_seconds)
+            await self._group.within(self._sync_seconds).one(0, TrainStrategy.join_broadcast, rendezvous)
 
     async def tensors(self) -> list[TensorSpec]:
         """What the whole model consists of."""
-        return await self._group.one(0, "tensors", False, seconds=self._sync_seconds)
+        return await self._group.within(self._sync_seconds).one(0, TrainStrategy.tensors, adapter=False)
 
     async def send_bucket(self, names: Sequence[str], slot: int) -> Bucket | DeviceBucket:
         """Gather some tensors over all ranks, where the engines find them."""
         if any(route.transport is Transport.FILE for route in self._routes):
             path = self._folder / f"bucket{slot}.safetensors"
-            return (await self._group.all("write_bucket", names, path, seconds=self._sync_seconds))[0]
+            return of_rank_0(await self._group.within(self._sync_seconds).all(TrainStrategy.write_bucket, names, path))
         arguments = [(names, slot, shared) for shared in self._shared]
-        return joined(await self._group.each("fill_bucket", arguments, self._sync_seconds))
+        return joined(await self._group.within(self._sync_seconds).each(TrainStrategy.fill_bucket, arguments))
 
     async def empty_buckets(self) -> None:
         """Give back what the buckets took on the devices."""
-        await self._group.all("empty_buckets", seconds=self._sync_seconds)
+        await self._group.within(self._sync_seconds).all(TrainStrategy.empty_buckets)
 
     async def send_adapter(self) -> Adapter:
         """Gather the adapter over all ranks: into a folder, or for engines on hosts that do not see it, by value."""
         is_seen = self._group.is_here(0) and all(route.same_host for route in self._routes)
-        return (await self._group.all("write_adapter", self._folder if is_seen else None, seconds=self._sync_seconds))[0]
+        folder = self._folder if is_seen else None
+        return of_rank_0(await self._group.within(self._sync_seconds).all(TrainStrategy.write_adapter, folder))
 
     async def export(self, folder: Path) -> None:
         """Write the policy as a Hugging Face or PEFT folder."""
-        await self._group.all("export", folder, seconds=self._save_seconds)
+        await self._group.within(self._save_seconds).all(TrainStrategy.export, folder)
+
+
+def of_rank_0(said: Sequence[T | None]) -> T:
+    """What rank 0 wrote; the other ranks only take part."""
+    assert said[0] is not None, "rank 0 wrote nothing"
+    return said[0]
 
 
 def joined(ranks: Sequence[DeviceBucket]) -> DeviceBucket:

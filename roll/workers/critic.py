@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from roll.algorithms.losses import Loss
+from roll.strategies.base import TrainStrategy
 from roll.types import Floats, Metrics, Sequences, TrainBatch
 from roll.workers.actor_train import Learner
 from roll.workers.scoring import gather_tokens, share_out
@@ -16,7 +17,7 @@ class Critic(Learner):
     async def values(self, sequences: Sequences) -> Floats:
         """[T]: what is expected before each response token, as things stand; 0 elsewhere."""
         split, parts = share_out(sequences, self._group.replicas, self._shape.token_budget)
-        results = await self._group.each_replica("values", [(part,) for part in parts], self._train_seconds)
+        results = await self._group.within(self._train_seconds).each_replica(TrainStrategy.values, [(part,) for part in parts])
         return gather_tokens(sequences, split, results)
 
     async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,11 +14,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roll.errors import BadInput, RollError, WorkerFailed
 from roll.strategies.base import Rank
+from roll.strategies.settings import Settings
 from roll.system.leftovers import Leftovers
+from roll.workers.calls import Ranks
 from roll.workers.placement import WorkerPlacement
-from roll.workers.process import AsyncProcess, Factory, Process
+from roll.workers.process import AsyncProcess, Process
 
-T = TypeVar("T")
+S = TypeVar("S", covariant=True)
 LOG = logging.getLogger(__name__)
 GRACE = 2.0
 """Seconds in which the other ranks may report too, so that the first cause is found and not its echo."""
@@ -36,7 +38,7 @@ LOG_TAIL = 1 << 16
 """Bytes at the end of a log in which NCCL's watchdog says why it ended the process."""
 
 
-class WorkerGroup:
+class WorkerGroup(Ranks[S]):
     """One role's Ray actors, in rank order."""
 
     def __init__(
@@ -61,12 +63,7 @@ class WorkerGroup:
     def __len__(self) -> int:
         return len(self._actors)
 
-    @property
-    def replicas(self) -> int:
-        """Work is shared out over these: each is `replica_size` neighbouring ranks, which do the same."""
-        return len(self) // self.replica_size
-
-    async def start(self, factory: Factory, settings: Sequence[Any], collective_timeout: float, seconds: float) -> None:
+    async def start(self, settings: Settings[S], collective_timeout: float, seconds: float) -> None:
         """Build every rank's strategy; they meet at rank 0's address.
 
         Raises:
@@ -79,7 +76,7 @@ class WorkerGroup:
         for number, (actor, placement) in enumerate(zip(self._actors, self._placements, strict=True)):
             place = (self.role, number, len(self), address, port, placement.device)
             rank = Rank(*place, collective_timeout, placement.devices, self.replica_size, seconds)
-            refs.append(actor.build.remote(factory, settings[number], rank))
+            refs.append(actor.build.remote(settings, rank))
         building = asyncio.ensure_future(self._gather(refs, "start", seconds))
         try:
             # What an engine has made when its start fails is to be found too; it is gone by then.
@@ -100,26 +97,10 @@ class WorkerGroup:
         """Rank 0's address, and a port that is free there."""
         return (await self._gather([self._actors[0].free_address.remote()], "free_address", seconds))[0]
 
-    async def each(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
-        """Call a method on every rank with that rank's arguments; results in rank order.
-
-        Raises:
-            WorkerFailed: with the first root cause, or naming the ranks that are late.
-        """
-        refs = [actor.call.remote(method, *rank) for actor, rank in zip(self._actors, arguments, strict=True)]
-        return await self._gather(refs, method, seconds)
-
-    async def each_replica(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
-        """Call a method on every rank with its replica's arguments; what the first rank of each replica says, so nothing counts twice."""
-        return firsts(await self.each(method, to_ranks(arguments, self.replica_size), seconds), self.replica_size)
-
-    async def all(self, method: str, *arguments: Any, seconds: float) -> list[Any]:
-        """Call a method on every rank with the same arguments."""
-        return await self.each(method, [arguments] * len(self), seconds)
-
-    async def one(self, rank: int, method: str, *arguments: Any, seconds: float) -> Any:
-        """Call a method on one rank."""
-        return (await self._gather([self._actors[rank].call.remote(method, *arguments)], method, seconds, [rank]))[0]
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        """See `Ranks`."""
+        refs = [self._actors[rank].call.remote(method, *given) for rank, given in arguments.items()]
+        return await self._gather(refs, method, seconds, list(arguments))
 
     async def _gather(self, refs: list[Any], method: str, seconds: float, ranks: Sequence[int] | None = None) -> list[Any]:
         ranks = range(len(refs)) if ranks is None else ranks
@@ -196,7 +177,7 @@ class WorkerGroup:
 
     async def _close(self, seconds: float) -> None:
         """Ask every rank to close. One that is late or fails is ended by force all the same, so the log alone is told."""
-        closing = [asyncio.ensure_future(_result(actor.call.remote("close"))) for actor in self._actors]
+        closing = [asyncio.ensure_future(_result(actor.close.remote())) for actor in self._actors]
         await asyncio.wait(closing, timeout=seconds)
         for rank, wait in enumerate(closing):
             if wait.cancel():
@@ -207,16 +188,6 @@ class WorkerGroup:
     def _local_pids(self) -> list[int]:
         here = ray.get_runtime_context().get_node_id()
         return [pid for pid, placement in zip(self._pids, self._placements, strict=False) if placement.node_id in (None, here)]
-
-
-def to_ranks(arguments: Sequence[T], replica_size: int) -> list[T]:
-    """What is for a replica, for each of its ranks."""
-    return [each for each in arguments for _ in range(replica_size)]
-
-
-def firsts(results: Sequence[T], replica_size: int) -> list[T]:
-    """Of what all ranks say, what the first of each replica does."""
-    return list(results[::replica_size])
 
 
 def _most(sizes: Sequence[int | None]) -> int | None:

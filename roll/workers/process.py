@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from ray import cloudpickle
 from roll.config.derived.devices import visible_devices
 from roll.errors import RollError, WorkerFailed
 from roll.strategies.base import Rank
+from roll.strategies.settings import Settings
 from roll.workers.memory_monitor import MemoryMonitor
 from roll.workers.shortage import engine_shortage
 
-Factory = Callable[[Any, Rank], Any]
 MOST_CALLS = 1 << 20
 """Side by side in a process; more than prompts that wait for an engine, lest a pause or a bucket of weights waits behind them for ever."""
 
@@ -52,16 +52,21 @@ class Process:
         """See `MemoryMonitor`."""
         return self._monitor.held()
 
-    def build(self, factory: Factory, settings: Any, rank: Rank) -> None:
+    def build(self, settings: Settings[Any], rank: Rank) -> None:
         """Make the strategy."""
         self._monitor = MemoryMonitor(rank.device)
         with _portable_errors():
-            self._strategy = factory(settings, rank)
+            self._strategy = settings.build(rank)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Run one of the strategy's methods."""
         with _portable_errors():
             return getattr(self._strategy, method)(*arguments)
+
+    def close(self) -> None:
+        """Give back what the strategy holds."""
+        with _portable_errors():
+            self._strategy.close()
 
 
 @ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=MOST_CALLS)  # pyright: ignore[reportCallIssue]
@@ -91,11 +96,11 @@ class AsyncProcess:
         """See `MemoryMonitor`."""
         return self._monitor.held()
 
-    async def build(self, factory: Factory, settings: Any, rank: Rank) -> None:
+    async def build(self, settings: Settings[Any], rank: Rank) -> None:
         """Make the strategy and start it."""
         self._monitor = MemoryMonitor(rank.device)
         with _portable_errors(), _named_shortage(rank, self._log):
-            self._strategy = factory(settings, rank)
+            self._strategy = settings.build(rank)
             await self._strategy.start()
         self._monitor.held()  # an engine holds the most from the start
 
@@ -103,6 +108,11 @@ class AsyncProcess:
         """Run one of the strategy's methods."""
         with _portable_errors():
             return await getattr(self._strategy, method)(*arguments)
+
+    async def close(self) -> None:
+        """See `Process`."""
+        with _portable_errors():
+            await self._strategy.close()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from roll.config.schema.roles import RewardConfig
 from roll.rewards.process import RewardProcess
@@ -16,12 +17,25 @@ SLACK = 60.0
 """Seconds for the way there and back."""
 
 
+@dataclass(frozen=True)
+class RewardSettings:
+    """Of `RewardWorker`."""
+
+    domain: str
+    section: RewardConfig
+    start_seconds: float
+    """In which the process must be ready."""
+
+    def build(self, rank: Rank) -> RewardWorker:
+        """See `Settings`."""
+        return RewardWorker(self)
+
+
 class RewardWorker:
     """Hosted by a Ray actor; scores one group at a time."""
 
-    def __init__(self, settings: tuple[str, RewardConfig, float], rank: Rank) -> None:
-        """`settings` are the domain, its section, and the seconds in which the process must be ready."""
-        self._process = RewardProcess(*settings)
+    def __init__(self, settings: RewardSettings) -> None:
+        self._process = RewardProcess(settings.domain, settings.section, settings.start_seconds)
 
     async def start(self) -> None:
         """Start the process and load the reward function."""
@@ -39,7 +53,7 @@ class RewardWorker:
 class Rewards:
     """Facade of the reward groups: routes a prompt to its domain's least busy worker."""
 
-    def __init__(self, groups: Mapping[str, WorkerGroup], sections: Mapping[str, RewardConfig]) -> None:
+    def __init__(self, groups: Mapping[str, WorkerGroup[RewardWorker]], sections: Mapping[str, RewardConfig]) -> None:
         self._groups, self._sections = groups, sections
         self._waiting = {domain: [0] * len(group) for domain, group in groups.items()}
 
@@ -51,6 +65,6 @@ class Rewards:
         try:
             # Each response may run to its own deadline, and cost its process.
             seconds = (self._sections[prompt.domain].timeout + REPLACED) * waiting[worker] + SLACK
-            return await group.one(worker, "score", prompt, responses, seconds=seconds)
+            return await group.within(seconds).one(worker, RewardWorker.score, prompt, responses)
         finally:
             waiting[worker] -= len(responses)

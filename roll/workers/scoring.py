@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from roll.data import packing
+from roll.strategies.base import ScoreStrategy, TeachStrategy
 from roll.types import Floats, Sequences
 from roll.workers.device_sharing import Level
 from roll.workers.group import WorkerGroup
@@ -29,33 +30,44 @@ def gather_tokens(sequences: Sequences, split: packing.Split, results: Sequence[
 
 
 class Reference:
-    """Facade of a group whose model does not change: log-probs under it, or what a teacher has read."""
+    """Facade of a group whose model does not change: log-probs under it."""
 
-    def __init__(self, group: WorkerGroup, token_budget: int, temperature: float, seconds: float, move_seconds: float) -> None:
+    def __init__(
+        self, group: WorkerGroup[ScoreStrategy], token_budget: int, temperature: float, seconds: float, move_seconds: float
+    ) -> None:
         self._group, self._token_budget, self._temperature = group, token_budget, temperature
         self._seconds, self._move_seconds = seconds, move_seconds
 
     async def ref_log_probs(self, sequences: Sequences) -> Floats:
         """[T] natural-log probs of the response tokens, 0 elsewhere."""
         split, parts = share_out(sequences, self._group.replicas, self._token_budget)
-        results = await self._group.each_replica("log_probs", [(part, self._temperature) for part in parts], self._seconds)
+        arguments = [(part, self._temperature) for part in parts]
+        results = await self._group.within(self._seconds).each_replica(ScoreStrategy.log_probs, arguments)
         return gather_tokens(sequences, split, results)
+
+    async def offload(self, discard: bool) -> int | None:
+        """See `ColocatedRole`. Nothing is discarded: the weights stay as they are."""
+        await self._group.within(self._move_seconds).all(ScoreStrategy.offload)
+        return await self._group.held_bytes()
+
+    async def onload(self, level: Level) -> None:
+        """See `ColocatedRole`. A reference has nothing beside its weights."""
+        await self._group.within(self._move_seconds).all(ScoreStrategy.onload)
+
+
+class Teacher(Reference):
+    """Facade of a group whose model a student learns from."""
+
+    def __init__(self, group: WorkerGroup[TeachStrategy], token_budget: int, seconds: float, move_seconds: float) -> None:
+        super().__init__(group, token_budget, 1.0, seconds, move_seconds)
+        self._teachers = group
 
     async def states(self, sequences: Sequences) -> Floats:
         """[S, H], the last hidden states from which a teacher predicts the S response tokens, in their order."""
-        split, parts = share_out(sequences, self._group.replicas, self._token_budget)
-        results = await self._group.each_replica("states", [(part,) for part in parts], self._seconds)
+        split, parts = share_out(sequences, self._teachers.replicas, self._token_budget)
+        results = await self._teachers.within(self._seconds).each_replica(TeachStrategy.states, [(part,) for part in parts])
         forwards = [pair for rank in zip(split.ranks, results, strict=True) for pair in zip(*rank, strict=True) if pair[0]]
         out = np.empty((int(sequences.response_mask.sum()), forwards[0][1].shape[1]), np.float32)
         for indices, values in forwards:
             out[packing.response_rows(sequences, indices)] = values
         return out
-
-    async def offload(self, discard: bool) -> int | None:
-        """See `ColocatedRole`. Nothing is discarded: the weights stay as they are."""
-        await self._group.all("offload", seconds=self._move_seconds)
-        return await self._group.held_bytes()
-
-    async def onload(self, level: Level) -> None:
-        """See `ColocatedRole`. A reference has nothing beside its weights."""
-        await self._group.all("onload", seconds=self._move_seconds)

@@ -20,6 +20,7 @@ from roll.models.load import PackedPolicy, add_lora, load_causal_model
 from roll.models.packed_inputs import packed_inputs
 from roll.models.weights import WeightView
 from roll.strategies.base import GenerateStrategy, Rank
+from roll.strategies.settings import HfGenerateSettings, VllmSettings
 from roll.types import Completion, Floats, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets, write_adapter, write_bucket
 from roll.weight_sync.device import DeviceBucket
@@ -160,26 +161,20 @@ def make(name: str, model: Path) -> GenerateStrategy:
     """`vllm`, `vllm_lora`, `hf` or `hf_lora`, not started yet."""
     rank = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
     if name.startswith("hf"):
-        from roll.strategies.hf_infer import HfGenerate, HfSettings
-
-        return HfGenerate(HfSettings(str(model), MODEL_ARGS), rank)
-    from roll.strategies.vllm import VllmGenerate, VllmSettings
-
+        return HfGenerateSettings(str(model), MODEL_ARGS).build(rank)
     engine = {"enforce_eager": True, "kv_cache_gib": 0.25, "max_num_seqs": 64}
     takes_adapters = name == "vllm_lora"
-    return VllmGenerate(
-        VllmSettings(
-            str(model),
-            MODEL_ARGS,
-            VllmConfig.model_validate(engine),
-            MAX_MODEL_LEN,
-            adapter_rank=MODEL_ARGS.lora_rank if takes_adapters else None,
-            seed=0,
-            spans_updates=not takes_adapters,
-            takes_turns=False,
-        ),
-        rank,
+    settings = VllmSettings(
+        str(model),
+        MODEL_ARGS,
+        VllmConfig.model_validate(engine),
+        MAX_MODEL_LEN,
+        adapter_rank=MODEL_ARGS.lora_rank if takes_adapters else None,
+        seed=0,
+        spans_updates=not takes_adapters,
+        takes_turns=False,
     )
+    return settings.build(rank)
 
 
 @contextmanager

@@ -7,52 +7,39 @@ import gc
 import multiprocessing
 import os
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 from unittest import mock
 
+from roll.strategies.settings import Settings
+from roll.workers.calls import Ranks
 from tests import limits
 from tests.engines.ranks import free_port
 
-Factory = Callable[[Any, Any], Any]
-"""Settings and a `Rank` to a strategy."""
+BUILD = "build"
+"""Asks a rank for another strategy."""
 
 
-class ServedRanks:
+class ServedRanks(Ranks[Any]):
     """Implements what the facades use of `WorkerGroup`."""
 
     def __init__(self, pipes: Sequence[Connection], replica_size: int = 1) -> None:
-        self._pipes, self._replica_size = pipes, replica_size
+        self._pipes, self.replica_size = pipes, replica_size
 
     def __len__(self) -> int:
         return len(self._pipes)
 
-    @property
-    def replicas(self) -> int:
-        """See `WorkerGroup`."""
-        return len(self) // self._replica_size
-
-    def build(self, factory: Factory, settings: Any) -> None:
+    def build(self, settings: Settings[Any]) -> None:
         """Another strategy in the place of the one before."""
-        asyncio.run(self.each("build", [(factory, settings)] * len(self), limits.START))
+        asyncio.run(self.run(BUILD, dict.fromkeys(range(len(self)), (settings,)), limits.START))
 
-    async def each(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
-        """See `WorkerGroup`."""
-        for pipe, rank in zip(self._pipes, arguments, strict=True):
-            pipe.send((method, rank))
-        return [await asyncio.to_thread(_answer, pipe) for pipe in self._pipes]
-
-    async def each_replica(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
-        """See `WorkerGroup`."""
-        from roll.workers.group import firsts, to_ranks  # here, as the ranks' own processes need no Ray
-
-        return firsts(await self.each(method, to_ranks(arguments, self._replica_size), seconds), self._replica_size)
-
-    async def all(self, method: str, *arguments: Any, seconds: float) -> list[Any]:
-        """See `WorkerGroup`."""
-        return await self.each(method, [arguments] * len(self), seconds)
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        """See `Ranks`."""
+        for rank, given in arguments.items():
+            self._pipes[rank].send((method, given))
+        return [await asyncio.to_thread(_answer, self._pipes[rank]) for rank in arguments]
 
 
 def _answer(pipe: Connection) -> Any:
@@ -94,14 +81,13 @@ def _serve(pipe: Connection, role: str, number: int, world_size: int, port: int)
     while True:
         method, arguments = pipe.recv()
         try:
-            if method == "build":
+            if method == BUILD:
                 if strategy is not None:
                     with mock.patch.object(torch.distributed, "destroy_process_group"):
                         strategy.close()
                     strategy = None
                     gc.collect()
-                factory, settings = arguments
-                strategy = factory(settings, rank)
+                strategy = arguments[0].build(rank)
                 pipe.send((True, None))
             else:
                 pipe.send((True, getattr(strategy, method)(*arguments)))

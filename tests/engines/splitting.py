@@ -14,7 +14,9 @@ from torch import Tensor
 
 from roll.algorithms.losses import Loss
 from roll.config.schema.model import TrainingConfig
+from roll.models.load import load_policy
 from roll.strategies.base import MicroBatch, Rank, TrainResult
+from roll.strategies.settings import ModelLoader
 from tests.engines.training import SEED, TEMPERATURE, VERSION, Case, settings
 
 Work = Mapping[tuple[str, int], tuple[Loss, Sequence[Sequence[MicroBatch]]]]
@@ -30,17 +32,14 @@ class Update:
     result: TrainResult
 
 
-def updates(rank: Rank, case: Case, model: Path, work: Work, **more: Any) -> dict[tuple[str, int], Update]:
-    """Each piece of work as an update. The learning rate is 0, so the model stays as it is.
-
-    `more` are further fields of `TrainSettings`.
-    """
+def updates(rank: Rank, case: Case, model: Path, work: Work, load: ModelLoader = load_policy) -> dict[tuple[str, int], Update]:
+    """Each piece of work as an update. The learning rate is 0, so the model stays as it is."""
     from deepspeed.utils import safe_get_full_grad
 
     from roll.strategies.deepspeed_train import DeepSpeedTrain
 
     still = TrainingConfig.model_validate({"learning_rate": 0.0})
-    strategy = DeepSpeedTrain(dataclasses.replace(settings(case, model, SEED, **more), training=still), rank)
+    strategy = DeepSpeedTrain(dataclasses.replace(settings(case, model, SEED, load), training=still), rank)
     engine: Any = strategy._engine
     trains = [parameter for parameter in engine.module.parameters() if parameter.requires_grad]
     seen: list[Tensor] = []
@@ -61,9 +60,9 @@ def updates(rank: Rank, case: Case, model: Path, work: Work, **more: Any) -> dic
     return out
 
 
-def gradients(rank: Rank, case: Case, model: Path, work: Work, **more: Any) -> dict[tuple[str, int], Tensor]:
+def gradients(rank: Rank, case: Case, model: Path, work: Work, load: ModelLoader = load_policy) -> dict[tuple[str, int], Tensor]:
     """The whole gradient of each piece of work, over all ranks. Arguments as of `updates`."""
-    return {name: update.gradient for name, update in updates(rank, case, model, work, **more).items()}
+    return {name: update.gradient for name, update in updates(rank, case, model, work, load).items()}
 
 
 def updates_by_case(rank: Rank, cases: Sequence[Case], model: Path, work: Work) -> list[dict[tuple[str, int], Update]]:

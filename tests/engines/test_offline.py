@@ -17,12 +17,14 @@ from roll.algorithms.losses import Loss, NegativeLogLikelihood
 from roll.algorithms.preference import Dpo, Ipo, Kto, OrPo, PreferenceLoss, SimPo
 from roll.config.schema.model import TrainingConfig
 from roll.data.examples import Example, ExampleSequence, ExampleSet
+from roll.models.load import PackedPolicy, load_policy
+from roll.models.score import load_scores
 from roll.models.student import PackedTeacher, student_loader
 from roll.pipeline import wire_distill, wire_dpo, wire_reward_model, wire_sft
 from roll.pipeline.batches import Batches, MakeBatch, Models
-from roll.pipeline.roles import make_scores, make_student, make_train
 from roll.strategies.base import Rank
-from roll.strategies.hf_infer import HfScore, HfSettings
+from roll.strategies.hf_infer import HfScore
+from roll.strategies.settings import HfScoreSettings, ModelLoader, TrainSettings
 from roll.types import Floats, Metrics, Sequences
 from roll.workers.actor_train import ActorTrain, TrainShape, merge
 from roll.workers.group import WorkerGroup
@@ -101,11 +103,10 @@ def learnt_examples(given: Rows) -> list[list[Example]]:
     return [[given.example(number) for number in numbers(step)] for step in range(STEPS)]
 
 
-def trainer_settings(model: Path, stage: int) -> dict[str, Any]:
+def trainer_settings(model: Path, stage: int, load: ModelLoader = load_policy) -> TrainSettings:
     training = {"learning_rate": LEARNING_RATE, "adam_epsilon": ADAM_EPSILON, "lr_scheduler_type": "constant"}
-    base = settings(Case(stage=stage, lora=False), model, SEED)
-    changed = dataclasses.replace(base, training=TrainingConfig.model_validate(training), max_grad_norm=1e6)
-    return {each.name: getattr(changed, each.name) for each in dataclasses.fields(changed) if each.name != "load"}
+    base = settings(Case(stage=stage, lora=False), model, SEED, load)
+    return dataclasses.replace(base, training=TrainingConfig.model_validate(training), max_grad_norm=1e6)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +118,7 @@ def ranks() -> Iterator[ServedRanks]:
 @pytest.fixture(scope="module")
 def reference(small_model: Path) -> Any:
     """The model as it was, in this process."""
-    scorer = HfScore(HfSettings(str(small_model), FP32), Rank("reference", 0, 1, "", 0, "cpu", limits.START))
+    scorer = HfScore(HfScoreSettings(str(small_model), FP32, PackedPolicy), Rank("reference", 0, 1, "", 0, "cpu", limits.START))
 
     async def ask(sequences: Sequences) -> Floats:
         return scorer.log_probs([sequences], 1.0)[0]
@@ -149,7 +150,7 @@ def test_the_loss_of_every_update_is_the_one_by_hand(name: str, ranks: ServedRan
     loss, stage, by_hand = CASES[name]
     given = rows(pairs=name not in ("sft", "kto"))
     expected = plain_losses(plain_policies(small_model, small_model), learnt_examples(given), by_hand)
-    ranks.build(make_train, trainer_settings(small_model, stage))
+    ranks.build(trainer_settings(small_model, stage))
     actor_train = trainer(ranks, 30, "token-mean" if name == "sft" else "seq-mean-token-mean")
 
     async def run() -> list[Metrics]:
@@ -171,7 +172,7 @@ def test_the_loss_of_every_update_is_the_one_by_hand(name: str, ranks: ServedRan
 def test_the_scores_of_a_reward_model_are_learnt_as_by_hand(ranks: ServedRanks, small_model: Path) -> None:
     given = rows(pairs=True)
     expected = plain_losses(plain_scorer(small_model), learnt_examples(given), plain_offline.bradley_terry)
-    ranks.build(make_scores, trainer_settings(small_model, 3))
+    ranks.build(trainer_settings(small_model, 3, load_scores))
     actor_train = trainer(ranks, 30, "seq-mean-token-mean")
     said = asyncio.run(learn(actor_train, batches(given, partial(wire_reward_model.make_batch, None), actor_train)))
     assert [line["reward_model/loss"] for line in said] == pytest.approx(expected, abs=1e-5)
@@ -187,8 +188,8 @@ def test_a_student_learns_from_its_teacher_as_by_hand(
     by_hand = plain_offline.distill(getattr(plain_offline, kind))
     expected = plain_losses(plain_policies(small_model, small_tied_model), learnt_examples(given), by_hand)
     load = student_loader(str(small_tied_model), FP32, Divergence(kind, SHARE, HEAT))
-    ranks.build(partial(make_student, load), trainer_settings(small_model, stage))
-    scorer = HfScore(HfSettings(str(small_tied_model), FP32, PackedTeacher), Rank("teacher", 0, 1, "", 0, "cpu", limits.START))
+    ranks.build(trainer_settings(small_model, stage, load))
+    scorer = HfScore(HfScoreSettings(str(small_tied_model), FP32, PackedTeacher), Rank("teacher", 0, 1, "", 0, "cpu", limits.START))
 
     async def ask(sequences: Sequences) -> Floats:
         return scorer.states([sequences])[0]

@@ -11,9 +11,11 @@ from transformers import AutoModelForCausalLM
 
 from roll.config.schema.model import ModelConfig
 from roll.data import packing
+from roll.models.load import PackedPolicy
 from roll.models.packed_inputs import spread
 from roll.strategies.base import Rank
-from roll.strategies.hf_infer import HfScore, HfSettings
+from roll.strategies.hf_infer import HfScore
+from roll.strategies.settings import HfScoreSettings
 from roll.types import Floats, Sequences
 from tests import limits
 from tests.engines.plain import token_statistics
@@ -62,7 +64,7 @@ def gathered(sequences: Sequences, ranks: int, by_rank: list[list[Floats]]) -> F
 
 def test_hf_infer_scores_as_transformers_does(small_model: Path, sequences: Sequences, direct: Floats) -> None:
     rank = Rank("reference", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
-    strategy = HfScore(HfSettings(str(small_model), ModelConfig.model_validate({"dtype": "fp32"})), rank)
+    strategy = HfScore(HfScoreSettings(str(small_model), ModelConfig.model_validate({"dtype": "fp32"}), PackedPolicy), rank)
     for parameter in strategy._policy.parameters():
         parameter.data = parameter.data.clone()  # out of the file, as on a device
     for _ in range(2):

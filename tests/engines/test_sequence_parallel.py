@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -19,14 +19,18 @@ from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.ranking import BradleyTerry
 from roll.algorithms.value_loss import ValueLoss
 from roll.data import packing
-from roll.pipeline.roles import make_critic, make_scores, make_train
+from roll.models.load import load_policy
+from roll.models.score import load_scores
+from roll.models.value import load_values
+from roll.strategies.base import TrainStrategy
+from roll.strategies.settings import ModelLoader
 from roll.types import Floats, Metrics, TrainBatch
 from roll.weight_sync.bucket import plan_buckets, read_bucket
 from roll.workers.actor_train import ActorTrain, TrainShape
 from roll.workers.critic import Critic
 from roll.workers.group import WorkerGroup
 from tests import limits
-from tests.engines.serving import Factory, ServedRanks, served_ranks
+from tests.engines.serving import ServedRanks, served_ranks
 from tests.engines.training import SEED, TEMPERATURE, VERSION, Case, settings
 from tests.tiers import each
 
@@ -38,7 +42,7 @@ BUDGET = 33
 class Kind:
     """What learns, from what, on which stage."""
 
-    factory: Factory
+    load: ModelLoader
     stage: int
     loss: Loss
     mode: str
@@ -48,10 +52,10 @@ class Kind:
 
 
 KINDS = {
-    "ppo": Kind(make_train, 1, PolicyLoss(Ppo(0.2, 0.28, 3.0), kl_coef=0.1, entropy_coef=0.01), "token-mean"),
-    "gspo": Kind(make_train, 3, PolicyLoss(Gspo(0.02, 0.03)), "seq-mean-token-mean", lora=True, compiled=True),
-    "critic": Kind(make_critic, 3, ValueLoss(0.2), "token-mean"),
-    "reward_model": Kind(make_scores, 1, BradleyTerry(), "seq-mean-token-mean"),
+    "ppo": Kind(load_policy, 1, PolicyLoss(Ppo(0.2, 0.28, 3.0), kl_coef=0.1, entropy_coef=0.01), "token-mean"),
+    "gspo": Kind(load_policy, 3, PolicyLoss(Gspo(0.02, 0.03)), "seq-mean-token-mean", lora=True, compiled=True),
+    "critic": Kind(load_values, 3, ValueLoss(0.2), "token-mean"),
+    "reward_model": Kind(load_scores, 1, BradleyTerry(), "seq-mean-token-mean"),
 }
 
 
@@ -115,7 +119,7 @@ async def step(name: str, group: ServedRanks, folder: Path) -> Seen:
     workers = cast(WorkerGroup, group)
     seconds = (limits.CALL, limits.CALL, limits.CALL)
     policy, critic = ActorTrain(workers, shape, folder, *seconds), Critic(workers, shape, *seconds)
-    scores = await (policy.log_probs(batch.sequences) if kind.factory is make_train else critic.values(batch.sequences))
+    scores = await (policy.log_probs(batch.sequences) if kind.load is load_policy else critic.values(batch.sequences))
     held_out = await policy.evaluate(batch, kind.loss)
     tokens = sum(result.tokens + int(result.counts.get("reward_model/loss", 0)) for result in held_out)
     before = await weights(group, folder)
@@ -126,8 +130,9 @@ async def step(name: str, group: ServedRanks, folder: Path) -> Seen:
 async def weights(group: ServedRanks, folder: Path) -> dict[str, Tensor]:
     """All of them, as a sync sends them."""
     out: dict[str, Tensor] = {}
-    for names in plan_buckets((await group.all("tensors", False, seconds=limits.CALL))[0], 1 << 19):
-        bucket = (await group.all("write_bucket", names, folder / "bucket.safetensors", seconds=limits.CALL))[0]
+    for names in plan_buckets((await group.within(limits.CALL).all(TrainStrategy.tensors, adapter=False))[0], 1 << 19):
+        bucket = (await group.within(limits.CALL).all(TrainStrategy.write_bucket, names, folder / "bucket.safetensors"))[0]
+        assert bucket is not None
         out |= {name: tensor.clone() for name, tensor in read_bucket(bucket).items()}
     return out
 
@@ -145,8 +150,8 @@ def test_two_ranks_that_share_tokens_out_do_as_one(
     kind, seen = KINDS[name], []
     for group in (alone, together):
         case = Case(kind.stage, kind.lora, compiled=kind.compiled and len(group) > 1, sequence_parallel=len(group))
-        chosen = replace(settings(case, with_head, SEED), token_budget=BUDGET)
-        group.build(kind.factory, {each.name: getattr(chosen, each.name) for each in fields(chosen) if each.name != "load"})
+        chosen = replace(settings(case, with_head, SEED, kind.load), token_budget=BUDGET)
+        group.build(chosen)
         seen.append(asyncio.run(step(name, group, tmp_path)))
     one, two = seen
     assert far(two.scores, one.scores) < 1e-6
@@ -168,12 +173,12 @@ def test_two_ranks_that_share_tokens_out_do_as_one(
 @pytest.mark.full
 def test_a_checkpoint_goes_on_without_sharing(together: ServedRanks, small_model: Path, tmp_path: Path) -> None:
     seen = []
-    for size, asked in ((2, "save"), (1, "load")):
+    for size, asked in ((2, TrainStrategy.save), (1, TrainStrategy.load)):
         chosen = replace(settings(Case(3, True, sequence_parallel=size), small_model, SEED + size), token_budget=BUDGET)
-        together.build(make_train, {each.name: getattr(chosen, each.name) for each in fields(chosen) if each.name != "load"})
-        if asked == "save":
+        together.build(chosen)
+        if asked is TrainStrategy.save:
             asyncio.run(step("ppo", together, tmp_path))
-        asyncio.run(together.all(asked, tmp_path / "checkpoint", seconds=limits.CALL))
+        asyncio.run(together.within(limits.CALL).all(asked, tmp_path / "checkpoint"))
         seen.append(asyncio.run(weights(together, tmp_path)))
     assert seen[0].keys() == seen[1].keys()
     assert all(torch.equal(seen[1][name], tensor) for name, tensor in seen[0].items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -186,7 +186,7 @@ def test_values_and_scores_are_learnt_as_by_one_rank(name: str, with_head: Path,
     for ranks in (1, SHARED):
         chosen = replace(settings(Case(2, False, tensor_parallel=ranks), with_head, SEED), token_budget=BUDGET)
         with served_ranks("actor_train", ranks, replica_size=ranks) as group:
-            group.build(KINDS[name].factory, {each.name: getattr(chosen, each.name) for each in fields(chosen) if each.name != "load"})
+            group.build(replace(chosen, load=KINDS[name].load))
             seen.append(asyncio.run(step(name, group, tmp_path)))
     one, two = seen
     torch.testing.assert_close(torch.from_numpy(two.scores), torch.from_numpy(one.scores), rtol=0, atol=1e-5)

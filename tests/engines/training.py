@@ -17,7 +17,9 @@ from torch import Tensor
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.schema.model import ModelConfig, TrainingConfig
+from roll.models.load import PackedPolicy, load_policy
 from roll.strategies.base import MicroBatch, Rank, TrainResult
+from roll.strategies.settings import ModelLoader, ShardedScoreSettings, TrainSettings
 from roll.types import Floats, Sequences
 from roll.weight_sync.bucket import plan_buckets, read_bucket
 from roll.weight_sync.device import SLOTS
@@ -139,10 +141,8 @@ def model_args(case: Case) -> ModelConfig:
     )
 
 
-def settings(case: Case, model: Path, seed: int, **more: Any) -> Any:
-    """`TrainSettings` of a case; `more` are further fields of it."""
-    from roll.strategies.deepspeed_train import TrainSettings
-
+def settings(case: Case, model: Path, seed: int, load: ModelLoader = load_policy) -> TrainSettings:
+    """Of a case."""
     training = {"learning_rate": LEARNING_RATE, "adam_epsilon": ADAM_EPSILON, "weight_decay": WEIGHT_DECAY}
     return TrainSettings(
         str(model),
@@ -161,7 +161,7 @@ def settings(case: Case, model: Path, seed: int, **more: Any) -> Any:
         total_updates=10,
         token_budget=TOKEN_BUDGET,
         seed=seed,
-        **more,
+        load=load,
     )
 
 
@@ -179,11 +179,11 @@ class Short:
 
 
 @contextmanager
-def trainer(case: Case, model: Path, rank: Rank, seed: int, **more: Any) -> Iterator[Any]:
-    """The trainer of a case; `more` are further fields of its settings."""
+def trainer(case: Case, model: Path, rank: Rank, seed: int, load: ModelLoader = load_policy) -> Iterator[Any]:
+    """The trainer of a case."""
     from roll.strategies.memory_guard import MemoryGuard, Need, over_hosts
 
-    with trainer_of(settings(case, model, seed, **more), rank) as strategy:
+    with trainer_of(settings(case, model, seed, load), rank) as strategy:
         if case.short:
             most = over_hosts(rank.world_size, rank.timeout)
             strategy._guard = MemoryGuard(TOKEN_BUDGET, Need(0, 1.0), Short(), most)
@@ -291,10 +291,10 @@ def train_cases(rank: Rank, cases: Sequence[Case], model: Path, works: dict[bool
 
 def score_sharded(rank: Rank, model: Path, parts: Sequence[Sequence[Sequences]], stage_config: dict[str, Any]) -> list[Floats]:
     """Log-probs of this rank's micro-batches by `DeepSpeedScore`."""
-    from roll.strategies.deepspeed_infer import DeepSpeedScore, ShardedScoreSettings
+    from roll.strategies.deepspeed_infer import DeepSpeedScore
 
     config = DeepSpeedConfig.model_validate({"zero_optimization": stage_config})
-    strategy = DeepSpeedScore(ShardedScoreSettings(str(model), ModelConfig.model_validate({"dtype": "fp32"}), config), rank)
+    strategy = DeepSpeedScore(ShardedScoreSettings(str(model), ModelConfig.model_validate({"dtype": "fp32"}), config, PackedPolicy), rank)
     strategy.offload()
     partitions = [vars(parameter)["ds_tensor"] for parameter in strategy._policy.parameters()]
     assert not any(partition.untyped_storage().nbytes() for partition in partitions)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ COLLECTIVE = limits.END
 class Meeting:
     """In the process group that a trainer makes."""
 
-    def __init__(self, settings: Any, rank: Rank) -> None:
+    def __init__(self, rank: Rank) -> None:
         from roll.strategies.deepspeed_setup import join
 
         join(rank)
@@ -45,17 +45,26 @@ class Meeting:
         """Nothing to give back: the processes end."""
 
 
+@dataclass(frozen=True)
+class MeetingSettings:
+    """Nothing to set."""
+
+    def build(self, rank: Rank) -> Meeting:
+        """See `Settings`."""
+        return Meeting(rank)
+
+
 async def wait_in_vain(folder: Path, devices: tuple[tuple[int, ...], ...]) -> WorkerFailed:
     """Meet once, then once more without the last rank; what is said of it."""
     last = len(devices) - 1
-    group = WorkerGroup(
+    group: WorkerGroup[Meeting] = WorkerGroup(
         "trainer", worker_placements(RolePlan("trainer", "none", devices), 8, {}), folder / "logs", folder / "held", blocking=True
     )
     try:
-        await group.start(Meeting, [None] * len(devices), COLLECTIVE, limits.START)
-        assert await group.all("meet", None, seconds=limits.CALL) == [2.0] * len(devices)
+        await group.start(MeetingSettings(), COLLECTIVE, limits.START)
+        assert await group.within(limits.CALL).all(Meeting.meet, None) == [2.0] * len(devices)
         with pytest.raises(WorkerFailed) as failure:
-            await group.all("meet", last, seconds=limits.START)
+            await group.within(limits.START).all(Meeting.meet, last)
         return failure.value
     finally:
         await group.stop(limits.EXPIRY)

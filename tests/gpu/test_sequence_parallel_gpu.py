@@ -17,7 +17,9 @@ import torch
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.schema.model import ModelConfig, TrainingConfig
+from roll.models.load import load_policy
 from roll.strategies.base import Rank
+from roll.strategies.settings import TrainSettings
 from tests import limits
 from tests.engines.ranks import free_port
 from tests.gpu.conftest import need_devices
@@ -30,7 +32,7 @@ BUDGET = 4095
 
 def train(rank: Rank, model: Path, stage: int, lora: bool, keys: dict[str, Any]) -> dict[str, Any]:
     """Two updates of as many ranks as there are, which are one replica; what came of them."""
-    from roll.strategies.deepspeed_train import DeepSpeedTrain, TrainSettings
+    from roll.strategies.deepspeed_train import DeepSpeedTrain
 
     adapter = {"lora_target": "all-linear", "lora_rank": 8} if lora else {}
     settings = TrainSettings(
@@ -42,6 +44,7 @@ def train(rank: Rank, model: Path, stage: int, lora: bool, keys: dict[str, Any])
         total_updates=10,
         token_budget=BUDGET,
         seed=0,
+        load=load_policy,
     )
     strategy = DeepSpeedTrain(settings, rank)
     parts, _ = micro_batches(BUDGET)

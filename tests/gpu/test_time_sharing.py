@@ -24,6 +24,7 @@ from roll.models.load import PackedPolicy, load_causal_model
 from roll.models.weights import WeightView
 from roll.strategies.base import Rank
 from roll.strategies.offload import storages, tensors_in
+from roll.strategies.settings import HfScoreSettings, VllmSettings
 from roll.types import Sampling, TrainBatch
 from roll.weight_sync.bucket import plan_buckets
 from roll.weight_sync.device import SLOTS, DeviceSender
@@ -104,10 +105,10 @@ def test_a_trainer_gives_its_memory_up_and_comes_back_to_the_bit(case: Case, mod
 
 
 def test_a_reference_gives_its_memory_up_and_scores_the_same(model: Path, rank: Rank) -> None:
-    from roll.strategies.hf_infer import HfScore, HfSettings
+    from roll.strategies.hf_infer import HfScore
 
     before = torch.cuda.memory_allocated()
-    strategy = HfScore(HfSettings(str(model), ModelConfig.model_validate({"dtype": "bf16"})), rank)
+    strategy = HfScore(HfScoreSettings(str(model), ModelConfig.model_validate({"dtype": "bf16"}), PackedPolicy), rank)
     (expected,) = strategy.log_probs([batch().sequences], TEMPERATURE)
     for _ in range(2):
         strategy.offload()
@@ -129,7 +130,7 @@ class Engine:
     """A `VllmGenerate` that takes turns, and an event loop for it."""
 
     def __init__(self, model: Path, adapter_rank: int | None, runner: asyncio.Runner) -> None:
-        from roll.strategies.vllm import VllmGenerate, VllmSettings
+        from roll.strategies.vllm import VllmGenerate
 
         settings = VllmConfig.model_validate({"enforce_eager": True, "gpu_memory_utilization": 0.3, "max_num_seqs": 16})
         arguments = ModelConfig.model_validate({"dtype": "bf16"})

@@ -21,7 +21,9 @@ from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.data import packing
 from roll.models.head import chunked_log_probs
+from roll.models.load import load_policy
 from roll.strategies.base import MicroBatch, Rank
+from roll.strategies.settings import TrainSettings
 from roll.types import TrainBatch
 from tests import limits
 from tests.engines.ranks import free_port
@@ -95,7 +97,7 @@ def micro_batches(token_budget: int) -> tuple[list[MicroBatch], np.ndarray]:
 
 def train(model: Path, stage: int, lora: bool, token_budget: int, fraction: float | None, keys: dict[str, Any]) -> dict[str, Any]:
     """Three updates in a process of its own; what came of them."""
-    from roll.strategies.deepspeed_train import DeepSpeedTrain, TrainSettings
+    from roll.strategies.deepspeed_train import DeepSpeedTrain
 
     adapter = {"lora_target": "all-linear", "lora_rank": 8} if lora else {}
     settings = TrainSettings(
@@ -107,6 +109,7 @@ def train(model: Path, stage: int, lora: bool, token_budget: int, fraction: floa
         total_updates=10,
         token_budget=token_budget,
         seed=0,
+        load=load_policy,
     )
     strategy = DeepSpeedTrain(settings, Rank("actor_train", 0, 1, "127.0.0.1", free_port(), "cuda", limits.START))
     parts, places = micro_batches(token_budget)

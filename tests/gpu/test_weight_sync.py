@@ -21,6 +21,7 @@ from roll.models.load import PackedPolicy, add_lora, load_causal_model
 from roll.models.packed_inputs import packed_inputs
 from roll.models.weights import WeightView
 from roll.strategies.base import Rank
+from roll.strategies.settings import VllmSettings
 from roll.types import Completion, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, plan_buckets, write_adapter
 from roll.weight_sync.device import SLOTS, DeviceSender
@@ -101,7 +102,7 @@ class Engine:
 
 @pytest.fixture(scope="module", params=["bf16-whole", "fp32-whole", "bf16-adapter"])
 def engine(request: pytest.FixtureRequest, model: Path) -> Iterator[tuple[Engine, bool]]:
-    from roll.strategies.vllm import VllmGenerate, VllmSettings
+    from roll.strategies.vllm import VllmGenerate
 
     dtype, kind = request.param.split("-")
     settings = VllmConfig.model_validate({"enforce_eager": True, "gpu_memory_utilization": 0.2, "max_num_seqs": 64})

@@ -7,8 +7,8 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -34,9 +34,7 @@ class Picky(Exception):
 class Worker:
     """Does what a test asks."""
 
-    def __init__(self, settings: Any, rank: Rank) -> None:
-        if settings == "unreadable":
-            raise DataError([Fault("pretrain", "it cannot be read", "give another")])
+    def __init__(self, rank: Rank) -> None:
         self.rank, self.place = rank.rank, rank
 
     def replica(self) -> tuple[int, int]:
@@ -75,7 +73,7 @@ class Worker:
 class Engine:
     """Answers when it is told to."""
 
-    def __init__(self, settings: Any, rank: Rank) -> None:
+    def __init__(self) -> None:
         self._may_answer, self._asked = asyncio.Event(), 0
 
     async def start(self) -> None:
@@ -96,12 +94,28 @@ class Engine:
         pass
 
 
+@dataclass(frozen=True)
+class WorkerSettings:
+    readable: bool = True
+
+    def build(self, rank: Rank) -> Worker:
+        if not self.readable:
+            raise DataError([Fault("pretrain", "it cannot be read", "give another")])
+        return Worker(rank)
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    def build(self, rank: Rank) -> Engine:
+        return Engine()
+
+
 @asynccontextmanager
-async def group_of_two(logs: Path, settings: Any = None, replica_size: int = 1) -> AsyncIterator[WorkerGroup]:
+async def group_of_two(logs: Path, readable: bool = True, replica_size: int = 1) -> AsyncIterator[WorkerGroup[Worker]]:
     places = worker_placements(RolePlan("trainer", "none", ((), ())), 8, {"COLOUR": "blue"})
-    group = WorkerGroup("trainer", places, logs, logs / "held", blocking=True, replica_size=replica_size)
+    group: WorkerGroup[Worker] = WorkerGroup("trainer", places, logs, logs / "held", blocking=True, replica_size=replica_size)
     try:
-        await group.start(Worker, [settings, settings], limits.START, limits.START)
+        await group.start(WorkerSettings(readable), limits.START, limits.START)
         yield group
     finally:
         await group.stop(limits.EXPIRY)
@@ -112,10 +126,10 @@ async def reads_no_earlier_log(logs: Path) -> None:
     (logs / "trainer-0.log").write_text("[gloo] Timed out waiting 1000ms for recv operation to complete\n")
     async with group_of_two(logs) as group:
         with pytest.raises(WorkerFailed, match="^trainer rank 0: the process died"):
-            await group.all("die", 0, logs / "never", seconds=limits.CALL)
+            await group.within(limits.CALL).all(Worker.die, 0, logs / "never")
 
 
-async def names_who_is_late(group: WorkerGroup, folder: Path) -> None:
+async def names_who_is_late(group: WorkerGroup[Worker], folder: Path) -> None:
     """Who waits for what does not come ends in vain; who is late goes on with its next call once it is released."""
     answered, late = (actor.call.remote("wait", 1, folder / "slept") for actor in group._actors)
     await answered
@@ -124,7 +138,7 @@ async def names_who_is_late(group: WorkerGroup, folder: Path) -> None:
     (folder / "slept").touch()
     said = r"^trainer rank 1: meet: rank\(s\) 1 did not come to a collective operation for which rank\(s\) 0 waited \(logs/trainer-1"
     with pytest.raises(WorkerFailed, match=said):
-        await group.all("meet", 1, folder / "met", seconds=limits.CALL)
+        await group.within(limits.CALL).all(Worker.meet, 1, folder / "met")
     (folder / "met").touch()
 
 
@@ -133,45 +147,47 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: 
 
     async def behaves() -> None:
         async with group_of_two(tmp_path / "logs") as group:
-            assert await group.all("environment", "COLOUR", seconds=limits.CALL) == ["blue", "blue"]
-            assert await group.all("environment", "RANK", seconds=limits.CALL) == ["0", "1"]
-            assert await group.all("niceness", seconds=limits.CALL) == [os.nice(0)] * 2, "workers give way to nobody"
-            assert await group.each("wait", [(2, tmp_path), (2, tmp_path)], limits.CALL) == [0, 1]
+            calls = group.within(limits.CALL)
+            assert await calls.all(Worker.environment, "COLOUR") == ["blue", "blue"]
+            assert await calls.all(Worker.environment, "RANK") == ["0", "1"]
+            assert await calls.all(Worker.niceness) == [os.nice(0)] * 2, "workers give way to nobody"
+            assert await calls.each(Worker.wait, [(2, tmp_path), (2, tmp_path)]) == [0, 1]
             with monkeypatch.context() as patch:
                 patch.setattr("roll.workers.group.GRACE", limits.CALL)  # the cause may come long after its echo
                 picky = r"^trainer rank 1: RuntimeError: Picky: a cause and its detail \(logs/trainer-1.log\)$"
                 with pytest.raises(WorkerFailed, match=picky):
-                    await group.all("fail", 1, seconds=limits.CALL)
+                    await calls.all(Worker.fail, 1)
             await names_who_is_late(group, tmp_path)
             assert (await group.peak_bytes() or 0) > 1 << 20
             assert await group.held_bytes() is None  # on the CPU
             with pytest.raises(WorkerFailed, match="^trainer rank 0: the process died"):
-                await group.all("die", 0, tmp_path / "never", seconds=limits.CALL)
+                await calls.all(Worker.die, 0, tmp_path / "never")
 
     async def refuses() -> None:
         with pytest.raises(DataError, match="it cannot be read"):
-            async with group_of_two(tmp_path / "logs", "unreadable"):
+            async with group_of_two(tmp_path / "logs", readable=False):
                 pass
 
     async def ends_what_hangs() -> None:
         async with group_of_two(tmp_path / "logs", replica_size=2) as group:
-            assert await group.each_replica("replica", [()], limits.CALL) == [(0, 2)]
-            assert await group.each("replica", [(), ()], limits.CALL) == [(0, 2), (0, 2)]
+            assert await group.within(limits.CALL).each_replica(Worker.replica, [()]) == [(0, 2)]
+            assert await group.within(limits.CALL).each(Worker.replica, [(), ()]) == [(0, 2), (0, 2)]
             pids = [int(pid) for pid in await group._gather([actor.pid.remote() for actor in group._actors], "pid", limits.CALL)]
-            hanging = asyncio.ensure_future(group.all("wait", 0, tmp_path / "never", seconds=limits.RUN))
+            hanging = asyncio.ensure_future(group.within(limits.RUN).all(Worker.wait, 0, tmp_path / "never"))
             await asyncio.sleep(0)  # the calls are made
         hanging.cancel()
         limits.until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "its processes are gone", limits.END)
 
     async def hears_the_sync_behind_many_prompts() -> None:
         logs = tmp_path / "logs"
-        group = WorkerGroup("engine", worker_placements(RolePlan("engine", "none", ((),)), 8, {}), logs, logs / "held", blocking=False)
+        places = worker_placements(RolePlan("engine", "none", ((),)), 8, {})
+        group: WorkerGroup[Engine] = WorkerGroup("engine", places, logs, logs / "held", blocking=False)
         try:
-            await group.start(Engine, [None], limits.START, limits.START)
-            answers = [asyncio.ensure_future(group.one(0, "answer", seconds=limits.PROCESS)) for _ in range(4500)]
-            while await group.one(0, "asked", seconds=limits.CALL) < len(answers):
+            await group.start(EngineSettings(), limits.START, limits.START)
+            answers = [asyncio.ensure_future(group.within(limits.PROCESS).one(0, Engine.answer)) for _ in range(4500)]
+            while await group.within(limits.CALL).one(0, Engine.asked) < len(answers):
                 await asyncio.sleep(limits.LOOK)
-            await group.one(0, "resume", seconds=limits.CALL)
+            await group.within(limits.CALL).one(0, Engine.resume)
             assert sum(await asyncio.gather(*answers)) == 4500
         finally:
             await group.stop(limits.EXPIRY)

@@ -12,7 +12,8 @@ from roll.config.derived.placement import RolePlan
 from roll.config.schema.engine import VllmConfig
 from roll.config.schema.model import ModelConfig
 from roll.errors import WorkerFailed
-from roll.pipeline.roles import make_vllm
+from roll.strategies.base import GenerateStrategy
+from roll.strategies.settings import VllmSettings
 from roll.workers.cluster import cluster
 from roll.workers.group import WorkerGroup
 from roll.workers.placement import worker_placements
@@ -22,22 +23,22 @@ pytestmark = [pytest.mark.engines, pytest.mark.full]
 
 
 def test_an_engine_without_room_for_one_sequence(tiny_model: Path, tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
-    settings = {
-        "model_path": str(tiny_model),
-        "model_args": ModelConfig.model_validate({"dtype": "fp32"}),
-        "engine": VllmConfig.model_validate({"enforce_eager": True, "kv_cache_gib": 1e-5}),
-        "max_model_len": 64,
-        "adapter_rank": None,
-        "seed": 0,
-        "spans_updates": False,
-        "takes_turns": False,
-    }
+    settings = VllmSettings(
+        model_path=str(tiny_model),
+        model_args=ModelConfig.model_validate({"dtype": "fp32"}),
+        engine=VllmConfig.model_validate({"enforce_eager": True, "kv_cache_gib": 1e-5}),
+        max_model_len=64,
+        adapter_rank=None,
+        seed=0,
+        spans_updates=False,
+        takes_turns=False,
+    )
 
     async def starts(logs: Path, scratch: Path) -> None:
         places = worker_placements(RolePlan("actor_infer", "vllm", ((),)), 8, {"TMPDIR": str(scratch)})
-        group = WorkerGroup("actor_infer", places, logs, logs / "held", blocking=False)
+        group: WorkerGroup[GenerateStrategy] = WorkerGroup("actor_infer", places, logs, logs / "held", blocking=False)
         try:
-            await group.start(make_vllm, [settings], limits.START, limits.START)
+            await group.start(settings, limits.START, limits.START)
         finally:
             await group.stop(limits.END)
 

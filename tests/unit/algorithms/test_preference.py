@@ -22,7 +22,7 @@ from roll.types import TrainBatch
 from roll.workers.actor_train import ActorTrain, TrainShape
 from roll.workers.group import WorkerGroup
 from tests import limits
-from tests.unit.algorithms.test_split import TOKENS, Ranks
+from tests.unit.algorithms.test_split import TOKENS, AddingRanks
 
 POLICY = [[-0.5, -1.0], [-2.0, -0.25, -1.5], [-0.1], [-3.0, -0.5]]
 REFERENCE = [[-0.7, -0.9], [-1.0, -0.5, -1.0], [-0.4], [-2.5, -0.75]]
@@ -135,7 +135,7 @@ def pairs() -> TrainBatch:
 def gradient(name: str, ranks: int, token_budget: int) -> Tensor:
     """Of one update."""
     batch = replace(pairs(), sequences_per_example=1) if name == "kto" else pairs()
-    group = Ranks(ranks)
+    group = AddingRanks(ranks)
     shape = TrainShape(1, 1, token_budget, "seq-mean-token-mean", 1.0)
     trainer = ActorTrain(cast(WorkerGroup, group), shape, Path(), limits.CALL, limits.CALL, limits.CALL)
     asyncio.run(trainer.train_step(batch, LOSSES[name], 0))

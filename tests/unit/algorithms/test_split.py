@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -22,10 +22,11 @@ from roll.algorithms.value_loss import ValueLoss
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data import packing
 from roll.models.packed_inputs import packed_inputs, scored_only
-from roll.strategies.base import MicroBatch, TrainResult
+from roll.strategies.base import MicroBatch, TrainResult, TrainStrategy
 from roll.strategies.loss_inputs import loss_inputs
 from roll.types import Floats, TrainBatch
 from roll.workers.actor_train import ActorTrain, TrainShape
+from roll.workers.calls import Ranks
 from roll.workers.group import WorkerGroup
 from tests import limits
 
@@ -80,20 +81,19 @@ class TinyPolicy(nn.Module):
         return log_p.gather(1, packed.token_ids[packed.scored][:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
 
 
-class Ranks:
+class AddingRanks(Ranks[TrainStrategy]):
     """Workers in this process that add their gradients up, as a data-parallel trainer does."""
 
     def __init__(self, count: int) -> None:
         self.policy, self.count = TinyPolicy(), count
         self.forwards: list[int] = []
 
-    @property
-    def replicas(self) -> int:
+    def __len__(self) -> int:
         return self.count
 
-    async def each_replica(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[TrainResult]:
-        assert method == "train_step"
-        for updates, loss, *_ in arguments:
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[TrainResult]:
+        assert method == TrainStrategy.train_step.__name__
+        for updates, loss, *_ in arguments.values():
             [micro_batches] = updates
             self.forwards.append(len(micro_batches))
             for micro_batch in micro_batches:
@@ -140,7 +140,7 @@ def budgets(ranks: int) -> dict[int, int]:
     return {packing.split(LENGTHS, ranks, budget).forwards: budget for budget in range(1, 200)}
 
 
-def learn(group: Ranks, loss: Loss, mode: str, token_budget: int) -> Tensor:
+def learn(group: AddingRanks, loss: Loss, mode: str, token_budget: int) -> Tensor:
     """The gradient of one update."""
     shape = TrainShape(updates=1, epochs=1, token_budget=token_budget, loss_agg_mode=mode, temperature=1.0)
     trainer = ActorTrain(cast(WorkerGroup, group), shape, Path(), limits.CALL, limits.CALL, limits.CALL)
@@ -149,7 +149,7 @@ def learn(group: Ranks, loss: Loss, mode: str, token_budget: int) -> Tensor:
 
 
 def gradient(loss: Loss, mode: str, ranks: int, micro_batches: int) -> Tensor:
-    group = Ranks(ranks)
+    group = AddingRanks(ranks)
     out = learn(group, loss, mode, budgets(ranks)[micro_batches])
     assert group.forwards == [micro_batches] * ranks
     return out

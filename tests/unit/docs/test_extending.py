@@ -11,7 +11,7 @@ import math
 import pickle
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -40,6 +40,7 @@ from roll.tracking.base import RunFacts
 from roll.tracking.fanout import Tracking
 from roll.tracking.jsonl import JsonlTracker
 from roll.types import Prompt, RewardOutcome, Sequences
+from roll.workers.calls import Ranks
 from roll.workers.group import WorkerGroup
 from roll.workers.scoring import Reference
 from tests import limits
@@ -161,30 +162,29 @@ def test_what_the_page_names_passes_the_check_and_declares_what_it_says(tmp_path
     }
 
 
-class InProcess:
+class InProcess(Ranks[Any]):
     """A group of workers without processes."""
 
     def __init__(self, strategies: Sequence[Any]) -> None:
         self._strategies = strategies
 
-    @property
-    def replicas(self) -> int:
+    def __len__(self) -> int:
         return len(self._strategies)
 
-    async def each_replica(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
-        return [getattr(strategy, method)(*rank) for strategy, rank in zip(self._strategies, arguments, strict=True)]
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        return [getattr(self._strategies[rank], method)(*given) for rank, given in arguments.items()]
 
 
 def test_the_strategy_serves_as_a_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = appended("roll/strategies/settings.py", monkeypatch).UniformSettings
     module = written("roll/strategies/uniform.py", tmp_path, monkeypatch)
     for name, wanted in inspect.getmembers(ScoreStrategy, inspect.isfunction):
         if not name.startswith("_"):
             assert inspect.signature(getattr(module.UniformScore, name)).parameters.keys() == inspect.signature(wanted).parameters.keys()
     block = appended("roll/config/schema/engine.py", monkeypatch).UniformStrategyConfig
     strategy = block.model_validate({"strategy_name": "uniform", "strategy_config": {"vocab_size": 8}})
-    make = appended("roll/pipeline/roles.py", monkeypatch).make_uniform
     ranks = [Rank("reference", number, 2, "localhost", 0, "cpu", limits.START) for number in range(2)]
-    group = InProcess([make(strategy.strategy_config.model_dump(), rank) for rank in ranks])
+    group = InProcess([settings(**strategy.strategy_config.model_dump()).build(rank) for rank in ranks])
     step = sequences(2, 3, 1)
     reference = Reference(cast(WorkerGroup, group), token_budget=4, temperature=1.0, seconds=limits.CALL, move_seconds=limits.CALL)
     values = asyncio.run(reference.ref_log_probs(step))

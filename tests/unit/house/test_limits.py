@@ -12,8 +12,9 @@ from tests import limits
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted({*(ROOT / "tests").rglob("*.py")} - {Path(limits.__file__), Path(__file__)})
-WAITS = {"communicate", "join", "poll", "stop", "wait", "wait_for", "Rank", "timeout"}
-"""Calls that take seconds without a name: of these only fractions are looked at in `Rank`, whose other numbers are whole."""
+WAITS = {"communicate", "join", "poll", "stop", "wait", "wait_for", "within", "Rank", "timeout"}
+"""Calls that take seconds without a name. In `Rank` only fractions are looked at, as its other numbers are whole; in `within` only the first
+argument, as a function of that name takes another number second."""
 RECORDS = {"LoopState"}
 """Calls that take seconds which have passed, not a limit."""
 CLOCK = re.compile(r"\btime\.(monotonic|perf_counter|process_time|time)(_ns)?\(")
@@ -26,7 +27,7 @@ def limits_in(source: str) -> Iterator[str]:
             continue
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         named = [word.value for word in call.keywords if name not in RECORDS and re.search("timeout$|seconds$", word.arg or "")]
-        unnamed = call.args if name in WAITS else []
+        unnamed = call.args[: 1 if name == "within" else None] if name in WAITS else []
         kinds = (float,) if name == "Rank" else (int, float)
         for value in (*named, *unnamed):
             if isinstance(value, ast.Constant) and type(value.value) in kinds:
@@ -45,7 +46,8 @@ def test_no_test_reads_a_clock() -> None:
 def test_the_tests_see_a_limit_and_a_clock() -> None:
     wrong = (
         "run(timeout=5)",
-        "group.all(method, seconds=1.0)",
+        "ask(method, seconds=1.0)",
+        "group.within(1.0).all(method)",
         "process.wait(3)",
         "wait_for(work, 2)",
         'Rank("r", 0, 1, "", 0, "cpu", 9.0)',

@@ -12,12 +12,13 @@ from torch import nn
 
 from roll.config.schema.model import ModelConfig
 from roll.strategies.base import Rank
-from roll.strategies.hf_infer import HfGenerate, HfSettings
+from roll.strategies.hf_infer import HfGenerate
+from roll.strategies.settings import HfGenerateSettings
 from roll.types import Completion, Sampling
 from roll.weight_sync.routes import Route, Transport
 from tests import limits
 
-SETTINGS = HfSettings("", ModelConfig.model_validate({}))
+SETTINGS = HfGenerateSettings("", ModelConfig.model_validate({}))
 RANK = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,29 +13,30 @@ import pytest
 
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.data.packing import FILLER, concatenate
-from roll.strategies.base import MicroBatch, TrainResult
+from roll.strategies.base import MicroBatch, TrainResult, TrainStrategy
 from roll.types import TrainBatch
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Route, Transport
 from roll.workers.actor_train import ActorTrain, TrainShape
+from roll.workers.calls import Ranks
 from roll.workers.group import WorkerGroup
 from tests import limits
 
 
-class Ranks:
+class TwoRanks(Ranks[TrainStrategy]):
     """Stands in for a group: notes what each rank is to run."""
 
-    def __init__(self, replicas: int) -> None:
-        self.replicas = replicas
+    def __init__(self) -> None:
         self.arguments: list[tuple[Any, ...]] = []
 
-    async def each_replica(self, method: str, arguments: list[tuple[Any, ...]], seconds: float) -> list[TrainResult]:
-        self.arguments = arguments
-        return [TrainResult({"policy/loss": 1.0}, 2, {}, 0, {}) for _ in arguments]
+    def __len__(self) -> int:
+        return 2
 
-    async def each(self, method: str, arguments: list[tuple[Any, ...]], seconds: float) -> list[DeviceBucket]:
-        assert method == "fill_bucket"
-        return [DeviceBucket((), "sum", {f"GPU-{rank}": b""} if shared else {}) for rank, (_, _, shared) in enumerate(arguments)]
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        self.arguments = list(arguments.values())
+        if method == TrainStrategy.fill_bucket.__name__:
+            return [DeviceBucket((), "sum", {f"GPU-{rank}": b""} if shared else {}) for rank, (_, _, shared) in arguments.items()]
+        return [TrainResult({"policy/loss": 1.0}, 2, {}, 0, {}) for _ in arguments]
 
 
 SHAPE = TrainShape(updates=3, epochs=2, token_budget=64, loss_agg_mode="token-mean", temperature=1.0)
@@ -42,7 +44,7 @@ SHAPE = TrainShape(updates=3, epochs=2, token_budget=64, loss_agg_mode="token-me
 
 def test_ranks_lend_their_buffers_where_an_engine_borrows_them() -> None:
     async def sent() -> DeviceBucket:
-        learner = ActorTrain(cast(WorkerGroup, Ranks(2)), SHAPE, Path(), limits.CALL, limits.CALL, limits.CALL)
+        learner = ActorTrain(cast(WorkerGroup, TwoRanks()), SHAPE, Path(), limits.CALL, limits.CALL, limits.CALL)
         await learner.open_routes([Route(Transport.SHARED, True), Route(Transport.BROADCAST, True, 1)], [True, False], None)
         bucket = await learner.send_bucket(["w"], 0)
         assert isinstance(bucket, DeviceBucket)
@@ -57,7 +59,7 @@ def test_a_step_with_fewer_sequences_than_updates_makes_them_all_the_same(weight
     sequences = concatenate([np.arange(4, dtype=np.int32)], [np.array([False, False, True, True])])
     batch = TrainBatch(sequences, np.ones(4, np.float32), np.zeros(4, np.float32), np.zeros(4, np.int32))
     batch = replace(batch, sequence_weights=np.ones(1, np.float32)) if weighted else batch
-    ranks = Ranks(2)
+    ranks = TwoRanks()
     learner = ActorTrain(cast(WorkerGroup, ranks), SHAPE, Path(), limits.CALL, limits.CALL, limits.CALL)
     assert asyncio.run(learner.train_step(batch, PolicyLoss(), 0)) == {"policy/loss": 0.5}
     for rank, (updates, *_) in enumerate(ranks.arguments):

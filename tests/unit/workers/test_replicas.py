@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from roll.algorithms.losses import NegativeLogLikelihood
 from roll.data import packing
-from roll.strategies.base import MicroBatch, TrainResult
+from roll.strategies.base import MicroBatch, TrainResult, TrainStrategy
 from roll.types import Floats, Sequences, TrainBatch
 from roll.workers.actor_train import Learner, TrainShape
 from roll.workers.critic import Critic
@@ -21,17 +21,17 @@ LENGTHS = (7, 3, 9, 4, 5)
 SHAPE = TrainShape(updates=1, epochs=1, token_budget=9, loss_agg_mode="token-mean", temperature=1.0)
 
 
-class FourRanks(WorkerGroup):
+class FourRanks(WorkerGroup[TrainStrategy]):
     """Two replicas of two ranks, of which the second says nothing that may be used."""
 
     def __init__(self) -> None:
         self.replica_size, self._actors = 2, [None] * 4
         self.heard: list[tuple[Any, ...]] = []
 
-    async def each(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
-        self.heard = list(arguments)
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        self.heard = list(arguments.values())
         says = {"values": values, "train_step": lambda updates, *_: learnt(updates[0]), "evaluate": lambda parts, *_: learnt(parts)}
-        return [says[method](*given) if rank % 2 == 0 else None for rank, given in enumerate(arguments)]
+        return [says[method](*given) if rank % 2 == 0 else None for rank, given in arguments.items()]
 
 
 def values(micro_batches: Sequence[Sequences]) -> list[Floats]:

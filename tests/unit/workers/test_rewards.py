@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
 
 from roll.config.schema.roles import RewardConfig
 from roll.types import Prompt, RewardResult
+from roll.workers.calls import Ranks
 from roll.workers.group import WorkerGroup
-from roll.workers.rewards import REPLACED, SLACK, Rewards
+from roll.workers.rewards import REPLACED, SLACK, Rewards, RewardWorker
 
 PROMPT = Prompt(0, np.zeros(1, np.int32), "", "maths", {})
 
 
-class Group:
+class Group(Ranks[RewardWorker]):
     """Two workers that answer when they are told to."""
 
     def __init__(self) -> None:
@@ -26,10 +27,11 @@ class Group:
     def __len__(self) -> int:
         return 2
 
-    async def one(self, rank: int, method: str, prompt: Prompt, responses: Sequence[str], *, seconds: float) -> Any:
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        [(rank, (_, responses))] = arguments.items()
         self.calls.append((rank, seconds))
         await self.go.wait()
-        return [RewardResult(1.0) for _ in responses]
+        return [[RewardResult(1.0) for _ in responses]]
 
 
 def test_a_group_goes_to_the_least_busy_worker_and_has_time_for_each_response_to_fail() -> None:

@@ -1,0 +1,125 @@
+"""What strategies read of the configuration, and the one place that imports a strategy's module, in the process that runs it.
+
+Importing this file imports no backend, so the driver makes settings, sends them to a worker, and the worker calls `build`.
+Functions and classes among the settings travel by their name: they must stand in a module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+
+from roll.config.schema.engine import DeepSpeedConfig, VllmConfig
+from roll.config.schema.model import ModelConfig, TrainingConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from roll.models.load import PackedModel
+    from roll.strategies.base import GenerateStrategy, Rank, TeachStrategy, TrainStrategy
+
+S = TypeVar("S", covariant=True)
+ModelLoader: TypeAlias = "Callable[[str, ModelConfig, int], PackedModel]"
+"""From path, model's keys and seed to what learns. What it puts out of a token is what the loss takes."""
+ModelWrapper: TypeAlias = "Callable[[PreTrainedModel], PackedModel]"
+"""From a model to what its forward pass says: log-probs, or a teacher's states."""
+
+
+class Settings(Protocol[S]):
+    """What makes a strategy on a rank."""
+
+    def build(self, rank: Rank) -> S:
+        """Import the strategy and make it."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Of `DeepSpeedTrain`."""
+
+    model_path: str
+    model_args: ModelConfig
+    training: TrainingConfig
+    deepspeed: DeepSpeedConfig
+    max_grad_norm: float
+    total_updates: int
+    """Optimizer updates of the whole run; the schedule ends there."""
+    token_budget: int
+    """Of one micro-batch, as the plan has it."""
+    seed: int
+    load: ModelLoader
+
+    def build(self, rank: Rank) -> TrainStrategy:
+        """See `Settings`."""
+        from roll.strategies.deepspeed_train import DeepSpeedTrain
+
+        return DeepSpeedTrain(self, rank)
+
+
+@dataclass(frozen=True)
+class VllmSettings:
+    """Of `VllmGenerate`."""
+
+    model_path: str
+    model_args: ModelConfig
+    engine: VllmConfig
+    max_model_len: int
+    adapter_rank: int | None
+    """Rank of the adapter that will be loaded; None if the engine takes whole weights."""
+    seed: int
+    spans_updates: bool
+    """Weights may change while a response is generated, so each token's version must be read as it appears."""
+    takes_turns: bool
+    """Other roles use its devices while it does not generate."""
+
+    def build(self, rank: Rank) -> GenerateStrategy:
+        """See `Settings`."""
+        from roll.strategies.vllm import VllmGenerate
+
+        return VllmGenerate(self, rank)
+
+
+@dataclass(frozen=True)
+class HfGenerateSettings:
+    """Of `HfGenerate`."""
+
+    model_path: str
+    model_args: ModelConfig
+
+    def build(self, rank: Rank) -> GenerateStrategy:
+        """See `Settings`."""
+        from roll.strategies.hf_infer import HfGenerate
+
+        return HfGenerate(self, rank)
+
+
+@dataclass(frozen=True)
+class HfScoreSettings:
+    """Of `HfScore`."""
+
+    model_path: str
+    model_args: ModelConfig
+    wrap: ModelWrapper
+
+    def build(self, rank: Rank) -> TeachStrategy:
+        """See `Settings`."""
+        from roll.strategies.hf_infer import HfScore
+
+        return HfScore(self, rank)
+
+
+@dataclass(frozen=True)
+class ShardedScoreSettings:
+    """Of `DeepSpeedScore`."""
+
+    model_path: str
+    model_args: ModelConfig
+    deepspeed: DeepSpeedConfig
+    wrap: ModelWrapper
+
+    def build(self, rank: Rank) -> TeachStrategy:
+        """See `Settings`."""
+        from roll.strategies.deepspeed_infer import DeepSpeedScore
+
+        return DeepSpeedScore(self, rank)

@@ -1,0 +1,107 @@
+"""Typed calls on the ranks of a group: a method is named by the protocol that has it, so a type checker sees arguments and result.
+
+    await group.within(seconds).all(GenerateStrategy.load_bucket, bucket)
+
+What travels to a rank is the method's name and its arguments. Methods that return at once and coroutines are called alike.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, TypeVarTuple
+
+S = TypeVar("S", covariant=True)
+"""The protocol of what runs on each rank."""
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class Ranks(ABC, Generic[S]):
+    """Processes that run the same strategy, in rank order."""
+
+    replica_size: int = 1
+    """Neighbouring ranks that work on the same sequences."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        """Call a method on some ranks, each with its own arguments; results in the order of `arguments`.
+
+        Raises:
+            WorkerFailed: with the first root cause, or naming the ranks that are late.
+        """
+
+    @property
+    def replicas(self) -> int:
+        """Work is shared out over these: each is `replica_size` neighbouring ranks, which do the same."""
+        return len(self) // self.replica_size
+
+    def within(self, seconds: float) -> Calls[S]:
+        """Calls with a deadline. Each raises as `run` does."""
+        return Calls(self, seconds)
+
+
+class Calls(Generic[S]):
+    """Calls on ranks, all with the same deadline."""
+
+    def __init__(self, ranks: Ranks[S], seconds: float) -> None:
+        self._ranks, self._seconds = ranks, seconds
+
+    async def all(
+        self,
+        method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]] | Callable[Concatenate[S, P], R],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> list[R]:
+        """Call a method on every rank with the same arguments; results in rank order."""
+        same = positional(method, arguments, named)
+        return await self._ranks.run(method.__name__, dict.fromkeys(range(len(self._ranks)), same), self._seconds)
+
+    async def one(
+        self,
+        rank: int,
+        method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]] | Callable[Concatenate[S, P], R],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> R:
+        """Call a method on one rank."""
+        return (await self._ranks.run(method.__name__, {rank: positional(method, arguments, named)}, self._seconds))[0]
+
+    async def each(
+        self, method: Callable[[S, *Ts], Coroutine[Any, Any, R]] | Callable[[S, *Ts], R], arguments: Sequence[tuple[*Ts]]
+    ) -> list[R]:
+        """Call a method on every rank with that rank's arguments; results in rank order."""
+        by_rank = dict(zip(range(len(self._ranks)), arguments, strict=True))
+        return await self._ranks.run(method.__name__, by_rank, self._seconds)
+
+    async def each_replica(
+        self, method: Callable[[S, *Ts], Coroutine[Any, Any, R]] | Callable[[S, *Ts], R], arguments: Sequence[tuple[*Ts]]
+    ) -> list[R]:
+        """Call a method on every rank with its replica's arguments; what the first rank of each replica says, so nothing counts twice."""
+        size = self._ranks.replica_size
+        return firsts(await self.each(method, to_ranks(arguments, size)), size)
+
+
+def positional(method: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Arguments in the order of a method's parameters, without `self`."""
+    if not named:
+        return tuple(arguments)
+    bound = inspect.signature(method).bind(None, *arguments, **named)
+    assert not bound.kwargs, f"{method.__qualname__} takes arguments by name alone"
+    return bound.args[1:]
+
+
+def to_ranks(arguments: Sequence[T], replica_size: int) -> list[T]:
+    """What is for a replica, for each of its ranks."""
+    return [each for each in arguments for _ in range(replica_size)]
+
+
+def firsts(results: Sequence[T], replica_size: int) -> list[T]:
+    """Of what all ranks say, what the first of each replica does."""
+    return list(results[::replica_size])

@@ -1,0 +1,61 @@
+"""What travels to the ranks of a group, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll.strategies.base import GenerateStrategy, TrainStrategy
+from roll.workers.calls import Ranks
+from tests import limits
+
+
+class FourRanks(Ranks[Any]):
+    """Two replicas of two ranks. Each answers with its number."""
+
+    replica_size = 2
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, Mapping[int, tuple[Any, ...]], float]] = []
+
+    def __len__(self) -> int:
+        return 4
+
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        self.heard.append((method, arguments, seconds))
+        return list(arguments)
+
+
+def test_a_call_travels_as_the_name_of_its_method() -> None:
+    group = FourRanks()
+    assert asyncio.run(group.within(limits.CALL).all(TrainStrategy.save, Path("x"))) == [0, 1, 2, 3]
+    assert asyncio.run(group.within(limits.PROCESS).one(2, GenerateStrategy.resume, 7)) == 2
+    assert asyncio.run(group.within(limits.START).each(GenerateStrategy.onload, [(True,), (False,), (True,), (False,)])) == [0, 1, 2, 3]
+    assert group.heard == [
+        ("save", dict.fromkeys(range(4), (Path("x"),)), limits.CALL),
+        ("resume", {2: (7,)}, limits.PROCESS),
+        ("onload", {0: (True,), 1: (False,), 2: (True,), 3: (False,)}, limits.START),
+    ]
+
+
+def test_the_first_rank_of_each_replica_answers_for_it() -> None:
+    group = FourRanks()
+    assert asyncio.run(group.within(limits.CALL).each_replica(TrainStrategy.load, [(Path("a"),), (Path("b"),)])) == [0, 2]
+    assert [str(folder) for (folder,) in group.heard[0][1].values()] == ["a", "a", "b", "b"]
+
+
+def test_arguments_by_name_take_their_places() -> None:
+    group = FourRanks()
+    asyncio.run(group.within(limits.CALL).one(0, TrainStrategy.log_probs, [], adapter=True, temperature=0.5))
+    assert group.heard[0][1] == {0: ([], 0.5, True)}
+    with pytest.raises(TypeError, match="missing a required argument: 'temperature'"):
+        asyncio.run(group.within(limits.CALL).one(0, TrainStrategy.log_probs, [], adapter=True))  # pyright: ignore[reportCallIssue]
+
+
+def test_every_rank_needs_arguments() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        asyncio.run(FourRanks().within(limits.CALL).each(GenerateStrategy.onload, [(True,)]))
