@@ -13,9 +13,8 @@ from tests import limits
 ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted({*(ROOT / "tests").rglob("*.py")} - {Path(limits.__file__), Path(__file__)})
 WAITS = {"communicate", "join", "poll", "stop", "wait", "wait_for", "within", "Rank", "timeout"}
-"""Calls that take seconds without a name. In `Rank` only fractions are looked at, as its other numbers are whole; in `within` only the
-first
-argument, as a function of that name takes another number second."""
+"""Calls that take seconds without a name. In `Rank` only fractions are looked at: its other numbers are whole. In `within` only the first
+argument is: a function of the same name takes a number of tokens second."""
 RECORDS = {"LoopState"}
 """Calls that take seconds which have passed, not a limit."""
 CLOCK = re.compile(r"\btime\.(monotonic|perf_counter|process_time|time)(_ns)?\(")

@@ -79,9 +79,9 @@ class Stand:
         self.groups = {"learner": Group()}
         self.lines: list[tuple[int, Metrics]] = []
 
-    def actor_train(self, name: str, role: Any, steps: int, temperature: float, factory: Any = None) -> Stand:
+    def actor_train(self, name: str, role: Any, steps: int, temperature: float, load: Any) -> Stand:
         assert temperature == 1.0
-        pickle.dumps(factory)
+        pickle.dumps(load)
         self.calls.append(("role", name, steps))
         self.learns = name
         return self
