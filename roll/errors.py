@@ -66,6 +66,18 @@ class WorkerFailed(RollError):
         return type(self), (self.role, self.rank, self.cause, self.traceback)
 
 
+ECHO_SECONDS = 2.0
+"""After the first failure of several that work together, how long the others may fail too, so that the cause is found and not its echo."""
+
+
+class WorkerAbandoned(WorkerFailed):
+    """A worker failed because another one that it worked with had failed, or did not come: the cause lies elsewhere."""
+
+
+class WorkerWaited(WorkerAbandoned):
+    """A worker waited in a collective operation for others that did not come."""
+
+
 class DeviceMemoryError(RollError):
     """A device has too little memory, and nothing is left to be made smaller."""
 

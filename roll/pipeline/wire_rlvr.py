@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -32,7 +31,7 @@ from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.scheduler import RolloutScheduler
 from roll.rollout.turns import TurnEnds
 from roll.types import Metrics, RolloutGroup, Sampling
-from roll.weight_sync.routes import Rendezvous, broadcast_size, routes, sharing_ranks
+from roll.weight_sync.routes import find_routes
 from roll.weight_sync.sync import WeightSync
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain
@@ -87,8 +86,8 @@ async def _loop(
     assignment = CreditAssignment(credit(config))
     async with aclosing(scheduler_of(config, source, actor_infer, rewards, sampling, locate)) as scheduler:
         position = await context.checkpointer.restore(OnloadedTrainer(phases, "actor_train", actor_train, critic), scheduler, assignment)
-        await open_routes(config, plan, actor_train, actor_infer)
-        sync = WeightSync(actor_train, actor_infer, sends_adapter(config), config.weight_sync.bucket_mib << 20)
+        sync = sync_of(config, plan, actor_train, actor_infer)
+        await sync.open_routes()
         validate = partial(validation, config, held_out, actor_infer, rewards)
         parts = rlvr.Rlvr(
             phases=phases,
@@ -111,19 +110,11 @@ async def _loop(
         return await rlvr.train(parts, position)
 
 
-async def open_routes(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, actor_infer: ActorInfer) -> None:
-    """Let the trainer and the engines prepare for the routes of the weights; the members of a broadcast find each other."""
-    train, infer = plan.roles["actor_train"], plan.roles["actor_infer"]
-    engine_routes = routes(train, infer, config.num_gpus_per_node)
-    shared = sharing_ranks(train, infer, engine_routes)
-    if sends_adapter(config):
-        await actor_train.open_routes(engine_routes, shared, None)
-        return
-    rendezvous = None
-    if size := broadcast_size(engine_routes, infer.tensor_parallel):
-        address, port = await actor_train.free_address()
-        rendezvous = Rendezvous(address, port, size, config.deadlines.weight_sync)
-    await asyncio.gather(actor_train.open_routes(engine_routes, shared, rendezvous), actor_infer.open_routes(engine_routes, rendezvous))
+def sync_of(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, actor_infer: ActorInfer) -> WeightSync:
+    """The weight sync that the keys describe, by the routes that the plan allows."""
+    paths = partial(find_routes, plan.roles["actor_train"], plan.roles["actor_infer"], config.num_gpus_per_node)
+    bucket_bytes, seconds = config.weight_sync.bucket_mib << 20, config.deadlines.weight_sync
+    return WeightSync(actor_train, actor_infer.engines, paths, sends_adapter(config), bucket_bytes, seconds)
 
 
 def scheduler_of(

@@ -6,10 +6,13 @@ role calls them with the same number of micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+from torch import Tensor
 
 from roll.algorithms.losses import Loss
 from roll.types import Completion, Floats, Ints, Metrics, Sampling, Sequences, TensorSpec, TrainBatch
@@ -92,27 +95,12 @@ class TrainStrategy(Protocol):
         """What there is to send: the adapter's tensors, or the whole model's with any adapter merged in."""
         ...
 
-    def write_bucket(self, names: Sequence[str], path: Path) -> Bucket | None:
-        """Gather some of the model's tensors over all ranks; rank 0 writes and describes them, the others return None."""
+    def gathered(self, names: Sequence[str], adapter: bool) -> AbstractContextManager[Mapping[str, Tensor]]:
+        """Whole tensors, by the names of `tensors(adapter)`, on every rank, for as long as the block lasts. Collective."""
         ...
 
-    def write_adapter(self, folder: Path | None) -> Adapter | None:
-        """Gather the adapter; rank 0 writes a PEFT folder, or without one has its content travel; the others return None."""
-        ...
-
-    def join_broadcast(self, rendezvous: Rendezvous) -> None:
-        """Rank 0 alone: join the engines that lie on other devices. Buckets of `fill_bucket` go to them from then on."""
-        ...
-
-    def fill_bucket(self, names: Sequence[str], slot: int, shared: bool) -> DeviceBucket:
-        """Gather some of the model's tensors into this rank's buffer `slot`, for engines that are broadcast to.
-
-        `shared` says that an engine on this rank's device opens the buffer.
-        """
-        ...
-
-    def empty_buckets(self) -> None:
-        """Wait until what `fill_bucket` sent is gone, and give its buffers back."""
+    def adapter_config(self) -> str:
+        """PEFT's `adapter_config.json` of the adapter that is learnt."""
         ...
 
     def save(self, folder: Path) -> None:

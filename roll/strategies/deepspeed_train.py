@@ -57,9 +57,7 @@ from roll.strategies.scoring import score
 from roll.strategies.settings import TrainSettings
 from roll.strategies.without_zero import missing_scale, undo_first_step
 from roll.types import Floats, Metrics, Sequences, TensorSpec
-from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets, write_adapter, write_bucket
-from roll.weight_sync.device import DeviceBucket, DeviceSender
-from roll.weight_sync.routes import Rendezvous
+from roll.weight_sync.bucket import plan_buckets
 
 EXPORT_BYTES = 2 << 30
 LOG = logging.getLogger(__name__)
@@ -99,7 +97,6 @@ class DeepSpeedTrain:
         self._model, self._optimizer = model, optimizer
         self._offload = Offload(rank.device)
         self._weights = whole_weights(self._engine, model.model, rank) if self._sharers > 1 else WeightView(model.model)
-        self._sender = DeviceSender(torch.device(rank.device))
 
     def _arrange_layers(self, model: PackedModel) -> None:
         """Set what is recomputed and what is compiled; before DeepSpeed puts its hooks in place."""
@@ -235,36 +232,17 @@ class DeepSpeedTrain:
         """See `TrainStrategy`."""
         return self._weights.adapter_specs() if adapter else self._weights.model_specs()
 
-    def write_bucket(self, names: Sequence[str], path: Path) -> Bucket | None:
-        """See `TrainStrategy`."""
-        with self._whole(names, adapter=False) as tensors:
-            return write_bucket(path, tensors) if self._rank.rank == 0 else None
-
-    def write_adapter(self, folder: Path | None) -> Adapter | None:
-        """See `TrainStrategy`."""
-        with self._whole([tensor.name for tensor in self.tensors(adapter=True)], adapter=True) as tensors:
-            return write_adapter(folder, adapter_config(self._model.model), tensors) if self._rank.rank == 0 else None
-
-    def join_broadcast(self, rendezvous: Rendezvous) -> None:
-        """See `TrainStrategy`."""
-        self._sender.join(rendezvous)
-
-    def fill_bucket(self, names: Sequence[str], slot: int, shared: bool) -> DeviceBucket:
-        """See `TrainStrategy`."""
-        with self._whole(names, adapter=False) as tensors:
-            return self._sender.fill(tensors, slot, shared)
-
-    def empty_buckets(self) -> None:
-        """See `TrainStrategy`."""
-        self._sender.empty()
-
     @contextmanager
-    def _whole(self, names: Sequence[str], adapter: bool) -> Iterator[dict[str, Tensor]]:
-        """Whole tensors by name on every rank, for as long as the block lasts; one all-gather for the lot."""
+    def gathered(self, names: Sequence[str], adapter: bool) -> Iterator[dict[str, Tensor]]:
+        """See `TrainStrategy`. One all-gather for the lot."""
         view = self._weights
         parameters = view.adapter_parameters(names) if adapter else view.model_parameters(names)
         with deepspeed.zero.GatheredParameters(parameters), torch.no_grad():
             yield view.adapter_tensors(names) if adapter else view.model_tensors(names)
+
+    def adapter_config(self) -> str:
+        """See `TrainStrategy`."""
+        return adapter_config(self._model.model)
 
     def save(self, folder: Path) -> None:
         """See `TrainStrategy`."""
@@ -302,7 +280,7 @@ class DeepSpeedTrain:
 
     def _kept(self, names: Sequence[str], adapter: bool) -> dict[str, Tensor]:
         """Copies on the host of what is exported, on rank 0; nothing elsewhere."""
-        with self._whole(names, adapter) as tensors:
+        with self.gathered(names, adapter) as tensors:
             return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()} if self._rank.rank == 0 else {}
 
     def offload(self) -> None:
@@ -317,7 +295,6 @@ class DeepSpeedTrain:
 
     def close(self) -> None:
         """See `TrainStrategy`."""
-        self._sender.close()
         self._engine.destroy()
         self._held.close()
         if torch.distributed.is_initialized():

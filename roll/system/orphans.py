@@ -29,13 +29,18 @@ def adopt_orphans() -> None:
 @contextmanager
 def forks_die_too() -> Iterator[None]:
     """What is forked within ends with this process. Otherwise it would wait for ever, with all locks that were held as it was forked."""
-    parent, is_within = os.getpid(), True
+    parent = forking = os.getpid()
+    is_within = True
+
+    def note() -> None:
+        nonlocal forking
+        forking = os.getpid()
 
     def bind() -> None:
-        if is_within and os.getppid() == parent:  # not what a child forks in its turn
+        if is_within and forking == parent:  # not what a child forks in its turn
             die_with(parent)
 
-    os.register_at_fork(after_in_child=bind)  # for good: afterwards it does nothing
+    os.register_at_fork(before=note, after_in_child=bind)  # for good: afterwards they do nothing
     try:
         yield
     finally:

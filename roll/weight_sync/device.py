@@ -161,11 +161,11 @@ class DeviceSender:
             torch.cuda.ipc_collect()
 
     def close(self) -> None:
-        """Leave the broadcasts."""
-        self._slots = [None] * SLOTS
+        """Leave the broadcasts. What is being sent is given up: a member may be gone."""
         if self._broadcast is not None:
             self._broadcast.close()
             self._broadcast = None
+        self._slots, self._sending = [None] * SLOTS, [None] * SLOTS
 
 
 def share(buffer: Tensor) -> dict[str, bytes]:

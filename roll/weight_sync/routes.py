@@ -7,7 +7,7 @@ an engine on other GPUs            a broadcast from the trainer's rank 0 (NCCL; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -44,34 +44,48 @@ class Route:
     """Rank in broadcasts of the engine's first device; the others follow."""
 
 
-def routes(train: RolePlan, infer: RolePlan, gpus_per_node: int) -> list[Route]:
-    """The route to each engine, in rank order. A sound plan has no engine that lies on the trainer's devices in part."""
+@dataclass(frozen=True)
+class Routes:
+    """How weights reach the engines that take part in syncs."""
+
+    to: Mapping[int, Route]
+    """By engine."""
+    shared: Sequence[bool]
+    """By rank of the trainer, whether an engine opens its buffer."""
+    broadcast_size: int
+    """Members of the broadcast, the trainer included; 0 if no engine needs it."""
+
+
+def find_routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: Collection[int]) -> Routes:
+    """The routes to some engines. Ranks of a broadcast have no gaps, whichever engines take part."""
+    to = routes(train, infer, gpus_per_node, engines)
+    return Routes(to, sharing_ranks(train, infer, to), broadcast_size(to.values(), infer.tensor_parallel))
+
+
+def routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: Collection[int]) -> dict[int, Route]:
+    """The route to each of these engines, in rank order. A sound plan has no engine that lies on the trainer's devices in part."""
     if infer.on_cpu:
-        return [Route(Transport.FILE, True)] * infer.ranks
+        return dict.fromkeys(sorted(engines), Route(Transport.FILE, True))
     home = train.devices[0][0] // gpus_per_node if train.devices[0] else None
-    out, rank = [], 1
-    for devices in infer.devices:
+    out, rank = {}, 1
+    for number in sorted(engines):
+        devices = infer.devices[number]
         same_host = devices[0] // gpus_per_node == home
         if train.all_devices.issuperset(devices):
-            out.append(Route(Transport.SHARED, same_host))
+            out[number] = Route(Transport.SHARED, same_host)
         else:
-            out.append(Route(Transport.BROADCAST, same_host, rank))
+            out[number] = Route(Transport.BROADCAST, same_host, rank)
             rank += len(devices)
     return out
 
 
-def sharing_ranks(train: RolePlan, infer: RolePlan, engine_routes: Sequence[Route]) -> list[bool]:
+def sharing_ranks(train: RolePlan, infer: RolePlan, engine_routes: Mapping[int, Route]) -> list[bool]:
     """By rank of the trainer, whether an engine opens its buffer."""
-    opened = {
-        device
-        for devices, route in zip(infer.devices, engine_routes, strict=True)
-        if route.transport is Transport.SHARED
-        for device in devices
-    }
+    opened = {device for number, route in engine_routes.items() if route.transport is Transport.SHARED for device in infer.devices[number]}
     return [not opened.isdisjoint(devices) for devices in train.devices]
 
 
-def broadcast_size(engine_routes: Sequence[Route], devices_of_an_engine: int) -> int:
+def broadcast_size(engine_routes: Iterable[Route], devices_of_an_engine: int) -> int:
     """Members of the broadcast, the trainer included; 0 if no engine needs it."""
     reached = sum(route.transport is Transport.BROADCAST for route in engine_routes)
     return 1 + reached * devices_of_an_engine if reached else 0

@@ -4,23 +4,36 @@
     engines            | load 0   | load 1   | load 2   | load 3
 
 While the engines load one bucket the trainer gathers the next. Two slots alternate, so buckets take the room of two.
-Each wait has a deadline, kept by the group of workers that is waited for.
+Engines are addressed one by one. Which of them take part may change between two syncs; each change begins an epoch, for which
+the routes are opened anew. Each wait has a deadline, kept by the group of workers that is waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Protocol, TypeVar
 
-from roll.errors import WeightSyncError
+from roll.errors import ECHO_SECONDS, WeightSyncError, WorkerAbandoned, WorkerWaited
 from roll.types import TensorSpec
 from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets
 from roll.weight_sync.device import SLOTS, DeviceBucket
+from roll.weight_sync.routes import Rendezvous, Route, Routes
+
+T = TypeVar("T")
+TRAINER = "actor_train"
 
 
 class Sender(Protocol):
     """The trainer, as the sync sees it."""
+
+    async def free_address(self) -> tuple[str, int]:
+        """Where a broadcast may meet."""
+        ...
+
+    async def open_routes(self, routes: Routes, rendezvous: Rendezvous | None) -> None:
+        """Prepare to send by these routes and no others; with a rendezvous, wait for the engines."""
+        ...
 
     async def tensors(self) -> list[TensorSpec]:
         """What the whole model consists of."""
@@ -39,11 +52,20 @@ class Sender(Protocol):
         ...
 
 
-class Receiver(Protocol):
-    """The engines, as the sync sees them."""
+class Engine(Protocol):
+    """One engine, as the sync sees it."""
+
+    @property
+    def name(self) -> str:
+        """Its role and rank, for a message."""
+        ...
 
     async def pause(self) -> None:
         """Stop producing tokens."""
+        ...
+
+    async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
+        """Prepare for this route and no other; on that of a broadcast wait for its other members."""
         ...
 
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
@@ -58,33 +80,83 @@ class Receiver(Protocol):
         """Produce tokens at this version."""
         ...
 
-    async def policy_versions(self) -> list[int]:
-        """The version of each engine's weights."""
+    async def policy_version(self) -> int:
+        """The version of the engine's weights."""
         ...
 
 
 class WeightSync:
     """Brings the engines to the trainer's weights, as an adapter or whole."""
 
-    def __init__(self, sender: Sender, receiver: Receiver, adapter: bool, bucket_bytes: int) -> None:
-        self._sender, self._receiver = sender, receiver
-        self._adapter, self._bucket_bytes = adapter, bucket_bytes
+    def __init__(
+        self,
+        sender: Sender,
+        engines: Sequence[Engine],
+        find_routes: Callable[[Collection[int]], Routes],
+        adapter: bool,
+        bucket_bytes: int,
+        seconds: float,
+    ) -> None:
+        """`find_routes` says how to reach some of the engines, by number; `seconds` is the deadline of a broadcast."""
+        self._sender, self._engines, self._find_routes = sender, engines, find_routes
+        self._adapter, self._bucket_bytes, self._seconds = adapter, bucket_bytes, seconds
         self._tensors: list[TensorSpec] = []
+        self._members, self._opened = tuple(range(len(engines))), -1
+        self.epoch = 0
+        """Counts changes of the set of engines that take part."""
+        self.versions: dict[int, int | None] = dict.fromkeys(self._members)
+        """By engine, the version that it said after its last sync; None before the first, and from a sync's start to its end."""
+
+    def choose(self, engines: Collection[int]) -> None:
+        """Say which engines take part from the next sync on. What others are doing is not touched."""
+        members = tuple(sorted(set(engines)))
+        assert members and set(members) <= self.versions.keys(), f"no such engines: {members}"
+        if members != self._members:
+            self._members, self.epoch = members, self.epoch + 1
+
+    async def open_routes(self) -> None:
+        """Let trainer and engines prepare for the routes of the weights, once in each epoch; members of a broadcast find each other."""
+        if self._opened == self.epoch:
+            return
+        epoch, routes, rendezvous = self.epoch, self._find_routes(self._members), None
+        if self._adapter:
+            await self._sender.open_routes(routes, None)
+        else:
+            if routes.broadcast_size:
+                address, port = await self._sender.free_address()
+                rendezvous = Rendezvous(address, port, routes.broadcast_size, self._seconds)
+            members = {number: self._engines[number] for number in self._members}
+            opening = {engine.name: engine.open_route(routes.to[number], rendezvous) for number, engine in members.items()}
+            await together({TRAINER: self._sender.open_routes(routes, rendezvous)} | opening)
+        self._opened = epoch
 
     async def push(self, policy_version: int) -> None:
-        """Make every engine generate with the trainer's present weights.
+        """Make every engine that takes part generate with the trainer's present weights.
 
         Raises:
             WeightSyncError: what arrived is not what was sent, or an engine is at another version afterwards.
         """
-        await self._receiver.pause()
+        await self.open_routes()
+        self.versions |= dict.fromkeys(self._members)
+        await self._each(lambda engine: engine.pause())
         await (self._push_adapter() if self._adapter else self._push_model())
-        await self._receiver.resume(policy_version)
-        if wrong := [version for version in await self._receiver.policy_versions() if version != policy_version]:
-            raise WeightSyncError(f"an engine is at policy version {wrong[0]} after a sync to {policy_version}")
+        await self._each(lambda engine: engine.resume(policy_version))
+        said = await self._each(lambda engine: engine.policy_version())
+        self.versions |= dict(zip(self._members, said, strict=True))
+        for number, version in zip(self._members, said, strict=True):
+            if version != policy_version:
+                raise WeightSyncError(f"{self._engines[number].name} is at policy version {version} after a sync to {policy_version}")
+
+    async def _each(self, ask: Callable[[Engine], Awaitable[T]]) -> list[T]:
+        """What the engines that take part answer, in the order of their numbers."""
+        return await together(self._asked(ask))
+
+    def _asked(self, ask: Callable[[Engine], Awaitable[T]]) -> dict[str, Awaitable[T]]:
+        return {self._engines[number].name: ask(self._engines[number]) for number in self._members}
 
     async def _push_adapter(self) -> None:
-        await self._receiver.load_adapter(await self._sender.send_adapter())
+        adapter = await self._sender.send_adapter()
+        await self._each(lambda engine: engine.load_adapter(adapter))
 
     async def _push_model(self) -> None:
         self._tensors = self._tensors or await self._sender.tensors()
@@ -92,16 +164,42 @@ class WeightSync:
         for number, names in enumerate(plan_buckets(self._tensors, self._bucket_bytes)):
             sent = await self._send_while_loading(names, number % SLOTS, sent)
         if sent is not None:
-            await self._receiver.load_bucket(sent)
+            await together(self._loading(sent))
         await self._sender.empty_buckets()
 
+    def _loading(self, bucket: Bucket | DeviceBucket) -> dict[str, Awaitable[None]]:
+        return self._asked(lambda engine: engine.load_bucket(bucket))
+
     async def _send_while_loading(self, names: Sequence[str], slot: int, sent: Bucket | DeviceBucket | None) -> Bucket | DeviceBucket:
-        """Send the next bucket while the engines load the one before. If one side fails, the other is given up."""
-        try:
-            async with asyncio.TaskGroup() as sides:
-                sending = sides.create_task(self._sender.send_bucket(names, slot))
-                if sent is not None:
-                    sides.create_task(self._receiver.load_bucket(sent))
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from failures
+        """Send the next bucket while the engines load the one before."""
+        sending = asyncio.ensure_future(self._sender.send_bucket(names, slot))
+        await together({TRAINER: sending} | (self._loading(sent) if sent else {}))
         return sending.result()
+
+
+async def together(work: Mapping[str, Awaitable[T]]) -> list[T]:
+    """Do all at once; results in order. The names are those of who does it.
+
+    After the first failure the rest has a little time to fail too, and is given up. What is raised is a failure whose cause does
+    not lie elsewhere, if there is one.
+
+    Raises:
+        WeightSyncError: some did not come to a collective operation for which others waited.
+    """
+    tasks = {name: asyncio.ensure_future(part) for name, part in work.items()}
+    try:
+        _, pending = await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
+        if pending:
+            await asyncio.wait(pending, timeout=ECHO_SECONDS)
+        failures = {name: error for name, task in tasks.items() if task.done() and (error := task.exception())}
+        late = [name for name, task in tasks.items() if not task.done()]
+        if late and all(isinstance(error, WorkerWaited) for error in failures.values()):
+            waiting = "did not come to a collective operation of the weight sync for which"
+            raise WeightSyncError(f"{', '.join(late)} {waiting} {', '.join(failures)} waited") from next(iter(failures.values()))
+        for error in [error for error in failures.values() if not isinstance(error, WorkerAbandoned)] or failures.values():
+            raise error
+        return [task.result() for task in tasks.values()]
+    finally:
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The role that generates, as the scheduler and the weight sync see it: one or more engines that share the load."""
+"""The role that generates: engines that share the load, as the scheduler sees them, and one by one, as the weight sync does."""
 
 from __future__ import annotations
 
@@ -31,29 +31,10 @@ class ActorInfer:
         finally:
             self._tokens_in_flight[engine] -= cost
 
-    async def pause(self) -> None:
-        """Stop producing tokens on every engine."""
-        await self._group.within(self._sync_seconds).all(GenerateStrategy.pause)
-
-    async def open_routes(self, engine_routes: Sequence[Route], rendezvous: Rendezvous | None) -> None:
-        """Every engine prepares for the route of its weights; those of a broadcast wait for its other members."""
-        await self._group.within(self._sync_seconds).each(GenerateStrategy.open_route, [(route, rendezvous) for route in engine_routes])
-
-    async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
-        """Every engine takes some of the weights."""
-        await self._group.within(self._sync_seconds).all(GenerateStrategy.load_bucket, bucket)
-
-    async def load_adapter(self, adapter: Adapter) -> None:
-        """Every engine takes the adapter."""
-        await self._group.within(self._sync_seconds).all(GenerateStrategy.load_adapter, adapter)
-
-    async def resume(self, policy_version: int) -> None:
-        """Every engine produces tokens again, at this version."""
-        await self._group.within(self._sync_seconds).all(GenerateStrategy.resume, policy_version)
-
-    async def policy_versions(self) -> list[int]:
-        """The version of each engine's weights."""
-        return await self._group.within(self._sync_seconds).all(GenerateStrategy.policy_version)
+    @property
+    def engines(self) -> list[SyncedEngine]:
+        """Each engine, as the weight sync addresses it."""
+        return [SyncedEngine(self._group, number, self._sync_seconds) for number in range(len(self._group))]
 
     async def offload(self, discard: bool) -> int | None:
         """See `ColocatedRole`."""
@@ -63,3 +44,35 @@ class ActorInfer:
     async def onload(self, level: Level) -> None:
         """See `ColocatedRole`."""
         await self._group.within(self._sync_seconds).all(GenerateStrategy.onload, level is Level.WHOLE)
+
+
+class SyncedEngine:
+    """Implements `roll.weight_sync.sync.Engine`: one rank of the group."""
+
+    def __init__(self, group: WorkerGroup[GenerateStrategy], number: int, seconds: float) -> None:
+        self._calls, self._number = group.within(seconds), number
+        self.name = f"{group.role} rank {number}"
+
+    async def pause(self) -> None:
+        """See `Engine`."""
+        await self._calls.one(self._number, GenerateStrategy.pause)
+
+    async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
+        """See `Engine`."""
+        await self._calls.one(self._number, GenerateStrategy.open_route, route, rendezvous)
+
+    async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
+        """See `Engine`."""
+        await self._calls.one(self._number, GenerateStrategy.load_bucket, bucket)
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """See `Engine`."""
+        await self._calls.one(self._number, GenerateStrategy.load_adapter, adapter)
+
+    async def resume(self, policy_version: int) -> None:
+        """See `Engine`."""
+        await self._calls.one(self._number, GenerateStrategy.resume, policy_version)
+
+    async def policy_version(self) -> int:
+        """See `Engine`."""
+        return await self._calls.one(self._number, GenerateStrategy.policy_version)

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import torch
 
 from roll.algorithms.aggregation import loss_weights
 from roll.algorithms.losses import Loss
 from roll.data import packing
 from roll.errors import WeightSyncError
-from roll.strategies.base import MicroBatch, TrainResult, TrainStrategy
+from roll.strategies.base import MicroBatch, Rank, TrainResult, TrainStrategy
 from roll.types import Floats, Metrics, Sequences, TensorSpec, TrainBatch
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
-from roll.weight_sync.routes import Rendezvous, Route, Transport
+from roll.weight_sync.routes import Rendezvous, Routes, Transport
+from roll.weight_sync.sender import BucketSender
+from roll.workers.calls import Calls, Ranks
 from roll.workers.device_sharing import Level
 from roll.workers.group import WorkerGroup
 from roll.workers.scoring import gather_tokens, share_out
@@ -105,8 +108,8 @@ class ActorTrain(Learner):
         """`folder` lies in the memory that the processes of this host share: what is synced through files stands there."""
         super().__init__(group, shape, train_seconds, sync_seconds, save_seconds)
         self._folder = folder
-        self._routes: Sequence[Route] = ()
-        self._shared: Sequence[bool] = ()
+        self._senders: Ranks[BucketSender] | None = None
+        self._routes = Routes({}, (), 0)
 
     async def log_probs(self, sequences: Sequences) -> Floats:
         """[T] natural-log probs of the response tokens under the policy as it is, 0 elsewhere."""
@@ -126,37 +129,49 @@ class ActorTrain(Learner):
         """Rank 0's address, and a port that is free there."""
         return await self._group.free_address(self._sync_seconds)
 
-    async def open_routes(self, engine_routes: Sequence[Route], shared: Sequence[bool], rendezvous: Rendezvous | None) -> None:
-        """Prepare to send weights to every engine; with a rendezvous, wait for the engines. `shared`: by rank, see `sharing_ranks`."""
-        self._routes, self._shared = engine_routes, shared
-        if rendezvous is not None:
-            await self._group.within(self._sync_seconds).one(0, TrainStrategy.join_broadcast, rendezvous)
+    async def open_routes(self, routes: Routes, rendezvous: Rendezvous | None) -> None:
+        """See `Sender`."""
+        if self._senders is None:
+            self._senders = await self._group.beside(bucket_sender, self._sync_seconds)
+        if rendezvous is not None or self._routes.broadcast_size:
+            await self._sending.one(0, BucketSender.join_broadcast, rendezvous)
+        self._routes = routes
+
+    @property
+    def _sending(self) -> Calls[BucketSender]:
+        assert self._senders is not None, "weights are sent by routes that were not opened"
+        return self._senders.within(self._sync_seconds)
 
     async def tensors(self) -> list[TensorSpec]:
         """What the whole model consists of."""
-        return await self._group.within(self._sync_seconds).one(0, TrainStrategy.tensors, adapter=False)
+        return await self._sending.one(0, BucketSender.tensors)
 
     async def send_bucket(self, names: Sequence[str], slot: int) -> Bucket | DeviceBucket:
         """Gather some tensors over all ranks, where the engines find them."""
-        if any(route.transport is Transport.FILE for route in self._routes):
+        if any(route.transport is Transport.FILE for route in self._routes.to.values()):
             path = self._folder / f"bucket{slot}.safetensors"
-            return of_rank_0(await self._group.within(self._sync_seconds).all(TrainStrategy.write_bucket, names, path))
-        arguments = [(names, slot, shared) for shared in self._shared]
-        return joined(await self._group.within(self._sync_seconds).each(TrainStrategy.fill_bucket, arguments))
+            return of_rank_0(await self._sending.all(BucketSender.write_bucket, names, path))
+        arguments = [(names, slot, shared) for shared in self._routes.shared]
+        return joined(await self._sending.each(BucketSender.fill_bucket, arguments))
 
     async def empty_buckets(self) -> None:
         """Give back what the buckets took on the devices."""
-        await self._group.within(self._sync_seconds).all(TrainStrategy.empty_buckets)
+        await self._sending.all(BucketSender.empty_buckets)
 
     async def send_adapter(self) -> Adapter:
         """Gather the adapter over all ranks: into a folder, or for engines on hosts that do not see it, by value."""
-        is_seen = self._group.is_here(0) and all(route.same_host for route in self._routes)
+        is_seen = self._group.is_here(0) and all(route.same_host for route in self._routes.to.values())
         folder = self._folder if is_seen else None
-        return of_rank_0(await self._group.within(self._sync_seconds).all(TrainStrategy.write_adapter, folder))
+        return of_rank_0(await self._sending.all(BucketSender.write_adapter, folder))
 
     async def export(self, folder: Path) -> None:
         """Write the policy as a Hugging Face or PEFT folder."""
         await self._group.within(self._save_seconds).all(TrainStrategy.export, folder)
+
+
+def bucket_sender(strategy: TrainStrategy, rank: Rank) -> BucketSender:
+    """The trainer's end of a sync, on one rank."""
+    return BucketSender(strategy, rank.rank, torch.device(rank.device))
 
 
 def of_rank_0(said: Sequence[T | None]) -> T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from roll.errors import BadInput, RollError, WorkerFailed
+from roll.errors import ECHO_SECONDS, BadInput, RollError, WorkerAbandoned, WorkerFailed, WorkerWaited
 from roll.strategies.base import Rank
 from roll.strategies.settings import Settings
 from roll.system.leftovers import Leftovers
@@ -21,9 +21,10 @@ from roll.workers.placement import WorkerPlacement
 from roll.workers.process import AsyncProcess, Process
 
 S = TypeVar("S", covariant=True)
+C = TypeVar("C")
 LOG = logging.getLogger(__name__)
 GRACE = 2.0
-"""Seconds in which the other ranks may report too, so that the first cause is found and not its echo."""
+"""Seconds in which what the processes left may end by itself."""
 MEMORY_SECONDS = 60.0
 """For a look at how much memory the ranks hold."""
 LOOK_EVERY = 1.0
@@ -97,10 +98,15 @@ class WorkerGroup(Ranks[S]):
         """Rank 0's address, and a port that is free there."""
         return (await self._gather([self._actors[0].free_address.remote()], "free_address", seconds))[0]
 
-    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
-        """See `Ranks`."""
-        refs = [self._actors[rank].call.remote(method, *given) for rank, given in arguments.items()]
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float, place: int = 0) -> list[Any]:
+        """See `Ranks`. `place` is that of an object which `beside` made, or 0 for the strategy."""
+        refs = [self._actors[rank].call.remote(place, method, *given) for rank, given in arguments.items()]
         return await self._gather(refs, method, seconds, list(arguments))
+
+    async def beside(self, make: Callable[[S, Rank], C], seconds: float) -> Beside[C]:
+        """Make an object in every rank's process, of its strategy, to be called as the strategy is. It is closed before the strategy."""
+        places = await self._gather([actor.add.remote(make) for actor in self._actors], "start", seconds)
+        return Beside(self, places[0])
 
     async def _gather(self, refs: list[Any], method: str, seconds: float, ranks: Sequence[int] | None = None) -> list[Any]:
         ranks = range(len(refs)) if ranks is None else ranks
@@ -108,7 +114,7 @@ class WorkerGroup(Ranks[S]):
         try:
             done, pending = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
             if pending and any(wait.exception() for wait in done):
-                await asyncio.wait(pending, timeout=GRACE)
+                await asyncio.wait(pending, timeout=ECHO_SECONDS)
             failures = [(rank, wait.exception()) for rank, wait in zip(ranks, waits, strict=True) if wait.done() and wait.exception()]
             late = [rank for rank, wait in zip(ranks, waits, strict=True) if not wait.done()]
             names = ", ".join(map(str, late))
@@ -142,16 +148,17 @@ class WorkerGroup(Ranks[S]):
         for _, cause in causes:
             if isinstance(cause, BadInput):
                 return cause
-        first = [pair for pair in causes if not any(echo in str(pair[1]).lower() for echo in ECHOES)] or causes
+        first = [pair for pair in causes if not _is_echo(pair[1])] or causes
         rank, cause = first[0]
         if isinstance(cause, WorkerFailed):
             return cause
-        trace = str(dict(failures)[rank])
-        log = f"(logs/{self.role}-{rank}.log)"
+        kind = WorkerWaited if self._waited_in_vain(rank, cause) else WorkerAbandoned if _is_echo(cause) else WorkerFailed
         if isinstance(cause, RayActorError):
             # The last line is the exception of a process that failed as it started, or the way in which it ended.
-            return WorkerFailed(self.role, rank, f"the process died: {str(cause).strip().splitlines()[-1].strip()} {log}", trace)
-        return WorkerFailed(self.role, rank, f"{type(cause).__name__}: {' '.join(str(cause).split())[:LONGEST_CAUSE]} {log}", trace)
+            said = f"the process died: {str(cause).strip().splitlines()[-1].strip()}"
+        else:
+            said = f"{type(cause).__name__}: {' '.join(str(cause).split())[:LONGEST_CAUSE]}"
+        return kind(self.role, rank, f"{said} (logs/{self.role}-{rank}.log)", str(dict(failures)[rank]))
 
     async def peak_bytes(self) -> int | None:
         """Most memory that a rank has held, if it is known."""
@@ -188,6 +195,24 @@ class WorkerGroup(Ranks[S]):
     def _local_pids(self) -> list[int]:
         here = ray.get_runtime_context().get_node_id()
         return [pid for pid, placement in zip(self._pids, self._placements, strict=False) if placement.node_id in (None, here)]
+
+
+class Beside(Ranks[S]):
+    """Objects beside the strategies of a group."""
+
+    def __init__(self, group: WorkerGroup[Any], place: int) -> None:
+        self._group, self._place, self.replica_size = group, place, group.replica_size
+
+    def __len__(self) -> int:
+        return len(self._group)
+
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        """See `Ranks`."""
+        return await self._group.run(method, arguments, seconds, self._place)
+
+
+def _is_echo(cause: BaseException) -> bool:
+    return any(echo in str(cause).lower() for echo in ECHOES)
 
 
 def _most(sizes: Sequence[int | None]) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,17 +56,24 @@ class Process:
         """Make the strategy."""
         self._monitor = MemoryMonitor(rank.device)
         with _portable_errors():
-            self._strategy = settings.build(rank)
+            self._rank, self._hosted = rank, [settings.build(rank)]
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        """Run one of the strategy's methods."""
+    def add(self, make: Callable[[Any, Rank], Any]) -> int:
+        """Make an object beside the strategy; the place at which it is called."""
         with _portable_errors():
-            return getattr(self._strategy, method)(*arguments)
+            self._hosted.append(make(self._hosted[0], self._rank))
+        return len(self._hosted) - 1
+
+    def call(self, place: int, method: str, *arguments: Any) -> Any:
+        """Run a method of the strategy, at place 0, or of what stands beside it."""
+        with _portable_errors():
+            return getattr(self._hosted[place], method)(*arguments)
 
     def close(self) -> None:
-        """Give back what the strategy holds."""
+        """Give back what is held: by the strategy last."""
         with _portable_errors():
-            self._strategy.close()
+            for hosted in reversed(self._hosted):
+                hosted.close()
 
 
 @ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=MOST_CALLS)  # pyright: ignore[reportCallIssue]
@@ -104,8 +111,8 @@ class AsyncProcess:
             await self._strategy.start()
         self._monitor.held()  # an engine holds the most from the start
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Run one of the strategy's methods."""
+    async def call(self, place: int, method: str, *arguments: Any) -> Any:
+        """Run one of the strategy's methods. Nothing stands beside it."""
         with _portable_errors():
             return await getattr(self._strategy, method)(*arguments)
 

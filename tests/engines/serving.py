@@ -75,9 +75,10 @@ def _serve(pipe: Connection, role: str, number: int, world_size: int, port: int)
     import torch
 
     from roll.strategies.base import Rank
+    from roll.weight_sync.sender import BucketSender
 
     torch.set_num_threads(1)
-    rank, strategy = Rank(role, number, world_size, "127.0.0.1", port, "cpu", limits.START), None
+    rank, strategy, sender = Rank(role, number, world_size, "127.0.0.1", port, "cpu", limits.START), None, None
     while True:
         method, arguments = pipe.recv()
         try:
@@ -85,11 +86,13 @@ def _serve(pipe: Connection, role: str, number: int, world_size: int, port: int)
                 if strategy is not None:
                     with mock.patch.object(torch.distributed, "destroy_process_group"):
                         strategy.close()
-                    strategy = None
+                    strategy = sender = None
                     gc.collect()
                 strategy = arguments[0].build(rank)
+                sender = BucketSender(strategy, number, torch.device("cpu"))
                 pipe.send((True, None))
             else:
-                pipe.send((True, getattr(strategy, method)(*arguments)))
+                asked = strategy if hasattr(strategy, method) else sender
+                pipe.send((True, getattr(asked, method)(*arguments)))
         except Exception:
             pipe.send((False, traceback.format_exc()))

@@ -26,6 +26,7 @@ from roll.strategies.base import TrainStrategy
 from roll.strategies.settings import ModelLoader
 from roll.types import Floats, Metrics, TrainBatch
 from roll.weight_sync.bucket import plan_buckets, read_bucket
+from roll.weight_sync.sender import BucketSender
 from roll.workers.actor_train import ActorTrain, TrainShape
 from roll.workers.critic import Critic
 from roll.workers.group import WorkerGroup
@@ -131,7 +132,7 @@ async def weights(group: ServedRanks, folder: Path) -> dict[str, Tensor]:
     """All of them, as a sync sends them."""
     out: dict[str, Tensor] = {}
     for names in plan_buckets((await group.within(limits.CALL).all(TrainStrategy.tensors, adapter=False))[0], 1 << 19):
-        bucket = (await group.within(limits.CALL).all(TrainStrategy.write_bucket, names, folder / "bucket.safetensors"))[0]
+        bucket = (await group.within(limits.CALL).all(BucketSender.write_bucket, names, folder / "bucket.safetensors"))[0]
         assert bucket is not None
         out |= {name: tensor.clone() for name, tensor in read_bucket(bucket).items()}
     return out

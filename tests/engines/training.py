@@ -23,6 +23,7 @@ from roll.strategies.settings import ModelLoader, ShardedScoreSettings, TrainSet
 from roll.types import Floats, Sequences
 from roll.weight_sync.bucket import plan_buckets, read_bucket
 from roll.weight_sync.device import SLOTS
+from roll.weight_sync.sender import BucketSender
 
 LOSS = PolicyLoss(kl_coef=0.1, entropy_coef=0.01)
 TEMPERATURE = 0.8
@@ -210,17 +211,18 @@ def trainer_of(chosen: Any, rank: Rank) -> Iterator[Any]:
 def tensors_of(strategy: Any, adapter: bool, folder: Path) -> dict[str, Tensor]:
     """All tensors as a weight sync sends them, in buckets of half a megabyte."""
     out: dict[str, Tensor] = {}
+    sender = BucketSender(strategy, strategy._rank.rank, torch.device("cpu"))
     if adapter:
-        written = strategy.write_adapter(folder)
+        written = sender.write_adapter(folder)
         return {} if written is None else {name: tensor.clone() for name, tensor in read_bucket(written.weights).items()}
     for number, names in enumerate(plan_buckets(strategy.tensors(adapter), 1 << 19)):
         path = folder / f"bucket{number}.safetensors"
-        if (bucket := strategy.write_bucket(names, path)) is not None:
+        if (bucket := sender.write_bucket(names, path)) is not None:
             out |= {name: tensor.clone() for name, tensor in read_bucket(bucket).items()}
             path.unlink()
-        filled = strategy.fill_bucket(names, number % SLOTS, shared=False)
+        filled = sender.fill_bucket(names, number % SLOTS, shared=False)
         assert {spec.name for spec in filled.tensors} == set(names)
-    strategy.empty_buckets()
+    sender.empty_buckets()
     return out
 
 

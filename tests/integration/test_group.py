@@ -131,7 +131,7 @@ async def reads_no_earlier_log(logs: Path) -> None:
 
 async def names_who_is_late(group: WorkerGroup[Worker], folder: Path) -> None:
     """Who waits for what does not come ends in vain; who is late goes on with its next call once it is released."""
-    answered, late = (actor.call.remote("wait", 1, folder / "slept") for actor in group._actors)
+    answered, late = (actor.call.remote(0, "wait", 1, folder / "slept") for actor in group._actors)
     await answered
     with pytest.raises(WorkerFailed, match=r"^trainer rank 1: wait was not done after 1 s on rank\(s\) 1$"):
         await group._gather([answered, late], "wait", limits.EXPIRY)
@@ -153,7 +153,7 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: 
             assert await calls.all(Worker.niceness) == [os.nice(0)] * 2, "workers give way to nobody"
             assert await calls.each(Worker.wait, [(2, tmp_path), (2, tmp_path)]) == [0, 1]
             with monkeypatch.context() as patch:
-                patch.setattr("roll.workers.group.GRACE", limits.CALL)  # the cause may come long after its echo
+                patch.setattr("roll.workers.group.ECHO_SECONDS", limits.CALL)  # the cause may come long after its echo
                 picky = r"^trainer rank 1: RuntimeError: Picky: a cause and its detail \(logs/trainer-1.log\)$"
                 with pytest.raises(WorkerFailed, match=picky):
                     await calls.all(Worker.fail, 1)

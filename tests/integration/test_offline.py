@@ -14,7 +14,7 @@ from roll.config.schema.model import DataConfig
 from roll.data.examples import ExampleSequence, Kind, Limits, Part, prepare_examples
 from tests.integration.conftest import World
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.full]
 
 SHORT = ("pretrain=warm/export", "max_steps=4", "save_steps=2", "eval_steps=2", "data_split=[9,1,0]")
 REFERENCE = "++reference={model_args: {dtype: fp32}, strategy_args: {strategy_name: hf_infer}, max_tokens_per_microbatch: 4096}"
@@ -67,7 +67,6 @@ def score(folder: Path, token_ids: list[list[int]]) -> Tensor:
     return model(input_ids=padded, attention_mask=mask).logits[:, 0]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 def test_transformers_gives_the_scores_that_the_reward_model_learnt(world: World, lora: bool) -> None:
     name = "scores_lora" if lora else "scores"
@@ -84,7 +83,6 @@ def test_transformers_gives_the_scores_that_the_reward_model_learnt(world: World
     assert float((chosen - rejected).std()) > 1e-4, "the head is no longer 0"
 
 
-@pytest.mark.full
 @torch.no_grad()
 def test_a_student_comes_nearer_to_its_teacher(world: World) -> None:
     teacher = "teacher.model_args.model_name_or_path=warm/export"

@@ -124,12 +124,12 @@ def test_merged_adapter_in_bf16(world: World, leaves_nothing: Callable[[], None]
     leaves_nothing()
 
 
-def test_full_parameters_ahead_of_the_trainer(world: World, leaves_nothing: Callable[[], None]) -> None:
+def test_full_parameters_ahead_of_the_trainer_until_an_interrupt(world: World, leaves_nothing: Callable[[], None]) -> None:
     """All weights in small buckets, one batch generating while the trainer works, the reference sharded by ZeRO-3."""
-    outcome = world.run(
+    process = world.start(
         *world.rlvr(
             "full",
-            "max_steps=4",
+            "max_steps=500",
             "async_generation_ratio=1",
             "weight_sync.bucket_mib=1",
             "lora_target=null",
@@ -140,12 +140,15 @@ def test_full_parameters_ahead_of_the_trainer(world: World, leaves_nothing: Call
             "init_kl_coef=0.01",
         )
     )
-    assert outcome.status == 0, outcome.output
+    world.wait_for_step("full", 4, process)
+    process.send_signal(signal.SIGINT)
+    outcome = world.wait(process)
+    assert outcome.status == 130, outcome.output
     lines = world.metrics("full")[1:]
     assert lines[0]["staleness/max"] == 0
     assert max(line["staleness/max"] for line in lines) > 0
     assert all(line["mismatch/logprob_abs_diff_mean"] < 1e-4 for line in lines if "mismatch/logprob_abs_diff_mean" in line)
-    AutoModelForCausalLM.from_pretrained(world.folder / "full" / "export")
+    assert (world.folder / "full" / "checkpoints" / f"step_{lines[-1]['step']}" / "manifest.json").exists()
     leaves_nothing()
 
 
@@ -169,30 +172,6 @@ def test_without_vllm_and_with_the_adapter_off_as_reference(world: World) -> Non
     lines = world.metrics("plain")[1:]
     assert all(line["mismatch/logprob_abs_diff_mean"] < 1e-4 for line in lines)
     assert lines[0]["policy/kl_ref"] == pytest.approx(0.0, abs=1e-6) and lines[1]["policy/kl_ref"] > 0
-
-
-def test_interrupt_ends_after_a_checkpoint(world: World, leaves_nothing: Callable[[], None]) -> None:
-    process = world.start(*world.rlvr("interrupted", "max_steps=500"))
-    world.wait_for_step("interrupted", 2, process)
-    process.send_signal(signal.SIGINT)
-    outcome = world.wait(process)
-    assert outcome.status == 130, outcome.output
-    last = world.metrics("interrupted")[-1]["step"]
-    assert (world.folder / "interrupted" / "checkpoints" / f"step_{last}" / "manifest.json").exists()
-    leaves_nothing()
-
-
-def test_engine_that_dies_ends_the_run_with_its_cause(world: World, leaves_nothing: Callable[[], None]) -> None:
-    process = world.start(*world.rlvr("dies", "max_steps=500"))
-    world.wait_for_step("dies", 2, process)
-    engines = [child for child in psutil.Process(process.pid).children(recursive=True) if "EngineCore" in child.name()]
-    assert engines, "vLLM's engine process was not found"
-    engines[0].kill()
-    outcome = world.wait(process)
-    assert outcome.status == 3, outcome.output
-    assert "actor_infer rank 0" in outcome.last_line and "EngineDeadError" in outcome.last_line, outcome.output
-    assert "Traceback" not in outcome.output
-    leaves_nothing()
 
 
 @pytest.mark.full
@@ -272,24 +251,31 @@ def contains(prompt: Prompt, response: str, row: dict, *, worth: float = 1.0) ->
 '''
 
 
-def test_estimator_loss_and_reward_from_files_of_the_working_directory(world: World, leaves_nothing: Callable[[], None]) -> None:
-    """Each has a key of its own, whose value reaches it."""
+OWN = (
+    "adv_estimator=own_estimator:against_bar",
+    "adv_estimator_args={bar: 0.1}",
+    "policy_loss=own_loss:Capped",
+    "policy_loss_args={cap: 0.75}",
+    "rewards.arithmetic.reward=own_reward:contains",
+    "rewards.arithmetic.reward_args={worth: 0.25}",
+)
+
+
+def test_methods_of_the_working_directory_until_the_engine_dies(world: World, leaves_nothing: Callable[[], None]) -> None:
+    """Estimator, loss and reward have a key of their own, whose value reaches them. A death ends the run with its cause."""
     for name, text in {"own_estimator": ESTIMATOR, "own_loss": LOSS, "own_reward": REWARD}.items():
         (world.folder / f"{name}.py").write_text(text)
         assert len(text.splitlines()) < 30
-    own = (
-        "adv_estimator=own_estimator:against_bar",
-        "adv_estimator_args={bar: 0.1}",
-        "policy_loss=own_loss:Capped",
-        "policy_loss_args={cap: 0.75}",
-        "rewards.arithmetic.reward=own_reward:contains",
-        "rewards.arithmetic.reward_args={worth: 0.25}",
-    )
-    outcome = world.run(*world.rlvr("own", "max_steps=2", *own))
-    assert outcome.status == 0, outcome.output
-    lines = world.metrics("own")[1:]
-    assert len(lines) == 2
-    for line in lines:
+    process = world.start(*world.rlvr("own", "max_steps=500", *OWN))
+    world.wait_for_step("own", 2, process)
+    engines = [child for child in psutil.Process(process.pid).children(recursive=True) if "EngineCore" in child.name()]
+    assert engines, "vLLM's engine process was not found"
+    engines[0].kill()
+    outcome = world.wait(process)
+    assert outcome.status == 3, outcome.output
+    assert "actor_infer rank 0" in outcome.last_line and "EngineDeadError" in outcome.last_line, outcome.output
+    assert "Traceback" not in outcome.output
+    for line in world.metrics("own")[1:]:
         assert line["policy/ratio"] == pytest.approx(0.75)
         right = 128 * line["reward/arithmetic/mean"] / 0.25
         assert 0 < right < 128 and right == pytest.approx(round(right), abs=1e-3)

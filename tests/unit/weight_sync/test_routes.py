@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roll.config.derived.placement import RolePlan
-from roll.weight_sync.routes import Route, Transport, broadcast_size, routes, sharing_ranks
+from roll.weight_sync.routes import Route, Transport, broadcast_size, find_routes, routes, sharing_ranks
 
 
 def role(name: str, *devices: tuple[int, ...]) -> RolePlan:
@@ -13,33 +13,42 @@ def role(name: str, *devices: tuple[int, ...]) -> RolePlan:
 
 
 def test_on_the_cpu_files_reach_every_engine() -> None:
-    engine_routes = routes(role("actor_train", (), ()), role("actor_infer", (), ()), 8)
-    assert engine_routes == [Route(Transport.FILE, True)] * 2
-    assert broadcast_size(engine_routes, 1) == 0
+    engine_routes = routes(role("actor_train", (), ()), role("actor_infer", (), ()), 8, range(2))
+    assert engine_routes == dict.fromkeys(range(2), Route(Transport.FILE, True))
+    assert broadcast_size(engine_routes.values(), 1) == 0
     assert sharing_ranks(role("actor_train", (), ()), role("actor_infer", (), ()), engine_routes) == [False, False]
 
 
 def test_engines_on_the_trainers_devices_share_and_others_are_broadcast_to() -> None:
     train = role("actor_train", *((device,) for device in range(4)))
     infer = role("actor_infer", (2, 3), (4, 5), (6, 7))
-    engine_routes = routes(train, infer, 8)
-    assert engine_routes == [Route(Transport.SHARED, True), Route(Transport.BROADCAST, True, 1), Route(Transport.BROADCAST, True, 3)]
-    assert broadcast_size(engine_routes, 2) == 5
+    engine_routes = routes(train, infer, 8, range(3))
+    broadcast = {1: Route(Transport.BROADCAST, True, 1), 2: Route(Transport.BROADCAST, True, 3)}
+    assert engine_routes == {0: Route(Transport.SHARED, True)} | broadcast
+    assert broadcast_size(engine_routes.values(), 2) == 5
     assert sharing_ranks(train, infer, engine_routes) == [False, False, True, True]
 
 
 def test_sixteen_devices_on_two_nodes_share_them_as_in_the_example() -> None:
     train = role("actor_train", *((device,) for device in range(16)))
     infer = role("actor_infer", *((device,) for device in range(12)))
-    engine_routes = routes(train, infer, 8)
-    assert [route.transport for route in engine_routes] == [Transport.SHARED] * 12
-    assert [route.same_host for route in engine_routes] == [True] * 8 + [False] * 4
+    engine_routes = routes(train, infer, 8, range(12))
+    assert [route.transport for route in engine_routes.values()] == [Transport.SHARED] * 12
+    assert [route.same_host for route in engine_routes.values()] == [True] * 8 + [False] * 4
     assert sharing_ranks(train, infer, engine_routes) == [True] * 12 + [False] * 4
 
 
 @pytest.mark.parametrize("width", [1, 2])
 def test_every_worker_of_a_broadcast_has_a_rank_of_its_own(width: int) -> None:
     engines = [tuple(range(1 + width * number, 1 + width * (number + 1))) for number in range(3)]
-    engine_routes = routes(role("actor_train", (0,)), role("actor_infer", *engines), 8)
-    ranks = [0] + [route.first_rank + worker for route in engine_routes for worker in range(width)]
-    assert ranks == list(range(broadcast_size(engine_routes, width)))
+    engine_routes = routes(role("actor_train", (0,)), role("actor_infer", *engines), 8, range(3))
+    ranks = [0] + [route.first_rank + worker for route in engine_routes.values() for worker in range(width)]
+    assert ranks == list(range(broadcast_size(engine_routes.values(), width)))
+
+
+def test_an_engine_that_is_left_out_leaves_no_gap_in_the_broadcast() -> None:
+    train, infer = role("actor_train", (0,)), role("actor_infer", (0,), (1,), (2,), (3,))
+    found = find_routes(train, infer, 8, [3, 1])
+    assert found.to == {1: Route(Transport.BROADCAST, True, 1), 3: Route(Transport.BROADCAST, True, 2)}
+    assert found.broadcast_size == 3
+    assert found.shared == [False], "the engine that would open the buffer is left out"

@@ -1,36 +1,46 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from roll.errors import WeightSyncError
+from roll.errors import WeightSyncError, WorkerAbandoned, WorkerFailed, WorkerWaited
 from roll.types import TensorSpec
+from roll.weight_sync import sync as weight_sync_module
 from roll.weight_sync.bucket import Adapter, Bucket, read_bucket, spec, write_adapter, write_bucket
 from roll.weight_sync.device import DeviceBucket
-from roll.weight_sync.sync import WeightSync
+from roll.weight_sync.routes import Rendezvous, Route, Routes, Transport
+from roll.weight_sync.sync import WeightSync, together
+from tests import limits
 
 
 class FakeSender:
     """A trainer of five fp32 tensors of 16 bytes and an adapter of one."""
 
-    def __init__(self, log: list[str], receiver: FakeReceiver, folder: Path) -> None:
-        self.log, self.receiver, self.folder = log, receiver, folder
+    def __init__(self, engines: Engines, folder: Path) -> None:
+        self.log, self.engines, self.folder = engines.log, engines, folder
+        self.opened: list[tuple[Routes, Rendezvous | None]] = []
         self.weights = {f"w{number}": torch.full((4,), float(number)) for number in range(5)}
         self.lora = {"lora": torch.ones(2)}
+
+    async def free_address(self) -> tuple[str, int]:
+        return "here", 1000 + len(self.opened)
+
+    async def open_routes(self, routes: Routes, rendezvous: Rendezvous | None) -> None:
+        self.opened.append((routes, rendezvous))
 
     async def tensors(self) -> list[TensorSpec]:
         return [spec(name, tensor) for name, tensor in self.weights.items()]
 
     async def send_bucket(self, names: Sequence[str], slot: int) -> Bucket:
         path = self.folder / f"bucket{slot}.safetensors"
-        assert str(path) not in self.receiver.loading, "a bucket was overwritten while the engine loads it"
+        assert str(path) not in self.engines.loading, "a bucket was overwritten while the engine loads it"
         self.log.append(f"write {path.name} {' '.join(names)}")
         await asyncio.sleep(0)
-        if "w4" in names and self.receiver.fails_late:
+        if "w4" in names and self.engines.fails_late:
             raise WeightSyncError("the trainer died")
         return write_bucket(path, {name: self.weights[name] for name in names})
 
@@ -42,120 +52,193 @@ class FakeSender:
         return write_adapter(self.folder, '{"r": 8}', self.lora)
 
 
-class FakeReceiver:
-    """Two engines that take their time to load."""
+class Engines:
+    """What two engines, which take their time to load, have in common."""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
         self.loading: set[str] = set()
-        self.most_loading = 0
-        self.loaded: dict[str, torch.Tensor] = {}
-        self.versions = [0, 0]
+        self.loaded: list[dict[str, torch.Tensor]] = [{}, {}]
         self.stuck_engine = False
         self.fails_late = False
         self.fails_on = ""
-        self.cancelled = False
+        self.opened: list[tuple[int, Rendezvous | None]] = []
+
+
+class FakeEngine:
+    def __init__(self, number: int, all_of_them: Engines) -> None:
+        self.number, self.all, self.version = number, all_of_them, 0
+        self.name = f"engine {number}"
 
     async def pause(self) -> None:
-        self.log.append("pause")
+        self.all.log.append(f"pause {self.number}")
+
+    async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
+        self.all.opened.append((self.number, rendezvous))
 
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
         assert isinstance(bucket, Bucket)
-        self.loading.add(bucket.path)
-        self.most_loading = max(self.most_loading, len(self.loading))
+        assert not self.all.loading - {bucket.path}, "two buckets were loaded at a time"
+        self.all.loading.add(bucket.path)
         try:
             for _ in range(10):
                 await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            self.cancelled = True
-            raise
         finally:
-            self.loading.remove(bucket.path)
-        if any(tensor.name == self.fails_on for tensor in bucket.tensors):
-            raise WeightSyncError(f"{self.fails_on} is broken")
-        self.loaded |= {name: tensor.clone() for name, tensor in read_bucket(bucket).items()}
-        self.log.append(f"loaded {Path(bucket.path).name}")
+            self.all.loading.discard(bucket.path)
+        if self.number == 1 and any(tensor.name == self.all.fails_on for tensor in bucket.tensors):
+            raise WeightSyncError(f"{self.all.fails_on} is broken")
+        self.all.loaded[self.number] |= {name: tensor.clone() for name, tensor in read_bucket(bucket).items()}
+        self.all.log.append(f"loaded {self.number} {Path(bucket.path).name}")
 
     async def load_adapter(self, adapter: Adapter) -> None:
         with adapter.folder() as folder:
             assert (folder / "adapter_config.json").read_text() == '{"r": 8}'
-            self.loaded |= read_bucket(adapter.weights)
-        self.log.append("loaded adapter")
+            self.all.loaded[self.number] |= read_bucket(adapter.weights)
+        self.all.log.append(f"loaded {self.number} adapter")
 
     async def resume(self, policy_version: int) -> None:
-        self.log.append(f"resume {policy_version}")
-        self.versions = [policy_version, self.versions[1] if self.stuck_engine else policy_version]
+        self.all.log.append(f"resume {self.number} {policy_version}")
+        self.version = self.version if self.all.stuck_engine and self.number == 1 else policy_version
 
-    async def policy_versions(self) -> list[int]:
-        return self.versions
-
-
-def sync(folder: Path, adapter: bool = False) -> tuple[WeightSync, FakeSender, FakeReceiver, list[str]]:
-    log: list[str] = []
-    receiver = FakeReceiver(log)
-    sender = FakeSender(log, receiver, folder)
-    return WeightSync(sender, receiver, adapter, bucket_bytes=32), sender, receiver, log
+    async def policy_version(self) -> int:
+        return self.version
 
 
-def test_the_engine_is_paused_loaded_bucket_by_bucket_and_resumed(tmp_path: Path) -> None:
-    weight_sync, sender, receiver, log = sync(tmp_path)
+def by_broadcast(engines: Collection[int]) -> Routes:
+    return Routes({number: Route(Transport.BROADCAST, True, 1 + place) for place, number in enumerate(engines)}, [False], 1 + len(engines))
+
+
+def by_file(engines: Collection[int]) -> Routes:
+    return Routes(dict.fromkeys(engines, Route(Transport.FILE, True)), [False], 0)
+
+
+def sync(
+    folder: Path, adapter: bool = False, find: Callable[[Collection[int]], Routes] = by_file
+) -> tuple[WeightSync, FakeSender, Engines]:
+    engines = Engines([])
+    sender = FakeSender(engines, folder)
+    made = [FakeEngine(number, engines) for number in range(2)]
+    return WeightSync(sender, made, find, adapter, bucket_bytes=32, seconds=limits.CALL), sender, engines
+
+
+def test_every_engine_is_paused_loaded_bucket_by_bucket_and_resumed(tmp_path: Path) -> None:
+    weight_sync, sender, engines = sync(tmp_path)
+    assert weight_sync.versions == {0: None, 1: None}
     asyncio.run(weight_sync.push(3))
-    assert log == [
-        "pause",
+    assert engines.log == [
+        *("pause 0", "pause 1"),
         "write bucket0.safetensors w0 w1",
         "write bucket1.safetensors w2 w3",
-        "loaded bucket0.safetensors",
+        *("loaded 0 bucket0.safetensors", "loaded 1 bucket0.safetensors"),
         "write bucket0.safetensors w4",
-        "loaded bucket1.safetensors",
-        "loaded bucket0.safetensors",
+        *("loaded 0 bucket1.safetensors", "loaded 1 bucket1.safetensors"),
+        *("loaded 0 bucket0.safetensors", "loaded 1 bucket0.safetensors"),
         "empty",
-        "resume 3",
+        *("resume 0 3", "resume 1 3"),
     ]
-    assert receiver.loaded.keys() == sender.weights.keys()
-    assert all(torch.equal(receiver.loaded[name], tensor) for name, tensor in sender.weights.items())
-    assert receiver.most_loading == 1
+    for loaded in engines.loaded:
+        assert loaded.keys() == sender.weights.keys()
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in sender.weights.items())
+    assert weight_sync.versions == {0: 3, 1: 3}
 
 
 def test_two_files_serve_any_number_of_buckets(tmp_path: Path) -> None:
-    weight_sync, sender, receiver, _ = sync(tmp_path)
+    weight_sync, sender, engines = sync(tmp_path)
     sender.weights = {f"w{number}": torch.full((8,), float(number)) for number in range(9)}
     asyncio.run(weight_sync.push(1))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bucket0.safetensors", "bucket1.safetensors"]
-    assert all(torch.equal(receiver.loaded[name], tensor) for name, tensor in sender.weights.items())
+    assert all(torch.equal(engines.loaded[0][name], tensor) for name, tensor in sender.weights.items())
 
 
 def test_an_adapter_travels_as_a_peft_folder(tmp_path: Path) -> None:
-    weight_sync, sender, receiver, log = sync(tmp_path, adapter=True)
+    weight_sync, sender, engines = sync(tmp_path, adapter=True, find=by_broadcast)
     asyncio.run(weight_sync.push(1))
-    assert log == ["pause", "adapter", "loaded adapter", "resume 1"]
-    assert torch.equal(receiver.loaded["lora"], sender.lora["lora"])
+    assert engines.log == ["pause 0", "pause 1", "adapter", "loaded 0 adapter", "loaded 1 adapter", "resume 0 1", "resume 1 1"]
+    assert torch.equal(engines.loaded[1]["lora"], sender.lora["lora"])
+    assert [rendezvous for _, rendezvous in sender.opened] == [None] and not engines.opened, "no broadcast is made for an adapter"
 
 
 def test_an_engine_at_another_version_is_an_error(tmp_path: Path) -> None:
-    weight_sync, _, receiver, _ = sync(tmp_path)
-    receiver.stuck_engine = True
-    with pytest.raises(WeightSyncError, match="an engine is at policy version 0 after a sync to 4"):
+    weight_sync, _, engines = sync(tmp_path)
+    engines.stuck_engine = True
+    with pytest.raises(WeightSyncError, match="engine 1 is at policy version 0 after a sync to 4"):
         asyncio.run(weight_sync.push(4))
+    assert weight_sync.versions == {0: 4, 1: 0}
 
 
 @pytest.mark.parametrize("broken", ["w0", "w2", "w4"], ids=["first bucket", "middle", "last"])
-def test_a_bucket_that_does_not_load_ends_the_sync_before_the_engine_resumes(tmp_path: Path, broken: str) -> None:
-    weight_sync, _, receiver, log = sync(tmp_path)
-    receiver.fails_on = broken
+def test_a_bucket_that_does_not_load_ends_the_sync_before_an_engine_resumes(tmp_path: Path, broken: str) -> None:
+    weight_sync, _, engines = sync(tmp_path)
+    engines.fails_on = broken
     with pytest.raises(WeightSyncError, match=f"{broken} is broken"):
         asyncio.run(weight_sync.push(1))
-    assert not any(line.startswith("resume") for line in log)
+    assert not any(line.startswith("resume") for line in engines.log)
+    assert weight_sync.versions == {0: None, 1: None}
 
 
 def test_a_trainer_that_fails_leaves_no_load_behind(tmp_path: Path) -> None:
-    weight_sync, _, receiver, log = sync(tmp_path)
-    receiver.fails_late = True
+    weight_sync, _, engines = sync(tmp_path)
+    engines.fails_late = True
 
     async def push() -> None:
         with pytest.raises(WeightSyncError, match="the trainer died"):
             await weight_sync.push(1)
-        assert not receiver.loading
+        assert not engines.loading
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(push())
-    assert not any(line.startswith("resume") for line in log)
+    assert not any(line.startswith("resume") for line in engines.log)
+
+
+def test_each_set_of_engines_has_an_epoch_and_its_own_broadcast(tmp_path: Path) -> None:
+    weight_sync, sender, engines = sync(tmp_path, find=by_broadcast)
+
+    async def pushes() -> None:
+        await weight_sync.push(1)
+        weight_sync.choose([1, 0])
+        await weight_sync.push(2)
+        assert weight_sync.epoch == 0 and len(sender.opened) == 1, "the same engines go on as they are"
+        weight_sync.choose([1])
+        await weight_sync.push(3)
+        assert weight_sync.versions == {0: 2, 1: 3}, "who is left out is not touched"
+        weight_sync.choose([0, 1])
+        await weight_sync.push(4)
+
+    asyncio.run(pushes())
+    assert weight_sync.epoch == 2 and weight_sync.versions == {0: 4, 1: 4}
+    meetings = [rendezvous for _, rendezvous in sender.opened]
+    assert meetings == [Rendezvous("here", 1000 + epoch, size, limits.CALL) for epoch, size in enumerate((3, 2, 3))]
+    assert engines.opened == [(0, meetings[0]), (1, meetings[0]), (1, meetings[1]), (0, meetings[2]), (1, meetings[2])]
+
+
+async def fail(error: Exception) -> None:
+    raise error
+
+
+def test_the_cause_is_reported_and_not_its_echo() -> None:
+    left = WorkerAbandoned("actor_infer", 0, "RuntimeError: Connection closed by peer")
+    cause = WorkerFailed("actor_infer", 1, "the process died")
+
+    async def both() -> None:
+        await together({"actor_infer rank 0": fail(left), "actor_infer rank 1": fail(cause)})
+
+    async def one() -> None:
+        await together({"actor_infer rank 0": fail(left)})
+
+    with pytest.raises(WorkerFailed, match="rank 1: the process died"):
+        asyncio.run(both())
+    with pytest.raises(WorkerFailed, match="rank 0"):
+        asyncio.run(one())
+
+
+def test_who_did_not_come_is_named_and_not_who_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_sync_module, "ECHO_SECONDS", 0.0)
+    waited = WorkerWaited("actor_infer", 0, "RuntimeError: timed out")
+
+    async def broadcast() -> None:
+        never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await together({"actor_train": fail(waited), "actor_infer rank 0": fail(waited), "actor_infer rank 1": never})
+
+    said = "^actor_infer rank 1 did not come to a collective operation of the weight sync for which actor_train, actor_infer rank 0 waited$"
+    with pytest.raises(WeightSyncError, match=said):
+        asyncio.run(broadcast())

@@ -16,7 +16,8 @@ from roll.data.packing import FILLER, concatenate
 from roll.strategies.base import MicroBatch, TrainResult, TrainStrategy
 from roll.types import TrainBatch
 from roll.weight_sync.device import DeviceBucket
-from roll.weight_sync.routes import Route, Transport
+from roll.weight_sync.routes import Route, Routes, Transport
+from roll.weight_sync.sender import BucketSender
 from roll.workers.actor_train import ActorTrain, TrainShape
 from roll.workers.calls import Ranks
 from roll.workers.group import WorkerGroup
@@ -32,9 +33,12 @@ class TwoRanks(Ranks[TrainStrategy]):
     def __len__(self) -> int:
         return 2
 
+    async def beside(self, make: Any, seconds: float) -> TwoRanks:
+        return self
+
     async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
         self.arguments = list(arguments.values())
-        if method == TrainStrategy.fill_bucket.__name__:
+        if method == BucketSender.fill_bucket.__name__:
             return [DeviceBucket((), "sum", {f"GPU-{rank}": b""} if shared else {}) for rank, (_, _, shared) in arguments.items()]
         return [TrainResult({"policy/loss": 1.0}, 2, {}, 0, {}) for _ in arguments]
 
@@ -45,7 +49,8 @@ SHAPE = TrainShape(updates=3, epochs=2, token_budget=64, loss_agg_mode="token-me
 def test_ranks_lend_their_buffers_where_an_engine_borrows_them() -> None:
     async def sent() -> DeviceBucket:
         learner = ActorTrain(cast(WorkerGroup, TwoRanks()), SHAPE, Path(), limits.CALL, limits.CALL, limits.CALL)
-        await learner.open_routes([Route(Transport.SHARED, True), Route(Transport.BROADCAST, True, 1)], [True, False], None)
+        to = {0: Route(Transport.SHARED, True), 1: Route(Transport.BROADCAST, True, 1)}
+        await learner.open_routes(Routes(to, [True, False], 0), None)
         bucket = await learner.send_bucket(["w"], 0)
         assert isinstance(bucket, DeviceBucket)
         return bucket
