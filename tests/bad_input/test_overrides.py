@@ -159,6 +159,9 @@ TRAINER = "behaviour_log_probs=trainer"
 ON_POLICY = "behaviour_log_probs=on_policy"
 LOSSES = [
     ([TRAINER, "async_generation_ratio=1"], "behaviour_log_probs", "async_generation_ratio is 1", "engine"),
+    (["rollout_window=10", "async_generation_ratio=1"], "rollout_window", "10 is not divisible by rollout_batch_size 4", "8 or 12"),
+    (["rollout_window=3"], "rollout_window", "3 is not divisible by rollout_batch_size 4", "use 4"),
+    (["rollout_window=8"], "rollout_window", "a step draws no more than the 4 prompts", "async_generation_ratio above 0"),
     ([ON_POLICY, "async_generation_ratio=1"], "behaviour_log_probs", "stale tokens", "mismatch_correction=tis"),
     ([ON_POLICY, "ppo_epochs=2"], "behaviour_log_probs", "2 updates", "one update a step"),
     ([ON_POLICY, "policy_loss=kl_cov"], "behaviour_log_probs", "kl_cov", "engine or trainer"),

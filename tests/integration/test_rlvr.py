@@ -131,6 +131,7 @@ def test_full_parameters_ahead_of_the_trainer(world: World, leaves_nothing: Call
             "full",
             "max_steps=4",
             "async_generation_ratio=1",
+            "rollout_window=32",
             "weight_sync.bucket_mib=1",
             "lora_target=null",
             "actor_train.training_args.learning_rate=1e-4",
