@@ -166,7 +166,12 @@ LOSSES = [
     ([ON_POLICY, "ppo_epochs=2"], "behaviour_log_probs", "2 updates", "one update a step"),
     ([ON_POLICY, "policy_loss=kl_cov"], "behaviour_log_probs", "kl_cov", "engine or trainer"),
     ([ON_POLICY, "add_token_level_kl=true", "init_kl_coef=0.1"], "behaviour_log_probs", "add_token_level_kl", "use_kl_loss"),
-    ([f"{SAMPLING}.top_p=0.9", "async_generation_ratio=1"], "async_generation_ratio", "sampling with top_p 0.9 changes", f"{SAMPLING}.top_p=1"),
+    (
+        [f"{SAMPLING}.top_p=0.9", "async_generation_ratio=1"],
+        "async_generation_ratio",
+        "sampling with top_p 0.9 changes",
+        f"{SAMPLING}.top_p=1",
+    ),
     ([f"{SAMPLING}.top_k=50", "behaviour_log_probs=engine"], f"{SAMPLING}.top_k", "top_k 50", TRAINER),
     ([f"{SAMPLING}.repetition_penalty=1.1", "behaviour_log_probs=engine"], f"{SAMPLING}.repetition_penalty", "1.1", "repetition_penalty=1"),
     ([f"{SAMPLING}.top_p=0.9", "mismatch_correction=tis"], f"{SAMPLING}.top_p", "mismatch_correction tis", "top_p=1"),

@@ -98,11 +98,12 @@ def arithmetic_lines(config: Config, plan: Plan) -> list[str]:
 def _generation(config: RlvrConfig) -> str:
     if not config.async_generation_ratio:
         return "synchronous"
-    ahead = f"up to {config.async_generation_ratio:g} steps ahead of training"
+    ratio = config.async_generation_ratio
+    ahead = f"up to {ratio:g} {'step' if ratio == 1 else 'steps'} ahead of training"
     batches = (config.rollout_window or config.rollout_batch_size) // config.rollout_batch_size
     if batches == 1:
         return ahead
-    limit = age_limit(config.async_generation_ratio, batches)
+    limit = age_limit(ratio, batches)
     return f"{ahead}; out of a window of {batches} batches what is finished first; groups are at most {limit} steps old"
 
 
