@@ -129,6 +129,7 @@ def scheduler_of(
         config.rollout_batch_size,
         config.async_generation_ratio,
         config.seed if config.actor_infer.generating_args.seeded else None,
+        window=config.rollout_window,
         most_batches=config.dynamic_sampling and config.dynamic_sampling.max_num_gen_batches,
         greedy_baseline=config.adv_estimator.traits.needs_greedy,
         locate=locate,

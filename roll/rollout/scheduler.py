@@ -1,18 +1,18 @@
-"""Keeps prompts in flight and hands over finished groups, oldest first.
+"""Keeps prompts in flight and hands over finished groups.
 
     sampler ──draw──▶ prompts in flight (at most (1 + async_generation_ratio) x batch) ──take──▶ loop
 
 With ratio 0 all of a step's groups are drawn, finished and handed over before the trainer moves: synchronous
-training. With ratio r, r batches go on generating while the trainer works. Groups leave in the order in which they
-were drawn, so no group waits longer than the ratio allows, and a run can be repeated. None is thrown away, but with
-dynamic sampling those whose rewards are all equal: others are drawn in their place, up to a bound.
+training. With ratio r, r batches go on generating while the trainer works. By default groups leave in the order in which
+they were drawn, so a run can be repeated. A wider window hands over what is finished first (`Window`); no group waits
+longer than its limit. None is thrown away, but with dynamic sampling those whose rewards are all equal: others are drawn
+in their place, up to a bound.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from roll.rollout.batch import rewards_differ
 from roll.rollout.group import Generator, Scorer, prompt_seed, sample_group
 from roll.rollout.turns import Locate
+from roll.rollout.window import Choice, Window
 from roll.types import Metrics, Prompt, RolloutGroup, Sampling
 
 LOG = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class RolloutScheduler:
         batch_size: int,
         async_generation_ratio: float,
         seed: int | None,
+        window: int | None = None,
         most_batches: int | None = None,
         greedy_baseline: bool = False,
         locate: Locate | None = None,
@@ -69,6 +71,7 @@ class RolloutScheduler:
         """`seed` gives every prompt's samples a seed of their own; None leaves randomness to the engine.
 
         Args:
+            window: groups among which a take chooses, a multiple of `batch_size`; None is one batch.
             most_batches: dynamic sampling: groups whose rewards are all equal are replaced, until so many batches are drawn for
                 one step. None hands over every group.
             greedy_baseline: each group gets a greedy response beside its samples.
@@ -76,14 +79,14 @@ class RolloutScheduler:
         """
         self._source, self._generator, self._scorer, self._sampling = source, generator, scorer, sampling
         self._batch_size = batch_size
-        self._ahead = round(async_generation_ratio * batch_size)
+        self._window = Window(batch_size, async_generation_ratio, window or batch_size)
         self._seed = seed
         self._most_batches, self._greedy_baseline, self._locate = most_batches, greedy_baseline, locate
-        self._in_flight: deque[_InFlight] = deque()
+        self._in_flight: dict[int, _InFlight] = {}  # by ordinal, the oldest first
         self._metrics: Metrics = {}
 
     async def take(self) -> list[RolloutGroup]:
-        """The oldest `batch_size` groups, finished and scored; with dynamic sampling, the oldest whose rewards differ.
+        """`batch_size` groups, finished and scored, the oldest first; with dynamic sampling, of those whose rewards differ.
 
         Where the bound of dynamic sampling comes first, the batch is filled up with the oldest that were dropped.
 
@@ -91,12 +94,14 @@ class RolloutScheduler:
             RollError: what answering a prompt raised; the others are cancelled when it is closed.
         """
         if self._most_batches is None:
-            return await self._oldest(self._batch_size)
+            groups = await self._finished(self._batch_size)
+            self._window.next_step()
+            return groups
         kept: list[RolloutGroup] = []
         dropped: list[RolloutGroup] = []
         left = self._most_batches * self._batch_size
         while left and len(kept) < self._batch_size:
-            groups = await self._oldest(min(self._batch_size - len(kept), left))
+            groups = await self._finished(min(self._batch_size - len(kept), left))
             left -= len(groups)
             kept += [group for group in groups if rewards_differ(group)]
             dropped += [group for group in groups if not rewards_differ(group)]
@@ -105,39 +110,65 @@ class RolloutScheduler:
             message = "dynamic_sampling: the rewards of %d of %d drawn groups differ, and the step has room for %d; the others fill it up"
             LOG.warning(message, len(kept), len(kept) + len(dropped), self._batch_size)
         self._metrics = {"sampling/drawn_groups": float(len(kept) + len(dropped)), "sampling/dropped_groups": float(len(dropped) - missing)}
+        self._window.next_step()
         return kept + dropped[:missing]
 
     def metrics(self) -> Metrics:
         """Of dynamic sampling: what the last step drew, and what of it was thrown away. Empty without it."""
         return self._metrics
 
-    async def _oldest(self, count: int) -> list[RolloutGroup]:
-        while len(self._in_flight) < count + self._ahead:
+    async def _finished(self, count: int) -> list[RolloutGroup]:
+        while self._window.has_room(count):
             self._admit()
-        groups = await asyncio.gather(*(self._in_flight[index].task for index in range(count)))
-        for _ in groups:
-            self._in_flight.popleft()
-        return list(groups)
+        groups: dict[int, RolloutGroup] = {}
+        while count > len(groups):
+            choice = self._window.choice(count - len(groups))
+            chosen = await self._chosen(choice)
+            self._window.remove(chosen)
+            groups |= {ordinal: self._in_flight.pop(ordinal).task.result() for ordinal in chosen}
+        return [groups[ordinal] for ordinal in sorted(groups)]
+
+    async def _chosen(self, choice: Choice) -> list[int]:
+        """Wait until enough are finished; of these, those that are due and the oldest others."""
+        finished: set[int] = set()
+        news: asyncio.Queue[int] = asyncio.Queue()
+        for ordinal in choice.pool:
+            self._in_flight[ordinal].task.add_done_callback(lambda _, ordinal=ordinal: news.put_nowait(ordinal))
+        while len(finished) < choice.count or not choice.due <= finished:
+            ordinal = await news.get()
+            self._in_flight[ordinal].task.result()  # what failed is raised at once
+            finished.add(ordinal)
+        others = [ordinal for ordinal in choice.pool if ordinal in finished and ordinal not in choice.due]
+        return [*choice.due, *others[: choice.count - len(choice.due)]]
 
     def _admit(self) -> None:
         position = self._source.state_dict()
         [prompt] = self._source.draw(1)
+        ordinal = self._window.draw()
+        if ordinal is None:
+            return
         seed = None if self._seed is None else prompt_seed(self._seed, TRAINING, prompt.prompt_id)
         work = sample_group(prompt, self._generator, self._scorer, self._sampling, seed, self._greedy_baseline, self._locate)
-        self._in_flight.append(_InFlight(position, asyncio.create_task(work)))
+        self._in_flight[ordinal] = _InFlight(position, asyncio.create_task(work))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where to go on: at the oldest prompt that was drawn but not handed over."""
-        return self._in_flight[0].position if self._in_flight else self._source.state_dict()
+        """Where to go on: at the oldest prompt that was drawn but not handed over, and which of the later ones are gone."""
+        head = self._window.head
+        source = self._source.state_dict() if head is None else self._in_flight[head].position
+        return {**source, "window": self._window.state_dict()} if self._window.slack else source
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position; nothing may be in flight."""
         assert not self._in_flight, "the scheduler is already running"
-        self._source.load_state_dict(state)
+        self._source.load_state_dict({key: value for key, value in state.items() if key != "window"})
+        if "window" in state:
+            self._window.load_state_dict(state["window"])
 
     async def aclose(self) -> None:
         """Give up what is in flight."""
-        for flight in self._in_flight:
-            flight.task.cancel()
-        await asyncio.gather(*(flight.task for flight in self._in_flight), return_exceptions=True)
+        tasks = [flight.task for flight in self._in_flight.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._window.remove(self._in_flight)
         self._in_flight.clear()

@@ -82,24 +82,39 @@ def compositions() -> dict[str, Composition]:
 
 
 @pytest.fixture
-def refused(folder: Path, compositions: dict[str, Composition]) -> Callable[..., str]:
-    """Sets keys of an experiment and hands over what is said of its faults. Hydra composes an experiment once for all tests.
+def judged(folder: Path, compositions: dict[str, Composition]) -> Callable[..., str | None]:
+    """Sets keys of an experiment and hands over what is said of its faults, None if it has none. Hydra composes an experiment once.
 
     Takes overrides of keys, as `key=value`, `+key=value` or `~key`; everything else goes to `refused_by_command`.
     """
 
-    def judge(*overrides: str, name: str = "sound") -> str:
+    def judge(*overrides: str, name: str = "sound") -> str | None:
         file = folder / "exp" / f"{name}.yaml"
         composed, passing = compositions.get(text := file.read_text()) or compositions.setdefault(text, composition(file))
         words = [word if word[0] in "+~" else f"++{word}" for word in overrides]
         parsed = OverridesParser.create().parse_overrides(words)
         changed = copy.deepcopy(composed)
         ConfigLoaderImpl._apply_overrides_to_config(parsed, changed)
-        with pytest.raises(ConfigError) as refusal, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            make_plan(load_config(changed, passing - {override.key_or_group for override in parsed}))
-        assert refusal.value.exit_status == 2
-        return str(refusal.value)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                make_plan(load_config(changed, passing - {override.key_or_group for override in parsed}))
+        except ConfigError as refusal:
+            assert refusal.exit_status == 2
+            return str(refusal)
+        return None
+
+    return judge
+
+
+@pytest.fixture
+def refused(judged: Callable[..., str | None]) -> Callable[..., str]:
+    """The same for an experiment that has faults."""
+
+    def judge(*overrides: str, name: str = "sound") -> str:
+        said = judged(*overrides, name=name)
+        assert said is not None, f"{overrides} were not refused"
+        return said
 
     return judge
 

@@ -131,6 +131,7 @@ def test_full_parameters_ahead_of_the_trainer_until_an_interrupt(world: World, l
             "full",
             "max_steps=500",
             "async_generation_ratio=1",
+            "rollout_window=32",
             "weight_sync.bucket_mib=1",
             "lora_target=null",
             "actor_train.training_args.learning_rate=1e-4",

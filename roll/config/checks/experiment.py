@@ -38,7 +38,7 @@ def experiment_faults(config: Config) -> list[Fault]:
     if isinstance(config, OfflineConfig):
         faults += offline_faults(config)
     else:
-        faults += [*_kl(config), *credit_faults(config), *loss_faults(config)]
+        faults += [*_window(config), *_kl(config), *credit_faults(config), *loss_faults(config)]
         faults += [*_same_policy(config), *_adapter(config), *_rewards(config)]
     return faults
 
@@ -62,6 +62,18 @@ def _learner(config: Config) -> Iterator[Fault]:
     yield from column_faults(f"{name}.data_args", role.data_args, rows_of(config) if isinstance(config, OfflineConfig) else "prompts")
     if isinstance(config, RlvrConfig) and config.validation:
         yield from column_faults("validation.data_args", config.validation.data_args, "prompts")
+
+
+def _window(config: RlvrConfig) -> Iterator[Fault]:
+    window, batch = config.rollout_window, config.rollout_batch_size
+    if window is None:
+        return
+    if window % batch:
+        multiples = f"{window // batch * batch} or {(window // batch + 1) * batch}" if window > batch else str(batch)
+        yield Fault("rollout_window", f"{window} is not divisible by rollout_batch_size {batch}", f"use {multiples}")
+    elif window > batch and not config.async_generation_ratio:
+        problem = f"{window}, but async_generation_ratio is 0: a step draws no more than the {batch} prompts that it takes"
+        yield Fault("rollout_window", problem, "set async_generation_ratio above 0, or remove it")
 
 
 def _warmup(name: str, role: RoleConfig) -> Iterator[Fault]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from roll.algorithms.methods.base import readers
 from roll.algorithms.methods.corrections import CORRECTIONS
 from roll.algorithms.methods.policy_losses import POLICY_LOSSES
+from roll.config.checks.staleness import staleness_faults
 from roll.config.derived.batch import plan_batch
 from roll.config.derived.corrections import BOUNDS, is_corrected
 from roll.config.derived.ratios import keeps_engine_log_probs, ratio_source, truncations
@@ -20,7 +21,14 @@ SWITCHES = {"dual_clip_loss"}
 
 def loss_faults(config: RlvrConfig) -> list[Fault]:
     """Every contradiction among `policy_loss`, `behaviour_log_probs`, `mismatch_correction` and the sampling."""
-    return [*_own_keys(config), *_without_ratio(config), *_ratios(config), *_corrections(config), *_sampling(config)]
+    return [
+        *_own_keys(config),
+        *_without_ratio(config),
+        *_on_policy(config),
+        *staleness_faults(config),
+        *_corrections(config),
+        *_sampling(config),
+    ]
 
 
 def _own_keys(config: RlvrConfig) -> Iterator[Fault]:
@@ -41,15 +49,10 @@ def _own_keys(config: RlvrConfig) -> Iterator[Fault]:
 
 def _without_ratio(config: RlvrConfig) -> Iterator[Fault]:
     """Keys that speak of ratios where there are none, or where all of them are 1."""
-    corrected, loss = is_corrected(config), config.policy_loss
-    if loss.traits.ratio is None and config.behaviour_log_probs == "trainer" and not corrected and not config.add_token_level_kl:
+    loss, unused = config.policy_loss, not (is_corrected(config) or config.add_token_level_kl or config.async_generation_ratio)
+    if loss.traits.ratio is None and config.behaviour_log_probs == "trainer" and unused:
         problem = f"'trainer', but policy_loss {loss} takes no ratio: the pass for them would be for metrics alone"
         yield Fault("behaviour_log_probs", problem, "remove it, or set it to on_policy")
-    if loss.traits.ratio is None and config.async_generation_ratio and ratio_source(config) == "engine":
-        ahead = f"async_generation_ratio is {config.async_generation_ratio:g}"
-        problem = f"'{loss}' takes no ratio, and {ahead}: stale tokens would pass for new ones"
-        remedy = "use ppo or cispo, or behaviour_log_probs=trainer with mismatch_correction=tis, or set async_generation_ratio=0"
-        yield Fault("policy_loss", problem, remedy)
     if ratio_source(config) != "on_policy":
         return
     bounds = {"pg_clip_low": config.pg_clip_low, "pg_clip_high": config.pg_clip_high, "dual_clip_loss": config.dual_clip_loss or None}
@@ -59,15 +62,8 @@ def _without_ratio(config: RlvrConfig) -> Iterator[Fault]:
             yield Fault(key, problem, "remove it, or set behaviour_log_probs=engine")
 
 
-def _ratios(config: RlvrConfig) -> Iterator[Fault]:
-    source, corrected = ratio_source(config), is_corrected(config)
-    if source == "engine":
-        return
-    if config.async_generation_ratio and not corrected:
-        given = f"'{source}'" if config.behaviour_log_probs else "'trainer', for rollouts are truncated"
-        problem = f"{given}, but async_generation_ratio is {config.async_generation_ratio:g}: stale tokens would pass for new ones"
-        yield Fault("behaviour_log_probs", problem, "set it to engine, add mismatch_correction=tis, or set async_generation_ratio=0")
-    if source != "on_policy":
+def _on_policy(config: RlvrConfig) -> Iterator[Fault]:
+    if ratio_source(config) != "on_policy":
         return
     updates = plan_batch(config).updates_per_step
     if updates > 1:
@@ -76,7 +72,7 @@ def _ratios(config: RlvrConfig) -> Iterator[Fault]:
     if config.policy_loss.traits.selects_tokens:
         problem = f"'on_policy', but policy_loss {config.policy_loss} chooses its tokens by log-probs from before the update"
         yield Fault("behaviour_log_probs", problem, "set it to engine or trainer")
-    if config.add_token_level_kl and not corrected:
+    if config.add_token_level_kl and not is_corrected(config):
         problem = "'on_policy', but add_token_level_kl needs log-probs before the update"
         yield Fault("behaviour_log_probs", problem, "set it to engine or trainer, or use use_kl_loss instead")
 
@@ -104,7 +100,7 @@ def _corrections(config: RlvrConfig) -> Iterator[Fault]:
 
 def _sampling(config: RlvrConfig) -> Iterator[Fault]:
     given = truncations(config.actor_infer.generating_args)
-    if given and keeps_engine_log_probs(config):
+    if given and keeps_engine_log_probs(config) and not config.async_generation_ratio:  # or see `staleness_faults`
         key = given[0].split()[0]
         reader = "behaviour_log_probs engine" if ratio_source(config) == "engine" else f"mismatch_correction {config.mismatch_correction}"
         problem = f"{' and '.join(given)} change what is sampled from, and {reader} compares with the trainer's whole distribution"

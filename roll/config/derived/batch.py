@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from roll.config.derived.placement import model_roles, ranks, replica_size, vllm_config
@@ -120,3 +121,8 @@ def _sampling_faults(config: RlvrConfig) -> list[Fault]:
         problem = "0 is greedy: rollouts explore nothing, and the trainer divides its logits by it"
         faults.append(Fault("actor_infer.generating_args.temperature", problem, "give a temperature above 0; 1.0 is usual"))
     return faults
+
+
+def age_limit(ratio: float, batches: int) -> int:
+    """Most steps between the one in which a group is drawn and the one that takes it, with a `rollout_window` of so many batches."""
+    return math.ceil(ratio) + batches - 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from roll.config.derived.batch import has_pairs, sequences_per_update
+from roll.config.derived.batch import age_limit, has_pairs, sequences_per_update
 from roll.config.derived.placement import RolePlan
 from roll.config.plan.phases import Phase, misfits, phases
 from roll.config.plan.plan import Plan
@@ -29,7 +29,7 @@ def show_plan(config: Config, plan: Plan, console: Console) -> None:
         f"[bold]{config.exp_name}[/bold]: {config.max_steps} steps of {config.pipeline}, into {config.output_dir}", highlight=False
     )
     console.print(_roles(plan))
-    for line in _arithmetic(config, plan):
+    for line in arithmetic_lines(config, plan):
         console.print(line, highlight=False, markup=False)
     if plan.memory:
         console.print(_memory(plan))
@@ -73,14 +73,14 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
-def _arithmetic(config: Config, plan: Plan) -> list[str]:
+def arithmetic_lines(config: Config, plan: Plan) -> list[str]:
+    """What a step generates and learns from."""
     batch = plan.batch
     lines = [f"Nodes: {plan.nodes} of {config.num_gpus_per_node} devices"] if plan.nodes else []
     if isinstance(config, RlvrConfig):
         samples = config.num_return_sequences_in_group
         lines.append(f"A step: {batch.prompts_per_step} prompts x {samples} samples = {batch.sequences_per_step} sequences")
-        kind = "synchronous" if not config.async_generation_ratio else f"up to {config.async_generation_ratio:g} steps ahead of training"
-        lines.append(f"Generation: {kind}")
+        lines.append(f"Generation: {_generation(config)}")
         lines.append(f"Reference log-probs: {REFERENCE[plan.reference]}")
     if isinstance(config, DpoConfig):
         lines.append(f"Reference log-probs: {REFERENCE[plan.reference]}, {config.reference_log_probs}")
@@ -93,6 +93,18 @@ def _arithmetic(config: Config, plan: Plan) -> list[str]:
         lines.append(f"Critic: {_updates(updates)} a step, of {learnt} sequences{alone}")
     lines.append(f"Longest sequence: {config.prompt_length} + {config.response_length} = {batch.longest_sequence} tokens")
     return lines
+
+
+def _generation(config: RlvrConfig) -> str:
+    if not config.async_generation_ratio:
+        return "synchronous"
+    ratio = config.async_generation_ratio
+    ahead = f"up to {ratio:g} {'step' if ratio == 1 else 'steps'} ahead of training"
+    batches = (config.rollout_window or config.rollout_batch_size) // config.rollout_batch_size
+    if batches == 1:
+        return ahead
+    limit = age_limit(ratio, batches)
+    return f"{ahead}; out of a window of {batches} batches what is finished first; groups are at most {limit} steps old"
 
 
 def _updates(count: int) -> str:

@@ -61,6 +61,11 @@ class RlvrConfig(ExperimentConfig):
     async_generation_ratio: NonNegativeFloat = Field(
         0.0, description="How many steps generation may run ahead of training; 0 is synchronous."
     )
+    rollout_window: PositiveInt | None = Field(
+        None,
+        description="Prompts, a multiple of `rollout_batch_size`, among which a step takes those that are finished first; the slow ones "
+        "are left for later steps. One batch if not given: prompts leave in the order in which they were drawn.",
+    )
     ppo_epochs: PositiveInt = Field(1, description="Passes over a step's samples.")
 
     dynamic_sampling: DynamicSamplingConfig | None = Field(None, description="Replace groups that teach nothing; not if absent.")

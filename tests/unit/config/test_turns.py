@@ -11,7 +11,7 @@ import pytest
 from roll.config.derived.placement import RolePlan, neighbours, placement_faults, placement_warnings, turns
 from roll.config.plan.memory import RoleMemory
 from roll.config.plan.plan import make_plan
-from roll.config.plan.show import device_lines
+from roll.config.plan.show import arithmetic_lines, device_lines
 from roll.config.schema.offline import DistillConfig, DpoConfig
 from roll.config.schema.rlvr import RlvrConfig
 from roll.system.sizes import GIB
@@ -146,6 +146,21 @@ def test_memory_is_told_by_piece_of_work_where_roles_take_turns() -> None:
         f"Device 0-3 holds at most: {alone}",
         "Device 4-7 holds at most: all at once 14.00 GiB (90% of the device with the KV cache)",
     ]
+
+
+def test_a_wider_window_is_told_with_the_age_that_it_allows() -> None:
+    placed = (range(4), range(4, 8), range(4, 8))
+
+    def told(**keys: Any) -> str:
+        config = experiment(*placed, **keys)
+        return next(line for line in arithmetic_lines(config, make_plan(config)) if line.startswith("Generation"))
+
+    assert told() == "Generation: synchronous"
+    assert told(async_generation_ratio=1.5) == "Generation: up to 1.5 steps ahead of training"
+    window = 3 * experiment(*placed).rollout_batch_size
+    assert told(async_generation_ratio=1.5, rollout_window=window) == (
+        "Generation: up to 1.5 steps ahead of training; out of a window of 3 batches what is finished first; groups are at most 4 steps old"
+    )
 
 
 def test_memory_is_added_up_where_roles_stay() -> None:

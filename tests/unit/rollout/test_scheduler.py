@@ -207,6 +207,30 @@ def test_a_failure_passes_to_the_loop_and_the_rest_is_cancelled_on_close() -> No
     asyncio.run(run())
 
 
+def test_a_wider_window_hands_over_what_is_finished_and_goes_on_without_it_after_a_resume() -> None:
+    async def run() -> None:
+        generator = Gated(is_open=False)
+        rollouts, _ = scheduler(generator, batch_size=2, ratio=1.0, window=4)
+        taking = asyncio.create_task(rollouts.take())
+        await settle()
+        assert generator.running == {0, 1, 2, 3}
+        for prompt_id in (3, 1):
+            generator.gates[prompt_id].set()
+        assert ids(await taking) == [1, 3]
+        state = rollouts.state_dict()
+        assert state == {"position": 0, "window": {"begin": 0, "gone": [1, 3]}}
+        await rollouts.aclose()
+
+        generator = Gated(is_open=True)
+        rollouts, _ = scheduler(generator, batch_size=2, ratio=1.0, window=4)
+        rollouts.load_state_dict(state)
+        assert [ids(await rollouts.take()) for _ in range(2)] == [[0, 2], [4, 5]]
+        assert not {1, 3} & generator.seeds.keys()
+        await rollouts.aclose()
+
+    asyncio.run(run())
+
+
 def test_a_failure_that_is_still_in_flight_does_not_break_the_close() -> None:
     async def run() -> None:
         generator = Gated(is_open=True)

@@ -1,0 +1,37 @@
+"""What learning from older policies asks of the loss: the probability with which each token was sampled, by the policy that sampled it.
+
+The keys hang together, so one fault names all that have to change, with values that work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from roll.config.derived.corrections import is_corrected
+from roll.config.derived.ratios import ratio_source, truncations
+from roll.config.schema.rlvr import RlvrConfig
+from roll.errors import Fault
+
+WHOLE = {"top_p": "top_p=1", "top_k": "top_k=-1", "repetition_penalty": "repetition_penalty=1"}
+"""By key of the sampling, what samples from the whole distribution."""
+
+
+def staleness_faults(config: RlvrConfig) -> Iterator[Fault]:
+    """One fault if generation runs ahead of training and the loss would take old tokens for new ones."""
+    if not config.async_generation_ratio:
+        return
+    problems, changes = [], []
+    if given := truncations(config.actor_infer.generating_args):
+        problems.append(f"sampling with {' and '.join(given)} changes the distribution that the log-probs are of")
+        changes += [f"actor_infer.generating_args.{WHOLE[each.split()[0]]}" for each in given]
+    loss, source = config.policy_loss, ratio_source(config)
+    if loss.traits.ratio is None and not is_corrected(config):
+        problems.append(f"policy_loss {loss} takes no ratio to the policy that sampled")
+        changes += ["behaviour_log_probs=trainer", "mismatch_correction=tis"]
+    elif source != "engine" and not is_corrected(config) and (config.behaviour_log_probs or not given):
+        problems.append(f"behaviour_log_probs {source} gives the ratio to the policy as it is now, not to the one that sampled")
+        changes.append("behaviour_log_probs=engine")
+    if not problems:
+        return
+    problem = f"{config.async_generation_ratio:g}: a token may be of an older policy, and {'; '.join(problems)}"
+    yield Fault("async_generation_ratio", problem, f"set {' and '.join(changes)}, or async_generation_ratio=0")

@@ -1,0 +1,91 @@
+"""Which groups in flight a take may hand over. Counts alone: no clock, no tasks.
+
+    ordinals   0 1 2 3 | 4 5 6 7 | 8 9 ...       in the order in which prompts were drawn
+               window of two batches |
+
+A take chooses among the ordinals of the window, which stays where it is until all of them are gone: consumed or dropped. A window of
+one batch is first in, first out. A wider one lets a take leave slow groups for a later one, but none for longer than `limit` steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from typing import Any
+
+from roll.config.derived.batch import age_limit
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a take may choose among."""
+
+    pool: list[int]
+    """Ordinals, the oldest first."""
+    count: int
+    """How many of them are handed over."""
+    due: frozenset[int]
+    """Those among them that have to be: left for the next step, they would be older than the limit."""
+
+
+class Window:
+    """The ordinals of the groups in flight, and when each was drawn."""
+
+    def __init__(self, batch: int, ratio: float, width: int) -> None:
+        """`width` is a multiple of `batch`; both count groups."""
+        assert width % batch == 0, f"a window of {width} is not divisible by the batch size, {batch}"
+        self._ahead, self._width = round(ratio * batch), width
+        self.slack = width - batch
+        """How many groups in flight may be older than one that is handed over."""
+        self.limit = age_limit(ratio, width // batch)
+        self._begin = self._next = self._step = 0
+        self._drawn_at: dict[int, int] = {}  # by ordinal in flight, the step
+        self._known_gone: set[int] = set()  # before a resume: to be drawn again, and passed over
+
+    def has_room(self, wanted: int) -> bool:
+        """Whether another group may be drawn while a take wants so many."""
+        return len(self._drawn_at) < wanted + self._ahead
+
+    def draw(self) -> int | None:
+        """Draw one: its ordinal, or None for one that was consumed or dropped before a resume."""
+        ordinal, self._next = self._next, self._next + 1
+        if ordinal in self._known_gone:
+            self._known_gone.remove(ordinal)
+            return None
+        self._drawn_at[ordinal] = self._step
+        return ordinal
+
+    def choice(self, wanted: int) -> Choice:
+        """Among which to choose when so many are wanted; fewer than these only where the window ends before."""
+        assert self.head is not None, "nothing is in flight"
+        while self.head >= self._begin + self._width:
+            self._begin += self._width
+        end = self._begin + self._width
+        pool = list(islice(takewhile(lambda ordinal: ordinal < end, self._drawn_at), wanted + self.slack))
+        due = frozenset(ordinal for ordinal in pool if self._step - self._drawn_at[ordinal] >= self.limit)
+        return Choice(pool, min(wanted, len(pool)), due)
+
+    def remove(self, ordinals: Iterable[int]) -> None:
+        """These are consumed or dropped."""
+        for ordinal in ordinals:
+            del self._drawn_at[ordinal]
+
+    def next_step(self) -> None:
+        """A take is complete."""
+        self._step += 1
+
+    @property
+    def head(self) -> int | None:
+        """The oldest ordinal in flight, if there is one."""
+        return next(iter(self._drawn_at), None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs where drawing begins anew at the head; JSON-able."""
+        head = self._next if self.head is None else self.head
+        gone = [ordinal - head for ordinal in range(head, self._next) if ordinal not in self._drawn_at]
+        return {"begin": self._begin - head, "gone": gone + [ordinal - head for ordinal in sorted(self._known_gone)]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Ordinals count from the head on."""
+        self._begin, self._known_gone = state["begin"], set(state["gone"])

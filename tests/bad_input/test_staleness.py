@@ -1,0 +1,44 @@
+"""The way from synchronous to asynchronous training: whatever the loss and the sampling are, one message names all keys to set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+
+SAMPLING = "actor_infer.generating_args"
+LOSSES = ("ppo", "pg", "gspo", "topr", "kl_cov")
+SOURCES = ("", "behaviour_log_probs=engine", "behaviour_log_probs=trainer", "behaviour_log_probs=on_policy")
+SAMPLINGS = ((), (f"{SAMPLING}.top_p=0.9",), (f"{SAMPLING}.top_k=50", f"{SAMPLING}.repetition_penalty=1.1"))
+
+
+def changes(message: str) -> list[str]:
+    """What the fault of `async_generation_ratio` says to set."""
+    [named] = re.findall(r"a token may be of an older policy.*\n *set (.*), or async_generation_ratio=0", message)
+    return named.split(" and ")
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_what_the_message_names_is_all_there_is_to_change(judged: Callable[..., str | None], loss: str) -> None:
+    refused = 0
+    for source, sampling in product(SOURCES, SAMPLINGS):
+        keys = [f"policy_loss={loss}", *sampling, *([source] if source else [])]
+        if judged(*keys):
+            continue  # a fault without any staleness
+        said = judged(*keys, "async_generation_ratio=1")
+        if said is None:
+            continue
+        refused += 1
+        again = judged(*keys, "async_generation_ratio=1", *changes(said))
+        assert again is None, f"{keys}: after {changes(said)}: {again}"
+    assert refused > 3
+
+
+def test_a_correction_stays_and_only_the_sampling_changes(judged: Callable[..., str | None]) -> None:
+    corrected = ("async_generation_ratio=1", "behaviour_log_probs=trainer", "mismatch_correction=seq_tis")
+    assert judged(*corrected) is None
+    said = judged(*corrected, f"{SAMPLING}.top_p=0.9")
+    assert said and changes(said) == [f"{SAMPLING}.top_p=1"]
+    assert said.count("top_p") == 2, "the same is not said twice"

@@ -1,0 +1,146 @@
+"""The rules of the window over random schedules: durations, drops, resumes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from roll.rollout.window import Choice, Window
+
+SCHEDULES = 1000
+STEPS = 12
+
+
+@dataclass
+class Schedule:
+    """A trainer and an engine that cost nothing: how long each ordinal takes is random, and who is finished decides."""
+
+    numbers: random.Random
+    batch: int
+    ratio: float
+    width: int
+    dropped_share: float
+    resumed_share: float
+    window: Window = field(init=False)
+    step: int = 0
+    first: int = 0
+    """What the window calls ordinal 0, counted from the start of the run: its head at the last resume."""
+    drawn_at: dict[int, int] = field(default_factory=dict)
+    finish: dict[int, float] = field(default_factory=dict)
+    consumed: list[list[int]] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    most_drawn: int = 0
+
+    def __post_init__(self) -> None:
+        self.window = Window(self.batch, self.ratio, self.width)
+
+    def run(self) -> Schedule:
+        for _ in range(STEPS):
+            self.take()
+            if self.numbers.random() < self.resumed_share:
+                self.resume()
+        return self
+
+    def take(self) -> None:
+        kept: list[int] = []
+        while len(kept) < self.batch:
+            while self.window.has_room(self.batch - len(kept)):
+                self.draw()
+            choice = self.window.choice(self.batch - len(kept))
+            chosen = self.chosen(choice)
+            self.window.remove(chosen)
+            for ordinal in chosen:
+                dropped = self.numbers.random() < self.dropped_share
+                (self.dropped if dropped else kept).append(ordinal + self.first)
+        self.window.next_step()
+        self.consumed.append(sorted(kept))
+        self.step += 1
+
+    def draw(self) -> None:
+        if (ordinal := self.window.draw()) is not None:
+            ordinal += self.first
+            self.drawn_at[ordinal] = self.step
+            self.finish[ordinal] = self.numbers.expovariate(1.0)
+            self.most_drawn = max(self.most_drawn, ordinal + 1)
+
+    def chosen(self, choice: Choice) -> list[int]:
+        assert 0 < choice.count <= len(choice.pool) and choice.due <= set(choice.pool)
+        assert len(choice.due) <= choice.count, "more groups are due than the step has room for"
+        early = sorted(choice.pool, key=lambda ordinal: (ordinal not in choice.due, self.finish[ordinal + self.first]))
+        return early[: choice.count]
+
+    def resume(self) -> None:
+        state, head = self.window.state_dict(), self.window.head
+        self.first = self.first + head if head is not None else self.first + self.window._next
+        self.window = Window(self.batch, self.ratio, self.width)
+        self.window.load_state_dict(state)
+
+
+def schedule(seed: int, resumed_share: float | None = None, width: int | None = None) -> Schedule:
+    numbers = random.Random(seed)
+    batch = numbers.choice([1, 2, 3, 4, 8])
+    ratio = numbers.choice([0.5, 1.0, 1.5, 2.0, 3.0])
+    dropped = numbers.choice([0.0, 0.0, 0.2, 0.6])
+    resumed = numbers.choice([0.0, 0.3]) if resumed_share is None else resumed_share
+    return Schedule(numbers, batch, ratio, (width or numbers.randint(1, 4)) * batch, dropped, resumed).run()
+
+
+@pytest.mark.parametrize("first", range(0, SCHEDULES, 100))
+def test_each_ordinal_is_used_once_and_none_is_older_than_the_limit(first: int) -> None:
+    for seed in range(first, first + 100):
+        check(schedule(seed))
+
+
+def check(run: Schedule) -> None:
+    consumed = [ordinal for step in run.consumed for ordinal in step]
+    assert all(len(step) == run.batch for step in run.consumed)
+    assert len(set(consumed + run.dropped)) == len(consumed) + len(run.dropped), "an ordinal was used twice"
+    ages = [step - run.drawn_at[ordinal] for step, ordinals in enumerate(run.consumed) for ordinal in ordinals]
+    assert max(ages) <= run.window.limit
+    gone = set(consumed) | set(run.dropped)
+    assert all(ordinal in gone for ordinal in range(run.first + (run.window.head or 0))), "an ordinal before the head was left out"
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_window_of_one_batch_is_first_in_first_out(seed: int) -> None:
+    run = schedule(seed, width=1)
+    used = sorted([ordinal for step in run.consumed for ordinal in step] + run.dropped)
+    assert used == list(range(len(used)))
+    for step, ordinals in enumerate(run.consumed[1:]):
+        assert min(ordinals) > max(run.consumed[step])
+
+
+def drawn(window: Window, wanted: int) -> list[int | None]:
+    out = []
+    while window.has_room(wanted):
+        out.append(window.draw())
+    return out
+
+
+def test_a_wider_window_leaves_slow_groups_for_later() -> None:
+    window = Window(2, 1.0, 4)
+    assert window.limit == 2 and Window(4, 0.5, 12).limit == 3 and Window(4, 2.0, 4).limit == 2
+    assert drawn(window, 2) == [0, 1, 2, 3]
+    assert window.choice(2) == Choice([0, 1, 2, 3], 2, frozenset())
+    window.remove([1, 3])
+    window.next_step()
+    assert drawn(window, 2) == [4, 5]
+    assert window.choice(2) == Choice([0, 2], 2, frozenset()), "the window stays until all of it is gone"
+    window.remove([0, 2])
+    window.next_step()
+    assert drawn(window, 2) == [6, 7]
+    assert window.choice(2).pool == [4, 5, 6, 7]
+
+
+def test_what_was_consumed_beyond_the_head_is_not_drawn_again() -> None:
+    window = Window(2, 1.0, 4)
+    for _ in range(4):
+        window.draw()
+    window.remove([1, 3])
+    state = window.state_dict()
+    assert state == {"begin": 0, "gone": [1, 3]}
+    again = Window(2, 1.0, 4)
+    again.load_state_dict(state)
+    assert [again.draw() for _ in range(5)] == [0, None, 2, None, 4]
