@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from roll.algorithms.moments import Doubles, RunningMoments, Scope, by_group, standardise, whiten
-from roll.algorithms.returns import Turns, discounted, gae, turn_returns, undivided
+from roll.algorithms.returns import Turns, discounted, discounted_end, gae, turn_returns, undivided
 from roll.registry import Registry
 from roll.types import Floats, Ints, Sequences
 
@@ -216,6 +216,8 @@ def clipped(scores: Scores, norm: Normalisation) -> Scores:
 
 def to_tokens(rewards: np.ndarray, scores: Scores, gamma: float = 1.0) -> Doubles:
     """[T]: `token_rewards`, summed (discounted) from each token to the end of its response."""
+    if scores.token_penalties is None:
+        return discounted_end(rewards, scores.sequences, gamma)
     return discounted(token_rewards(rewards, scores), scores.sequences, gamma)
 
 

@@ -60,8 +60,9 @@ def standardise(rewards: np.ndarray, groups: Ints, mean: Scope, std: Scope, runn
 def by_group(values: np.ndarray, groups: Ints, reduce: Callable[[np.ndarray], float]) -> Doubles:
     """[N]: what `reduce` makes of each value's group."""
     out = np.empty(len(values), np.float64)
-    for group in np.unique(groups):
-        out[groups == group] = reduce(values[groups == group])
+    order = np.argsort(groups, kind="stable")
+    for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
+        out[members] = reduce(values[members])
     return out
 
 

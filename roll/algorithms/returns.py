@@ -32,6 +32,15 @@ def discounted(rewards: np.ndarray, sequences: Sequences, gamma: float) -> Doubl
     return _spread(_backward(rewards[where], rows, gamma), where, sequences)
 
 
+def discounted_end(rewards: np.ndarray, sequences: Sequences, gamma: float) -> Doubles:
+    """[T]: what `discounted` gives where all of a response's reward [N] is earned at its last token: gamma^(distance to it) times it."""
+    where, rows = _response_tokens(sequences)
+    if gamma == 1:
+        return _spread(rewards[rows].astype(np.float64), where, sequences)
+    last = np.searchsorted(rows, rows, side="right") - 1
+    return _spread(rewards[rows] * gamma ** (last - np.arange(len(rows))), where, sequences)
+
+
 def gae(rewards: np.ndarray, values: np.ndarray, sequences: Sequences, gamma: float, lam: float) -> tuple[Doubles, Doubles]:
     """Generalised advantage estimates and the returns that a critic learns, [T] each.
 
@@ -83,7 +92,7 @@ def _backward(values: np.ndarray, rows: np.ndarray, decay: float) -> Doubles:
     """
     if not len(values):
         return np.zeros(0)
-    rows = np.unique(rows, return_inverse=True)[1]
+    rows = np.cumsum(np.diff(rows, prepend=rows[0]) != 0)
     counts = np.bincount(rows)
     longest, starts = int(counts.max()), np.cumsum(counts) - counts
     at = longest - counts[rows] + np.arange(len(rows)) - starts[rows]

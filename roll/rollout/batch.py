@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from roll.algorithms.returns import Turns
 from roll.algorithms.shaping import Overlong, is_long_and_wrong, overlong_penalty
-from roll.data.packing import concatenate
 from roll.errors import RollError
 from roll.rollout.record import token_log_probs, token_versions
 from roll.rollout.turns import joined_turns
 from roll.types import (
-    Bools,
     Episode,
     Floats,
     Ints,
@@ -88,12 +87,13 @@ def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
     Raises:
         RollError: no response got a verdict.
     """
-    kept = [(index, episode) for index, group in enumerate(groups) for episode in usable(group)]
+    compared = [usable(group) for group in groups]
+    kept = [(index, episode) for index, episodes in enumerate(compared) for episode in episodes]
     if not kept:
         notes = {episode.reward.note for group in groups for episode in group.episodes}
         raise RollError(f"no response of this step could be scored; the rewards said: {'; '.join(sorted(notes)[:3])}")
     episodes = [episode for _, episode in kept]
-    means = {index: float(np.mean([episode.reward.value for episode in usable(groups[index])])) for index, _ in kept}
+    means = [float(np.mean([episode.reward.value for episode in episodes] or [np.nan])) for episodes in compared]
     learns = [_learns(episode, means[index], shaping) for index, episode in kept]
     paths = [(number, trajectory) for number, episode in enumerate(episodes) for trajectory in episode.trajectories]
     for _, trajectory in paths:
@@ -103,15 +103,12 @@ def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
     rewards = _shaped(episodes, shaping)
     baselines = [baseline for index, _ in kept if (baseline := groups[index].baseline) is not None]
     return Experience(
-        sequences=concatenate(
-            [np.concatenate([segment.token_ids for segment in trajectory.segments]) for _, trajectory in paths],
-            [_mask(trajectory, learns[number]) for number, trajectory in paths],
-        ),
+        sequences=_laid_end_to_end(paths, learns),
         episode_of_sequence=np.array([number for number, _ in paths], np.int32),
         rewards=rewards,
         groups=np.array([index for index, _ in kept], np.int32),
-        behaviour_log_probs=np.concatenate([token_log_probs(segment) for segment in segments]) if _has_log_probs(segments) else None,
-        policy_versions=np.concatenate([token_versions(segment) for segment in segments]),
+        behaviour_log_probs=token_log_probs(segments) if _has_log_probs(segments) else None,
+        policy_versions=token_versions(segments),
         lengths=_lengths(episodes),
         difficulties=np.array([1.0 - means[index] for index, _ in kept], np.float32),
         baselines=_shaped(baselines, shaping) if baselines else None,
@@ -161,8 +158,14 @@ def _learns(episode: Episode, mean_reward: float, shaping: Shaping) -> bool:
     return learns
 
 
-def _mask(trajectory: Trajectory, learns: bool) -> Bools:
-    return np.concatenate([np.full(len(segment.token_ids), segment.sampled and learns) for segment in trajectory.segments])
+def _laid_end_to_end(paths: Sequence[tuple[int, Trajectory]], learns: Sequence[bool]) -> Sequences:
+    """A sequence for each trajectory; with each the number of its episode, by which `learns` says whether it enters the loss."""
+    segments = [(number, segment) for number, trajectory in paths for segment in trajectory.segments]
+    lengths = np.array([len(segment.token_ids) for _, segment in segments])
+    ends = np.cumsum([len(trajectory.segments) for _, trajectory in paths])
+    offsets = np.concatenate([[0], np.cumsum(lengths)[ends - 1]]).astype(np.int64)
+    in_loss = np.array([segment.sampled and learns[number] for number, segment in segments])
+    return Sequences(np.concatenate([segment.token_ids for _, segment in segments]).astype(np.int32), offsets, np.repeat(in_loss, lengths))
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metrics:
@@ -171,18 +174,20 @@ def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metr
     scored = [episode for episode in episodes if _has_verdict(episode)]
     rewards = np.array([episode.reward.value for episode in scored] or [np.nan])
     lengths = np.array([episode.length for episode in episodes])
-    age = policy_version - np.concatenate([token_versions(segment) for episode in episodes for segment in episode.sampled])
+    runs = [run for episode in episodes for segment in episode.sampled for run in segment.versions if run.tokens]
+    ages, tokens = policy_version - np.array([run.version for run in runs]), np.array([run.tokens for run in runs])
+    outcomes = Counter(episode.reward.outcome for episode in episodes)
     metrics = {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std()),
         "response/length_mean": float(lengths.mean()),
         "response/length_max": float(lengths.max()),
-        "response/truncated_fraction": _share(episodes, lambda episode: episode.stop in TRUNCATED),
-        "staleness/mean": float(age.mean()),
-        "staleness/max": float(age.max()),
+        "response/truncated_fraction": sum(episode.stop in TRUNCATED for episode in episodes) / len(episodes),
+        "staleness/mean": float(ages @ tokens / tokens.sum()),
+        "staleness/max": float(ages.max()),
     }
     for outcome in RewardOutcome:
-        metrics[f"reward/{outcome.value}_fraction"] = _share(episodes, lambda episode, o=outcome: episode.reward.outcome is o)
+        metrics[f"reward/{outcome.value}_fraction"] = outcomes[outcome] / len(episodes)
     for domain in sorted({group.prompt.domain for group in groups}):
         values = [e.reward.value for group in groups if group.prompt.domain == domain for e in group.episodes if _has_verdict(e)]
         if values:
@@ -194,7 +199,3 @@ def token_count(groups: Sequence[RolloutGroup]) -> int:
     """Given and sampled tokens of every trajectory, the greedy responses' aside."""
     paths = [trajectory for group in groups for episode in group.episodes for trajectory in episode.trajectories]
     return sum(len(segment.token_ids) for trajectory in paths for segment in trajectory.segments)
-
-
-def _share(episodes: Sequence[Episode], has: Callable[[Episode], bool]) -> float:
-    return sum(map(has, episodes)) / len(episodes)

@@ -33,16 +33,20 @@ def version_runs(versions: Ints) -> tuple[VersionRun, ...]:
     return tuple(VersionRun(version, len(list(run))) for version, run in groupby(versions.tolist()))
 
 
-def token_versions(segment: Segment) -> Ints:
-    """[L], the version that sampled each token; 0 for given tokens."""
-    if not segment.sampled:
-        return np.zeros(len(segment.token_ids), np.int32)
-    return np.repeat([run.version for run in segment.versions], [run.tokens for run in segment.versions]).astype(np.int32)
+def token_versions(segments: Sequence[Segment]) -> Ints:
+    """[T], the version that sampled each token of segments laid end to end; 0 for given tokens."""
+    runs = [run for segment in segments for run in (segment.versions if segment.sampled else (VersionRun(0, len(segment.token_ids)),))]
+    return np.repeat(np.array([run.version for run in runs], np.int32), [run.tokens for run in runs])
 
 
-def token_log_probs(segment: Segment) -> Floats:
-    """[L], of the sampled tokens; 0 for given tokens."""
-    return np.zeros(len(segment.token_ids), np.float32) if segment.log_probs is None else segment.log_probs.astype(np.float32)
+def token_log_probs(segments: Sequence[Segment]) -> Floats:
+    """[T], of the sampled tokens of segments laid end to end; 0 for given tokens."""
+    known = [segment.log_probs is not None for segment in segments]
+    out = np.zeros(sum(len(segment.token_ids) for segment in segments), np.float32)
+    if any(known):
+        where = np.repeat(known, [len(segment.token_ids) for segment in segments])
+        out[where] = np.concatenate([segment.log_probs for segment in segments if segment.log_probs is not None])
+    return out
 
 
 def cut(segment: Segment, tokens: Sequence[int], characters: Sequence[int]) -> list[Segment]:
@@ -52,7 +56,7 @@ def cut(segment: Segment, tokens: Sequence[int], characters: Sequence[int]) -> l
         tokens: where each part ends; not falling, and the last is the segment's length.
         characters: the same in its text.
     """
-    versions = token_versions(segment)
+    versions = token_versions([segment])
     parts = []
     for begin, end, first, last in zip([0, *tokens[:-1]], tokens, [0, *characters[:-1]], characters, strict=True):
         log_probs = None if segment.log_probs is None else segment.log_probs[begin:end]

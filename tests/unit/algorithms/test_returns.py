@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.algorithms.returns import discounted, gae, turn_returns
+from roll.algorithms.returns import discounted, discounted_end, gae, turn_returns
 from tests.unit.algorithms.build import responses
 
 MASKS = st.lists(st.text("x.", min_size=1, max_size=7).map(lambda mask: "." + mask), min_size=1, max_size=6)
@@ -17,6 +17,18 @@ GAMMAS = st.sampled_from([0.0, 0.5, 0.9, 1.0])
 def test_discounted_by_hand() -> None:
     got = discounted(np.array([9.0, 1, 2, 4, 9, 3]), responses(".xxx", ".x"), 0.5)
     assert got.tolist() == [0, 3, 4, 4, 0, 3]
+
+
+@given(masks=MASKS, gamma=GAMMAS, seed=st.integers(0, 100))
+def test_what_is_earned_at_the_end_is_discounted_to_each_token(masks: list[str], gamma: float, seed: int) -> None:
+    sequences = responses(*masks)
+    rewards = np.random.default_rng(seed).normal(size=len(sequences)).astype(np.float32)
+    got = discounted_end(rewards, sequences, gamma)
+    for row, (begin, end) in enumerate(zip(sequences.offsets, sequences.offsets[1:], strict=False)):
+        where = begin + np.flatnonzero(sequences.response_mask[begin:end])
+        for place, token in enumerate(where):
+            assert got[token] == pytest.approx(float(rewards[row]) * gamma ** (len(where) - 1 - place))
+    assert not got[~sequences.response_mask].any()
 
 
 def test_gae_by_hand() -> None:

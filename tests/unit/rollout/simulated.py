@@ -130,7 +130,7 @@ def told(group: RolloutGroup) -> dict[str, Any]:
         assert prompt.token_ids.tolist() == group.prompt.token_ids.tolist() and response.log_probs is not None
         ends = [int(response.token_ids[0]), int(response.token_ids[-1]), round(float(response.log_probs[-1]), 3)]
         truncated = episode.stop is StopReason.LENGTH
-        return [*ends, token_versions(response).tolist(), truncated, response.text, episode.reward.value]
+        return [*ends, token_versions([response]).tolist(), truncated, response.text, episode.reward.value]
 
     samples = [of(episode) for episode in group.episodes]
     return {"prompt": group.prompt.prompt_id, "samples": samples, "baseline": group.baseline and of(group.baseline)}

@@ -185,7 +185,7 @@ def test_dividing_keeps_everything_and_pays_as_if_by_hand(drawn: st.DataObject) 
     assert whole_texts(parts) == whole.text
     assert np.concatenate([segment.token_ids for segment in parts.sampled]).tolist() == whole.token_ids.tolist()
     for read in (token_versions, token_log_probs):
-        assert np.concatenate([read(segment) for segment in parts.sampled]).tolist() == read(whole).tolist()
+        assert read(parts.sampled).tolist() == read([whole]).tolist()
     borders = sorted({*ends, count})
     assert np.cumsum([len(segment.token_ids) for segment in parts.sampled]).tolist() == borders
     assert list(parts.turn_rewards) == [sum(value for end, value in zip(ends, values, strict=True) if end == border) for border in borders]
