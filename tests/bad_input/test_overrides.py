@@ -158,20 +158,9 @@ DEVICES = [
 TRAINER = "behaviour_log_probs=trainer"
 ON_POLICY = "behaviour_log_probs=on_policy"
 LOSSES = [
-    ([TRAINER, "async_generation_ratio=1"], "async_generation_ratio", "behaviour_log_probs trainer gives", "behaviour_log_probs=engine"),
-    (["rollout_window=10", "async_generation_ratio=1"], "rollout_window", "10 is not divisible by rollout_batch_size 4", "8 or 12"),
-    (["rollout_window=3"], "rollout_window", "3 is not divisible by rollout_batch_size 4", "use 4"),
-    (["rollout_window=8"], "rollout_window", "a step draws no more than the 4 prompts", "async_generation_ratio above 0"),
-    ([ON_POLICY, "async_generation_ratio=1"], "async_generation_ratio", "older policy", "behaviour_log_probs=engine"),
     ([ON_POLICY, "ppo_epochs=2"], "behaviour_log_probs", "2 updates", "one update a step"),
     ([ON_POLICY, "policy_loss=kl_cov"], "behaviour_log_probs", "kl_cov", "engine or trainer"),
     ([ON_POLICY, "add_token_level_kl=true", "init_kl_coef=0.1"], "behaviour_log_probs", "add_token_level_kl", "use_kl_loss"),
-    (
-        [f"{SAMPLING}.top_p=0.9", "async_generation_ratio=1"],
-        "async_generation_ratio",
-        "sampling with top_p 0.9 changes",
-        f"{SAMPLING}.top_p=1",
-    ),
     ([f"{SAMPLING}.top_k=50", "behaviour_log_probs=engine"], f"{SAMPLING}.top_k", "top_k 50", TRAINER),
     ([f"{SAMPLING}.repetition_penalty=1.1", "behaviour_log_probs=engine"], f"{SAMPLING}.repetition_penalty", "1.1", "repetition_penalty=1"),
     ([f"{SAMPLING}.top_p=0.9", "mismatch_correction=tis"], f"{SAMPLING}.top_p", "mismatch_correction tis", "top_p=1"),
@@ -190,7 +179,6 @@ LOSSES = [
     ([ON_POLICY, "pg_clip_high=0.3"], "pg_clip_high", "0.3, but with behaviour_log_probs on_policy every ratio is 1", "engine"),
     ([ON_POLICY, "dual_clip_loss=true"], "dual_clip_loss", "true, but with behaviour_log_probs on_policy", "remove it"),
     (["policy_loss=pg", TRAINER], "behaviour_log_probs", "pg takes no ratio", "on_policy"),
-    (["policy_loss=pg", "async_generation_ratio=1"], "async_generation_ratio", "pg takes no ratio", "mismatch_correction=tis"),
     (["clip_cov_ratio=0.1"], "clip_cov_ratio", "0.1", "policy_loss=clip_cov"),
     (["policy_loss=clip_cov", "clip_cov_low=9"], "clip_cov_low", "9", "1 and 5"),
     (["kl_cov_coef=2"], "kl_cov_coef", "2", "policy_loss=kl_cov"),

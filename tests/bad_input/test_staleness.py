@@ -1,4 +1,4 @@
-"""The way from synchronous to asynchronous training: whatever the loss and the sampling are, one message names all keys to set."""
+"""Generation ahead of training: whatever the loss and the sampling are, one message names all keys to set."""
 
 from __future__ import annotations
 
@@ -12,6 +12,27 @@ SAMPLING = "actor_infer.generating_args"
 LOSSES = ("ppo", "pg", "gspo", "topr", "kl_cov")
 SOURCES = ("", "behaviour_log_probs=engine", "behaviour_log_probs=trainer", "behaviour_log_probs=on_policy")
 SAMPLINGS = ((), (f"{SAMPLING}.top_p=0.9",), (f"{SAMPLING}.top_k=50", f"{SAMPLING}.repetition_penalty=1.1"))
+
+AHEAD = "async_generation_ratio=1"
+REFUSED = [
+    ([SOURCES[2], AHEAD], "async_generation_ratio", "behaviour_log_probs trainer gives", "behaviour_log_probs=engine"),
+    ([SOURCES[3], AHEAD], "async_generation_ratio", "older policy", "behaviour_log_probs=engine"),
+    ([*SAMPLINGS[1], AHEAD], "async_generation_ratio", "sampling with top_p 0.9 changes", f"{SAMPLING}.top_p=1"),
+    (["policy_loss=pg", AHEAD], "async_generation_ratio", "pg takes no ratio", "mismatch_correction=tis"),
+    (["rollout_window=10", AHEAD], "rollout_window", "10 is not divisible by rollout_batch_size 4", "8 or 12"),
+    (["rollout_window=3"], "rollout_window", "3 is not divisible by rollout_batch_size 4", "use 4"),
+    (["rollout_window=8"], "rollout_window", "a step draws no more than the 4 prompts", "async_generation_ratio above 0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "place", "value", "remedy"), REFUSED, ids=lambda case: " ".join(case) if isinstance(case, list) else ""
+)
+def test_what_does_not_go_together_is_refused(
+    refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str
+) -> None:
+    message = refused(*overrides)
+    assert place in message and value in message and remedy in message, message
 
 
 def changes(message: str) -> list[str]:
@@ -27,17 +48,17 @@ def test_what_the_message_names_is_all_there_is_to_change(judged: Callable[..., 
         keys = [f"policy_loss={loss}", *sampling, *([source] if source else [])]
         if judged(*keys):
             continue  # a fault without any staleness
-        said = judged(*keys, "async_generation_ratio=1")
+        said = judged(*keys, AHEAD)
         if said is None:
             continue
         refused += 1
-        again = judged(*keys, "async_generation_ratio=1", *changes(said))
+        again = judged(*keys, AHEAD, *changes(said))
         assert again is None, f"{keys}: after {changes(said)}: {again}"
     assert refused > 3
 
 
 def test_a_correction_stays_and_only_the_sampling_changes(judged: Callable[..., str | None]) -> None:
-    corrected = ("async_generation_ratio=1", "behaviour_log_probs=trainer", "mismatch_correction=seq_tis")
+    corrected = (AHEAD, "behaviour_log_probs=trainer", "mismatch_correction=seq_tis")
     assert judged(*corrected) is None
     said = judged(*corrected, f"{SAMPLING}.top_p=0.9")
     assert said and changes(said) == [f"{SAMPLING}.top_p=1"]

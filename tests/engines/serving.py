@@ -92,7 +92,7 @@ def _serve(pipe: Connection, role: str, number: int, world_size: int, port: int)
                 sender = BucketSender(strategy, number, torch.device("cpu"))
                 pipe.send((True, None))
             else:
-                asked = strategy if hasattr(strategy, method) else sender
-                pipe.send((True, getattr(asked, method)(*arguments)))
+                # No name may keep the strategy: the next one is built when nothing of this one is left.
+                pipe.send((True, getattr(strategy if hasattr(strategy, method) else sender, method)(*arguments)))
         except Exception:
             pipe.send((False, traceback.format_exc()))
