@@ -38,7 +38,8 @@ def discounted_end(rewards: np.ndarray, sequences: Sequences, gamma: float) -> D
     if gamma == 1:
         return _spread(rewards[rows].astype(np.float64), where, sequences)
     last = np.searchsorted(rows, rows, side="right") - 1
-    return _spread(rewards[rows] * gamma ** (last - np.arange(len(rows))), where, sequences)
+    earned = rewards[rows] * gamma ** (last - np.arange(len(rows)))
+    return _spread(earned.astype(np.float64), where, sequences)
 
 
 def gae(rewards: np.ndarray, values: np.ndarray, sequences: Sequences, gamma: float, lam: float) -> tuple[Doubles, Doubles]:
