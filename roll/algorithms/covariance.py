@@ -24,7 +24,7 @@ def token_covariances(batch: TrainBatch) -> np.ndarray:
 
 
 def largest(covariances: np.ndarray, batch: TrainBatch, ratio: float) -> Bools:
-    """[T], the share `ratio` of the response tokens, one at least, with the largest covariances."""
+    """[T], the share `ratio` of the response tokens, one at least, with the largest covariances; of equal ones the first."""
     where = np.flatnonzero(batch.sequences.response_mask)
     order = np.argsort(-covariances[where], kind="stable")
     return _chosen(where[order[: _count(len(where), ratio)]], len(covariances))

@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -124,6 +124,7 @@ def test_padding_changes_nothing_and_masked_tokens_have_no_gradient(name: str, m
     random=st.randoms(use_true_random=False),
 )
 def test_the_order_of_samples_does_not_matter(lengths: list[int], name: str, mode: str, seed: int, random: Random) -> None:
+    assume(name != "kl_cov" or sum(lengths) != 2)  # two tokens have equal covariances, and the first is taken
     rows = random_rows(lengths, seed)
     order = list(range(len(rows)))
     random.shuffle(order)
