@@ -23,6 +23,7 @@ from roll.weight_sync.device import SLOTS, DeviceSender
 from roll.weight_sync.routes import Rendezvous, Route, Transport
 from tests import limits
 from tests.engines.generating import BUCKET_BYTES, Running, adapted, flip_a_byte, log_probs, most_probable, policy, running, said
+from tests.tiers import each
 
 PROMPTS: list[Ints] = [np.array(ids, np.int32) for ids in ([5, 6, 7], [100], [40, 41, 42, 43, 44, 45, 46], [9, 9])]
 
@@ -304,7 +305,7 @@ def test_a_broken_bucket_is_refused_and_named(engine: Running, small_model: Path
     assert engine.wait(engine.engine.policy_version()) == engine.version
 
 
-@pytest.mark.parametrize("name", ["vllm", "hf"])
+@each("name", ["vllm", "hf"], ["hf"])
 def test_tied_weights_are_the_engines_and_none_may_be_missing(name: str, small_tied_model: Path, tmp_path: Path) -> None:
     with running(name, small_tied_model, tmp_path) as one:
         assert_at_the_policy(one)

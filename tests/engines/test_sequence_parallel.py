@@ -33,7 +33,6 @@ from roll.workers.group import WorkerGroup
 from tests import limits
 from tests.engines.serving import ServedRanks, served_ranks
 from tests.engines.training import SEED, TEMPERATURE, VERSION, Case, settings
-from tests.tiers import each
 
 LENGTHS = [9, 4, 14, 6, 11, 3, 8, 5, 12, 8]
 BUDGET = 33
@@ -144,7 +143,8 @@ def far(got: Tensor | Floats, expected: Tensor | Floats) -> float:
     return float((one - other).norm() / other.norm())
 
 
-@each("name", list(KINDS), ["gspo"])
+@pytest.mark.full
+@pytest.mark.parametrize("name", list(KINDS))
 def test_two_ranks_that_share_tokens_out_do_as_one(
     name: str, alone: ServedRanks, together: ServedRanks, with_head: Path, tmp_path: Path
 ) -> None:
