@@ -37,7 +37,7 @@ def test_what_does_not_go_together_is_refused(
 
 def changes(message: str) -> list[str]:
     """What the fault of `async_generation_ratio` says to set."""
-    [named] = re.findall(r"a token may be of an older policy.*\n *set (.*), or async_generation_ratio=0", message)
+    [named] = re.findall(r"a token may come from an older policy.*\n *set (.*), or async_generation_ratio=0", message)
     return named.split(" and ")
 
 

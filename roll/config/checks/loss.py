@@ -10,7 +10,7 @@ from roll.algorithms.methods.policy_losses import POLICY_LOSSES
 from roll.config.checks.staleness import staleness_faults
 from roll.config.derived.batch import plan_batch
 from roll.config.derived.corrections import BOUNDS, is_corrected
-from roll.config.derived.ratios import keeps_engine_log_probs, ratio_source, truncations
+from roll.config.derived.ratios import WHOLE, keeps_engine_log_probs, ratio_source, shown, truncations
 from roll.config.schema.faults import unread_keys
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import Fault
@@ -100,12 +100,12 @@ def _corrections(config: RlvrConfig) -> Iterator[Fault]:
 
 def _sampling(config: RlvrConfig) -> Iterator[Fault]:
     given = truncations(config.actor_infer.generating_args)
-    if given and keeps_engine_log_probs(config) and not config.async_generation_ratio:  # or see `staleness_faults`
-        key = given[0].split()[0]
+    if given and keeps_engine_log_probs(config) and not config.async_generation_ratio:  # `staleness_faults` says it there
         reader = "behaviour_log_probs engine" if ratio_source(config) == "engine" else f"mismatch_correction {config.mismatch_correction}"
-        problem = f"{' and '.join(given)} change what is sampled from, and {reader} compares with the trainer's whole distribution"
-        remedy = "sample with top_p=1, top_k=-1 and repetition_penalty=1, or set behaviour_log_probs=trainer without a correction"
-        yield Fault(f"actor_infer.generating_args.{key}", problem, remedy)
+        problem = f"{shown(given)} change what is sampled from, and {reader} compares with the trainer's whole distribution"
+        *keys, last = [f"{key}={value}" for key, value in WHOLE.items()]
+        remedy = f"sample with {', '.join(keys)} and {last}, or set behaviour_log_probs=trainer without a correction"
+        yield Fault(f"actor_infer.generating_args.{next(iter(given))}", problem, remedy)
 
 
 def loss_warnings(config: RlvrConfig) -> Iterator[str]:
@@ -114,7 +114,7 @@ def loss_warnings(config: RlvrConfig) -> Iterator[str]:
     if given:
         extra = "" if config.behaviour_log_probs else ", so behaviour_log_probs is trainer"
         yield (
-            f"actor_infer.generating_args: {' and '.join(given)} change the distribution that responses are drawn from, and the trainer "
+            f"actor_infer.generating_args: {shown(given)} change the distribution that responses are drawn from, and the trainer "
             f"learns as though they came from the whole one{extra} (docs/algorithms.md); top_p=1 and top_k=-1 agree"
         )
     if "pg_clip" in config.model_fields_set and config.pg_clip_low and config.pg_clip_high:

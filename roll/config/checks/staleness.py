@@ -1,6 +1,7 @@
-"""What learning from older policies asks of the loss: the probability with which each token was sampled, by the policy that sampled it.
+"""Keys that conflict with generation ahead of training.
 
-The keys hang together, so one fault names all that have to change, with values that work.
+To learn from tokens of an older policy, the loss needs the probability with which that policy sampled each token. Several keys decide
+whether it is known, so one fault lists every key to change, each with a value that works.
 """
 
 from __future__ import annotations
@@ -8,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roll.config.derived.corrections import is_corrected
-from roll.config.derived.ratios import ratio_source, truncations
+from roll.config.derived.ratios import WHOLE, ratio_source, shown, truncations
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import Fault
-
-WHOLE = {"top_p": "top_p=1", "top_k": "top_k=-1", "repetition_penalty": "repetition_penalty=1"}
-"""By key of the sampling, what samples from the whole distribution."""
 
 
 def staleness_faults(config: RlvrConfig) -> Iterator[Fault]:
@@ -22,8 +20,8 @@ def staleness_faults(config: RlvrConfig) -> Iterator[Fault]:
         return
     problems, changes = [], []
     if given := truncations(config.actor_infer.generating_args):
-        problems.append(f"sampling with {' and '.join(given)} changes the distribution that the log-probs are of")
-        changes += [f"actor_infer.generating_args.{WHOLE[each.split()[0]]}" for each in given]
+        problems.append(f"sampling with {shown(given)} changes the distribution that the log-probs are of")
+        changes += [f"actor_infer.generating_args.{key}={WHOLE[key]}" for key in given]
     loss, source = config.policy_loss, ratio_source(config)
     if loss.traits.ratio is None and not is_corrected(config):
         problems.append(f"policy_loss {loss} takes no ratio to the policy that sampled")
@@ -33,5 +31,5 @@ def staleness_faults(config: RlvrConfig) -> Iterator[Fault]:
         changes.append("behaviour_log_probs=engine")
     if not problems:
         return
-    problem = f"{config.async_generation_ratio:g}: a token may be of an older policy, and {'; '.join(problems)}"
+    problem = f"{config.async_generation_ratio:g}: a token may come from an older policy, and {'; '.join(problems)}"
     yield Fault("async_generation_ratio", problem, f"set {' and '.join(changes)}, or async_generation_ratio=0")

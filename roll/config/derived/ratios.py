@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from roll.config.derived.corrections import is_corrected
@@ -23,11 +24,20 @@ def keeps_engine_log_probs(config: RlvrConfig) -> bool:
     return ratio_source(config) == "engine" or is_corrected(config)
 
 
-def truncations(rollout: GeneratingConfig) -> list[str]:
+WHOLE = {"top_p": 1, "top_k": -1, "repetition_penalty": 1}
+"""Keys of the sampling, with the values at which the engine samples from the trainer's whole distribution."""
+
+
+def truncations(rollout: GeneratingConfig) -> dict[str, float]:
     """Keys, with their values, that make the engine sample from another distribution than the trainer's."""
     changed = {
         "top_p": (rollout.top_p, rollout.top_p < 1),
         "top_k": (rollout.top_k, rollout.top_k > 0),
         "repetition_penalty": (rollout.repetition_penalty, rollout.repetition_penalty != 1),
     }
-    return [f"{key} {value:g}" for key, (value, changes) in changed.items() if changes]
+    return {key: value for key, (value, changes) in changed.items() if changes}
+
+
+def shown(given: Mapping[str, float]) -> str:
+    """`top_p 0.9 and top_k 50`, for a message."""
+    return " and ".join(f"{key} {value:g}" for key, value in given.items())
