@@ -67,11 +67,11 @@ class WorkerFailed(RollError):
 
 
 ECHO_SECONDS = 2.0
-"""After the first failure of several that work together, how long the others may fail too, so that the cause is found and not its echo."""
+"""How long to wait for further failures after the first, so that the cause is reported and not its consequence."""
 
 
 class WorkerAbandoned(WorkerFailed):
-    """A worker failed because another one that it worked with had failed, or did not come: the cause lies elsewhere."""
+    """A worker failed because another worker had failed or did not come. The cause is the other one's."""
 
 
 class WorkerWaited(WorkerAbandoned):

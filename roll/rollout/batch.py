@@ -159,7 +159,7 @@ def _learns(episode: Episode, mean_reward: float, shaping: Shaping) -> bool:
 
 
 def _laid_end_to_end(paths: Sequence[tuple[int, Trajectory]], learns: Sequence[bool]) -> Sequences:
-    """A sequence for each trajectory; with each the number of its episode, by which `learns` says whether it enters the loss."""
+    """One sequence for each trajectory. Each comes with the index of its episode in `learns`: whether the episode enters the loss."""
     segments = [(number, segment) for number, trajectory in paths for segment in trajectory.segments]
     lengths = np.array([len(segment.token_ids) for _, segment in segments])
     ends = np.cumsum([len(trajectory.segments) for _, trajectory in paths])

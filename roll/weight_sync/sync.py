@@ -178,10 +178,10 @@ class WeightSync:
 
 
 async def together(work: Mapping[str, Awaitable[T]]) -> list[T]:
-    """Do all at once; results in order. The names are those of who does it.
+    """Do all at once, and return the results in order. A key names who does the work.
 
-    After the first failure the rest has a little time to fail too, and is given up. What is raised is a failure whose cause does
-    not lie elsewhere, if there is one.
+    After the first failure the others have `ECHO_SECONDS` to fail too; then they are cancelled. A failure that is a cause is raised
+    rather than its consequence.
 
     Raises:
         WeightSyncError: some did not come to a collective operation for which others waited.

@@ -24,7 +24,7 @@ S = TypeVar("S", covariant=True)
 C = TypeVar("C")
 LOG = logging.getLogger(__name__)
 GRACE = 2.0
-"""Seconds in which what the processes left may end by itself."""
+"""Seconds that leftovers of the processes have to end by themselves."""
 MEMORY_SECONDS = 60.0
 """For a look at how much memory the ranks hold."""
 LOOK_EVERY = 1.0

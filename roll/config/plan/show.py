@@ -104,7 +104,7 @@ def _generation(config: RlvrConfig) -> str:
     if batches == 1:
         return ahead
     limit = age_limit(ratio, batches)
-    return f"{ahead}; out of a window of {batches} batches what is finished first; groups are at most {limit} steps old"
+    return f"{ahead}; a step takes the first groups to finish in a window of {batches} batches; none is older than {limit} steps"
 
 
 def _updates(count: int) -> str:

@@ -63,8 +63,8 @@ class RlvrConfig(ExperimentConfig):
     )
     rollout_window: PositiveInt | None = Field(
         None,
-        description="Prompts, a multiple of `rollout_batch_size`, among which a step takes those that are finished first; the slow ones "
-        "are left for later steps. One batch if not given: prompts leave in the order in which they were drawn.",
+        description="A step takes the first prompts to finish among so many, a multiple of `rollout_batch_size`, and leaves slow ones for "
+        "later steps. If not given it is one batch: prompts are used in the order in which they were drawn.",
     )
     ppo_epochs: PositiveInt = Field(1, description="Passes over a step's samples.")
 

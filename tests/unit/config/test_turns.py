@@ -148,7 +148,7 @@ def test_memory_is_told_by_piece_of_work_where_roles_take_turns() -> None:
     ]
 
 
-def test_a_wider_window_is_told_with_the_age_that_it_allows() -> None:
+def test_the_plan_shows_a_wider_window_with_its_age_limit() -> None:
     placed = (range(4), range(4, 8), range(4, 8))
 
     def told(**keys: Any) -> str:
@@ -159,7 +159,8 @@ def test_a_wider_window_is_told_with_the_age_that_it_allows() -> None:
     assert told(async_generation_ratio=1.5) == "Generation: up to 1.5 steps ahead of training"
     window = 3 * experiment(*placed).rollout_batch_size
     assert told(async_generation_ratio=1.5, rollout_window=window) == (
-        "Generation: up to 1.5 steps ahead of training; out of a window of 3 batches what is finished first; groups are at most 4 steps old"
+        "Generation: up to 1.5 steps ahead of training; a step takes the first groups to finish in a window of 3 batches; "
+        "none is older than 4 steps"
     )
 
 
