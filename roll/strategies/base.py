@@ -61,13 +61,10 @@ class TrainResult:
     """Over this replica's response tokens, of each metric."""
     tokens: int
     """Response tokens behind `sums`."""
-    mismatch_sums: Metrics
-    """Over the tokens that the current version sampled, before the first update: trainer against engine."""
-    mismatch_tokens: int
     scalars: Metrics
     """The same on every rank: gradient norm, learning rate, skipped updates."""
     counted_sums: Metrics = field(default_factory=dict)
-    """Over sequences or pairs, of metrics that are not of tokens."""
+    """Over some of the tokens, sequences or pairs, of metrics that are not of all tokens."""
     counts: Metrics = field(default_factory=dict)
     """By such a metric, how many are behind its sum."""
 
@@ -168,7 +165,7 @@ class GenerateStrategy(Protocol):
         ...
 
     async def pause(self) -> None:
-        """Stop producing tokens; requests in flight are kept."""
+        """Stop producing tokens until `resume`; requests in flight are kept, and new ones wait."""
         ...
 
     async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:

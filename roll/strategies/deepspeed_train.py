@@ -38,7 +38,7 @@ from roll.strategies.deepspeed_setup import (
 from roll.strategies.deepspeed_swap import own_swap
 from roll.strategies.deepspeed_tensor import prepare, shared_inputs, whole_weights
 from roll.strategies.finite import FiniteWatch
-from roll.strategies.loss_inputs import loss_inputs
+from roll.strategies.loss_inputs import loss_inputs, spans_update
 from roll.strategies.memory_guard import (
     FEWER_TOKENS,
     RECOMPUTE,
@@ -200,8 +200,9 @@ class DeepSpeedTrain:
         sums.add(token_losses.metrics, len(token_losses.losses))
         sums.count(token_losses.counted)
         if version is not None and inputs.behaviour_log_probs is not None:
+            difference = outputs[0].detach() - inputs.behaviour_log_probs
             current = batch.policy_versions[sequences.response_mask] == version
-            sums.add_mismatch(outputs[0].detach() - inputs.behaviour_log_probs, to_device(current, device), int(current.sum()))
+            sums.add_mismatch(difference, to_device(current, device), to_device(spans_update(batch), device))
         return (token_losses.losses * scored_only(micro_batch.loss_weights, sequences, device)).sum()
 
     @torch.no_grad()

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from roll.algorithms.losses import LossInputs
 from roll.models.packed_inputs import scored_only, to_device
-from roll.types import Floats, TrainBatch
+from roll.types import Bools, Floats, TrainBatch
 
 
 def loss_inputs(batch: TrainBatch, device: str) -> LossInputs:
@@ -32,3 +32,11 @@ def loss_inputs(batch: TrainBatch, device: str) -> LossInputs:
         values=if_given(batch.values),
         returns=if_given(batch.returns),
     )
+
+
+def spans_update(batch: TrainBatch) -> Bools:
+    """[S], response tokens of sequences that several versions of the policy sampled."""
+    mask, starts = batch.sequences.response_mask, batch.sequences.offsets[:-1]
+    lowest = np.minimum.reduceat(np.where(mask, batch.policy_versions, np.iinfo(np.int32).max), starts)
+    highest = np.maximum.reduceat(np.where(mask, batch.policy_versions, np.iinfo(np.int32).min), starts)
+    return np.repeat(lowest < highest, batch.sequences.lengths)[mask]

@@ -11,7 +11,10 @@ from roll.algorithms.losses import Counted
 from roll.strategies.base import TrainResult
 from roll.types import Metrics
 
-ABSOLUTE, KL = "mismatch/logprob_abs_diff_mean", "mismatch/kl"
+WITHIN = ("mismatch/logprob_abs_diff_mean", "mismatch/kl")
+"""Of responses that one version sampled whole."""
+SPANNING = ("mismatch/spanning/logprob_abs_diff_mean", "mismatch/spanning/kl")
+"""Of responses that several versions sampled."""
 
 
 class MetricSums:
@@ -19,10 +22,9 @@ class MetricSums:
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
-        self._mismatch: dict[str, Tensor] = {}
         self._counted: dict[str, Tensor] = {}
         self._counts: dict[str, Tensor] = {}
-        self._tokens = self._mismatch_tokens = 0
+        self._tokens = 0
 
     def add(self, metrics: Mapping[str, Tensor], tokens: int) -> None:
         """Token metrics [S] of a micro-batch of S = `tokens` response tokens."""
@@ -31,29 +33,29 @@ class MetricSums:
         self._tokens += tokens
 
     def count(self, metrics: Mapping[str, Counted]) -> None:
-        """Metrics of a micro-batch's sequences or pairs."""
+        """Metrics of some of a micro-batch's tokens, sequences or pairs."""
         for name, (values, counts_in) in metrics.items():
             self._counted[name] = self._counted.get(name, 0.0) + torch.where(counts_in, values, 0.0).sum(dtype=torch.float64)
             self._counts[name] = self._counts.get(name, 0.0) + counts_in.sum(dtype=torch.float64)
 
-    def add_mismatch(self, difference: Tensor, current: Tensor, tokens: int) -> None:
+    def add_mismatch(self, difference: Tensor, current: Tensor, spanning: Tensor) -> None:
         """Trainer against engine.
 
         Args:
             difference: [S], log-probs of the trainer minus those of the engine; the KL is k3 of engine against trainer.
             current: bool [S], tokens that the current version sampled; the others are left out.
-            tokens: how many are current.
+            spanning: bool [S], tokens of responses that several versions sampled: the engine may have kept what an older version
+                computed of the tokens before.
         """
         compared = torch.where(current, difference.double(), 0.0)
-        for name, values in ((ABSOLUTE, compared.abs()), (KL, torch.expm1(compared) - compared)):
-            self._mismatch[name] = self._mismatch.get(name, 0.0) + values.sum()
-        self._mismatch_tokens += tokens
+        values = (compared.abs(), torch.expm1(compared) - compared)
+        for names, chosen in ((WITHIN, current & ~spanning), (SPANNING, current & spanning)):
+            self.count({name: (value, chosen) for name, value in zip(names, values, strict=True)})
 
     def result(self, scalars: Metrics) -> TrainResult:
         """Everything that was added, copied to the host at once."""
-        tables = (self._sums, self._mismatch, self._counted, self._counts)
+        tables = (self._sums, self._counted, self._counts)
         there = [value for table in tables for value in table.values()]
         values = iter(torch.stack(there).tolist() if there else [])
-        sums, mismatch, counted, counts = ({name: next(values) for name in table} for table in tables)
-        mismatch = {ABSOLUTE: 0.0, KL: 0.0} | mismatch
-        return TrainResult(sums, self._tokens, mismatch, self._mismatch_tokens, scalars, counted, counts)
+        sums, counted, counts = ({name: next(values) for name in table} for table in tables)
+        return TrainResult(sums, self._tokens, scalars, counted, counts)

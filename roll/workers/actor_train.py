@@ -210,15 +210,11 @@ def micro_batches_of(batch: TrainBatch, update: Sequence[int], replicas: int, sh
 
 
 def merge(results: Sequence[TrainResult]) -> Metrics:
-    """Replicas' sums to means: over all response tokens, or over the sequences or pairs that count."""
+    """Replicas' sums to means: over all response tokens, or over the tokens, sequences or pairs that count."""
     metrics = dict(results[0].scalars)
-    for sums, tokens in (
-        ([result.sums for result in results], sum(result.tokens for result in results)),
-        ([result.mismatch_sums for result in results], sum(result.mismatch_tokens for result in results)),
-    ):
-        for name in {name for part in sums for name in part}:
-            if tokens:
-                metrics[name] = sum(part.get(name, 0.0) for part in sums) / tokens
+    if tokens := sum(result.tokens for result in results):
+        for name in {name for result in results for name in result.sums}:
+            metrics[name] = sum(result.sums.get(name, 0.0) for result in results) / tokens
     for name in {name for result in results for name in result.counts}:
         if count := sum(result.counts.get(name, 0.0) for result in results):
             metrics[name] = sum(result.counted_sums.get(name, 0.0) for result in results) / count

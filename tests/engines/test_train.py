@@ -37,6 +37,8 @@ QUICK_EXACT, QUICK_COMPILED, QUICK_BF16 = [Case(0, False), Case(3, True)], COMPI
 QUICK = [(1, case) for case in QUICK_EXACT] + [(2, case) for case in [*QUICK_EXACT, Case(2, False), *QUICK_COMPILED, *SHORT, *QUICK_BF16]]
 
 LENGTHS = [9, 4, 14, 6, 11, 3, 8, 5]
+SPANNING_SEQUENCE = 2
+"""Its first half is of the version before."""
 FP32 = ModelConfig.model_validate({"dtype": "fp32"})
 
 Runs = dict[tuple[int, Case], list[Outcome]]
@@ -69,7 +71,10 @@ def batch(small_model: Path) -> TrainBatch:
     def noise(scale: float) -> Floats:
         return np.where(mask, generator.normal(scale=scale, size=len(mask)), 0).astype(np.float32)
 
-    versions = np.where(mask, np.repeat(VERSION - np.arange(len(LENGTHS)) % 2, LENGTHS), 0).astype(np.int32)
+    versions = np.repeat(VERSION - np.arange(len(LENGTHS)) % 2, LENGTHS)
+    start = sequences.offsets[SPANNING_SEQUENCE]
+    versions[start : start + LENGTHS[SPANNING_SEQUENCE] // 2] -= 1
+    versions = np.where(mask, versions, 0).astype(np.int32)
     return TrainBatch(sequences, noise(1.0), own + noise(0.3), versions, own + noise(0.2))
 
 
@@ -176,18 +181,19 @@ def test_trainer_and_engine_are_compared_on_the_tokens_of_the_current_version(
     outcomes: Runs, batch: TrainBatch, ranks: int, case: Case
 ) -> None:
     by_rank = outcomes[ranks, case]
-    mask = take(batch, [0, 1, 2, 3]).sequences.response_mask
-    current = mask & (take(batch, [0, 1, 2, 3]).policy_versions == VERSION)
-    assert 0 < current.sum() < mask.sum()
-    assert sum(outcome.first_result.mismatch_tokens for outcome in by_rank) == current.sum()
-    # The next call says version + 1, and no token was sampled by it.
-    assert sum(outcome.second_result.mismatch_tokens for outcome in by_rank) == 0
+    learnt = take(batch, [0, 1, 2, 3])
+    current = learnt.sequences.response_mask & (learnt.policy_versions == VERSION)
+    spans = np.repeat(np.arange(4) == SPANNING_SEQUENCE, LENGTHS[:4])
     own = gathered(batch, ranks, [outcome.scored_before for outcome in by_rank])
     assert batch.behaviour_log_probs is not None
-    difference = (own - batch.behaviour_log_probs)[: len(current)][current]
     merged = merge([outcome.first_result for outcome in by_rank])
-    assert merged["mismatch/logprob_abs_diff_mean"] == pytest.approx(np.abs(difference).mean(), rel=1e-3)
-    assert merged["mismatch/kl"] == pytest.approx((np.expm1(difference) - difference).mean(), rel=1e-3)
+    for prefix, chosen in (("mismatch", current & ~spans), ("mismatch/spanning", current & spans)):
+        assert 0 < chosen.sum() == sum(outcome.first_result.counts[f"{prefix}/kl"] for outcome in by_rank)
+        difference = (own - batch.behaviour_log_probs)[: len(chosen)][chosen]
+        assert merged[f"{prefix}/logprob_abs_diff_mean"] == pytest.approx(np.abs(difference).mean(), rel=1e-3)
+        assert merged[f"{prefix}/kl"] == pytest.approx((np.expm1(difference) - difference).mean(), rel=1e-3)
+        # The next call says version + 1, and no token was sampled by it.
+        assert sum(outcome.second_result.counts[f"{prefix}/kl"] for outcome in by_rank) == 0
 
 
 @each_run

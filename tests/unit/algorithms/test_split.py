@@ -98,7 +98,7 @@ class AddingRanks(Ranks[TrainStrategy]):
             self.forwards.append(len(micro_batches))
             for micro_batch in micro_batches:
                 self.backward(micro_batch, loss)
-        return [TrainResult({}, 0, {}, 0, {})] * self.count
+        return [TrainResult({}, 0, {})] * self.count
 
     def backward(self, micro_batch: MicroBatch, loss: Loss) -> None:
         batch = micro_batch.batch

@@ -118,7 +118,7 @@ class Stand:
         self.asked(self.learns)
         tokens = int(batch.sequences.response_mask.sum())
         sums = dict.fromkeys(METRICS, 2.0 * tokens)
-        return [TrainResult(sums, tokens, {}, 0, {}, dict.fromkeys(COUNTED, 3.0), dict.fromkeys(COUNTED, 4.0))]
+        return [TrainResult(sums, tokens, {}, dict.fromkeys(COUNTED, 3.0), dict.fromkeys(COUNTED, 4.0))]
 
     async def ref_log_probs(self, sequences: Sequences) -> Floats:
         self.calls.append(("reference", len(sequences)))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from roll.strategies.metric_sums import MetricSums
+from roll.workers.actor_train import merge
 
 
 def test_sums_over_micro_batches_by_hand() -> None:
@@ -16,19 +17,33 @@ def test_sums_over_micro_batches_by_hand() -> None:
     assert result.sums == {"policy/loss": 7.0, "policy/kl_ref": 0.5}
     assert result.tokens == 3
     assert result.scalars == {"policy/lr": 0.1}
-    assert result.mismatch_tokens == 0
-    assert set(result.mismatch_sums.values()) == {0.0}
+    assert not result.counts
 
 
 def test_mismatch_leaves_other_versions_out_whatever_they_hold() -> None:
     sums = MetricSums()
-    sums.add_mismatch(torch.tensor([0.5, math.nan, -1.0]), torch.tensor([True, False, True]), 2)
-    sums.add_mismatch(torch.tensor([0.25]), torch.tensor([True]), 1)
+    whole = torch.tensor([False, False, False])
+    sums.add_mismatch(torch.tensor([0.5, math.nan, -1.0]), torch.tensor([True, False, True]), whole)
+    sums.add_mismatch(torch.tensor([0.25]), torch.tensor([True]), whole[:1])
     result = sums.result({})
-    assert result.mismatch_tokens == 3
-    assert result.mismatch_sums["mismatch/logprob_abs_diff_mean"] == pytest.approx(1.75)
-    kl = sum(math.exp(x) - 1 - x for x in (0.5, -1.0, 0.25))
-    assert result.mismatch_sums["mismatch/kl"] == pytest.approx(kl)
+    assert result.counts["mismatch/kl"] == 3
+    assert result.counts["mismatch/spanning/kl"] == 0
+    assert result.counted_sums["mismatch/logprob_abs_diff_mean"] == pytest.approx(1.75)
+    assert result.counted_sums["mismatch/kl"] == pytest.approx(sum(map(k3, (0.5, -1.0, 0.25))))
+
+
+def test_responses_that_span_an_update_are_counted_apart() -> None:
+    sums = MetricSums()
+    sums.add_mismatch(torch.tensor([0.5, 2.0, -1.0]), torch.tensor([True, True, True]), torch.tensor([False, True, False]))
+    merged = merge([sums.result({})])
+    assert merged["mismatch/logprob_abs_diff_mean"] == pytest.approx(0.75)
+    assert merged["mismatch/kl"] == pytest.approx((k3(0.5) + k3(-1.0)) / 2)
+    assert merged["mismatch/spanning/logprob_abs_diff_mean"] == pytest.approx(2.0)
+    assert merged["mismatch/spanning/kl"] == pytest.approx(k3(2.0))
+
+
+def k3(difference: float) -> float:
+    return math.exp(difference) - 1 - difference
 
 
 def test_an_empty_step_has_no_sums() -> None:

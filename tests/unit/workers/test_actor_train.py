@@ -40,7 +40,7 @@ class TwoRanks(Ranks[TrainStrategy]):
         self.arguments = list(arguments.values())
         if method == BucketSender.fill_bucket.__name__:
             return [DeviceBucket((), "sum", {f"GPU-{rank}": b""} if shared else {}) for rank, (_, _, shared) in arguments.items()]
-        return [TrainResult({"policy/loss": 1.0}, 2, {}, 0, {}) for _ in arguments]
+        return [TrainResult({"policy/loss": 1.0}, 2, {}) for _ in arguments]
 
 
 SHAPE = TrainShape(updates=3, epochs=2, token_budget=64, loss_agg_mode="token-mean", temperature=1.0)

@@ -41,7 +41,7 @@ def values(micro_batches: Sequence[Sequences]) -> list[Floats]:
 def learnt(micro_batches: Sequence[MicroBatch]) -> TrainResult:
     tokens = sum(int(part.batch.sequences.response_mask.sum()) for part in micro_batches)
     samples = float(sum(len(part.samples) for part in micro_batches))
-    return TrainResult({"sft/loss": 2.0 * tokens}, tokens, {}, 0, {"sft/lr": 0.1}, {"sft/row": samples}, {"sft/row": samples})
+    return TrainResult({"sft/loss": 2.0 * tokens}, tokens, {"sft/lr": 0.1}, {"sft/row": samples}, {"sft/row": samples})
 
 
 def batch() -> TrainBatch:
