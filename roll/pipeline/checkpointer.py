@@ -29,6 +29,18 @@ class Resumable(Protocol):
         ...
 
 
+class Unconsumed(Protocol):
+    """Keeps what was made for coming steps, so that a run that resumes does not make it again."""
+
+    async def save(self, folder: Path) -> None:
+        """Write it, if there is any."""
+        ...
+
+    async def load(self, folder: Path) -> None:
+        """Read what `save` wrote, if it wrote any."""
+        ...
+
+
 class Trainer(Protocol):
     """What learns, as far as checkpoints go."""
 
@@ -88,12 +100,19 @@ class Checkpointer:
             raise ConfigError([Fault(place, problem, remedy) for place, problem in problems.items()])
         self._fingerprint |= fingerprint
 
-    async def restore(self, trainer: Trainer, source: Resumable, credit: Resumable | None = None, last_step: int | None = None) -> Position:
-        """Bring trainer, source and credit to where the checkpoint was written; the start of the run if there is none.
+    async def restore(
+        self,
+        trainer: Trainer,
+        source: Resumable,
+        credit: Resumable | None = None,
+        unconsumed: Unconsumed | None = None,
+        last_step: int | None = None,
+    ) -> Position:
+        """Bring every part to where the checkpoint was written; the start of the run if there is none.
 
         `last_step` is given where the run may end before `max_steps`.
         """
-        self._trainer, self._source, self._credit = trainer, source, credit
+        self._trainer, self._source, self._credit, self._unconsumed = trainer, source, credit, unconsumed
         self._last_step = last_step or self._config.max_steps
         if self._folder is None or self._state is None:
             return Position(0, 0)
@@ -101,6 +120,8 @@ class Checkpointer:
         source.load_state_dict(self._state.sampler)
         if credit is not None and self._state.credit:
             credit.load_state_dict(self._state.credit)
+        if unconsumed is not None:
+            await unconsumed.load(self._folder)
         return Position(self._state.step, self._state.policy_version)
 
     async def save_if_due(self, position: Position) -> None:
@@ -126,6 +147,8 @@ class Checkpointer:
         state = LoopState(position.step, position.policy_version, self._source.state_dict(), self._fingerprint, spent, credit)
         with self._store.writing(position.step, required=[LOOP_FILE]) as folder:
             await self._trainer.save(folder.absolute())
+            if self._unconsumed is not None:
+                await self._unconsumed.save(folder)
             state.write(folder)
         self._saved_step = position.step
 

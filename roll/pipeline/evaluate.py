@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
+from math import comb, nan
 
 import numpy as np
 
@@ -52,10 +52,12 @@ def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int) 
     passed = [sum(_passes(episode.reward) for episode in group.episodes) for group in groups]
     episodes = [episode for group in groups for episode in group.episodes]
     metrics = {f"val/{name}/pass@{k}": float(np.mean([pass_at_k(samples, c, k) for c in passed])) for k in sorted({1, samples})}
+    versions = [run.version for episode in episodes for segment in episode.sampled for run in segment.versions]
     truncated = sum(episode.stop in TRUNCATED for episode in episodes)
     return metrics | {
         f"val/{name}/length_mean": float(np.mean([episode.length for episode in episodes])),
         f"val/{name}/truncated_fraction": truncated / len(episodes),
+        f"val/{name}/policy_version": float(min(versions, default=nan)),
     }
 
 

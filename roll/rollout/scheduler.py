@@ -15,10 +15,12 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from roll.rollout.batch import rewards_differ
 from roll.rollout.group import Generator, Scorer, prompt_seed, sample_group
+from roll.rollout.stored import FILE, StoredGroup, read_groups, write_groups
 from roll.rollout.turns import Locate
 from roll.rollout.window import Choice, Window
 from roll.types import Metrics, Prompt, RolloutGroup, Sampling
@@ -48,7 +50,7 @@ class PromptSource(Protocol):
 class _InFlight:
     position: dict[str, Any]
     """The source's state before this prompt was drawn."""
-    task: asyncio.Task[RolloutGroup]
+    task: asyncio.Future[RolloutGroup]
 
 
 class RolloutScheduler:
@@ -83,6 +85,7 @@ class RolloutScheduler:
         self._seed = seed
         self._most_batches, self._greedy_baseline, self._locate = most_batches, greedy_baseline, locate
         self._in_flight: dict[int, _InFlight] = {}  # by ordinal, the oldest first
+        self._stored: dict[int, StoredGroup] = {}  # by ordinal, finished before a resume and not drawn again yet
         self._metrics: Metrics = {}
 
     async def take(self) -> list[RolloutGroup]:
@@ -147,6 +150,12 @@ class RolloutScheduler:
         ordinal = self._window.draw()
         if ordinal is None:
             return
+        if ordinal in self._stored:
+            stored, finished = self._stored.pop(ordinal), asyncio.get_running_loop().create_future()
+            self._window.set_age(ordinal, stored.age)
+            finished.set_result(stored.of(prompt))
+            self._in_flight[ordinal] = _InFlight(position, finished)
+            return
         seed = None if self._seed is None else prompt_seed(self._seed, TRAINING, prompt.prompt_id)
         work = sample_group(prompt, self._generator, self._scorer, self._sampling, seed, self._greedy_baseline, self._locate)
         self._in_flight[ordinal] = _InFlight(position, asyncio.create_task(work))
@@ -163,6 +172,37 @@ class RolloutScheduler:
         self._source.load_state_dict({key: value for key, value in state.items() if key != "window"})
         if "window" in state:
             self._window.load_state_dict(state["window"])
+
+    async def save(self, folder: Path) -> None:
+        """Write the groups that are finished and not handed over, if there are any."""
+        head = self._window.head or 0
+        tasks = {ordinal: flight.task for ordinal, flight in self._in_flight.items() if flight.task.done()}
+        finished = {ordinal: task.result() for ordinal, task in tasks.items() if not task.cancelled() and not task.exception()}
+        groups = {
+            ordinal - head: StoredGroup(group.prompt.prompt_id, self._window.age(ordinal), group.episodes, group.baseline)
+            for ordinal, group in finished.items()
+        }
+        if groups:
+            await asyncio.to_thread(write_groups, folder / FILE, groups)
+
+    async def load(self, folder: Path) -> None:
+        """Read what `save` wrote; nothing may be in flight.
+
+        Raises:
+            CheckpointError: the file cannot be read.
+        """
+        if not (folder / FILE).exists():
+            return
+        groups = await asyncio.to_thread(read_groups, folder / FILE)
+        self._stored = {ordinal: group for ordinal, group in groups.items() if self._asked_for(group)}
+        if left := len(groups) - len(self._stored):
+            LOG.warning("%d finished groups of the checkpoint are generated again: sampling has changed", left)
+
+    def _asked_for(self, group: StoredGroup) -> bool:
+        """Whether it holds what sampling yields now."""
+        log_probs = {segment.log_probs is not None for episode in group.episodes for segment in episode.sampled}
+        has_baseline, samples = group.baseline is not None, len(group.episodes)
+        return log_probs == {self._sampling.log_probs} and has_baseline == self._greedy_baseline and samples == self._sampling.samples
 
     async def aclose(self) -> None:
         """Give up what is in flight."""

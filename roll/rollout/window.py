@@ -56,6 +56,14 @@ class Window:
         self._drawn_at[ordinal] = self._step
         return ordinal
 
+    def age(self, ordinal: int) -> int:
+        """Steps since one that is in flight was drawn."""
+        return self._step - self._drawn_at[ordinal]
+
+    def set_age(self, ordinal: int, steps: int) -> None:
+        """One that is in flight was drawn so many steps ago, before a resume."""
+        self._drawn_at[ordinal] = self._step - steps
+
     def choice(self, wanted: int) -> Choice:
         """Among which to choose when so many are wanted; fewer than these only where the window ends before."""
         assert self.head is not None, "nothing is in flight"

@@ -266,6 +266,7 @@ def test_evaluation(caplog: pytest.LogCaptureFixture) -> None:
     assert metrics["val/held/pass@1"] == pytest.approx((0.5 + 0.5 + 0) / 3)
     assert metrics["val/held/pass@2"] == pytest.approx(2 / 3)
     assert metrics["val/held/length_mean"] == 2
+    assert metrics["val/held/policy_version"] == 0
     assert caplog.messages == ["held: 2 of 6 responses got no verdict and count as failed: KeyError: 'answer'"]
 
 

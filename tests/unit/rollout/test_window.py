@@ -11,6 +11,8 @@ from roll.rollout.window import Choice, Window
 
 SCHEDULES = 1000
 STEPS = 12
+STORED = 0.7
+"""What takes no longer is finished when the run is resumed, and kept."""
 
 
 @dataclass
@@ -32,6 +34,8 @@ class Schedule:
     consumed: list[list[int]] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     most_drawn: int = 0
+    stored: dict[int, int] = field(default_factory=dict)
+    """By ordinal, the age of what was finished at the last resume and not handed over."""
 
     def __post_init__(self) -> None:
         self.window = Window(self.batch, self.ratio, self.width)
@@ -59,10 +63,13 @@ class Schedule:
         self.step += 1
 
     def draw(self) -> None:
-        if (ordinal := self.window.draw()) is not None:
-            ordinal += self.first
-            self.drawn_at[ordinal] = self.step
-            self.finish[ordinal] = self.numbers.expovariate(1.0)
+        if (number := self.window.draw()) is not None:
+            ordinal = number + self.first
+            if ordinal in self.stored:
+                self.window.set_age(number, self.stored.pop(ordinal))
+            else:
+                self.drawn_at[ordinal] = self.step
+                self.finish[ordinal] = self.numbers.expovariate(1.0)
             self.most_drawn = max(self.most_drawn, ordinal + 1)
 
     def chosen(self, choice: Choice) -> list[int]:
@@ -73,9 +80,13 @@ class Schedule:
 
     def resume(self) -> None:
         state, head = self.window.state_dict(), self.window.head
+        in_flight = [ordinal + self.first for ordinal in self.window._drawn_at]
+        ages = {ordinal: self.window.age(ordinal - self.first) for ordinal in in_flight if self.finish[ordinal] < STORED}
+        assert all(age == self.step - self.drawn_at[ordinal] for ordinal, age in ages.items())
         self.first = self.first + head if head is not None else self.first + self.window._next
         self.window = Window(self.batch, self.ratio, self.width)
         self.window.load_state_dict(state)
+        self.stored |= ages
 
 
 def schedule(seed: int, resumed_share: float | None = None, width: int | None = None) -> Schedule:

@@ -1,0 +1,124 @@
+"""Groups that are finished and not handed over, in a file of a checkpoint: a run that resumes does not generate them again.
+
+One safetensors file holds the tokens and log-probs of all segments end to end, and a JSON text that says which are whose.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from roll.errors import CheckpointError
+from roll.types import Episode, Prompt, RewardOutcome, RewardResult, RolloutGroup, Segment, StopReason, Trajectory, TurnReward, VersionRun
+
+FILE = "rollouts.safetensors"
+
+
+@dataclass(frozen=True)
+class StoredGroup:
+    """One finished group, without its prompt: the source draws that again."""
+
+    prompt_id: int
+    age: int
+    """Steps since its prompt was drawn."""
+    episodes: Sequence[Episode]
+    baseline: Episode | None
+
+    def of(self, prompt: Prompt) -> RolloutGroup:
+        """The whole group.
+
+        Raises:
+            CheckpointError: it answers another prompt.
+        """
+        if prompt.prompt_id != self.prompt_id:
+            raise CheckpointError(f"the checkpoint holds a group of prompt {self.prompt_id}, where prompt {prompt.prompt_id} is drawn")
+        return RolloutGroup(prompt, self.episodes, self.baseline)
+
+
+def write_groups(path: Path, groups: Mapping[int, StoredGroup]) -> None:
+    """Write groups by the number under which `read_groups` gives them back."""
+    tokens: list[Any] = [np.zeros(0, np.int32)]
+    log_probs: list[Any] = [np.zeros(0, np.float32)]
+
+    def segment(one: Segment) -> dict[str, Any]:
+        tokens.append(one.token_ids)
+        log_probs.append(np.zeros(0, np.float32) if one.log_probs is None else one.log_probs)
+        runs = [[run.version, run.tokens] for run in one.versions]
+        has_log_probs = one.log_probs is not None
+        return {"length": len(one.token_ids), "sampled": one.sampled, "log_probs": has_log_probs, "versions": runs, "text": one.text}
+
+    def episode(one: Episode) -> dict[str, Any]:
+        paths = [{"segments": [segment(part) for part in path.segments], "stop": path.stop.value} for path in one.trajectories]
+        reward = one.reward
+        turns = [[turn.end, turn.value] for turn in reward.turns]
+        said = {"value": reward.value, "outcome": reward.outcome.value, "parts": dict(reward.parts), "note": reward.note, "turns": turns}
+        return {"trajectories": paths, "reward": said, "turn_rewards": list(one.turn_rewards)}
+
+    told = [
+        {
+            "number": number,
+            "prompt_id": group.prompt_id,
+            "age": group.age,
+            "episodes": [episode(one) for one in group.episodes],
+            "baseline": None if group.baseline is None else episode(group.baseline),
+        }
+        for number, group in groups.items()
+    ]
+    arrays = {"token_ids": np.concatenate(tokens), "log_probs": np.concatenate(log_probs)}
+    save_file(arrays | {"groups": np.frombuffer(json.dumps(told).encode(), np.uint8)}, path)
+
+
+def read_groups(path: Path) -> dict[int, StoredGroup]:
+    """What `write_groups` wrote.
+
+    Raises:
+        CheckpointError: the file is something else.
+    """
+    try:
+        return _read(load_file(path))
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: no groups can be read from it: {error}; take another checkpoint") from error
+
+
+def _read(arrays: Mapping[str, Any]) -> dict[int, StoredGroup]:
+    token_ids, log_probs = _Cut(arrays["token_ids"]), _Cut(arrays["log_probs"])
+
+    def segment(said: dict[str, Any]) -> Segment:
+        length = said["length"]
+        kept = log_probs.next(length) if said["log_probs"] else None
+        versions = tuple(VersionRun(*run) for run in said["versions"])
+        return Segment(token_ids.next(length), said["sampled"], kept, versions, said["text"])
+
+    def episode(said: dict[str, Any]) -> Episode:
+        paths = [Trajectory([segment(part) for part in path["segments"]], StopReason(path["stop"])) for path in said["trajectories"]]
+        reward, turns = said["reward"], tuple(TurnReward(*turn) for turn in said["reward"]["turns"])
+        result = RewardResult(reward["value"], RewardOutcome(reward["outcome"]), reward["parts"], reward["note"], turns)
+        return Episode(paths, result, said["turn_rewards"])
+
+    groups = {}
+    for one in json.loads(arrays["groups"].tobytes()):
+        episodes = [episode(said) for said in one["episodes"]]
+        baseline = None if one["baseline"] is None else episode(one["baseline"])
+        groups[one["number"]] = StoredGroup(one["prompt_id"], one["age"], episodes, baseline)
+    return groups
+
+
+class _Cut:
+    """Takes an array apart from the front."""
+
+    def __init__(self, values: Any) -> None:
+        self._values, self._begin = values, 0
+
+    def next(self, count: int) -> Any:
+        """[count], the next values."""
+        begin, self._begin = self._begin, self._begin + count
+        if self._begin > len(self._values):
+            raise ValueError(f"{len(self._values)} values are too few")
+        return self._values[begin : self._begin]
