@@ -14,6 +14,9 @@ what learns.
 
 A sync follows every train step before anything is generated, so an engine that is offloaded for the reference, for values or for
 training need not keep its weights. One that is offloaded for a checkpoint must: it generates next.
+
+Where generation runs ahead of training on devices that roles share, it stops for their work and goes on after the sync. An engine
+that is offloaded freezes its responses; one that stays on its devices (`time_sharing: false`) is paused.
 """
 
 from __future__ import annotations
@@ -32,6 +35,10 @@ class DevicePhases:
 
     bring: Bring
     """`DeviceSharing.bring`."""
+    pausing_for: Collection[str] = ()
+    """Roles that work on the devices of engines that stay there. The sync lets generation go on."""
+    pause: Callable[[], Awaitable[None]] | None = None
+    """Stop generation amid responses; there where `pausing_for` names a role."""
 
     async def generation(self) -> None:
         """The engine generates."""
@@ -39,15 +46,21 @@ class DevicePhases:
 
     async def scoring(self, role: str) -> None:
         """This role computes log-probs, values or a teacher's states; a sync comes before the next generation."""
+        await self._pause_for(role)
         await self.bring({role: Level.WHOLE}, ("actor_infer",))
 
     async def training(self, *roles: str) -> None:
         """These roles learn, at the same time; a sync comes before the next generation."""
+        await self._pause_for(*roles)
         await self.bring(dict.fromkeys(roles, Level.WHOLE), ("actor_infer",))
 
     async def sync(self) -> None:
         """The trainer sends weights. The engine's KV cache comes back after it, when the trainer has left."""
         await self.bring({"actor_train": Level.WHOLE, "actor_infer": Level.WEIGHTS}, ())
+
+    async def _pause_for(self, *roles: str) -> None:
+        if self.pause and not set(roles).isdisjoint(self.pausing_for):
+            await self.pause()
 
     async def checkpoint(self, role: str) -> None:
         """This role writes its states to a checkpoint, or reads them."""

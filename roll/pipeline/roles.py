@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from roll.config.checks.deepspeed import deepspeed_config, swap_paths
 from roll.config.derived.batch import sequences_per_update
 from roll.config.derived.model_shape import config_file, read_shape
-from roll.config.derived.placement import neighbours, sends_adapter
+from roll.config.derived.placement import keeps_kv_cache, neighbours, sends_adapter
 from roll.config.plan.plan import Plan
 from roll.config.schema.engine import DeepSpeedInferStrategyConfig, DeepSpeedTrainStrategyConfig, VllmStrategyConfig
 from roll.config.schema.model import ModelConfig
@@ -119,6 +119,7 @@ class Roles:
                 seed=config.seed,
                 spans_updates=config.async_generation_ratio > 0,
                 takes_turns="actor_infer" in self._plan.turns,
+                keeps_kv_cache=keeps_kv_cache(config),
             )
         group: WorkerGroup[GenerateStrategy] = self._group(
             "actor_infer", role, settings or HfGenerateSettings(path, role.model_args), blocking=False

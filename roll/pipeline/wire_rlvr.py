@@ -8,7 +8,7 @@ from functools import partial
 
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.shaping import Overlong
-from roll.config.derived.placement import model_roles, sends_adapter
+from roll.config.derived.placement import interrupting, model_roles, sends_adapter
 from roll.config.derived.ratios import keeps_engine_log_probs, ratio_source
 from roll.config.plan.plan import Plan
 from roll.config.schema.model import GeneratingConfig
@@ -80,12 +80,14 @@ async def _loop(
     rewards = roles.rewards(config)
     sharing = await roles.start()
     meter = meter_of(roles, plan, sharing)
-    phases = DevicePhases(meter.timed("onload", sharing.bring))
+    pausing_for = frozenset() if config.time_sharing else interrupting(config)
+    phases = DevicePhases(meter.timed("onload", sharing.bring), pausing_for, meter.timed("pause", actor_infer.pause))
 
     source = PromptSampler(training, config.seed, config.actor_train.data_args.domain_interleave_probs)
     assignment = CreditAssignment(credit(config))
     async with aclosing(scheduler_of(config, source, actor_infer, rewards, sampling, locate)) as scheduler:
-        position = await context.checkpointer.restore(OnloadedTrainer(phases, "actor_train", actor_train, critic), scheduler, assignment)
+        trainer = OnloadedTrainer(phases, "actor_train", actor_train, critic)
+        position = await context.checkpointer.restore(trainer, scheduler, assignment, scheduler)
         sync = sync_of(config, plan, actor_train, actor_infer)
         await sync.open_routes()
         validate = partial(validation, config, held_out, actor_infer, rewards)

@@ -72,6 +72,8 @@ class VllmSettings:
     """Weights may change while a response is generated, so each token's version must be read as it appears."""
     takes_turns: bool
     """Other roles use its devices while it does not generate."""
+    keeps_kv_cache: bool
+    """A response that spans an update keeps what was computed of it before; otherwise that is computed again."""
 
     def build(self, rank: Rank) -> GenerateStrategy:
         """See `Settings`."""

@@ -44,7 +44,7 @@ class VllmGenerate:
 
     def __init__(self, settings: VllmSettings, rank: Rank) -> None:
         self._settings, self._rank = settings, rank
-        self._version = 0
+        self._version = self._syncs = 0
         self._request_numbers = itertools.count()
         self._adapter: LoRARequest | None = None
         self._update_is_open = False
@@ -114,9 +114,10 @@ class VllmGenerate:
             output_kind=RequestOutputKind.DELTA if self._settings.spans_updates else RequestOutputKind.FINAL_ONLY,
         )
         pieces: list[list[tuple[CompletionOutput, int]]] = [[] for _ in range(sampling.samples)]
-        prompt = TokensPrompt(prompt_token_ids=token_ids.tolist())
         request_id = f"{os.getpid()}-{next(self._request_numbers)}"
         await self._may_generate.wait()
+        # Versions repeat where a trainer goes back to a checkpoint, and an adapter keeps its name: the count of syncs tells weights apart.
+        prompt = TokensPrompt(prompt_token_ids=token_ids.tolist(), cache_salt=str(self._syncs))
         self._in_flight += 1
         try:
             async for output in self._engine.generate(prompt, params, request_id, lora_request=self._adapter):
@@ -143,11 +144,17 @@ class VllmGenerate:
         )
 
     async def pause(self) -> None:
-        """See `GenerateStrategy`. Cached prefixes belong to the old weights and go. New requests wait for `resume`."""
+        """See `GenerateStrategy`. New requests wait for `resume`. Twice is once.
+
+        Requests in flight keep their tokens, and with `keeps_kv_cache` what the old weights computed of them. Prefixes that the old
+        weights computed are never given to new requests: they are salted.
+        """
         self._may_generate.clear()
+        keeps = self._settings.keeps_kv_cache
         # Where nothing is in flight there is nothing to pause, and vLLM's pause waits for 20 ms whatever there is.
-        if self._in_flight or not await self._engine.reset_prefix_cache():
-            await self._engine.pause_generation(mode="keep", clear_cache=True)
+        idle = not self._in_flight and (keeps or await self._engine.reset_prefix_cache())
+        if not idle and not self._is_paused and not self._asleep:
+            await self._engine.pause_generation(mode="keep", clear_cache=not keeps)
             self._is_paused = True
 
     async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
@@ -176,25 +183,30 @@ class VllmGenerate:
             await _taken(self._engine.finish_weight_update())
             self._update_is_open = False
             self._discarded_weights = False
-        self._version = policy_version
+        self._version, self._syncs = policy_version, self._syncs + 1
         if self._is_paused:
             await self._engine.resume_generation()
             self._is_paused = False
-        self._may_generate.set()
+        if not self._asleep:
+            self._may_generate.set()
 
     async def policy_version(self) -> int:
         """See `GenerateStrategy`."""
         return self._version
 
     async def offload(self, discard: bool) -> None:
-        """See `GenerateStrategy`. The KV cache goes, and cached prefixes with it; weights wait in host memory unless they are discarded."""
+        """See `GenerateStrategy`. The KV cache goes, and cached prefixes with it; weights wait in host memory unless they are discarded.
+
+        Requests in flight keep their tokens and go on when the engine is whole again.
+        """
         if self._asleep == ASLEEP:
             return
+        self._may_generate.clear()
         # An adapter's sync does not send the weights beneath it. What was discarded before is not worth keeping.
         discard = self._discarded_weights or (discard and self._settings.adapter_rank is None)
         if self._asleep:  # vLLM can only fall asleep whole
             await self._wake(*self._asleep)
-        await self._engine.sleep(level=2 if discard else 1, mode="wait")
+        await self._engine.sleep(level=2 if discard else 1, mode="keep")
         self._asleep, self._discarded_weights = ASLEEP, discard
 
     async def onload(self, whole: bool) -> None:
@@ -204,6 +216,7 @@ class VllmGenerate:
             if self._discarded_weights:
                 raise WeightSyncError("the engine forgot its weights when it left the device, and no sync has brought them since")
             await self._wake("kv_cache")
+            self._may_generate.set()
 
     async def _wake(self, *parts: str) -> None:
         """Bring back those parts that are asleep; vLLM leaves all asleep if one of them is not."""

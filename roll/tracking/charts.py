@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 # Mid-tones, legible on white and on near-black.
 PALETTE = ("#4f83e0", "#e8833a", "#2fa37c", "#9467d6", "#d9534f", "#3aa9c4", "#b8901c", "#c2629b")
-PARTS = ("rollout", "log_probs", "reference", "teacher", "values", "train", "weight_sync", "evaluate", "checkpoint", "onload")
+PARTS = ("rollout", "log_probs", "reference", "teacher", "values", "train", "weight_sync", "evaluate", "checkpoint", "onload", "pause")
 STEPS_TICKED_EACH = 12
 """A run of at most so many steps has a tick at each, for there is no step 1.5."""
 
@@ -132,7 +132,7 @@ def _critic(rows: Sequence[Row]) -> list[Chart | None]:
 
 
 def _mismatch(rows: Sequence[Row]) -> list[Chart | None]:
-    lines = {"|Δ log-prob|, mean": "mismatch/logprob_abs_diff_mean", "KL": "mismatch/kl"}
+    lines = {"|Δ log-prob|, mean": "mismatch/logprob_abs_diff_mean", "KL": "mismatch/kl", "KL, spanning updates": "mismatch/spanning/kl"}
     note = "nats, on the same tokens; the axis is logarithmic and shows values above 0"
     chart = _lines(rows, "Mismatch", note, lines)
     if chart is not None:

@@ -31,6 +31,10 @@ class ActorInfer:
         finally:
             self._tokens_in_flight[engine] -= cost
 
+    async def pause(self) -> None:
+        """Stop all engines amid their responses, until the next sync; see `GenerateStrategy.pause`."""
+        await self._group.within(self._sync_seconds).all(GenerateStrategy.pause)
+
     @property
     def engines(self) -> list[SyncedEngine]:
         """Each engine, as the weight sync addresses it."""

@@ -42,10 +42,10 @@ CASES = [
     ),
     ([*GAE, "critic.model_args.model_name_or_path=./nowhere"], "critic.model_args.model_name_or_path", "./nowhere", "config.json"),
     (
-        [*GAE, *GPUS, "actor_infer.device_mapping=[1]", "async_generation_ratio=1"],
-        "async_generation_ratio",
-        "critic and actor_infer share devices 1",
-        "separate",
+        [*GAE, *GPUS, "actor_infer.device_mapping=[1]", "async_generation_ratio=1", "weight_sync.kv_cache=keep"],
+        "weight_sync.kv_cache",
+        "leaves its devices to critic",
+        "time_sharing=false",
     ),
 ]
 

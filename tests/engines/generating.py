@@ -67,6 +67,19 @@ def log_probs(current: PackedPolicy, prompt: Ints, completion: Completion, tempe
 
 
 @torch.no_grad()
+def continued(model: Path, before: PackedPolicy, after: PackedPolicy, ids: Ints, begin: int) -> Floats:
+    """[len(ids) - begin], log-probs of the later tokens under `after`, with keys and values of the earlier ones by `before`."""
+    plain = [load_causal_model(str(model), MODEL_ARGS, packed=False).eval() for _ in range(2)]
+    for one, policy_of_it in zip(plain, (before, after), strict=True):
+        one.load_state_dict(policy_of_it.causal.state_dict())
+    tokens = torch.from_numpy(ids).long()[None]
+    # The last token before the update was sampled and not read yet.
+    cache = plain[0](tokens[:, : begin - 1], use_cache=True).past_key_values
+    logits = plain[1](tokens[:, begin - 1 : -1], past_key_values=cache, use_cache=True).logits[0]
+    return logits.log_softmax(-1).gather(1, tokens[0, begin:, None])[:, 0].numpy()
+
+
+@torch.no_grad()
 def most_probable(current: PackedPolicy, prompt: Ints, completion: Completion) -> Ints:
     """[R], the token that greedy decoding takes after each prefix."""
     ids = torch.from_numpy(np.concatenate([prompt, completion.token_ids])).long()
@@ -158,7 +171,7 @@ def flip_a_byte(bucket: Bucket) -> None:
 
 
 def make(name: str, model: Path) -> GenerateStrategy:
-    """`vllm`, `vllm_lora`, `hf` or `hf_lora`, not started yet."""
+    """`vllm`, `vllm_recomputing`, `vllm_lora`, `hf` or `hf_lora`, not started yet."""
     rank = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
     if name.startswith("hf"):
         return HfGenerateSettings(str(model), MODEL_ARGS).build(rank)
@@ -173,6 +186,7 @@ def make(name: str, model: Path) -> GenerateStrategy:
         seed=0,
         spans_updates=not takes_adapters,
         takes_turns=False,
+        keeps_kv_cache=name == "vllm",
     )
     return settings.build(rank)
 

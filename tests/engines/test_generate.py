@@ -17,12 +17,23 @@ from roll.errors import WeightSyncError
 from roll.models.load import PackedPolicy, load_tokenizer
 from roll.models.weights import WeightView
 from roll.strategies.hf_infer import HfGenerate
-from roll.types import Completion, FinishReason, Ints, Sampling
+from roll.types import Bools, Completion, FinishReason, Ints, Sampling
 from roll.weight_sync.bucket import plan_buckets
 from roll.weight_sync.device import SLOTS, DeviceSender
 from roll.weight_sync.routes import Rendezvous, Route, Transport
 from tests import limits
-from tests.engines.generating import BUCKET_BYTES, Running, adapted, flip_a_byte, log_probs, most_probable, policy, running, said
+from tests.engines.generating import (
+    BUCKET_BYTES,
+    Running,
+    adapted,
+    continued,
+    flip_a_byte,
+    log_probs,
+    most_probable,
+    policy,
+    running,
+    said,
+)
 from tests.tiers import each
 
 PROMPTS: list[Ints] = [np.array(ids, np.int32) for ids in ([5, 6, 7], [100], [40, 41, 42, 43, 44, 45, 46], [9, 9])]
@@ -204,14 +215,15 @@ def update_amid_an_answer(engine: Running, new: PackedPolicy, prompt: Ints) -> l
         if not isinstance(engine.engine, HfGenerate):
             # Another prompt of the same batch has its tokens: the long answer has as many. `HfGenerate` answers one after the other.
             await engine.engine.generate(PROMPTS[0], Sampling(8, ignore_eos=True), None)
+            await engine.engine.pause()  # as where a trainer works on the same devices; the update pauses it once more
         await engine.update(buckets, engine.version)
         return await answer
 
     return engine.wait(run())
 
 
-def test_every_token_knows_the_version_that_sampled_it(engine: Running, small_model: Path) -> None:
-    prompt = PROMPTS[1]
+def answers_across_an_update(engine: Running, small_model: Path, prompt: Ints) -> tuple[PackedPolicy, list[Completion], Bools]:
+    """The policy before, samples, and bool [samples, R]: which tokens are older than the update."""
     # This process may be held up until the answer is whole: try until an update falls into one.
     for attempt in range(10):
         before = engine.policy
@@ -219,6 +231,12 @@ def test_every_token_knows_the_version_that_sampled_it(engine: Running, small_mo
         old = np.stack([completion.policy_versions == engine.version - 1 for completion in completions])
         if isinstance(engine.engine, HfGenerate) or (old.any() and not old.all()):
             break
+    return before, completions, old
+
+
+def test_every_token_knows_the_version_that_sampled_it(engine: Running, small_model: Path) -> None:
+    prompt = PROMPTS[1]
+    before, completions, old = answers_across_an_update(engine, small_model, prompt)
     versions = np.stack([completion.policy_versions for completion in completions])
     assert set(np.unique(versions)) <= {engine.version - 1, engine.version}
     assert (np.diff(versions, axis=1) >= 0).all()
@@ -234,6 +252,29 @@ def test_every_token_knows_the_version_that_sampled_it(engine: Running, small_mo
         rows = np.flatnonzero(~old.all(axis=1))
         assert (np.abs(of_engine - expected)[rows, old.argmin(axis=1)[rows]] > 1e-3).all()
     assert_at_the_policy(engine)
+
+
+def test_an_unfinished_answer_goes_on_with_the_keys_and_values_that_it_has(engine: Running, small_model: Path) -> None:
+    if isinstance(engine.engine, HfGenerate):
+        pytest.skip("it has no answer unfinished when it is updated")
+    before, completions, old = answers_across_an_update(engine, small_model, PROMPTS[1])
+    for completion, count in zip(completions, old.sum(axis=1), strict=True):
+        expected = continued(
+            small_model, before, engine.policy, np.concatenate([PROMPTS[1], completion.token_ids]), len(PROMPTS[1]) + count
+        )
+        np.testing.assert_allclose(said(completion)[count:], expected, atol=1e-4)
+        anew = log_probs(engine.policy, PROMPTS[1], completion, 1.0)[count:]
+        assert np.abs(anew - expected).max() > 1e-3, "the two policies must differ for this to show anything"
+    assert_at_the_policy(engine)
+
+
+@each("name", ["vllm_recomputing"], [])
+def test_an_unfinished_answer_is_computed_again_where_its_cache_goes(name: str, small_model: Path, tmp_path: Path) -> None:
+    with running(name, small_model, tmp_path) as engine:
+        _, completions, old = answers_across_an_update(engine, small_model, PROMPTS[1])
+        for completion, count in zip(completions, old.sum(axis=1), strict=True):
+            expected = log_probs(engine.policy, PROMPTS[1], completion, 1.0)[count:]
+            np.testing.assert_allclose(said(completion)[count:], expected, atol=1e-4)
 
 
 def test_adapters_are_the_engines_one_after_another(adapter_engine: Running, small_model: Path) -> None:

@@ -25,7 +25,7 @@ from roll.models.weights import WeightView
 from roll.strategies.base import Rank
 from roll.strategies.offload import storages, tensors_in
 from roll.strategies.settings import HfScoreSettings, VllmSettings
-from roll.types import Sampling, TrainBatch
+from roll.types import Completion, Sampling, TrainBatch
 from roll.weight_sync.bucket import plan_buckets
 from roll.weight_sync.device import SLOTS, DeviceSender
 from roll.weight_sync.routes import Route, Transport
@@ -135,7 +135,9 @@ class Engine:
         settings = VllmConfig.model_validate({"enforce_eager": True, "gpu_memory_utilization": 0.3, "max_num_seqs": 16})
         arguments = ModelConfig.model_validate({"dtype": "bf16"})
         rank = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cuda", limits.START, (0,))
-        self.strategy = VllmGenerate(VllmSettings(str(model), arguments, settings, 256, adapter_rank, 0, False, takes_turns=True), rank)
+        self.strategy = VllmGenerate(
+            VllmSettings(str(model), arguments, settings, 256, adapter_rank, 0, True, takes_turns=True, keeps_kv_cache=False), rank
+        )
         self._runner = runner
 
     def wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -214,12 +216,41 @@ def test_an_engine_sleeps_and_wakes_in_stages(engine: Engine, model: Path) -> No
     assert engine.answers() == expected
 
 
+def test_answers_are_frozen_while_an_engine_sleeps(engine: Engine, model: Path) -> None:
+    strategy, prompt = engine.strategy, np.arange(3, 30, dtype=np.int32)
+    expected = engine.answers()
+
+    async def across_a_step() -> Completion:
+        answer = asyncio.create_task(strategy.generate(prompt, Sampling(200, temperature=0.0, ignore_eos=True), None))
+        # An answer of 8 tokens to another prompt of the same batch: the long one has as many.
+        await strategy.generate(prompt[:5], Sampling(8, ignore_eos=True), None)
+        await strategy.offload(discard=False)
+        waiting = asyncio.create_task(strategy.generate(prompt, Sampling(24, temperature=0.0, ignore_eos=True), None))
+        await strategy.onload(whole=False)
+        await strategy.pause()
+        await strategy.resume(7)
+        assert not waiting.done() and not answer.done()
+        await strategy.onload(whole=True)
+        assert (await waiting)[0].token_ids.tolist() == expected
+        return (await answer)[0]
+
+    completion = engine.wait(across_a_step())
+    assert len(completion.token_ids) == 200
+    assert completion.token_ids[:24].tolist() == expected
+    assert set(completion.policy_versions.tolist()) == {0, 7}
+    assert (np.diff(completion.policy_versions) >= 0).all()
+
+
 KINDS = {
     "adapter": (),
     "merged": ("weight_sync.lora=merged",),
     "full": ("lora_target=null",),
     "resident": ("time_sharing=false", "weight_sync.lora=merged"),
+    "partial": ("async_generation_ratio=1", "behaviour_log_probs=engine"),
+    "partial_merged": ("async_generation_ratio=1", "behaviour_log_probs=engine", "weight_sync.lora=merged"),
+    "partial_resident": ("async_generation_ratio=1", "behaviour_log_probs=engine", "time_sharing=false"),
 }
+STAYS = ("resident", "partial_resident")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -246,7 +277,8 @@ def test_a_run_in_which_all_roles_share_one_gpu(kind: str, model: Path, tmp_path
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     for row in rows[1:]:
-        assert row["mismatch/logprob_abs_diff_mean"] < 0.02
+        assert row.get("mismatch/logprob_abs_diff_mean", 0.0) < 0.02
         assert 0.98 < row["policy/ratio"] < 1.02
-        assert (row.get("time/onload", 0.0) > 0.05) == (kind != "resident")
-        assert ("memory/actor_train/resident_bytes" in row) <= (kind != "resident")
+        assert (row.get("time/onload", 0.0) > 0.05) == (kind not in STAYS)
+        assert ("memory/actor_train/resident_bytes" in row) <= (kind not in STAYS)
+    assert any(row["staleness/max"] > 0 for row in rows[1:]) == kind.startswith("partial")

@@ -109,7 +109,10 @@ def engine(request: pytest.FixtureRequest, model: Path) -> Iterator[tuple[Engine
     rank = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cuda", limits.START)
     takes_adapter = kind == "adapter"
     strategy = VllmGenerate(
-        VllmSettings(str(model), model_args(dtype), settings, 512, 16 if takes_adapter else None, 0, False, takes_turns=False), rank
+        VllmSettings(
+            str(model), model_args(dtype), settings, 512, 16 if takes_adapter else None, 0, False, takes_turns=False, keeps_kv_cache=False
+        ),
+        rank,
     )
     with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # this process uses the GPU too

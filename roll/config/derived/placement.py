@@ -124,12 +124,36 @@ def neighbours(roles: Mapping[str, RolePlan]) -> dict[str, frozenset[str]]:
 def turns(config: Config, roles: Mapping[str, RolePlan]) -> dict[str, frozenset[str]]:
     """For each role that leaves its devices to others now and then, those others.
 
-    Engines that generate ahead of training are never idle, and so stay.
+    Engines that generate ahead of training on devices of their own, or beside the reference alone, are never idle, and so stay.
     """
     if not config.time_sharing:
         return {}
-    busy = {"actor_infer"} if isinstance(config, RlvrConfig) and config.async_generation_ratio > 0 else set()
-    return neighbours({name: role for name, role in roles.items() if name not in busy})
+    busy = isinstance(config, RlvrConfig) and config.async_generation_ratio > 0 and not interrupting(config)
+    return neighbours({name: role for name, role in roles.items() if not (busy and name == "actor_infer")})
+
+
+def interrupting(config: RlvrConfig) -> frozenset[str]:
+    """Roles for which generation ahead of training stops while they work: all that share devices with the engines, if a learner does.
+
+    Responses in flight are frozen, and go on after the weight sync.
+    """
+    if not config.async_generation_ratio:
+        return frozenset()
+    infer = set(config.actor_infer.device_mapping or ())
+    sharing = {name for name, role in model_roles(config).items() if infer & set(role.device_mapping or ())} - {"actor_infer"}
+    return frozenset(sharing) if sharing & {"actor_train", "critic"} else frozenset()
+
+
+def keeps_kv_cache(config: RlvrConfig) -> bool:
+    """Whether responses that a sync finds unfinished keep their KV cache."""
+    if config.weight_sync.kv_cache is not None:
+        return config.weight_sync.kv_cache == "keep"
+    return config.async_generation_ratio > 0 and not _drops_kv_cache(config)
+
+
+def _drops_kv_cache(config: RlvrConfig) -> bool:
+    """Whether the engine gives its devices up amid responses."""
+    return config.time_sharing and bool(interrupting(config))
 
 
 def placement_faults(config: Config) -> list[Fault]:
@@ -188,13 +212,23 @@ def _sharing_faults(config: RlvrConfig) -> list[Fault]:
         on_gpu, on_cpu = ("actor_infer", "actor_train") if train is None else ("actor_train", "actor_infer")
         problem = f"missing, so {on_cpu} runs on the CPU while {on_gpu} has devices"
         return [Fault(f"{on_cpu}.device_mapping", problem, "give devices to both, or to none of the two")]
-    learners = {"actor_train": train, "critic": config.critic and config.critic.device_mapping}
-    for name, devices in learners.items():
-        shared = sorted(set(devices or ()) & set(infer or ()))
-        if shared and config.async_generation_ratio > 0:
-            problem = f"{config.async_generation_ratio:g}, but {name} and actor_infer share devices {_listed(shared)}"
-            remedy = "give them separate devices, or set it to 0"
-            return [Fault("async_generation_ratio", problem, remedy)]
+    stopped_for = sorted(interrupting(config))
+    if stopped_for and not vllm_config(config.actor_infer):
+        others, strategy = " and ".join(stopped_for), config.actor_infer.strategy_args.strategy_name
+        problem = f"{others} share devices with actor_infer, whose strategy {strategy} cannot stop amid a response"
+        remedy = "use the strategy vllm, give them separate devices, or set it to 0"
+        return [Fault("async_generation_ratio", f"{config.async_generation_ratio:g}, but {problem}", remedy)]
+    return _kv_cache_faults(config)
+
+
+def _kv_cache_faults(config: RlvrConfig) -> list[Fault]:
+    """`weight_sync.kv_cache` where there is no choice."""
+    wish, where = config.weight_sync.kv_cache, "weight_sync.kv_cache"
+    if wish and not config.async_generation_ratio:
+        return [Fault(where, f"{wish}, but async_generation_ratio is 0: a sync finds no response unfinished", "remove it")]
+    if wish == "keep" and _drops_kv_cache(config):
+        problem = f"keep, but actor_infer leaves its devices to {' and '.join(sorted(interrupting(config)))}, and its KV cache goes"
+        return [Fault(where, problem, "remove it, or set time_sharing=false so that all stay")]
     return []
 
 
@@ -237,11 +271,12 @@ def placement_warnings(config: Config) -> list[str]:
     others = {name: set(role.device_mapping or ()) & infer for name, role in model_roles(config).items() if name != "actor_infer"}
     sharing = [name for name, shared in others.items() if shared]
     where = "actor_infer.strategy_args.strategy_config.gpu_memory_utilization"
-    stays = not config.time_sharing or config.async_generation_ratio > 0
+    ahead = config.async_generation_ratio > 0 and not interrupting(config)
+    stays = not config.time_sharing or ahead
     if engine and sharing and engine.gpu_memory_utilization > (0.85 if stays else 0.95):
         usual = "0.6 is usual beside roles that stay" if stays else "they leave, but their CUDA contexts stay; 0.9 is usual"
         warnings.append(f"{where}: {engine.gpu_memory_utilization:g} leaves little beside {' and '.join(sharing)}; {usual}")
-    if "reference" in sharing and config.async_generation_ratio > 0:
+    if "reference" in sharing and ahead:
         warnings.append("reference.device_mapping: shared with actor_infer, which never pauses for it; both must fit at once")
     return warnings
 

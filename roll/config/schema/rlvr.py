@@ -49,6 +49,12 @@ class WeightSyncConfig(StrictConfig):
     bucket_mib: PositiveInt = Field(
         512, description="Weights are gathered and sent in buckets of at most so many MiB (one tensor at least)."
     )
+    kv_cache: Literal["keep", "recompute"] | None = Field(
+        None,
+        description="What becomes of the KV cache of responses that a sync finds unfinished. `keep` goes on at once, with keys and values "
+        "of older weights; `recompute` computes them with the new ones. If not given, `keep` where generation runs ahead of training "
+        "and the engine stays on its devices.",
+    )
 
 
 class RlvrConfig(ExperimentConfig):

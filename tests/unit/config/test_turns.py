@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from roll.config.derived.placement import RolePlan, neighbours, placement_faults, placement_warnings, turns
+from roll.config.derived.placement import (
+    RolePlan,
+    interrupting,
+    keeps_kv_cache,
+    neighbours,
+    placement_faults,
+    placement_warnings,
+    turns,
+)
 from roll.config.plan.memory import RoleMemory
 from roll.config.plan.plan import make_plan
 from roll.config.plan.show import arithmetic_lines, device_lines
@@ -70,6 +78,9 @@ def test_neighbours_overlap() -> None:
         # Engines that generate ahead are never idle.
         (range(4), range(4, 8), range(4, 8), {"async_generation_ratio": 1.0}, set()),
         (range(4), range(4, 8), range(8), {"async_generation_ratio": 1.0}, {"actor_train", "reference"}),
+        # On the trainer's devices they stop for it.
+        (range(1), range(1), range(1), {"async_generation_ratio": 1.0}, {"actor_train", "actor_infer", "reference"}),
+        (range(1), range(1), range(1), {"async_generation_ratio": 1.0, "time_sharing": False}, set()),
     ],
 )
 def test_who_takes_turns(
@@ -120,6 +131,33 @@ def test_a_large_engine_is_warned_of_where_others_stay_beside_it() -> None:
     assert "0.9 leaves little beside actor_train and reference; 0.6 is usual" in warning
     (warning,) = placement_warnings(experiment(*everywhere, utilization=0.97))
     assert "CUDA contexts stay" in warning
+
+
+@pytest.mark.parametrize(
+    ("train", "infer", "reference", "keys", "stops_for", "keeps"),
+    [
+        (range(1), range(1), range(1), {}, set(), False),
+        (range(4), range(4, 8), range(4, 8), {"async_generation_ratio": 1.0}, set(), True),
+        (range(2), range(2), range(2), {"async_generation_ratio": 0.5}, {"actor_train", "reference"}, False),
+        (range(2), range(2), range(2, 3), {"async_generation_ratio": 1.0, "time_sharing": False}, {"actor_train"}, True),
+        (
+            range(2),
+            range(1, 3),
+            range(2, 3),
+            {"async_generation_ratio": 1.0, "time_sharing": False, "weight_sync": {"kv_cache": "recompute"}},
+            {"actor_train", "reference"},
+            False,
+        ),
+        (None, None, None, {"async_generation_ratio": 1.0}, set(), True),
+    ],
+)
+def test_for_whom_generation_stops_and_what_of_it_stays(
+    train: range | None, infer: range | None, reference: range | None, keys: dict[str, Any], stops_for: set[str], keeps: bool
+) -> None:
+    config = experiment(train, infer, reference, **keys)
+    assert not placement_faults(config)
+    assert interrupting(config) == stops_for
+    assert keeps_kv_cache(config) == keeps
 
 
 MEMORY = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -196,3 +196,35 @@ def test_a_step_moves_no_more_than_it_must() -> None:
         ("checkpoint", 7),  # the trainer is still there
         ("checkpoint", 7),
     ]
+
+
+class PausedWork(Work):
+    """Roles stay on the devices; generation ahead of training stops for those that work on the engine's."""
+
+    def __init__(self, pausing_for: Collection[str]) -> None:
+        devices = Devices()
+        devices.levels = dict.fromkeys(ROLES, Level.WHOLE)
+        super().__init__(devices, DevicePhases(DeviceSharing({}).bring, pausing_for, self.pause), evaluates=True, saves=True)
+        self.pausing_for, self.paused, self.seen = set(pausing_for), False, []
+
+    async def pause(self) -> None:
+        self.paused = True
+
+    def _finds(self, role: str, work: str, level: Level = Level.WHOLE) -> None:
+        if work in ("take", "evaluate"):
+            assert not self.paused, f"nobody would answer {work}"
+        elif work not in ("sync", "checkpoint"):
+            assert self.paused >= (role in self.pausing_for), f"{work} would compute beside the engine"
+        self.seen.append((work, self.paused))
+
+    async def sync(self, version: int) -> None:
+        await super().sync(version)
+        self.paused = False
+
+
+@pytest.mark.parametrize("pausing_for", [(), ("actor_train",), ("actor_train", "reference")])
+def test_generation_stops_for_the_first_work_on_its_devices_and_goes_on_after_the_sync(pausing_for: tuple[str, ...]) -> None:
+    work = PausedWork(pausing_for)
+    asyncio.run(run(work, "role", 2))
+    expected = [("take", False), ("reference", "reference" in pausing_for), ("train", "actor_train" in pausing_for)]
+    assert [one for one in work.seen if one[0] in ("take", "reference", "train")] == expected * 2
