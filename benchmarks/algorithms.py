@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -126,13 +127,17 @@ def pipeline(name: str, overrides: dict[str, object]) -> list[str]:
 
 def finished(folder: Path, steps: int) -> tuple[float, float, float] | None:
     """Accuracy before and after, and seconds, of a run that took all its steps; None of another."""
+    lines = whole_run(folder, steps)
+    return lines and (lines[0][ACCURACY], lines[-1][ACCURACY], sum(line["time/step"] for line in lines[1:]))
+
+
+def whole_run(folder: Path, steps: int) -> list[dict[str, Any]] | None:
+    """The metrics of a run that took all its steps, by step; None of another."""
     file = folder / "metrics.jsonl"
     if not file.exists():
         return None
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
-    if not lines or lines[-1]["step"] < steps:
-        return None
-    return lines[0][ACCURACY], lines[-1][ACCURACY], sum(line["time/step"] for line in lines[1:])
+    return lines if lines and lines[-1]["step"] >= steps else None
 
 
 def table_of(runs: Sequence[Run], steps: int) -> str:

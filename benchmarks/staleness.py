@@ -1,0 +1,138 @@
+"""What the tiny task learns where generation runs ahead of training, against synchronous training with three seeds.
+
+    python benchmarks/staleness.py [--variants synchronous ratio_1 ...] [--seeds 3] [--steps 30] [--device 0] [--folder FOLDER]
+
+    variants: synchronous                          with each of the seeds; the others with the first
+              ratio_1, ratio_2                     the loss takes its ratio to the log-probs of the engine
+              ratio_1_corrected, ratio_2_corrected its ratio to the trainer's log-probs, and truncated importance sampling
+              partial, partial_turns               ratio 1 with engine and trainer on the same GPU, resident or taking turns
+
+All runs start from one warmed-up policy and train on 512 responses a step. The figure of a run is the mean of its last three validations.
+Without `--device` everything runs on the CPU, where there is no partial rollout. What is finished is not run again: call it with some of
+the variants at a time. Runs are kept in `--folder`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.algorithms import ACCURACY, QUIET, pipeline, preparation, spread, whole_run
+
+SYNCHRONOUS = "synchronous"
+CORRECTED = {"behaviour_log_probs": "trainer", "mismatch_correction": "tis"}
+UNCORRECTED = {"behaviour_log_probs": "engine"}
+VARIANTS: Mapping[str, Mapping[str, object]] = {
+    SYNCHRONOUS: {},
+    "ratio_1": {"async_generation_ratio": 1} | UNCORRECTED,
+    "ratio_1_corrected": {"async_generation_ratio": 1} | CORRECTED,
+    "ratio_2": {"async_generation_ratio": 2} | UNCORRECTED,
+    "ratio_2_corrected": {"async_generation_ratio": 2} | CORRECTED,
+    "partial": {"async_generation_ratio": 1, "time_sharing": "false"} | UNCORRECTED,
+    "partial_turns": {"async_generation_ratio": 1} | UNCORRECTED,
+}
+ON_GPU = ("partial", "partial_turns")
+EVERY, LAST = 5, 3
+"""Steps between two validations, and how many of the last make a run's figure."""
+
+
+def main() -> int:
+    """Run what is left, print the table. Returns 0, or the exit status of the command that failed."""
+    options = parse()
+    for command in preparation(options.folder):
+        if status := subprocess.run([sys.executable, *command], env=QUIET, check=False).returncode:
+            return status
+    for name in options.variants:
+        for seed in range(options.seeds if name == SYNCHRONOUS else 1):
+            folder = run_folder(options.folder, name, seed, options.device)
+            if figure(folder, options.steps) is None:
+                print(f"== {name}, seed {seed}", flush=True)
+                command = [sys.executable, *arguments(name, seed, options.steps, folder, options.folder, options.device)]
+                done = subprocess.run(command, env=QUIET, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                if done.returncode:
+                    print(done.stdout, file=sys.stderr)
+                    return done.returncode
+    print(table_of(figures(options.folder, options.steps, options.device)))
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, metavar="NAME", help="(default: all that run on the device)")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--device", type=int, help="a GPU for all roles (default: the CPU)")
+    parser.add_argument("--folder", type=Path, default=Path("output/benchmark-staleness"))
+    options = parser.parse_args()
+    options.variants = options.variants or [name for name in VARIANTS if options.device is not None or name not in ON_GPU]
+    if options.device is None and (refused := [name for name in options.variants if name in ON_GPU]):
+        parser.error(f"--variants {' '.join(refused)}: give --device, a GPU")
+    if options.steps < EVERY * LAST:
+        parser.error(f"--steps {options.steps}: give at least {EVERY * LAST}, for {LAST} validations")
+    return options
+
+
+def run_folder(folder: Path, name: str, seed: int, device: int | None) -> Path:
+    """Of one run; runs on a GPU are kept apart from those on the CPU."""
+    return folder / ("cpu" if device is None else "gpu") / f"{name}-{seed}"
+
+
+def arguments(name: str, seed: int, steps: int, folder: Path, world: Path, device: int | None) -> list[str]:
+    """Arguments of the interpreter that run a variant."""
+    keys: dict[str, object] = {
+        "output_dir": folder,
+        "pretrain": world / "warm-up" / "export",
+        "seed": seed,
+        "max_steps": steps,
+        "eval_steps": EVERY,
+        "save_steps": 0,
+        "track_with": "none",
+        "weight_sync.lora": "merged",
+        "actor_train.data_args.file_name": world / "problems" / "train.jsonl",
+        "validation.data_args.file_name": world / "problems" / "heldout.jsonl",
+    }
+    return pipeline("tiny/tiny_rlvr_lora_zero3", keys | VARIANTS[name] | ({} if device is None else placed(device)))
+
+
+def placed(device: int) -> dict[str, object]:
+    """The keys that bring all roles onto one GPU; the sequences of an update stay the same."""
+    roles = ("actor_train", "actor_infer", "reference")
+    keys: dict[str, object] = {f"{role}.device_mapping": f"[{device}]" for role in roles} | {f"{role}.world_size": "null" for role in roles}
+    engine = {"gpu_memory_utilization": 0.3, "engine_args": "{kv_cache_memory_bytes: 1073741824}"}
+    keys |= {f"actor_infer.strategy_args.strategy_config.{key}": value for key, value in engine.items()}
+    return keys | {"actor_train.training_args.per_device_train_batch_size": 256}
+
+
+def figure(folder: Path, steps: int) -> float | None:
+    """Mean accuracy of the last validations, in points; None if the run did not take all its steps."""
+    lines = whole_run(folder, steps)
+    return lines and 100 * statistics.mean([line[ACCURACY] for line in lines if ACCURACY in line][-LAST:])
+
+
+def figures(folder: Path, steps: int, device: int | None) -> dict[str, list[float]]:
+    """Of every finished run, by variant; the seeds in their order."""
+    found: dict[str, list[float]] = {}
+    for name in VARIANTS:
+        folders = sorted(run_folder(folder, name, 0, device).parent.glob(f"{name}-[0-9]"))
+        if values := [value for one in folders if (value := figure(one, steps)) is not None]:
+            found[name] = values
+    return found
+
+
+def table_of(found: Mapping[str, Sequence[float]]) -> str:
+    """Markdown: a line for each variant, and whether it lies within the spread of the synchronous seeds or above."""
+    lines = ["| variant | accuracy | seeds | least synchronous |", "|---|---|---|---|"]
+    least = min(found[SYNCHRONOUS]) if SYNCHRONOUS in found else None
+    for name, values in found.items():
+        against = "-" if least is None or name == SYNCHRONOUS else f"{statistics.mean(values) - least:+.1f}"
+        lines.append(f"| `{name}` | {spread(values)} | {len(values)} | {against} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
