@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Self
 
 GIB = 1 << 30
+BLOCK = 16
+"""Tokens by which the KV cache of a sequence grows."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Work(TrainingWork):
     """`adapter` or `merged`: what the engines take of a LoRA policy."""
     behaviour: str
     """`engine` or `trainer`: who computes the behaviour policy's log-probs."""
+    max_num_seqs: int
+    """Sequences that an engine runs at once."""
 
     @property
     def length(self) -> int:
@@ -98,10 +102,13 @@ class Work(TrainingWork):
     @property
     def kv_cache_bytes(self) -> int:
         """Room for all sequences of one engine at once, and a tenth more."""
+        return self._kv_cache_of(1.1 * self.sequences / self.engines * (self.length + BLOCK))
+
+    def _kv_cache_of(self, tokens: float) -> int:
+        """Bytes that keep the keys and values of so many tokens, and a little more."""
         shape, width = self.shape, 4 if self.dtype == "fp32" else 2
         head = shape["hidden_size"] // shape["num_attention_heads"]
-        token = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head * width
-        return int(1.1 * self.sequences / self.engines * (self.length + 16) * token) + GIB // 4
+        return int(tokens * 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head * width) + GIB // 4
 
 
 def parameters(shape: dict[str, Any]) -> int:
