@@ -4,6 +4,7 @@
 
     KIND: generate             vLLM's own `LLM`, its engine in a process of its own as by default
           generate_in_process  the same with the engine in the calling process
+          generate_saturated   `LLM` with always more requests than it runs at once; seconds, tokens and ended responses of each stretch
           forward              log-probs of all tokens by the transformers model
           train                forward, backward and optimizer step
           copy                 the weights (with adapter sync: the adapter) from one place of a GPU to another, and to a second GPU
@@ -11,8 +12,8 @@
           sft_train            torch alone on the same rows, on one GPU
 
 prints one JSON object: the seconds of each repetition after a warm-up, by figure. `benchmarks/step.py` calls it with a
-`Work`, `benchmarks/sft.py` with an `SftWork`. On several GPUs all share the work, and a figure is the time until the last
-is done.
+`Work`, `benchmarks/longtail.py` with a `LongTailWork`, `benchmarks/sft.py` with an `SftWork`. On several GPUs all share the
+work, and a figure is the time until the last is done; of `generate_saturated` it is the first engine's, while all run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.work import SftWork, TrainingWork, Work, adapter_parameters, parameters
+from benchmarks.work import LongTailWork, SftWork, TrainingWork, Work, adapter_parameters, parameters
 from roll.config.derived.devices import visible_devices
 
 Figures = dict[str, list[float]]
@@ -163,6 +164,10 @@ def measure_of(kind: str) -> Callable[[Any, int, str, Any], Figures]:
         from benchmarks import plain_sft
 
         return {"sft_deepspeed": plain_sft.deepspeed, "sft_train": plain_sft.train}[kind]
+    if kind == "generate_saturated":
+        from benchmarks.saturated import saturated
+
+        return saturated
     from benchmarks import plain
 
     return {"copy": copy, "forward": plain.forward, "train": plain.train}.get(kind, generate)
@@ -189,6 +194,12 @@ def main(work: TrainingWork, kind: str) -> Figures:
     return figures
 
 
+def kind_of_work(kind: str) -> type[TrainingWork]:
+    """What a floor is given."""
+    if kind.startswith("sft_"):
+        return SftWork
+    return LongTailWork if kind == "generate_saturated" else Work
+
+
 if __name__ == "__main__":
-    given = SftWork if sys.argv[2].startswith("sft_") else Work
-    print("\n" + json.dumps(main(given.read(Path(sys.argv[1])), sys.argv[2])))
+    print("\n" + json.dumps(main(kind_of_work(sys.argv[2]).read(Path(sys.argv[1])), sys.argv[2])))
