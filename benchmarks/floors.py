@@ -4,6 +4,7 @@
 
     KIND: generate             vLLM's own `LLM`, its engine in a process of its own as by default
           generate_in_process  the same with the engine in the calling process
+          generate_saturated   `LLM` with always more requests than it runs at once; seconds, tokens and ended responses of each stretch
           forward              log-probs of all tokens by the transformers model
           train                forward, backward and optimizer step
           copy                 the weights (with adapter sync: the adapter) from one place of a GPU to another, and to a second GPU
@@ -11,8 +12,8 @@
           sft_train            torch alone on the same rows, on one GPU
 
 prints one JSON object: the seconds of each repetition after a warm-up, by figure. `benchmarks/step.py` calls it with a
-`Work`, `benchmarks/sft.py` with an `SftWork`. On several GPUs all share the work, and a figure is the time until the last
-is done.
+`Work`, `benchmarks/longtail.py` with a `LongTailWork`, `benchmarks/sft.py` with an `SftWork`. On several GPUs all share the
+work, and a figure is the time until the last is done; of `generate_saturated` it is the first engine's, while all run.
 """
 
 from __future__ import annotations
@@ -25,25 +26,44 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.work import SftWork, TrainingWork, Work, adapter_parameters, parameters
+from benchmarks.work import LongTailWork, SftWork, TrainingWork, Work, adapter_parameters, parameters
 from roll.config.derived.devices import visible_devices
 
 Figures = dict[str, list[float]]
 """Seconds of each repetition, by name of the figure."""
+LOG_PROBS: dict[str, Any] = {"logprobs": 0, "flat_logprobs": True}
+"""What an engine is asked for to keep the log-probs of sampled tokens."""
 
 
 def generate(work: Work, rank: int, device: str, timer: Any) -> Figures:
     """Every sample of the step at once: `generate` as it is fastest, `generate_log_probs` with what a step keeps."""
-    from vllm import LLM, SamplingParams
-    from vllm.inputs import TokensPrompt
-    from vllm.lora.request import LoRARequest
+    from vllm import SamplingParams
+
+    engine = bare_engine(work, device)
+    prompts, adapter = own_prompts(work, rank, engine), adapter_request(work, rank)
+    figures = {}
+    for name, kept in (("generate", {}), ("generate_log_probs", LOG_PROBS)):
+        sampling = SamplingParams(n=work.samples, max_tokens=work.response_tokens, ignore_eos=True, detokenize=False, **kept)
+
+        def run(sampling: SamplingParams = sampling) -> None:
+            engine.reset_prefix_cache()
+            engine.generate(prompts, sampling, lora_request=adapter, use_tqdm=False)
+
+        figures[name] = timer(run)
+    engine.llm_engine.engine_core.shutdown()  # A spawned process runs no exit handlers: the engine's would outlive it.
+    return figures
+
+
+def bare_engine(work: Work, device: str) -> Any:
+    """vLLM's `LLM`."""
+    from vllm import LLM
 
     lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": max(work.lora_rank, 16)} if work.adapter else {}
-    engine = LLM(
+    return LLM(
         model=work.model,
         dtype="float32" if work.dtype == "fp32" else "bfloat16",
         max_model_len=work.length,
-        max_num_seqs=512,
+        max_num_seqs=work.max_num_seqs,
         max_num_batched_tokens=8192,
         enforce_eager=device == "cpu",
         kv_cache_memory_bytes=work.kv_cache_bytes,
@@ -51,21 +71,22 @@ def generate(work: Work, rank: int, device: str, timer: Any) -> Figures:
         disable_log_stats=True,
         **lora,
     )
+
+
+def own_prompts(work: Work, rank: int, engine: Any) -> list[Any]:
+    """Of all prompts of the model's folder those of this engine, as vLLM takes them."""
+    from vllm.inputs import TokensPrompt
+
     rows = [json.loads(line) for line in (Path(work.model) / "prompts.jsonl").read_text().splitlines()]
     tokenizer = engine.get_tokenizer()
-    prompts = [TokensPrompt(prompt_token_ids=tokenizer.encode(row["prompt"])) for row in rows[rank : work.prompts : work.engines]]
-    request = LoRARequest("policy", 1, write_adapter(work, rank)) if work.adapter else None
-    figures = {}
-    for name, kept in (("generate", {}), ("generate_log_probs", {"logprobs": 0, "flat_logprobs": True})):
-        sampling = SamplingParams(n=work.samples, max_tokens=work.response_tokens, ignore_eos=True, detokenize=False, **kept)
+    return [TokensPrompt(prompt_token_ids=tokenizer.encode(row["prompt"])) for row in rows[rank :: work.engines]]
 
-        def run(sampling: SamplingParams = sampling) -> None:
-            engine.reset_prefix_cache()
-            engine.generate(prompts, sampling, lora_request=request, use_tqdm=False)
 
-        figures[name] = timer(run)
-    engine.llm_engine.engine_core.shutdown()  # A spawned process runs no exit handlers: the engine's would outlive it.
-    return figures
+def adapter_request(work: Work, rank: int) -> Any:
+    """The adapter that a request names; None where the engines have merged weights."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest("policy", 1, write_adapter(work, rank)) if work.adapter else None
 
 
 def write_adapter(work: Work, rank: int) -> str:
@@ -143,6 +164,10 @@ def measure_of(kind: str) -> Callable[[Any, int, str, Any], Figures]:
         from benchmarks import plain_sft
 
         return {"sft_deepspeed": plain_sft.deepspeed, "sft_train": plain_sft.train}[kind]
+    if kind == "generate_saturated":
+        from benchmarks.saturated import saturated
+
+        return saturated
     from benchmarks import plain
 
     return {"copy": copy, "forward": plain.forward, "train": plain.train}.get(kind, generate)
@@ -169,6 +194,12 @@ def main(work: TrainingWork, kind: str) -> Figures:
     return figures
 
 
+def kind_of_work(kind: str) -> type[TrainingWork]:
+    """What a floor is given."""
+    if kind.startswith("sft_"):
+        return SftWork
+    return LongTailWork if kind == "generate_saturated" else Work
+
+
 if __name__ == "__main__":
-    given = SftWork if sys.argv[2].startswith("sft_") else Work
-    print("\n" + json.dumps(main(given.read(Path(sys.argv[1])), sys.argv[2])))
+    print("\n" + json.dumps(main(kind_of_work(sys.argv[2]).read(Path(sys.argv[1])), sys.argv[2])))

@@ -1,11 +1,13 @@
 """Writes a model of random weights in one of Qwen2.5's shapes, and random prompts of exactly 128 tokens for it.
 
-    python benchmarks/models.py SHAPE FOLDER [--prompts 64] [--prompt-tokens 128] [--seed 0] [--dtype bfloat16]
+    python benchmarks/models.py SHAPE FOLDER [--prompts 64] [--prompt-tokens 128] [--end-tokens 1] [--seed 0]
+        [--dtype bfloat16]
 
     SHAPE: tiny | 0.5b | 1.5b | 7b
 
 FOLDER becomes a Hugging Face model folder like any other, and FOLDER/prompts.jsonl the problems of an RLVR run with the
-template `raw`. Nothing is downloaded; the weights are drawn on the GPU where there is one.
+template `raw`. Nothing is downloaded; the weights are drawn on the GPU where there is one. Random weights give all tokens
+about the same probability: with K `--end-tokens` in a vocabulary of V, a response ends with probability K / V at each token.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerBase:
 
 
 @torch.no_grad()
-def build_model(shape: str, seed: int, dtype: str = "bfloat16") -> torch.nn.Module:
+def build_model(shape: str, seed: int, dtype: str = "bfloat16", end_tokens: int = 1) -> torch.nn.Module:
     """Normal weights, biases of zero, norms of one; on the GPU where there is one."""
     config = build_config(shape, dtype)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -84,8 +86,14 @@ def build_model(shape: str, seed: int, dtype: str = "bfloat16") -> torch.nn.Modu
     model.model.rotary_emb = Qwen2RotaryEmbedding(config).to(device)  # Its buffer is in no checkpoint.
     model.tie_weights()
     draw_weights(model, generator)
-    model.generation_config = GenerationConfig(eos_token_id=END_ID, pad_token_id=PAD_ID)
+    ends = draw_end_tokens(SHAPES[shape]["vocab_size"], end_tokens, seed)
+    model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=PAD_ID)
     return model
+
+
+def draw_end_tokens(vocabulary: int, count: int, seed: int) -> list[int]:
+    """Ids that end a response: `END`, and random words that no prompt is split into."""
+    return [END_ID, *random.Random(seed).sample(range(END_ID + 1, vocabulary), count - 1)]
 
 
 @torch.no_grad()
@@ -105,12 +113,14 @@ def draw_prompts(count: int, tokens: int, seed: int) -> list[dict[str, str]]:
     return [{"prompt": text, "ground_truth": "0", "tag": "benchmark"} for text in texts]
 
 
-def write(folder: Path, shape: str, prompts: int = 64, prompt_tokens: int = 128, seed: int = 0, dtype: str = "bfloat16") -> None:
+def write(
+    folder: Path, shape: str, prompts: int = 64, prompt_tokens: int = 128, seed: int = 0, dtype: str = "bfloat16", end_tokens: int = 1
+) -> None:
     """Writes model, tokenizer and prompts. The folder appears when it is whole; what stood there before is replaced."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    build_model(shape, seed, dtype).save_pretrained(partial, max_shard_size="5GB")  # pyright: ignore[reportCallIssue]
+    build_model(shape, seed, dtype, end_tokens).save_pretrained(partial, max_shard_size="5GB")  # pyright: ignore[reportCallIssue]
     build_tokenizer(SHAPES[shape]["vocab_size"]).save_pretrained(partial)
     rows = draw_prompts(prompts, prompt_tokens, seed)
     (partial / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -124,8 +134,9 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--end-tokens", type=int, default=1, help="ids that end a response")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     given = parser.parse_args()
     disable_progress_bar()
-    write(given.folder, given.shape, given.prompts, given.prompt_tokens, given.seed, given.dtype)
+    write(given.folder, given.shape, given.prompts, given.prompt_tokens, given.seed, given.dtype, given.end_tokens)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Self
 
 GIB = 1 << 30
+BLOCK = 16
+"""Tokens by which the KV cache of a sequence grows."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Work(TrainingWork):
     """`adapter` or `merged`: what the engines take of a LoRA policy."""
     behaviour: str
     """`engine` or `trainer`: who computes the behaviour policy's log-probs."""
+    max_num_seqs: int
+    """Sequences that an engine runs at once."""
 
     @property
     def length(self) -> int:
@@ -98,10 +102,55 @@ class Work(TrainingWork):
     @property
     def kv_cache_bytes(self) -> int:
         """Room for all sequences of one engine at once, and a tenth more."""
+        return self._kv_cache_of(1.1 * self.sequences / self.engines * (self.length + BLOCK))
+
+    def _kv_cache_of(self, tokens: float) -> int:
+        """Bytes that keep the keys and values of so many tokens, and a little more."""
         shape, width = self.shape, 4 if self.dtype == "fp32" else 2
         head = shape["hidden_size"] // shape["num_attention_heads"]
-        token = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head * width
-        return int(1.1 * self.sequences / self.engines * (self.length + 16) * token) + GIB // 4
+        return int(tokens * 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head * width) + GIB // 4
+
+
+@dataclass(frozen=True)
+class LongTailWork(Work):
+    """One step of RLVR whose responses end with the same probability at each token: `response_tokens` is only their limit."""
+
+    mean: int
+    """Tokens of a response, on average, if there were no limit."""
+    kv_cache_gib: float | None
+    """Of each engine; None for as much as its sequences need on average."""
+
+    @property
+    def end_tokens(self) -> int:
+        """Ids that end a response, so that a policy that gives all tokens the same probability has this mean."""
+        return round(self.shape["vocab_size"] / self.mean)
+
+    @property
+    def end_probability(self) -> float:
+        """At each token."""
+        return self.end_tokens / self.shape["vocab_size"]
+
+    @property
+    def truncated_fraction(self) -> float:
+        """Of responses that reach the limit without an end, as expected."""
+        return (1.0 - self.end_probability) ** self.response_tokens
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a response with the limit, as expected: the sum over positions of the probability that it gets there."""
+        return (1.0 - self.truncated_fraction) / self.end_probability
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """Room for as many sequences as an engine runs, each of the average length, and a quarter more.
+
+        A running response has had `mean` tokens so far on average, as its end is as likely at each. One sequence of the greatest
+        length always fits.
+        """
+        if self.kv_cache_gib is not None:
+            return int(self.kv_cache_gib * GIB)
+        usual = 1.25 * self.max_num_seqs * (self.prompt_tokens + self.mean + BLOCK)
+        return self._kv_cache_of(max(usual, self.length + BLOCK))
 
 
 def parameters(shape: dict[str, Any]) -> int:

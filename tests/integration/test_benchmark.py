@@ -55,6 +55,33 @@ def test_fine_tuning_against_deepspeed_by_hand(tmp_path: Path) -> None:
     assert result["work"]["checkpointed"] == 4, "on the CPU `auto` is all layers"
 
 
+@pytest.mark.full
+def test_rollouts_with_long_tailed_lengths(tmp_path: Path) -> None:
+    work = ["--prompts", "8", "--samples", "4", "--steps", "4", "--max-num-seqs", "16", "--lora-rank", "0", "--stage", "1"]
+    work += ["--variants", "saturated,synchronous,asynchronous", "--repetitions", "2", "rewards.benchmark.world_size=1"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "longtail.py"), *work, "--json", str(tmp_path / "longtail.json")]
+    command += ["--logs", str(tmp_path / "logs")]
+    places = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
+    finished = subprocess.run(command, cwd=tmp_path, env=os.environ | places, capture_output=True, text=True, timeout=limits.RUN)
+    assert finished.returncode == 0, finished.stderr
+    result = json.loads((tmp_path / "longtail.json").read_text())
+    saturated, variants = result["saturated"], result["variants"]
+    assert list(variants) == ["synchronous", "asynchronous"]
+    assert len(saturated["stretches"]["seconds"]) == 2 and saturated["tokens_per_second"] > 0
+    for name, variant in variants.items():
+        lengths = [line["response/length_mean"] for line in variant["lines"]]
+        # The mean of 128 responses has a standard deviation of at most 16 / sqrt(128), 1.4 tokens.
+        assert len(lengths) == 4
+        assert sum(lengths) / 4 == pytest.approx(result["expected"]["length"], abs=6)
+        assert all(line["response/truncated_fraction"] < 0.25 for line in variant["lines"])
+        assert f"{variant['figures']['step']:.3f}" in finished.stdout, name
+    assert variants["synchronous"]["figures"]["staleness_most"] == 0
+    ahead = variants["asynchronous"]
+    assert ahead["figures"]["staleness_most"] == 1
+    assert f"{ahead['ratios']['slower_side']:.2f} (at most 1.1)" in finished.stdout
+    assert {path.name for path in (tmp_path / "logs").iterdir()} == {"models.log", *variants, "saturated"}
+
+
 def test_the_trainer_alone(tmp_path: Path) -> None:
     work = ["--sequences", "2", "--prompt-tokens", "4", "--response-tokens", "12", "--tokens", "16", "--repetitions", "1"]
     command = [sys.executable, str(ROOT / "benchmarks" / "train.py"), "--model", "tiny", *work, "--json", str(tmp_path / "train.json")]

@@ -37,6 +37,7 @@ WORK = Work(
     lora_rank=0,
     sync="adapter",
     behaviour="engine",
+    max_num_seqs=512,
     stage=1,
     repetitions=2,
     scratch=".",

@@ -1,0 +1,139 @@
+"""Rollouts whose lengths have a long tail: the same work synchronous, partial, asynchronous, and by the engine alone, in one call.
+
+    python benchmarks/longtail.py [--model tiny|0.5b|1.5b] [--variants saturated,synchronous,partial] [--devices 0]
+        [--infer-devices 1] [--ratio 1] [--window 64] [--steps 10] [--json FILE] [KEY=VALUE ...]
+
+    variants: saturated     vLLM's own `LLM` that never lacks requests, with nothing beside it (saturated.py)
+              synchronous   trainer, reference and engines on the same devices, everything resident
+              partial       the same places, `--ratio` batches ahead: unfinished responses go on after the sync
+              turns         the same, and the roles take turns on the devices
+              asynchronous  trainer and reference on --devices, engines on --infer-devices, `--ratio` batches ahead
+
+The work is 32 prompts of 128 tokens x 8 samples. Random weights give all tokens about the same probability, and one of 1,024 ids
+is an end token in the model's generation_config.json: a response ends with probability 1 / 1,024 at each token, and has at most
+4,096. For the tiny model, which needs no GPU, the mean is 16 tokens and the limit 64. Each variant but `saturated` is a run of
+`python -m roll.pipeline`, to which KEY=VALUE goes as it is. The first three steps are not counted. Prints one table, also of what
+was measured before an error or an interrupt. JSON is written after each variant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import launch, rlvr
+from benchmarks.longtail_figures import SATURATED, WARM_UP, Comparison, Run, Saturated, show
+from benchmarks.work import LongTailWork
+
+VARIANTS = (SATURATED, "synchronous", "partial", "turns", "asynchronous")
+LEARNING_RATE = 1e-7
+"""Small enough that all tokens keep about the same probability, and responses their lengths."""
+
+
+def main() -> int:
+    """Measure, print what was measured, and write JSON where asked: after each variant."""
+    launch.heed_sigterm()
+    options = parse()
+    with tempfile.TemporaryDirectory(prefix="roll-benchmark-", dir=options.scratch) as folder:
+        work = work_of(options, Path(folder))
+        settings = {"ratio": options.ratio, "window": options.window, "overrides": options.overrides}
+        result = Comparison(work, settings, launch.versions())
+        # No prompt comes twice, not even of those that are in flight at the end.
+        rlvr.write_model(work, options, 2 * work.prompts * options.steps, work.end_tokens)
+        try:
+            for variant in options.variants:
+                result = measured(result, variant, options)
+                launch.write(result.summary(), options.json)
+        finally:
+            if result.runs or result.saturated:
+                show(result)
+    return 0
+
+
+def measured(result: Comparison, variant: str, options: argparse.Namespace) -> Comparison:
+    """With one more variant."""
+    work, logs = result.work, options.logs / variant if options.logs else None
+    if variant == SATURATED:
+        return replace(result, saturated=Saturated(**launch.floor(work, "generate_saturated", logs)))
+    placed = replace(work, scratch=f"{work.scratch}/{variant}", infer_devices=places(variant, work))
+    ahead = 0 if variant == "synchronous" else round(options.ratio * work.prompts) * work.samples
+    lines = rlvr.measure(placed, overrides(variant, placed, options), options, logs)
+    return replace(result, runs={**result.runs, variant: Run(work.sequences, placed.engines, ahead, lines)})
+
+
+def places(variant: str, work: LongTailWork) -> tuple[int, ...]:
+    """GPUs of a variant's engines."""
+    return work.infer_devices if variant == "asynchronous" else work.devices
+
+
+def overrides(variant: str, work: LongTailWork, options: argparse.Namespace) -> dict[str, Any]:
+    """The keys of a variant's experiment."""
+    keys = rlvr.overrides(work, options.steps)
+    keys |= {"actor_infer.generating_args.ignore_eos": "false", "actor_train.training_args.learning_rate": LEARNING_RATE}
+    if variant != "synchronous":
+        keys |= {"async_generation_ratio": options.ratio, "rollout_window": options.window}
+    return keys | {"time_sharing": str(variant == "turns").lower()}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    out = rlvr.parser(__doc__)
+    out.add_argument("--variants", default="saturated,synchronous,partial", help=f"which to measure, of {','.join(VARIANTS)}")
+    out.add_argument("--prompts", type=int, default=32, help="of a step")
+    out.add_argument("--samples", type=int, default=8, help="of each prompt")
+    out.add_argument("--prompt-tokens", type=int, help="(default: 128, for tiny 16)")
+    out.add_argument("--mean", type=int, help="tokens of a response on average, without the limit (default: 1024, for tiny 16)")
+    out.add_argument("--longest", type=int, help="limit of a response (default: 4096, for tiny 64)")
+    out.add_argument("--ratio", type=float, default=1.0, help="async_generation_ratio of all variants but synchronous")
+    out.add_argument("--window", type=int, help="their rollout_window, in groups (default: --prompts)")
+    out.add_argument("--steps", type=int, default=10, help=f"of each run; the first {WARM_UP} are not counted")
+    out.add_argument("--max-num-seqs", type=int, default=rlvr.MAX_NUM_SEQS, help="sequences that an engine runs at once")
+    out.add_argument("--kv-cache-gib", type=float, help="of each engine (default: what --max-num-seqs need on average, and a quarter more)")
+    out.add_argument("--repetitions", type=int, default=4, help="stretches of `saturated`, a quarter of the mean length each")
+    return out
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line (`sys.argv` if None); what depends on the model is filled in.
+
+    Raises:
+        SystemExit: options that do not go together.
+    """
+    command = parser()
+    options = command.parse_args(arguments)
+    tiny = options.model == "tiny"
+    rlvr.fill(options)
+    usual = {"prompt_tokens": 16 if tiny else 128, "mean": 16 if tiny else 1024, "longest": 64 if tiny else 4096}
+    launch.fill(options, usual | {"window": options.prompts})
+    options.variants = options.variants.split(",")
+    if unknown := [variant for variant in options.variants if variant not in VARIANTS]:
+        command.error(f"--variants {','.join(unknown)}: choose of {','.join(VARIANTS)}")
+    if options.steps <= WARM_UP:
+        command.error(f"--steps {options.steps}: the first {WARM_UP} are not counted; give at least {WARM_UP + 1}")
+    if "asynchronous" in options.variants and options.devices and not options.infer_devices:
+        command.error("--variants asynchronous: give --infer-devices, GPUs of the engines' own")
+    if work_of(options, Path()).end_tokens < 1:
+        command.error(f"--mean {options.mean}: with one end among its tokens the model's mean is shorter; give less")
+    return options
+
+
+def work_of(options: argparse.Namespace, scratch: Path) -> LongTailWork:
+    """What the options ask for. Its engines are those of `asynchronous`, where the options give them devices."""
+    work = rlvr.work_of(
+        options,
+        scratch,
+        prompts=options.prompts,
+        samples=options.samples,
+        prompt_tokens=options.prompt_tokens,
+        response_tokens=options.longest,
+        max_num_seqs=options.max_num_seqs,
+    )
+    return LongTailWork(**vars(work), mean=options.mean, kv_cache_gib=options.kv_cache_gib)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""From the metrics of runs with long-tailed lengths to the figures and ratios that compare them, and their table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.work import LongTailWork
+
+WARM_UP = 3
+"""Steps that are not counted: kernels are compiled, memory is settled, groups in flight get their usual ages."""
+PREFILLED_AGAIN = "prefill"
+"""In the name of the metric that counts tokens which were prefilled a second time, where a run has one."""
+SATURATED = "saturated"
+TARGETS = {
+    ("step", "partial"): 0.85,
+    ("rollout", "partial"): 1.2,
+    ("slower_side", "asynchronous"): 1.1,
+}
+"""What a ratio of a variant is to be at most. They are shown, not enforced."""
+RATIOS = {
+    "step": "step to the synchronous step",
+    "token": "the same for each token",
+    "rollout": "wait for the rollout to the engines alone",
+    "slower_side": "step to trainer or engines alone, the slower",
+}
+
+
+@dataclass(frozen=True)
+class Saturated:
+    """One engine that never lacks requests, by stretch."""
+
+    seconds: list[float]
+    tokens: list[float]
+    ended: list[float]
+    """Responses."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Median over the stretches."""
+        return statistics.median(self._speeds)
+
+    @property
+    def spread(self) -> float:
+        """Of the stretches' tokens/s, least to most, in medians."""
+        return (max(self._speeds) - min(self._speeds)) / self.tokens_per_second
+
+    @property
+    def length(self) -> float | None:
+        """Tokens for each response that ended: the mean length where starts and ends are mixed. None if none ended."""
+        return sum(self.tokens) / sum(self.ended) if sum(self.ended) else None
+
+    @property
+    def _speeds(self) -> list[float]:
+        return [tokens / seconds for tokens, seconds in zip(self.tokens, self.seconds, strict=True)]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of the pipeline. Figures are of the steps after the warm-up."""
+
+    sequences: int
+    """Responses of a step."""
+    engines: int
+    in_flight: int
+    """Responses that may be unfinished at a weight sync, at most."""
+    lines: list[dict[str, Any]]
+    """The metrics of every step."""
+
+    def values(self, name: str) -> list[float]:
+        """A metric of each step; empty where there is none."""
+        return [line[name] for line in self.lines[WARM_UP:] if line.get(name) is not None]
+
+    def median(self, name: str) -> float | None:
+        """None where there is no such metric."""
+        return statistics.median(values) if (values := self.values(name)) else None
+
+    def most(self, name: str) -> float | None:
+        """None where there is no such metric."""
+        return max(self.values(name), default=None)
+
+    @property
+    def step(self) -> float:
+        """Seconds."""
+        return statistics.median(self.values("time/step"))
+
+    @property
+    def rollout(self) -> float:
+        """Seconds in which the step waits for its groups."""
+        return statistics.median(self.values("time/rollout"))
+
+    @property
+    def spread(self) -> float:
+        """Of the steps' seconds, least to most, in medians."""
+        steps = self.values("time/step")
+        return (max(steps) - min(steps)) / self.step
+
+    @property
+    def trainer(self) -> float:
+        """Seconds of everything in a step but its rollout."""
+        steps = zip(self.values("time/step"), self.values("time/rollout"), strict=True)
+        return statistics.median(step - rollout for step, rollout in steps)
+
+    @property
+    def length(self) -> float:
+        """Tokens of a response."""
+        return statistics.mean(self.values("response/length_mean"))
+
+    @property
+    def tokens(self) -> float:
+        """Sampled tokens of a step."""
+        return self.sequences * self.length
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Sampled tokens of all steps that count, over their seconds."""
+        steps = self.values("time/step")
+        return self.tokens * len(steps) / sum(steps)
+
+    @property
+    def prefilled_again(self) -> float | None:
+        """Tokens of a step; None where no metric says so."""
+        names = sorted({name for line in self.lines for name in line if PREFILLED_AGAIN in name})
+        return self.median(names[0]) if names else None
+
+    def figures(self) -> dict[str, float | None]:
+        """All of them, by name."""
+        parts = ("reference", "log_probs", "train", "onload", "weight_sync")
+        return {
+            "steps": float(len(self.values("time/step"))),
+            "step": self.step,
+            "spread": self.spread,
+            "rollout": self.rollout,
+            **{part: self.median(f"time/{part}") for part in parts},
+            "weight_sync_most": self.most("time/weight_sync"),
+            "in_flight_at_sync": float(self.in_flight),
+            "trainer": self.trainer,
+            "tokens_per_second": self.tokens_per_second,
+            "length": self.length,
+            "truncated_fraction": statistics.mean(self.values("response/truncated_fraction")),
+            "staleness_mean": self.median("staleness/mean"),
+            "staleness_most": self.most("staleness/max"),
+            "prefilled_again": self.prefilled_again,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was measured so far."""
+
+    work: LongTailWork
+    settings: dict[str, Any]
+    """The ratio, the window, and the keys of the command line."""
+    versions: dict[str, str]
+    saturated: Saturated | None = None
+    runs: Mapping[str, Run] = field(default_factory=dict)
+    """By variant."""
+
+    def alone(self, run: Run) -> float | None:
+        """Seconds in which the run's engines would sample the tokens of its step if they never lacked requests."""
+        return run.tokens / (self.saturated.tokens_per_second * run.engines) if self.saturated else None
+
+    def ratios(self, variant: str) -> dict[str, float]:
+        """Those of `RATIOS` for which everything was measured."""
+        run, synchronous, found = self.runs[variant], self.runs.get("synchronous"), {}
+        alone = self.alone(run)
+        if synchronous and run is not synchronous:
+            found |= {"step": run.step / synchronous.step, "token": synchronous.tokens_per_second / run.tokens_per_second}
+        if alone:
+            found["rollout"] = run.rollout / alone
+        if alone and synchronous:
+            found["slower_side"] = run.step / max(synchronous.trainer, alone)
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        work, engine = self.work, self.saturated
+        expected = {"mean": 1.0 / work.end_probability, "length": work.mean_length, "truncated_fraction": work.truncated_fraction}
+        bare = {"tokens_per_second": engine.tokens_per_second, "spread": engine.spread, "length": engine.length} if engine else None
+        return {
+            "work": asdict(work),
+            "settings": self.settings,
+            "versions": self.versions,
+            "expected": expected | {"end_tokens": work.end_tokens},
+            "saturated": bare and {**bare, "stretches": asdict(engine)},  # pyright: ignore[reportArgumentType]
+            "variants": {
+                name: {"figures": run.figures(), "alone": self.alone(run), "ratios": self.ratios(name), "lines": run.lines}
+                for name, run in self.runs.items()
+            },
+        }
+
+
+ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "steps": ("steps that count", "{:.0f}".format),
+    "step": ("step, s", "{:.3f}".format),
+    "spread": ("its spread", "{:.0%}".format),
+    "rollout": ("wait for the rollout, s", "{:.3f}".format),
+    "reference": ("reference, s", "{:.3f}".format),
+    "log_probs": ("log-probs by the trainer, s", "{:.3f}".format),
+    "train": ("train, s", "{:.3f}".format),
+    "onload": ("moving roles, s", "{:.3f}".format),
+    "weight_sync": ("weight sync, s", "{:.3f}".format),
+    "weight_sync_most": ("weight sync, most, s", "{:.3f}".format),
+    "in_flight_at_sync": ("responses in flight at it, at most", "{:.0f}".format),
+    "trainer": ("step but its rollout, s", "{:.3f}".format),
+    "alone": ("its tokens by the engines alone, s", "{:.3f}".format),
+    "tokens_per_second": ("sampled tokens/s", "{:,.0f}".format),
+    "length": ("mean length, tokens", "{:,.0f}".format),
+    "truncated_fraction": ("truncated", "{:.1%}".format),
+    "staleness_mean": ("staleness, mean", "{:.2f}".format),
+    "staleness_most": ("staleness, most", "{:.0f}".format),
+    "prefilled_again": ("tokens prefilled again", "{:,.0f}".format),
+}
+"""Figures as the table has them: what stands before them, and how each is written."""
+
+
+def show(result: Comparison) -> None:
+    """One table, a column for each variant."""
+    work, settings = result.work, result.settings
+    size = f"{work.prompts} prompts x {work.samples} samples of at most {work.response_tokens:,} tokens"
+    expected = f"expected: {work.mean_length:,.0f} tokens, {work.truncated_fraction:.1%} truncated"
+    ahead = f"ratio {settings['ratio']:g}, window {settings['window']}; medians of the steps after {WARM_UP}"
+    columns: dict[str, dict[str, float | None]] = {}
+    ratios: dict[str, dict[str, float]] = {}
+    if engine := result.saturated:
+        columns[SATURATED] = {"spread": engine.spread, "tokens_per_second": engine.tokens_per_second, "length": engine.length}
+        ratios[SATURATED] = {}
+    for variant, run in result.runs.items():
+        columns[variant], ratios[variant] = {**run.figures(), "alone": result.alone(run)}, result.ratios(variant)
+    table = Table(title=f"{size}\n{expected}\n{ahead}")
+    for name in ("", *columns):
+        table.add_column(name, justify="right" if name else "left")
+    for name, (label, written) in ROWS.items():
+        cells = [figures.get(name) for figures in columns.values()]
+        table.add_row(label, *("-" if value is None else written(value) for value in cells))
+    table.add_section()
+    for name, label in RATIOS.items():
+        table.add_row(label, *(_ratio(ratios[variant].get(name), TARGETS.get((name, variant))) for variant in columns))
+    Console(width=130).print(table)
+
+
+def _ratio(value: float | None, target: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" + (f" (at most {target:g})" if target else "")

@@ -1,0 +1,71 @@
+"""The tokens/s of vLLM's own `LLM` that never lacks requests: what generation costs where no sequence waits for another."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+from benchmarks.floors import LOG_PROBS, Figures, adapter_request, bare_engine, own_prompts
+from benchmarks.work import LongTailWork
+
+WARM_UP = 2.0
+"""Before the first stretch every running sequence has had so many times the mean length, so that starts and ends are mixed."""
+STRETCH = 0.25
+"""Tokens of each running sequence in a stretch, in mean lengths."""
+QUEUED = 2
+"""Unfinished sequences, in multiples of those that run: an ended one is replaced at the next engine step."""
+
+
+class Counted:
+    """`EngineCoreClient.get_output`, which counts what passes.
+
+    The engine's own statistics, and outputs that stream, would cost the process that is measured time for each token.
+    """
+
+    def __init__(self, get_output: Any) -> None:
+        self._get_output = get_output
+        self.tokens = self.ended = 0
+
+    def __call__(self) -> Any:
+        """The outputs of one engine step."""
+        outputs = self._get_output()
+        self.tokens += sum(len(one.new_token_ids) for one in outputs.outputs)
+        self.ended += sum(one.finish_reason is not None for one in outputs.outputs)
+        return outputs
+
+
+def saturated(work: LongTailWork, rank: int, device: str, timer: Any) -> Figures:
+    """Of each stretch after the warm-up its seconds, its tokens and the responses that ended in it.
+
+    Requests are those of a run: so many samples of a prompt, with log-probs where the run takes the engine's. `timer` is not used:
+    engines that wait for each other would idle.
+    """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    llm = bare_engine(work, device)
+    prompts, adapter = itertools.cycle(own_prompts(work, rank, llm)), adapter_request(work, rank)
+    kept = LOG_PROBS if work.behaviour == "engine" else {}
+    final = RequestOutputKind.FINAL_ONLY
+    sampling = SamplingParams(n=work.samples, max_tokens=work.response_tokens, detokenize=False, output_kind=final, **kept)
+    engine = llm.llm_engine
+    counted = engine.engine_core.get_output = Counted(engine.engine_core.get_output)
+
+    def generate(mean_lengths: float) -> None:
+        goal = counted.tokens + mean_lengths * work.mean * work.max_num_seqs
+        while counted.tokens < goal:
+            while engine.get_num_unfinished_requests() < QUEUED * work.max_num_seqs:
+                llm.enqueue([next(prompts)], sampling, lora_request=adapter, use_tqdm=False)
+            engine.step()
+
+    figures: Figures = {"seconds": [], "tokens": [], "ended": []}
+    generate(WARM_UP)
+    for _ in range(work.repetitions):
+        begin, tokens, ended = time.perf_counter(), counted.tokens, counted.ended
+        generate(STRETCH)
+        figures["seconds"].append(time.perf_counter() - begin)
+        figures["tokens"].append(float(counted.tokens - tokens))
+        figures["ended"].append(float(counted.ended - ended))
+    engine.engine_core.shutdown()  # A spawned process runs no exit handlers: the engine's would outlive it.
+    return figures
