@@ -222,12 +222,12 @@ def update_amid_an_answer(engine: Running, new: PackedPolicy, prompt: Ints) -> l
     return engine.wait(run())
 
 
-def answers_across_an_update(engine: Running, small_model: Path, prompt: Ints) -> tuple[PackedPolicy, list[Completion], Bools]:
-    """The policy before, samples, and bool [samples, R]: which tokens are older than the update."""
+def answers_across_an_update(engine: Running, small_model: Path, prompt: Ints, seed: int) -> tuple[PackedPolicy, list[Completion], Bools]:
+    """The policy before, samples, and bool [samples, R]: which tokens are older than the update to a policy of about this seed."""
     # This process may be held up until the answer is whole: try until an update falls into one.
     for attempt in range(10):
         before = engine.policy
-        completions = update_amid_an_answer(engine, policy(small_model, 20 + attempt), prompt)
+        completions = update_amid_an_answer(engine, policy(small_model, seed + attempt), prompt)
         old = np.stack([completion.policy_versions == engine.version - 1 for completion in completions])
         if isinstance(engine.engine, HfGenerate) or (old.any() and not old.all()):
             break
@@ -236,7 +236,7 @@ def answers_across_an_update(engine: Running, small_model: Path, prompt: Ints) -
 
 def test_every_token_knows_the_version_that_sampled_it(engine: Running, small_model: Path) -> None:
     prompt = PROMPTS[1]
-    before, completions, old = answers_across_an_update(engine, small_model, prompt)
+    before, completions, old = answers_across_an_update(engine, small_model, prompt, 20)
     versions = np.stack([completion.policy_versions for completion in completions])
     assert set(np.unique(versions)) <= {engine.version - 1, engine.version}
     assert (np.diff(versions, axis=1) >= 0).all()
@@ -257,7 +257,7 @@ def test_every_token_knows_the_version_that_sampled_it(engine: Running, small_mo
 def test_an_unfinished_answer_goes_on_with_the_keys_and_values_that_it_has(engine: Running, small_model: Path) -> None:
     if isinstance(engine.engine, HfGenerate):
         pytest.skip("it has no answer unfinished when it is updated")
-    before, completions, old = answers_across_an_update(engine, small_model, PROMPTS[1])
+    before, completions, old = answers_across_an_update(engine, small_model, PROMPTS[1], 40)
     for completion, count in zip(completions, old.sum(axis=1), strict=True):
         expected = continued(
             small_model, before, engine.policy, np.concatenate([PROMPTS[1], completion.token_ids]), len(PROMPTS[1]) + count
@@ -271,7 +271,7 @@ def test_an_unfinished_answer_goes_on_with_the_keys_and_values_that_it_has(engin
 @each("name", ["vllm_recomputing"], [])
 def test_an_unfinished_answer_is_computed_again_where_its_cache_goes(name: str, small_model: Path, tmp_path: Path) -> None:
     with running(name, small_model, tmp_path) as engine:
-        _, completions, old = answers_across_an_update(engine, small_model, PROMPTS[1])
+        _, completions, old = answers_across_an_update(engine, small_model, PROMPTS[1], 60)
         for completion, count in zip(completions, old.sum(axis=1), strict=True):
             expected = log_probs(engine.policy, PROMPTS[1], completion, 1.0)[count:]
             np.testing.assert_allclose(said(completion)[count:], expected, atol=1e-4)
