@@ -139,24 +139,6 @@ DEVICES = [
     ([*GPUS, "actor_infer.device_mapping=[2]", "actor_infer.world_size=3"], "actor_infer.world_size", "3", "remove world_size"),
     ([*GPUS], "actor_infer.device_mapping", "missing", "to both"),
     (
-        [*GPUS, "actor_infer.device_mapping=[1]", "async_generation_ratio=1", "actor_infer.strategy_args.strategy_name=hf_infer"],
-        "async_generation_ratio",
-        "actor_train share devices with actor_infer, whose strategy hf_infer cannot stop amid a response",
-        "the strategy vllm",
-    ),
-    (
-        [*GPUS, "actor_infer.device_mapping=[2]", "weight_sync.kv_cache=keep"],
-        "weight_sync.kv_cache",
-        "async_generation_ratio is 0",
-        "remove",
-    ),
-    (
-        [*GPUS, "actor_infer.device_mapping=[1]", "async_generation_ratio=1", "weight_sync.kv_cache=keep"],
-        "weight_sync.kv_cache",
-        "leaves its devices to actor_train",
-        "time_sharing=false",
-    ),
-    (
         [*GPUS, "actor_infer.device_mapping=[1,2]", f"{ENGINE}.tensor_parallel_size=2", "weight_sync.lora=merged"],
         "actor_infer.device_mapping",
         "shares 1 with actor_train, but not the others",

@@ -14,6 +14,9 @@ SOURCES = ("", "behaviour_log_probs=engine", "behaviour_log_probs=trainer", "beh
 SAMPLINGS = ((), (f"{SAMPLING}.top_p=0.9",), (f"{SAMPLING}.top_k=50", f"{SAMPLING}.repetition_penalty=1.1"))
 
 AHEAD = "async_generation_ratio=1"
+SHARED = ("actor_train.device_mapping=[0,1]", "actor_infer.device_mapping=[1]", "rollout_batch_size=8")
+KEEP = "weight_sync.kv_cache=keep"
+HF = ("actor_infer.strategy_args.strategy_name=hf_infer", "~actor_infer.strategy_args.strategy_config")
 REFUSED = [
     ([SOURCES[2], AHEAD], "async_generation_ratio", "behaviour_log_probs trainer gives", "behaviour_log_probs=engine"),
     ([SOURCES[3], AHEAD], "async_generation_ratio", "older policy", "behaviour_log_probs=engine"),
@@ -22,6 +25,9 @@ REFUSED = [
     (["rollout_window=10", AHEAD], "rollout_window", "10 is not divisible by rollout_batch_size 4", "8 or 12"),
     (["rollout_window=3"], "rollout_window", "3 is not divisible by rollout_batch_size 4", "use 4"),
     (["rollout_window=8"], "rollout_window", "a step draws no more than the 4 prompts", "async_generation_ratio above 0"),
+    ([*SHARED, AHEAD, *HF], "async_generation_ratio", "strategy hf_infer cannot stop amid a response", "the strategy vllm"),
+    ([KEEP], "weight_sync.kv_cache", "async_generation_ratio is 0", "remove it"),
+    ([*SHARED, AHEAD, KEEP], "weight_sync.kv_cache", "actor_infer leaves its devices to actor_train", "time_sharing=false"),
 ]
 
 

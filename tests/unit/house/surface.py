@@ -87,6 +87,7 @@ DECLARED = {
     "vllm/config/lora.py": {"MaxLoRARanks": "Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]"},
     "vllm/config/model.py": {"LogprobsMode": "Literal['raw_logits', 'raw_logprobs', 'processed_logits', 'processed_logprobs']"},
     "vllm/inputs/__init__.py": {"TokensPrompt": "from .llm"},
+    "vllm/inputs/llm.py": {"TokensPrompt": "class (_PromptOptions)"},
     "vllm/lora/request.py": {"LoRARequest": "class (msgspec.Struct)"},
     "vllm/sampling_params.py": {
         "SamplingParams": "class (PydanticMsgspecMixin, msgspec.Struct)",
@@ -109,9 +110,9 @@ FIELDS = {
     "AsyncEngineArgs": ("vllm/engine/arg_utils.py", "EngineArgs"),
     "SamplingParams": ("vllm/sampling_params.py", "SamplingParams"),
     "LoRARequest": ("vllm/lora/request.py", "LoRARequest"),
-    "TokensPrompt": ("vllm/inputs/llm.py", "TokensPrompt"),
+    "TokensPrompt": ("vllm/inputs/llm.py", "TokensPrompt", "_PromptOptions"),
     "WeightTransferConfig": ("vllm/config/weight_transfer.py", "WeightTransferConfig"),
     "WeightTransferInitRequest": ("vllm/distributed/weight_transfer/base.py", "WeightTransferInitRequest"),
     "WeightTransferUpdateRequest": ("vllm/distributed/weight_transfer/base.py", "WeightTransferUpdateRequest"),
 }
-"""Classes that the strategy fills, and where their fields are declared."""
+"""Classes that the strategy fills, and where their fields are declared: the file and the classes."""
