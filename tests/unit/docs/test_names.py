@@ -44,6 +44,7 @@ WRITERS = (
     "algorithms/value_loss.py",
     "strategies/deepspeed_train.py",
     "strategies/metric_sums.py",
+    "workers/actor_train.py",
 )
 """Modules that make metrics; others read them."""
 METRIC = re.compile(
