@@ -16,6 +16,7 @@ from examples.tiny.make_model import END_ID
 from roll.errors import WeightSyncError
 from roll.models.load import PackedPolicy, load_tokenizer
 from roll.models.weights import WeightView
+from roll.strategies.base import EngineActivity
 from roll.strategies.hf_infer import HfGenerate
 from roll.types import Completion, FinishReason, Ints, Sampling
 from roll.weight_sync.bucket import plan_buckets
@@ -234,6 +235,61 @@ def test_every_token_knows_the_version_that_sampled_it(engine: Running, small_mo
         rows = np.flatnonzero(~old.all(axis=1))
         assert (np.abs(of_engine - expected)[rows, old.argmin(axis=1)[rows]] > 1e-3).all()
     assert_at_the_policy(engine)
+
+
+def test_an_engine_says_what_it_did(engine: Running) -> None:
+    engine.wait(engine.engine.activity())
+    sampling = Sampling(40, samples=4)
+    answers = engine.generate(PROMPTS, sampling)
+    activity, idle = engine.wait(engine.engine.activity()), engine.wait(engine.engine.activity())
+    assert activity.generated_tokens == sum(len(completion.token_ids) for completions in answers for completion in completions)
+    # No prompt fills a block, so none is found in the prefix cache.
+    assert activity.prefilled_tokens == sampling.samples * sum(map(len, PROMPTS))
+    assert 0 < activity.busy_seconds <= activity.seconds
+    assert (idle.generated_tokens, idle.prefilled_tokens, idle.busy_seconds) == (0, 0, 0)
+    if isinstance(engine.engine, HfGenerate):
+        assert activity.kv_cache_use is None and activity.running is None
+    else:
+        assert activity.kv_cache_use is not None and 0 < activity.kv_cache_use <= 1
+        assert activity.running is not None and 1 <= activity.running <= sampling.samples * len(PROMPTS)
+        assert (activity.preemptions, activity.tokens_in_flight) == (0, 0)
+
+
+def activity_around_a_pause(engine: Running, prompt: Ints, sampling: Sampling) -> tuple[list[Completion], list[EngineActivity]]:
+    """What an engine says amid an answer, when it is paused, before it goes on, and at the end."""
+
+    async def run() -> tuple[list[Completion], list[EngineActivity]]:
+        await engine.engine.activity()
+        answer = asyncio.create_task(engine.engine.generate(prompt, sampling, None))
+        await asyncio.sleep(0)  # the answer is asked for
+        while (amid := await engine.engine.activity()).tokens_in_flight == 0 and not answer.done():
+            await asyncio.sleep(limits.LOOK)
+        await engine.engine.pause()
+        paused = [amid, await engine.engine.activity()]
+        await asyncio.sleep(limits.LOOK)
+        paused.append(await engine.engine.activity())
+        await engine.engine.resume(engine.version)
+        return await answer, [*paused, await engine.engine.activity()]
+
+    return engine.wait(run())
+
+
+def test_a_paused_engine_is_idle_and_computes_its_requests_again(engine: Running) -> None:
+    if isinstance(engine.engine, HfGenerate):
+        pytest.skip("it answers a prompt to its end before it is paused")
+    sampling = Sampling(900, samples=4, ignore_eos=True)
+    # This process may be held up until the answer is whole: try until a pause falls into one.
+    for _ in range(10):
+        answer, (amid, before, paused, after) = activity_around_a_pause(engine, PROMPTS[1], sampling)
+        if paused.tokens_in_flight:
+            break
+    assert amid.kv_cache_use is not None and before.kv_cache_use is not None and max(amid.kv_cache_use, before.kv_cache_use) > 0
+    assert paused.tokens_in_flight, "the pause came after the last token"
+    assert paused.seconds > 0 and paused.busy_seconds == 0
+    until_then = sum(one.generated_tokens for one in (amid, before, paused))
+    assert paused.tokens_in_flight == sampling.samples * len(PROMPTS[1]) + until_then
+    assert until_then + after.generated_tokens == sum(len(completion.token_ids) for completion in answer)
+    assert (after.preemptions, after.prefilled_tokens, after.tokens_in_flight) == (sampling.samples, paused.tokens_in_flight, 0)
 
 
 def test_adapters_are_the_engines_one_after_another(adapter_engine: Running, small_model: Path) -> None:
