@@ -256,20 +256,22 @@ def test_an_engine_says_what_it_did(engine: Running) -> None:
 
 
 def activity_around_a_pause(engine: Running, prompt: Ints, sampling: Sampling) -> tuple[list[Completion], list[EngineActivity]]:
-    """What an engine says amid an answer, when it is paused, before it goes on, and at the end."""
+    """What an engine says, again and again: until it has tokens, when it is paused, before it goes on, and at the end."""
 
     async def run() -> tuple[list[Completion], list[EngineActivity]]:
         await engine.engine.activity()
         answer = asyncio.create_task(engine.engine.generate(prompt, sampling, None))
         await asyncio.sleep(0)  # the answer is asked for
-        while (amid := await engine.engine.activity()).tokens_in_flight == 0 and not answer.done():
+        told = [await engine.engine.activity()]
+        while not told[-1].generated_tokens and not answer.done():
             await asyncio.sleep(limits.LOOK)
+            told.append(await engine.engine.activity())
         await engine.engine.pause()
-        paused = [amid, await engine.engine.activity()]
+        told.append(await engine.engine.activity())
         await asyncio.sleep(limits.LOOK)
-        paused.append(await engine.engine.activity())
+        told.append(await engine.engine.activity())
         await engine.engine.resume(engine.version)
-        return await answer, [*paused, await engine.engine.activity()]
+        return await answer, [*told, await engine.engine.activity()]
 
     return engine.wait(run())
 
@@ -280,13 +282,13 @@ def test_a_paused_engine_is_idle_and_computes_its_requests_again(engine: Running
     sampling = Sampling(900, samples=4, ignore_eos=True)
     # This process may be held up until the answer is whole: try until a pause falls into one.
     for _ in range(10):
-        answer, (amid, before, paused, after) = activity_around_a_pause(engine, PROMPTS[1], sampling)
+        answer, (*before, paused, after) = activity_around_a_pause(engine, PROMPTS[1], sampling)
         if paused.tokens_in_flight:
             break
-    assert amid.kv_cache_use is not None and before.kv_cache_use is not None and max(amid.kv_cache_use, before.kv_cache_use) > 0
+    assert max(one.kv_cache_use or 0.0 for one in before) > 0
     assert paused.tokens_in_flight, "the pause came after the last token"
     assert paused.seconds > 0 and paused.busy_seconds == 0
-    until_then = sum(one.generated_tokens for one in (amid, before, paused))
+    until_then = sum(one.generated_tokens for one in (*before, paused))
     assert paused.tokens_in_flight == sampling.samples * len(PROMPTS[1]) + until_then
     assert until_then + after.generated_tokens == sum(len(completion.token_ids) for completion in answer)
     assert (after.preemptions, after.prefilled_tokens, after.tokens_in_flight) == (sampling.samples, paused.tokens_in_flight, 0)
