@@ -128,7 +128,7 @@ def pipeline(name: str, overrides: dict[str, object]) -> list[str]:
 def finished(folder: Path, steps: int) -> tuple[float, float, float] | None:
     """Accuracy before and after, and seconds, of a run that took all its steps; None of another."""
     lines = whole_run(folder, steps)
-    return lines and (lines[0][ACCURACY], lines[-1][ACCURACY], sum(line["time/step"] for line in lines[1:]))
+    return None if lines is None else (lines[0][ACCURACY], lines[-1][ACCURACY], sum(line["time/step"] for line in lines[1:]))
 
 
 def whole_run(folder: Path, steps: int) -> list[dict[str, Any]] | None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.work import parameters
+from roll.models.flops import TrainingFlops
 
 PEAK = 790e12
 """FLOP/s of an H200: a measured bf16 product of 8192-cubes. MFU is given against it."""
@@ -28,10 +29,10 @@ def medians(figures: dict[str, list[float]]) -> dict[str, float]:
 def mfu(shape: Mapping[str, Any], adapter: bool, tokens: int, seconds: float, devices: int) -> float:
     """Share of the GPUs' peak that training on so many tokens in so many seconds reaches.
 
-    Counted are two operations for each parameter and token forwards, two for the gradient of what it multiplies, and two for its
-    own, which frozen weights beneath an adapter do not have; not attention, nor recomputation.
+    Counted is what `TrainingFlops` says, without attention; of an adapter's training, the frozen weights beneath it alone.
     """
-    return (4 if adapter else 6) * parameters(dict(shape)) * tokens / (seconds * PEAK * devices)
+    count = parameters(dict(shape))
+    return TrainingFlops(count, trained=0 if adapter else count).of([tokens]) / (seconds * PEAK * devices)
 
 
 @dataclass(frozen=True)

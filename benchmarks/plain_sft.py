@@ -27,7 +27,7 @@ from roll.config.schema.offline import SftConfig
 from roll.data.example_batch import given_batch
 from roll.data.sampler import ExampleSampler
 from roll.models.packed_inputs import packed_inputs
-from roll.pipeline.roles import aggregation, attention_cost
+from roll.pipeline.roles import aggregation, model_shape
 from roll.pipeline.wire_offline import prepare_rows
 from roll.strategies.base import MicroBatch
 from roll.types import Sequences
@@ -62,7 +62,8 @@ def batches(config: SftConfig, ranks: int) -> Iterator[list[list[MicroBatch]]]:
     sampler = ExampleSampler(len(rows), config.seed)
     budget = config.sft_train.max_tokens_per_microbatch
     assert budget is not None, "the benchmark's experiment gives a token budget"
-    shape = TrainShape(1, 1, budget, aggregation(config), 1.0, attention_cost=attention_cost(config.pretrain))
+    model = model_shape(config.pretrain)
+    shape = TrainShape(1, 1, budget, aggregation(config), 1.0, attention_cost=model.attention_cost if model else 0.0)
     while True:
         batch = given_batch([rows.example(number) for number in sampler.draw(plan_batch(config).sequences_per_step)])
         yield micro_batches_of(batch, range(len(batch)), ranks, shape)

@@ -1,4 +1,4 @@
-"""Two checkouts train the same six runs, and every metric that is no time and no memory must be equal to 1e-6.
+"""Two checkouts train the same six runs, and every metric but times, memory and what engines count must be equal to 1e-6.
 
     python benchmarks/same_numbers.py BEFORE [AFTER] [--steps 10] [--only rlvr,dpo] [--json FILE]
 
@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-MEASURED = ("time/", "throughput/", "memory/")
+MEASURED = ("time/", "throughput/", "memory/", "engine/")
 TOLERANCE = 1e-6
 """Of the difference, relative to values above 1."""
 LIMIT = 3600.0

@@ -96,22 +96,23 @@ def arguments(name: str, seed: int, steps: int, folder: Path, world: Path, devic
         "actor_train.data_args.file_name": world / "problems" / "train.jsonl",
         "validation.data_args.file_name": world / "problems" / "heldout.jsonl",
     }
-    return pipeline("tiny/tiny_rlvr_lora_zero3", keys | VARIANTS[name] | ({} if device is None else placed(device)))
+    return pipeline("tiny/tiny_rlvr_lora_zero3", {**keys, **VARIANTS[name], **({} if device is None else placed(device))})
 
 
 def placed(device: int) -> dict[str, object]:
     """The keys that bring all roles onto one GPU; the sequences of an update stay the same."""
     roles = ("actor_train", "actor_infer", "reference")
-    keys: dict[str, object] = {f"{role}.device_mapping": f"[{device}]" for role in roles} | {f"{role}.world_size": "null" for role in roles}
+    mappings = {f"{role}.device_mapping": f"[{device}]" for role in roles}
+    sizes = {f"{role}.world_size": "null" for role in roles}
     engine = {"gpu_memory_utilization": 0.3, "engine_args": "{kv_cache_memory_bytes: 1073741824}"}
-    keys |= {f"actor_infer.strategy_args.strategy_config.{key}": value for key, value in engine.items()}
-    return keys | {"actor_train.training_args.per_device_train_batch_size": 256}
+    settings = {f"actor_infer.strategy_args.strategy_config.{key}": value for key, value in engine.items()}
+    return {**mappings, **sizes, **settings, "actor_train.training_args.per_device_train_batch_size": 256}
 
 
 def figure(folder: Path, steps: int) -> float | None:
     """Mean accuracy of the last validations, in points; None if the run did not take all its steps."""
     lines = whole_run(folder, steps)
-    return lines and 100 * statistics.mean([line[ACCURACY] for line in lines if ACCURACY in line][-LAST:])
+    return None if lines is None else 100 * statistics.mean([line[ACCURACY] for line in lines if ACCURACY in line][-LAST:])
 
 
 def figures(folder: Path, steps: int, device: int | None) -> dict[str, list[float]]:

@@ -6,9 +6,9 @@
     --model: tiny | 0.5b | 1.5b | 7b (benchmarks/models.py), or a model's folder
 
 The work is one update over 512 sequences of 128 prompt and 512 response tokens. A forward pass counts 2 operations a
-parameter and token, training three times that, whatever is recomputed, against 790 TFLOP/s, which is what a
-product of bf16 matrices of 8192 x 8192 was seen to reach on an H200. The first three repetitions compile and settle
-what is recomputed; they are left out.
+parameter and token, training three times that (with LoRA twice: a frozen weight has no gradient), whatever is recomputed,
+against 790 TFLOP/s, which is what a product of bf16 matrices of 8192 x 8192 was seen to reach on an H200. The first three
+repetitions compile and settle what is recomputed; they are left out.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
     os.environ |= {"DS_ACCELERATOR": device}
     from roll.algorithms.policy_loss import PolicyLoss
     from roll.config.derived.model_shape import read_shape
+    from roll.models.flops import TrainingFlops
 
     shape = read_shape(model / "config.json")
     assert shape, f"{model} is of a kind whose parameters cannot be counted"
@@ -95,7 +96,8 @@ def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
             torch.cuda.reset_peak_memory_stats()
         seconds["train"].append(timed(lambda number=number: strategy.train_step([micro_batches], PolicyLoss(), 1.0, number)))
     median = {name: statistics.median(values[WARM_UP:]) for name, values in seconds.items()}
-    operations = {name: count * shape.parameters * len(sequences.token_ids) for name, count in (("forward", 2), ("train", 6))}
+    training = TrainingFlops(shape.parameters, trained=0 if options.lora_rank else shape.parameters)
+    operations = {"forward": 2 * shape.parameters * len(sequences.token_ids), "train": training.of(sequences.lengths)}
     auto = strategy._checkpointing
     result = {
         "model": options.model,

@@ -92,14 +92,20 @@ def run(arguments: Sequence[str]) -> int:
     Ctrl-C reaches the step itself, which saves a checkpoint and ends; it must not be cut short. SIGTERM is passed on.
     """
     step: subprocess.Popen[bytes] | None = None
+    early = False
 
     def pass_on(number: int, _: object) -> None:
-        if step is not None and number == signal.SIGTERM:
+        nonlocal early
+        if number == signal.SIGTERM and step is None:
+            early = True
+        elif number == signal.SIGTERM:
             step.send_signal(number)
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         step = subprocess.Popen([sys.executable, *arguments])
+        if early:  # it came while the step was starting
+            step.send_signal(signal.SIGTERM)
         status = step.wait()
     finally:
         for number, handler in before.items():

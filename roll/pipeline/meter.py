@@ -1,16 +1,18 @@
-"""What a step took: seconds by part, tokens per second, memory by role."""
+"""What a step took: seconds by part, tokens per second, memory by role, and what the engines did meanwhile."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from statistics import mean
 from typing import ParamSpec, TypeVar
 
 from roll.config.plan.plan import Plan
 from roll.pipeline.roles import Roles
+from roll.strategies.base import EngineActivity
 from roll.tracking.stopwatch import Stopwatch
 from roll.types import Metrics
-from roll.workers.device_sharing import DeviceSharing
+from roll.workers.device_sharing import DeviceSharing, together
 from roll.workers.group import WorkerGroup
 
 P = ParamSpec("P")
@@ -48,8 +50,9 @@ class Meter:
         if tokens:
             metrics["throughput/tokens_per_second"] = tokens / seconds
             metrics["throughput/tokens_per_second_per_device"] = tokens / seconds / self._devices
-        for role, group in self._groups.items():
-            if (peak := await group.peak_bytes()) is not None:
+        peaks = await together(group.peak_bytes() for group in self._groups.values())
+        for role, peak in zip(self._groups, peaks, strict=True):
+            if peak is not None:
                 metrics[f"memory/{role}/peak_bytes"] = float(peak)
         for role, stayed in self._resident.items():
             metrics[f"memory/{role}/resident_bytes"] = float(stayed)
@@ -59,3 +62,23 @@ class Meter:
 def meter_of(roles: Roles, plan: Plan, sharing: DeviceSharing) -> Meter:
     """Throughput is shared over the devices, or over the worker processes where all run on the CPU."""
     return Meter(roles.groups, len(plan.devices) or sum(map(len, roles.groups.values())), sharing.resident)
+
+
+def engine_metrics(engines: Sequence[EngineActivity]) -> Metrics:
+    """Of what each engine did in a step; what none of them counts is left out."""
+    metrics = {
+        "engine/idle_fraction": mean(1 - engine.busy_seconds / engine.seconds for engine in engines),
+        "engine/generated_tokens": float(sum(engine.generated_tokens for engine in engines)),
+        "engine/prefilled_tokens": float(sum(engine.prefilled_tokens for engine in engines)),
+    }
+    counted: Sequence[tuple[str, list[float | None], Callable[[Sequence[float]], float]]] = (
+        ("engine/preemptions", [engine.preemptions for engine in engines], sum),
+        ("engine/running", [engine.running for engine in engines], mean),
+        ("engine/waiting", [engine.waiting for engine in engines], mean),
+        ("engine/kv_cache_use", [engine.kv_cache_use for engine in engines], max),
+        ("engine/tokens_in_flight", [engine.tokens_in_flight for engine in engines], sum),
+    )
+    for name, values, joined in counted:
+        if known := [value for value in values if value is not None]:
+            metrics[name] = float(joined(known))
+    return metrics

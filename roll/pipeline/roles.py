@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from roll.config.checks.deepspeed import deepspeed_config, swap_paths
 from roll.config.derived.batch import sequences_per_update
-from roll.config.derived.model_shape import config_file, read_shape
+from roll.config.derived.model_shape import ModelShape, config_file, read_shape
 from roll.config.derived.placement import keeps_kv_cache, neighbours, sends_adapter
 from roll.config.plan.plan import Plan
 from roll.config.schema.engine import DeepSpeedInferStrategyConfig, DeepSpeedTrainStrategyConfig, VllmStrategyConfig
@@ -21,7 +21,9 @@ from roll.config.schema.offline import DistillConfig, SftConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import ActorTrainConfig, CriticConfig, ExperimentConfig, LearnerConfig, ReferenceConfig, RoleConfig
+from roll.models.flops import TrainingFlops
 from roll.models.load import PackedPolicy, load_policy, load_tokenizer
+from roll.models.score import load_scores
 from roll.models.student import PackedTeacher
 from roll.models.value import load_values
 from roll.models.vocabulary import check_same_vocabulary
@@ -82,6 +84,7 @@ class Roles:
         """A group that learns in so many steps, and how a step's sequences become its updates."""
         config = self._config
         strategy, path = role.strategy_args, model_path(config, role.model_args)
+        model = model_shape(path)
         assert isinstance(strategy, DeepSpeedTrainStrategyConfig)
         shape = TrainShape(
             updates=self._plan.batch.sequences_per_step // sequences_per_update(role),
@@ -89,7 +92,8 @@ class Roles:
             token_budget=self._token_budget(name),
             loss_agg_mode="token-mean",
             temperature=1.0,
-            attention_cost=attention_cost(path),
+            attention_cost=model.attention_cost if model else 0.0,
+            flops=training_flops(model, role.model_args, load) if model else None,
         )
         settings = TrainSettings(
             model_path=path,
@@ -242,8 +246,16 @@ def check_same_tokens(config: Config, ours: ModelConfig, other: ModelConfig, rol
     check_same_vocabulary(learner, asked, f"{role}.model_args.model_name_or_path")
 
 
-def attention_cost(model: str) -> float:
-    """See `ModelShape`; 0 for a model whose shape is not known on this machine."""
+def model_shape(model: str) -> ModelShape | None:
+    """Of a folder or a Hub name; None where it is not known on this machine."""
     file = config_file(model)
-    shape = read_shape(file) if file else None
-    return shape.attention_cost if shape else 0.0
+    return read_shape(file) if file else None
+
+
+def training_flops(model: ModelShape, model_args: ModelConfig, load: ModelLoader) -> TrainingFlops | None:
+    """What training costs. None in fp32, which no peak of bf16 is to be compared with."""
+    if model_args.dtype == "fp32":
+        return None
+    whole = model.valuing_parameters if load is load_scores else model.parameters
+    adapter = model.adapter_parameters(model_args.lora_target, model_args.lora_rank) if model_args.lora_target else 0
+    return TrainingFlops(whole + adapter, adapter or whole, model.attending_flops)

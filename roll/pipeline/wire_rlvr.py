@@ -22,7 +22,7 @@ from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.evaluate import Evaluator
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.learning import OnloadedTrainer
-from roll.pipeline.meter import Meter, meter_of
+from roll.pipeline.meter import Meter, engine_metrics, meter_of
 from roll.pipeline.roles import Roles, check_same_tokens, model_path
 from roll.pipeline.run_context import Prepared, RunContext
 from roll.pipeline.wire_critic import learning
@@ -35,6 +35,7 @@ from roll.weight_sync.routes import find_routes
 from roll.weight_sync.sync import WeightSync
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain
+from roll.workers.device_sharing import together
 from roll.workers.rewards import Rewards
 
 
@@ -101,7 +102,7 @@ async def _loop(
             learn=meter.timed("train", learning(config, plan, actor_train, critic, phases)),
             sync=meter.timed("weight_sync", sync.push),
             evaluate=meter.timed("evaluate", evaluation(config, phases, validate)),
-            measure=measurement(meter, scheduler),
+            measure=measurement(meter, scheduler, actor_infer),
             save=meter.timed("checkpoint", context.checkpointer.save_if_due),
             interrupted=interrupt.happened,
             tracker=context.tracker,
@@ -138,11 +139,17 @@ def scheduler_of(
     )
 
 
-def measurement(meter: Meter, scheduler: RolloutScheduler) -> Callable[[Sequence[RolloutGroup]], Awaitable[Metrics]]:
-    """Times and throughput of a step, and what its sampling dropped."""
+def measurement(
+    meter: Meter, scheduler: RolloutScheduler, actor_infer: ActorInfer
+) -> Callable[[Sequence[RolloutGroup]], Awaitable[Metrics]]:
+    """Times and throughput of a step, what its engines did, and what its sampling dropped."""
+
+    async def engines() -> Metrics:
+        return engine_metrics(await actor_infer.activity())
 
     async def measure(groups: Sequence[RolloutGroup]) -> Metrics:
-        return await meter.step(token_count(groups)) | scheduler.metrics()
+        step, generation = await together([meter.step(token_count(groups)), engines()])
+        return step | generation | scheduler.metrics()
 
     return measure
 

@@ -184,6 +184,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metr
         "response/length_max": float(lengths.max()),
         "response/truncated_fraction": sum(episode.stop in TRUNCATED for episode in episodes) / len(episodes),
         "staleness/mean": float(ages @ tokens / tokens.sum()),
+        "staleness/min": float(ages.min()),
         "staleness/max": float(ages.max()),
     }
     for outcome in RewardOutcome:

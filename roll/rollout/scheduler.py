@@ -112,7 +112,12 @@ class RolloutScheduler:
         if missing:
             message = "dynamic_sampling: the rewards of %d of %d drawn groups differ, and the step has room for %d; the others fill it up"
             LOG.warning(message, len(kept), len(kept) + len(dropped), self._batch_size)
-        self._metrics = {"sampling/drawn_groups": float(len(kept) + len(dropped)), "sampling/dropped_groups": float(len(dropped) - missing)}
+        thrown_away = dropped[missing:]
+        self._metrics = {
+            "sampling/drawn_groups": float(len(kept) + len(dropped)),
+            "sampling/dropped_groups": float(len(thrown_away)),
+            "sampling/dropped_tokens": float(sum(episode.length for group in thrown_away for episode in group.episodes)),
+        }
         self._window.next_step()
         return kept + dropped[:missing]
 

@@ -69,6 +69,29 @@ class TrainResult:
     """By such a metric, how many are behind its sum."""
 
 
+@dataclass(frozen=True)
+class EngineActivity:
+    """What an engine did since it was asked before, or since it was made. None stands for what its backend does not count."""
+
+    seconds: float
+    """Since it was asked before."""
+    busy_seconds: float
+    """Of these, with at least one request in flight, neither paused nor off its device."""
+    generated_tokens: int
+    prefilled_tokens: int
+    """Of prompts, without those found in the prefix cache; and tokens of requests that were preempted, which are computed again."""
+    preemptions: int | None = None
+    """How often a request lost its KV cache: for lack of room, or for new weights."""
+    running: float | None = None
+    """Requests in the engine's forward passes, mean over these; None if there was no pass."""
+    waiting: float | None = None
+    """Requests that waited for room meanwhile; likewise."""
+    kv_cache_use: float | None = None
+    """The largest share of the KV cache that was in use, 0 to 1."""
+    tokens_in_flight: int | None = None
+    """Now: prompt and sampled tokens of requests that are not answered yet, the prompt counted for each sample."""
+
+
 class TrainStrategy(Protocol):
     """A model that learns: a policy, or a critic, which is neither synced nor exported."""
 
@@ -198,6 +221,10 @@ class GenerateStrategy(Protocol):
 
     async def policy_version(self) -> int:
         """Version of the weights that generate now."""
+        ...
+
+    async def activity(self) -> EngineActivity:
+        """What the engine did since the last call. Answers at once, also while it is paused or off its device."""
         ...
 
     async def offload(self, discard: bool) -> None:

@@ -14,9 +14,10 @@ from roll.config.plan.memory import compiles
 from roll.errors import WeightSyncError
 from roll.models.layers import compile_layers
 from roll.models.load import load_causal_model, load_tokenizer
-from roll.strategies.base import Rank
+from roll.strategies.base import EngineActivity, Rank
 from roll.strategies.memory_guard import told_of_memory
 from roll.strategies.offload import Offload, tensors_in
+from roll.strategies.request_gate import RequestGate
 from roll.strategies.scoring import PackedScore
 from roll.strategies.settings import HfGenerateSettings, HfScoreSettings
 from roll.types import Completion, FinishReason, Floats, Ints, Sampling
@@ -49,6 +50,8 @@ class HfGenerate:
         self._offload = Offload(rank.device)
         self._version = 0
         self._generates = asyncio.Lock()
+        self._gate = RequestGate()
+        self._generated = self._prefilled = 0  # tokens since `activity` was asked for
         self._missing: set[str] | None = None
         self._reader = BucketReader(Route(Transport.FILE, same_host=True), None, 0, torch.device(self._device))
 
@@ -65,7 +68,11 @@ class HfGenerate:
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> list[Completion]:
         """See `GenerateStrategy`."""
         async with self._generates:
-            return await asyncio.to_thread(self._generate, token_ids, sampling, seed)
+            with self._gate:
+                completions = await asyncio.to_thread(self._generate, token_ids, sampling, seed)
+        self._prefilled += sampling.samples * len(token_ids)
+        self._generated += sum(len(completion.token_ids) for completion in completions)
+        return completions
 
     @torch.no_grad()
     def _generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> list[Completion]:
@@ -162,6 +169,12 @@ class HfGenerate:
     async def policy_version(self) -> int:
         """See `GenerateStrategy`."""
         return self._version
+
+    async def activity(self) -> EngineActivity:
+        """See `GenerateStrategy`. Prompts that wait for the one before them are not in flight."""
+        activity = EngineActivity(*self._gate.take_seconds(), self._generated, self._prefilled)
+        self._generated = self._prefilled = 0
+        return activity
 
     async def offload(self, discard: bool) -> None:
         """See `GenerateStrategy`. Nothing is discarded: which weights a sync will not send is known only when it is over."""

@@ -15,6 +15,7 @@ import numpy as np
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+from vllm.envs import enable_envs_cache
 from vllm.inputs import TokensPrompt
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
@@ -23,8 +24,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from roll.errors import WeightSyncError
 from roll.models.load import load_tokenizer
-from roll.strategies.base import Rank
+from roll.strategies.base import EngineActivity, Rank
+from roll.strategies.request_gate import RequestGate
 from roll.strategies.settings import VllmSettings
+from roll.strategies.vllm_activity import StepCounts, logger_into, tokens_in_flight
 from roll.types import Completion, FinishReason, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
@@ -50,10 +53,9 @@ class VllmGenerate:
         self._update_is_open = False
         self._asleep: tuple[str, ...] = ()
         self._discarded_weights = False
-        self._in_flight = 0
         self._is_paused = False
-        self._may_generate = asyncio.Event()
-        self._may_generate.set()
+        self._may_generate = RequestGate()
+        self._counts = StepCounts()
 
     async def start(self) -> None:
         """See `GenerateStrategy`."""
@@ -93,7 +95,9 @@ class VllmGenerate:
         if settings.model_args.dtype == "fp32":
             # Triton rounds fp32 operands of a product to tf32 unless told, and fp32 attention is Triton's on a GPU.
             os.environ["TRITON_F32_DEFAULT"] = "ieee"
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[logger_into(self._counts)])
+        # Its statistics look an environment variable up for each token, which costs four times as much as the rest of them.
+        enable_envs_cache()
         await self.open_route(Route(Transport.FILE, same_host=True), None)
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> list[Completion]:
@@ -118,13 +122,10 @@ class VllmGenerate:
         await self._may_generate.wait()
         # Versions repeat where a trainer goes back to a checkpoint, and an adapter keeps its name: the count of syncs tells weights apart.
         prompt = TokensPrompt(prompt_token_ids=token_ids.tolist(), cache_salt=str(self._syncs))
-        self._in_flight += 1
-        try:
+        with self._may_generate:
             async for output in self._engine.generate(prompt, params, request_id, lora_request=self._adapter):
                 for piece in output.outputs:
                     pieces[piece.index].append((piece, self._version))
-        finally:
-            self._in_flight -= 1
         responses = [np.concatenate([np.asarray(piece.token_ids, np.int32) for piece, _ in parts]) for parts in pieces]
         # In a thread: the tokenizer lets go of the interpreter, and the event loop, which feeds the engine, goes on.
         texts = await asyncio.to_thread(self._tokenizer.batch_decode, [ids.tolist() for ids in responses], skip_special_tokens=True)
@@ -152,7 +153,7 @@ class VllmGenerate:
         self._may_generate.clear()
         keeps = self._settings.keeps_kv_cache
         # Where nothing is in flight there is nothing to pause, and vLLM's pause waits for 20 ms whatever there is.
-        idle = not self._in_flight and (keeps or await self._engine.reset_prefix_cache())
+        idle = not self._may_generate.in_flight and (keeps or await self._engine.reset_prefix_cache())
         if not idle and not self._is_paused and not self._asleep:
             await self._engine.pause_generation(mode="keep", clear_cache=not keeps)
             self._is_paused = True
@@ -193,6 +194,10 @@ class VllmGenerate:
     async def policy_version(self) -> int:
         """See `GenerateStrategy`."""
         return self._version
+
+    async def activity(self) -> EngineActivity:
+        """See `GenerateStrategy`."""
+        return self._counts.take(*self._may_generate.take_seconds(), tokens_in_flight(self._engine))
 
     async def offload(self, discard: bool) -> None:
         """See `GenerateStrategy`. The KV cache goes, and cached prefixes with it; weights wait in host memory unless they are discarded.

@@ -11,6 +11,12 @@ import plotly.graph_objects as go
 # Mid-tones, legible on white and on near-black.
 PALETTE = ("#4f83e0", "#e8833a", "#2fa37c", "#9467d6", "#d9534f", "#3aa9c4", "#b8901c", "#c2629b")
 PARTS = ("rollout", "log_probs", "reference", "teacher", "values", "train", "weight_sync", "evaluate", "checkpoint", "onload", "pause")
+WAITING, IDLE, OTHER = "waits for rollouts", "#b4bac4", "#77808e"
+"""What `time/rollout` is to the loop, the colour of whoever does nothing, and that of what no part accounts for."""
+TALL = 360
+"""Pixels of a figure with two lanes, as the page has it too."""
+VERTICAL = {"automargin": True, "zeroline": False, "nticks": 6, "exponentformat": "power"}
+"""What all vertical axes have."""
 STEPS_TICKED_EACH = 12
 """A run of at most so many steps has a tick at each, for there is no step 1.5."""
 
@@ -24,6 +30,8 @@ class Chart:
     title: str
     note: str
     figure: go.Figure
+    tall: bool = False
+    """It has a row of its own."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,8 @@ def sections(rows: Sequence[Row]) -> list[Section]:
         ("Policy", _policy(rows)),
         ("Critic", _critic(rows)),
         ("Trainer against engine", _mismatch(rows)),
-        ("Speed and memory", [_time_split(rows), *_throughput(rows), _memory(rows)]),
+        ("Speed and memory", [_who_worked(rows), *_throughput(rows), _memory(rows)]),
+        ("Engines", _engines(rows)),
     ]
     found = [Section(title, [chart for chart in charts if chart is not None]) for title, charts in named]
     if max((row["step"] for row in rows), default=0) <= STEPS_TICKED_EACH:
@@ -137,30 +146,81 @@ def _mismatch(rows: Sequence[Row]) -> list[Chart | None]:
     chart = _lines(rows, "Mismatch", note, lines)
     if chart is not None:
         chart.figure.update_yaxes(type="log", dtick=1)
-    ages = {"mean": "staleness/mean", "max": "staleness/max"}
+    ages = {"mean": "staleness/mean", "min": "staleness/min", "max": "staleness/max"}
     staleness = _lines(rows, "Staleness", "policy versions between sampling and training", ages)
     if staleness is not None:
         staleness.figure.update_yaxes(rangemode="tozero")
     return [chart, staleness]
 
 
-def _time_split(rows: Sequence[Row]) -> Chart | None:
+def _who_worked(rows: Sequence[Row]) -> Chart | None:
+    """The seconds of each step by what the loop did; below, on the same scale, those in which the engines worked meanwhile.
+
+    Only sums are measured, so a step's parts are stacked in the loop's order and not where on the clock they began.
+    """
     known = [f"time/{part}" for part in PARTS]
     parts = known + [name for name in names_like(rows, "time/", "") if name not in known and name != "time/step"]
     parts = [part for part in parts if any(row.get(part) for row in rows)]
     timed = [row for row in rows if any(row.get(part) for part in parts)]
     if not timed:
         return None
-    figure = _figure()
-    steps = [row["step"] for row in timed]
-    for part, colour in zip(parts, PALETTE * len(parts), strict=False):
-        label = part.removeprefix("time/").replace("_", " ")
-        figure.add_bar(x=steps, y=[row.get(part) or 0.0 for row in timed], name=label, marker={"color": colour, "line": {"width": 0}})
+    figure, colours = _figure(), iter(PALETTE[1:] * len(parts))  # the first is the engines'
+    for part in parts:
+        waits = part == "time/rollout"
+        label = WAITING if waits else part.removeprefix("time/").replace("_", " ")
+        _bars(figure, timed, label, [row.get(part) or 0.0 for row in timed], IDLE if waits else next(colours))
     other = [max(0.0, (row.get("time/step") or 0.0) - sum(row.get(part) or 0.0 for part in parts)) for row in timed]
     if any(seconds > 0.01 for seconds in other):
-        figure.add_bar(x=steps, y=other, name="other", marker={"color": "#9aa0a6", "line": {"width": 0}})
+        _bars(figure, timed, "other", other, OTHER)
     figure.update_layout(barmode="stack", bargap=0, showlegend=True, legend_traceorder="normal")
-    return Chart("Time of a step", "seconds by part", figure)
+    measured = any(row.get("engine/idle_fraction") is not None for row in timed)
+    if measured:
+        _add_engines(figure, timed)
+    note = "seconds of a step: of the loop by part, and of the engines meanwhile" if measured else "seconds of a step by part"
+    return Chart("Who worked when", note, figure, tall=measured)
+
+
+def _add_engines(figure: go.Figure, timed: Sequence[Row]) -> None:
+    """A second lane."""
+    shares = [1.0 if row.get("engine/idle_fraction") is None else row["engine/idle_fraction"] for row in timed]
+    idle = [share * (row.get("time/step") or 0.0) for share, row in zip(shares, timed, strict=True)]
+    working = [(row.get("time/step") or 0.0) - seconds for seconds, row in zip(idle, timed, strict=True)]
+    _bars(figure, timed, "engines generate", working, PALETTE[0], "y2")
+    _bars(figure, timed, "engines are idle", idle, IDLE, "y2")
+    lane = {**VERTICAL, "domain": [0, 0.48], "matches": "y", "title": {"text": "engines, s"}}
+    figure.update_layout(height=TALL, xaxis={"anchor": "y2"}, yaxis={"domain": [0.52, 1], "title": {"text": "loop, s"}}, yaxis2=lane)
+
+
+def _bars(figure: go.Figure, rows: Sequence[Row], name: str, seconds: list[float], colour: str, axis: str = "y") -> None:
+    figure.add_bar(x=[row["step"] for row in rows], y=seconds, name=name, yaxis=axis, marker={"color": colour, "line": {"width": 0}})
+
+
+def _engines(rows: Sequence[Row]) -> list[Chart | None]:
+    tokens = {"sampled": "engine/generated_tokens", "prefilled": "engine/prefilled_tokens", "thrown away": "sampling/dropped_tokens"}
+    cache = _one(rows, "KV cache", "largest share in use, of any engine", "engine/kv_cache_use")
+    if cache is not None:
+        cache.figure.update_yaxes(tickformat=".0%", rangemode="tozero")
+    requests = {"running": "engine/running", "waiting for room": "engine/waiting"}
+    charts = [
+        _lines(rows, "Requests", "in a forward pass of an engine, and waiting meanwhile; means", requests),
+        _lines(rows, "Tokens of a step", "all engines", tokens),
+        _one(_where_any(rows, "engine/preemptions"), "Preemptions", "requests that lost their KV cache", "engine/preemptions"),
+        _one(
+            _where_any(rows, "engine/tokens_in_flight"),
+            "Tokens in flight",
+            "at the end of the step, all engines",
+            "engine/tokens_in_flight",
+        ),
+    ]
+    for chart in charts:
+        if chart is not None:
+            chart.figure.update_yaxes(rangemode="tozero", tickformat=",")
+    return [cache, *charts]
+
+
+def _where_any(rows: Sequence[Row], name: str) -> Sequence[Row]:
+    """The rows, if the metric is ever anything but 0: synchronous training has nothing in flight, and most runs preempt nothing."""
+    return rows if any(row.get(name) for row in rows) else ()
 
 
 def _throughput(rows: Sequence[Row]) -> list[Chart | None]:
@@ -171,7 +231,10 @@ def _throughput(rows: Sequence[Row]) -> list[Chart | None]:
     for chart in charts:
         if chart is not None:
             chart.figure.update_yaxes(rangemode="tozero", tickformat=",")
-    return charts
+    mfu = _one(rows, "MFU", "share of the GPUs' dense bf16 peak that updates reach", "throughput/mfu")
+    if mfu is not None:
+        mfu.figure.update_yaxes(rangemode="tozero", tickformat=".0%")
+    return [*charts, mfu]
 
 
 def _memory(rows: Sequence[Row]) -> Chart | None:
@@ -210,6 +273,6 @@ def _figure() -> go.Figure:
         hovermode="x unified",
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         xaxis={"automargin": True, "showgrid": False, "zeroline": False, "title": {"text": "step", "standoff": 6, "font": {"size": 12}}},
-        yaxis={"automargin": True, "zeroline": False, "nticks": 6, "exponentformat": "power"},
+        yaxis=VERTICAL,
     )
     return figure

@@ -22,8 +22,10 @@ p { margin:0; }
 .card { background:var(--card); border:1px solid var(--line); border-radius:12px; padding:16px 18px; min-width:0; }
 .tile .value { font-size:24px; font-weight:600; font-variant-numeric:tabular-nums; line-height:1.3; }
 .charts { display:grid; grid-template-columns:repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap:14px; }
-.charts > .card:last-child:nth-child(odd) { grid-column:1 / -1; }
+.charts:not(:has(> .tall)) > .card:last-child:nth-child(odd), .charts:has(> .tall) > .card:last-child:nth-child(even),
+.charts > .tall { grid-column:1 / -1; }
 .chart { height:240px; margin-top:8px; }
+.tall .chart { height:360px; }
 table { border-collapse:collapse; width:100%; font-variant-numeric:tabular-nums; }
 th { text-align:left; font-weight:500; color:var(--soft); font-size:13px; }
 th, td { padding:7px 14px 7px 0; border-bottom:1px solid var(--line); }
@@ -52,7 +54,8 @@ function themed(layout) {
   return { ...layout, autosize: true, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: colour("--soft") },
     hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--text") } },
-    xaxis: { ...layout.xaxis, ...axis, showline: true }, yaxis: { ...layout.yaxis, ...axis } };
+    xaxis: { ...layout.xaxis, ...axis, showline: true }, yaxis: { ...layout.yaxis, ...axis },
+    ...(layout.yaxis2 && { yaxis2: { ...layout.yaxis2, ...axis } }) };
 }
 function draw() {
   for (const [id, figure] of Object.entries(figures))
@@ -93,7 +96,7 @@ PAGE = """<!doctype html>
 {% for section in sections %}
 <h2>{{ section.title }}</h2>
 <div class="charts">
-{% for chart in section.charts %}<div class="card">
+{% for chart in section.charts %}<div class="card{{ " tall" if chart.tall }}">
   <h3>{{ chart.title }}</h3><p class="soft small">{{ chart.note or "\u00a0" }}</p><div class="chart" id="{{ chart.id }}"></div>
 </div>
 {% endfor %}</div>

@@ -73,7 +73,10 @@ def _page(run_dir: Path, rows: Sequence[Row], samples: Sequence[Row], config: st
         "tiles": _tiles(rows, keys.get("max_steps")),
         "validation": [_validation_row(rows, name) for name in _validations(rows)],
         "sections": [
-            {"title": section.title, "charts": [{"title": c.title, "note": c.note, "id": _id(i, j)} for j, c in enumerate(section.charts)]}
+            {
+                "title": section.title,
+                "charts": [{"title": c.title, "note": c.note, "tall": c.tall, "id": _id(i, j)} for j, c in enumerate(section.charts)],
+            }
             for i, section in enumerate(charts)
         ],
         "samples": _samples(samples),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roll.strategies.base import GenerateStrategy
+from roll.strategies.base import EngineActivity, GenerateStrategy
 from roll.types import Completion, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Rendezvous, Route
 from roll.workers.device_sharing import Level
-from roll.workers.group import WorkerGroup
+from roll.workers.group import LOOK_SECONDS, WorkerGroup
 
 
 class ActorInfer:
@@ -39,6 +39,10 @@ class ActorInfer:
     def engines(self) -> list[SyncedEngine]:
         """Each engine, as the weight sync addresses it."""
         return [SyncedEngine(self._group, number, self._sync_seconds) for number in range(len(self._group))]
+
+    async def activity(self) -> list[EngineActivity]:
+        """What each engine did since the last call."""
+        return await self._group.within(LOOK_SECONDS).all(GenerateStrategy.activity)
 
     async def offload(self, discard: bool) -> int | None:
         """See `ColocatedRole`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from roll.algorithms.aggregation import loss_weights
 from roll.algorithms.losses import Loss
 from roll.data import packing
 from roll.errors import WeightSyncError
+from roll.models.flops import TrainingFlops, dense_bf16_peak
 from roll.strategies.base import MicroBatch, Rank, TrainResult, TrainStrategy
 from roll.types import Floats, Metrics, Sequences, TensorSpec, TrainBatch
 from roll.weight_sync.bucket import Adapter, Bucket
@@ -44,6 +46,8 @@ class TrainShape:
     """Tokens that `seq-mean-token-sum-norm` divides by."""
     attention_cost: float = 0.0
     """Of the model (`ModelShape`); 0 shares sequences out by their tokens alone."""
+    flops: TrainingFlops | None = None
+    """Of the model. None where its shape is not known, or where it does not compute in 16 bits."""
 
 
 class Learner:
@@ -110,6 +114,19 @@ class ActorTrain(Learner):
         self._folder = folder
         self._senders: Ranks[BucketSender] | None = None
         self._routes = Routes({}, (), 0)
+
+    async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
+        """See `Learner`. Adds `throughput/mfu`, if the model's FLOPs and the device's peak are known."""
+        began = time.perf_counter()
+        metrics = await super().train_step(batch, loss, policy_version)
+        return metrics | self._utilisation(batch.sequences, time.perf_counter() - began)
+
+    def _utilisation(self, sequences: Sequences, seconds: float) -> Metrics:
+        flops, group = self._shape.flops, self._group
+        peak = dense_bf16_peak(group.device_name) if flops and group.device_name else None
+        if not flops or not peak:
+            return {}
+        return {"throughput/mfu": self._shape.epochs * flops.of(sequences.lengths) / (seconds * peak * len(group))}
 
     async def log_probs(self, sequences: Sequences) -> Floats:
         """[T] natural-log probs of the response tokens under the policy as it is, 0 elsewhere."""

@@ -25,8 +25,8 @@ C = TypeVar("C")
 LOG = logging.getLogger(__name__)
 GRACE = 2.0
 """Seconds that leftovers of the processes have to end by themselves."""
-MEMORY_SECONDS = 60.0
-"""For a look at how much memory the ranks hold."""
+LOOK_SECONDS = 60.0
+"""For a look at what the ranks hold or did."""
 LOOK_EVERY = 1.0
 """Seconds between two looks at what a role's processes have made, while they start."""
 LONGEST_CAUSE = 500
@@ -41,6 +41,9 @@ LOG_TAIL = 1 << 16
 
 class WorkerGroup(Ranks[S]):
     """One role's Ray actors, in rank order."""
+
+    device_name: str | None = None
+    """Of rank 0's GPU, once it has started; None on the CPU, and where a child of its process has the GPU."""
 
     def __init__(
         self, role: str, placements: Sequence[WorkerPlacement], logs: Path, record: Path, blocking: bool, replica_size: int = 1
@@ -84,7 +87,7 @@ class WorkerGroup(Ranks[S]):
             while not building.done():
                 await asyncio.to_thread(self._leftovers.look, self._local_pids())
                 await asyncio.wait({building}, timeout=LOOK_EVERY)
-            await building
+            self.device_name = (await building)[0]
         finally:
             building.cancel()
         self._started = True
@@ -162,11 +165,11 @@ class WorkerGroup(Ranks[S]):
 
     async def peak_bytes(self) -> int | None:
         """Most memory that a rank has held, if it is known."""
-        return _most(await self._gather([actor.peak_bytes.remote() for actor in self._actors], "peak_bytes", MEMORY_SECONDS))
+        return _most(await self._gather([actor.peak_bytes.remote() for actor in self._actors], "peak_bytes", LOOK_SECONDS))
 
     async def held_bytes(self) -> int | None:
         """Memory that a rank holds on its device now, of the rank that holds most, if it is known."""
-        return _most(await self._gather([actor.held_bytes.remote() for actor in self._actors], "held_bytes", MEMORY_SECONDS))
+        return _most(await self._gather([actor.held_bytes.remote() for actor in self._actors], "held_bytes", LOOK_SECONDS))
 
     async def stop(self, seconds: float) -> None:
         """Close the strategies, then end their processes and what those started, and see to it that nothing is left. Twice is once."""

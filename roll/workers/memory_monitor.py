@@ -53,6 +53,12 @@ def _torch_on_gpu() -> Any:
     return torch if torch is not None and torch.cuda.is_initialized() else None
 
 
+def device_name() -> str | None:
+    """What CUDA calls the GPU that torch uses in this process; None if it uses none."""
+    torch = _torch_on_gpu()
+    return torch.cuda.get_device_name() if torch is not None else None
+
+
 def held_by(pids: Collection[int], devices: ByDevice) -> int | None:
     """Bytes of these processes on the device where they hold most; None if the driver lists none of them."""
     sums = [sum(size for pid, size in processes.items() if pid in pids) for processes in devices if any(pid in pids for pid in processes)]

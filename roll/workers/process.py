@@ -18,7 +18,7 @@ from roll.config.derived.devices import visible_devices
 from roll.errors import RollError, WorkerFailed
 from roll.strategies.base import Rank
 from roll.strategies.settings import Settings
-from roll.workers.memory_monitor import MemoryMonitor
+from roll.workers.memory_monitor import MemoryMonitor, device_name
 from roll.workers.shortage import engine_shortage
 
 MOST_CALLS = 1 << 20
@@ -52,11 +52,12 @@ class Process:
         """See `MemoryMonitor`."""
         return self._monitor.held()
 
-    def build(self, settings: Settings[Any], rank: Rank) -> None:
-        """Make the strategy."""
+    def build(self, settings: Settings[Any], rank: Rank) -> str | None:
+        """Make the strategy; the name of its device, see `device_name`."""
         self._monitor = MemoryMonitor(rank.device)
         with _portable_errors():
             self._rank, self._hosted = rank, [settings.build(rank)]
+        return device_name()
 
     def add(self, make: Callable[[Any, Rank], Any]) -> int:
         """Make an object beside the strategy; the place at which it is called."""
@@ -103,13 +104,14 @@ class AsyncProcess:
         """See `MemoryMonitor`."""
         return self._monitor.held()
 
-    async def build(self, settings: Settings[Any], rank: Rank) -> None:
-        """Make the strategy and start it."""
+    async def build(self, settings: Settings[Any], rank: Rank) -> str | None:
+        """Make the strategy and start it; the name of its device, see `device_name`."""
         self._monitor = MemoryMonitor(rank.device)
         with _portable_errors(), _named_shortage(rank, self._log):
             self._strategy = settings.build(rank)
             await self._strategy.start()
         self._monitor.held()  # an engine holds the most from the start
+        return device_name()
 
     async def call(self, place: int, method: str, *arguments: Any) -> Any:
         """Run one of the strategy's methods. Nothing stands beside it."""

@@ -19,15 +19,17 @@ from roll.models.export import adapter_config
 from roll.models.load import PackedPolicy, add_lora, load_causal_model
 from roll.models.packed_inputs import packed_inputs
 from roll.models.weights import WeightView
-from roll.strategies.base import GenerateStrategy, Rank
+from roll.strategies.base import EngineActivity, GenerateStrategy, Rank
+from roll.strategies.hf_infer import HfGenerate
 from roll.strategies.settings import HfGenerateSettings, VllmSettings
-from roll.types import Completion, Floats, Ints, Sampling
+from roll.types import Bools, Completion, Floats, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets, write_adapter, write_bucket
 from roll.weight_sync.device import DeviceBucket
 from tests import limits
 
 Result = TypeVar("Result")
 MAX_MODEL_LEN = 1024
+PROMPTS: list[Ints] = [np.array(ids, np.int32) for ids in ([5, 6, 7], [100], [40, 41, 42, 43, 44, 45, 46], [9, 9])]
 BUCKET_BYTES = 1 << 19
 MODEL_ARGS = ModelConfig.model_validate({"dtype": "fp32", "lora_target": "all-linear", "lora_rank": 4, "lora_alpha": 16.0})
 
@@ -160,6 +162,74 @@ class Running:
             await self.engine.resume(self.version)
 
         self.wait(update())
+
+
+def update_amid_an_answer(engine: Running, new: PackedPolicy, prompt: Ints) -> list[Completion]:
+    """Samples of a prompt, begun before the engine takes new weights."""
+    buckets = engine.buckets(WeightView(new.model))
+    engine.policy, engine.version = new, engine.version + 1
+
+    async def run() -> list[Completion]:
+        answer = asyncio.create_task(engine.engine.generate(prompt, Sampling(900, samples=4, ignore_eos=True), None))
+        await asyncio.sleep(0)  # the answer is asked for
+        if not isinstance(engine.engine, HfGenerate):
+            # Another prompt of the same batch has its tokens: the long answer has as many. `HfGenerate` answers one after the other.
+            await engine.engine.generate(PROMPTS[0], Sampling(8, ignore_eos=True), None)
+            await engine.engine.pause()  # as where a trainer works on the same devices; the update pauses it once more
+        await engine.update(buckets, engine.version)
+        return await answer
+
+    return engine.wait(run())
+
+
+def answers_across_an_update(engine: Running, small_model: Path, prompt: Ints, seed: int) -> tuple[PackedPolicy, list[Completion], Bools]:
+    """The policy before, samples, and bool [samples, R]: which tokens are older than the update to a policy of about this seed."""
+    # This process may be held up until the answer is whole: try until an update falls into one.
+    for attempt in range(10):
+        before = engine.policy
+        completions = update_amid_an_answer(engine, policy(small_model, seed + attempt), prompt)
+        old = np.stack([completion.policy_versions == engine.version - 1 for completion in completions])
+        if isinstance(engine.engine, HfGenerate) or (old.any() and not old.all()):
+            break
+    return before, completions, old
+
+
+def activity_around_a_pause(engine: Running, prompt: Ints, sampling: Sampling) -> tuple[list[Completion], list[EngineActivity]]:
+    """What an engine says, again and again: until it has tokens, when it is paused, before it goes on, and at the end."""
+
+    async def run() -> tuple[list[Completion], list[EngineActivity]]:
+        await engine.engine.activity()
+        answer = asyncio.create_task(engine.engine.generate(prompt, sampling, None))
+        await asyncio.sleep(0)  # the answer is asked for
+        told = [await engine.engine.activity()]
+        while not told[-1].generated_tokens and not answer.done():
+            await asyncio.sleep(limits.LOOK)
+            told.append(await engine.engine.activity())
+        await engine.engine.pause()
+        told.append(await engine.engine.activity())
+        await asyncio.sleep(limits.LOOK)
+        told.append(await engine.engine.activity())
+        await engine.engine.resume(engine.version)
+        return await answer, [*told, await engine.engine.activity()]
+
+    return engine.wait(run())
+
+
+def paused_amid_an_answer(engine: Running) -> tuple[EngineActivity, EngineActivity]:
+    """What an engine says of a pause amid four samples, and of the time after it."""
+    sampling = Sampling(900, samples=4, ignore_eos=True)
+    # This process may be held up until the answer is whole: try until a pause falls into one.
+    for _ in range(10):
+        answer, (*before, paused, after) = activity_around_a_pause(engine, PROMPTS[1], sampling)
+        if paused.tokens_in_flight:
+            break
+    assert max(one.kv_cache_use or 0.0 for one in before) > 0
+    assert paused.tokens_in_flight, "the pause came after the last token"
+    assert paused.seconds > 0 and paused.busy_seconds == 0
+    until_then = sum(one.generated_tokens for one in (*before, paused))
+    assert paused.tokens_in_flight == sampling.samples * len(PROMPTS[1]) + until_then
+    assert until_then + after.generated_tokens == sum(len(completion.token_ids) for completion in answer)
+    return paused, after
 
 
 def flip_a_byte(bucket: Bucket) -> None:

@@ -14,29 +14,30 @@ import torch
 
 from examples.tiny.make_model import END_ID
 from roll.errors import WeightSyncError
-from roll.models.load import PackedPolicy, load_tokenizer
+from roll.models.load import load_tokenizer
 from roll.models.weights import WeightView
 from roll.strategies.hf_infer import HfGenerate
-from roll.types import Bools, Completion, FinishReason, Ints, Sampling
+from roll.types import FinishReason, Sampling
 from roll.weight_sync.bucket import plan_buckets
 from roll.weight_sync.device import SLOTS, DeviceSender
 from roll.weight_sync.routes import Rendezvous, Route, Transport
 from tests import limits
 from tests.engines.generating import (
     BUCKET_BYTES,
+    PROMPTS,
     Running,
     adapted,
+    answers_across_an_update,
     continued,
     flip_a_byte,
     log_probs,
     most_probable,
+    paused_amid_an_answer,
     policy,
     running,
     said,
 )
 from tests.tiers import each
-
-PROMPTS: list[Ints] = [np.array(ids, np.int32) for ids in ([5, 6, 7], [100], [40, 41, 42, 43, 44, 45, 46], [9, 9])]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -204,36 +205,6 @@ def test_a_prefix_that_was_cached_belongs_to_the_old_weights(engine: Running, sm
             np.testing.assert_allclose(said(completion), log_probs(engine.policy, prompt, completion, 1.0), atol=1e-4)
 
 
-def update_amid_an_answer(engine: Running, new: PackedPolicy, prompt: Ints) -> list[Completion]:
-    """Samples of a prompt, begun before the engine takes new weights."""
-    buckets = engine.buckets(WeightView(new.model))
-    engine.policy, engine.version = new, engine.version + 1
-
-    async def run() -> list[Completion]:
-        answer = asyncio.create_task(engine.engine.generate(prompt, Sampling(900, samples=4, ignore_eos=True), None))
-        await asyncio.sleep(0)  # the answer is asked for
-        if not isinstance(engine.engine, HfGenerate):
-            # Another prompt of the same batch has its tokens: the long answer has as many. `HfGenerate` answers one after the other.
-            await engine.engine.generate(PROMPTS[0], Sampling(8, ignore_eos=True), None)
-            await engine.engine.pause()  # as where a trainer works on the same devices; the update pauses it once more
-        await engine.update(buckets, engine.version)
-        return await answer
-
-    return engine.wait(run())
-
-
-def answers_across_an_update(engine: Running, small_model: Path, prompt: Ints, seed: int) -> tuple[PackedPolicy, list[Completion], Bools]:
-    """The policy before, samples, and bool [samples, R]: which tokens are older than the update to a policy of about this seed."""
-    # This process may be held up until the answer is whole: try until an update falls into one.
-    for attempt in range(10):
-        before = engine.policy
-        completions = update_amid_an_answer(engine, policy(small_model, seed + attempt), prompt)
-        old = np.stack([completion.policy_versions == engine.version - 1 for completion in completions])
-        if isinstance(engine.engine, HfGenerate) or (old.any() and not old.all()):
-            break
-    return before, completions, old
-
-
 def test_every_token_knows_the_version_that_sampled_it(engine: Running, small_model: Path) -> None:
     prompt = PROMPTS[1]
     before, completions, old = answers_across_an_update(engine, small_model, prompt, 20)
@@ -254,6 +225,31 @@ def test_every_token_knows_the_version_that_sampled_it(engine: Running, small_mo
     assert_at_the_policy(engine)
 
 
+def test_an_engine_says_what_it_did(engine: Running) -> None:
+    engine.wait(engine.engine.activity())
+    sampling = Sampling(40, samples=4)
+    answers = engine.generate(PROMPTS, sampling)
+    activity, idle = engine.wait(engine.engine.activity()), engine.wait(engine.engine.activity())
+    assert activity.generated_tokens == sum(len(completion.token_ids) for completions in answers for completion in completions)
+    # No prompt fills a block, so none is found in the prefix cache.
+    assert activity.prefilled_tokens == sampling.samples * sum(map(len, PROMPTS))
+    assert 0 < activity.busy_seconds <= activity.seconds
+    assert (idle.generated_tokens, idle.prefilled_tokens, idle.busy_seconds) == (0, 0, 0)
+    if isinstance(engine.engine, HfGenerate):
+        assert activity.kv_cache_use is None and activity.running is None
+    else:
+        assert activity.kv_cache_use is not None and 0 < activity.kv_cache_use <= 1
+        assert activity.running is not None and 1 <= activity.running <= sampling.samples * len(PROMPTS)
+        assert (activity.preemptions, activity.tokens_in_flight) == (0, 0)
+
+
+def test_a_paused_engine_is_idle_and_computes_nothing_again(engine: Running) -> None:
+    if isinstance(engine.engine, HfGenerate):
+        pytest.skip("it answers a prompt to its end before it is paused")
+    _, after = paused_amid_an_answer(engine)
+    assert (after.preemptions, after.prefilled_tokens, after.tokens_in_flight) == (0, 0, 0)
+
+
 def test_an_unfinished_answer_goes_on_with_the_keys_and_values_that_it_has(engine: Running, small_model: Path) -> None:
     if isinstance(engine.engine, HfGenerate):
         pytest.skip("it has no answer unfinished when it is updated")
@@ -271,6 +267,8 @@ def test_an_unfinished_answer_goes_on_with_the_keys_and_values_that_it_has(engin
 @each("name", ["vllm_recomputing"], [])
 def test_an_unfinished_answer_is_computed_again_where_its_cache_goes(name: str, small_model: Path, tmp_path: Path) -> None:
     with running(name, small_model, tmp_path) as engine:
+        paused, after = paused_amid_an_answer(engine)
+        assert (after.preemptions, after.prefilled_tokens, after.tokens_in_flight) == (4, paused.tokens_in_flight, 0)
         _, completions, old = answers_across_an_update(engine, small_model, PROMPTS[1], 60)
         for completion, count in zip(completions, old.sum(axis=1), strict=True):
             expected = log_probs(engine.policy, PROMPTS[1], completion, 1.0)[count:]

@@ -33,7 +33,16 @@ PROMISED = (
     "mismatch/logprob_abs_diff_mean",
     "mismatch/kl",
     "staleness/mean",
+    "staleness/min",
     "staleness/max",
+    "engine/idle_fraction",
+    "engine/running",
+    "engine/waiting",
+    "engine/kv_cache_use",
+    "engine/preemptions",
+    "engine/prefilled_tokens",
+    "engine/generated_tokens",
+    "engine/tokens_in_flight",
     "time/step",
     "time/rollout",
     "time/reference",
@@ -44,7 +53,7 @@ PROMISED = (
     "memory/actor_train/peak_bytes",
     "memory/actor_infer/peak_bytes",
 )
-TIMED = ("time/", "throughput/", "memory/")
+TIMED = ("time/", "throughput/", "memory/", "engine/")
 
 
 @pytest.fixture(scope="module")

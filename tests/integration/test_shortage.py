@@ -32,6 +32,7 @@ def test_an_engine_without_room_for_one_sequence(tiny_model: Path, tmp_path: Pat
         seed=0,
         spans_updates=False,
         takes_turns=False,
+        keeps_kv_cache=False,
     )
 
     async def starts(logs: Path, scratch: Path) -> None:

@@ -52,9 +52,14 @@ class ModelShape:
         return self.parameters - (0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size) + self.hidden_size
 
     @property
+    def attending_flops(self) -> int:
+        """Of one token's attending to one other: its score and its share of the values, in every layer."""
+        return 4 * self.num_hidden_layers * self.num_attention_heads * self.head_dim
+
+    @property
     def attention_cost(self) -> float:
         """Work of attending to one earlier token, where one is processing a token: causal scores and values against all products."""
-        return self.num_hidden_layers * self.num_attention_heads * self.head_dim / self.parameters
+        return self.attending_flops / 2 / (2 * self.parameters)
 
     def kv_bytes(self, width: int, ranks: int) -> int:
         """Of the keys and values of a token on one of so many ranks, with numbers of `width` bytes; fewer heads than ranks are copied."""

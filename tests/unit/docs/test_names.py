@@ -44,10 +44,11 @@ WRITERS = (
     "algorithms/value_loss.py",
     "strategies/deepspeed_train.py",
     "strategies/metric_sums.py",
+    "workers/actor_train.py",
 )
 """Modules that make metrics; others read them."""
 METRIC = re.compile(
-    r"(sampling|reward|response|staleness|policy|critic|\{metric_prefix\}|"
+    r"(sampling|engine|reward|response|staleness|policy|critic|\{metric_prefix\}|"
     r"mismatch|val|time|throughput|memory|sft|dpo|reward_model|distill)/[^ ]+"
 )
 OWN_KEYS = tuple(f"{kind.arguments}." for kind in KINDS.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 DECLARED = {
     "vllm/__init__.py": {"AsyncEngineArgs": "from vllm.engine.arg_utils", "SamplingParams": "from vllm.sampling_params"},
-    "vllm/envs.py": {"VLLM_LOGGING_LEVEL": "str"},
+    "vllm/envs.py": {"VLLM_LOGGING_LEVEL": "str", "enable_envs_cache": "()"},
     "vllm/plugins/__init__.py": {"DEFAULT_PLUGINS_GROUP": "'vllm.general_plugins'"},
     "vllm/distributed/weight_transfer/factory.py": {
         "WeightTransferEngineFactory": "class ()",
@@ -76,6 +76,41 @@ DECLARED = {
         "AsyncLLM.update_weights": "async (self, request)",
         "AsyncLLM.finish_weight_update": "async (self, weight_version=None)",
         "AsyncLLM.shutdown": "(self, timeout=None)",
+        "AsyncLLM.output_processor": (
+            "OutputProcessor(renderer.tokenizer, log_stats=self.log_stats, "
+            "stream_interval=self.vllm_config.scheduler_config.stream_interval, "
+            "tracing_enabled=tracing_endpoint is not None, admission_stats=self.admission_stats)"
+        ),
+    },
+    "vllm/v1/engine/output_processor.py": {
+        "OutputProcessor.request_states": "dict[str, RequestState]",
+        "RequestState.prompt_len": "length_from_prompt_token_ids_or_embeds(self.prompt_token_ids, self.prompt_embeds)",
+        "RequestState.stats": "RequestStateStats(arrival_time=arrival_time) if log_stats else None",
+    },
+    "vllm/v1/metrics/loggers.py": {
+        "PrometheusStatLogger": "class (AggregateStatLoggerBase)",
+        "PrometheusStatLogger.record": "(self, scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx=0)",
+        "PrometheusStatLogger.record_sleep_state": "(self, sleep=0, level=0)",
+        "PrometheusStatLogger.record_admission_rejection": "(self, reason)",
+        "PrometheusStatLogger.log_engine_initialized": "(self)",
+        "StatLoggerManager": "class ()",
+    },
+    "vllm/v1/metrics/stats.py": {
+        "SchedulerStats": "class ()",
+        "SchedulerStats.num_running_reqs": "int",
+        "SchedulerStats.num_waiting_reqs": "int",
+        "SchedulerStats.num_skipped_waiting_reqs": "int",
+        "SchedulerStats.kv_cache_usage": "float",
+        "SchedulerStats.prefix_cache_stats": "PrefixCacheStats",
+        "PrefixCacheStats.preempted_queries": "int",
+        "PrefixCacheStats.preempted_hits": "int",
+        "IterationStats": "class ()",
+        "IterationStats.num_generation_tokens": "0",
+        "IterationStats.num_preempted_reqs": "0",
+        "IterationStats.prompt_token_stats": "PromptTokenStats()",
+        "PromptTokenStats.computed": "int",
+        "RequestStateStats.num_generation_tokens": "int",
+        "MultiModalCacheStats": "class (BaseCacheStats)",
     },
     "vllm/v1/engine/__init__.py": {
         "PauseMode": "Literal['abort', 'wait', 'keep']",
@@ -83,7 +118,7 @@ DECLARED = {
     },
     "vllm/v1/executor/abstract.py": {"SLEEP_TAGS": "frozenset(('weights', 'kv_cache'))"},
     "vllm/engine/arg_utils.py": {"AsyncEngineArgs": "class (EngineArgs)"},
-    "vllm/config/__init__.py": {"WeightTransferConfig": "from vllm.config.weight_transfer"},
+    "vllm/config/__init__.py": {"WeightTransferConfig": "from vllm.config.weight_transfer", "VllmConfig": "from vllm.config.vllm"},
     "vllm/config/lora.py": {"MaxLoRARanks": "Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]"},
     "vllm/config/model.py": {"LogprobsMode": "Literal['raw_logits', 'raw_logprobs', 'processed_logits', 'processed_logprobs']"},
     "vllm/inputs/__init__.py": {"TokensPrompt": "from .llm"},

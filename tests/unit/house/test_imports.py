@@ -24,7 +24,7 @@ ROOMS = ["shipped", "schema", "derived", "roll_v2", "load", "checks", "plan", "d
 KEPT_TO = {
     "ray": ["roll/workers/*"],
     "deepspeed": ["roll/strategies/deepspeed_*", "roll/weight_sync/*"],
-    "vllm": ["roll/strategies/vllm.py", "roll/weight_sync/*"],
+    "vllm": ["roll/strategies/vllm*.py", "roll/weight_sync/*"],
     "filelock": ["roll/system/locks.py"],
 }
 HEAVY = {"torch", "ray", "transformers", "deepspeed", "vllm", "peft", "numpy"}

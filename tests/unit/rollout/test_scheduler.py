@@ -34,7 +34,7 @@ class Counting:
 
 
 class Gated:
-    """A generator whose prompts finish when the test lets them."""
+    """A generator whose prompts finish when the test lets them: each response to prompt n has n + 1 tokens."""
 
     def __init__(self, *, is_open: bool) -> None:
         self.is_open = is_open
@@ -61,8 +61,8 @@ class Gated:
             raise
         finally:
             self.running.remove(prompt_id)
-        empty = np.zeros(1, np.int32)
-        return [Completion(empty, empty.astype(np.float32), empty, FinishReason.STOP, f"{prompt_id}/{n}") for n in range(sampling.samples)]
+        ids = np.zeros(1 + prompt_id, np.int32)
+        return [Completion(ids, ids.astype(np.float32), ids, FinishReason.STOP, f"{prompt_id}/{n}") for n in range(sampling.samples)]
 
 
 class ByText:
@@ -264,7 +264,8 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing() -> None:
         assert rollouts.metrics() == {}
         # 0 to 3 gives 0 and 2; 4 and 5 gives 4; 6 gives the last.
         assert ids(await rollouts.take()) == [0, 2, 4, 6]
-        assert rollouts.metrics() == {"sampling/drawn_groups": 7, "sampling/dropped_groups": 3}
+        # Groups 1, 3 and 5 are gone, each of two responses of 2, 4 and 6 tokens.
+        assert rollouts.metrics() == {"sampling/drawn_groups": 7, "sampling/dropped_groups": 3, "sampling/dropped_tokens": 24}
         # Synchronous: nothing generates that was not asked for.
         assert source.position == 7 and not generator.running
         assert rollouts.state_dict() == {"position": 7}
@@ -278,7 +279,8 @@ def test_where_the_bound_is_hit_dropped_groups_fill_the_batch_up(caplog: pytest.
         rollouts, source = scheduler(Gated(is_open=True), scorer=AlikeFor(lambda prompt_id: prompt_id != 5), most_batches=2)
         assert ids(await rollouts.take()) == [5, 0, 1, 2]
         assert source.position == 8
-        assert rollouts.metrics() == {"sampling/drawn_groups": 8, "sampling/dropped_groups": 4}
+        # Groups 3, 4, 6 and 7 are gone.
+        assert rollouts.metrics() == {"sampling/drawn_groups": 8, "sampling/dropped_groups": 4, "sampling/dropped_tokens": 48}
 
     asyncio.run(run())
     assert "the rewards of 1 of 8 drawn groups differ, and the step has room for 4" in caplog.text

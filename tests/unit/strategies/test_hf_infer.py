@@ -11,10 +11,10 @@ import pytest
 from torch import nn
 
 from roll.config.schema.model import ModelConfig
-from roll.strategies.base import Rank
+from roll.strategies.base import EngineActivity, Rank
 from roll.strategies.hf_infer import HfGenerate
 from roll.strategies.settings import HfGenerateSettings
-from roll.types import Completion, Sampling
+from roll.types import Completion, FinishReason, Sampling
 from roll.weight_sync.routes import Route, Transport
 from tests import limits
 
@@ -45,6 +45,28 @@ def test_it_leaves_once_the_prompt_is_answered(monkeypatch: pytest.MonkeyPatch) 
 
     asyncio.run(run())
     assert sizes == [16, 0, 16]
+
+
+def test_it_counts_what_it_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two samples of a prompt of three tokens, of one token and of four."""
+
+    def answer(*_: Any) -> list[Completion]:
+        ids = [np.zeros(length, np.int32) for length in (1, 4)]
+        return [Completion(one, None, one, FinishReason.STOP, "") for one in ids]
+
+    async def run() -> tuple[EngineActivity, EngineActivity]:
+        engine = HfGenerate(SETTINGS, RANK)
+        monkeypatch.setattr(engine, "_generate", answer)
+        await engine.generate(np.zeros(3, np.int32), Sampling(4, samples=2), None)
+        await engine.generate(np.zeros(3, np.int32), Sampling(4, samples=2), None)
+        first = await engine.activity()
+        await engine.pause()
+        return first, await engine.activity()
+
+    first, second = asyncio.run(run())
+    assert (first.generated_tokens, first.prefilled_tokens) == (10, 12)
+    assert 0 < first.busy_seconds <= first.seconds
+    assert (second.generated_tokens, second.prefilled_tokens, second.busy_seconds) == (0, 0, 0)
 
 
 def test_a_new_way_leaves_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,8 @@ def test_every_chart_has_its_place_on_the_page(run_dir: Path) -> None:
     assert titles == [
         "Reward", "Reward by domain", "Validation", "Response length", "Truncated responses",
         "Policy loss", "KL to the reference", "Entropy", "Clip fraction", "Gradient norm", "Learning rate",
-        "Mismatch", "Staleness", "Time of a step", "Tokens per second", "Peak memory",
+        "Mismatch", "Staleness", "Who worked when", "Tokens per second", "MFU", "Peak memory",
+        "KV cache", "Requests", "Tokens of a step", "Tokens in flight",
     ]  # fmt: skip
     html = write_report(run_dir).read_text()
     drawn = set(re.findall(r'"(chart-\d+-\d+)":', html))
@@ -89,13 +90,31 @@ def test_the_curves_are_the_metrics() -> None:
         {"step": 2, "reward/mean": 0.75, "reward/std": 0.5, "mismatch/kl": 0.01, "time/step": 8.0, "time/rollout": 5.0, "time/train": 3.0},
     ]
     figures = {chart.title: chart.figure.to_plotly_json() for section in sections(rows) for chart in section.charts}
-    assert set(figures) == {"Reward", "Validation", "Mismatch", "Time of a step"}
+    assert set(figures) == {"Reward", "Validation", "Mismatch", "Who worked when"}
     line, band = figures["Reward"]["data"]
     assert (line["x"], line["y"]) == ([1, 2], [0.5, 0.75])
     assert (band["x"], band["y"]) == ([1, 2, 2, 1], [0.25, 0.25, 1.25, 0.75])
     assert figures["Mismatch"]["data"][0]["x"] == [2] and figures["Mismatch"]["layout"]["yaxis"]["type"] == "log"
-    bars = {bar["name"]: bar["y"] for bar in figures["Time of a step"]["data"]}
-    assert bars == {"rollout": [0.0, 6.0, 5.0], "train": [0.0, 3.0, 3.0], "evaluate": [4.0, 0.0, 0.0], "other": [0.0, 1.0, 0.0]}
+    bars = {bar["name"]: bar["y"] for bar in figures["Who worked when"]["data"]}
+    assert bars == {"waits for rollouts": [0.0, 6.0, 5.0], "train": [0.0, 3.0, 3.0], "evaluate": [4.0, 0.0, 0.0], "other": [0.0, 1.0, 0.0]}
+
+
+def test_the_engines_lane_has_the_seconds_of_the_step() -> None:
+    """Of a step of 10 s in which the loop waited for 2 s the engines worked for 7.5 s; in the next one nobody asked them."""
+    rows = [
+        {"step": 1, "time/step": 10.0, "time/rollout": 2.0, "time/train": 8.0, "engine/idle_fraction": 0.25},
+        {"step": 2, "time/step": 4.0, "time/train": 4.0, "engine/idle_fraction": None},
+    ]
+    [chart] = [chart for section in sections(rows) for chart in section.charts if chart.title == "Who worked when"]
+    lanes: dict[str, dict[str, list[float]]] = {"y": {}, "y2": {}}
+    figure = chart.figure.to_plotly_json()
+    for bar in figure["data"]:
+        lanes[bar["yaxis"]][bar["name"]] = bar["y"]
+    assert lanes == {
+        "y": {"waits for rollouts": [2.0, 0.0], "train": [8.0, 4.0]},
+        "y2": {"engines generate": [7.5, 0.0], "engines are idle": [2.5, 4.0]},
+    }
+    assert chart.tall and figure["layout"]["yaxis2"]["matches"] == "y", "both lanes have the same scale"
 
 
 def test_text_of_the_run_cannot_become_markup(tmp_path: Path, group: Callable[..., RolloutGroup]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.data.packing import FILLER, concatenate
+from roll.models.flops import TrainingFlops
 from roll.strategies.base import MicroBatch, TrainResult, TrainStrategy
 from roll.types import TrainBatch
 from roll.weight_sync.device import DeviceBucket
@@ -27,8 +29,9 @@ from tests import limits
 class TwoRanks(Ranks[TrainStrategy]):
     """Stands in for a group: notes what each rank is to run."""
 
-    def __init__(self) -> None:
+    def __init__(self, device_name: str | None = None) -> None:
         self.arguments: list[tuple[Any, ...]] = []
+        self.device_name = device_name
 
     def __len__(self) -> int:
         return 2
@@ -71,6 +74,27 @@ def test_a_step_with_fewer_sequences_than_updates_makes_them_all_the_same(weight
         assert [len(micro_batches) for micro_batches in updates] == [1] * 6, "a rank that ran fewer passes would be waited for"
         trained = [sum(is_trained(part) for part in micro_batches) for micro_batches in updates]
         assert trained == ([1, 0, 0] * 2 if rank == 0 else [0] * 6)
+
+
+@pytest.mark.parametrize(
+    ("device", "flops", "mfu"),
+    [
+        # 2 passes over 30 and 10 tokens at 6 FLOP a parameter, and attention: 3 x 100 x (900 + 100) / 2. In 4 s on two devices.
+        ("NVIDIA H100 80GB HBM3", TrainingFlops(10**9, 10**9, 100), 2 * (6e9 * 40 + 150_000) / (4 * 2 * 989e12)),
+        ("NVIDIA H100 80GB HBM3", TrainingFlops(10**9, 0), 2 * 4e9 * 40 / (4 * 2 * 989e12)),
+        ("NVIDIA H100 80GB HBM3", None, None),
+        ("GeForce of tomorrow", TrainingFlops(10**9, 10**9), None),
+        (None, TrainingFlops(10**9, 10**9), None),
+    ],
+)
+def test_utilisation_by_hand(device: str | None, flops: TrainingFlops | None, mfu: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll.workers.actor_train.time", SimpleNamespace(perf_counter=iter([100.0, 104.0]).__next__))
+    sequences = concatenate([np.arange(count, dtype=np.int32) for count in (30, 10)], [np.arange(count) > 0 for count in (30, 10)])
+    batch = TrainBatch(sequences, np.ones(40, np.float32), np.zeros(40, np.float32), np.zeros(40, np.int32))
+    ranks = cast(WorkerGroup, TwoRanks(device))
+    learner = ActorTrain(ranks, replace(SHAPE, flops=flops), Path(), limits.CALL, limits.CALL, limits.CALL)
+    found = asyncio.run(learner.train_step(batch, PolicyLoss(), 0)).get("throughput/mfu")
+    assert found == (None if mfu is None else pytest.approx(mfu))
 
 
 def is_trained(part: MicroBatch) -> bool:

@@ -1,0 +1,78 @@
+"""What is measured of a step, and of what its engines did."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from roll.pipeline.meter import Meter, engine_metrics
+from roll.pipeline.wire_rlvr import measurement
+from roll.rollout.scheduler import RolloutScheduler
+from roll.strategies.base import EngineActivity
+from roll.types import Metrics
+from roll.workers.actor_infer import ActorInfer
+
+ENGINES = (
+    EngineActivity(10.0, 7.5, 100, 40, 2, 3.0, 1.0, 0.25, 60),
+    EngineActivity(10.0, 2.5, 50, 10, 1, 5.0, 0.0, 0.75, 0),
+)
+
+
+def test_metrics_of_engines_by_hand() -> None:
+    assert engine_metrics(ENGINES) == {
+        "engine/idle_fraction": 0.5,
+        "engine/generated_tokens": 150,
+        "engine/prefilled_tokens": 50,
+        "engine/preemptions": 3,
+        "engine/running": 4,
+        "engine/waiting": 0.5,
+        "engine/kv_cache_use": 0.75,
+        "engine/tokens_in_flight": 60,
+    }
+
+
+def test_what_an_engine_does_not_count_is_left_out() -> None:
+    silent = EngineActivity(4.0, 3.0, 7, 5)
+    assert engine_metrics([silent]) == {"engine/idle_fraction": 0.25, "engine/generated_tokens": 7, "engine/prefilled_tokens": 5}
+    slept = replace(ENGINES[0], running=None, waiting=None)
+    assert engine_metrics([slept, ENGINES[1]])["engine/running"] == 5, "an engine without a forward pass had no requests to count"
+
+
+class FacadeOfEngines:
+    """Stands in for `ActorInfer`."""
+
+    async def activity(self) -> list[EngineActivity]:
+        return list(ENGINES)
+
+
+def test_a_step_is_measured_with_what_its_engines_did() -> None:
+    class Sampler:
+        def metrics(self) -> Metrics:
+            return {"sampling/dropped_groups": 1.0}
+
+    async def scenario() -> Metrics:
+        meter = Meter({}, devices=1, resident={})
+        measure = measurement(meter, cast(RolloutScheduler, Sampler()), cast(ActorInfer, FacadeOfEngines()))
+        return await measure([])
+
+    metrics = asyncio.run(scenario())
+    assert metrics.keys() == {"time/step", "sampling/dropped_groups", *engine_metrics(ENGINES)}
+
+
+def test_the_meter_times_parts_and_counts_tokens() -> None:
+    async def scenario() -> tuple[Metrics, Metrics]:
+        meter = Meter({}, devices=4, resident={"reference": 7})
+        nap = meter.timed("nap", asyncio.sleep)
+        await nap(0.05)
+        return await meter.step(1000), await meter.step(0)
+
+    first, second = asyncio.run(scenario())
+    assert 0.05 <= first["time/nap"] <= first["time/step"]
+    assert first["throughput/tokens_per_second"] == pytest.approx(1000 / first["time/step"])
+    assert first["throughput/tokens_per_second_per_device"] == pytest.approx(first["throughput/tokens_per_second"] / 4)
+    assert "time/nap" not in second
+    assert not [name for name in second if name.startswith("throughput/")], "a step of no tokens has none"
+    assert first["memory/reference/resident_bytes"] == second["memory/reference/resident_bytes"] == 7
