@@ -1,7 +1,7 @@
 """Rollouts whose lengths have a long tail: the same work synchronous, partial, asynchronous, and by the engine alone, in one call.
 
     python benchmarks/longtail.py [--model tiny|0.5b|1.5b] [--variants saturated,synchronous,partial] [--devices 0]
-        [--infer-devices 1] [--ratio 1] [--window 64] [--steps 10] [--json FILE] [KEY=VALUE ...]
+        [--infer-devices 1] [--ratio 1] [--window 64] [--ahead KEY=VALUE] [--steps 10] [--json FILE] [KEY=VALUE ...]
 
     variants: saturated     vLLM's own `LLM` that never lacks requests, with nothing beside it (saturated.py)
               synchronous   trainer, reference and engines on the same devices, everything resident
@@ -11,9 +11,11 @@
 
 The work is 32 prompts of 128 tokens x 8 samples. Random weights give all tokens about the same probability, and one of 1,024 ids
 is an end token in the model's generation_config.json: a response ends with probability 1 / 1,024 at each token, and has at most
-4,096. For the tiny model, which needs no GPU, the mean is 16 tokens and the limit 64. Each variant but `saturated` is a run of
-`python -m roll.pipeline`, to which KEY=VALUE goes as it is. The first three steps are not counted. Prints one table, also of what
-was measured before an error or an interrupt. JSON is written after each variant.
+4,096. For the tiny model, which needs no GPU, the mean is 16 tokens and the limit 64.
+
+Each variant but `saturated` is a run of `python -m roll.pipeline`. KEY=VALUE goes to each as it is; --ahead gives keys for all but
+`synchronous`. The first three steps are not counted. Prints one table, also of what was measured before an error or an interrupt.
+JSON is written after each variant.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def main() -> int:
     options = parse()
     with tempfile.TemporaryDirectory(prefix="roll-benchmark-", dir=options.scratch) as folder:
         work = work_of(options, Path(folder))
-        settings = {"ratio": options.ratio, "window": options.window, "overrides": options.overrides}
+        settings = {"ratio": options.ratio, "window": options.window, "ahead": options.ahead, "overrides": options.overrides}
         result = Comparison(work, settings, launch.versions())
         # No prompt comes twice, not even of those that are in flight at the end.
         rlvr.write_model(work, options, 2 * work.prompts * options.steps, work.end_tokens)
@@ -76,6 +78,7 @@ def overrides(variant: str, work: LongTailWork, options: argparse.Namespace) -> 
     keys |= {"actor_infer.generating_args.ignore_eos": "false", "actor_train.training_args.learning_rate": LEARNING_RATE}
     if variant != "synchronous":
         keys |= {"async_generation_ratio": options.ratio, "rollout_window": options.window}
+        keys |= dict(word.split("=", 1) for word in options.ahead)
     return keys | {"time_sharing": str(variant == "turns").lower()}
 
 
@@ -90,6 +93,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--longest", type=int, help="limit of a response (default: 4096, for tiny 64)")
     out.add_argument("--ratio", type=float, default=1.0, help="async_generation_ratio of all variants but synchronous")
     out.add_argument("--window", type=int, help="their rollout_window, in groups (default: --prompts)")
+    out.add_argument("--ahead", action="append", default=[], metavar="KEY=VALUE", help="a key of these variants alone; may be repeated")
     out.add_argument("--steps", type=int, default=10, help=f"of each run; the first {WARM_UP} are not counted")
     out.add_argument("--max-num-seqs", type=int, default=rlvr.MAX_NUM_SEQS, help="sequences that an engine runs at once")
     out.add_argument("--kv-cache-gib", type=float, help="of each engine (default: what --max-num-seqs need on average, and a quarter more)")
@@ -116,6 +120,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         command.error(f"--steps {options.steps}: the first {WARM_UP} are not counted; give at least {WARM_UP + 1}")
     if "asynchronous" in options.variants and options.devices and not options.infer_devices:
         command.error("--variants asynchronous: give --infer-devices, GPUs of the engines' own")
+    if unset := [word for word in options.ahead if "=" not in word]:
+        command.error(f"--ahead {unset[0]}: give KEY=VALUE")
     if work_of(options, Path()).end_tokens < 1:
         command.error(f"--mean {options.mean}: with one end among its tokens the model's mean is shorter; give less")
     return options

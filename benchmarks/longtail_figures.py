@@ -14,8 +14,8 @@ from benchmarks.work import LongTailWork
 
 WARM_UP = 3
 """Steps that are not counted: kernels are compiled, memory is settled, groups in flight get their usual ages."""
-PREFILLED_AGAIN = "prefill"
-"""In the name of the metric that counts tokens which were prefilled a second time, where a run has one."""
+ENGINE = ("running", "idle_fraction", "prefilled_tokens", "preemptions")
+"""What a run reports of its engines, if it does: sequences in a forward pass, idle share, tokens prefilled and requests preempted."""
 SATURATED = "saturated"
 TARGETS = {
     ("step", "partial"): 0.85,
@@ -122,12 +122,6 @@ class Run:
         steps = self.values("time/step")
         return self.tokens * len(steps) / sum(steps)
 
-    @property
-    def prefilled_again(self) -> float | None:
-        """Tokens of a step; None where no metric says so."""
-        names = sorted({name for line in self.lines for name in line if PREFILLED_AGAIN in name})
-        return self.median(names[0]) if names else None
-
     def figures(self) -> dict[str, float | None]:
         """All of them, by name."""
         parts = ("reference", "log_probs", "train", "onload", "weight_sync")
@@ -145,7 +139,7 @@ class Run:
             "truncated_fraction": statistics.mean(self.values("response/truncated_fraction")),
             "staleness_mean": self.median("staleness/mean"),
             "staleness_most": self.most("staleness/max"),
-            "prefilled_again": self.prefilled_again,
+            **{name: self.median(f"engine/{name}") for name in ENGINE},
         }
 
 
@@ -214,7 +208,10 @@ ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
     "truncated_fraction": ("truncated", "{:.1%}".format),
     "staleness_mean": ("staleness, mean", "{:.2f}".format),
     "staleness_most": ("staleness, most", "{:.0f}".format),
-    "prefilled_again": ("tokens prefilled again", "{:,.0f}".format),
+    "running": ("sequences running, mean", "{:,.0f}".format),
+    "idle_fraction": ("engines idle", "{:.0%}".format),
+    "prefilled_tokens": ("tokens prefilled, prompts and again", "{:,.0f}".format),
+    "preemptions": ("preemptions", "{:,.0f}".format),
 }
 """Figures as the table has them: what stands before them, and how each is written."""
 

@@ -42,13 +42,11 @@ def saturated(work: LongTailWork, rank: int, device: str, timer: Any) -> Figures
     engines that wait for each other would idle.
     """
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
 
     llm = bare_engine(work, device)
     prompts, adapter = itertools.cycle(own_prompts(work, rank, llm)), adapter_request(work, rank)
     kept = LOG_PROBS if work.behaviour == "engine" else {}
-    final = RequestOutputKind.FINAL_ONLY
-    sampling = SamplingParams(n=work.samples, max_tokens=work.response_tokens, detokenize=False, output_kind=final, **kept)
+    sampling = SamplingParams(n=work.samples, max_tokens=work.response_tokens, detokenize=False, **kept)
     engine = llm.llm_engine
     counted = engine.engine_core.get_output = Counted(engine.engine_core.get_output)
 

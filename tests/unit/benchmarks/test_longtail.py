@@ -34,9 +34,10 @@ def run(seconds: Mapping[int, tuple[float, float]], **metrics: float) -> Run:
     return Run(sequences=10, engines=1, in_flight=0, lines=lines)
 
 
+METRICS = {"response/length_mean": 33.0, "response/truncated_fraction": 0.02, "staleness/mean": 0.0, "staleness/max": 0.0}
 SYNCHRONOUS = run(
     {1: (99.0, 90.0), 2: (99.0, 90.0), 3: (99.0, 90.0), 4: (10.0, 7.0), 5: (12.0, 8.0), 6: (11.0, 6.0)},
-    **{"response/length_mean": 33.0, "response/truncated_fraction": 0.02, "staleness/mean": 0.0, "staleness/max": 0.0},
+    **METRICS,
 )
 PARTIAL = run(
     {1: (99.0, 9.0), 2: (99.0, 9.0), 3: (99.0, 9.0), 4: (8.0, 4.0), 5: (9.0, 5.0)},
@@ -94,6 +95,7 @@ def test_a_work_survives_its_file(tmp_path: Path) -> None:
         ("--steps", "3"),
         ("--model", "0.5b", "--variants", "asynchronous"),
         ("--mean", "5000"),
+        ("--ahead", "weight_sync.kv_cache"),
     ],
     ids=" ".join,
 )
@@ -136,6 +138,17 @@ def test_asynchronous_engines_have_their_own_gpus_and_synchronous_ones_the_train
         assert config.actor_train.device_mapping == config.reference.device_mapping == (0,)
 
 
+@pytest.mark.parametrize("variant", ["partial", "turns"])
+def test_partial_rollouts_share_gpus_with_the_trainer(variant: str) -> None:
+    words = ("--model", "1.5b", "--devices", "0,1", "--variants", f"synchronous,{variant}", "--ahead", "weight_sync.kv_cache=recompute")
+    config, plan = planned(variant, *words)
+    assert config.actor_infer.device_mapping == config.actor_train.device_mapping == (0, 1)
+    assert config.weight_sync.kv_cache == "recompute"
+    assert plan.batch.sequences_per_step == 256
+    synchronous, _ = planned("synchronous", *words)
+    assert synchronous.weight_sync.kv_cache is None, "a synchronous run refuses the key"
+
+
 def test_medians_are_of_the_fourth_step_and_later() -> None:
     figures = SYNCHRONOUS.figures()
     assert figures["steps"] == 3
@@ -143,7 +156,7 @@ def test_medians_are_of_the_fourth_step_and_later() -> None:
     assert figures["spread"] == pytest.approx(2 / 11)
     assert figures["trainer"] == 4.0, "the median of 3, 4 and 5"
     assert figures["tokens_per_second"] == pytest.approx(3 * 330 / 33)
-    assert figures["reference"] is None and figures["prefilled_again"] is None
+    assert figures["reference"] is None and figures["prefilled_tokens"] is None
 
 
 def test_the_longest_sync_counts_from_the_fourth_step_too() -> None:
@@ -152,9 +165,9 @@ def test_the_longest_sync_counts_from_the_fourth_step_too() -> None:
     assert (sync.median("time/weight_sync"), sync.most("time/weight_sync")) == (0.2, 0.5)
 
 
-def test_tokens_prefilled_again_are_found_where_a_run_counts_them() -> None:
-    counted = run(dict.fromkeys(range(6), (1.0, 1.0)), **{"rollout/prefilled_again_tokens": 70.0})
-    assert counted.prefilled_again == 70.0
+def test_what_a_run_reports_of_its_engines_is_shown() -> None:
+    counted = run(dict.fromkeys(range(6), (1.0, 1.0)), **{**METRICS, "engine/prefilled_tokens": 70.0, "engine/running": 5.0})
+    assert (counted.figures()["prefilled_tokens"], counted.figures()["running"]) == (70.0, 5.0)
 
 
 def test_the_engine_alone() -> None:
