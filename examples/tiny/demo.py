@@ -96,10 +96,11 @@ def run(arguments: Sequence[str]) -> int:
 
     def pass_on(number: int, _: object) -> None:
         nonlocal early
-        if number == signal.SIGTERM and step is None:
-            early = True
-        elif number == signal.SIGTERM:
-            step.send_signal(number)
+        if number == signal.SIGTERM:
+            if step is None:
+                early = True
+            else:
+                step.send_signal(number)
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -92,6 +92,18 @@ def test_an_interrupted_step_is_left_the_time_to_end(number: signal.Signals, to_
     assert process.returncode == 128 + number
 
 
+def test_a_signal_that_comes_while_a_step_starts_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = subprocess.Popen
+
+    def start_late(command: list[str]) -> subprocess.Popen[bytes]:
+        process = started(command)
+        os.kill(os.getpid(), signal.SIGTERM)  # this process does not know the step yet
+        return process
+
+    monkeypatch.setattr("examples.tiny.demo.subprocess.Popen", start_late)
+    assert demo.run(["-c", f"import time; time.sleep({limits.PROCESS})"]) == 128 + signal.SIGTERM
+
+
 def test_steps_that_are_done_are_skipped_and_the_first_failure_ends_the_demo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
