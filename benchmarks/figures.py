@@ -95,7 +95,7 @@ class Result:
     def figures(self) -> dict[str, float]:
         """What else there is to say, by name."""
         metrics = self.metrics
-        said = {name: value for name, value in metrics.items() if name.startswith(("throughput/", "mismatch/", "memory/"))}
+        said = {name: value for name, value in metrics.items() if name.startswith(("throughput/", "engine/", "mismatch/", "memory/"))}
         said["mismatch/logprob_abs_diff_mean/worst"] = max(line.get("mismatch/logprob_abs_diff_mean", 0.0) for line in self.lines)
         if self.work["devices"]:
             said["train/mfu"] = self.mfu(self.step["train"])
@@ -138,6 +138,6 @@ def _row(part: str, seconds: float, floor: float | None) -> tuple[str, str, str,
 def _readable(name: str, value: float) -> str:
     if name.endswith("_bytes"):
         return f"{value / (1 << 30):.2f} GiB"
-    if name.startswith("train/mfu"):
+    if name.startswith(("train/mfu", "throughput/mfu")):
         return f"{100 * value:.1f}%"
     return f"{value:,.1f}" if value >= 100 else f"{value:.3g}"
