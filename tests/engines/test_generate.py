@@ -245,7 +245,7 @@ def test_an_engine_says_what_it_did(engine: Running) -> None:
     assert activity.generated_tokens == sum(len(completion.token_ids) for completions in answers for completion in completions)
     # No prompt fills a block, so none is found in the prefix cache.
     assert activity.prefilled_tokens == sampling.samples * sum(map(len, PROMPTS))
-    assert 0 < activity.busy_seconds <= activity.seconds
+    assert activity.busy_seconds > 0
     assert (idle.generated_tokens, idle.prefilled_tokens, idle.busy_seconds) == (0, 0, 0)
     if isinstance(engine.engine, HfGenerate):
         assert activity.kv_cache_use is None and activity.running is None
@@ -287,7 +287,7 @@ def test_a_paused_engine_is_idle_and_computes_its_requests_again(engine: Running
             break
     assert max(one.kv_cache_use or 0.0 for one in before) > 0
     assert paused.tokens_in_flight, "the pause came after the last token"
-    assert paused.seconds > 0 and paused.busy_seconds == 0
+    assert paused.busy_seconds == 0
     until_then = sum(one.generated_tokens for one in (*before, paused))
     assert paused.tokens_in_flight == sampling.samples * len(PROMPTS[1]) + until_then
     assert until_then + after.generated_tokens == sum(len(completion.token_ids) for completion in answer)
