@@ -64,10 +64,11 @@ def meter_of(roles: Roles, plan: Plan, sharing: DeviceSharing) -> Meter:
     return Meter(roles.groups, len(plan.devices) or sum(map(len, roles.groups.values())), sharing.resident)
 
 
-def engine_metrics(engines: Sequence[EngineActivity]) -> Metrics:
-    """Of what each engine did in a step; what none of them counts is left out."""
+def engine_metrics(engines: Sequence[EngineActivity], seconds: float) -> Metrics:
+    """Of what each engine did in a step of so many seconds; what none of them counts is left out."""
     metrics = {
-        "engine/idle_fraction": mean(1 - engine.busy_seconds / engine.seconds for engine in engines),
+        # An engine is asked a moment after the step's time was taken.
+        "engine/idle_fraction": mean(max(0.0, 1 - engine.busy_seconds / seconds) for engine in engines),
         "engine/generated_tokens": float(sum(engine.generated_tokens for engine in engines)),
         "engine/prefilled_tokens": float(sum(engine.prefilled_tokens for engine in engines)),
     }

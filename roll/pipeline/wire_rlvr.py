@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -35,7 +36,6 @@ from roll.weight_sync.routes import find_routes
 from roll.weight_sync.sync import WeightSync
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain
-from roll.workers.device_sharing import together
 from roll.workers.rewards import Rewards
 
 
@@ -144,12 +144,9 @@ def measurement(
 ) -> Callable[[Sequence[RolloutGroup]], Awaitable[Metrics]]:
     """Times and throughput of a step, what its engines did, and what its sampling dropped."""
 
-    async def engines() -> Metrics:
-        return engine_metrics(await actor_infer.activity())
-
     async def measure(groups: Sequence[RolloutGroup]) -> Metrics:
-        step, generation = await together([meter.step(token_count(groups)), engines()])
-        return step | generation | scheduler.metrics()
+        step, engines = await asyncio.gather(meter.step(token_count(groups)), actor_infer.activity())
+        return step | engine_metrics(engines, step["time/step"]) | scheduler.metrics()
 
     return measure
 

@@ -73,10 +73,8 @@ class TrainResult:
 class EngineActivity:
     """What an engine did since it was asked before, or since it was made. None stands for what its backend does not count."""
 
-    seconds: float
-    """Since it was asked before."""
     busy_seconds: float
-    """Of these, with at least one request in flight, neither paused nor off its device."""
+    """With at least one request in flight, neither paused nor off its device."""
     generated_tokens: int
     prefilled_tokens: int
     """Of prompts, without those found in the prefix cache; and tokens of requests that were preempted, which are computed again."""

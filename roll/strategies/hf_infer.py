@@ -172,7 +172,7 @@ class HfGenerate:
 
     async def activity(self) -> EngineActivity:
         """See `GenerateStrategy`. Prompts that wait for the one before them are not in flight."""
-        activity = EngineActivity(*self._gate.take_seconds(), self._generated, self._prefilled)
+        activity = EngineActivity(self._gate.take_busy_seconds(), self._generated, self._prefilled)
         self._generated = self._prefilled = 0
         return activity
 

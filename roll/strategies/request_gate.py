@@ -23,7 +23,7 @@ class RequestGate(asyncio.Event):
         self.in_flight = 0
         """Requests."""
         self._busy = 0.0
-        self._changed = self._taken = clock()
+        self._changed = clock()
 
     def set(self) -> None:
         """See `asyncio.Event`."""
@@ -43,12 +43,11 @@ class RequestGate(asyncio.Event):
         self._count()
         self.in_flight -= 1
 
-    def take_seconds(self) -> tuple[float, float]:
-        """Seconds since the last call, or since it was made, and how many of them the engine was busy."""
+    def take_busy_seconds(self) -> float:
+        """How long the engine was busy since the last call."""
         self._count()
-        seconds, busy = self._changed - self._taken, self._busy
-        self._taken, self._busy = self._changed, 0.0
-        return seconds, busy
+        busy, self._busy = self._busy, 0.0
+        return busy
 
     def _count(self) -> None:
         """Add the time since the last change, before the next one."""

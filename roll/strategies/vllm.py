@@ -197,7 +197,7 @@ class VllmGenerate:
 
     async def activity(self) -> EngineActivity:
         """See `GenerateStrategy`."""
-        return self._counts.take(*self._may_generate.take_seconds(), tokens_in_flight(self._engine))
+        return self._counts.take(self._may_generate.take_busy_seconds(), tokens_in_flight(self._engine))
 
     async def offload(self, discard: bool) -> None:
         """See `GenerateStrategy`. The KV cache goes, and cached prefixes with it; weights wait in host memory unless they are discarded.

@@ -40,10 +40,9 @@ class StepCounts:
             self._prefilled += iteration.prompt_token_stats.computed
             self._preemptions += iteration.num_preempted_reqs
 
-    def take(self, seconds: float, busy_seconds: float, tokens_in_flight: int) -> EngineActivity:
+    def take(self, busy_seconds: float, tokens_in_flight: int) -> EngineActivity:
         """What was counted, and what is known beside it; counting begins anew."""
         activity = EngineActivity(
-            seconds=seconds,
             busy_seconds=busy_seconds,
             generated_tokens=self._generated,
             prefilled_tokens=self._prefilled,

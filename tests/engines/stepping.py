@@ -16,8 +16,8 @@ from vllm.v1.metrics.stats import IterationStats, PrefillStats, PrefixCacheStats
 from roll.strategies.base import EngineActivity
 from roll.strategies.vllm_activity import StepCounts, logger_into, tokens_in_flight
 
-SECONDS, BUSY = 2.0, 1.0
-"""What the activity is said to cover."""
+BUSY = 1.0
+"""Seconds."""
 
 
 class Stepped:
@@ -47,7 +47,7 @@ class Stepped:
 
     def take(self) -> EngineActivity:
         """What was counted."""
-        return self.counts.take(SECONDS, BUSY, tokens_in_flight(cast(AsyncLLM, self)))
+        return self.counts.take(BUSY, tokens_in_flight(cast(AsyncLLM, self)))
 
 
 def prefilled(request_id: str, computed: int, cached: int = 0, tokens: int = 1) -> EngineCoreOutput:

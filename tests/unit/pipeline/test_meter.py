@@ -16,13 +16,13 @@ from roll.types import Metrics
 from roll.workers.actor_infer import ActorInfer
 
 ENGINES = (
-    EngineActivity(10.0, 7.5, 100, 40, 2, 3.0, 1.0, 0.25, 60),
-    EngineActivity(10.0, 2.5, 50, 10, 1, 5.0, 0.0, 0.75, 0),
+    EngineActivity(7.5, 100, 40, 2, 3.0, 1.0, 0.25, 60),
+    EngineActivity(2.5, 50, 10, 1, 5.0, 0.0, 0.75, 0),
 )
 
 
 def test_metrics_of_engines_by_hand() -> None:
-    assert engine_metrics(ENGINES) == {
+    assert engine_metrics(ENGINES, 10.0) == {
         "engine/idle_fraction": 0.5,
         "engine/generated_tokens": 150,
         "engine/prefilled_tokens": 50,
@@ -35,10 +35,14 @@ def test_metrics_of_engines_by_hand() -> None:
 
 
 def test_what_an_engine_does_not_count_is_left_out() -> None:
-    silent = EngineActivity(4.0, 3.0, 7, 5)
-    assert engine_metrics([silent]) == {"engine/idle_fraction": 0.25, "engine/generated_tokens": 7, "engine/prefilled_tokens": 5}
+    silent = EngineActivity(3.0, 7, 5)
+    assert engine_metrics([silent], 4.0) == {"engine/idle_fraction": 0.25, "engine/generated_tokens": 7, "engine/prefilled_tokens": 5}
     slept = replace(ENGINES[0], running=None, waiting=None)
-    assert engine_metrics([slept, ENGINES[1]])["engine/running"] == 5, "an engine without a forward pass had no requests to count"
+    assert engine_metrics([slept, ENGINES[1]], 10.0)["engine/running"] == 5, "an engine without a forward pass had no requests to count"
+
+
+def test_an_engine_that_is_asked_after_the_step_ended_is_not_less_than_never_idle() -> None:
+    assert engine_metrics([EngineActivity(4.002, 7, 5)], 4.0)["engine/idle_fraction"] == 0
 
 
 class FacadeOfEngines:
@@ -59,7 +63,7 @@ def test_a_step_is_measured_with_what_its_engines_did() -> None:
         return await measure([])
 
     metrics = asyncio.run(scenario())
-    assert metrics.keys() == {"time/step", "sampling/dropped_groups", *engine_metrics(ENGINES)}
+    assert metrics.keys() == {"time/step", "sampling/dropped_groups", *engine_metrics(ENGINES, 1.0)}
 
 
 def test_the_meter_times_parts_and_counts_tokens() -> None:

@@ -65,7 +65,7 @@ def test_it_counts_what_it_answered(monkeypatch: pytest.MonkeyPatch) -> None:
 
     first, second = asyncio.run(run())
     assert (first.generated_tokens, first.prefilled_tokens) == (10, 12)
-    assert 0 < first.busy_seconds <= first.seconds
+    assert first.busy_seconds > 0
     assert (second.generated_tokens, second.prefilled_tokens, second.busy_seconds) == (0, 0, 0)
 
 
