@@ -3,7 +3,7 @@
     process.py                                  child
       ── (domain, reward, reward_args) ───────▶  imports what it needs
       ◀───────────────────── faults, or none ──
-      ── (prompt, responses) ─────────────────▶
+      ── [(prompt, responses), ...] ──────────▶
       ◀── RewardResult ── RewardResult ── ... ──  one for each response as soon as it is known
 
 Each message is a pickle behind its length. The socket is a descriptor of its own: what rewards print stays out of it.
@@ -11,7 +11,6 @@ Each message is a pickle behind its length. The socket is a descriptor of its ow
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 import os
@@ -21,7 +20,6 @@ import struct
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -41,13 +39,9 @@ def encoded(message: Any) -> bytes:
 
 
 def score(reward: RewardFunction, prompt: Prompt, response: str, reward_args: Mapping[str, Any]) -> RewardResult:
-    """The reward of one response. Whatever the function raises or returns in place of a result is CRASHED, with a note.
-
-    What it does to the row or its arguments, the next response does not see.
-    """
+    """The reward of one response. Whatever the function raises or returns in place of a result is CRASHED, with a note."""
     try:
-        row, reward_args = copy.deepcopy((prompt.row, dict(reward_args)))
-        result = reward(replace(prompt, row=row), response, row, **reward_args)
+        result = reward(prompt, response, prompt.row, **reward_args)
     except BaseException as error:  # A reward that calls sys.exit() must not end the process either.
         lines = traceback.format_exception_only(error)  # a SyntaxError's place, indented, comes before it, and notes come after it
         return _crashed(next(line for line in lines if not line.startswith(" ")).strip())
@@ -81,12 +75,15 @@ def main(descriptor: int, parent: int) -> None:
                 return
             connection.sendall(encoded(()))
             while (request := _receive(incoming)) is not None:
-                prompt, responses = request
-                for response in responses:
-                    result = score(reward, prompt, response, reward_args)
-                    if os.getpid() != own:  # a process that the reward forked came back from it
-                        os._exit(0)
-                    connection.sendall(encoded(result))
+                for prompt, responses in request:
+                    # What a reward does to the row or its arguments, the next response does not see.
+                    asked = pickle.dumps((prompt, reward_args), pickle.HIGHEST_PROTOCOL)
+                    for response in responses:
+                        own_prompt, own_args = pickle.loads(asked)
+                        result = score(reward, own_prompt, response, own_args)
+                        if os.getpid() != own:  # a process that the reward forked came back from it
+                            os._exit(0)
+                        connection.sendall(encoded(result))
 
 
 def _receive(incoming: Any) -> Any:
