@@ -228,6 +228,15 @@ class Sequences:
         """[N], tokens of each sequence."""
         return np.diff(self.offsets)
 
+    @property
+    def response_lengths(self) -> NDArray[np.int64]:
+        """[N], tokens of each sequence that enter a loss."""
+        counts, there = np.zeros(len(self), np.int64), self.lengths > 0
+        if there.any():
+            # An empty sequence has no place in `reduceat`. As bytes, booleans are added up several times faster.
+            counts[there] = np.add.reduceat(self.response_mask.view(np.int8), self.offsets[:-1][there], dtype=np.int32)
+        return counts
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
