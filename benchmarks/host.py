@@ -18,9 +18,9 @@ import json
 import os
 import tempfile
 import zlib
-from collections import Counter
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from roll.rollout.batch import Shaping, experience, rollout_metrics, token_count
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.scheduler import RolloutScheduler
 from roll.strategies.base import MicroBatch, Rank, TrainResult
+from roll.system.step_memory import memory_of_steps
 from roll.types import Completion, FinishReason, Ints, Metrics, Prompt, Sampling
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain, TrainShape
@@ -203,7 +204,10 @@ def main() -> int:
     """Measure each size, and print a line a kind of process."""
     options = parse()
     sizes = [int(size) for size in options.samples.split(",")]
-    with tempfile.TemporaryDirectory(prefix="roll-host-") as folder, cluster(Path(folder), gpus=0, gpus_per_node=8) as session:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="roll-host-"))
+        session = stack.enter_context(cluster(Path(folder), gpus=0, gpus_per_node=8))
+        stack.enter_context(memory_of_steps())
         found, checked = asyncio.run(measure(session, sizes, options.mean_length))
     table = Table("process", *(f"{size:,} samples" for size in sizes), title="CPU time, microseconds a sample")
     for process in sorted(found[sizes[0]]):
@@ -255,9 +259,9 @@ async def step(scheduler: RolloutScheduler, actor_train: ActorTrain, credit: Cre
     return metrics | {"tokens": float(token_count(groups))}
 
 
-def seconds(logs: Path) -> Counter[str]:
+def seconds(logs: Path) -> dict[str, float]:
     """CPU time so far of this process and all beneath it, by kind."""
-    spent: Counter[str] = Counter()
+    spent: dict[str, float] = defaultdict(float)
     own = psutil.Process()
     for process in (own, *own.children(recursive=True)):
         times = process.cpu_times()

@@ -169,7 +169,7 @@ class Episode:
     @property
     def sampled(self) -> list[Segment]:
         """The policy's segments of all trajectories, in their order."""
-        return [segment for trajectory in self.trajectories for segment in trajectory.sampled]
+        return [segment for trajectory in self.trajectories for segment in trajectory.segments if segment.sampled]
 
     @property
     def length(self) -> int:

@@ -45,4 +45,6 @@ def loss_weights(
     weights = 1.0 / divisors  # of a sequence's tokens, all alike
     if sequence_weights is not None:
         weights = weights * sequence_weights.astype(np.float64)
-    return np.repeat(weights.astype(np.float32), sequences.lengths) * sequences.response_mask
+    out = np.repeat(weights.astype(np.float32), sequences.lengths)
+    out *= sequences.response_mask
+    return out

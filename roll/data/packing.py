@@ -202,7 +202,7 @@ def pack(lengths: Sequence[int] | np.ndarray, indices: Sequence[int], token_budg
     """Longest first, each into the emptiest of `bins` bins, or into a new one where the token budget allows no other."""
     chosen = np.sort(np.asarray(indices, np.int64))
     packed: list[list[int]] = [[] for _ in range(min(bins, len(chosen)))]
-    emptiest = [(0, number) for number in range(len(packed))]  # a heap: if its first has no room, no other has
+    emptiest: list[tuple[float, int]] = [(0, number) for number in range(len(packed))]  # a heap: if its first has no room, no other has
     for index, length in dearest_first(np.asarray(lengths, np.int64)[chosen]):
         load, number = emptiest[0]
         if packed[number] and load + length > token_budget:

@@ -25,7 +25,7 @@ import psutil
 
 from roll.config.schema.roles import RewardConfig
 from roll.errors import ConfigError, RollError
-from roll.rewards.child import HEADER, encoded
+from roll.rewards.child import HEADER, encoded, result_of
 from roll.system.orphans import is_alive
 from roll.types import Prompt, RewardOutcome, RewardResult
 
@@ -155,7 +155,7 @@ class RewardProcess:
             for self._current in groups:
                 for _ in self._current.left:
                     expected -= 1
-                    self._current.results.append(await child.receive(seconds, LINGER if expected else 0.0))
+                    self._current.results.append(result_of(await child.receive(seconds, LINGER if expected else 0.0)))
                 self._settle(self._current)
         except TimeoutError:
             self._end()
@@ -290,6 +290,8 @@ class _Child:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         while True:
+            if (message := self._next()) is not None:
+                return message[0]
             remaining = deadline - loop.time()
             self._drain()
             if (message := self._next()) is not None:

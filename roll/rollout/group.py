@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from roll.rollout.record import single_turn
+from roll.rollout.record import single_turns
 from roll.rollout.turns import Locate, divided
 from roll.types import Completion, Ints, Prompt, RewardResult, RolloutGroup, Sampling
 
@@ -53,7 +53,7 @@ async def sample_group(
     else:
         completions = await answer
     results = await scorer.score(prompt, [completion.text for completion in completions])
-    episodes = [single_turn(prompt, completion, result) for completion, result in zip(completions, results, strict=True)]
+    episodes = single_turns(prompt, completions, results)
     if locate:
         episodes = await asyncio.to_thread(lambda: [divided(episode, locate) for episode in episodes])
     return RolloutGroup(prompt, episodes[: sampling.samples], episodes[-1] if greedy_baseline else None)

@@ -18,9 +18,20 @@ STOPPED = {
 
 def single_turn(prompt: Prompt, completion: Completion, result: RewardResult) -> Episode:
     """The episode of one prompt and one response."""
-    runs = version_runs(completion.policy_versions)
-    response = Segment(completion.token_ids, True, completion.log_probs, runs, completion.text)
-    return Episode([Trajectory([given(prompt.token_ids, prompt.text), response], STOPPED[completion.finish_reason])], result)
+    return single_turns(prompt, [completion], [result])[0]
+
+
+def single_turns(prompt: Prompt, completions: Sequence[Completion], results: Sequence[RewardResult]) -> list[Episode]:
+    """The episodes of one prompt and each of its responses. They share the segment that gives the prompt."""
+    asked = given(prompt.token_ids, prompt.text)
+    return [
+        Episode([Trajectory([asked, _sampled(completion)], STOPPED[completion.finish_reason])], result)
+        for completion, result in zip(completions, results, strict=True)
+    ]
+
+
+def _sampled(one: Completion) -> Segment:
+    return Segment(one.token_ids, True, one.log_probs, version_runs(one.policy_versions), one.text)
 
 
 def given(token_ids: Ints, text: str) -> Segment:
@@ -30,7 +41,10 @@ def given(token_ids: Ints, text: str) -> Segment:
 
 def version_runs(versions: Ints) -> tuple[VersionRun, ...]:
     """Runs of equal versions, from the version of each token [L]."""
-    ends = [*(np.flatnonzero(versions[1:] != versions[:-1]) + 1).tolist(), len(versions)]
+    changes = versions[1:] != versions[:-1]
+    if len(versions) and not np.count_nonzero(changes):
+        return (VersionRun(int(versions[0]), len(versions)),)
+    ends = [*(np.flatnonzero(changes) + 1).tolist(), len(versions)]
     return tuple(VersionRun(int(versions[begin]), end - begin) for begin, end in pairwise([0, *ends]) if end)
 
 

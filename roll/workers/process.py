@@ -18,6 +18,7 @@ from roll.config.derived.devices import visible_devices
 from roll.errors import RollError, WorkerFailed
 from roll.strategies.base import Rank
 from roll.strategies.settings import Settings
+from roll.system.step_memory import collect_rarely
 from roll.workers.batching import Answers, BatchedServer, portable
 from roll.workers.memory_monitor import MemoryMonitor
 from roll.workers.shortage import engine_shortage
@@ -112,6 +113,7 @@ class AsyncProcess:
             self._batched = BatchedServer(lambda method: getattr(self._strategy, method))
             await self._strategy.start()
         self._monitor.held()  # an engine holds the most from the start
+        collect_rarely()
 
     async def call(self, place: int, method: str, *arguments: Any) -> Any:
         """Run one of the strategy's methods. Nothing stands beside it."""

@@ -42,5 +42,9 @@ def _taken_apart(one: Completion) -> tuple[Any, ...]:
 def _put_together(token_ids: bytes, log_probs: bytes | None, versions: int | bytes, reason: str, text: str) -> Completion:
     ids: Ints = np.frombuffer(token_ids, np.int32)
     kept: Floats | None = None if log_probs is None else np.frombuffer(log_probs, np.float32)
-    of_tokens = np.full(len(ids), versions, np.int32) if isinstance(versions, int) else np.frombuffer(versions, np.int32)
+    if isinstance(versions, bytes):
+        of_tokens: Ints = np.frombuffer(versions, np.int32)
+    else:
+        of_tokens = np.empty(len(ids), np.int32)
+        of_tokens.fill(versions)
     return Completion(ids, kept, of_tokens, REASONS[reason], text)

@@ -87,8 +87,18 @@ class Engine:
     async def asked(self) -> int:
         return self._asked
 
+    async def fail(self) -> None:
+        raise Picky("a cause", "its detail")
+
+    async def never(self) -> None:
+        await asyncio.Event().wait()
+
+    async def die(self) -> None:
+        os._exit(7)
+
     async def resume(self) -> None:
         self._may_answer.set()
+        self._asked, self._may_answer = 0, asyncio.Event()
 
     async def close(self) -> None:
         pass
@@ -142,6 +152,22 @@ async def names_who_is_late(group: WorkerGroup[Worker], folder: Path) -> None:
     (folder / "met").touch()
 
 
+async def fails_where_calls_travel_together(group: WorkerGroup[Engine]) -> None:
+    """As calls that travel alone do."""
+    calls = group.batched.within(limits.CALL)
+    answer = asyncio.ensure_future(calls.one(0, Engine.asked))
+    with pytest.raises(WorkerFailed, match=r"^engine rank 0: RuntimeError: Picky: a cause and its detail \(logs/engine-0.log\)$") as raised:
+        await calls.one(0, Engine.fail)
+    assert "in fail" in raised.value.traceback
+    assert await answer >= 0
+    with pytest.raises(WorkerFailed, match=r"^engine rank 0: never was not done after 1 s on rank\(s\) 0$"):
+        await group.batched.within(limits.EXPIRY).one(0, Engine.never)
+    waiting = asyncio.ensure_future(calls.one(0, Engine.never))
+    for failing in (calls.one(0, Engine.die), waiting, calls.one(0, Engine.asked)):
+        with pytest.raises(WorkerFailed, match="^engine rank 0: the process died"):
+            await failing
+
+
 def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """One cluster for all of it: starting Ray takes seconds."""
 
@@ -184,11 +210,13 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: 
         group: WorkerGroup[Engine] = WorkerGroup("engine", places, logs, logs / "held", blocking=False)
         try:
             await group.start(EngineSettings(), limits.START, limits.START)
-            answers = [asyncio.ensure_future(group.within(limits.PROCESS).one(0, Engine.answer)) for _ in range(4500)]
-            while await group.within(limits.CALL).one(0, Engine.asked) < len(answers):
-                await asyncio.sleep(limits.LOOK)
-            await group.within(limits.CALL).one(0, Engine.resume)
-            assert sum(await asyncio.gather(*answers)) == 4500
+            for ranks in (group, group.batched):
+                answers = [asyncio.ensure_future(ranks.within(limits.PROCESS).one(0, Engine.answer)) for _ in range(4500)]
+                while await group.within(limits.CALL).one(0, Engine.asked) < len(answers):
+                    await asyncio.sleep(limits.LOOK)
+                await group.within(limits.CALL).one(0, Engine.resume)
+                assert sum(await asyncio.gather(*answers)) == 4500
+            await fails_where_calls_travel_together(group)
         finally:
             await group.stop(limits.EXPIRY)
 
