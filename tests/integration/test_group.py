@@ -168,6 +168,22 @@ async def fails_where_calls_travel_together(group: WorkerGroup[Engine]) -> None:
             await failing
 
 
+async def hears_the_sync_behind_many_prompts(logs: Path) -> None:
+    places = worker_placements(RolePlan("engine", "none", ((),)), 8, {})
+    group: WorkerGroup[Engine] = WorkerGroup("engine", places, logs, logs / "held", blocking=False)
+    try:
+        await group.start(EngineSettings(), limits.START, limits.START)
+        for ranks in (group, group.batched):
+            answers = [asyncio.ensure_future(ranks.within(limits.PROCESS).one(0, Engine.answer)) for _ in range(4500)]
+            while await group.within(limits.CALL).one(0, Engine.asked) < len(answers):
+                await asyncio.sleep(limits.LOOK)
+            await group.within(limits.CALL).one(0, Engine.resume)
+            assert sum(await asyncio.gather(*answers)) == 4500
+        await fails_where_calls_travel_together(group)
+    finally:
+        await group.stop(limits.EXPIRY)
+
+
 def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """One cluster for all of it: starting Ray takes seconds."""
 
@@ -204,26 +220,11 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: 
         hanging.cancel()
         limits.until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "its processes are gone", limits.END)
 
-    async def hears_the_sync_behind_many_prompts() -> None:
-        logs = tmp_path / "logs"
-        places = worker_placements(RolePlan("engine", "none", ((),)), 8, {})
-        group: WorkerGroup[Engine] = WorkerGroup("engine", places, logs, logs / "held", blocking=False)
-        try:
-            await group.start(EngineSettings(), limits.START, limits.START)
-            for ranks in (group, group.batched):
-                answers = [asyncio.ensure_future(ranks.within(limits.PROCESS).one(0, Engine.answer)) for _ in range(4500)]
-                while await group.within(limits.CALL).one(0, Engine.asked) < len(answers):
-                    await asyncio.sleep(limits.LOOK)
-                await group.within(limits.CALL).one(0, Engine.resume)
-                assert sum(await asyncio.gather(*answers)) == 4500
-            await fails_where_calls_travel_together(group)
-        finally:
-            await group.stop(limits.EXPIRY)
-
     with cluster(tmp_path, gpus=0, gpus_per_node=8) as session:
         assert session.shared_memory.is_dir() and session.scratch.is_dir()
-        for scenario in (behaves, refuses, ends_what_hangs, hears_the_sync_behind_many_prompts):
+        for scenario in (behaves, refuses, ends_what_hangs):
             asyncio.run(scenario())
+        asyncio.run(hears_the_sync_behind_many_prompts(tmp_path / "logs"))
         asyncio.run(reads_no_earlier_log(tmp_path / "logs"))
         with pytest.raises(ClusterUnavailable, match=r"asks for 16 GPUs on 2 node\(s\) of 8; the cluster's nodes .* by address, \[\]"):
             check_gpus(16, 8)
