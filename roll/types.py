@@ -169,7 +169,7 @@ class Episode:
     @property
     def sampled(self) -> list[Segment]:
         """The policy's segments of all trajectories, in their order."""
-        return [segment for trajectory in self.trajectories for segment in trajectory.sampled]
+        return [segment for trajectory in self.trajectories for segment in trajectory.segments if segment.sampled]
 
     @property
     def length(self) -> int:
@@ -227,6 +227,15 @@ class Sequences:
     def lengths(self) -> NDArray[np.int64]:
         """[N], tokens of each sequence."""
         return np.diff(self.offsets)
+
+    @property
+    def response_lengths(self) -> NDArray[np.int64]:
+        """[N], tokens of each sequence that enter a loss."""
+        counts, there = np.zeros(len(self), np.int64), self.lengths > 0
+        if there.any():
+            # An empty sequence has no place in `reduceat`. As bytes, booleans are added up several times faster.
+            counts[there] = np.add.reduceat(self.response_mask.view(np.int8), self.offsets[:-1][there], dtype=np.int32)
+        return counts
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

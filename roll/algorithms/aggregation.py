@@ -28,22 +28,23 @@ def loss_weights(
         sequence_weights: [N], factors of the sequences' losses; the denominators do not change. None weighs all alike.
         episode_of_sequence: [N]; None if each is an episode of its own.
     """
-    mask = sequences.response_mask
     of_sequence = np.arange(len(sequences)) if episode_of_sequence is None else np.unique(episode_of_sequence, return_inverse=True)[1]
-    tokens = np.bincount(np.repeat(of_sequence, sequences.lengths)[mask], minlength=int(of_sequence.max()) + 1)
-    per_token = np.repeat(tokens[of_sequence], sequences.lengths)
+    tokens = np.bincount(of_sequence, sequences.response_lengths).astype(np.int64)  # by episode; sums of integers are exact
     total, rows = int(tokens.sum()), int((tokens > 0).sum())
     match mode:
         case "token-mean":
-            weights = mask / max(total, 1)
+            divisors = np.full(len(sequences), float(max(total, 1)))
         case "seq-mean-token-sum":
-            weights = mask / max(rows, 1)
+            divisors = np.full(len(sequences), float(max(rows, 1)))
         case "seq-mean-token-mean":
-            weights = mask / np.maximum(per_token * max(rows, 1), 1)
+            divisors = np.maximum(tokens[of_sequence] * max(rows, 1), 1).astype(np.float64)
         case "seq-mean-token-sum-norm":
-            weights = mask / (max(rows, 1) * scale)
+            divisors = np.full(len(sequences), max(rows, 1) * scale)
         case _:
             raise ValueError(f"no loss_agg_mode is named '{mode}'; known: {MODES}")
+    weights = 1.0 / divisors  # of a sequence's tokens, all alike
     if sequence_weights is not None:
-        weights = weights * np.repeat(sequence_weights.astype(np.float64), sequences.lengths)
-    return weights.astype(np.float32)
+        weights = weights * sequence_weights.astype(np.float64)
+    out = np.repeat(weights.astype(np.float32), sequences.lengths)
+    out *= sequences.response_mask
+    return out

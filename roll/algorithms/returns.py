@@ -34,9 +34,12 @@ def discounted(rewards: np.ndarray, sequences: Sequences, gamma: float) -> Doubl
 
 def discounted_end(rewards: np.ndarray, sequences: Sequences, gamma: float) -> Doubles:
     """[T]: what `discounted` gives where all of a response's reward [N] is earned at its last token: gamma^(distance to it) times it."""
-    where, rows = _response_tokens(sequences)
     if gamma == 1:
-        return _spread(rewards[rows].astype(np.float64), where, sequences)
+        # One large array: in a step of ten million tokens the memory for others would cost more than what is computed.
+        out = np.repeat(rewards.astype(np.float64), sequences.lengths)
+        out[~sequences.response_mask] = 0.0
+        return out
+    where, rows = _response_tokens(sequences)
     last = np.searchsorted(rows, rows, side="right") - 1
     earned = rewards[rows] * gamma ** (last - np.arange(len(rows)))
     return _spread(earned.astype(np.float64), where, sequences)

@@ -6,8 +6,9 @@ for all ranks at once, by counting, not by communicating.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappush, heapreplace
 from typing import TypeVar
 
 import numpy as np
@@ -32,24 +33,54 @@ def positions(offsets: np.ndarray, indices: Sequence[int]) -> np.ndarray:
     return np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in indices])
 
 
+@dataclass(frozen=True)
+class Selection:
+    """Some of a batch's sequences, whose per-token fields are to be taken."""
+
+    sequences: Sequences
+    """The chosen ones."""
+    spans: Sequence[slice]
+    """Where they lie in the batch; neighbours are one span. Empty for the filler."""
+
+    def tokens(self, field: np.ndarray) -> np.ndarray:
+        """A per-token field. It shares memory with the batch's where the chosen sequences are neighbours."""
+        match self.spans:
+            case []:
+                return np.zeros(len(self.sequences.token_ids), field.dtype)
+            case [only]:
+                return field[only]
+            case spans:
+                return np.concatenate([field[span] for span in spans])
+
+
+def choose(sequences: Sequences, indices: Sequence[int]) -> Selection:
+    """The sequences of these indices, in their order; no index gives the filler."""
+    if not len(indices):
+        return Selection(FILLER, [])
+    chosen = np.asarray(indices, np.int64)
+    breaks = np.flatnonzero(np.diff(chosen) != 1)
+    begins = sequences.offsets[chosen[np.concatenate([[0], breaks + 1])]]
+    ends = sequences.offsets[chosen[np.concatenate([breaks, [len(chosen) - 1]])] + 1]
+    spans = [slice(begin, end) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+    offsets = np.concatenate([[0], np.cumsum(sequences.lengths[chosen])]).astype(np.int64)
+    of_batch = Selection(sequences, spans)
+    return Selection(Sequences(of_batch.tokens(sequences.token_ids), offsets, of_batch.tokens(sequences.response_mask)), spans)
+
+
 def select(sequences: Sequences, indices: Sequence[int]) -> Sequences:
     """The chosen sequences, in their order; no index gives the filler."""
-    if not len(indices):
-        return FILLER
-    where = positions(sequences.offsets, indices)
-    offsets = np.cumsum(np.concatenate([[0], sequences.lengths[list(indices)]]), dtype=np.int64)
-    return Sequences(sequences.token_ids[where], offsets, sequences.response_mask[where])
+    return choose(sequences, indices).sequences
 
 
 def select_tokens(field: NDArray[Number], sequences: Sequences, indices: Sequence[int]) -> NDArray[Number]:
     """A per-token field of the chosen sequences; no index gives the filler's zeros."""
-    if not len(indices):
-        return np.zeros(len(FILLER.token_ids), field.dtype)
-    return field[positions(sequences.offsets, indices)]
+    return choose(sequences, indices).tokens(field)
 
 
 def members(examples: Sequence[int], sequences_per_example: int) -> list[int]:
     """The sequences of the chosen examples, in their order."""
+    if sequences_per_example == 1:
+        return list(examples)
     return [index * sequences_per_example + number for index in examples for number in range(sequences_per_example)]
 
 
@@ -58,8 +89,9 @@ def updates_of(batch: TrainBatch, updates: int) -> list[list[int]]:
     if batch.episode_of_sequence is None:
         parts = np.array_split(np.arange(batch.example_count), updates)
         return [members(part.tolist(), batch.sequences_per_example) for part in parts]
-    episodes = np.unique(batch.episode_of_sequence)
-    return [np.flatnonzero(np.isin(batch.episode_of_sequence, part)).tolist() for part in np.array_split(episodes, updates)]
+    firsts = np.append(np.unique(batch.episode_of_sequence, return_index=True)[1], len(batch))
+    parts = np.array_split(np.arange(len(firsts) - 1), updates)
+    return [list(range(firsts[part[0]], firsts[part[-1] + 1])) if len(part) else [] for part in parts]
 
 
 def example_lengths(sequences: Sequences, sequences_per_example: int) -> NDArray[np.int64]:
@@ -78,26 +110,23 @@ def response_rows(sequences: Sequences, indices: Sequence[int]) -> NDArray[np.in
 
 def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
     """The chosen sequences of a batch, whole examples of them; no index gives the filler."""
-    sequences = batch.sequences
-
-    def tokens(field: np.ndarray) -> np.ndarray:
-        return select_tokens(field, sequences, indices)
+    chosen = choose(batch.sequences, indices)
 
     def if_given(field: np.ndarray | None) -> np.ndarray | None:
-        return None if field is None else tokens(field)
+        return None if field is None else chosen.tokens(field)
 
     return TrainBatch(
-        select(sequences, indices),
-        tokens(batch.advantages),
+        chosen.sequences,
+        chosen.tokens(batch.advantages),
         if_given(batch.behaviour_log_probs),
-        tokens(batch.policy_versions),
+        chosen.tokens(batch.policy_versions),
         if_given(batch.ref_log_probs),
         if_given(batch.proximal_log_probs),
         if_given(batch.token_selection),
         None if batch.sequence_weights is None else batch.sequence_weights[list(indices)],
         None if batch.episode_of_sequence is None else batch.episode_of_sequence[list(indices)],
         labels=None if batch.labels is None else batch.labels[list(indices)],
-        teacher_states=None if batch.teacher_states is None else batch.teacher_states[response_rows(sequences, indices)],
+        teacher_states=None if batch.teacher_states is None else batch.teacher_states[response_rows(batch.sequences, indices)],
         values=if_given(batch.values),
         returns=if_given(batch.returns),
         sequences_per_example=batch.sequences_per_example if len(indices) else 1,
@@ -131,8 +160,9 @@ def split(
     Returns:
         Every index exactly once; the same number of micro-batches on every rank (empty ones where a rank has no more).
     """
-    costs = np.array([cost(int(length), attention_cost) for length in lengths]).reshape(-1, sequences_per_example).sum(axis=1)
-    tokens = np.asarray(lengths).reshape(-1, sequences_per_example).sum(axis=1)
+    of_sequence = np.asarray(lengths, np.int64)
+    costs = cost(of_sequence, attention_cost).reshape(-1, sequences_per_example).sum(axis=1)
+    tokens = of_sequence.reshape(-1, sequences_per_example).sum(axis=1)
     shares = balance(costs, ranks)
     forwards = 1
     while True:
@@ -145,35 +175,40 @@ def split(
     return Split(tuple(tuple(rank) + ((),) * (forwards - len(rank)) for rank in bins))
 
 
-def cost(length: int, attention_cost: float) -> float:
-    """Work on a sequence in tokens: each is processed, and attends to those before it at `attention_cost` (`ModelShape`) each."""
-    return length + attention_cost * length**2
+def cost(lengths: NDArray[np.int64], attention_cost: float) -> NDArray[np.float64]:
+    """[N], work on sequences in tokens: each is processed, and attends to those before it at `attention_cost` (`ModelShape`) each."""
+    return lengths + attention_cost * lengths**2
 
 
 def balance(costs: Sequence[float] | np.ndarray, ranks: int) -> list[list[int]]:
     """Dearest first, each to the rank with the least cost so far; every rank's share in ascending order."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
-    loads = [0.0] * ranks
-    for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
-        lightest = min(range(ranks), key=lambda rank: (loads[rank], len(shares[rank]), rank))
-        shares[lightest].append(index)
-        loads[lightest] += costs[index]
+    lightest = [(0.0, 0, rank) for rank in range(ranks)]  # a heap; of equal loads, the rank with fewer sequences, then the first
+    for index, own in dearest_first(costs):
+        load, count, rank = lightest[0]
+        shares[rank].append(index)
+        heapreplace(lightest, (load + own, count + 1, rank))
     return [sorted(share) for share in shares]
+
+
+def dearest_first(costs: Sequence[float] | np.ndarray) -> Iterator[tuple[int, float]]:
+    """Indices and costs; equal ones in their order."""
+    values = np.asarray(costs)
+    order = np.argsort(-values, kind="stable")
+    return zip(order.tolist(), values[order].tolist(), strict=True)
 
 
 def pack(lengths: Sequence[int] | np.ndarray, indices: Sequence[int], token_budget: int, bins: int) -> list[list[int]]:
     """Longest first, each into the emptiest of `bins` bins, or into a new one where the token budget allows no other."""
-    order = sorted(indices, key=lambda i: (-int(lengths[i]), i))
-    packed: list[list[int]] = [[] for _ in range(min(bins, len(order)))]
-    loads = [0] * len(packed)
-    for index in order:
-        length = int(lengths[index])
-        fits = [b for b in range(len(packed)) if not packed[b] or loads[b] + length <= token_budget]
-        if not fits:
-            packed.append([])
-            loads.append(0)
-            fits = [len(packed) - 1]
-        emptiest = min(fits, key=lambda b: (loads[b], b))
-        packed[emptiest].append(index)
-        loads[emptiest] += length
-    return [sorted(bin_) for bin_ in packed]
+    chosen = np.sort(np.asarray(indices, np.int64))
+    packed: list[list[int]] = [[] for _ in range(min(bins, len(chosen)))]
+    emptiest: list[tuple[float, int]] = [(0, number) for number in range(len(packed))]  # a heap: if its first has no room, no other has
+    for index, length in dearest_first(np.asarray(lengths, np.int64)[chosen]):
+        load, number = emptiest[0]
+        if packed[number] and load + length > token_budget:
+            heappush(emptiest, (length, len(packed)))
+            packed.append([index])
+        else:
+            heapreplace(emptiest, (load + length, number))
+            packed[number].append(index)
+    return [chosen[sorted(bin_)].tolist() for bin_ in packed]

@@ -25,6 +25,7 @@ from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.roles import Roles
 from roll.pipeline.run_context import Loop, Prepared, RunContext
 from roll.pipeline.wire_offline import steps_of
+from roll.system.step_memory import memory_of_steps
 from roll.tracking.base import RunFacts
 from roll.tracking.console import console_tracker
 from roll.tracking.fanout import Tracking
@@ -72,6 +73,7 @@ def run(config: Config, plan: Plan) -> None:
         gpus = max(plan.devices, default=-1) + 1
         with cluster(folder, gpus, config.num_gpus_per_node) as session:
             interrupt.take()
+            stack.enter_context(memory_of_steps())
             asyncio.run(_run(config, plan, prepared.loop, RunContext(plan, session, checkpointer, tracker), interrupt))
 
 

@@ -1,8 +1,8 @@
 """A reward function in a process that can be ended: it cannot hang, crash or block the run.
 
-The child (child.py) scores one group at a time. A response that is not scored by its deadline costs the child, which is
-killed and replaced; the group goes on with the next response. A child is a fresh interpreter, never a fork of this
-process, and imports nothing but what its reward needs.
+The child (child.py) scores one response at a time; groups that wait are sent to it together. A response that is not scored by its
+deadline costs the child, which is killed and replaced; the group goes on with the next response. A child is a fresh interpreter, never a
+fork of this process, and imports nothing but what its reward needs.
 """
 
 from __future__ import annotations
@@ -15,20 +15,25 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
 
 from roll.config.schema.roles import RewardConfig
 from roll.errors import ConfigError, RollError
-from roll.rewards.child import HEADER, encoded
+from roll.rewards.child import HEADER, encoded, result_of
 from roll.system.orphans import is_alive
 from roll.types import Prompt, RewardOutcome, RewardResult
 
 RECEIVE_BYTES = 1 << 16
+MOST_AHEAD = 32
+"""Groups that are sent together: so that the child need not wait for this process, nor this process look at each result as it comes."""
+LINGER = 0.005
+"""Seconds that a result waits for others, where others are expected."""
 LOOK_SECONDS = 0.01
 """Between two looks for processes that were killed and may not be gone yet."""
 KILL_SECONDS = 10.0
@@ -41,6 +46,21 @@ class RewardProcessFailed(RollError):
 
 class ChildDied(Exception):
     """The child closed its end; `str()` says how it ended."""
+
+
+@dataclass(eq=False)
+class _Group:
+    """Responses to score."""
+
+    prompt: Prompt
+    responses: Sequence[str]
+    done: asyncio.Future[None]
+    """Cancelled with the call that waits for it."""
+    results: list[RewardResult] = field(default_factory=list)
+
+    @property
+    def left(self) -> Sequence[str]:
+        return self.responses[len(self.results) :]
 
 
 class RewardProcess:
@@ -59,6 +79,9 @@ class RewardProcess:
         self._child: _Child | None = None
         self._turn = asyncio.Lock()
         self._closed = False
+        self._waiting: deque[_Group] = deque()
+        self._current: _Group | None = None
+        self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the child, so that a reward that cannot be loaded is known before training.
@@ -80,19 +103,35 @@ class RewardProcess:
             RewardProcessFailed: a child could not be replaced.
             RollError: this is closed.
         """
-        results: list[RewardResult] = []
-        async with self._turn:
-            try:
-                while len(results) < len(responses):
-                    self._check_open()
-                    results += await self._some(prompt, responses[len(results) :])
-                self._check_open()
-            except BaseException:
-                # Cancelled or failed midway: what the child still sends belongs to nobody.
-                self._end()
-                raise
+        self._check_open()
+        group = _Group(prompt, responses, asyncio.get_running_loop().create_future())
+        self._waiting.append(group)
+        if self._serving is None or self._serving.done():
+            self._serving = asyncio.create_task(self._serve())
+        try:
+            await group.done
+        except asyncio.CancelledError:
+            if self._current is group and self._child is not None:
+                self._child.end_process()  # What it would still send belongs to nobody.
+            raise
         failed = self._reward.failed_value
-        return [result if result.outcome == RewardOutcome.SCORED else replace(result, value=failed) for result in results]
+        return [result if result.outcome == RewardOutcome.SCORED else replace(result, value=failed) for result in group.results]
+
+    async def _serve(self) -> None:
+        """Score all groups that wait, some at a time."""
+        while self._waiting:
+            groups = [self._waiting.popleft() for _ in range(min(MOST_AHEAD, len(self._waiting)))]
+            async with self._turn:
+                try:
+                    while groups := [group for group in groups if not group.done.done()]:
+                        self._check_open()
+                        await self._some(groups)
+                except BaseException as error:
+                    self._end()
+                    for group in groups:
+                        _fail(group.done, error)
+                    if not isinstance(error, Exception):
+                        raise
 
     async def close(self) -> None:
         """End the child, whatever it is doing. Calls of `score` that are under way raise RollError."""
@@ -106,21 +145,37 @@ class RewardProcess:
         if self._closed:
             raise RollError("the reward process is closed")
 
-    async def _some(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
+    async def _some(self, groups: Sequence[_Group]) -> None:
         """At least one result: all of them, or those up to and with the one that cost the child."""
         child, seconds = await self._ready(), self._reward.timeout
-        results: list[RewardResult] = []
+        self._current = groups[0]
+        expected = sum(len(group.left) for group in groups)
         try:
-            await child.send((prompt, list(responses)), seconds)
-            for _ in responses:
-                results.append(await child.receive(seconds))
+            await child.send([(group.prompt, list(group.left)) for group in groups], seconds)
+            for self._current in groups:
+                for _ in self._current.left:
+                    expected -= 1
+                    self._current.results.append(result_of(await child.receive(seconds, LINGER if expected else 0.0)))
+                self._settle(self._current)
         except TimeoutError:
             self._end()
-            results.append(RewardResult(0.0, RewardOutcome.TIMED_OUT, note=f"no verdict after {seconds:g} s"))
+            self._record(self._current, RewardOutcome.TIMED_OUT, f"no verdict after {seconds:g} s")
         except ChildDied as died:
             self._end()
-            results.append(RewardResult(0.0, RewardOutcome.CRASHED, note=str(died)))
-        return results
+            self._record(self._current, RewardOutcome.CRASHED, str(died))
+        finally:
+            self._current = None
+
+    def _record(self, group: _Group, outcome: RewardOutcome, note: str) -> None:
+        """What became of the response that cost the child."""
+        group.results.append(RewardResult(0.0, outcome, note=note))
+        if not group.left:
+            self._settle(group)
+
+    def _settle(self, group: _Group) -> None:
+        self._check_open()
+        if not group.done.done():
+            group.done.set_result(None)
 
     async def _ready(self) -> _Child:
         """The child, started if there is none."""
@@ -148,6 +203,16 @@ class RewardProcess:
         if self._child is not None:
             self._child.kill()
             self._child = None
+
+
+def _fail(done: asyncio.Future[None], error: BaseException) -> None:
+    """Whoever waits raises it."""
+    if done.done():
+        return
+    if isinstance(error, asyncio.CancelledError):
+        done.cancel()
+    else:
+        done.set_exception(error)
 
 
 def _end_groups_beneath(pid: int) -> None:
@@ -215,14 +280,18 @@ class _Child:
                 raise
             raise ChildDied(self.end_process()) from error
 
-    async def receive(self, timeout: float) -> Any:
+    async def receive(self, timeout: float, linger: float = 0.0) -> Any:
         """The next message. Raises TimeoutError if it has not come in `timeout` seconds, or ChildDied.
+
+        If it is not there yet, it is left for `linger` seconds more once it has come: others may be there by then.
 
         What lies in the socket counts as come, however late this process gets to look at it.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         while True:
+            if (message := self._next()) is not None:
+                return message[0]
             remaining = deadline - loop.time()
             self._drain()
             if (message := self._next()) is not None:
@@ -231,7 +300,8 @@ class _Child:
                 raise ChildDied(self.end_process())
             if remaining <= 0:
                 raise TimeoutError
-            await self._readable(remaining)
+            if await self._readable(remaining) and linger:
+                await asyncio.sleep(linger)
 
     def kill(self) -> None:
         """Ends the process and all that it started, and closes the socket."""
@@ -267,11 +337,12 @@ class _Child:
         del self._received[:end]
         return (message,)
 
-    async def _readable(self, seconds: float) -> None:
+    async def _readable(self, seconds: float) -> bool:
+        """Whether something has come in so many seconds."""
         loop = asyncio.get_running_loop()
         ready = loop.create_future()
         loop.add_reader(self._socket, lambda: ready.done() or ready.set_result(None))
         try:
-            await asyncio.wait({ready}, timeout=seconds)
+            return bool((await asyncio.wait({ready}, timeout=seconds))[0])
         finally:
             loop.remove_reader(self._socket)

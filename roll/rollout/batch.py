@@ -93,27 +93,36 @@ def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
         notes = {episode.reward.note for group in groups for episode in group.episodes}
         raise RollError(f"no response of this step could be scored; the rewards said: {'; '.join(sorted(notes)[:3])}")
     episodes = [episode for _, episode in kept]
-    means = [float(np.mean([episode.reward.value for episode in episodes] or [np.nan])) for episodes in compared]
-    learns = [_learns(episode, means[index], shaping) for index, episode in kept]
-    paths = [(number, trajectory) for number, episode in enumerate(episodes) for trajectory in episode.trajectories]
-    for _, trajectory in paths:
+    counts = np.array([len(episodes) for episodes in compared])
+    means = _means([episode.reward.value for episode in episodes], counts)
+    trajectories = [trajectory for episode in episodes for trajectory in episode.trajectories]
+    for trajectory in trajectories:
         first = trajectory.segments[0]
         assert len(first.token_ids) and not first.sampled, "a trajectory begins with given tokens: nothing predicts its first"
-    segments = [segment for _, trajectory in paths for segment in trajectory.segments]
+    segments = [segment for trajectory in trajectories for segment in trajectory.segments]
+    episode_of_sequence = np.repeat(np.arange(len(episodes), dtype=np.int32), [len(episode.trajectories) for episode in episodes])
+    learns = [_learns(episode, means[index], shaping) for index, episode in kept]
     rewards = _shaped(episodes, shaping)
     baselines = [baseline for index, _ in kept if (baseline := groups[index].baseline) is not None]
     return Experience(
-        sequences=_laid_end_to_end(paths, learns),
-        episode_of_sequence=np.array([number for number, _ in paths], np.int32),
+        sequences=_laid_end_to_end(trajectories, segments, np.array(learns)[episode_of_sequence]),
+        episode_of_sequence=episode_of_sequence,
         rewards=rewards,
-        groups=np.array([index for index, _ in kept], np.int32),
+        groups=np.repeat(np.arange(len(groups), dtype=np.int32), counts),
         behaviour_log_probs=token_log_probs(segments) if _has_log_probs(segments) else None,
         policy_versions=token_versions(segments),
         lengths=_lengths(episodes),
-        difficulties=np.array([1.0 - means[index] for index, _ in kept], np.float32),
+        difficulties=np.repeat(1.0 - np.array(means), counts).astype(np.float32),
         baselines=_shaped(baselines, shaping) if baselines else None,
         turns=joined_turns(episodes, rewards),
     )
+
+
+def _means(rewards: Sequence[float], counts: np.ndarray) -> list[float]:
+    """Of each group; not a number where it has no reward. `counts` says how many rewards are whose."""
+    values, ends = np.array(rewards, np.float64), np.cumsum(counts)
+    bounds = zip((ends - counts).tolist(), ends.tolist(), strict=True)
+    return [float(values[begin:end].sum()) / (end - begin) if end > begin else np.nan for begin, end in bounds]
 
 
 def _has_log_probs(segments: Sequence[Segment]) -> bool:
@@ -158,14 +167,14 @@ def _learns(episode: Episode, mean_reward: float, shaping: Shaping) -> bool:
     return learns
 
 
-def _laid_end_to_end(paths: Sequence[tuple[int, Trajectory]], learns: Sequence[bool]) -> Sequences:
-    """One sequence for each trajectory. Each comes with the index of its episode in `learns`: whether the episode enters the loss."""
-    segments = [(number, segment) for number, trajectory in paths for segment in trajectory.segments]
-    lengths = np.array([len(segment.token_ids) for _, segment in segments])
-    ends = np.cumsum([len(trajectory.segments) for _, trajectory in paths])
-    offsets = np.concatenate([[0], np.cumsum(lengths)[ends - 1]]).astype(np.int64)
-    in_loss = np.array([segment.sampled and learns[number] for number, segment in segments])
-    return Sequences(np.concatenate([segment.token_ids for _, segment in segments]).astype(np.int32), offsets, np.repeat(in_loss, lengths))
+def _laid_end_to_end(trajectories: Sequence[Trajectory], segments: Sequence[Segment], learns: np.ndarray) -> Sequences:
+    """One sequence for each trajectory, of which `segments` are all. `learns` says of each whether it enters the loss."""
+    lengths = np.array([len(segment.token_ids) for segment in segments])
+    counts = np.array([len(trajectory.segments) for trajectory in trajectories])
+    offsets = np.concatenate([[0], np.cumsum(lengths)[np.cumsum(counts) - 1]]).astype(np.int64)
+    in_loss = np.array([segment.sampled for segment in segments]) & np.repeat(learns, counts)
+    token_ids = np.concatenate([segment.token_ids for segment in segments], dtype=np.int32)
+    return Sequences(token_ids, offsets, np.repeat(in_loss, lengths))
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metrics:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from roll.rollout.record import single_turn
+from roll.rollout.record import single_turns
 from roll.rollout.turns import Locate, divided
 from roll.types import Completion, Ints, Prompt, RewardResult, RolloutGroup, Sampling
 
@@ -45,12 +45,15 @@ async def sample_group(
         greedy_baseline: answer the prompt once more, with the most probable tokens, for the group's `baseline`.
         locate: finds where turns end in tokens, so that each is a segment; None leaves responses undivided.
     """
-    answers = [generator.generate(prompt.token_ids, sampling, seed)]
+    answer = generator.generate(prompt.token_ids, sampling, seed)
     if greedy_baseline:
-        answers.append(generator.generate(prompt.token_ids, replace(sampling, samples=1, temperature=0.0, top_p=1.0, top_k=-1), seed))
-    completions = [completion for answer in await asyncio.gather(*answers) for completion in answer]
+        greedy = replace(sampling, samples=1, temperature=0.0, top_p=1.0, top_k=-1)
+        both = await asyncio.gather(answer, generator.generate(prompt.token_ids, greedy, seed))
+        completions = [completion for one in both for completion in one]
+    else:
+        completions = await answer
     results = await scorer.score(prompt, [completion.text for completion in completions])
-    episodes = [single_turn(prompt, completion, result) for completion, result in zip(completions, results, strict=True)]
+    episodes = single_turns(prompt, completions, results)
     if locate:
         episodes = await asyncio.to_thread(lambda: [divided(episode, locate) for episode in episodes])
     return RolloutGroup(prompt, episodes[: sampling.samples], episodes[-1] if greedy_baseline else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,9 +18,20 @@ STOPPED = {
 
 def single_turn(prompt: Prompt, completion: Completion, result: RewardResult) -> Episode:
     """The episode of one prompt and one response."""
-    runs = version_runs(completion.policy_versions)
-    response = Segment(completion.token_ids, True, completion.log_probs, runs, completion.text)
-    return Episode([Trajectory([given(prompt.token_ids, prompt.text), response], STOPPED[completion.finish_reason])], result)
+    return single_turns(prompt, [completion], [result])[0]
+
+
+def single_turns(prompt: Prompt, completions: Sequence[Completion], results: Sequence[RewardResult]) -> list[Episode]:
+    """The episodes of one prompt and each of its responses. They share the segment that gives the prompt."""
+    asked = given(prompt.token_ids, prompt.text)
+    return [
+        Episode([Trajectory([asked, _sampled(completion)], STOPPED[completion.finish_reason])], result)
+        for completion, result in zip(completions, results, strict=True)
+    ]
+
+
+def _sampled(one: Completion) -> Segment:
+    return Segment(one.token_ids, True, one.log_probs, version_runs(one.policy_versions), one.text)
 
 
 def given(token_ids: Ints, text: str) -> Segment:
@@ -30,23 +41,31 @@ def given(token_ids: Ints, text: str) -> Segment:
 
 def version_runs(versions: Ints) -> tuple[VersionRun, ...]:
     """Runs of equal versions, from the version of each token [L]."""
-    return tuple(VersionRun(version, len(list(run))) for version, run in groupby(versions.tolist()))
+    changes = versions[1:] != versions[:-1]
+    if len(versions) and not np.count_nonzero(changes):
+        return (VersionRun(int(versions[0]), len(versions)),)
+    ends = [*(np.flatnonzero(changes) + 1).tolist(), len(versions)]
+    return tuple(VersionRun(int(versions[begin]), end - begin) for begin, end in pairwise([0, *ends]) if end)
 
 
 def token_versions(segments: Sequence[Segment]) -> Ints:
     """[T], the version that sampled each token of segments laid end to end; 0 for given tokens."""
-    runs = [run for segment in segments for run in (segment.versions if segment.sampled else (VersionRun(0, len(segment.token_ids)),))]
-    return np.repeat(np.array([run.version for run in runs], np.int32), [run.tokens for run in runs])
+    versions, tokens = [], []
+    for segment in segments:
+        if segment.sampled:
+            versions += [run.version for run in segment.versions]
+            tokens += [run.tokens for run in segment.versions]
+        else:
+            versions.append(0)
+            tokens.append(len(segment.token_ids))
+    return np.repeat(np.array(versions, np.int32), tokens)
 
 
 def token_log_probs(segments: Sequence[Segment]) -> Floats:
     """[T], of the sampled tokens of segments laid end to end; 0 for given tokens."""
-    known = [segment.log_probs is not None for segment in segments]
-    out = np.zeros(sum(len(segment.token_ids) for segment in segments), np.float32)
-    if any(known):
-        where = np.repeat(known, [len(segment.token_ids) for segment in segments])
-        out[where] = np.concatenate([segment.log_probs for segment in segments if segment.log_probs is not None])
-    return out
+    unknown = np.zeros(max((len(segment.token_ids) for segment in segments if segment.log_probs is None), default=0), np.float32)
+    parts = [unknown[: len(segment.token_ids)] if segment.log_probs is None else segment.log_probs for segment in segments]
+    return np.concatenate([unknown[:0], *parts], dtype=np.float32)
 
 
 def cut(segment: Segment, tokens: Sequence[int], characters: Sequence[int]) -> list[Segment]:

@@ -27,7 +27,8 @@ class ActorInfer:
         cost = sampling.samples * (len(token_ids) + sampling.max_new_tokens)
         self._tokens_in_flight[engine] += cost
         try:
-            return await self._group.within(self._rollout_seconds).one(engine, GenerateStrategy.generate, token_ids, sampling, seed)
+            calls = self._group.batched.within(self._rollout_seconds)
+            return await calls.one(engine, GenerateStrategy.generate, token_ids, sampling, seed)
         finally:
             self._tokens_in_flight[engine] -= cost
 

@@ -46,6 +46,11 @@ class Ranks(ABC, Generic[S]):
         """Calls with a deadline. Each raises as `run` does."""
         return Calls(self, seconds)
 
+    @property
+    def batched(self) -> Ranks[S]:
+        """The same ranks, for calls of which there are many at once: they travel together, where that is cheaper."""
+        return self
+
 
 class Calls(Generic[S]):
     """Calls on ranks, all with the same deadline."""

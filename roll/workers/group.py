@@ -16,6 +16,7 @@ from roll.errors import ECHO_SECONDS, BadInput, RollError, WorkerAbandoned, Work
 from roll.strategies.base import Rank
 from roll.strategies.settings import Settings
 from roll.system.leftovers import Leftovers
+from roll.workers.batching import Answers, BatchedCaller, Failure
 from roll.workers.calls import Ranks
 from roll.workers.placement import WorkerPlacement
 from roll.workers.process import AsyncProcess, Process
@@ -60,6 +61,7 @@ class WorkerGroup(Ranks[S]):
             ).remote(str(log), placement.local_devices)
             for log, placement in zip(self._logs, placements, strict=True)
         ]
+        self._batched = None if blocking else Batched(self, [BatchedCaller(_Actor(actor)) for actor in self._actors])
         self._pids: list[int] = []
         self._started = self._stopped = False
         self._leftovers = Leftovers(record)
@@ -106,14 +108,22 @@ class WorkerGroup(Ranks[S]):
         refs = [self._actors[rank].call.remote(place, method, *given) for rank, given in arguments.items()]
         return await self._gather(refs, method, seconds, list(arguments))
 
+    @property
+    def batched(self) -> Ranks[S]:
+        """See `Ranks`: together travel the calls of strategies whose methods are coroutines."""
+        return self if self._batched is None else self._batched
+
     async def beside(self, make: Callable[[S, Rank], C], seconds: float) -> Beside[C]:
         """Make an object in every rank's process, of its strategy, to be called as the strategy is. It is closed before the strategy."""
         places = await self._gather([actor.add.remote(make) for actor in self._actors], "start", seconds)
         return Beside(self, places[0])
 
     async def _gather(self, refs: list[Any], method: str, seconds: float, ranks: Sequence[int] | None = None) -> list[Any]:
-        ranks = range(len(refs)) if ranks is None else ranks
         waits = [asyncio.ensure_future(_result(ref)) for ref in refs]
+        return await self.wait(waits, method, seconds, range(len(refs)) if ranks is None else ranks)
+
+    async def wait(self, waits: Sequence[asyncio.Future[Any]], method: str, seconds: float, ranks: Sequence[int]) -> list[Any]:
+        """Wait for calls of a method that were made on some ranks; their results. Raises as `run` does."""
         try:
             done, pending = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
             if pending and any(wait.exception() for wait in done):
@@ -214,6 +224,34 @@ class Beside(Ranks[S]):
         return await self._group.run(method, arguments, seconds, self._place)
 
 
+class Batched(Ranks[S]):
+    """The ranks of a group, whose calls travel together."""
+
+    def __init__(self, group: WorkerGroup[S], callers: Sequence[BatchedCaller]) -> None:
+        self._group, self._callers, self.replica_size = group, callers, group.replica_size
+
+    def __len__(self) -> int:
+        return len(self._group)
+
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        """See `Ranks`."""
+        waits = [self._callers[rank].call(method, given) for rank, given in arguments.items()]
+        return await self._group.wait(waits, method, seconds, list(arguments))
+
+
+class _Actor:
+    """Implements `batching.Remote`."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def post(self, calls: list[bytes]) -> None:
+        self._actor.post.remote(calls)
+
+    async def collect(self) -> Answers:
+        return await self._actor.collect.remote()
+
+
 def _is_echo(cause: BaseException) -> bool:
     return any(echo in str(cause).lower() for echo in ECHOES)
 
@@ -231,4 +269,4 @@ def _cause(error: BaseException | None) -> BaseException:
     assert error is not None
     if isinstance(error, RayTaskError):
         return getattr(error, "cause", None) or error
-    return error
+    return error.cause if isinstance(error, Failure) else error

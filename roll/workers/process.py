@@ -18,6 +18,8 @@ from roll.config.derived.devices import visible_devices
 from roll.errors import RollError, WorkerFailed
 from roll.strategies.base import Rank
 from roll.strategies.settings import Settings
+from roll.system.step_memory import collect_rarely
+from roll.workers.batching import Answers, BatchedServer, portable
 from roll.workers.memory_monitor import MemoryMonitor, device_name
 from roll.workers.shortage import engine_shortage
 
@@ -109,14 +111,24 @@ class AsyncProcess:
         self._monitor = MemoryMonitor(rank.device)
         with _portable_errors(), _named_shortage(rank, self._log):
             self._strategy = settings.build(rank)
+            self._batched = BatchedServer(lambda method: getattr(self._strategy, method))
             await self._strategy.start()
         self._monitor.held()  # an engine holds the most from the start
+        collect_rarely()
         return device_name()
 
     async def call(self, place: int, method: str, *arguments: Any) -> Any:
         """Run one of the strategy's methods. Nothing stands beside it."""
         with _portable_errors():
             return await getattr(self._strategy, method)(*arguments)
+
+    async def post(self, calls: list[bytes]) -> None:
+        """See `batching.Remote`."""
+        self._batched.post(calls)
+
+    async def collect(self) -> Answers:
+        """See `batching.Remote`."""
+        return await self._batched.collect()
 
     async def close(self) -> None:
         """See `Process`."""
@@ -147,10 +159,9 @@ def _portable_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        try:
-            cloudpickle.loads(cloudpickle.dumps(error))  # pyright: ignore[reportPrivateImportUsage]
-        except Exception:
-            raise RuntimeError(f"{type(error).__name__}: {error}") from None
+        travels = portable(error, cloudpickle.dumps, cloudpickle.loads)  # pyright: ignore[reportPrivateImportUsage]
+        if travels is not error:
+            raise travels from None
         raise
 
 

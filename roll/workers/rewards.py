@@ -65,6 +65,6 @@ class Rewards:
         try:
             # Each response may run to its own deadline, and cost its process.
             seconds = (self._sections[prompt.domain].timeout + REPLACED) * waiting[worker] + SLACK
-            return await group.within(seconds).one(worker, RewardWorker.score, prompt, responses)
+            return await group.batched.within(seconds).one(worker, RewardWorker.score, prompt, responses)
         finally:
             waiting[worker] -= len(responses)

@@ -87,8 +87,18 @@ class Engine:
     async def asked(self) -> int:
         return self._asked
 
+    async def fail(self) -> None:
+        raise Picky("a cause", "its detail")
+
+    async def never(self) -> None:
+        await asyncio.Event().wait()
+
+    async def die(self) -> None:
+        os._exit(7)
+
     async def resume(self) -> None:
         self._may_answer.set()
+        self._asked, self._may_answer = 0, asyncio.Event()
 
     async def close(self) -> None:
         pass
@@ -142,6 +152,38 @@ async def names_who_is_late(group: WorkerGroup[Worker], folder: Path) -> None:
     (folder / "met").touch()
 
 
+async def fails_where_calls_travel_together(group: WorkerGroup[Engine]) -> None:
+    """As calls that travel alone do."""
+    calls = group.batched.within(limits.CALL)
+    answer = asyncio.ensure_future(calls.one(0, Engine.asked))
+    with pytest.raises(WorkerFailed, match=r"^engine rank 0: RuntimeError: Picky: a cause and its detail \(logs/engine-0.log\)$") as raised:
+        await calls.one(0, Engine.fail)
+    assert "in fail" in raised.value.traceback
+    assert await answer >= 0
+    with pytest.raises(WorkerFailed, match=r"^engine rank 0: never was not done after 1 s on rank\(s\) 0$"):
+        await group.batched.within(limits.EXPIRY).one(0, Engine.never)
+    waiting = asyncio.ensure_future(calls.one(0, Engine.never))
+    for failing in (calls.one(0, Engine.die), waiting, calls.one(0, Engine.asked)):
+        with pytest.raises(WorkerFailed, match="^engine rank 0: the process died"):
+            await failing
+
+
+async def hears_the_sync_behind_many_prompts(logs: Path) -> None:
+    places = worker_placements(RolePlan("engine", "none", ((),)), 8, {})
+    group: WorkerGroup[Engine] = WorkerGroup("engine", places, logs, logs / "held", blocking=False)
+    try:
+        await group.start(EngineSettings(), limits.START, limits.START)
+        for ranks in (group, group.batched):
+            answers = [asyncio.ensure_future(ranks.within(limits.PROCESS).one(0, Engine.answer)) for _ in range(4500)]
+            while await group.within(limits.CALL).one(0, Engine.asked) < len(answers):
+                await asyncio.sleep(limits.LOOK)
+            await group.within(limits.CALL).one(0, Engine.resume)
+            assert sum(await asyncio.gather(*answers)) == 4500
+        await fails_where_calls_travel_together(group)
+    finally:
+        await group.stop(limits.EXPIRY)
+
+
 def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """One cluster for all of it: starting Ray takes seconds."""
 
@@ -178,24 +220,11 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: 
         hanging.cancel()
         limits.until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "its processes are gone", limits.END)
 
-    async def hears_the_sync_behind_many_prompts() -> None:
-        logs = tmp_path / "logs"
-        places = worker_placements(RolePlan("engine", "none", ((),)), 8, {})
-        group: WorkerGroup[Engine] = WorkerGroup("engine", places, logs, logs / "held", blocking=False)
-        try:
-            await group.start(EngineSettings(), limits.START, limits.START)
-            answers = [asyncio.ensure_future(group.within(limits.PROCESS).one(0, Engine.answer)) for _ in range(4500)]
-            while await group.within(limits.CALL).one(0, Engine.asked) < len(answers):
-                await asyncio.sleep(limits.LOOK)
-            await group.within(limits.CALL).one(0, Engine.resume)
-            assert sum(await asyncio.gather(*answers)) == 4500
-        finally:
-            await group.stop(limits.EXPIRY)
-
     with cluster(tmp_path, gpus=0, gpus_per_node=8) as session:
         assert session.shared_memory.is_dir() and session.scratch.is_dir()
-        for scenario in (behaves, refuses, ends_what_hangs, hears_the_sync_behind_many_prompts):
+        for scenario in (behaves, refuses, ends_what_hangs):
             asyncio.run(scenario())
+        asyncio.run(hears_the_sync_behind_many_prompts(tmp_path / "logs"))
         asyncio.run(reads_no_earlier_log(tmp_path / "logs"))
         with pytest.raises(ClusterUnavailable, match=r"asks for 16 GPUs on 2 node\(s\) of 8; the cluster's nodes .* by address, \[\]"):
             check_gpus(16, 8)

@@ -54,6 +54,37 @@ def test_the_sequences_of_an_episode_count_as_one(mode: str, expected: list[floa
     np.testing.assert_allclose(got, [0, first, 0, second, 0, 0, 0, third, third, 0, fourth, 0, fourth, 0, 0], rtol=1e-6)
 
 
+def weight_of(mode: str, tokens: int, own: int, rows: int) -> float:
+    """Of a token: all tokens in the loss, those of its own episode, and the episodes that have some."""
+    match mode:
+        case "token-mean":
+            return 1.0 / tokens
+        case "seq-mean-token-sum":
+            return 1.0 / rows
+        case "seq-mean-token-mean":
+            return 1.0 / (own * rows)
+        case _:
+            return 1.0 / (rows * SCALE)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(masks=st.lists(st.text(".x", min_size=1, max_size=6), min_size=1, max_size=8), drawn=st.data())
+def test_every_token_has_the_weight_that_a_count_gives(mode: str, masks: list[str], drawn: st.DataObject) -> None:
+    """To the bit, with factors of sequences and with episodes of several sequences."""
+    episodes = sorted(drawn.draw(st.lists(st.integers(0, 4), min_size=len(masks), max_size=len(masks))))
+    factors = drawn.draw(st.lists(st.sampled_from([0.3, 1.0, 1.7]), min_size=len(masks), max_size=len(masks)))
+    counts = {number: sum(mask.count("x") for mask, own in zip(masks, episodes, strict=True) if own == number) for number in episodes}
+    total, rows = sum(counts.values()), sum(map(bool, counts.values()))
+    factors = np.array(factors, np.float32).tolist()
+    expected = [
+        np.float32(weight_of(mode, total, counts[number], rows) * factor if letter == "x" else 0.0)
+        for mask, number, factor in zip(masks, episodes, factors, strict=True)
+        for letter in mask
+    ]
+    got = loss_weights(responses(*masks), mode, SCALE, np.array(factors, np.float32), np.array(episodes, np.int32))
+    assert got.tolist() == [float(weight) for weight in expected]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_nothing_to_learn_weighs_nothing(mode: str) -> None:
     assert not loss_weights(responses("..", "...."), mode).any()

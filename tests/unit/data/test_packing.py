@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.data.packing import FILLER, balance, concatenate, cost, pack, positions, select, select_tokens, split
-from roll.types import Sequences
+from roll.data.packing import FILLER, balance, concatenate, cost, pack, positions, select, select_tokens, split, take, updates_of
+from roll.types import Sequences, TrainBatch
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)
 
@@ -48,11 +48,47 @@ def test_balance_by_hand() -> None:
 
 def test_one_long_sequence_weighs_more_than_short_ones_of_as_many_tokens() -> None:
     # 40 + 16 against 4 x (10 + 1): the third pair of short ones goes to the rank without the long sequence.
-    assert cost(40, 0.01) == 56
     lengths = [40, *[10] * 6]
+    costs = cost(np.array(lengths), 0.01)
+    assert costs.tolist() == [56, *[11] * 6]
     assert balance(lengths, 2) == [[0, 5], [1, 2, 3, 4, 6]]
-    assert balance([cost(length, 0.01) for length in lengths], 2) == [[0], [1, 2, 3, 4, 5, 6]]
+    assert balance(costs, 2) == [[0], [1, 2, 3, 4, 5, 6]]
     assert split(lengths, 2, 1000, attention_cost=0.01).ranks == (((0,),), ((1, 2, 3, 4, 5, 6),))
+
+
+def balanced_by_looking(costs: list[float], ranks: int) -> list[list[int]]:
+    """Every rank is looked at for every sequence."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    for index in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
+        loads = [sum(sorted((costs[index] for index in share), reverse=True)) for share in shares]
+        lightest = min(range(ranks), key=lambda rank: (loads[rank], len(shares[rank]), rank))
+        shares[lightest].append(index)
+    return [sorted(share) for share in shares]
+
+
+def packed_by_looking(lengths: list[int], indices: list[int], token_budget: int, bins: int) -> list[list[int]]:
+    """Every bin is looked at for every sequence."""
+    order = sorted(indices, key=lambda index: (-lengths[index], index))
+    packed: list[list[int]] = [[] for _ in range(min(bins, len(order)))]
+    for index in order:
+        loads = [sum(lengths[index] for index in bin_) for bin_ in packed]
+        fits = [number for number, bin_ in enumerate(packed) if not bin_ or loads[number] + lengths[index] <= token_budget]
+        if fits:
+            packed[min(fits, key=lambda number: (loads[number], number))].append(index)
+        else:
+            packed.append([index])
+    return [sorted(bin_) for bin_ in packed]
+
+
+@given(costs=st.lists(st.integers(1, 9).map(lambda cost: cost / 8), max_size=40), ranks=st.integers(1, 5))
+def test_balance_is_what_looking_at_every_rank_gives(costs: list[float], ranks: int) -> None:
+    assert balance(costs, ranks) == balanced_by_looking(costs, ranks)
+
+
+@given(lengths=LENGTHS, budget=st.integers(1, 120), bins=st.integers(1, 6), drawn=st.data())
+def test_pack_is_what_looking_at_every_bin_gives(lengths: list[int], budget: int, bins: int, drawn: st.DataObject) -> None:
+    indices = drawn.draw(st.lists(st.sampled_from(range(len(lengths))), unique=True)) if lengths else []
+    assert pack(lengths, indices, budget, bins) == packed_by_looking(lengths, indices, budget, bins)
 
 
 def test_pack_by_hand() -> None:
@@ -118,3 +154,64 @@ def test_selecting_every_part_of_a_split_gives_every_token_once(budget: int) -> 
     numbers = np.arange(sum(lengths), dtype=np.int32)
     parts = [indices for forwards in split(lengths, 2, budget).ranks for indices in forwards if indices]
     assert sorted(np.concatenate([select_tokens(numbers, sequences, indices) for indices in parts])) == list(range(sum(lengths)))
+
+
+def drawn_batch(lengths: list[int], episodes: list[int] | None) -> TrainBatch:
+    """No two of its tokens are alike, nor any two fields."""
+    sequences = concatenate(
+        [np.arange(100 * i, 100 * i + n, dtype=np.int32) for i, n in enumerate(lengths)], [np.arange(n) % 3 > 0 for n in lengths]
+    )
+    tokens = np.arange(len(sequences.token_ids))
+    fields = [(tokens + 1000 * number).astype(np.float32) for number in range(1, 6)]
+    return TrainBatch(
+        sequences,
+        fields[0],
+        None,
+        tokens.astype(np.int32) + 7000,
+        ref_log_probs=fields[1],
+        token_selection=tokens % 2 == 0,
+        sequence_weights=np.arange(len(lengths), dtype=np.float32),
+        episode_of_sequence=None if episodes is None else np.array(episodes, np.int32),
+        teacher_states=np.arange(2 * int(sequences.response_mask.sum()), dtype=np.float32).reshape(-1, 2),
+        values=fields[2],
+        returns=fields[3],
+    )
+
+
+@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=12), drawn=st.data())
+def test_taking_sequences_takes_each_of_their_tokens_from_every_field(lengths: list[int], drawn: st.DataObject) -> None:
+    """Neighbours, which are taken together, and others: token by token."""
+    batch, indices = drawn_batch(lengths, None), drawn.draw(st.permutations(range(len(lengths))))
+    indices = indices[: drawn.draw(st.integers(1, len(lengths)))]
+    if drawn.draw(st.booleans()):
+        indices = list(range(min(indices), max(indices) + 1))
+    taken, starts = take(batch, indices), [sum(lengths[:index]) for index in range(len(lengths))]
+    tokens = [token for index in indices for token in range(starts[index], starts[index] + lengths[index])]
+    rows = {int(token): row for row, token in enumerate(np.flatnonzero(batch.sequences.response_mask))}
+    assert taken.sequences.offsets.tolist() == [0, *np.cumsum([lengths[index] for index in indices]).tolist()]
+    for got, whole in [
+        (taken.sequences.token_ids, batch.sequences.token_ids),
+        (taken.sequences.response_mask, batch.sequences.response_mask),
+        *[(getattr(taken, name), getattr(batch, name)) for name in ("advantages", "policy_versions", "ref_log_probs", "token_selection")],
+        *[(getattr(taken, name), getattr(batch, name)) for name in ("values", "returns")],
+    ]:
+        assert got.tolist() == [whole[token] for token in tokens] and got.dtype == whole.dtype
+    assert taken.sequence_weights is not None and taken.sequence_weights.tolist() == indices
+    assert taken.teacher_states is not None and batch.teacher_states is not None
+    assert taken.teacher_states.tolist() == [batch.teacher_states[rows[token]].tolist() for token in tokens if token in rows]
+
+
+@given(sizes=st.lists(st.integers(1, 3), min_size=1, max_size=12), updates=st.integers(1, 5))
+def test_updates_are_whole_episodes_in_their_order(sizes: list[int], updates: int) -> None:
+    """Numbers of episodes may have gaps."""
+    episodes = [3 * number for number, size in enumerate(sizes) for _ in range(size)]
+    found = updates_of(drawn_batch([2] * len(episodes), episodes), updates)
+    shares = np.array_split(np.unique(episodes), updates)
+    assert found == [[index for index, episode in enumerate(episodes) if episode in share] for share in shares]
+
+
+@given(masks=st.lists(st.lists(st.booleans(), max_size=5), min_size=1, max_size=8))
+def test_response_lengths_are_counted_one_by_one(masks: list[list[bool]]) -> None:
+    """Sequences of no token too."""
+    sequences = concatenate([np.zeros(len(mask), np.int32) for mask in masks], [np.array(mask, np.bool_) for mask in masks])
+    assert sequences.response_lengths.tolist() == [sum(mask) for mask in masks]

@@ -1,0 +1,281 @@
+"""What a step costs the host without its models: CPU microseconds a sample of every process of a run, by the size of the step.
+
+    python benchmarks/host.py [--samples 4096,32768] [--mean-length 512] [--json FILE]
+
+The step is real but for three parts: Ray, the scheduler, `ActorInfer`, reward workers with `exact_match`, experience, credit, packing and
+`ActorTrain` are roll's, and engines and trainers are stand-ins. An engine answers at once, with 8 responses a prompt of geometric lengths
+and their log-probs; a trainer takes its micro-batches and does nothing; no weights are synced. User and system time of all processes is
+counted: the driver, the Ray actors, the processes of the reward functions, and Ray's own (raylet, GCS, agents). Each size is measured over
+as many steps as make the largest size, after one that is not counted. That first step gives a digest of all the arrays that trainers
+receive and of the step's metrics: two checkouts that print the same digests train on the same numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import tempfile
+import zlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from roll.algorithms.advantages import Normalisation
+from roll.algorithms.losses import Loss
+from roll.algorithms.policy_loss import PolicyLoss
+from roll.config.derived.placement import RolePlan
+from roll.config.schema.roles import RewardConfig
+from roll.rollout.batch import Shaping, experience, rollout_metrics, token_count
+from roll.rollout.credit import Credit, CreditAssignment
+from roll.rollout.scheduler import RolloutScheduler
+from roll.strategies.base import MicroBatch, Rank, TrainResult
+from roll.system.step_memory import memory_of_steps
+from roll.types import Completion, FinishReason, Ints, Metrics, Prompt, Sampling
+from roll.workers.actor_infer import ActorInfer
+from roll.workers.actor_train import ActorTrain, TrainShape
+from roll.workers.cluster import ClusterSession, cluster
+from roll.workers.group import WorkerGroup
+from roll.workers.placement import worker_placements
+from roll.workers.rewards import Rewards, RewardSettings
+
+GROUP = 8
+RANKS = 2
+"""Of each role."""
+PROMPT_TOKENS = 128
+PROMPT_TEXT = "What is the sum of these numbers, and why? " * 12
+CHARACTERS = 4
+"""Of a token."""
+SECONDS = 3600.0
+"""Every deadline: a bound on hangs."""
+DOMAIN = "exact_match"
+SHAPE = TrainShape(updates=4, epochs=1, token_budget=32768, loss_agg_mode="token-mean", temperature=1.0)
+CHECKED = 0
+"""The version of the policy in the step whose numbers are digested."""
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Of `Engine`."""
+
+    mean_length: int
+
+    def build(self, rank: Rank) -> Engine:
+        """See `Settings`."""
+        return Engine(self)
+
+
+class Engine:
+    """Answers at once. What it answers depends on the seed alone."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        numbers, longest = np.random.default_rng(0), 4 * settings.mean_length
+        self._lengths = np.minimum(numbers.geometric(1 / settings.mean_length, 1021), longest).tolist()
+        self._token_ids = numbers.integers(0, 150_000, 2 * longest).astype(np.int32)
+        self._log_probs = -numbers.random(2 * longest).astype(np.float32)
+        self._text = "".join(map(chr, numbers.integers(97, 123, 2 * longest * CHARACTERS)))
+        self._longest = longest
+
+    async def start(self) -> None:
+        """See `GenerateStrategy`."""
+
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int) -> list[Completion]:
+        """See `GenerateStrategy`. Arrays and texts are new ones, as an engine's are."""
+        return [self._completion(seed + number) for number in range(sampling.samples)]
+
+    def _completion(self, number: int) -> Completion:
+        length, begin = self._lengths[number % len(self._lengths)], number % self._longest
+        end, text = begin + length, self._text[CHARACTERS * begin : CHARACTERS * (begin + length)]
+        token_ids, log_probs = self._token_ids[begin:end].copy(), self._log_probs[begin:end].copy()
+        # Every other response is right.
+        text = f"{text}</think>{number % 2}"
+        return Completion(token_ids, log_probs, np.zeros(length, np.int32), FinishReason.STOP, text)
+
+    async def close(self) -> None:
+        """See `GenerateStrategy`."""
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """Of `Trainer`."""
+
+    def build(self, rank: Rank) -> Trainer:
+        """See `Settings`."""
+        return Trainer(rank)
+
+
+class Trainer:
+    """Takes what it is to learn."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._name = f"digest/trainer_{rank.rank}"
+
+    def train_step(self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int) -> TrainResult:
+        """See `TrainStrategy`; in the step that is checked, with a digest for a metric."""
+        batches = [one for update in updates for one in update]
+        tokens = sum(len(one.batch.sequences.token_ids) for one in batches)
+        # A metric is a sum over tokens; 24 bits of a digest stay exact.
+        sums = {self._name: float(digest(batches) & 0xFFFFFF)} if policy_version == CHECKED else {}
+        return TrainResult(sums, tokens, {})
+
+    def close(self) -> None:
+        """See `TrainStrategy`."""
+
+
+def digest(micro_batches: Sequence[MicroBatch]) -> int:
+    """Of all arrays and sequence numbers, in their order."""
+    found = 0
+    for one in micro_batches:
+        batch, sequences = one.batch, one.batch.sequences
+        assert batch.behaviour_log_probs is not None
+        arrays = (sequences.token_ids, sequences.offsets, sequences.response_mask, batch.advantages, batch.behaviour_log_probs)
+        for array in (*arrays, batch.policy_versions, one.loss_weights, np.array(one.samples)):
+            found = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(array.dtype.str.encode(), found))
+    return found
+
+
+class Source:
+    """Implements `PromptSource`: as many prompts as are asked for."""
+
+    def __init__(self) -> None:
+        self._drawn = 0
+
+    def draw(self, count: int) -> list[Prompt]:
+        """See `PromptSource`."""
+        numbers = range(self._drawn, self._drawn + count)
+        self._drawn += count
+        return [self._prompt(number) for number in numbers]
+
+    def _prompt(self, number: int) -> Prompt:
+        row = {"messages": [{"role": "user", "content": PROMPT_TEXT}], "ground_truth": "1", "tag": DOMAIN, "number": number}
+        return Prompt(number, np.arange(PROMPT_TOKENS, dtype=np.int32) + number, f"<user>{PROMPT_TEXT}{number}<assistant>", DOMAIN, row)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `PromptSource`."""
+        return {"drawn": self._drawn}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `PromptSource`."""
+        self._drawn = state["drawn"]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The parts of a run that work in other processes."""
+
+    actor_infer: ActorInfer
+    rewards: Rewards
+    actor_train: ActorTrain
+
+
+@asynccontextmanager
+async def started(session: ClusterSession, mean_length: int) -> AsyncIterator[Roles]:
+    """All roles, and their end."""
+    async with AsyncExitStack() as stack:
+
+        async def start(role: str, settings: Any, blocking: bool) -> WorkerGroup[Any]:
+            places = worker_placements(RolePlan(role, "none", ((),) * RANKS), 8, {})
+            group: WorkerGroup[Any] = WorkerGroup(role, places, session.logs, session.shared_memory / f"{role}.held", blocking)
+            stack.push_async_callback(group.stop, SECONDS)
+            await group.start(settings, SECONDS, SECONDS)
+            return group
+
+        section = RewardConfig.model_validate({})
+        engines = await start("actor_infer", EngineSettings(mean_length), blocking=False)
+        rewards = await start("rewards", RewardSettings(DOMAIN, section, SECONDS), blocking=False)
+        trainers = await start("actor_train", TrainerSettings(), blocking=True)
+        yield Roles(
+            ActorInfer(engines, SECONDS, SECONDS),
+            Rewards({DOMAIN: rewards}, {DOMAIN: section}),
+            ActorTrain(trainers, SHAPE, session.shared_memory, SECONDS, SECONDS, SECONDS),
+        )
+
+
+def main() -> int:
+    """Measure each size, and print a line a kind of process."""
+    options = parse()
+    sizes = [int(size) for size in options.samples.split(",")]
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="roll-host-"))
+        session = stack.enter_context(cluster(Path(folder), gpus=0, gpus_per_node=8))
+        stack.enter_context(memory_of_steps())
+        found, checked = asyncio.run(measure(session, sizes, options.mean_length))
+    table = Table("process", *(f"{size:,} samples" for size in sizes), title="CPU time, microseconds a sample")
+    for process in sorted(found[sizes[0]]):
+        table.add_row(process, *(f"{found[size].get(process, 0.0):.1f}" for size in sizes))
+    table.add_row("sum", *(f"{sum(found[size].values()):.1f}" for size in sizes))
+    table.add_row("digest", *(f"{zlib.crc32(json.dumps(checked[size], sort_keys=True).encode()):08x}" for size in sizes))
+    Console().print(table)
+    if options.json:
+        options.json.write_text(json.dumps({"microseconds": found, "metrics": checked}, indent=1))
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", default="4096,32768", help="sizes of a step")
+    parser.add_argument("--mean-length", type=int, default=512, help="tokens of a response; at most four times as many")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+async def measure(
+    session: ClusterSession, sizes: Sequence[int], mean_length: int
+) -> tuple[dict[int, dict[str, float]], dict[int, Metrics]]:
+    """By size, microseconds a sample of each kind of process, and the metrics of the step that is checked."""
+    found: dict[int, dict[str, float]] = {}
+    checked: dict[int, Metrics] = {}
+    async with started(session, mean_length) as roles:
+        for size in sizes:
+            sampling, credit = Sampling(4 * mean_length, GROUP), CreditAssignment(Credit("grpo", Normalisation()))
+            scheduler = RolloutScheduler(Source(), roles.actor_infer, roles.rewards, sampling, size // GROUP, 0.0, seed=0)
+            async with aclosing(scheduler):
+                checked[size] = await step(scheduler, roles.actor_train, credit, CHECKED)
+                steps = max(sizes) // size
+                before = seconds(session.logs)
+                for version in range(1, steps + 1):
+                    await step(scheduler, roles.actor_train, credit, version)
+                spent = {process: time - before[process] for process, time in seconds(session.logs).items()}
+            found[size] = {process: 1e6 * time / (steps * size) for process, time in spent.items()}
+    return found, checked
+
+
+async def step(scheduler: RolloutScheduler, actor_train: ActorTrain, credit: CreditAssignment, version: int) -> Metrics:
+    """As `rlvr.train` takes one, without reference, critic and weight sync."""
+    groups = await scheduler.take()
+    batch, metrics = credit(experience(groups, Shaping()), None)
+    metrics |= rollout_metrics(groups, version)
+    metrics |= await actor_train.train_step(batch, PolicyLoss(), version)
+    return metrics | {"tokens": float(token_count(groups))}
+
+
+def seconds(logs: Path) -> dict[str, float]:
+    """CPU time so far of this process and all beneath it, by kind."""
+    spent: dict[str, float] = defaultdict(float)
+    own = psutil.Process()
+    for process in (own, *own.children(recursive=True)):
+        times = process.cpu_times()
+        spent["driver" if process == own else kind_of(process, logs)] += times.user + times.system
+    return spent
+
+
+def kind_of(process: psutil.Process, logs: Path) -> str:
+    """A worker is known by the log that it writes."""
+    if "roll.rewards.child" in process.cmdline():
+        return "reward functions"
+    log = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
+    return log.stem.rpartition("-")[0] if log.parent == logs else "Ray's own"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,47 @@
+"""A process goes back to its own ways of looking for garbage and of taking memory."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import psutil
+import pytest
+
+from roll.system.step_memory import THRESHOLDS, memory_of_steps
+
+
+class Node:
+    """May be in a cycle with itself."""
+
+    itself: Node
+
+
+def test_garbage_is_looked_for_rarely_as_long_as_the_block_lasts() -> None:
+    before = gc.get_threshold()
+    with pytest.raises(ZeroDivisionError), memory_of_steps():
+        assert gc.get_threshold() == THRESHOLDS
+        assert gc.get_freeze_count() > 0
+        raise ZeroDivisionError
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_cycle_is_still_found() -> None:
+    with memory_of_steps():
+        node = Node()
+        node.itself, seen = node, weakref.ref(node)
+        del node
+        gc.collect()
+        assert seen() is None
+
+
+@pytest.mark.skipif(not psutil.LINUX, reason="resident memory is read as Linux says it")
+def test_a_large_array_keeps_its_memory_for_the_next_one_and_gives_it_back_at_the_end() -> None:
+    size, own = 256 << 20, psutil.Process()
+    with memory_of_steps():
+        before = own.memory_info().rss
+        np.ones(size, np.int8)
+        assert own.memory_info().rss - before > size / 2
+    assert own.memory_info().rss - before < size / 2

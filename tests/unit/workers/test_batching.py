@@ -1,0 +1,187 @@
+"""Calls that travel together: each gets its own answer, whatever becomes of the others. The process is a class of this one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from roll.workers.batching import MOST_BYTES, Answers, BatchedCaller, BatchedServer, Failure
+from tests import limits
+
+
+class Picky(Exception):
+    """An exception that pickle cannot rebuild."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+class Strategy:
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.gates: dict[int, asyncio.Event] = {}
+
+    async def wait(self, number: int) -> int:
+        self.begun.append(number)
+        await self.gates.setdefault(number, asyncio.Event()).wait()
+        return number
+
+    def open(self, number: int) -> None:
+        self.gates.setdefault(number, asyncio.Event()).set()
+
+    async def double(self, number: int) -> int:
+        return 2 * number
+
+    async def large(self, size: int) -> bytes:
+        return bytes(size)
+
+    async def fail(self, error: Exception) -> None:
+        raise error
+
+    async def say_what_cannot_travel(self) -> Any:
+        return lambda: None
+
+
+class Process:
+    """Implements `Remote` in this process; counts calls, and can die."""
+
+    def __init__(self) -> None:
+        self.strategy = Strategy()
+        self.server = BatchedServer(lambda method: getattr(self.strategy, method))
+        self.posts: list[int] = []
+        self.collected: list[Answers] = []
+        self.died = asyncio.Event()
+
+    def post(self, calls: list[bytes]) -> None:
+        self.posts.append(len(calls))
+        if not self.died.is_set():
+            self.server.post(calls)
+
+    async def collect(self) -> Answers:
+        answers, died = asyncio.ensure_future(self.server.collect()), asyncio.ensure_future(self.died.wait())
+        await asyncio.wait((answers, died), return_when=asyncio.FIRST_COMPLETED)
+        died.cancel()
+        if self.died.is_set():
+            answers.cancel()
+            raise ConnectionError("the process died")
+        self.collected.append(answers.result())
+        return answers.result()
+
+
+def run(scenario: Callable[[Process, BatchedCaller], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        process = Process()
+        async with asyncio.timeout(limits.CALL):
+            await scenario(process, BatchedCaller(process))
+
+    asyncio.run(bounded())
+
+
+def test_calls_of_one_turn_travel_together_and_each_gets_its_answer() -> None:
+    async def scenario(process: Process, caller: BatchedCaller) -> None:
+        assert await asyncio.gather(*(caller.call("double", (number,)) for number in range(1000))) == list(range(0, 2000, 2))
+        assert process.posts == [1000]
+        assert [len(answers) for answers in process.collected] == [1000]
+        assert await caller.call("double", (4,)) == 8, "and again, once nothing is under way"
+
+    run(scenario)
+
+
+def test_an_answer_does_not_wait_for_a_slow_one() -> None:
+    async def scenario(process: Process, caller: BatchedCaller) -> None:
+        slow, fast = caller.call("wait", (0,)), caller.call("wait", (1,))
+        process.strategy.open(1)
+        assert await fast == 1
+        late = caller.call("wait", (2,))
+        process.strategy.open(2)
+        assert await late == 2 and not slow.done()
+        process.strategy.open(0)
+        assert await slow == 0
+        assert process.strategy.begun == [0, 1, 2], "in the order of the calls"
+
+    run(scenario)
+
+
+def test_large_answers_travel_in_several_parts() -> None:
+    async def scenario(process: Process, caller: BatchedCaller) -> None:
+        size = MOST_BYTES // 3
+        found = await asyncio.gather(*(caller.call("large", (size,)) for _ in range(10)))
+        assert [len(one) for one in found] == [size] * 10
+        assert [len(answers) for answers in process.collected] == [3, 3, 3, 1]
+
+    run(scenario)
+
+
+def test_what_one_call_raises_is_its_own() -> None:
+    async def scenario(process: Process, caller: BatchedCaller) -> None:
+        calls = [
+            caller.call("double", (1,)),
+            caller.call("fail", (ValueError("seven"),)),
+            caller.call("fail_with_no_such_method", ()),
+            caller.call("say_what_cannot_travel", ()),
+            caller.call("double", (2,)),
+        ]
+        first, failed, missing, stuck, last = await asyncio.gather(*calls, return_exceptions=True)
+        assert (first, last) == (2, 4)
+        assert isinstance(failed, Failure) and isinstance(failed.cause, ValueError) and str(failed.cause) == "seven"
+        assert "in fail\n" in str(failed), "its traceback"
+        assert isinstance(missing, Failure) and isinstance(missing.cause, AttributeError)
+        assert isinstance(stuck, Failure)
+
+    run(scenario)
+
+
+def test_an_error_that_cannot_travel_comes_as_its_text() -> None:
+    async def scenario(process: Process, caller: BatchedCaller) -> None:
+        async def picky() -> None:
+            raise Picky("a cause", "its detail")
+
+        process.strategy.double = picky  # type: ignore[method-assign, assignment]
+        with pytest.raises(Failure) as raised:
+            await caller.call("double", ())
+        assert repr(raised.value.cause) == repr(RuntimeError("Picky: a cause and its detail"))
+
+    run(scenario)
+
+
+def test_an_argument_that_cannot_travel_is_refused_to_its_caller_alone() -> None:
+    async def scenario(process: Process, caller: BatchedCaller) -> None:
+        other = caller.call("double", (1,))
+        with pytest.raises(Exception, match="lambda"):
+            caller.call("double", (lambda: None,))
+        assert await other == 2
+
+    run(scenario)
+
+
+def test_the_end_of_the_process_fails_whatever_waits_and_what_comes_later() -> None:
+    async def scenario(process: Process, caller: BatchedCaller) -> None:
+        waiting = [caller.call("wait", (number,)) for number in range(3)]
+        while not process.strategy.begun:
+            await asyncio.sleep(0)
+        process.died.set()
+        for call in (*waiting, caller.call("double", (1,))):
+            with pytest.raises(ConnectionError, match="died"):
+                await call
+        with pytest.raises(ConnectionError, match="died"):
+            await caller.call("double", (1,))
+
+    run(scenario)
+
+
+def test_a_call_that_nobody_waits_for_holds_up_nothing() -> None:
+    async def scenario(process: Process, caller: BatchedCaller) -> None:
+        given_up = caller.call("wait", (0,))
+        while not process.strategy.begun:
+            await asyncio.sleep(0)
+        given_up.cancel()
+        assert await caller.call("double", (1,)) == 2
+        process.strategy.open(0)
+        assert await caller.call("double", (2,)) == 4, "its late answer is nobody's"
+
+    run(scenario)
