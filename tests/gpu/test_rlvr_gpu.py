@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from roll.models.flops import dense_bf16_peak
 from tests.gpu.conftest import PROMPT_TOKENS, ROOT, Runs, need_devices
 
 pytestmark = pytest.mark.gpu
@@ -68,6 +70,9 @@ def check(lines: list[dict[str, Any]], case: Case) -> None:
     for line in steps:
         assert line["mismatch/logprob_abs_diff_mean"] <= case.bound, line["step"]
         assert abs(line["policy/ratio"] - 1) <= case.bound, line["step"]
+        measured = case.dtype != "fp32" and dense_bf16_peak(torch.cuda.get_device_name()) is not None
+        assert (0 < line["throughput/mfu"] < 1) if measured else "throughput/mfu" not in line
+        assert 0 <= line["engine/idle_fraction"] < 1 and 0 < line["engine/kv_cache_use"] <= 1
     # The policy left its starting point by so much that an engine that stayed there, or one update behind, would differ
     # by more than twice the bound: the k3 estimate of a KL is about half the mean square of the log-probs' difference.
     assert steps[0]["policy/kl_ref"] < steps[1]["policy/kl_ref"] < steps[2]["policy/kl_ref"]
