@@ -103,21 +103,23 @@ def preparation(folder: Path) -> list[list[str]]:
 
 def arguments(recipe: str, seed: int, steps: int, folder: Path, world: Path) -> list[str]:
     """Arguments of the interpreter that run a recipe: what all runs share, and their seed."""
-    return pipeline(
-        f"algorithms/{recipe}",
-        {
-            "output_dir": folder,
-            "pretrain": world / "warm-up" / "export",
-            "seed": seed,
-            "max_steps": steps,
-            "eval_steps": steps,
-            "save_steps": 0,
-            "track_with": "none",
-            "weight_sync.lora": "merged",
-            "actor_train.data_args.file_name": world / "problems" / "train.jsonl",
-            "validation.data_args.file_name": world / "problems" / "heldout.jsonl",
-        },
-    )
+    return pipeline(f"algorithms/{recipe}", tiny_keys(seed, steps, steps, folder, world))
+
+
+def tiny_keys(seed: int, steps: int, eval_steps: int, folder: Path, world: Path) -> dict[str, object]:
+    """The keys of a run on the tiny task, from the warmed-up policy in `world`."""
+    return {
+        "output_dir": folder,
+        "pretrain": world / "warm-up" / "export",
+        "seed": seed,
+        "max_steps": steps,
+        "eval_steps": eval_steps,
+        "save_steps": 0,
+        "track_with": "none",
+        "weight_sync.lora": "merged",
+        "actor_train.data_args.file_name": world / "problems" / "train.jsonl",
+        "validation.data_args.file_name": world / "problems" / "heldout.jsonl",
+    }
 
 
 def pipeline(name: str, overrides: dict[str, object]) -> list[str]:

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.algorithms import ACCURACY, QUIET, pipeline, preparation, spread, whole_run
+from benchmarks.algorithms import ACCURACY, QUIET, pipeline, preparation, spread, tiny_keys, whole_run
 
 SYNCHRONOUS = "synchronous"
 CORRECTED = {"behaviour_log_probs": "trainer", "mismatch_correction": "tis"}
@@ -84,18 +84,7 @@ def run_folder(folder: Path, name: str, seed: int, device: int | None) -> Path:
 
 def arguments(name: str, seed: int, steps: int, folder: Path, world: Path, device: int | None) -> list[str]:
     """Arguments of the interpreter that run a variant."""
-    keys: dict[str, object] = {
-        "output_dir": folder,
-        "pretrain": world / "warm-up" / "export",
-        "seed": seed,
-        "max_steps": steps,
-        "eval_steps": EVERY,
-        "save_steps": 0,
-        "track_with": "none",
-        "weight_sync.lora": "merged",
-        "actor_train.data_args.file_name": world / "problems" / "train.jsonl",
-        "validation.data_args.file_name": world / "problems" / "heldout.jsonl",
-    }
+    keys = tiny_keys(seed, steps, EVERY, folder, world)
     return pipeline("tiny/tiny_rlvr_lora_zero3", {**keys, **VARIANTS[name], **({} if device is None else placed(device))})
 
 

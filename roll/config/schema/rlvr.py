@@ -51,7 +51,8 @@ class WeightSyncConfig(StrictConfig):
     )
     kv_cache: Literal["keep", "recompute"] | None = Field(
         None,
-        description="What becomes of the KV cache of responses that a sync finds unfinished. `keep` goes on at once, with keys and values "
+        description="Whether responses that are unfinished at a weight sync keep their KV cache. "
+        "`keep` goes on at once, with keys and values "
         "of older weights; `recompute` computes them with the new ones. If not given, `keep` where generation runs ahead of training "
         "and the engine stays on its devices.",
     )

@@ -1,4 +1,4 @@
-"""Calls that travel together: each gets its own answer, whatever becomes of the others. The process is a class of this one."""
+"""Calls that travel together: each gets its own answer, also where others fail. The process is a class of this one."""
 
 from __future__ import annotations
 
