@@ -1,6 +1,6 @@
 """What a step costs the host without its models: CPU microseconds a sample of every process of a run, by the size of the step.
 
-    python benchmarks/host.py [--samples 4096,32768] [--mean-length 512] [--json FILE]
+    python benchmarks/host.py [--samples 4096,32768] [--mean-length 512] [--apart] [--json FILE]
 
 The step is real but for three parts: Ray, the scheduler, `ActorInfer`, reward workers with `exact_match`, experience, credit, packing and
 `ActorTrain` are roll's, and engines and trainers are stand-ins. An engine answers at once, with 8 responses a prompt of geometric lengths
@@ -19,7 +19,7 @@ import os
 import tempfile
 import zlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,13 +40,14 @@ from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.scheduler import RolloutScheduler
 from roll.strategies.base import MicroBatch, Rank, TrainResult
 from roll.system.step_memory import memory_of_steps
-from roll.types import Completion, FinishReason, Ints, Metrics, Prompt, Sampling
+from roll.types import Completion, FinishReason, Ints, Metrics, NumberedCompletions, Prompt, Sampling
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain, TrainShape
 from roll.workers.cluster import ClusterSession, cluster
 from roll.workers.group import WorkerGroup
 from roll.workers.placement import worker_placements
 from roll.workers.rewards import Rewards, RewardSettings
+from roll.workers.running import Running
 
 GROUP = 8
 RANKS = 2
@@ -68,6 +69,8 @@ class EngineSettings:
     """Of `Engine`."""
 
     mean_length: int
+    apart: bool
+    """Each sample ends by itself; otherwise all of a prompt end together."""
 
     def build(self, rank: Rank) -> Engine:
         """See `Settings`."""
@@ -83,14 +86,18 @@ class Engine:
         self._token_ids = numbers.integers(0, 150_000, 2 * longest).astype(np.int32)
         self._log_probs = -numbers.random(2 * longest).astype(np.float32)
         self._text = "".join(map(chr, numbers.integers(97, 123, 2 * longest * CHARACTERS)))
-        self._longest = longest
+        self._longest, self._apart = longest, settings.apart
 
     async def start(self) -> None:
         """See `GenerateStrategy`."""
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int) -> list[Completion]:
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int) -> AsyncGenerator[NumberedCompletions, None]:
         """See `GenerateStrategy`. Arrays and texts are new ones, as an engine's are."""
-        return [self._completion(seed + number) for number in range(sampling.samples)]
+        completions = [(number, self._completion(seed + number)) for number in range(sampling.samples)]
+        for one in completions if self._apart else ():
+            yield [one]
+        if not self._apart:
+            yield completions
 
     def _completion(self, number: int) -> Completion:
         length, begin = self._lengths[number % len(self._lengths)], number % self._longest
@@ -178,7 +185,7 @@ class Roles:
 
 
 @asynccontextmanager
-async def started(session: ClusterSession, mean_length: int) -> AsyncIterator[Roles]:
+async def started(session: ClusterSession, engine: EngineSettings) -> AsyncIterator[Roles]:
     """All roles, and their end."""
     async with AsyncExitStack() as stack:
 
@@ -190,11 +197,11 @@ async def started(session: ClusterSession, mean_length: int) -> AsyncIterator[Ro
             return group
 
         section = RewardConfig.model_validate({})
-        engines = await start("actor_infer", EngineSettings(mean_length), blocking=False)
+        engines = await start("actor_infer", engine, blocking=False)
         rewards = await start("rewards", RewardSettings(DOMAIN, section, SECONDS), blocking=False)
         trainers = await start("actor_train", TrainerSettings(), blocking=True)
         yield Roles(
-            ActorInfer(engines, SECONDS, SECONDS),
+            ActorInfer(engines, Running(None, RANKS), SECONDS, SECONDS),
             Rewards({DOMAIN: rewards}, {DOMAIN: section}),
             ActorTrain(trainers, SHAPE, session.shared_memory, SECONDS, SECONDS, SECONDS),
         )
@@ -208,7 +215,7 @@ def main() -> int:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="roll-host-"))
         session = stack.enter_context(cluster(Path(folder), gpus=0, gpus_per_node=8))
         stack.enter_context(memory_of_steps())
-        found, checked = asyncio.run(measure(session, sizes, options.mean_length))
+        found, checked = asyncio.run(measure(session, sizes, EngineSettings(options.mean_length, options.apart)))
     table = Table("process", *(f"{size:,} samples" for size in sizes), title="CPU time, microseconds a sample")
     for process in sorted(found[sizes[0]]):
         table.add_row(process, *(f"{found[size].get(process, 0.0):.1f}" for size in sizes))
@@ -225,19 +232,20 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", default="4096,32768", help="sizes of a step")
     parser.add_argument("--mean-length", type=int, default=512, help="tokens of a response; at most four times as many")
+    parser.add_argument("--apart", action="store_true", help="each sample ends by itself and is scored by itself")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 
 async def measure(
-    session: ClusterSession, sizes: Sequence[int], mean_length: int
+    session: ClusterSession, sizes: Sequence[int], engine: EngineSettings
 ) -> tuple[dict[int, dict[str, float]], dict[int, Metrics]]:
     """By size, microseconds a sample of each kind of process, and the metrics of the step that is checked."""
     found: dict[int, dict[str, float]] = {}
     checked: dict[int, Metrics] = {}
-    async with started(session, mean_length) as roles:
+    async with started(session, engine) as roles:
         for size in sizes:
-            sampling, credit = Sampling(4 * mean_length, GROUP), CreditAssignment(Credit("grpo", Normalisation()))
+            sampling, credit = Sampling(4 * engine.mean_length, GROUP), CreditAssignment(Credit("grpo", Normalisation()))
             scheduler = RolloutScheduler(Source(), roles.actor_infer, roles.rewards, sampling, size // GROUP, 0.0, seed=0)
             async with aclosing(scheduler):
                 checked[size] = await step(scheduler, roles.actor_train, credit, CHECKED)

@@ -97,6 +97,10 @@ class Completion:
     text: str
 
 
+NumberedCompletions = Sequence[tuple[int, Completion]]
+"""Responses to one prompt that ended at about the same time, each with the number of its sample."""
+
+
 class StopReason(StrEnum):
     """Why a trajectory ended."""
 

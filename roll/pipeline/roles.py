@@ -47,6 +47,7 @@ from roll.workers.device_sharing import ColocatedRole, DeviceSharing, lines
 from roll.workers.group import WorkerGroup
 from roll.workers.placement import worker_placements
 from roll.workers.rewards import Rewards, RewardSettings, RewardWorker
+from roll.workers.running import Running, running_limits
 from roll.workers.scoring import Reference, Teacher
 
 S = TypeVar("S")
@@ -128,7 +129,10 @@ class Roles:
         group: WorkerGroup[GenerateStrategy] = self._group(
             "actor_infer", role, settings or HfGenerateSettings(path, role.model_args), blocking=False
         )
-        actor_infer = self._colocated["actor_infer"] = ActorInfer(group, config.deadlines.rollout, config.deadlines.weight_sync)
+        limits = running_limits(len(group), config.max_running_samples, settings and settings.engine.max_num_seqs)
+        actor_infer = self._colocated["actor_infer"] = ActorInfer(
+            group, Running(limits, len(group)), config.deadlines.rollout, config.deadlines.weight_sync
+        )
         return actor_infer
 
     def reference(self, config: RlvrConfig, temperature: float) -> Reference:

@@ -146,7 +146,7 @@ def measurement(
 
     async def measure(groups: Sequence[RolloutGroup]) -> Metrics:
         step, engines = await asyncio.gather(meter.step(token_count(groups)), actor_infer.activity())
-        return step | engine_metrics(engines, step["time/step"]) | scheduler.metrics()
+        return step | engine_metrics(engines, step["time/step"]) | actor_infer.metrics() | scheduler.metrics()
 
     return measure
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from roll.rollout.record import single_turns
 from roll.rollout.turns import Locate, divided
-from roll.types import Completion, Ints, Prompt, RewardResult, RolloutGroup, Sampling
+from roll.types import Completion, Ints, NumberedCompletions, Prompt, RewardResult, RolloutGroup, Sampling
+
+T = TypeVar("T")
 
 
 class Generator(Protocol):
     """Something that answers prompts with the current policy."""
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> Sequence[Completion]:
-        """`sampling.samples` completions; a seed makes them reproducible."""
+    def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
+        """`sampling.samples` completions, as they end; a seed makes them reproducible."""
         ...
 
 
@@ -45,18 +48,48 @@ async def sample_group(
         greedy_baseline: answer the prompt once more, with the most probable tokens, for the group's `baseline`.
         locate: finds where turns end in tokens, so that each is a segment; None leaves responses undivided.
     """
-    answer = generator.generate(prompt.token_ids, sampling, seed)
+    answer = answered(prompt, generator, scorer, sampling, seed)
     if greedy_baseline:
         greedy = replace(sampling, samples=1, temperature=0.0, top_p=1.0, top_k=-1)
-        both = await asyncio.gather(answer, generator.generate(prompt.token_ids, greedy, seed))
-        completions = [completion for one in both for completion in one]
+        samples, baseline = await gathered([answer, answered(prompt, generator, scorer, greedy, seed)])
     else:
-        completions = await answer
-    results = await scorer.score(prompt, [completion.text for completion in completions])
+        samples, baseline = await answer, []
+    completions, results = zip(*samples, *baseline, strict=True)
     episodes = single_turns(prompt, completions, results)
     if locate:
         episodes = await asyncio.to_thread(lambda: [divided(episode, locate) for episode in episodes])
     return RolloutGroup(prompt, episodes[: sampling.samples], episodes[-1] if greedy_baseline else None)
+
+
+async def answered(
+    prompt: Prompt, generator: Generator, scorer: Scorer, sampling: Sampling, seed: int | None
+) -> list[tuple[Completion, RewardResult]]:
+    """Each sample of a prompt with its reward, in the order of their numbers. Samples that end together are scored together."""
+    completions: dict[int, Completion] = {}
+    numbers: list[int] = []
+    scorings: list[asyncio.Task[Sequence[RewardResult]]] = []
+    try:
+        async with aclosing(generator.generate(prompt.token_ids, sampling, seed)) as answer:
+            async for ended in answer:
+                completions |= ended
+                numbers += [number for number, _ in ended]
+                scorings.append(asyncio.create_task(scorer.score(prompt, [completion.text for _, completion in ended])))
+        results = [result for scoring in scorings for result in await scoring]
+    finally:
+        for scoring in scorings:
+            scoring.cancel()
+    by_number = dict(zip(numbers, results, strict=True))
+    return [(completions[number], by_number[number]) for number in range(sampling.samples)]
+
+
+async def gathered(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all; if one fails, the others are given up."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def prompt_seed(seed: int, stream: int, prompt_id: int) -> int:

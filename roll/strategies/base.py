@@ -6,7 +6,7 @@ role calls them with the same number of micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Protocol
 from torch import Tensor
 
 from roll.algorithms.losses import Loss
-from roll.types import Completion, Floats, Ints, Metrics, Sampling, Sequences, TensorSpec, TrainBatch
+from roll.types import Floats, Ints, Metrics, NumberedCompletions, Sampling, Sequences, TensorSpec, TrainBatch
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Rendezvous, Route
@@ -181,8 +181,8 @@ class GenerateStrategy(Protocol):
         """Load the model and be ready to generate."""
         ...
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> list[Completion]:
-        """`sampling.samples` completions of one prompt. Concurrent calls are batched. A seed makes them reproducible."""
+    def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> AsyncGenerator[NumberedCompletions, None]:
+        """`sampling.samples` completions of one prompt, as they end. Concurrent calls are batched. A seed makes them reproducible."""
         ...
 
     async def pause(self) -> None:

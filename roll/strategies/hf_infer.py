@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from roll.strategies.offload import Offload, tensors_in
 from roll.strategies.request_gate import RequestGate
 from roll.strategies.scoring import PackedScore
 from roll.strategies.settings import HfGenerateSettings, HfScoreSettings
-from roll.types import Completion, FinishReason, Floats, Ints, Sampling
+from roll.types import Completion, FinishReason, Floats, Ints, NumberedCompletions, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.reader import BucketReader
@@ -65,14 +65,14 @@ class HfGenerate:
         self._base.generation_config = GenerationConfig()
         self._model = self._base
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> list[Completion]:
-        """See `GenerateStrategy`."""
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> AsyncGenerator[NumberedCompletions, None]:
+        """See `GenerateStrategy`. All samples of a call end together, and a seed is that of the call."""
         async with self._generates:
             with self._gate:
                 completions = await asyncio.to_thread(self._generate, token_ids, sampling, seed)
         self._prefilled += sampling.samples * len(token_ids)
         self._generated += sum(len(completion.token_ids) for completion in completions)
-        return completions
+        yield list(enumerate(completions))
 
     @torch.no_grad()
     def _generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> list[Completion]:

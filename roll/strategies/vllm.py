@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 
 import numpy as np
 from vllm import AsyncEngineArgs, SamplingParams
@@ -28,7 +28,7 @@ from roll.strategies.base import EngineActivity, Rank
 from roll.strategies.request_gate import RequestGate
 from roll.strategies.settings import VllmSettings
 from roll.strategies.vllm_activity import StepCounts, logger_into, tokens_in_flight
-from roll.types import Completion, FinishReason, Ints, Sampling
+from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Rendezvous, Route, Transport
@@ -40,6 +40,9 @@ ADAPTER_RANKS = (16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM makes room for (its `MaxLoRARanks` above 8); a smaller adapter takes the next."""
 ASLEEP = ("weights", "kv_cache")
 """What vLLM drops when it sleeps, by the names under which it wakes again (its `SLEEP_TAGS`)."""
+
+Piece = tuple[CompletionOutput, int]
+"""Tokens of a sample, and the version of the policy when they came."""
 
 
 class VllmGenerate:
@@ -100,10 +103,9 @@ class VllmGenerate:
         enable_envs_cache()
         await self.open_route(Route(Transport.FILE, same_host=True), None)
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> list[Completion]:
-        """See `GenerateStrategy`."""
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> AsyncGenerator[NumberedCompletions, None]:
+        """See `GenerateStrategy`. A sample is a request of its own; sample i is drawn with `seed + i`, whatever is sampled beside it."""
         params = SamplingParams(
-            n=sampling.samples,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
@@ -111,27 +113,48 @@ class VllmGenerate:
             max_tokens=sampling.max_new_tokens,
             stop=list(sampling.stop),
             ignore_eos=sampling.ignore_eos,
-            seed=seed,
             logprobs=0 if sampling.log_probs else None,
             flat_logprobs=True,
             detokenize=bool(sampling.stop),
             output_kind=RequestOutputKind.DELTA if self._settings.spans_updates else RequestOutputKind.FINAL_ONLY,
         )
-        pieces: list[list[tuple[CompletionOutput, int]]] = [[] for _ in range(sampling.samples)]
-        request_id = f"{os.getpid()}-{next(self._request_numbers)}"
+        token_list = token_ids.tolist()
+        tasks = [asyncio.create_task(self._sample(number, token_list, params, seed)) for number in range(sampling.samples)]
+        ended: asyncio.Queue[asyncio.Task[tuple[int, list[Piece]]]] = asyncio.Queue()
+        for task in tasks:
+            task.add_done_callback(ended.put_nowait)
+        try:
+            left = len(tasks)
+            while left:
+                together = [await ended.get()]
+                together += [ended.get_nowait() for _ in range(ended.qsize())]
+                left -= len(together)
+                yield await self._completions([task.result() for task in together])
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _sample(self, number: int, token_ids: list[int], params: SamplingParams, seed: int | None) -> tuple[int, list[Piece]]:
+        """What the engine says of one sample, each piece with the version that there was when it came."""
+        own, request_id = params.clone(), f"{os.getpid()}-{next(self._request_numbers)}"
+        own.seed = None if seed is None else seed + number
         await self._may_generate.wait()
         # Versions repeat where a trainer goes back to a checkpoint, and an adapter keeps its name: the count of syncs tells weights apart.
-        prompt = TokensPrompt(prompt_token_ids=token_ids.tolist(), cache_salt=str(self._syncs))
+        prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=str(self._syncs))
+        pieces: list[Piece] = []
         with self._may_generate:
-            async for output in self._engine.generate(prompt, params, request_id, lora_request=self._adapter):
-                for piece in output.outputs:
-                    pieces[piece.index].append((piece, self._version))
-        responses = [np.concatenate([np.asarray(piece.token_ids, np.int32) for piece, _ in parts]) for parts in pieces]
+            async for output in self._engine.generate(prompt, own, request_id, lora_request=self._adapter):
+                pieces += [(piece, self._version) for piece in output.outputs]
+        return number, pieces
+
+    async def _completions(self, ended: Sequence[tuple[int, list[Piece]]]) -> NumberedCompletions:
+        responses = [np.concatenate([np.asarray(piece.token_ids, np.int32) for piece, _ in pieces]) for _, pieces in ended]
         # In a thread: the tokenizer lets go of the interpreter, and the event loop, which feeds the engine, goes on.
         texts = await asyncio.to_thread(self._tokenizer.batch_decode, [ids.tolist() for ids in responses], skip_special_tokens=True)
-        return [self._completion(*one) for one in zip(pieces, responses, texts, strict=True)]
+        parts = zip(ended, responses, texts, strict=True)
+        return [(number, self._completion(pieces, token_ids, text)) for (number, pieces), token_ids, text in parts]
 
-    def _completion(self, parts: list[tuple[CompletionOutput, int]], token_ids: Ints, text: str) -> Completion:
+    def _completion(self, parts: list[Piece], token_ids: Ints, text: str) -> Completion:
         said = [piece.logprobs for piece, _ in parts]
         log_probs = None if None in said else np.concatenate([np.asarray(one.logprobs, np.float32) for one in said])  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
         versions = np.concatenate([np.full(len(piece.token_ids), version, np.int32) for piece, version in parts])

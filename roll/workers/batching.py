@@ -2,10 +2,11 @@
 
     driver                                           process
       calls of one turn of the event loop ──post──▶  a task for each call
-      ◀─────────────────── collect ── what has ended since the last one
+      ◀──────────────── collect ── what has come out since the last one
 
 A call of Ray costs both processes about a millisecond of CPU time, more than all else that is done for a prompt. An answer waits for others
 for `LINGER` at most, and not at all once nothing else is under way; so a process is asked at most 50 times a second, whatever it does.
+A method that is an asynchronous generator answers with each item as it comes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from typing import Any, Protocol
 
 from roll.workers.wire import decoded, encoded
@@ -23,8 +25,9 @@ LINGER = 0.02
 MOST_BYTES = 8 << 20
 """Of answers that travel together; the last of them may go beyond."""
 
-Answers = list[tuple[int, bytes]]
-"""Encoded answers, each with the number of its call. An answer is its result, and None or a `Failure`."""
+Answers = list[tuple[int, bytes, bool]]
+"""Encoded answers, each with the number of its call, and whether it is the last of it. An answer is a result, and None or a `Failure`;
+the end of a stream has no bytes."""
 
 
 class Failure(Exception):
@@ -57,20 +60,30 @@ class BatchedCaller:
         self._remote = remote
         self._number = 0
         self._outgoing: list[bytes] = []
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._waiting: dict[int, asyncio.Future[Any] | Stream] = {}
         self._collecting: asyncio.Task[None] | None = None
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> asyncio.Future[Any]:
         """Its result, or what it raised: a `Failure` in the process, or what Ray raises where that has died. Cancelled, it is forgotten."""
-        loop, number = asyncio.get_running_loop(), self._number
+        number, future = self._send(method, arguments), asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        future.add_done_callback(lambda _: self._waiting.pop(number, None))
+        return future
+
+    def stream(self, method: str, arguments: tuple[Any, ...]) -> Stream:
+        """The items of an asynchronous generator, as they come. Closed, it is forgotten."""
+        number = self._send(method, arguments)
+        stream = self._waiting[number] = Stream(lambda: self._waiting.pop(number, None))
+        return stream
+
+    def _send(self, method: str, arguments: tuple[Any, ...]) -> int:
+        number = self._number
         call = encoded((number, method, arguments))
         self._number += 1
         if not self._outgoing:
-            loop.call_soon(self._post)
+            asyncio.get_running_loop().call_soon(self._post)
         self._outgoing.append(call)
-        future = self._waiting[number] = loop.create_future()
-        future.add_done_callback(lambda _: self._waiting.pop(number, None))
-        return future
+        return number
 
     def _post(self) -> None:
         calls, self._outgoing = self._outgoing, []
@@ -83,24 +96,80 @@ class BatchedCaller:
 
     async def _collect(self) -> None:
         try:
-            while self._waiting:
-                for number, answer in await self._remote.collect():
-                    if (future := self._waiting.get(number)) and not future.done():
-                        _settle(future, answer)
+            while self._waiting:  # what is answered is no longer among them, or the process would be asked once too often
+                for number, answer, last in await self._remote.collect():
+                    waiting = self._waiting.pop(number, None) if last else self._waiting.get(number)
+                    if isinstance(waiting, Stream):
+                        waiting.put(answer)
+                    elif waiting and not waiting.done():
+                        _settle(waiting, answer)
         except Exception as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(error)
+        for waiting in list(self._waiting.values()):
+            if isinstance(waiting, Stream):
+                waiting.fail(error)
+            elif not waiting.done():
+                waiting.set_exception(error)
+
+
+class Stream:
+    """Items that come from the process, to be taken one by one. Raises what a call raises."""
+
+    def __init__(self, forget: Callable[[], object]) -> None:
+        self._forget = forget
+        self._come: deque[bytes | Exception] = deque()
+        self._news = asyncio.Event()
+
+    def put(self, answer: bytes) -> None:
+        """One more has come; the last one has no bytes, or is a failure."""
+        self._come.append(answer)
+        self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more will come."""
+        self._come.append(error)
+        self._news.set()
+
+    @property
+    def has_come(self) -> bool:
+        """Whether `next` has something to say."""
+        return bool(self._come)
+
+    async def wait(self) -> None:
+        """Until something has come."""
+        await self._news.wait()
+
+    def next(self) -> tuple[Any] | None:
+        """The next item, which has come, in a tuple; None at the end."""
+        come = self._come.popleft()
+        if not self._come:
+            self._news.clear()
+        if isinstance(come, Exception):
+            raise come
+        if not come:
+            return None
+        item, failure = _opened(come)
+        if failure is not None:
+            raise failure
+        return (item,)
+
+    def close(self) -> None:
+        """What is still to come is forgotten."""
+        self._forget()
+
+
+def _opened(answer: bytes) -> tuple[Any, Exception | None]:
+    """A result, and what was raised in its place."""
+    try:
+        return decoded(answer)
+    except Exception as error:  # the driver lacks what it is made of
+        return None, error
 
 
 def _settle(future: asyncio.Future[Any], answer: bytes) -> None:
-    try:
-        result, failure = decoded(answer)
-    except Exception as error:  # the driver lacks what it is made of
-        failure, result = error, None
+    result, failure = _opened(answer)
     if failure is None:
         future.set_result(result)
     else:
@@ -110,12 +179,12 @@ def _settle(future: asyncio.Future[Any], answer: bytes) -> None:
 class BatchedServer:
     """The process's side, in one event loop."""
 
-    def __init__(self, method: Callable[[str], Callable[..., Coroutine[Any, Any, Any]]]) -> None:
+    def __init__(self, method: Callable[[str], Callable[..., Coroutine[Any, Any, Any] | AsyncGenerator[Any, None]]]) -> None:
         """`method` finds one by its name."""
         self._method = method
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way = 0
-        self._answers: deque[tuple[int, bytes]] = deque()
+        self._answers: deque[tuple[int, bytes, bool]] = deque()
         self._size = 0
         self._news = asyncio.Event()
 
@@ -129,11 +198,21 @@ class BatchedServer:
 
     async def _answer(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
         try:
-            answer = encoded((await self._method(method)(*arguments), None))
+            called = self._method(method)(*arguments)
+            if isinstance(called, AsyncGenerator):
+                async with aclosing(called):
+                    async for item in called:
+                        self._put(number, encoded((item, None)), last=False)
+                answer = b""
+            else:
+                answer = encoded((await called, None))
         except Exception as error:
             answer = encoded((None, Failure(portable(error, encoded, decoded), traceback.format_exc())))
         self._under_way -= 1
-        self._answers.append((number, answer))
+        self._put(number, answer, last=True)
+
+    def _put(self, number: int, answer: bytes, last: bool) -> None:
+        self._answers.append((number, answer, last))
         self._size += len(answer)
         self._news.set()
 
@@ -144,7 +223,7 @@ class BatchedServer:
             await asyncio.sleep(LINGER)
         answers: Answers = []
         left = self._size - MOST_BYTES
-        while self._answers and self._size > left:
+        while self._answers and (self._size > left or not self._answers[0][1]):
             answers.append(self._answers.popleft())
             self._size -= len(answers[-1][1])
         if not self._answers:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -23,6 +23,8 @@ from roll.workers.process import AsyncProcess, Process
 
 S = TypeVar("S", covariant=True)
 C = TypeVar("C")
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 LOG = logging.getLogger(__name__)
 GRACE = 2.0
 """Seconds that leftovers of the processes have to end by themselves."""
@@ -113,6 +115,32 @@ class WorkerGroup(Ranks[S]):
         """See `Ranks`: together travel the calls of strategies whose methods are coroutines."""
         return self if self._batched is None else self._batched
 
+    async def stream(
+        self, rank: int, method: Callable[[S, *Ts], AsyncGenerator[R, None]], *arguments: *Ts, seconds: float
+    ) -> AsyncGenerator[R, None]:
+        """What an asynchronous generator of a rank's strategy yields, as it comes; the last has to be there within `seconds`.
+
+        Calls travel together, and so do items. Close it to give up the rest. Raises as `run` does.
+        """
+        assert self._batched is not None, f"{self.role}: the methods of its strategy block"
+        deadline = asyncio.get_running_loop().time() + seconds
+        items = self._batched.callers[rank].stream(method.__name__, arguments)
+        try:
+            while True:
+                if not items.has_come:  # a timer costs more than an item
+                    async with asyncio.timeout_at(deadline):
+                        await items.wait()
+                item = items.next()
+                if item is None:
+                    return
+                yield item[0]
+        except TimeoutError as error:
+            raise self._late(method.__name__, seconds, [rank]) from error
+        except Exception as error:
+            raise self._failure([(rank, error)]) from error
+        finally:
+            items.close()
+
     async def beside(self, make: Callable[[S, Rank], C], seconds: float) -> Beside[C]:
         """Make an object in every rank's process, of its strategy, to be called as the strategy is. It is closed before the strategy."""
         places = await self._gather([actor.add.remote(make) for actor in self._actors], "start", seconds)
@@ -138,11 +166,15 @@ class WorkerGroup(Ranks[S]):
             if failures:
                 raise self._failure(failures)
             if late:
-                raise WorkerFailed(self.role, late[0], f"{method} was not done after {seconds:.0f} s on rank(s) {names}")
+                raise self._late(method, seconds, late)
             return [wait.result() for wait in waits]
         finally:
             for wait in waits:
                 wait.cancel()
+
+    def _late(self, method: str, seconds: float, ranks: Sequence[int]) -> WorkerFailed:
+        names = ", ".join(map(str, ranks))
+        return WorkerFailed(self.role, ranks[0], f"{method} was not done after {seconds:.0f} s on rank(s) {names}")
 
     def _waited_in_vain(self, rank: int, error: BaseException | None) -> bool:
         """Whether a rank failed because others did not come. NCCL's watchdog ends the process and says so in its log."""
@@ -228,14 +260,14 @@ class Batched(Ranks[S]):
     """The ranks of a group, whose calls travel together."""
 
     def __init__(self, group: WorkerGroup[S], callers: Sequence[BatchedCaller]) -> None:
-        self._group, self._callers, self.replica_size = group, callers, group.replica_size
+        self._group, self.callers, self.replica_size = group, callers, group.replica_size
 
     def __len__(self) -> int:
         return len(self._group)
 
     async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
         """See `Ranks`."""
-        waits = [self._callers[rank].call(method, given) for rank, given in arguments.items()]
+        waits = [self.callers[rank].call(method, given) for rank, given in arguments.items()]
         return await self._group.wait(waits, method, seconds, list(arguments))
 
 

@@ -26,6 +26,7 @@ from roll.types import Bools, Completion, Floats, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets, write_adapter, write_bucket
 from roll.weight_sync.device import DeviceBucket
 from tests import limits
+from tests.streams import whole
 
 Result = TypeVar("Result")
 MAX_MODEL_LEN = 1024
@@ -119,7 +120,7 @@ class Running:
         """All prompts at once."""
 
         async def run() -> list[list[Completion]]:
-            return await asyncio.gather(*(self.engine.generate(prompt, sampling, seed) for prompt in prompts))
+            return await asyncio.gather(*(whole(self.engine.generate(prompt, sampling, seed)) for prompt in prompts))
 
         return self.wait(run())
 
@@ -170,11 +171,11 @@ def update_amid_an_answer(engine: Running, new: PackedPolicy, prompt: Ints) -> l
     engine.policy, engine.version = new, engine.version + 1
 
     async def run() -> list[Completion]:
-        answer = asyncio.create_task(engine.engine.generate(prompt, Sampling(900, samples=4, ignore_eos=True), None))
+        answer = asyncio.create_task(whole(engine.engine.generate(prompt, Sampling(900, samples=4, ignore_eos=True), None)))
         await asyncio.sleep(0)  # the answer is asked for
         if not isinstance(engine.engine, HfGenerate):
             # Another prompt of the same batch has its tokens: the long answer has as many. `HfGenerate` answers one after the other.
-            await engine.engine.generate(PROMPTS[0], Sampling(8, ignore_eos=True), None)
+            await whole(engine.engine.generate(PROMPTS[0], Sampling(8, ignore_eos=True), None))
             await engine.engine.pause()  # as where a trainer works on the same devices; the update pauses it once more
         await engine.update(buckets, engine.version)
         return await answer
@@ -199,7 +200,7 @@ def activity_around_a_pause(engine: Running, prompt: Ints, sampling: Sampling) -
 
     async def run() -> tuple[list[Completion], list[EngineActivity]]:
         await engine.engine.activity()
-        answer = asyncio.create_task(engine.engine.generate(prompt, sampling, None))
+        answer = asyncio.create_task(whole(engine.engine.generate(prompt, sampling, None)))
         await asyncio.sleep(0)  # the answer is asked for
         told = [await engine.engine.activity()]
         while not told[-1].generated_tokens and not answer.done():

@@ -110,6 +110,9 @@ def test_a_seed_decides_the_samples(engine: Running) -> None:
     engine.generate(PROMPTS, sampling)
     assert tokens(1) == first
     assert tokens(2) != first
+    if not isinstance(engine.engine, HfGenerate):  # which draws the samples of a call together
+        alone = [engine.generate(PROMPTS[:1], Sampling(20), seed)[0][0].token_ids.tolist() for seed in (1, 2)]
+        assert alone == first, "sample i is that of seed + i, wherever the others are drawn"
     assert first[0] != first[1]
 
 

@@ -36,6 +36,7 @@ from tests.engines.ranks import free_port
 from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Case, trainer
 from tests.gpu.conftest import write_qwen
 from tests.integration.conftest import TINY
+from tests.streams import whole
 
 pytestmark = pytest.mark.gpu
 
@@ -149,7 +150,7 @@ class Engine:
     def answers(self) -> list[int]:
         """Greedy."""
         prompt = np.arange(3, 30, dtype=np.int32)
-        (one,) = self.wait(self.strategy.generate(prompt, Sampling(24, temperature=0.0, ignore_eos=True), None))
+        (one,) = self.wait(whole(self.strategy.generate(prompt, Sampling(24, temperature=0.0, ignore_eos=True), None)))
         return one.token_ids.tolist()
 
 
@@ -221,11 +222,11 @@ def test_answers_are_frozen_while_an_engine_sleeps(engine: Engine, model: Path) 
     expected = engine.answers()
 
     async def across_a_step() -> Completion:
-        answer = asyncio.create_task(strategy.generate(prompt, Sampling(200, temperature=0.0, ignore_eos=True), None))
+        answer = asyncio.create_task(whole(strategy.generate(prompt, Sampling(200, temperature=0.0, ignore_eos=True), None)))
         # An answer of 8 tokens to another prompt of the same batch: the long one has as many.
-        await strategy.generate(prompt[:5], Sampling(8, ignore_eos=True), None)
+        await whole(strategy.generate(prompt[:5], Sampling(8, ignore_eos=True), None))
         await strategy.offload(discard=False)
-        waiting = asyncio.create_task(strategy.generate(prompt, Sampling(24, temperature=0.0, ignore_eos=True), None))
+        waiting = asyncio.create_task(whole(strategy.generate(prompt, Sampling(24, temperature=0.0, ignore_eos=True), None)))
         await strategy.onload(whole=False)
         await strategy.pause()
         await strategy.resume(7)

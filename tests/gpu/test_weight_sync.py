@@ -28,6 +28,7 @@ from roll.weight_sync.device import SLOTS, DeviceSender
 from roll.weight_sync.routes import Route, Transport
 from tests import limits
 from tests.gpu.conftest import write_qwen
+from tests.streams import whole
 
 if TYPE_CHECKING:
     from roll.strategies.vllm import VllmGenerate
@@ -86,7 +87,7 @@ class Engine:
         sampling = Sampling(48, samples=4, ignore_eos=True)
 
         async def sample() -> list[list[Completion]]:
-            return await asyncio.gather(*(self.strategy.generate(prompt, sampling, None) for prompt in PROMPTS))
+            return await asyncio.gather(*(whole(self.strategy.generate(prompt, sampling, None)) for prompt in PROMPTS))
 
         apart = []
         for prompt, completions in zip(PROMPTS, self.wait(sample()), strict=True):

@@ -10,7 +10,7 @@ from roll.config.checks.loss import loss_faults, loss_warnings
 from roll.config.checks.methods import method_faults
 from roll.config.checks.offline import column_faults, offline_faults, offline_warnings, rows_of
 from roll.config.derived.batch import learner
-from roll.config.derived.placement import model_roles, vllm_config
+from roll.config.derived.placement import model_roles, ranks, vllm_config
 from roll.config.derived.trackers import TRACKERS, chosen_trackers
 from roll.config.schema.engine import VllmConfig
 from roll.config.schema.model import ModelConfig
@@ -38,7 +38,7 @@ def experiment_faults(config: Config) -> list[Fault]:
     if isinstance(config, OfflineConfig):
         faults += offline_faults(config)
     else:
-        faults += [*_window(config), *_kl(config), *credit_faults(config), *loss_faults(config)]
+        faults += [*_window(config), *_running(config), *_kl(config), *credit_faults(config), *loss_faults(config)]
         faults += [*_same_policy(config), *_adapter(config), *_rewards(config)]
     return faults
 
@@ -74,6 +74,16 @@ def _window(config: RlvrConfig) -> Iterator[Fault]:
     elif window > batch and not config.async_generation_ratio:
         problem = f"{window}, but async_generation_ratio is 0: a step draws no more than the {batch} prompts that it takes"
         yield Fault("rollout_window", problem, "set async_generation_ratio above 0, or remove it")
+
+
+def _running(config: RlvrConfig) -> Iterator[Fault]:
+    most, engine = config.max_running_samples, vllm_config(config.actor_infer)
+    if most is None:
+        return
+    if engine is None:
+        yield Fault("max_running_samples", f"{most}, but hf_infer answers one prompt at a time", "remove it, or use the strategy vllm")
+    elif most < (engines := ranks(config.actor_infer) // engine.tensor_parallel_size):
+        yield Fault("max_running_samples", f"{most}, but actor_infer has {engines} engines", f"give at least {engines}, or remove it")
 
 
 def _warmup(name: str, role: RoleConfig) -> Iterator[Fault]:

@@ -73,6 +73,11 @@ class RlvrConfig(ExperimentConfig):
         description="A step takes the first prompts to finish among so many, a multiple of `rollout_batch_size`, and leaves slow ones for "
         "later steps. If not given it is one batch: prompts are used in the order in which they were drawn.",
     )
+    max_running_samples: PositiveInt | None = Field(
+        None,
+        description="Samples that all engines together generate at a time; others wait until one ends. If not given, each engine starts "
+        "with its `max_num_seqs`, and gets a fifth fewer after a step in which it preempted samples because its KV cache was full.",
+    )
     ppo_epochs: PositiveInt = Field(1, description="Passes over a step's samples.")
 
     dynamic_sampling: DynamicSamplingConfig | None = Field(None, description="Replace groups that teach nothing; not if absent.")

@@ -45,6 +45,7 @@ WRITERS = (
     "strategies/deepspeed_train.py",
     "strategies/metric_sums.py",
     "workers/actor_train.py",
+    "workers/actor_infer.py",
 )
 """Modules that make metrics; others read them."""
 METRIC = re.compile(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -31,6 +31,7 @@ from roll.types import (
     Floats,
     Ints,
     Metrics,
+    NumberedCompletions,
     Prompt,
     RewardOutcome,
     RewardResult,
@@ -248,10 +249,10 @@ def test_pass_at_k_counts_subsets(samples: int, passed: int) -> None:
 class Answers:
     """Answers a prompt with its own number, and rewards even ones; a crash never passes, whatever its value."""
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> list[Completion]:
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
         assert seed is not None
         assert not sampling.log_probs
-        return [completion(int(token_ids[0]) + sample, 0) for sample in range(sampling.samples)]
+        yield list(enumerate([completion(int(token_ids[0]) + sample, 0) for sample in range(sampling.samples)]))
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
         if prompt.prompt_id == 2:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import selectors
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,18 @@ import numpy as np
 
 from roll.rollout.record import token_versions
 from roll.rollout.scheduler import RolloutScheduler
-from roll.types import Completion, Episode, FinishReason, Ints, Prompt, RewardResult, RolloutGroup, Sampling, StopReason
+from roll.types import (
+    Completion,
+    Episode,
+    FinishReason,
+    Ints,
+    NumberedCompletions,
+    Prompt,
+    RewardResult,
+    RolloutGroup,
+    Sampling,
+    StopReason,
+)
 from tests.unit.rollout.build import make_prompt
 
 TRACES = Path(__file__).with_name("scheduler_traces.json")
@@ -98,7 +109,7 @@ class World:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.position = state["position"]
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> Sequence[Completion]:
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
         """Up to seven tokens, or three times as many, each in between half a second and three, at the version that there is at its end."""
         prompt_id = int(token_ids[0])
         self.say("dispatch", prompt_id, sampling.samples, sampling.temperature, seed)
@@ -112,7 +123,9 @@ class World:
         ids, reached = np.arange(len(versions), dtype=np.int32) + 100 * prompt_id, np.array(versions, np.int32)
         log_probs = (-0.25 - ids / 1000).astype(np.float32)
         reasons = (FinishReason.STOP, FinishReason.LENGTH)
-        return [Completion(ids + n, log_probs, reached, reasons[n % 2], f"{prompt_id}/{n}") for n in range(sampling.samples)]
+        yield list(
+            enumerate([Completion(ids + n, log_probs, reached, reasons[n % 2], f"{prompt_id}/{n}") for n in range(sampling.samples)])
+        )
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
         """Of every other prompt all samples earn the same."""

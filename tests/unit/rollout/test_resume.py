@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 import datasets
@@ -16,7 +16,7 @@ from roll.data.sampler import PromptSampler
 from roll.rollout.batch import Shaping, experience
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.scheduler import RolloutScheduler
-from roll.types import Completion, FinishReason, Ints, Prompt, RewardResult, Sampling
+from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Prompt, RewardResult, Sampling
 from tests.unit.rollout.build import make_episode, make_group
 
 WRITTEN = """{
@@ -58,8 +58,10 @@ def prompts(count: int) -> PromptSet:
 class Same:
     """Engine and rewards."""
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> Sequence[Completion]:
-        return [Completion(token_ids, -np.ones(1, np.float32), np.zeros(1, np.int32), FinishReason.STOP, "x")] * sampling.samples
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
+        yield list(
+            enumerate([Completion(token_ids, -np.ones(1, np.float32), np.zeros(1, np.int32), FinishReason.STOP, "x")] * sampling.samples)
+        )
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
         return [RewardResult(0.0)] * len(responses)

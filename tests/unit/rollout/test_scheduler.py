@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from roll.errors import RollError
 from roll.rollout.group import Scorer, prompt_seed
 from roll.rollout.scheduler import TRAINING, RolloutScheduler
-from roll.types import Completion, FinishReason, Ints, Prompt, RewardResult, RolloutGroup, Sampling
+from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Prompt, RewardResult, RolloutGroup, Sampling
 from tests import limits
 from tests.unit.rollout.build import make_prompt
 
@@ -45,7 +45,7 @@ class Gated:
         self.asked: list[Sampling] = []
         self.fails_on: int | None = None
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> Sequence[Completion]:
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
         prompt_id = int(token_ids[0])
         self.asked.append(sampling)
         self.seeds[prompt_id] = seed
@@ -62,7 +62,11 @@ class Gated:
         finally:
             self.running.remove(prompt_id)
         ids = np.zeros(1 + prompt_id, np.int32)
-        return [Completion(ids, ids.astype(np.float32), ids, FinishReason.STOP, f"{prompt_id}/{n}") for n in range(sampling.samples)]
+        yield list(
+            enumerate(
+                [Completion(ids, ids.astype(np.float32), ids, FinishReason.STOP, f"{prompt_id}/{n}") for n in range(sampling.samples)]
+            )
+        )
 
 
 class ByText:

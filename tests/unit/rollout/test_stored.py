@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from roll.types import (
     Episode,
     FinishReason,
     Ints,
+    NumberedCompletions,
     RewardOutcome,
     RewardResult,
     RolloutGroup,
@@ -93,14 +94,14 @@ class Engine(World):
         self.asked: list[int] = []
         self.release = asyncio.Event()
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> Sequence[Completion]:
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
         prompt_id = int(token_ids[0])
         self.asked.append(prompt_id)
         if prompt_id % 4 == 3:
             await self.release.wait()
         ids = np.array([prompt_id, self.version], np.int32)
         log_probs = np.zeros(2, np.float32) if sampling.log_probs else None
-        return [Completion(ids, log_probs, np.full(2, self.version, np.int32), FinishReason.STOP, "")] * sampling.samples
+        yield list(enumerate([Completion(ids, log_probs, np.full(2, self.version, np.int32), FinishReason.STOP, "")] * sampling.samples))
 
     async def score(self, prompt: Any, responses: Sequence[str]) -> Sequence[RewardResult]:
         return [RewardResult(float(n)) for n in range(len(responses))]

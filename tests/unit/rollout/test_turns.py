@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from functools import partial
 from os.path import commonprefix
@@ -23,7 +23,18 @@ from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.group import sample_group
 from roll.rollout.record import token_log_probs, token_versions
 from roll.rollout.turns import TurnEnds, divided, joined_turns
-from roll.types import Completion, Episode, FinishReason, RewardResult, RolloutGroup, Sampling, Segment, StopReason, TurnReward
+from roll.types import (
+    Completion,
+    Episode,
+    FinishReason,
+    NumberedCompletions,
+    RewardResult,
+    RolloutGroup,
+    Sampling,
+    Segment,
+    StopReason,
+    TurnReward,
+)
 from tests.unit.rollout.build import make_episode, make_group, make_prompt, make_trajectory, observed, sampled
 
 
@@ -201,17 +212,22 @@ def test_dividing_keeps_everything_and_pays_as_if_by_hand(drawn: st.DataObject) 
 class Saying:
     """Answers every prompt with one text, byte by byte."""
 
-    async def generate(self, token_ids: object, sampling: Sampling, seed: int | None = None) -> list[Completion]:
+    async def generate(self, token_ids: object, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
         tokenizer = bytewise()
         ids = np.array([*tokenizer("2€").input_ids, END_ID], np.int32)
-        return [Completion(ids, None, np.zeros_like(ids), FinishReason.STOP, text_of(tokenizer, ids.tolist()))] * sampling.samples
+        yield list(
+            enumerate([Completion(ids, None, np.zeros_like(ids), FinishReason.STOP, text_of(tokenizer, ids.tolist()))] * sampling.samples)
+        )
 
 
 class Halving:
     """A turn for each character."""
 
     async def score(self, prompt: object, responses: list[str]) -> list[RewardResult]:
-        return [RewardResult(1.0, turns=(TurnReward(1, 0.5), TurnReward(2, 0.5)))] * (len(responses) - 1) + [RewardResult(0.0)]
+        """A greedy response, which comes alone, earns nothing."""
+        if len(responses) == 1:
+            return [RewardResult(0.0)]
+        return [RewardResult(1.0, turns=(TurnReward(1, 0.5), TurnReward(2, 0.5)))] * len(responses)
 
 
 @pytest.mark.parametrize("divides", [True, False])

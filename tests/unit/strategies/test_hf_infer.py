@@ -17,6 +17,7 @@ from roll.strategies.settings import HfGenerateSettings
 from roll.types import Completion, FinishReason, Sampling
 from roll.weight_sync.routes import Route, Transport
 from tests import limits
+from tests.streams import whole
 
 SETTINGS = HfGenerateSettings("", ModelConfig.model_validate({}))
 RANK = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
@@ -35,7 +36,7 @@ def test_it_leaves_once_the_prompt_is_answered(monkeypatch: pytest.MonkeyPatch) 
         engine = HfGenerate(SETTINGS, RANK)
         engine._model = cast(Any, model)
         monkeypatch.setattr(engine, "_generate", answer)
-        answering = asyncio.create_task(engine.generate(np.zeros(1, np.int32), Sampling(1), None))
+        answering = asyncio.create_task(whole(engine.generate(np.zeros(1, np.int32), Sampling(1), None)))
         await asyncio.sleep(0)
         await engine.offload(discard=False)
         sizes.append(model.weight.untyped_storage().nbytes())
@@ -57,8 +58,8 @@ def test_it_counts_what_it_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> tuple[EngineActivity, EngineActivity]:
         engine = HfGenerate(SETTINGS, RANK)
         monkeypatch.setattr(engine, "_generate", answer)
-        await engine.generate(np.zeros(3, np.int32), Sampling(4, samples=2), None)
-        await engine.generate(np.zeros(3, np.int32), Sampling(4, samples=2), None)
+        await whole(engine.generate(np.zeros(3, np.int32), Sampling(4, samples=2), None))
+        await whole(engine.generate(np.zeros(3, np.int32), Sampling(4, samples=2), None))
         first = await engine.activity()
         await engine.pause()
         return first, await engine.activity()

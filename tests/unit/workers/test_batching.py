@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from roll.workers.batching import MOST_BYTES, Answers, BatchedCaller, BatchedServer, Failure
+from roll.workers.batching import MOST_BYTES, Answers, BatchedCaller, BatchedServer, Failure, Stream
 from tests import limits
 
 
@@ -42,6 +42,16 @@ class Strategy:
 
     async def fail(self, error: Exception) -> None:
         raise error
+
+    async def count(self, number: int) -> AsyncGenerator[int, None]:
+        for item in range(number):
+            await self.gates.setdefault(item, asyncio.Event()).wait()
+            yield item
+
+    async def count_and_fail(self, number: int) -> AsyncGenerator[int, None]:
+        for item in range(number):
+            yield item
+        raise ValueError(f"more than {number}")
 
     async def say_what_cannot_travel(self) -> Any:
         return lambda: None
@@ -183,5 +193,78 @@ def test_a_call_that_nobody_waits_for_holds_up_nothing() -> None:
         assert await caller.call("double", (1,)) == 2
         process.strategy.open(0)
         assert await caller.call("double", (2,)) == 4, "its late answer is nobody's"
+
+    run(scenario)
+
+
+async def following(stream: Stream) -> tuple[int] | None:
+    await stream.wait()
+    return stream.next()
+
+
+async def items(stream: Stream) -> list[int]:
+    """Whatever comes, to the end."""
+    found = []
+    while (item := await following(stream)) is not None:
+        found.append(item[0])
+    return found
+
+
+def test_items_of_a_stream_come_as_they_are_made() -> None:
+    async def scenario(process: Process, caller: BatchedCaller) -> None:
+        stream, other = caller.stream("count", (3,)), caller.stream("count", (2,))
+        process.strategy.open(0)
+        assert await following(stream) == (0,) and await following(other) == (0,)
+        assert await caller.call("double", (1,)) == 2, "a call among them"
+        process.strategy.open(1)
+        assert await items(other) == [1] and await following(stream) == (1,)
+        process.strategy.open(2)
+        assert await items(stream) == [2]
+        assert not stream.has_come
+
+    run(scenario)
+
+
+def test_many_streams_travel_together() -> None:
+    async def scenario(process: Process, caller: BatchedCaller) -> None:
+        for number in range(4):
+            process.strategy.open(number)
+        streams = [caller.stream("count", (number % 5,)) for number in range(1000)]
+        assert await asyncio.gather(*map(items, streams)) == [list(range(number % 5)) for number in range(1000)]
+        assert process.posts == [1000] and len(process.collected) == 1
+
+    run(scenario)
+
+
+def test_what_a_stream_raises_comes_after_its_items() -> None:
+    async def scenario(process: Process, caller: BatchedCaller) -> None:
+        stream = caller.stream("count_and_fail", (2,))
+        assert await following(stream) == (0,) and await following(stream) == (1,)
+        with pytest.raises(Failure, match="more than 2"):
+            await following(stream)
+
+    run(scenario)
+
+
+def test_the_end_of_the_process_fails_a_stream() -> None:
+    async def scenario(process: Process, caller: BatchedCaller) -> None:
+        process.strategy.open(0)
+        stream = caller.stream("count", (2,))
+        assert await following(stream) == (0,)
+        process.died.set()
+        with pytest.raises(ConnectionError, match="died"):
+            await following(stream)
+
+    run(scenario)
+
+
+def test_a_stream_that_is_closed_holds_up_nothing() -> None:
+    async def scenario(process: Process, caller: BatchedCaller) -> None:
+        given_up = caller.stream("count", (2,))
+        process.strategy.open(0)
+        assert await following(given_up) == (0,)
+        given_up.close()
+        process.strategy.open(1)
+        assert await caller.call("double", (1,)) == 2, "its late items are nobody's"
 
     run(scenario)

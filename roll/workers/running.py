@@ -1,0 +1,95 @@
+"""Which engine takes the next samples, and how many it may have. Counts alone: no clock, no tasks.
+
+    samples that wait, in order ──▶ the engine with the most room ──▶ one leaves, and another may come
+
+Samples of a prompt go to one engine together if it has room for all of them, and share its prefill. What does not fit waits here, where
+any engine can take it, and not at an engine that has enough to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roll.strategies.base import EngineActivity
+
+FULL = 0.9
+"""Share of the KV cache in use from which on a preemption is one for lack of room. An update may preempt as well."""
+SPARE = 0.6
+"""Share of the KV cache in use below which more samples may run."""
+LOWERED, RAISED = 0.8, 1.25
+"""Factors of a limit. Lowered further than raised by one step, it settles below what makes an engine preempt."""
+
+
+@dataclass
+class RunningLimit:
+    """How many samples an engine runs at a time: at first all that it takes, then what its KV cache has held without a preemption."""
+
+    most: int
+    """Never more than these."""
+    adapts: bool
+    """To the engine's KV cache; otherwise it stays as it is."""
+
+    def __post_init__(self) -> None:
+        self.samples = self.most
+
+    def heed(self, activity: EngineActivity, most_running: int) -> None:
+        """Adapt to what the engine did in a step in which at most so many samples ran at a time."""
+        if not self.adapts or activity.preemptions is None:
+            return
+        use = activity.kv_cache_use or 0.0
+        if activity.preemptions and use >= FULL:
+            self.samples = max(1, int(LOWERED * min(self.samples, most_running)))
+        elif use < SPARE and most_running >= self.samples:
+            self.samples = min(self.most, int(RAISED * self.samples) + 1)
+
+
+def running_limits(engines: int, most: int | None, engine_takes: int | None) -> list[RunningLimit] | None:
+    """Of each engine.
+
+    Args:
+        most: samples that all engines together may run, at least one for each; None adapts to the KV caches.
+        engine_takes: samples that an engine takes at most; None if it takes any number.
+    """
+    if most is not None:
+        return [RunningLimit(most // engines + (engine < most % engines), adapts=False) for engine in range(engines)]
+    return None if engine_takes is None else [RunningLimit(engine_takes, adapts=True) for _ in range(engines)]
+
+
+class Running:
+    """Samples that each engine runs, and the room that is left."""
+
+    def __init__(self, limits: list[RunningLimit] | None, engines: int) -> None:
+        """Without limits an engine takes whatever comes."""
+        assert limits is None or len(limits) == engines
+        self._limits = limits
+        self._running = [0] * engines
+        self._most = [0] * engines
+
+    def place(self, samples: int) -> tuple[int, int]:
+        """The engine that takes samples of one prompt, and how many of them: 0 if all engines have as many as they may have."""
+        engine = max(range(len(self._running)), key=lambda one: (self._room(one, samples), -self._running[one]))
+        taken = self._room(engine, samples)
+        self._running[engine] += taken
+        self._most[engine] = max(self._most[engine], self._running[engine])
+        return engine, taken
+
+    def leave(self, engine: int, samples: int) -> None:
+        """So many samples have ended."""
+        self._running[engine] -= samples
+
+    def heed(self, activities: list[EngineActivity]) -> None:
+        """Adapt the limits to what the engines did since the last call."""
+        for limit, activity, most in zip(self._limits or (), activities, self._most, strict=False):
+            limit.heed(activity, most)
+        self._most = list(self._running)
+
+    @property
+    def limit(self) -> int | None:
+        """Samples that all engines together may run at a time."""
+        return None if self._limits is None else sum(limit.samples for limit in self._limits)
+
+    def _room(self, engine: int, samples: int) -> int:
+        """For how many of the samples an engine has room."""
+        if self._limits is None:
+            return samples
+        return max(0, min(samples, self._limits[engine].samples - self._running[engine]))

@@ -1,0 +1,94 @@
+"""Samples go to the engine with the most room, and never more than its limit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roll.strategies.base import EngineActivity
+from roll.workers.running import LOWERED, SPARE, Running, RunningLimit, running_limits
+
+
+def activity(preemptions: int | None, use: float | None) -> EngineActivity:
+    return EngineActivity(1.0, 10, 10, preemptions=preemptions, kv_cache_use=use)
+
+
+def test_limits_of_engines() -> None:
+    shares = running_limits(3, 8, 512)
+    assert shares and [limit.samples for limit in shares] == [3, 3, 2]
+    own = running_limits(2, None, 512)
+    assert own and [limit.samples for limit in own] == [512, 512]
+    assert running_limits(2, None, None) is None
+
+
+def test_samples_of_a_prompt_stay_together_where_there_is_room() -> None:
+    running = Running(running_limits(2, 8, None), 2)
+    assert running.place(3) == (0, 3)
+    assert running.place(3) == (1, 3), "where more is free"
+    assert running.place(3) == (0, 1) and running.place(2) == (1, 1)
+    assert running.place(1)[1] == 0, "both are full"
+    running.leave(1, 2)
+    assert running.place(5) == (1, 2)
+
+
+def test_without_limits_the_least_busy_engine_takes_all() -> None:
+    running = Running(None, 2)
+    assert [running.place(4), running.place(4), running.place(100)] == [(0, 4), (1, 4), (0, 100)]
+    running.leave(0, 104)
+    assert running.place(1) == (0, 1) and running.limit is None
+
+
+@given(most=st.integers(2, 40), engines=st.integers(1, 4), events=st.lists(st.integers(1, 9), max_size=60))
+def test_no_engine_has_more_than_its_share_and_none_idles_while_samples_wait(most: int, engines: int, events: list[int]) -> None:
+    shares = [limit.samples for limit in running_limits(engines, max(most, engines), None) or ()]
+    running, has, waiting = Running(running_limits(engines, max(most, engines), None), engines), [0] * engines, 0
+    for event in events:
+        waiting += event
+        while waiting and (placed := running.place(waiting))[1]:
+            has[placed[0]] += placed[1]
+            waiting -= placed[1]
+        assert all(count <= share for count, share in zip(has, shares, strict=True))
+        assert not waiting or has == shares
+        busiest = has.index(max(has))
+        running.leave(busiest, gone := min(event, has[busiest]))
+        has[busiest] -= gone
+
+
+@pytest.mark.parametrize(
+    ("preemptions", "use", "most_running", "after"),
+    [
+        (3, 0.97, 100, 80),  # its KV cache was full
+        (3, 0.97, 50, 40),  # with fewer than it may have
+        (3, 0.5, 100, 100),  # preempted for new weights, not for lack of room
+        (0, 0.97, 100, 100),  # full, and nothing was lost
+        (None, None, 100, 100),  # the backend does not count
+    ],
+)
+def test_a_limit_heeds_a_full_cache(preemptions: int | None, use: float | None, most_running: int, after: int) -> None:
+    limit = RunningLimit(100, adapts=True)
+    limit.heed(activity(preemptions, use), most_running)
+    assert limit.samples == after
+
+
+def test_a_limit_is_raised_where_there_is_room_and_never_above_the_most() -> None:
+    limit = RunningLimit(100, adapts=True)
+    limit.heed(activity(1, 1.0), 100)
+    limit.heed(activity(0, SPARE / 2), 79)
+    assert limit.samples == 100 * LOWERED, "fewer ran than might have: that says nothing"
+    limit.heed(activity(0, SPARE / 2), 80)
+    assert limit.samples == 100
+    limit.heed(activity(0, SPARE / 2), 100)
+    assert limit.samples == 100
+
+
+def test_a_limit_that_was_given_stays() -> None:
+    limit = RunningLimit(100, adapts=False)
+    limit.heed(activity(9, 1.0), 100)
+    assert limit.samples == 100
+
+
+def test_a_limit_leaves_one() -> None:
+    limit = RunningLimit(1, adapts=True)
+    limit.heed(activity(9, 1.0), 1)
+    assert limit.samples == 1
