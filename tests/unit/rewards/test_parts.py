@@ -24,10 +24,10 @@ PARTS = parts_of(
 def test_a_domain_has_one_part_without_a_name_or_those_that_it_adds_up() -> None:
     alone = RewardConfig.model_validate({"failed_value": -1.0, "reward_args": {"a": 1}})
     assert parts_of("maths", alone) == (RewardPart("rewards.maths", "", "maths", {"a": 1}, False, 1.0, -1.0),)
-    assert PARTS == (
+    assert (
         RewardPart("rewards.maths.parts.right", "right", "math_rule", {}, False, 2.0, 0.0),
         RewardPart("rewards.maths.parts.brief", "brief", "brief", {}, True, -0.5, 4.0),
-    )
+    ) == PARTS
 
 
 def test_a_single_reward_stays_as_it_is_and_counts_with_its_failed_value() -> None:
