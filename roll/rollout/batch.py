@@ -14,6 +14,7 @@ from roll.errors import RollError
 from roll.rollout.record import token_log_probs, token_versions
 from roll.rollout.turns import joined_turns
 from roll.types import (
+    NO_VERDICT,
     Episode,
     Floats,
     Ints,
@@ -26,7 +27,6 @@ from roll.types import (
     Trajectory,
 )
 
-NO_VERDICT = (RewardOutcome.CRASHED, RewardOutcome.TIMED_OUT)
 BROKEN_OFF = (StopReason.ABORTED, StopReason.DEADLINE, StopReason.ENVIRONMENT_FAILED)
 """What ends a trajectory and is not the policy's doing: such an episode has no verdict."""
 TRUNCATED = (StopReason.LENGTH, StopReason.MAX_TURNS, StopReason.CONTEXT_FULL)
@@ -199,9 +199,12 @@ def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metr
     for outcome in RewardOutcome:
         metrics[f"reward/{outcome.value}_fraction"] = outcomes[outcome] / len(episodes)
     for domain in sorted({group.prompt.domain for group in groups}):
-        values = [e.reward.value for group in groups if group.prompt.domain == domain for e in group.episodes if _has_verdict(e)]
-        if values:
-            metrics[f"reward/{domain}/mean"] = float(np.mean(values))
+        results = [e.reward for group in groups if group.prompt.domain == domain for e in group.episodes if _has_verdict(e)]
+        if results:
+            metrics[f"reward/{domain}/mean"] = float(np.mean([result.value for result in results]))
+        for name in sorted({name for result in results for name in result.parts}):
+            values = [result.parts[name] for result in results if name in result.parts]
+            metrics[f"reward/{domain}/{name}/mean"] = float(np.mean(values))
     return metrics
 
 

@@ -41,6 +41,7 @@ from roll.types import (
     TrainBatch,
 )
 from roll.workers.device_sharing import DeviceSharing
+from tests.unit.rollout.build import EachByItself
 
 
 def completion(token: int, version: int) -> Completion:
@@ -246,7 +247,7 @@ def test_pass_at_k_counts_subsets(samples: int, passed: int) -> None:
         assert pass_at_k(samples, passed, k) == pytest.approx(expected)
 
 
-class Answers:
+class Answers(EachByItself):
     """Answers a prompt with its own number, and rewards even ones; a crash never passes, whatever its value."""
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
@@ -258,6 +259,19 @@ class Answers:
         if prompt.prompt_id == 2:
             return [RewardResult(1.0, RewardOutcome.CRASHED, note="KeyError: 'answer'") for _ in responses]
         return [RewardResult(float(int(response) % 2 == 0)) for response in responses]
+
+
+class Comparing(Answers):
+    """Would score every response 0 for the sake of its group."""
+
+    def combined(self, prompt: Prompt, results: Sequence[RewardResult]) -> list[RewardResult]:
+        return [replace(result, value=0.0) for result in results]
+
+
+def test_validation_scores_a_response_by_itself() -> None:
+    prompts = [Prompt(0, np.array([10], np.int32), "", "digits", {})]
+    metrics = asyncio.run(Evaluator("held", prompts, Answers(), Comparing(), Sampling(4, samples=1, log_probs=False), 0).run())
+    assert metrics["val/held/pass@1"] == 1
 
 
 def test_evaluation(caplog: pytest.LogCaptureFixture) -> None:

@@ -51,6 +51,9 @@ class FacadeOfEngines:
     async def activity(self) -> list[EngineActivity]:
         return list(ENGINES)
 
+    def metrics(self) -> Metrics:
+        return {"engine/queued_samples": 2.0}
+
 
 def test_a_step_is_measured_with_what_its_engines_did() -> None:
     class Sampler:
@@ -63,7 +66,7 @@ def test_a_step_is_measured_with_what_its_engines_did() -> None:
         return await measure([])
 
     metrics = asyncio.run(scenario())
-    assert metrics.keys() == {"time/step", "sampling/dropped_groups", *engine_metrics(ENGINES, 1.0)}
+    assert metrics.keys() == {"time/step", "sampling/dropped_groups", "engine/queued_samples", *engine_metrics(ENGINES, 1.0)}
 
 
 def test_the_meter_times_parts_and_counts_tokens() -> None:

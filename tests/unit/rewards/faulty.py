@@ -12,13 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from roll.rewards.answers import ground_truth
 from roll.types import Prompt, RewardOutcome, RewardResult
 
 FOREVER = 3600
 RESULTS = {
     "nan": RewardResult(float("nan")),
     "inf part": RewardResult(1.0, parts={"style": float("inf")}),
-    "garbage": 1.0,
+    "garbage": [1.0],
+    "nan number": float("nan"),
+    "unavailable": RewardResult(7.0, RewardOutcome.UNAVAILABLE, note="no sandbox here"),
     "malformed": RewardResult("high"),  # type: ignore[arg-type]
     "unparsable": RewardResult(7.0, RewardOutcome.UNPARSABLE, note="nothing there"),
 }
@@ -40,6 +43,22 @@ def hang() -> None:
     time.sleep(FOREVER)
 
 
+def fail(response: str) -> None:
+    """Raise what the response says."""
+    if response == "sys.exit":
+        sys.exit("enough")
+    if response == "raise":
+        raise KeyError("no such thing")
+    if response == "raise with a note":
+        error = KeyError("no such thing")
+        error.add_note("a remark")
+        raise error  # raise with a note
+    if response == "raise far away":
+        ground_truth({})
+    if response == "syntax":
+        compile("1 +", "here", "eval")
+
+
 def act(prompt: Prompt, response: str, row: Any, bonus: float = 0.0) -> Any:
     """What the response says; its length if that is nothing special."""
     if response == "hang":
@@ -55,18 +74,9 @@ def act(prompt: Prompt, response: str, row: Any, bonus: float = 0.0) -> Any:
         ctypes.PyDLL(None).sleep(FOREVER)  # Holds the interpreter's lock: no Python code runs meanwhile.
     if response == "exit":
         os._exit(3)
-    if response == "sys.exit":
-        sys.exit("enough")
     if response == "segfault":
         ctypes.string_at(0)
-    if response == "raise":
-        raise KeyError("no such thing")
-    if response == "raise with a note":
-        error = KeyError("no such thing")
-        error.add_note("a remark")
-        raise error
-    if response == "syntax":
-        compile("1 +", "here", "eval")
+    fail(response)
     if response in RESULTS:
         return RESULTS[response]
     if response == "print":

@@ -29,7 +29,7 @@ from roll.types import (
     Sampling,
     StopReason,
 )
-from tests.unit.rollout.build import make_prompt
+from tests.unit.rollout.build import EachByItself, make_prompt
 
 TRACES = Path(__file__).with_name("scheduler_traces.json")
 BATCH = 3
@@ -86,7 +86,7 @@ def drawn(*key: int) -> np.random.Generator:
     return np.random.default_rng(key)
 
 
-class World:
+class World(EachByItself):
     """Source, engine and rewards in one, with the version of the policy. Each says what it does to the trace."""
 
     def __init__(self, trace: list[Event]) -> None:

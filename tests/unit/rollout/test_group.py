@@ -12,7 +12,7 @@ from roll.errors import RollError
 from roll.rollout.group import sample_group
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Prompt, RewardResult, Sampling
 from tests import limits
-from tests.unit.rollout.build import make_prompt
+from tests.unit.rollout.build import EachByItself, make_prompt
 
 ORDER = (2, 0, 3, 1)
 
@@ -36,7 +36,7 @@ class Engine:
             self.closed = True
 
 
-class Rewards:
+class Rewards(EachByItself):
     """Rewards a response with its number, as soon as it may."""
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ from roll.types import (
     StopReason,
     TurnReward,
 )
-from tests.unit.rollout.build import make_episode, make_group, make_prompt, make_trajectory, observed, sampled
+from tests.unit.rollout.build import EachByItself, make_episode, make_group, make_prompt, make_trajectory, observed, sampled
 
 
 def bytewise() -> PreTrainedTokenizerBase:
@@ -220,7 +220,7 @@ class Saying:
         )
 
 
-class Halving:
+class Halving(EachByItself):
     """A turn for each character."""
 
     async def score(self, prompt: object, responses: list[str]) -> list[RewardResult]:
