@@ -36,7 +36,6 @@ from roll.models.student import PackedTeacher
 from roll.models.value import load_values
 from roll.models.vocabulary import check_same_vocabulary
 from roll.rewards.chat_api import ApiChat, ApiModel
-from roll.rollout.group import Scorer
 from roll.strategies.base import TeachStrategy, TrainStrategy
 from roll.strategies.settings import (
     HfGenerateSettings,
@@ -57,7 +56,7 @@ from roll.workers.device_sharing import ColocatedRole, DeviceSharing, lines
 from roll.workers.group import WorkerGroup
 from roll.workers.placement import worker_placements
 from roll.workers.reward_models import ApiSettings, JudgeEngines
-from roll.workers.rewards import Rewards, RewardSettings, RewardWorker
+from roll.workers.rewards import ModelReward, Rewards, RewardSettings, RewardWorker
 from roll.workers.scoring import Reference, Teacher
 
 S = TypeVar("S")
@@ -193,7 +192,7 @@ class Roles:
         """End a group that is not needed any more, and give its memory back."""
         await self.groups.pop(name).stop(self._config.deadlines.shutdown)
 
-    def rewards(self, config: RlvrConfig, models: Mapping[str, Scorer]) -> Rewards:
+    def rewards(self, config: RlvrConfig, models: Mapping[str, ModelReward]) -> Rewards:
         """The reward workers of every domain, but of those that `models` score."""
         groups = {}
         for domain, section in config.rewards.items():

@@ -21,15 +21,15 @@ from roll.pipeline.roles import Roles, model_path, model_shape
 from roll.rewards.chat_api import ApiModel
 from roll.rewards.judge import Chat, Judge
 from roll.rewards.judging import JudgeTemplate, answer_pattern
-from roll.rollout.group import Scorer
 from roll.types import Ints, Prompt, Sampling
 from roll.workers.reward_models import ApiJudge, EngineJudge
+from roll.workers.rewards import ModelReward
 
 Encode = Callable[[str], Ints]
 DEFAULT_TEMPLATE = "score"
 
 
-def prepare_reward_models(config: RlvrConfig) -> Callable[[Roles], dict[str, Scorer]]:
+def prepare_reward_models(config: RlvrConfig) -> Callable[[Roles], dict[str, ModelReward]]:
     """Read the templates and tokenizers of every such domain; then, from the roles, what scores each domain.
 
     Raises:
@@ -57,7 +57,7 @@ def prepare_judge(config: RlvrConfig, domain: str, reward: RewardConfig) -> Call
 
 def template_text(name: str | None) -> str:
     """Of a shipped template, or of a file."""
-    return Path(judge_templates().get(name or DEFAULT_TEMPLATE, name or "")).read_text(encoding="utf-8")
+    return Path(judge_templates().get(name or DEFAULT_TEMPLATE, name or "")).read_text(encoding="utf-8").rstrip("\n")
 
 
 def row_sources(config: RlvrConfig) -> list[DataConfig]:
@@ -148,7 +148,7 @@ def engine_chat(config: RlvrConfig, domain: str, role: ServedConfig, encode: Enc
     return EngineJudge(engines, encode, sampling_of_judge(reward), context, seed)
 
 
-def judge_metrics(models: Mapping[str, Scorer]) -> dict[str, float]:
+def judge_metrics(models: Mapping[str, ModelReward]) -> dict[str, float]:
     """What the judges did since they were last asked."""
     metrics: dict[str, float] = {}
     for domain, model in models.items():
