@@ -36,15 +36,17 @@ from roll.models.student import PackedTeacher
 from roll.models.value import load_values
 from roll.models.vocabulary import check_same_vocabulary
 from roll.rewards.chat_api import ApiChat, ApiModel
-from roll.strategies.base import TeachStrategy, TrainStrategy
+from roll.strategies.base import RewardStrategy, TeachStrategy, TrainStrategy
 from roll.strategies.settings import (
     HfGenerateSettings,
+    HfRewardSettings,
     HfScoreSettings,
     ModelLoader,
     ModelWrapper,
     Settings,
     ShardedScoreSettings,
     TrainSettings,
+    VllmRewardSettings,
     VllmSettings,
 )
 from roll.system.own_folder import remove_ownerless
@@ -55,7 +57,7 @@ from roll.workers.critic import Critic
 from roll.workers.device_sharing import ColocatedRole, DeviceSharing, lines
 from roll.workers.group import WorkerGroup
 from roll.workers.placement import worker_placements
-from roll.workers.reward_models import ApiSettings, JudgeEngines
+from roll.workers.reward_models import ApiSettings, JudgeEngines, ScorerEngines
 from roll.workers.rewards import ModelReward, Rewards, RewardSettings, RewardWorker
 from roll.workers.scoring import Reference, Teacher
 
@@ -157,6 +159,20 @@ class Roles:
             takes_turns=name in self._plan.turns,
             keeps_kv_cache=True,
         )
+
+    def reward_model(self, name: str, role: ServedConfig, positions: int) -> tuple[ScorerEngines, int]:
+        """The group that serves a reward model, and the most tokens that it reads: its `positions`, unless the engine's keys say less."""
+        path, limits, settings = model_path(self._config, role.model_args), self._config.deadlines, None
+        if isinstance(role.strategy_args, VllmStrategyConfig):
+            engine = role.strategy_args.strategy_config
+            positions = engine.max_model_len or positions
+            takes_turns = name in self._plan.turns
+            settings = VllmRewardSettings(path, role.model_args, engine, positions, self._config.seed, takes_turns)
+        group: WorkerGroup[RewardStrategy] = self._group(
+            name, role, settings or HfRewardSettings(path, role.model_args, self._token_budget(name)), blocking=False
+        )
+        engines = self._colocated[name] = ScorerEngines(group, limits.rollout, limits.weight_sync)
+        return engines, positions
 
     def api_judge(self, name: str, model: ApiModel, system_envs: Mapping[str, str]) -> WorkerGroup[ApiChat]:
         """The process that asks a judge behind a URL."""
