@@ -1,9 +1,9 @@
-"""Writes judgements for the judge of the tiny world to learn: `22=22?` -> `yes`, `22=23?` -> `no`.
+"""Writes what those learn who judge the tiny world: `22=22?` -> `yes`, `22=23?` -> `no`; and right sums beside wrong ones.
 
     python examples/tiny/make_judgements.py PROBLEMS FOLDER [--seed 0]
 
-PROBLEMS is a file of make_problems.py, whose right answers are taken. FOLDER gets judgements.jsonl, and prompt.txt, the template by
-which the judge is asked: `judge_prompt` of tiny_llm_judge.
+PROBLEMS is a file of make_problems.py, whose right answers are taken. FOLDER gets judgements.jsonl for a judge, pairs.jsonl for a reward
+model, and prompt.txt, the template by which the judge is asked: `judge_prompt` of tiny_llm_judge.
 """
 
 from __future__ import annotations
@@ -39,13 +39,24 @@ def judgements(problems: list[dict[str, str]], seed: int) -> list[dict[str, str]
     return rows
 
 
+def pairs(problems: list[dict[str, str]], seed: int) -> list[dict[str, str]]:
+    """`prompt`, the better `response`, and one of all kinds that are `rejected`."""
+    draw = random.Random(seed)
+    return [
+        {"prompt": problem["prompt"], "response": problem["ground_truth"], "rejected": wrong_response(problem["ground_truth"], draw)}
+        for problem in problems
+        for _ in range(EACH)
+    ]
+
+
 def write_judgements(problems: Path, folder: Path, seed: int) -> None:
-    """Writes both files. The folder appears when they are whole; what stood there before is replaced."""
-    rows = judgements([json.loads(line) for line in problems.read_text(encoding="utf-8").splitlines()], seed)
+    """Writes the files. The folder appears when they are whole; what stood there before is replaced."""
+    rows = [json.loads(line) for line in problems.read_text(encoding="utf-8").splitlines()]
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    (partial / "judgements.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    for name, made in (("judgements", judgements(rows, seed)), ("pairs", pairs(rows, seed))):
+        (partial / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made), encoding="utf-8")
     (partial / "prompt.txt").write_text(f"{TEMPLATE}\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     os.rename(partial, folder)

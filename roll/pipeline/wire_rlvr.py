@@ -9,8 +9,9 @@ from functools import partial
 
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.shaping import Overlong
-from roll.config.derived.placement import interrupting, model_roles, sends_adapter
+from roll.config.derived.placement import interrupting, judged_in_turn, model_roles, sends_adapter
 from roll.config.derived.ratios import keeps_engine_log_probs, ratio_source
+from roll.config.derived.reward_roles import PREFIX
 from roll.config.plan.plan import Plan
 from roll.config.schema.model import GeneratingConfig
 from roll.config.schema.rlvr import RlvrConfig
@@ -30,6 +31,8 @@ from roll.pipeline.wire_critic import learning
 from roll.pipeline.wire_reward_models import judge_metrics, prepare_reward_models
 from roll.rollout.batch import Shaping, token_count
 from roll.rollout.credit import Credit, CreditAssignment
+from roll.rollout.group import Generator, Scorer
+from roll.rollout.judged_in_turn import JudgedInTurn
 from roll.rollout.scheduler import RolloutScheduler
 from roll.rollout.turns import TurnEnds
 from roll.types import Metrics, RolloutGroup, Sampling
@@ -89,12 +92,13 @@ async def _loop(
 
     source = PromptSampler(training, config.seed, config.actor_train.data_args.domain_interleave_probs)
     assignment = CreditAssignment(credit(config))
-    async with aclosing(scheduler_of(config, source, actor_infer, rewards, sampling, locate)) as scheduler:
+    work = in_turn(config, phases, actor_infer, rewards)
+    async with aclosing(scheduler_of(config, source, *work, sampling, locate)) as scheduler:
         trainer = OnloadedTrainer(phases, "actor_train", actor_train, critic)
         position = await context.checkpointer.restore(trainer, scheduler, assignment, scheduler)
         sync = sync_of(config, plan, actor_train, actor_infer)
         await sync.open_routes()
-        validate = partial(validation, config, held_out, actor_infer, rewards)
+        validate = partial(validation, config, held_out, *work)
         parts = rlvr.Rlvr(
             phases=phases,
             take=meter.timed("rollout", scheduler.take),
@@ -123,14 +127,23 @@ def sync_of(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, actor_infer
     return WeightSync(actor_train, actor_infer.engines, paths, sends_adapter(config), bucket_bytes, seconds)
 
 
+def in_turn(config: RlvrConfig, phases: DevicePhases, actor_infer: ActorInfer, rewards: Rewards) -> tuple[Generator, Scorer]:
+    """What generates and what scores; where models of rewards share devices, the one after the other."""
+    judging = {role.removeprefix(PREFIX): partial(phases.judging, role) for role in judged_in_turn(config)}
+    if not judging:
+        return actor_infer, rewards
+    both = JudgedInTurn(actor_infer, rewards, judging, phases.generation)
+    return both, both
+
+
 def scheduler_of(
-    config: RlvrConfig, source: PromptSampler, actor_infer: ActorInfer, rewards: Rewards, sampling: Sampling, locate: TurnEnds | None
+    config: RlvrConfig, source: PromptSampler, generator: Generator, scorer: Scorer, sampling: Sampling, locate: TurnEnds | None
 ) -> RolloutScheduler:
     """The rollout side that the keys describe."""
     return RolloutScheduler(
         source,
-        actor_infer,
-        rewards,
+        generator,
+        scorer,
         sampling,
         config.rollout_batch_size,
         config.async_generation_ratio,
@@ -166,12 +179,12 @@ def evaluation(config: RlvrConfig, phases: DevicePhases, validate: Callable[[], 
     return evaluate
 
 
-async def validation(config: RlvrConfig, held_out: PromptSet | None, actor_infer: ActorInfer, rewards: Rewards) -> Metrics:
+async def validation(config: RlvrConfig, held_out: PromptSet | None, generator: Generator, scorer: Scorer) -> Metrics:
     """Answer every held-out prompt and score the answers."""
     assert config.validation is not None and held_out is not None, "eval_steps without a validation block is a fault"
     sampling = sampling_of(config.validation.generating_args, config, samples=1, log_probs=False)
     prompts = [held_out.prompt(index, index) for index in range(len(held_out))]
-    return await Evaluator(config.validation.name, prompts, actor_infer, rewards, sampling, config.seed).run()
+    return await Evaluator(config.validation.name, prompts, generator, scorer, sampling, config.seed).run()
 
 
 def sampling_of(generating: GeneratingConfig, config: RlvrConfig, samples: int, log_probs: bool) -> Sampling:
