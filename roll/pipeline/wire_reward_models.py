@@ -42,8 +42,11 @@ def prepare_reward_models(config: RlvrConfig) -> Callable[[Roles], dict[str, Mod
     Raises:
         DataError: a tokenizer cannot be read, or its template refuses a user's message.
     """
-    makers = {
-        domain: prepare_judge(config, domain, reward) for domain, reward in config.rewards.items() if model_reward(domain, reward) == JUDGE
+    prepare = {JUDGE: prepare_judge, SCORER: prepare_scorer}
+    makers: dict[str, Callable[[Roles], ModelReward]] = {
+        domain: prepare[kind](config, domain, reward)
+        for domain, reward in config.rewards.items()
+        if (kind := model_reward(domain, reward)) is not None
     }
     return lambda roles: {domain: make(roles) for domain, make in makers.items()}
 

@@ -23,8 +23,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from roll.config.derived.rewards import is_async
 from roll.errors import ConfigError
-from roll.rewards.base import RewardFunction, is_async, rewards_of, traits_of
+from roll.rewards.base import RewardFunction, rewards_of, traits_of
 from roll.rewards.messages import HEADER, Assignment, Entry, Ready, encoded, fields
 from roll.rewards.parts import RewardPart
 from roll.rewards.verdicts import raised, timed_out, verdict, verdicts

@@ -28,7 +28,7 @@ MOST_AHEAD = 32
 """Groups that are sent together: so that the child need not wait for this process, nor this process look at each result as it comes."""
 LINGER = 0.005
 """Seconds that a result waits for others, where others are expected."""
-GRACE = 5.0
+CANCEL_SECONDS = 5.0
 """Seconds beyond its deadline that a child has to end a call itself; then its event loop is known not to run."""
 
 
@@ -182,7 +182,7 @@ class RewardProcess:
         """Send what may be sent, and take what has come, one answer at least, or what a lost child leaves."""
         # One that has died since it was sent calls is not replaced before it is known what that means for them.
         child = self._child if self._sent and self._child else await self._started()
-        seconds = self._section.timeout + (GRACE if self._ready.ends_calls else 0.0)
+        seconds = self._section.timeout + (CANCEL_SECONDS if self._ready.ends_calls else 0.0)
         loop = asyncio.get_running_loop()
         entries = [self._entry(batch) for batch in self._taken()]
         self._begin(loop.time())

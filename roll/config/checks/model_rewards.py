@@ -41,6 +41,10 @@ def model_reward_faults(config: RlvrConfig) -> Iterator[Fault]:
             yield from _served_keys(where, reward, f"{kind} serves a model")
         if source == "api":
             yield from _api(where, reward)
+        for name, part in reward.parts.items():
+            if (part.reward or name) in MODEL_REWARDS:
+                problem = f"'{part.reward or name}' is given by a model, and parts are functions"
+                yield Fault(f"{where}.parts.{name}", problem, "let it be the reward of a domain of its own, without parts")
     for name, role in reward_roles(config).items():
         yield from _role(name, role)
     yield from _turns(config)
