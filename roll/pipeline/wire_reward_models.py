@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from roll.config.derived.reward_roles import PREFIX, TEMPLATE_TOKENS, judge_context, judge_sampling, model_reward, reward_role
 from roll.config.schema.model import DataConfig
-from roll.config.schema.model_rewards import JUDGE
+from roll.config.schema.model_rewards import JUDGE, SCORER
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig, ServedConfig
 from roll.config.shipped import judge_templates

@@ -36,6 +36,11 @@ def reward_roles(config: RlvrConfig) -> dict[str, ServedConfig]:
     return {name: role for name, role in roles.items() if role is not None}
 
 
+def names_file(judge_prompt: str) -> bool:
+    """Whether it is meant as a file, and not as the name of a template."""
+    return "/" in judge_prompt or "." in judge_prompt
+
+
 def judge_sampling(reward: RewardConfig) -> JudgeSamplingConfig:
     """How a judge's answers are sampled."""
     return reward.generating_args or JudgeSamplingConfig.model_validate({})

@@ -1,6 +1,6 @@
 """What the configuration needs of this machine: models, data, packages of kernels and trackers, the run folder, a checkpoint.
 
-Reads no more than a config.json and `.deepspeed_env`.
+Reads no more than a config.json, `.deepspeed_env` and the templates of judges.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from roll.config.derived.batch import learner
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
 from roll.config.derived.placement import generates, model_roles
+from roll.config.derived.reward_roles import names_file
 from roll.config.derived.trackers import missing_packages
 from roll.config.load.env_file import NAME, env_files, read_env_files
 from roll.config.schema.engine import VllmStrategyConfig
@@ -54,6 +55,7 @@ def look(config: Config) -> Found:
         _files("validation.data_args.file_name", config.validation.data_args, found)
     if isinstance(config, RlvrConfig):
         found.missing += _keys_of_judges(config)
+        _templates_of_judges(config, found)
     _run_folder(config, found)
     _checkpoint(config, found)
     found.missing += missing_packages(config)
@@ -143,6 +145,18 @@ def _keys_of_judges(config: RlvrConfig) -> Iterator[Fault]:
         if name and name.isidentifier() and not os.environ.get(name):
             problem = f"the environment variable {name} is not set"
             yield Fault(f"rewards.{domain}.judge_api_key_env", problem, f"export {name}=... where the run is started")
+
+
+def _templates_of_judges(config: RlvrConfig, found: Found) -> None:
+    for domain, reward in config.rewards.items():
+        name, place = reward.judge_prompt, f"rewards.{domain}.judge_prompt"
+        if name is None or not names_file(name):
+            continue
+        if not Path(name).is_file():
+            found.missing.append(Fault(place, f"there is no file '{name}'", "give a text file, or the name of a template"))
+        elif "{response}" not in Path(name).read_text(encoding="utf-8", errors="replace"):
+            problem = f"'{name}' has no {{response}}: every response would get the same verdict"
+            found.faults.append(Fault(place, problem, "put {question}, {response} and {reference} where they belong"))
 
 
 def _run_folder(config: Config, found: Found) -> None:

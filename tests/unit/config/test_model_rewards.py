@@ -134,11 +134,19 @@ def test_a_reward_model_reads_no_key_of_a_judge() -> None:
 
 def test_a_template_of_ones_own_must_have_room_for_the_response(tmp_path: Path) -> None:
     file = tmp_path / "mine.txt"
+    reward = {**INFERENCE, "judge_prompt": str(file)}
+    assert [text for text in plan_of(reward).warnings if f"there is no file '{file}'" in text]
     file.write_text("{question}?")
-    (fault,) = faults_of({**INFERENCE, "judge_prompt": str(file)}).values()
-    assert "every response would get the same verdict" in fault.problem
+    with pytest.raises(ConfigError) as error:
+        plan_of(reward)
+    assert "every response would get the same verdict" in error.value.faults[0].problem
     file.write_text("{response}?")
-    assert not faults_of({**INFERENCE, "judge_prompt": str(file)})
+    assert not [text for text in plan_of(reward).warnings if "judge_prompt" in text]
+
+
+def test_a_model_is_no_part_of_a_sum() -> None:
+    (fault,) = faults_of({"parts": {"math_rule": {}, "other": {"reward": "llm_judge"}}}, "sums").values()
+    assert fault.place == "rewards.sums.parts.other"
 
 
 def test_the_variable_of_the_key_must_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
