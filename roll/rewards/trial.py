@@ -11,9 +11,6 @@ from roll.rewards.parts import RewardPart, parts_of
 from roll.rewards.process import RewardProcess, RewardProcessFailed
 from roll.types import NO_VERDICT, Prompt, RewardOutcome, RewardResult
 
-SAMPLES = 2
-"""Responses that a reward of a group is tried with."""
-
 
 async def trial(sections: Mapping[str, RewardConfig], firsts: Mapping[str, Prompt], start_seconds: float) -> list[Fault]:
     """Import the reward functions of every domain, and call those that need no service with an empty response.
@@ -37,7 +34,8 @@ async def _domain(domain: str, section: RewardConfig, prompt: Prompt | None, sta
         called = [index for index, one in enumerate(traits) if not one.needs_service]
         if prompt is None or not called:
             return []
-        results = await process.results(prompt, [""] * SAMPLES, called)
+        responses = ["", ""] if any(parts[index].group for index in called) else [""]
+        results = await process.results(prompt, responses, called)
         return [
             _fault(domain, parts[index], results_of_part[0], prompt, section.timeout)
             for index, results_of_part in zip(called, results, strict=True)
