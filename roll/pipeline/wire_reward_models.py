@@ -53,7 +53,7 @@ def prepare_reward_models(config: RlvrConfig) -> Callable[[Roles], dict[str, Mod
 
 def prepare_judge(config: RlvrConfig, domain: str, reward: RewardConfig) -> Callable[[Roles], Judge]:
     """Of a domain that a judge scores."""
-    template = JudgeTemplate(template_text(reward.judge_prompt))
+    template = judge_template(reward.judge_prompt)
     pattern = answer_pattern(reward.judge_pattern, reward.judge_max_score, reward.judge_prompt is not None)
     role = reward_role(domain, reward)
     chat: Callable[[Roles], Chat]
@@ -99,9 +99,10 @@ def positions_of(path: str, config: RlvrConfig, reward: RewardConfig) -> int:
     return min(room, shape.max_position_embeddings) if shape and shape.max_position_embeddings else room
 
 
-def template_text(name: str | None) -> str:
-    """Of a shipped template, or of a file."""
-    return Path(judge_templates().get(name or DEFAULT_TEMPLATE, name or "")).read_text(encoding="utf-8").rstrip("\n")
+def judge_template(name: str | None) -> JudgeTemplate:
+    """A shipped template, or that of a file."""
+    file = Path(judge_templates().get(name or DEFAULT_TEMPLATE, name or ""))
+    return JudgeTemplate(file.read_text(encoding="utf-8").rstrip("\n"))
 
 
 def row_sources(config: RlvrConfig) -> list[DataConfig]:

@@ -13,7 +13,7 @@ from roll.config.derived.placement import judged_in_turn, model_roles
 from roll.config.derived.reward_roles import judge_context, reward_roles
 from roll.config.plan.phases import phases
 from roll.config.plan.plan import Plan, make_plan
-from roll.config.plan.show import device_lines
+from roll.config.plan.show import arithmetic_lines, device_lines
 from roll.config.roll_v2.translate import translate
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import JudgeConfig, ScorerConfig
@@ -164,6 +164,9 @@ def test_shared_devices_make_it_judge_after_the_rollout() -> None:
     plan = make_plan(config)
     assert plan.turns["rewards.llm_judge"] == {"actor_train", "actor_infer"}
     assert "rewards.llm_judge" in plan.turns["actor_infer"]
+    assert "Judging: rewards.llm_judge, once all responses of a step are there" in arithmetic_lines(config, plan)
+    alone = experiment({**INFERENCE, "device_mapping": [4, 5]})
+    assert "Judging: rewards.llm_judge, as responses end" in arithmetic_lines(alone, make_plan(alone))
     assert not judged_in_turn(experiment({**INFERENCE, "device_mapping": [2, 3]}, time_sharing=False))
     assert not judged_in_turn(experiment({**INFERENCE, "device_mapping": [4, 5]}))
     assert not judged_in_turn(experiment(INFERENCE))
