@@ -2,6 +2,7 @@
 
     piece of work      on the devices                          who is offloaded, if it shares devices with one that is onloaded
     rollout, evaluate  actor_infer, whole                      actor_train, critic, reference
+    judging            rewards.<domain>                        actor_infer, actor_train, critic, reference
     reference, teacher reference, or actor_train; teacher      actor_infer (discards its weights), actor_train, critic
     values             critic                                  actor_infer (discards its weights), actor_train, reference
     train              critic, then actor_train; or both, if   actor_infer (discards its weights), reference
@@ -43,6 +44,10 @@ class DevicePhases:
     async def generation(self) -> None:
         """The engine generates."""
         await self.bring({"actor_infer": Level.WHOLE}, ())
+
+    async def judging(self, role: str) -> None:
+        """This role gives rewards; generation may go on before a sync."""
+        await self.bring({role: Level.WHOLE}, ())
 
     async def scoring(self, role: str) -> None:
         """This role computes log-probs, values or a teacher's states; a sync comes before the next generation."""

@@ -3,31 +3,58 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from roll.config.derived.reward_roles import model_reward
+from roll.config.schema.model_rewards import JUDGE
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.prompts import PromptSet
-from roll.errors import ConfigError
+from roll.errors import ConfigError, Fault
+from roll.pipeline.wire_reward_models import judge_template
+from roll.rewards.answers import ground_truth
 from roll.rewards.trial import trial
 from roll.types import Prompt
 
 
 def try_rewards(config: RlvrConfig, *sets: PromptSet | None) -> None:
-    """Call every reward on the first row of its domain in the first of these sets that has one.
+    """Call every reward function on the first row of its domain in the first of these sets that has one.
+
+    Of a judge it is looked whether the row has the reference answer that its template needs.
 
     Raises:
         ConfigError: with what is wrong with any of them.
     """
+    firsts = first_prompts(*sets)
+    sections = {
+        domain: section.model_copy(update={"system_envs": {**config.system_envs, **section.system_envs}})
+        for domain, section in config.rewards.items()
+        if model_reward(domain, section) is None
+    }
+    if faults := [*asyncio.run(trial(sections, firsts, config.deadlines.start)), *_without_reference(config, firsts)]:
+        raise ConfigError(faults)
+
+
+def first_prompts(*sets: PromptSet | None) -> dict[str, Prompt]:
+    """By domain, the first of its prompts, in the first of these sets that has one."""
     firsts: dict[str, Prompt] = {}
     for prompts in filter(None, sets):
         for index, domain in enumerate(prompts.domains):
             found = np.flatnonzero(prompts.domain_index == index)
             if len(found) and domain not in firsts:
                 firsts[domain] = prompts.prompt(int(found[0]), 0)
-    sections = {
-        domain: section.model_copy(update={"system_envs": {**config.system_envs, **section.system_envs}})
-        for domain, section in config.rewards.items()
-    }
-    if faults := asyncio.run(trial(sections, firsts, config.deadlines.start)):
-        raise ConfigError(faults)
+    return firsts
+
+
+def _without_reference(config: RlvrConfig, firsts: Mapping[str, Prompt]) -> Iterator[Fault]:
+    for domain, prompt in firsts.items():
+        section = config.rewards[domain]
+        if model_reward(domain, section) != JUDGE or not judge_template(section.judge_prompt).needs_reference:
+            continue
+        try:
+            ground_truth(prompt.row)
+        except ValueError as error:
+            problem = f"it needs a reference answer, and of the first row of the domain {error}"
+            remedy = "give the rows a column ground_truth or answer, or a judge_prompt without {reference}"
+            yield Fault(f"rewards.{domain}.judge_prompt", problem, remedy)

@@ -20,22 +20,33 @@ from roll.config.schema.model import ModelConfig
 from roll.config.schema.offline import DistillConfig, SftConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import ActorTrainConfig, CriticConfig, ExperimentConfig, LearnerConfig, ReferenceConfig, RoleConfig
+from roll.config.schema.roles import (
+    ActorTrainConfig,
+    CriticConfig,
+    ExperimentConfig,
+    LearnerConfig,
+    ReferenceConfig,
+    RoleConfig,
+    ServedConfig,
+)
 from roll.models.flops import TrainingFlops
 from roll.models.load import PackedPolicy, load_policy, load_tokenizer
 from roll.models.score import load_scores
 from roll.models.student import PackedTeacher
 from roll.models.value import load_values
 from roll.models.vocabulary import check_same_vocabulary
-from roll.strategies.base import GenerateStrategy, TeachStrategy, TrainStrategy
+from roll.rewards.chat_api import ApiChat, ApiModel
+from roll.strategies.base import RewardStrategy, TeachStrategy, TrainStrategy
 from roll.strategies.settings import (
     HfGenerateSettings,
+    HfRewardSettings,
     HfScoreSettings,
     ModelLoader,
     ModelWrapper,
     Settings,
     ShardedScoreSettings,
     TrainSettings,
+    VllmRewardSettings,
     VllmSettings,
 )
 from roll.system.own_folder import remove_ownerless
@@ -46,7 +57,8 @@ from roll.workers.critic import Critic
 from roll.workers.device_sharing import ColocatedRole, DeviceSharing, lines
 from roll.workers.group import WorkerGroup
 from roll.workers.placement import worker_placements
-from roll.workers.rewards import Rewards, RewardSettings, RewardWorker
+from roll.workers.reward_models import ApiSettings, JudgeEngines, ScorerEngines
+from roll.workers.rewards import ModelReward, Rewards, RewardSettings, RewardWorker
 from roll.workers.running import Running, running_limits
 from roll.workers.scoring import Reference, Teacher
 
@@ -111,29 +123,65 @@ class Roles:
 
     def actor_infer(self, config: RlvrConfig) -> ActorInfer:
         """The group that generates."""
-        role = config.actor_infer
-        path, settings = model_path(config, role.model_args), None
-        if isinstance(role.strategy_args, VllmStrategyConfig):
-            engine = role.strategy_args.strategy_config
-            settings = VllmSettings(
-                model_path=path,
-                model_args=role.model_args,
-                engine=engine,
-                max_model_len=engine.max_model_len or config.prompt_length + config.response_length,
+        settings = self._generating("actor_infer", config.actor_infer, config.prompt_length + config.response_length)
+        if isinstance(settings, VllmSettings):
+            settings = replace(
+                settings,
                 adapter_rank=config.actor_train.model_args.lora_rank if sends_adapter(config) else None,
-                seed=config.seed,
                 spans_updates=config.async_generation_ratio > 0,
-                takes_turns="actor_infer" in self._plan.turns,
                 keeps_kv_cache=keeps_kv_cache(config),
             )
-        group: WorkerGroup[GenerateStrategy] = self._group(
-            "actor_infer", role, settings or HfGenerateSettings(path, role.model_args), blocking=False
-        )
-        limits = running_limits(len(group), config.max_running_samples, settings and settings.engine.max_num_seqs)
-        actor_infer = self._colocated["actor_infer"] = ActorInfer(
-            group, Running(limits, len(group)), config.deadlines.rollout, config.deadlines.weight_sync
-        )
+        group = self._group("actor_infer", config.actor_infer, settings, blocking=False)
+        may_run = running(len(group), settings, config.max_running_samples)
+        actor_infer = self._colocated["actor_infer"] = ActorInfer(group, may_run, config.deadlines.rollout, config.deadlines.weight_sync)
         return actor_infer
+
+    def judge(self, name: str, role: ServedConfig, context: int) -> tuple[JudgeEngines, int]:
+        """The engines of a judge, and the most tokens of a message and its answer: `context`, unless the engine's keys say otherwise."""
+        settings = self._generating(name, role, context)
+        group = self._group(name, role, settings, blocking=False)
+        limits = self._config.deadlines
+        engines = self._colocated[name] = JudgeEngines(group, running(len(group), settings), limits.rollout, limits.weight_sync)
+        return engines, settings.max_model_len if isinstance(settings, VllmSettings) else context
+
+    def _generating(self, name: str, role: RoleConfig, context: int) -> VllmSettings | HfGenerateSettings:
+        """An engine whose weights stay as they are."""
+        path = model_path(self._config, role.model_args)
+        if not isinstance(role.strategy_args, VllmStrategyConfig):
+            return HfGenerateSettings(path, role.model_args)
+        engine = role.strategy_args.strategy_config
+        return VllmSettings(
+            model_path=path,
+            model_args=role.model_args,
+            engine=engine,
+            max_model_len=engine.max_model_len or context,
+            adapter_rank=None,
+            seed=self._config.seed,
+            spans_updates=False,
+            takes_turns=name in self._plan.turns,
+            keeps_kv_cache=True,
+        )
+
+    def reward_model(self, name: str, role: ServedConfig, positions: int) -> tuple[ScorerEngines, int]:
+        """The group that serves a reward model, and the most tokens that it reads: its `positions`, unless the engine's keys say less."""
+        path, limits, settings = model_path(self._config, role.model_args), self._config.deadlines, None
+        if isinstance(role.strategy_args, VllmStrategyConfig):
+            engine = role.strategy_args.strategy_config
+            positions = engine.max_model_len or positions
+            takes_turns = name in self._plan.turns
+            settings = VllmRewardSettings(path, role.model_args, engine, positions, self._config.seed, takes_turns)
+        group: WorkerGroup[RewardStrategy] = self._group(
+            name, role, settings or HfRewardSettings(path, role.model_args, self._token_budget(name)), blocking=False
+        )
+        engines = self._colocated[name] = ScorerEngines(group, limits.rollout, limits.weight_sync)
+        return engines, positions
+
+    def api_judge(self, name: str, model: ApiModel, system_envs: Mapping[str, str]) -> WorkerGroup[ApiChat]:
+        """The process that asks a judge behind a URL."""
+        group: WorkerGroup[ApiChat] = self._new_group(name, system_envs, blocking=False)
+        limits = self._config.deadlines
+        self._starts[name] = partial(group.start, ApiSettings(model), limits.train, limits.start)
+        return group
 
     def reference(self, config: RlvrConfig, temperature: float) -> Reference:
         """The group whose policy stays as it was."""
@@ -162,17 +210,19 @@ class Roles:
         """End a group that is not needed any more, and give its memory back."""
         await self.groups.pop(name).stop(self._config.deadlines.shutdown)
 
-    def rewards(self, config: RlvrConfig) -> Rewards:
-        """The reward workers of every domain."""
+    def rewards(self, config: RlvrConfig, models: Mapping[str, ModelReward]) -> Rewards:
+        """The reward workers of every domain, but of those that `models` score."""
         groups = {}
         for domain, section in config.rewards.items():
+            if domain in models:
+                continue
             name = f"rewards.{domain}"
             group: WorkerGroup[RewardWorker] = self._new_group(name, section.system_envs, blocking=False)
             limits = config.deadlines
             settings = RewardSettings(domain, section, limits.start)
             self._starts[name] = partial(group.start, settings, limits.train, limits.start)
             groups[domain] = group
-        return Rewards(groups, config.rewards)
+        return Rewards(groups, config.rewards, models)
 
     async def start(self) -> DeviceSharing:
         """Start every group that was asked for; the first failure ends them all.
@@ -220,6 +270,12 @@ class Roles:
         budget = self._plan.roles[name].tokens_per_microbatch
         assert budget is not None
         return budget
+
+
+def running(engines: int, settings: VllmSettings | HfGenerateSettings, most: int | None = None) -> Running:
+    """How many samples the engines run at a time: `most`, or what each of them takes."""
+    takes = settings.engine.max_num_seqs if isinstance(settings, VllmSettings) else None
+    return Running(running_limits(engines, most, takes), engines)
 
 
 def worker_environment(plan: Plan, config: ExperimentConfig, own: Mapping[str, str]) -> dict[str, str]:

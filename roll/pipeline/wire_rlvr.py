@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.shaping import Overlong
-from roll.config.derived.placement import interrupting, model_roles, sends_adapter
+from roll.config.derived.placement import interrupting, judged_in_turn, model_roles, sends_adapter
 from roll.config.derived.ratios import keeps_engine_log_probs, ratio_source
+from roll.config.derived.reward_roles import PREFIX
 from roll.config.plan.plan import Plan
 from roll.config.schema.model import GeneratingConfig
 from roll.config.schema.rlvr import RlvrConfig
@@ -28,8 +29,11 @@ from roll.pipeline.reward_trial import try_rewards
 from roll.pipeline.roles import Roles, check_same_tokens, model_path
 from roll.pipeline.run_context import Prepared, RunContext
 from roll.pipeline.wire_critic import learning
+from roll.pipeline.wire_reward_models import judge_metrics, prepare_reward_models
 from roll.rollout.batch import Shaping, token_count
 from roll.rollout.credit import Credit, CreditAssignment
+from roll.rollout.group import Generator, Scorer
+from roll.rollout.judged_in_turn import JudgedInTurn
 from roll.rollout.scheduler import RolloutScheduler
 from roll.rollout.turns import TurnEnds
 from roll.types import Metrics, RolloutGroup, Sampling
@@ -37,7 +41,7 @@ from roll.weight_sync.routes import find_routes
 from roll.weight_sync.sync import WeightSync
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain
-from roll.workers.rewards import Rewards
+from roll.workers.rewards import ModelReward, Rewards
 
 
 def prepare(config: RlvrConfig) -> Prepared:
@@ -61,7 +65,7 @@ def prepare(config: RlvrConfig) -> Prepared:
     locate = None
     if config.adv_estimator.traits.needs_turns:
         locate = TurnEnds(partial(tokenizer.decode, skip_special_tokens=True))  # pyright: ignore[reportArgumentType]  # one text for one list
-    return Prepared(partial(_loop, config, training, held_out, locate), training.identity)
+    return Prepared(partial(_loop, config, training, held_out, locate, prepare_reward_models(config)), training.identity)
 
 
 async def _loop(
@@ -69,6 +73,7 @@ async def _loop(
     training: PromptSet,
     held_out: PromptSet | None,
     locate: TurnEnds | None,
+    models_of: Callable[[Roles], dict[str, ModelReward]],
     roles: Roles,
     context: RunContext,
     interrupt: Interrupt,
@@ -80,7 +85,8 @@ async def _loop(
     actor_infer = roles.actor_infer(config)
     reference = roles.reference(config, sampling.temperature) if plan.reference == "role" else actor_train
     critic = roles.critic(config.critic, config.max_steps) if config.critic else None
-    rewards = roles.rewards(config)
+    models = models_of(roles)
+    rewards = roles.rewards(config, models)
     sharing = await roles.start()
     meter = meter_of(roles, plan, sharing)
     pausing_for = frozenset() if config.time_sharing else interrupting(config)
@@ -88,12 +94,13 @@ async def _loop(
 
     source = PromptSampler(training, config.seed, config.actor_train.data_args.domain_interleave_probs)
     assignment = CreditAssignment(credit(config))
-    async with aclosing(scheduler_of(config, source, actor_infer, rewards, sampling, locate)) as scheduler:
+    work = in_turn(config, phases, actor_infer, rewards)
+    async with aclosing(scheduler_of(config, source, *work, sampling, locate)) as scheduler:
         trainer = OnloadedTrainer(phases, "actor_train", actor_train, critic)
         position = await context.checkpointer.restore(trainer, scheduler, assignment, scheduler)
         sync = sync_of(config, plan, actor_train, actor_infer)
         await sync.open_routes()
-        validate = partial(validation, config, held_out, actor_infer, rewards)
+        validate = partial(validation, config, held_out, *work)
         parts = rlvr.Rlvr(
             phases=phases,
             take=meter.timed("rollout", scheduler.take),
@@ -104,7 +111,7 @@ async def _loop(
             learn=meter.timed("train", learning(config, plan, actor_train, critic, phases)),
             sync=meter.timed("weight_sync", sync.push),
             evaluate=meter.timed("evaluate", evaluation(config, phases, validate)),
-            measure=measurement(meter, scheduler, actor_infer),
+            measure=measurement(meter, scheduler, actor_infer, models),
             save=meter.timed("checkpoint", context.checkpointer.save_if_due),
             interrupted=interrupt.happened,
             tracker=context.tracker,
@@ -122,14 +129,23 @@ def sync_of(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, actor_infer
     return WeightSync(actor_train, actor_infer.engines, paths, sends_adapter(config), bucket_bytes, seconds)
 
 
+def in_turn(config: RlvrConfig, phases: DevicePhases, actor_infer: ActorInfer, rewards: Rewards) -> tuple[Generator, Scorer]:
+    """What generates and what scores; where models of rewards share devices, the one after the other."""
+    judging = {role.removeprefix(PREFIX): partial(phases.judging, role) for role in judged_in_turn(config)}
+    if not judging:
+        return actor_infer, rewards
+    both = JudgedInTurn(actor_infer, rewards, judging, phases.generation)
+    return both, both
+
+
 def scheduler_of(
-    config: RlvrConfig, source: PromptSampler, actor_infer: ActorInfer, rewards: Rewards, sampling: Sampling, locate: TurnEnds | None
+    config: RlvrConfig, source: PromptSampler, generator: Generator, scorer: Scorer, sampling: Sampling, locate: TurnEnds | None
 ) -> RolloutScheduler:
     """The rollout side that the keys describe."""
     return RolloutScheduler(
         source,
-        actor_infer,
-        rewards,
+        generator,
+        scorer,
         sampling,
         config.rollout_batch_size,
         config.async_generation_ratio,
@@ -142,13 +158,13 @@ def scheduler_of(
 
 
 def measurement(
-    meter: Meter, scheduler: RolloutScheduler, actor_infer: ActorInfer
+    meter: Meter, scheduler: RolloutScheduler, actor_infer: ActorInfer, models: Mapping[str, ModelReward]
 ) -> Callable[[Sequence[RolloutGroup]], Awaitable[Metrics]]:
-    """Times and throughput of a step, what its engines did, and what its sampling dropped."""
+    """Times and throughput of a step, what its engines and its judges did, and what its sampling dropped."""
 
     async def measure(groups: Sequence[RolloutGroup]) -> Metrics:
         step, engines = await asyncio.gather(meter.step(token_count(groups)), actor_infer.activity())
-        return step | engine_metrics(engines, step["time/step"]) | actor_infer.metrics() | scheduler.metrics()
+        return step | engine_metrics(engines, step["time/step"]) | actor_infer.metrics() | scheduler.metrics() | judge_metrics(models)
 
     return measure
 
@@ -165,12 +181,12 @@ def evaluation(config: RlvrConfig, phases: DevicePhases, validate: Callable[[], 
     return evaluate
 
 
-async def validation(config: RlvrConfig, held_out: PromptSet | None, actor_infer: ActorInfer, rewards: Rewards) -> Metrics:
+async def validation(config: RlvrConfig, held_out: PromptSet | None, generator: Generator, scorer: Scorer) -> Metrics:
     """Answer every held-out prompt and score the answers."""
     assert config.validation is not None and held_out is not None, "eval_steps without a validation block is a fault"
     sampling = sampling_of(config.validation.generating_args, config, samples=1, log_probs=False)
     prompts = [held_out.prompt(index, index) for index in range(len(held_out))]
-    return await Evaluator(config.validation.name, prompts, actor_infer, rewards, sampling, config.seed).run()
+    return await Evaluator(config.validation.name, prompts, generator, scorer, sampling, config.seed).run()
 
 
 def sampling_of(generating: GeneratingConfig, config: RlvrConfig, samples: int, log_probs: bool) -> Sampling:

@@ -202,9 +202,9 @@ def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metr
         results = [e.reward for group in groups if group.prompt.domain == domain for e in group.episodes if _has_verdict(e)]
         if results:
             metrics[f"reward/{domain}/mean"] = float(np.mean([result.value for result in results]))
-        for name in sorted({name for result in results for name in result.parts}):
-            values = [result.parts[name] for result in results if name in result.parts]
-            metrics[f"reward/{domain}/{name}/mean"] = float(np.mean(values))
+        for part in sorted({name for result in results for name in result.parts}):
+            values = [result.parts[part] for result in results if part in result.parts]
+            metrics[f"reward/{domain}/{part}/mean"] = float(np.mean(values))
     return metrics
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from roll.config.schema.roles import RewardConfig
 from roll.rewards.parts import normalised
@@ -51,15 +52,31 @@ class RewardWorker:
         await self._process.close()
 
 
-class Rewards:
-    """Facade of the reward groups: routes a prompt to its domain's least busy worker."""
+class ModelReward(Protocol):
+    """A model that scores a domain, in place of reward functions."""
 
-    def __init__(self, groups: Mapping[str, WorkerGroup[RewardWorker]], sections: Mapping[str, RewardConfig]) -> None:
-        self._groups, self._sections = groups, sections
+    async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
+        """One result for each response, in order."""
+        ...
+
+
+class Rewards:
+    """Facade of the reward groups: routes a prompt to its domain's least busy worker, or to its model."""
+
+    def __init__(
+        self,
+        groups: Mapping[str, WorkerGroup[RewardWorker]],
+        sections: Mapping[str, RewardConfig],
+        models: Mapping[str, ModelReward] | None = None,
+    ) -> None:
+        """`models` score the domains that have no group."""
+        self._groups, self._sections, self._models = groups, sections, models or {}
         self._waiting = {domain: [0] * len(group) for domain, group in groups.items()}
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
         """One result for each response to a prompt: all of them where the domain `compares`, else any."""
+        if prompt.domain in self._models:
+            return await self._models[prompt.domain].score(prompt, responses)
         group, waiting = self._groups[prompt.domain], self._waiting[prompt.domain]
         worker = min(range(len(waiting)), key=waiting.__getitem__)
         waiting[worker] += len(responses)

@@ -8,13 +8,15 @@ from itertools import combinations
 from roll.config.checks.credit import credit_faults, credit_warnings
 from roll.config.checks.loss import loss_faults, loss_warnings
 from roll.config.checks.methods import method_faults
+from roll.config.checks.model_rewards import model_reward_faults
 from roll.config.checks.offline import column_faults, offline_faults, offline_warnings, rows_of
 from roll.config.derived.batch import learner
-from roll.config.derived.placement import model_roles, ranks, vllm_config
+from roll.config.derived.placement import generates, model_roles, ranks, vllm_config
 from roll.config.derived.rewards import named_rewards
 from roll.config.derived.trackers import TRACKERS, chosen_trackers
 from roll.config.schema.engine import VllmConfig
 from roll.config.schema.model import ModelConfig
+from roll.config.schema.model_rewards import MODEL_REWARDS
 from roll.config.schema.offline import DpoConfig, OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -40,7 +42,7 @@ def experiment_faults(config: Config) -> list[Fault]:
         faults += offline_faults(config)
     else:
         faults += [*_window(config), *_running(config), *_kl(config), *credit_faults(config), *loss_faults(config)]
-        faults += [*_same_policy(config), *_adapter(config), *_rewards(config)]
+        faults += [*_same_policy(config), *_adapter(config), *_rewards(config), *model_reward_faults(config)]
     return faults
 
 
@@ -105,7 +107,7 @@ def _kernels(name: str, role: RoleConfig) -> Iterator[Fault]:
     if role.device_mapping is not None:
         return
     model = role.model_args
-    if name != "actor_infer" and model.attn_implementation == "fa2":
+    if not generates(name, role) and model.attn_implementation == "fa2":
         problem = "fa2 is a kernel for GPUs, and the role runs on the CPU"
         yield Fault(f"{name}.model_args.attn_implementation", problem, f"use auto, or give {name}.device_mapping")
     if model.liger and vllm_config(role) is None:
@@ -173,7 +175,7 @@ def _adapter(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def _rewards(config: RlvrConfig) -> Iterator[Fault]:
-    known = known_rewards()
+    known = [*known_rewards(), *MODEL_REWARDS]
     for where, name in named_rewards(config.rewards).items():
         if ":" not in name and name not in known:
             problem = f"there is no reward function '{name}'{nearest(name, known)}"

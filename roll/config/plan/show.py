@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from roll.config.derived.batch import age_limit, has_pairs, sequences_per_update
-from roll.config.derived.placement import RolePlan
+from roll.config.derived.placement import RolePlan, judged_in_turn
+from roll.config.derived.reward_roles import reward_roles
 from roll.config.plan.phases import Phase, misfits, phases
 from roll.config.plan.plan import Plan
 from roll.config.schema.offline import DpoConfig
@@ -82,6 +83,8 @@ def arithmetic_lines(config: Config, plan: Plan) -> list[str]:
         lines.append(f"A step: {batch.prompts_per_step} prompts x {samples} samples = {batch.sequences_per_step} sequences")
         lines.append(f"Generation: {_generation(config)}")
         lines.append(f"Reference log-probs: {REFERENCE[plan.reference]}")
+    if isinstance(config, RlvrConfig):
+        lines += _judging(config)
     if isinstance(config, DpoConfig):
         lines.append(f"Reference log-probs: {REFERENCE[plan.reference]}, {config.reference_log_probs}")
     units = "pairs" if has_pairs(config) else "sequences"
@@ -93,6 +96,13 @@ def arithmetic_lines(config: Config, plan: Plan) -> list[str]:
         lines.append(f"Critic: {_updates(updates)} a step, of {learnt} sequences{alone}")
     lines.append(f"Longest sequence: {config.prompt_length} + {config.response_length} = {batch.longest_sequence} tokens")
     return lines
+
+
+def _judging(config: RlvrConfig) -> list[str]:
+    """When models that give rewards work."""
+    roles, in_turn = reward_roles(config), judged_in_turn(config)
+    when = {"as responses end": sorted(set(roles) - in_turn), "once all responses of a step are there": sorted(in_turn)}
+    return [f"Judging: {', '.join(names)}, {said}" for said, names in when.items() if names]
 
 
 def _generation(config: RlvrConfig) -> str:

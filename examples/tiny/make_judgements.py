@@ -1,0 +1,72 @@
+"""Writes what those learn who judge the tiny world: `22=22?` -> `yes`, `22=23?` -> `no`; and right sums beside wrong ones.
+
+    python examples/tiny/make_judgements.py PROBLEMS FOLDER [--seed 0]
+
+PROBLEMS is a file of make_problems.py, whose right answers are taken. FOLDER gets judgements.jsonl for a judge, pairs.jsonl for a reward
+model, and prompt.txt, the template by which the judge is asked: `judge_prompt` of tiny_llm_judge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+TEMPLATE = "{reference}={response}?"
+EACH = 4
+"""Judgements of each problem, half of them of the right answer."""
+
+
+def wrong_response(answer: str, draw: random.Random) -> str:
+    """Something else than the right answer: a number near it, its digits changed, any digits, or another character."""
+    near = str(max(0, int(answer) + draw.choice((-10, -3, -2, -1, 1, 2, 3, 10))))
+    digits = "".join(draw.choices("0123456789", k=draw.randint(1, 4)))
+    letter = answer[:-1] + chr(draw.randrange(128))
+    response = draw.choice((near, near, near, answer[::-1], answer + draw.choice("0123456789"), answer[:-1], digits, letter))
+    return response if response != answer else f"{answer}0"
+
+
+def judgements(problems: list[dict[str, str]], seed: int) -> list[dict[str, str]]:
+    """`prompt` to show and `response` to learn."""
+    draw, rows = random.Random(seed), []
+    for problem in problems:
+        answer = problem["ground_truth"]
+        for number in range(EACH):
+            response = wrong_response(answer, draw) if number % 2 else answer
+            rows.append({"prompt": TEMPLATE.format(response=response, reference=answer), "response": "no" if number % 2 else "yes"})
+    return rows
+
+
+def pairs(problems: list[dict[str, str]], seed: int) -> list[dict[str, str]]:
+    """`prompt`, the better `response`, and one of all kinds that are `rejected`."""
+    draw = random.Random(seed)
+    return [
+        {"prompt": problem["prompt"], "response": problem["ground_truth"], "rejected": wrong_response(problem["ground_truth"], draw)}
+        for problem in problems
+        for _ in range(EACH)
+    ]
+
+
+def write_judgements(problems: Path, folder: Path, seed: int) -> None:
+    """Writes the files. The folder appears when they are whole; what stood there before is replaced."""
+    rows = [json.loads(line) for line in problems.read_text(encoding="utf-8").splitlines()]
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name, made in (("judgements", judgements(rows, seed)), ("pairs", pairs(rows, seed))):
+        (partial / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made), encoding="utf-8")
+    (partial / "prompt.txt").write_text(f"{TEMPLATE}\n", encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(partial, folder)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("problems", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    write_judgements(given.problems, given.folder, given.seed)
