@@ -41,6 +41,8 @@ class RewardOutcome(StrEnum):
     """The reward function raised, or its process died."""
     TIMED_OUT = "timed_out"
     """It ran past its deadline and its process was ended."""
+    UNAVAILABLE = "unavailable"
+    """What the reward needs was not there: a sandbox, a server. No verdict on the response."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from roll.types import (
     Trajectory,
 )
 
-NO_VERDICT = (RewardOutcome.CRASHED, RewardOutcome.TIMED_OUT)
+NO_VERDICT = (RewardOutcome.CRASHED, RewardOutcome.TIMED_OUT, RewardOutcome.UNAVAILABLE)
 BROKEN_OFF = (StopReason.ABORTED, StopReason.DEADLINE, StopReason.ENVIRONMENT_FAILED)
 """What ends a trajectory and is not the policy's doing: such an episode has no verdict."""
 TRUNCATED = (StopReason.LENGTH, StopReason.MAX_TURNS, StopReason.CONTEXT_FULL)

@@ -78,9 +78,15 @@ def survey(python: str | None) -> Interpreter:
     standard = {os.path.realpath(folder) for folder in found["standard"]}
     libraries = {os.path.realpath(os.path.dirname(library)) for library in found["libraries"]}
     own = {os.path.realpath(folder) for folder in found["path"] if os.path.isdir(folder)} if python else set()
-    wanted = {folder for folder in standard | libraries | own if not any(Path(folder).is_relative_to(other) for other in standard)} | standard
-    outer = tuple(sorted(folder for folder in wanted if not any(folder != other and Path(folder).is_relative_to(other) for other in wanted)))
-    hidden = () if python else tuple(f"{folder}/{name}" for folder in sorted(standard) for name in HIDDEN if os.path.isdir(f"{folder}/{name}"))
+    wanted = {
+        folder for folder in standard | libraries | own if not any(Path(folder).is_relative_to(other) for other in standard)
+    } | standard
+    outer = tuple(
+        sorted(folder for folder in wanted if not any(folder != other and Path(folder).is_relative_to(other) for other in wanted))
+    )
+    hidden = (
+        () if python else tuple(f"{folder}/{name}" for folder in sorted(standard) for name in HIDDEN if os.path.isdir(f"{folder}/{name}"))
+    )
     options = ("-I", "-B") if python else ("-I", "-B", "-S")
     program = os.path.abspath(python) if python and found["own"] != found["prefix"] else found["program"]
     files = (found["program"],) if not python else tuple({found["program"], *_configuration(found["own"])})
@@ -130,8 +136,17 @@ def _links(folders: Sequence[str]) -> list[str]:
     return made
 
 
-def start(interpreter: Interpreter, disk_bytes: int, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+def bare_command(interpreter: Interpreter) -> list[str]:
+    """The same supervisor without a sandbox: limits and the filter of system calls hold, but files and the network are this machine's."""
+    root = Path(str(find_spec(INSIDE).origin)).parents[INSIDE.count(".") + 1]  # type: ignore[union-attr]
+    return [interpreter.program, *interpreter.options, "-c", START.replace(repr(MOUNT), repr(str(root)))]
+
+
+def start(interpreter: Interpreter, disk_bytes: int | None, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
     """A sandbox under way. It reads the first descriptor, writes to the second and reads tests from the third; its complaints can be read.
+
+    Args:
+        disk_bytes: of its only folder that can be written to; None for no sandbox.
 
     Raises:
         SandboxUnavailable: this machine is not of the kind that the filter of system calls is written for.
@@ -140,5 +155,7 @@ def start(interpreter: Interpreter, disk_bytes: int, descriptors: Sequence[int])
     if platform.machine() != "x86_64":
         raise SandboxUnavailable(f"the sandbox is for x86-64; this is {platform.machine()}")
     stdin, stdout, tests = descriptors
-    words = [*command(interpreter, disk_bytes), str(tests)]
-    return subprocess.Popen(words, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, pass_fds=(tests,), env={})
+    words = bare_command(interpreter) if disk_bytes is None else command(interpreter, disk_bytes)
+    return subprocess.Popen(
+        [*words, str(tests)], stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, pass_fds=(tests,), env=ENVIRONMENT, cwd="/"
+    )

@@ -8,11 +8,12 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import signal
 import struct
 from collections.abc import Mapping
 from typing import Any
 
-PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP = 4, 38, 22
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP = 1, 4, 38, 22
 SECCOMP_MODE_FILTER = 2
 CLONE_NEWUSER = 0x10000000
 CAPABILITY_VERSION = 0x20080522
@@ -74,6 +75,11 @@ def leave_root() -> None:
     library = ctypes.CDLL(None, use_errno=True)
     _check(library.unshare(CLONE_NEWUSER), "unshare")  # brings all rights within the new namespace, which go at once
     _check(library.capset(struct.pack("=II", CAPABILITY_VERSION, 0), bytes(24)), "capset")
+
+
+def end_with_parent() -> None:
+    """Linux ends this process when its parent ends: needed where no process namespace sees to it."""
+    _control(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def hide_memory() -> None:

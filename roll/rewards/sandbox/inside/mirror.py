@@ -28,11 +28,28 @@ REFLECTED = {f"__r{name[2:]}": _reflected(function) for name, function in BINARY
 JUDGED = BINARY | REFLECTED | COMPARED
 """Operators whose other side may be the value that a test expects."""
 ASKED: dict[str, Callable[..., Any]] = {
-    **{"__len__": len, "__iter__": iter, "__next__": next, "__reversed__": reversed, "__bool__": bool, "__hash__": hash},
-    **{"__str__": str, "__repr__": repr, "__format__": format, "__int__": int, "__float__": float, "__index__": operator.index},
-    **{"__getitem__": operator.getitem, "__setitem__": operator.setitem, "__delitem__": operator.delitem},
-    **{"__contains__": operator.contains, "__neg__": operator.neg, "__pos__": operator.pos, "__abs__": abs, "__invert__": operator.invert},
-    **{"__round__": round, "__enter__": lambda manager: type(manager).__enter__(manager)},
+    "__len__": len,
+    "__iter__": iter,
+    "__next__": next,
+    "__reversed__": reversed,
+    "__bool__": bool,
+    "__hash__": hash,
+    "__str__": str,
+    "__repr__": repr,
+    "__format__": format,
+    "__int__": int,
+    "__float__": float,
+    "__index__": operator.index,
+    "__getitem__": operator.getitem,
+    "__setitem__": operator.setitem,
+    "__delitem__": operator.delitem,
+    "__contains__": operator.contains,
+    "__neg__": operator.neg,
+    "__pos__": operator.pos,
+    "__abs__": abs,
+    "__invert__": operator.invert,
+    "__round__": round,
+    "__enter__": lambda manager: type(manager).__enter__(manager),
     "__exit__": lambda manager, kind, error: bool(type(manager).__exit__(manager, kind, error, None)),
 }
 OPERATIONS: dict[str, Callable[..., Any]] = {**JUDGED, **ASKED, "__eq__": operator.eq, "__ne__": operator.ne}
@@ -98,7 +115,13 @@ class Mirror(metaclass=MirrorClass):
         return self._link.request("get", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("__traceback__", "__context__", "__cause__", "__suppress_context__", "__notes__"):  # of an exception that is raised here
+        if name in (
+            "__traceback__",
+            "__context__",
+            "__cause__",
+            "__suppress_context__",
+            "__notes__",
+        ):  # of an exception that is raised here
             return object.__setattr__(self, name, value)
         return self._link.request("set", self, name, value)
 

@@ -20,12 +20,13 @@ import socket
 import struct
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from roll.rewards.sandbox.inside.candidate import NOT_COMPILED, run_program, serve_program
-from roll.rewards.sandbox.inside.confine import confine, hide_memory, leave_root
+from roll.rewards.sandbox.inside.confine import confine, end_with_parent, hide_memory, leave_root
 from roll.rewards.sandbox.inside.judge import PASSED, judge, report
 from roll.rewards.sandbox.inside.wire import Channel
 
@@ -56,8 +57,8 @@ def main() -> None:
     """Runs all cases, one after another."""
     os.dup2(int(sys.argv[1]), TESTS)
     os.closerange(TESTS + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    if os.geteuid() == 0:
-        leave_root()
+    if os.geteuid() == 0 and os.getpid() == 1:
+        leave_root()  # without a sandbox the interpreter's files may be root's alone
     hide_memory()
     job = marshal.loads(read_frame(JOB))
     limits = job["limits"]
@@ -179,7 +180,10 @@ def _start(work: Callable[[], NoReturn | None], outputs: dict[int, bytearray]) -
     pid = os.fork()
     if pid == 0:
         try:
+            end_with_parent()
             work()
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(1)
     for descriptor in outputs:

@@ -26,7 +26,12 @@ BY_TEXT: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
 """By tag: the type, what stands for a value, and the value of that."""
 TAG_OF = {kind: tag for tag, (kind, _, _) in BY_TEXT.items()}
 SEQUENCES: dict[str, Callable[[Any], Any]] = {
-    **{"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "bytearray": bytearray, "deque": deque},
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "bytearray": bytearray,
+    "deque": deque,
 }
 MAPPINGS: dict[str, Callable[[Any], Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter, "defaultdict": dict}
 
