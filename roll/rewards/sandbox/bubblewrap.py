@@ -78,15 +78,10 @@ def survey(python: str | None) -> Interpreter:
     standard = {os.path.realpath(folder) for folder in found["standard"]}
     libraries = {os.path.realpath(os.path.dirname(library)) for library in found["libraries"]}
     own = {os.path.realpath(folder) for folder in found["path"] if os.path.isdir(folder)} if python else set()
-    wanted = {
-        folder for folder in standard | libraries | own if not any(Path(folder).is_relative_to(other) for other in standard)
-    } | standard
-    outer = tuple(
-        sorted(folder for folder in wanted if not any(folder != other and Path(folder).is_relative_to(other) for other in wanted))
-    )
-    hidden = (
-        () if python else tuple(f"{folder}/{name}" for folder in sorted(standard) for name in HIDDEN if os.path.isdir(f"{folder}/{name}"))
-    )
+    wanted = standard | libraries | own
+    outer = tuple(sorted(folder for folder in wanted if not any(parent in wanted for parent in map(str, Path(folder).parents))))
+    unused = [f"{folder}/{name}" for folder in sorted(standard) for name in HIDDEN]
+    hidden = () if python else tuple(path for path in unused if os.path.isdir(path))
     options = ("-I", "-B") if python else ("-I", "-B", "-S")
     program = os.path.abspath(python) if python and found["own"] != found["prefix"] else found["program"]
     files = (found["program"],) if not python else tuple({found["program"], *_configuration(found["own"])})

@@ -55,6 +55,8 @@ ASKED: dict[str, Callable[..., Any]] = {
 OPERATIONS: dict[str, Callable[..., Any]] = {**JUDGED, **ASKED, "__eq__": operator.eq, "__ne__": operator.ne}
 ALWAYS = ("__hash__", "__str__", "__repr__")
 """Passed on by every mirror: each object has them."""
+OF_RAISED = ("__traceback__", "__context__", "__cause__", "__suppress_context__", "__notes__")
+"""Attributes of an exception that change where it is raised."""
 PLAIN = (bool, int, float, str, bytes, tuple, list, dict, set, frozenset)
 
 
@@ -115,13 +117,7 @@ class Mirror(metaclass=MirrorClass):
         return self._link.request("get", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in (
-            "__traceback__",
-            "__context__",
-            "__cause__",
-            "__suppress_context__",
-            "__notes__",
-        ):  # of an exception that is raised here
+        if name in OF_RAISED:
             return object.__setattr__(self, name, value)
         return self._link.request("set", self, name, value)
 

@@ -9,25 +9,10 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-MODULES = [
-    "bisect",
-    "collections",
-    "copy",
-    "datetime",
-    "functools",
-    "heapq",
-    "io",
-    "itertools",
-    "json",
-    "math",
-    "operator",
-    "random",
-    "re",
-    "statistics",
-    "string",
-    "sys",
-    "typing",
-]
+MODULES = (
+    *("bisect", "collections", "copy", "datetime", "functools", "heapq", "io", "itertools", "json", "math", "operator", "random", "re"),
+    *("statistics", "string", "sys", "typing"),
+)
 OF_MODULES = {
     "typing": "Any Callable Deque Dict FrozenSet Generator Generic Iterable Iterator List Literal Mapping NamedTuple Optional Sequence Set"
     " Tuple Type TypeVar Union",
