@@ -10,8 +10,8 @@ from roll.rewards.answers import final_text
 from roll.rewards.base import REWARDS
 from roll.rewards.programs import Cases, cases_of, job_of, program_of
 from roll.rewards.sandbox.bubblewrap import SandboxUnavailable, survey
-from roll.rewards.sandbox.fusion import run_at
-from roll.rewards.sandbox.program import Ending, Limits, Outcome, run
+from roll.rewards.sandbox.fusion import answers, run_at
+from roll.rewards.sandbox.program import Ending, Limits, Outcome, ready, run
 from roll.types import Prompt, RewardOutcome, RewardResult
 
 BUBBLEWRAP, NO_SANDBOX, SERVER = "bubblewrap", "none", ("http://", "https://")
@@ -53,15 +53,19 @@ def code_sandbox(
     wanted = cases_of(row)
     text = final_text(response)
     program = text if wanted.kind == "text" else program_of(text)
-    if program is None:
-        return RewardResult(0.0, RewardOutcome.UNPARSABLE, note="no Python program in the response")
     limits = Limits(cpu_seconds, wall_seconds, memory_mib, disk_mib, output_mib)
-    job = job_of(wanted, program)
     try:
+        if sandbox.startswith(SERVER):
+            answers(sandbox)
+        else:
+            ready(survey(python), sandbox == BUBBLEWRAP)
+        if program is None:
+            return RewardResult(0.0, RewardOutcome.UNPARSABLE, note="no Python program in the response")
+        job = job_of(wanted, program)
         if sandbox.startswith(SERVER):
             outcomes = run_at(sandbox, job, limits)
         else:
-            outcomes = run(job, limits, survey(python), sandboxed=sandbox == BUBBLEWRAP)
+            outcomes = run(job, limits, survey(python), sandbox == BUBBLEWRAP)
         return verdict(outcomes, wanted, until_first=cases == "first_failure")
     except SandboxUnavailable as error:
         return RewardResult(0.0, RewardOutcome.UNAVAILABLE, note=str(error))

@@ -94,8 +94,9 @@ def _configuration(prefix: str) -> list[str]:
 
 
 def _loaders() -> list[str]:
-    """What starts programs that are linked dynamically."""
-    return [path for path in ("/lib64/ld-linux-x86-64.so.2", "/etc/ld.so.cache") if os.path.exists(path)]
+    """What starts programs that are linked dynamically; the folder's own links are made by `_links`."""
+    loader = os.path.join(os.path.realpath("/lib64"), "ld-linux-x86-64.so.2")
+    return [path for path in (loader, "/etc/ld.so.cache") if os.path.exists(path)]
 
 
 def command(interpreter: Interpreter, disk_bytes: int) -> list[str]:
@@ -104,15 +105,20 @@ def command(interpreter: Interpreter, disk_bytes: int) -> list[str]:
     root makes the sandbox as itself, because others may not find the way to the interpreter, and the supervisor then leaves root for a user
     and a namespace without rights (confine.leave_root). Anyone else gets a user namespace from bubblewrap.
     """
-    mounts = [*_links(interpreter.folders)]
-    for path in interpreter.folders:
-        mounts += ["--ro-bind", path, path]
-    for path in interpreter.hidden:
-        mounts += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
     spec = find_spec(INSIDE)
     assert spec is not None and spec.origin is not None
-    mounts += ["--ro-bind", str(Path(spec.origin).parent), f"{MOUNT}/{INSIDE.replace('.', '/')}"]
-    mounts += ["--perms", "0755", "--dir", "/dev"]
+    bound = [(path, path) for path in interpreter.folders]
+    bound.append((str(Path(spec.origin).parent), f"{MOUNT}/{INSIDE.replace('.', '/')}"))
+    links = _links(interpreter.folders)
+    made = {str(parent) for _, place in (*bound, ("", "/dev/null")) for parent in Path(place).parents} - {"/", *links}
+    mounts = [word for place, target in links.items() for word in ("--symlink", target, place)]
+    for place in sorted(made):
+        if not any(Path(place).is_relative_to(link) for link in links):
+            mounts += ["--perms", "0755", "--dir", place]  # those that bubblewrap makes by itself as root are for root alone
+    for source, place in bound:
+        mounts += ["--ro-bind", source, place]
+    for path in interpreter.hidden:
+        mounts += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
     for device in DEVICES:
         mounts += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     mounts += ["--perms", "1777", "--size", str(disk_bytes), "--tmpfs", "/tmp", "--remount-ro", "/"]
@@ -122,13 +128,13 @@ def command(interpreter: Interpreter, disk_bytes: int) -> list[str]:
     return [str(bwrap_path()), *NAMESPACES, *whom, *mounts, *how, "--", interpreter.program, *interpreter.options, "-c", START]
 
 
-def _links(folders: Sequence[str]) -> list[str]:
-    """The links at the root by which programs know their libraries, such as /lib64."""
-    made = []
-    for name in ("/lib", "/lib64", "/bin"):
-        if os.path.islink(name) and any(Path(folder).is_relative_to(os.path.realpath(name)) for folder in folders):
-            made += ["--symlink", os.readlink(name), name]
-    return made
+def _links(folders: Sequence[str]) -> dict[str, str]:
+    """The links at the root by which programs know their libraries, such as /lib64, and where they lead."""
+    return {
+        name: os.readlink(name)
+        for name in ("/lib", "/lib64")
+        if os.path.islink(name) and any(Path(folder).is_relative_to(os.path.realpath(name)) for folder in folders)
+    }
 
 
 def bare_command(interpreter: Interpreter) -> list[str]:

@@ -6,6 +6,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from roll.rewards.sandbox.bubblewrap import SandboxUnavailable
@@ -33,6 +34,17 @@ def run_at(url: str, job: Job, limits: Limits) -> Iterator[Outcome]:
             else f"{job.source}\n{test['code']}{called}"
         )
         yield _outcome(_ask(url, source, "pytest" if "def test_" in test["code"] else "python", "", limits))
+
+
+@cache
+def answers(url: str) -> None:
+    """Asks for one small program, the first time that it is asked for.
+
+    Raises:
+        SandboxUnavailable: the server does not run it.
+    """
+    if next(run_at(url, Job("print(6 * 7)", "input", (b"",)), Limits())).output.strip() != b"42":
+        raise SandboxUnavailable(f"the sandbox server at {url} does not run a program that prints 42")
 
 
 def _ask(url: str, source: str, language: str, stdin: str, limits: Limits) -> Any:

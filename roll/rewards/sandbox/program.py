@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from typing import Any
 
 from roll.rewards.sandbox.bubblewrap import PROBE_SECONDS, REMEDY, Interpreter, SandboxUnavailable, start
@@ -112,18 +113,19 @@ def run(job: Job, limits: Limits, interpreter: Interpreter, sandboxed: bool = Tr
         yield Outcome(Ending.WALL_TIME, 0.0, b"", "not run: the program's time was over")
 
 
-def probe(interpreter: Interpreter) -> None:
-    """Runs one small program.
+@cache
+def ready(interpreter: Interpreter, sandboxed: bool) -> None:
+    """Runs one small program, the first time that it is asked.
 
     Raises:
         SandboxUnavailable: it does not run; says why and what to do.
     """
     try:
-        outcomes = list(run(Job("print(6 * 7)", "input", (b"",)), Limits(wall_seconds=PROBE_SECONDS), interpreter))
+        outcomes = list(run(Job("print(6 * 7)", "input", (b"",)), Limits(wall_seconds=PROBE_SECONDS), interpreter, sandboxed))
     except OSError as error:
         raise SandboxUnavailable(f"{error}; {REMEDY}") from error
     if outcomes[0].output.strip() != b"42":
-        raise SandboxUnavailable(f"a program that prints 42 printed {outcomes[0].output!r}: {outcomes[0].note}; {REMEDY}")
+        raise SandboxUnavailable(f"a program that prints 42 printed {outcomes[0].output[:80]!r}: {outcomes[0].note}; {REMEDY}")
 
 
 def _for_supervisor(limits: Limits) -> dict[str, Any]:
