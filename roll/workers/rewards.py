@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from roll.config.schema.roles import RewardConfig
+from roll.rewards.parts import normalised
 from roll.rewards.process import RewardProcess
 from roll.strategies.base import Rank
 from roll.types import Prompt, RewardResult
@@ -32,13 +33,13 @@ class RewardSettings:
 
 
 class RewardWorker:
-    """Hosted by a Ray actor; scores one group at a time."""
+    """Hosted by a Ray actor."""
 
     def __init__(self, settings: RewardSettings) -> None:
         self._process = RewardProcess(settings.domain, settings.section, settings.start_seconds)
 
     async def start(self) -> None:
-        """Start the process and load the reward function."""
+        """Start the process and load its reward functions."""
         await self._process.start()
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
@@ -58,13 +59,30 @@ class Rewards:
         self._waiting = {domain: [0] * len(group) for domain, group in groups.items()}
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
-        """One result for each response of a prompt."""
+        """One result for each response to a prompt: all of them where the domain `compares`, else any."""
         group, waiting = self._groups[prompt.domain], self._waiting[prompt.domain]
         worker = min(range(len(waiting)), key=waiting.__getitem__)
         waiting[worker] += len(responses)
         try:
-            # Each response may run to its own deadline, and cost its process.
-            seconds = (self._sections[prompt.domain].timeout + REPLACED) * waiting[worker] + SLACK
+            seconds = longest(self._sections[prompt.domain], waiting[worker])
             return await group.batched.within(seconds).one(worker, RewardWorker.score, prompt, responses)
         finally:
             waiting[worker] -= len(responses)
+
+    def compares(self, prompt: Prompt) -> bool:
+        """Whether a reward of the prompt's domain is given all responses at once."""
+        section = self._sections[prompt.domain]
+        return section.group or any(part.group for part in section.parts.values())
+
+    def combined(self, prompt: Prompt, results: Sequence[RewardResult]) -> Sequence[RewardResult]:
+        """The results of a whole group as they are trained on: with `normalise: group` the sum of the normalised parts."""
+        section = self._sections[prompt.domain]
+        if section.normalise == "none":
+            return results
+        return normalised({name: part.weight for name, part in section.parts.items()}, results)
+
+
+def longest(section: RewardConfig, responses: int) -> float:
+    """Seconds in which so many responses are scored, though each call runs to its own deadline and costs its process."""
+    tries = 1 if section.concurrency == 1 else 2  # once beside others, once alone
+    return (section.timeout + REPLACED) * responses * max(len(section.parts), 1) * tries + SLACK
