@@ -6,6 +6,7 @@ import ast
 import builtins
 import importlib
 import sys
+import types
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,6 +30,8 @@ OF_MODULES = {
     "statistics": "mean median",
     "datetime": "timedelta",
 }
+NOT_FOR_PROGRAMS = ("unittest", "doctest", "test", "ctypes")
+"""What tests are made of."""
 MODULE_OF = {name: module for module, names in OF_MODULES.items() for name in names.split()}
 
 
@@ -54,7 +57,14 @@ def imported_by(tree: ast.Module) -> dict[str, Any]:
                     bound[alias.asname or top] = module if alias.asname else sys.modules[top]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").partition(".")[0] in sys.stdlib_module_names:
             bound |= _names_of(importlib.import_module(str(node.module)), node.names)
-    return {name: value for name, value in bound.items() if not hasattr(builtins, name)}
+    return {name: value for name, value in bound.items() if not hasattr(builtins, name) and _is_harmless(value)}
+
+
+def _is_harmless(value: Any) -> bool:
+    """No object that would answer for the program, such as `unittest.mock.ANY`, which equals everything."""
+    if (getattr(value, "__module__", "") or getattr(value, "__name__", "")).partition(".")[0] in NOT_FOR_PROGRAMS:
+        return False
+    return callable(value) or isinstance(value, types.ModuleType | int | float | str) or type(value).__module__ == "typing"
 
 
 def _names_of(module: Any, names: list[ast.alias]) -> dict[str, Any]:
