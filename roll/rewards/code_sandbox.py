@@ -62,10 +62,8 @@ def code_sandbox(
         if program is None:
             return RewardResult(0.0, RewardOutcome.UNPARSABLE, note="no Python program in the response")
         job = job_of(wanted, program)
-        if sandbox.startswith(SERVER):
-            outcomes = run_at(sandbox, job, limits)
-        else:
-            outcomes = run(job, limits, survey(python), sandbox == BUBBLEWRAP)
+        remote = sandbox.startswith(SERVER)
+        outcomes = run_at(sandbox, job, limits) if remote else run(job, limits, survey(python), sandbox == BUBBLEWRAP)
         return verdict(outcomes, wanted, until_first=cases == "first_failure")
     except SandboxUnavailable as error:
         return RewardResult(0.0, RewardOutcome.UNAVAILABLE, note=str(error))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import fcntl
 import marshal
 import os
+import select
 import selectors
-import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +20,9 @@ from roll.rewards.sandbox.inside.supervisor import FRAME, OUTCOME, SEALS
 
 GRACE_SECONDS = 30.0
 """Beyond the program's own deadline, for the sandbox to start and to report."""
+KILL_SECONDS = 30.0
+"""A killed process is gone at once, unless the kernel itself is stuck."""
+COMPLAINT_BYTES = 2000
 OPEN_FILES, THREADS, STACK_BYTES = 64, 64, 64 << 20
 MIB = 1 << 20
 
@@ -178,16 +181,18 @@ def _outcomes(reading: int, cases: int, most: int, deadline: float) -> Iterator[
 
 
 def _complaint(sandbox: subprocess.Popen[bytes]) -> str:
-    _end(sandbox)
-    assert sandbox.stderr is not None
-    said = sandbox.stderr.read(2000).decode("utf-8", "replace").strip() if not sandbox.stderr.closed else ""
+    said = _end(sandbox).decode("utf-8", "replace").strip()
     return f"{said.rpartition(chr(10))[2] or f'status {sandbox.returncode}'}; {REMEDY}"
 
 
-def _end(sandbox: subprocess.Popen[bytes]) -> None:
-    """Kills bubblewrap, and with it, by the kernel, its process namespace."""
-    if sandbox.poll() is None:
-        sandbox.send_signal(signal.SIGKILL)
-        sandbox.wait()
-    if sandbox.stderr is not None and not sandbox.stderr.closed and sandbox.returncode == -signal.SIGKILL:
-        sandbox.stderr.close()
+def _end(sandbox: subprocess.Popen[bytes]) -> bytes:
+    """Kills bubblewrap, and with it, by the kernel, its process namespace. Returns their complaints once all have closed that pipe."""
+    if sandbox.stderr is None or sandbox.stderr.closed:
+        return b""
+    sandbox.kill()
+    said, deadline = b"", time.monotonic() + KILL_SECONDS
+    with sandbox.stderr as pipe:
+        while select.select([pipe], [], [], max(deadline - time.monotonic(), 0))[0] and (chunk := os.read(pipe.fileno(), 1 << 16)):
+            said = (said + chunk)[-COMPLAINT_BYTES:]
+    sandbox.wait(KILL_SECONDS)
+    return said
