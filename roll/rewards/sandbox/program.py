@@ -7,6 +7,7 @@ import marshal
 import os
 import select
 import selectors
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -91,7 +92,7 @@ def run(job: Job, limits: Limits, interpreter: Interpreter, sandboxed: bool = Tr
     cases = len(job.inputs) or len(job.tests)
     described = {"source": job.source, "kind": job.kind, "cases": cases, "limits": _for_supervisor(limits)}
     given, tests = _file([described], job.inputs), _file(job.tests, ())
-    reading, writing = os.pipe()
+    reading, writing = (end.detach() for end in socket.socketpair())
     try:
         sandbox = start(interpreter, limits.disk_mib * MIB if sandboxed else None, (given, writing, tests))
     except BaseException:

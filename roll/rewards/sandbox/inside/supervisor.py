@@ -2,7 +2,7 @@
 
     descriptor   what
     0            the job and then, for each case of a script, its input; a sealed file
-    1            an outcome for each case
+    1            an outcome for each case; a socket, whose other end closes when whoever made the sandbox ends
     3            the tests, read by the processes of tests alone; a sealed file
 
 It is process 1 of its process namespace: Linux delivers no signal to it from within, and when it ends, all others end.
@@ -61,7 +61,6 @@ def main() -> None:
     os.closerange(TESTS + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     if os.geteuid() == 0 and os.getpid() == 1:
         leave_root()  # without a sandbox the interpreter's files may be root's alone
-    end_with_parent()  # again where bubblewrap asked for it: who becomes another user loses that
     hide_memory()
     job = marshal.loads(read_frame(JOB))
     limits = job["limits"]
@@ -201,6 +200,7 @@ def _watch(processes: list[Watched], first: Watched, most: int, deadline: float)
             selector.register(process.pidfd, selectors.EVENT_READ, (process, None))
             for descriptor in process.outputs:
                 selector.register(descriptor, selectors.EVENT_READ, (process, descriptor))
+        selector.register(OUTCOMES, selectors.EVENT_READ, (None, None))
         while first.status is None:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
@@ -208,6 +208,8 @@ def _watch(processes: list[Watched], first: Watched, most: int, deadline: float)
                 _end(processes)
             for key, _ in selector.select(max(remaining, 0)):
                 process, descriptor = key.data
+                if process is None:
+                    os._exit(1)  # Nobody waits for an outcome. Whom root has become, a dying bubblewrap may not signal.
                 if descriptor is None:
                     selector.unregister(process.pidfd)
                     _reap(process)
