@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 END = re.compile(r"[.!?]+[\"'”’)\]*_]*(?=\s|$)")
-ABBREVIATION = re.compile(
-    r"(?:^|[\s(\"'“‘])(?:[A-Za-z]|(?:[A-Za-z]\.)+[A-Za-z]|(?i:mr|mrs|ms|dr|prof|st|sr|jr|vs|etc|inc|ltd|co|corp|no|fig|gen|col|sgt|capt|lt|rev|hon|approx|dept|est|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec))$"
-)
+KNOWN = "mr mrs ms dr prof st sr jr vs etc inc ltd co corp fig gen col sgt capt lt rev hon approx dept est"
+MONTHS = "jan feb mar apr jun jul aug sep sept oct nov dec"
+ABBREVIATION = re.compile(rf"(?:^|[\s(\"'“‘])(?:[A-Za-z]|(?:[A-Za-z]\.)+[A-Za-z]|(?i:{'|'.join([*KNOWN.split(), *MONTHS.split()])}))$")
 """What a full stop after it does not end a sentence: an initial, letters with stops, a known abbreviation."""
 NUMBERED = re.compile(r"(?:^|\n)\s*\d{1,3}$")
 """The number of a list's item."""

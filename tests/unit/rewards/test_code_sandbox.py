@@ -250,7 +250,7 @@ def test_nobody_answers() -> None:
 
 @pytest.fixture
 def secret(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = Path("/tmp") if os.geteuid() == 0 else tmp_path_factory.mktemp("secret")
+    folder = Path("/var/tmp") if os.geteuid() == 0 else tmp_path_factory.mktemp("secret")
     path = folder / f"roll-secret-{os.getpid()}"
     path.write_text("secret")
     path.chmod(0o666)
