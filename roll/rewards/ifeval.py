@@ -47,7 +47,7 @@ def instruction_of(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if not isinstance(found, Mapping):
         raise ValueError(f"the row's 'ground_truth' is a {type(found).__name__}, not an object with 'func_name'")
     name = found.get("func_name")
-    if name not in CHECKS:
+    if not isinstance(name, str) or name not in CHECKS:
         raise ValueError(f"'ground_truth' names the check {name!r}; there are {', '.join(sorted(CHECKS))}")
     needed = [parameter for parameter in inspect.signature(CHECKS[name]).parameters if parameter != "text"]
     missing = [key for key in needed if found.get(key) is None]

@@ -129,7 +129,7 @@ class Link:
             case "operate", [str() as name, *operands]:
                 return OPERATIONS[name](*operands)
             case "plain", [target] if not self._guarded:
-                base = plain_base(type(target)) or object
+                base: Any = plain_base(type(target)) or object
                 return base(target)
             case _:
                 if self._others is None:

@@ -134,7 +134,8 @@ def _run_test(source: str, has_candidate: bool, limits: Mapping[str, Any], deadl
             os.dup2(target + 100, target)
         os.closerange(4, limits["open_files"] + 64)
         _renew_streams()
-        theirs.detach(), ours.detach()
+        theirs.detach()
+        ours.detach()
         confine(limits)
         serve_program(source, socket.socket(fileno=3))
 
