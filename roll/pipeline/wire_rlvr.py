@@ -24,6 +24,7 @@ from roll.pipeline.evaluate import Evaluator
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.learning import OnloadedTrainer
 from roll.pipeline.meter import Meter, engine_metrics, meter_of
+from roll.pipeline.reward_trial import try_rewards
 from roll.pipeline.roles import Roles, check_same_tokens, model_path
 from roll.pipeline.run_context import Prepared, RunContext
 from roll.pipeline.wire_critic import learning
@@ -40,10 +41,10 @@ from roll.workers.rewards import Rewards
 
 
 def prepare(config: RlvrConfig) -> Prepared:
-    """Check the model's files and prepare all prompts; the loop, ready to be given its surroundings.
+    """Check the model's files, prepare all prompts and try the rewards; the loop, ready to be given its surroundings.
 
     Raises:
-        BadInput: model or data cannot be used.
+        BadInput: model, data or rewards cannot be used.
     """
     for role in model_roles(config).values():
         check_readable(model_path(config, role.model_args))
@@ -56,6 +57,7 @@ def prepare(config: RlvrConfig) -> Prepared:
     for prompts in (training, held_out):
         if prompts:
             remark(prompts.too_long, f"left out: the prompt is longer than prompt_length {config.prompt_length}")
+    try_rewards(config, training, held_out)
     locate = None
     if config.adv_estimator.traits.needs_turns:
         locate = TurnEnds(partial(tokenizer.decode, skip_special_tokens=True))  # pyright: ignore[reportArgumentType]  # one text for one list

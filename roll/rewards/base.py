@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll.algorithms.methods.base import declared
-from roll.config.derived.rewards import only_side_by_side
+from roll.config.derived.rewards import is_async, only_side_by_side
 from roll.config.shipped import known_rewards
 from roll.errors import ConfigError, Fault
 from roll.registry import Registry, nearest
@@ -59,11 +59,6 @@ def traits_of(reward: RewardFunction) -> RewardTraits:
     """What it declares."""
     traits = declared(reward)
     return traits if isinstance(traits, RewardTraits) else RewardTraits()
-
-
-def is_async(reward: RewardFunction) -> bool:
-    """Whether it is an `async def`, or an object that is called like one."""
-    return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(getattr(reward, "__call__", None))  # noqa: B004
 
 
 def reward_of(part: RewardPart) -> RewardFunction:

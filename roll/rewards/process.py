@@ -28,7 +28,7 @@ MOST_AHEAD = 32
 """Groups that are sent together: so that the child need not wait for this process, nor this process look at each result as it comes."""
 LINGER = 0.005
 """Seconds that a result waits for others, where others are expected."""
-GRACE = 5.0
+CANCEL_SECONDS = 5.0
 """Seconds beyond its deadline that a child has to end a call itself; then its event loop is known not to run."""
 
 
@@ -62,6 +62,14 @@ class _Batch:
     calls: int
     number: int = 0
     """Of the first call, once they are sent; the others count on from it."""
+
+    def settle(self, number: int, results: list[RewardResult]) -> None:
+        """Note what a call came to."""
+        group, begin = self.group, self.begin + number - self.number
+        group.results[self.part][begin : begin + len(results)] = results
+        group.missing -= len(results)
+        if not group.missing and not group.done.done():
+            group.done.set_result(None)
 
 
 class RewardProcess:
@@ -182,7 +190,7 @@ class RewardProcess:
         """Send what may be sent, and take what has come, one answer at least, or what a lost child leaves."""
         # One that has died since it was sent calls is not replaced before it is known what that means for them.
         child = self._child if self._sent and self._child else await self._started()
-        seconds = self._section.timeout + (GRACE if self._ready.ends_calls else 0.0)
+        seconds = self._section.timeout + (CANCEL_SECONDS if self._ready.ends_calls else 0.0)
         loop = asyncio.get_running_loop()
         entries = [self._entry(batch) for batch in self._taken()]
         self._begin(loop.time())
@@ -199,8 +207,9 @@ class RewardProcess:
             self._lose(crashed(str(died)))
         else:
             for number, said in answers:
+                batch = self._sent.pop(number)
                 self._begun.pop(number, None)
-                self._settle(self._sent.pop(number), number, [result_of(one) for one in said])
+                batch.settle(number, [result_of(*one) for one in said])
 
     def _taken(self) -> list[_Batch]:
         """The calls to send now. A child that makes one at a time reads nothing meanwhile, so it gets the next ones when it is done."""
@@ -246,14 +255,7 @@ class RewardProcess:
             self._alone.extend(suspects)
         else:
             (batch,) = suspects
-            self._settle(batch, batch.number, [result] * (batch.end - batch.begin))
-
-    def _settle(self, batch: _Batch, number: int, results: list[RewardResult]) -> None:
-        group, begin = batch.group, batch.begin + number - batch.number
-        group.results[batch.part][begin : begin + len(results)] = results
-        group.missing -= len(results)
-        if not group.missing and not group.done.done():
-            group.done.set_result(None)
+            batch.settle(batch.number, [result] * (batch.end - batch.begin))
 
     async def _started(self) -> Child:
         """The child, started if there is none."""

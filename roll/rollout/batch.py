@@ -199,9 +199,12 @@ def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metr
     for outcome in RewardOutcome:
         metrics[f"reward/{outcome.value}_fraction"] = outcomes[outcome] / len(episodes)
     for domain in sorted({group.prompt.domain for group in groups}):
-        values = [e.reward.value for group in groups if group.prompt.domain == domain for e in group.episodes if _has_verdict(e)]
-        if values:
-            metrics[f"reward/{domain}/mean"] = float(np.mean(values))
+        results = [e.reward for group in groups if group.prompt.domain == domain for e in group.episodes if _has_verdict(e)]
+        if results:
+            metrics[f"reward/{domain}/mean"] = float(np.mean([result.value for result in results]))
+        for part in sorted({name for result in results for name in result.parts}):
+            values = [result.parts[part] for result in results if part in result.parts]
+            metrics[f"reward/{domain}/{part}/mean"] = float(np.mean(values))
     return metrics
 
 

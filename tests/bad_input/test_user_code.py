@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,10 @@ def reward(prompt, response, row, *, least: float = 0.0):
 
 async def late(prompt, response, row):
     return RewardResult(0.0)
+
+
+def by_name(prompt, responses, *, row):
+    return responses
 """
 ONE = ("num_return_sequences_in_group=1", "actor_train.training_args.per_device_train_batch_size=4")
 REWARD = "rewards.math_rule.reward"
@@ -145,7 +150,31 @@ CASES: list[tuple[UserPart, str, str, str]] = [
         "self, chosen, rejected",
     ),
     (part("reward", "my_methods:rewrd"), REWARD, "did you mean 'reward'?", "it defines"),
-    (part("reward", "my_methods:late"), REWARD, "is asynchronous", "a plain function"),
+    (part(ESTIMATOR, "my_methods:late"), ESTIMATOR, "is asynchronous", "a plain function"),
+    (
+        replace(part("reward", "my_methods:reward"), concurrency=4),
+        "rewards.math_rule.concurrency",
+        "my_methods:reward is a plain function",
+        "world_size: 4",
+    ),
+    (
+        replace(part("reward", "my_methods:by_name"), group=True),
+        REWARD,
+        "is called with prompt, responses, row: too many",
+        "def by_name(prompt, responses, row",
+    ),
+    (
+        replace(part("reward", "my_methods:late", depth=1), arguments_place=("rewards", "d", "parts", "p", "reward_args"), concurrency=4),
+        "rewards.d.parts.p.reward_args.depth",
+        "unknown key, with the value 1",
+        "known keys of rewards.d.parts.p.reward_args: none",
+    ),
+    (
+        part("reward", "roll.rewards.exact_match:exact_match", ignore_case="no"),
+        f"{REWARD}_args.ignore_case",
+        '"no" is not allowed',
+        "true or false",
+    ),
     (part("reward", "my_methods:reward", leats=1), f"{REWARD}_args.leats", "unknown key, with the value 1", "did you mean 'least'?"),
     (part("reward", "my_methods:reward", least="low"), f"{REWARD}_args.least", '"low" is not allowed', "give a number"),
 ]
@@ -165,6 +194,24 @@ COMMANDS = [
         "mismatch_correction",
         "the ratio of policy_loss my_methods:Bounded is of whole sequences",
         "seq_tis",
+    ),
+    (
+        ["rewards.math_rule.reward=exact_match", "rewards.math_rule.reward_args={ignore_cas: true}"],
+        "rewards.math_rule.reward_args.ignore_cas",
+        "unknown key, with the value true",
+        "did you mean 'ignore_case'?",
+    ),
+    (
+        ["rewards.math_rule.parts={right: {reward: exact_match, reward_args: {ignore_cas: true}}}"],
+        "rewards.math_rule.parts.right.reward_args.ignore_cas",
+        "unknown key, with the value true",
+        "did you mean 'ignore_case'?",
+    ),
+    (
+        ["rewards.math_rule.parts={right: {reward: my_methods:plain}}"],
+        "rewards.math_rule.parts.right.reward",
+        "is called with prompt, response, row",
+        "write it as def plain(prompt, response, row",
     ),
 ]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from roll.algorithms.methods.adaptive_kl import LARGEST_ERROR
 from roll.algorithms.methods.base import readers
 from roll.algorithms.methods.estimators import ESTIMATORS, NORM_KEYS, EstimatorTraits
+from roll.config.derived.rewards import named_rewards
 from roll.config.schema.faults import unread_keys
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.shipped import rewards_with_turns
@@ -24,6 +25,7 @@ def credit_faults(config: RlvrConfig) -> Iterator[Fault]:
     yield from _shaping(config)
     yield from _adaptive_kl(config)
     yield from _dynamic_sampling(config)
+    yield from _normalised_parts(config)
     if config.loss_scale_factor is not None and config.loss_agg_mode != "seq-mean-token-sum-norm":
         problem = f"{config.loss_scale_factor:g}, but loss_agg_mode {config.loss_agg_mode} does not divide by it"
         yield Fault("loss_scale_factor", problem, "remove it, or set loss_agg_mode=seq-mean-token-sum-norm")
@@ -51,6 +53,23 @@ def _dynamic_sampling(config: RlvrConfig) -> Iterator[Fault]:
         yield Fault("dynamic_sampling.max_num_gen_batches", problem, "give at least 2 (3 is usual), or remove dynamic_sampling")
 
 
+def _normalised_parts(config: RlvrConfig) -> Iterator[Fault]:
+    """What cannot go with rewards whose mean over every group is 0."""
+    traits = config.adv_estimator.traits
+    reasons = {
+        "num_return_sequences_in_group is 1: every reward would be 0": config.num_return_sequences_in_group == 1,
+        f"adv_estimator {config.adv_estimator} compares with a greedy response, which is not of the group": traits.needs_greedy,
+        f"adv_estimator {config.adv_estimator} credits turns, which are not normalised": traits.needs_turns,
+        "difficulty_mask looks at the mean reward of a group, which would be 0": config.difficulty_mask,
+        "difficulty_loss_weight looks at the mean reward of a group, which would be 0": config.difficulty_loss_weight,
+        "error_max_len_clip takes rewards not above 0 for wrong responses": config.error_max_len_clip,
+    }
+    for domain, reward in config.rewards.items():
+        if reward.normalise == "group":
+            for reason in (reason for reason, holds in reasons.items() if holds):
+                yield Fault(f"rewards.{domain}.normalise", f"'group', but {reason}", "use none, or change the other key")
+
+
 def _estimator(config: RlvrConfig) -> Iterator[Fault]:
     estimator, traits = config.adv_estimator, config.adv_estimator.traits
     for key in NORM_KEYS:
@@ -65,7 +84,7 @@ def _estimator(config: RlvrConfig) -> Iterator[Fault]:
         problem = f"{config.gamma:g}, but adv_estimator {estimator} {pays}"
         others = _estimators(lambda traits: traits.discounts is not None)
         yield Fault("gamma", problem, f"remove it, or set adv_estimator to one of: {others}")
-    if traits.needs_turns and not any(_may_name_turns(reward.reward or domain) for domain, reward in config.rewards.items()):
+    if traits.needs_turns and not any(map(_may_name_turns, named_rewards(config.rewards).values())):
         problem = f"'{estimator}', but no reward of this run names turns: every response would be one"
         known = ", ".join(rewards_with_turns())
         yield Fault("adv_estimator", problem, f"set rewards.<domain>.reward to {known} or to your own function, or use reinforce")

@@ -11,6 +11,7 @@ from roll.config.checks.methods import method_faults
 from roll.config.checks.offline import column_faults, offline_faults, offline_warnings, rows_of
 from roll.config.derived.batch import learner
 from roll.config.derived.placement import model_roles, vllm_config
+from roll.config.derived.rewards import named_rewards
 from roll.config.derived.trackers import TRACKERS, chosen_trackers
 from roll.config.schema.engine import VllmConfig
 from roll.config.schema.model import ModelConfig
@@ -163,12 +164,18 @@ def _adapter(config: RlvrConfig) -> Iterator[Fault]:
 
 def _rewards(config: RlvrConfig) -> Iterator[Fault]:
     known = known_rewards()
-    for domain, reward in config.rewards.items():
-        name = reward.reward or domain
+    for where, name in named_rewards(config.rewards).items():
         if ":" not in name and name not in known:
-            where = f"rewards.{domain}.reward" if reward.reward else f"rewards.{domain}"
             problem = f"there is no reward function '{name}'{nearest(name, known)}"
             yield Fault(where, problem, f"set reward to one of: {', '.join(known)}; or to your own, as package.module:function")
+    for domain, reward in config.rewards.items():
+        for key in ("reward", "reward_args", "group", "failed_value"):
+            if reward.parts and key in reward.model_fields_set:
+                problem = f"{getattr(reward, key)!r}, but rewards.{domain}.parts are added up in its place"
+                yield Fault(f"rewards.{domain}.{key}", problem, "move it into one of the parts, or remove it")
+        if reward.normalise == "group" and not reward.parts:
+            remedy = "give parts, or remove it; the adv_estimator normalises a single reward"
+            yield Fault(f"rewards.{domain}.normalise", "'group', but there are no parts to add up", remedy)
     tags = {domain: set(reward.tag_included or (domain,)) for domain, reward in config.rewards.items()}
     for first, second in combinations(tags, 2):
         for tag in sorted(tags[first] & tags[second]):

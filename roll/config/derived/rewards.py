@@ -1,9 +1,10 @@
-"""The reward functions that a configuration names."""
+"""The reward functions that a configuration names, and what is to be known of one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from roll.errors import Fault
 
@@ -19,6 +20,11 @@ def named_rewards(rewards: Mapping[str, RewardConfig]) -> dict[str, str]:
         for place, (name, reward) in (parts or {f"rewards.{domain}": (domain, section.reward)}).items():
             named[f"{place}.reward" if reward else place] = reward or name
     return named
+
+
+def is_async(reward: Callable[..., Any]) -> bool:
+    """Whether a function is an `async def`, or an object that is called like one."""
+    return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(getattr(reward, "__call__", None))  # noqa: B004
 
 
 def only_side_by_side(domain: str, concurrency: int, rewards: Sequence[str]) -> Fault:

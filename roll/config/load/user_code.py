@@ -1,4 +1,4 @@
-"""What a configuration names as `package.module:Name`: looked at in a process of its own, so that a dry run imports none of it here.
+"""The code that a configuration names and gives keys: looked at in a process of its own, so that a dry run imports none of it here.
 
 user_code.py                                user_code_child.py
   ── parts: names, and values of their keys ─▶  imports each
@@ -18,6 +18,7 @@ from typing import Any
 
 from roll.algorithms.methods.base import Method, is_path
 from roll.algorithms.methods.kinds import KINDS
+from roll.config.shipped import known_rewards
 from roll.errors import Fault
 
 IMPORT_SECONDS = 120.0
@@ -26,7 +27,7 @@ IMPORT_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class UserPart:
-    """Something of the user's, as a configuration names it."""
+    """Something of the user's, or a built-in reward with its keys, as a configuration names it."""
 
     name: str
     """`package.module:Name`"""
@@ -39,6 +40,10 @@ class UserPart:
     """The key of `KINDS`; None for a reward."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that its module is imported with."""
+    group: bool = False
+    """A reward that is given all responses to a prompt."""
+    concurrency: int = 1
+    """Calls of a reward that are to run side by side; 1 where it is one of several in its process."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +71,26 @@ def look_into(values: Mapping[str, Any]) -> tuple[dict[str, Method[Any]], list[F
 
 
 def user_parts(values: Mapping[str, Any]) -> Iterator[UserPart]:
-    """What the plain values, of which the schema has checked nothing, name as `package.module:Name`."""
+    """What the plain values, of which the schema has checked nothing, name as `package.module:Name`, and rewards that are given keys."""
     for kind in KINDS.values():
         if is_path(name := values.get(kind.key)):
             yield UserPart(name, (kind.key,), (kind.arguments,), _block(values.get(kind.arguments)), kind.key)
     for domain, reward in _block(values.get("rewards")).items():
         block, place = _block(reward), ("rewards", str(domain))
-        if is_path(name := block.get("reward")):
-            arguments, variables = _block(block.get("reward_args")), _texts(block.get("system_envs"))
-            yield UserPart(name, (*place, "reward"), (*place, "reward_args"), arguments, environment=variables)
+        parts = _block(block.get("parts"))
+        count = block.get("concurrency")
+        alone = _reward(str(domain), block, place, _texts(block.get("system_envs")), count if isinstance(count, int) and not parts else 1)
+        several = (_reward(str(name), _block(part), (*place, "parts", str(name)), alone.environment, 1) for name, part in parts.items())
+        yield from (part for part in (alone, *several) if is_path(part.name))
+
+
+def _reward(name: str, block: Mapping[str, Any], place: tuple[str, ...], environment: dict[str, str], concurrency: int) -> UserPart:
+    """One that is built in is looked at where it is given keys; without, its name alone is checked until the run starts."""
+    named, arguments = block.get("reward") or name, _block(block.get("reward_args"))
+    if arguments and named in known_rewards():
+        named = f"roll.rewards.{named}:{named}"
+    key = (*place, "reward") if block.get("reward") else place
+    return UserPart(named, key, (*place, "reward_args"), arguments, None, environment, block.get("group") is True, concurrency)
 
 
 def _block(value: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pydantic.errors import PydanticUserError
 
 from roll.algorithms.methods.base import declared
 from roll.algorithms.methods.kinds import KINDS, Kind
+from roll.config.derived.rewards import is_async, only_side_by_side
 from roll.config.load.user_code import UserPart
 from roll.config.schema.base import StrictConfig
 from roll.config.schema.faults import schema_faults, shown
@@ -27,8 +28,8 @@ from roll.errors import Fault
 from roll.registry import imported, nearest
 from roll.system.orphans import die_with
 
-REWARD = ("prompt", "response", "row")
-"""What a reward is called with."""
+REWARD = {False: ("prompt", "response", "row"), True: ("prompt", "responses", "row")}
+"""What a reward is called with, by whether it is given a group."""
 
 
 class LenientConfig(StrictConfig):
@@ -67,6 +68,8 @@ def _look(part: UserPart, kind: Kind | None) -> tuple[list[Fault], dict[str, Any
     entry = _found(part)
     keys = _keys_of_class(part, kind, entry) if kind and kind.base else _keys_of_function(part, kind, entry)
     traits = _traits(part, kind, entry) if kind else {}
+    if kind is None and part.concurrency > 1 and not is_async(entry):
+        return [*_wrong_values(part, keys), only_side_by_side(part.place[1], part.concurrency, [part.name])], traits
     return list(_wrong_values(part, keys)) or list(_unmade(part, kind, entry)), traits
 
 
@@ -103,11 +106,11 @@ def _own_names(module: ModuleType) -> list[str]:
 
 
 def _keys_of_function(part: UserPart, kind: Kind | None, entry: Any) -> type[BaseModel]:
-    noun, call = (kind.noun, kind.call) if kind else ("a reward", REWARD)
+    noun, call = (kind.noun, kind.call) if kind else ("a reward", REWARD[part.group])
     form = f"def {part.name.partition(':')[2]}({', '.join(call)}, *, a_key: float = 1.0)"
     if not callable(entry) or (kind and inspect.isclass(entry)):
         raise Refused(part.place, f"'{part.name}' is a {_type_of(entry)}, but {noun} is a function", f"write it as {form}")
-    if inspect.iscoroutinefunction(entry):
+    if kind and is_async(entry):
         raise Refused(part.place, f"'{part.name}' is asynchronous", "make it a plain function")
     signature = inspect.signature(entry)
     _check_call(part, signature, call, f"write it as {form}")
@@ -196,10 +199,9 @@ def _wrong_values(part: UserPart, keys: type[BaseModel]) -> Iterator[Fault]:
     """The same faults as of any block of the schema, for the block is put where it stands."""
     block, *above = reversed(part.arguments_place)
     root, values = create_model("Block", **{block: (keys, ...)}), {block: part.arguments}  # type: ignore[call-overload]
-    if above:
-        domain, rewards = above
-        root = create_model("Root", **{rewards: (dict[str, root], ...)})  # type: ignore[call-overload,valid-type]
-        values = {rewards: {domain: values}}
+    for name, blocks in zip(above[::2], above[1::2], strict=True):
+        root = create_model("Root", **{blocks: (dict[str, root], ...)})  # type: ignore[call-overload,valid-type]
+        values = {blocks: {name: values}}
     try:
         root.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:

@@ -39,7 +39,7 @@ from roll.tracking import run
 from roll.tracking.base import RunFacts
 from roll.tracking.fanout import Tracking
 from roll.tracking.jsonl import JsonlTracker
-from roll.types import Prompt, RewardOutcome, Sequences
+from roll.types import Prompt, RewardOutcome, RewardResult, Sequences
 from roll.workers.calls import Ranks
 from roll.workers.group import WorkerGroup
 from roll.workers.scoring import Reference
@@ -90,6 +90,51 @@ def test_an_addition_is_short(section: str) -> None:
     code_blocks = re.findall(r"^```(?:python|yaml)[^\n]*\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     lines = [line for block in code_blocks if "reward:" not in block for line in block.splitlines() if line.strip()]
     assert 0 < len(lines) <= LINES
+
+
+async def scored_by(domain: str, section: Mapping[str, Any], responses: Sequence[str]) -> list[RewardResult]:
+    process = RewardProcess(domain, RewardConfig.model_validate({"timeout": limits.CALL, **section}), limits.START)
+    try:
+        return await process.score(Prompt(0, np.zeros(1, np.int32), "17 * 3", domain, {"ground_truth": "51"}), responses)
+    finally:
+        await process.close()
+
+
+def test_the_reward_that_asks_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written("my_judge.py", tmp_path, monkeypatch)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(f"{len(await reader.readline())}\n".encode())
+        writer.close()
+
+    async def go() -> tuple[list[RewardResult], list[RewardResult]]:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            section = {"reward": "my_judge:judged", "reward_args": {"host": host, "port": port}, "concurrency": 2}
+            there = await scored_by("judged", section, ["two\nlines", "x"])
+        return there, await scored_by("judged", section, ["x"])
+
+    (two, one), (gone,) = asyncio.run(go())
+    assert (two.value, one.value) == (10.0, 2.0), "with the end of the line"
+    assert gone.outcome is RewardOutcome.UNAVAILABLE
+    assert "the judge cannot be reached" in gone.note
+
+
+def test_the_reward_of_a_group_and_the_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("my_judge.py", "my_group_reward.py"):
+        written(name, tmp_path, monkeypatch)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (section,) = [found for block in blocks(PAGE) if "normalise: group" in block.text for found in [yaml.safe_load(block.text)["rewards"]]]
+    parts = section["short_answers"]["parts"]
+    del parts["judged"]["reward_args"]["port"]
+    faults = look_into({"rewards": section})[1]
+    assert [fault.place for fault in faults] == ["rewards.short_answers.parts.judged.reward_args.port"], "the rest is sound"
+    del parts["judged"]
+    results = asyncio.run(scored_by("short_answers", {**section["short_answers"], "concurrency": 1}, ["51", "It is 51.", "5"]))
+    assert [result.value for result in results] == [2.0, 2.0, 0.5]
+    assert [result.parts["brief"] for result in results] == [0.0, 0.0, 1.0]
 
 
 async def scored(module: ModuleType, responses: Sequence[str]) -> list[Any]:
@@ -150,7 +195,11 @@ def test_the_preference_loss_is_a_hinge(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_the_page_names_passes_the_check_and_declares_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fragments = [yaml.safe_load(block.text) for block in blocks(PAGE) if block.info == "yaml fragment"]
     values = {key: value for fragment in fragments for key, value in fragment.items()}
-    for name in ("my_rewards.py", "my_estimators.py", "my_losses.py", "my_preferences.py"):
+    values["rewards"] = {
+        str(number): reward for number, fragment in enumerate(fragments) for reward in fragment.get("rewards", {}).values()
+    }
+    assert len(values["rewards"]) == 2
+    for name in ("my_rewards.py", "my_judge.py", "my_group_reward.py", "my_estimators.py", "my_losses.py", "my_preferences.py"):
         (tmp_path / name).write_text(code(name).text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     methods, faults = look_into(values)

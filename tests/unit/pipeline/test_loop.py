@@ -260,6 +260,19 @@ class Answers(EachByItself):
         return [RewardResult(float(int(response) % 2 == 0)) for response in responses]
 
 
+class Comparing(Answers):
+    """Would score every response 0 for the sake of its group."""
+
+    def combined(self, prompt: Prompt, results: Sequence[RewardResult]) -> list[RewardResult]:
+        return [replace(result, value=0.0) for result in results]
+
+
+def test_validation_scores_a_response_by_itself() -> None:
+    prompts = [Prompt(0, np.array([10], np.int32), "", "digits", {})]
+    metrics = asyncio.run(Evaluator("held", prompts, Answers(), Comparing(), Sampling(4, samples=1, log_probs=False), 0).run())
+    assert metrics["val/held/pass@1"] == 1
+
+
 def test_evaluation(caplog: pytest.LogCaptureFixture) -> None:
     prompts = [Prompt(number, np.array([10 + number], np.int32), "", "digits", {}) for number in range(3)]
     metrics = asyncio.run(Evaluator("held", prompts, Answers(), Answers(), Sampling(4, samples=2, log_probs=False), 0).run())

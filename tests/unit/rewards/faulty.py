@@ -43,6 +43,22 @@ def hang() -> None:
     time.sleep(FOREVER)
 
 
+def fail(response: str) -> None:
+    """Raise what the response says."""
+    if response == "sys.exit":
+        sys.exit("enough")
+    if response == "raise":
+        raise KeyError("no such thing")
+    if response == "raise with a note":
+        error = KeyError("no such thing")
+        error.add_note("a remark")
+        raise error  # raise with a note
+    if response == "raise far away":
+        ground_truth({})
+    if response == "syntax":
+        compile("1 +", "here", "eval")
+
+
 def act(prompt: Prompt, response: str, row: Any, bonus: float = 0.0) -> Any:
     """What the response says; its length if that is nothing special."""
     if response == "hang":
@@ -58,20 +74,9 @@ def act(prompt: Prompt, response: str, row: Any, bonus: float = 0.0) -> Any:
         ctypes.PyDLL(None).sleep(FOREVER)  # Holds the interpreter's lock: no Python code runs meanwhile.
     if response == "exit":
         os._exit(3)
-    if response == "sys.exit":
-        sys.exit("enough")
     if response == "segfault":
         ctypes.string_at(0)
-    if response == "raise":
-        raise KeyError("no such thing")
-    if response == "raise with a note":
-        error = KeyError("no such thing")
-        error.add_note("a remark")
-        raise error  # raise with a note
-    if response == "raise far away":
-        ground_truth({})
-    if response == "syntax":
-        compile("1 +", "here", "eval")
+    fail(response)
     if response in RESULTS:
         return RESULTS[response]
     if response == "print":

@@ -177,6 +177,18 @@ def test_without_the_engines_log_probs_the_trainers_are_the_policys() -> None:
     np.testing.assert_allclose(batch.advantages, [0, 0, 3.05, 3.1], rtol=1e-6)
 
 
+def test_metrics_of_the_parts_of_a_reward_by_hand() -> None:
+    parts = [{"right": 1.0, "right/steps": 0.5}, {"right": 0.0}, {"right": 5.0}]
+    outcomes = [RewardOutcome.SCORED, RewardOutcome.UNPARSABLE, RewardOutcome.UNAVAILABLE]
+    results = [RewardResult(3.0, outcome, part) for outcome, part in zip(outcomes, parts, strict=True)]
+    group = make_group(0, [replace(make_episode([5]), reward=result) for result in results], domain="sums")
+    metrics = rollout_metrics([group], policy_version=0)
+    assert metrics["reward/sums/right/mean"] == 0.5
+    assert metrics["reward/sums/right/steps/mean"] == 0.5
+    assert metrics["reward/unavailable_fraction"] == pytest.approx(1 / 3)
+    assert len(experience([group], Shaping()).rewards) == 2
+
+
 def test_metrics_by_hand() -> None:
     groups = [
         make_group(0, [make_episode([5, 6], 1.0, versions=[3, 4]), make_episode([7, 7, 7], stop=StopReason.LENGTH)], domain="sums"),

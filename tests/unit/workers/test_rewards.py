@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from roll.config.schema.roles import RewardConfig
 from roll.types import Prompt, RewardResult
 from roll.workers.calls import Ranks
 from roll.workers.group import WorkerGroup
-from roll.workers.rewards import REPLACED, SLACK, Rewards, RewardWorker
+from roll.workers.rewards import REPLACED, SLACK, Rewards, RewardWorker, longest
 
 PROMPT = Prompt(0, np.zeros(1, np.int32), "", "maths", {})
 
@@ -32,6 +33,38 @@ class Group(Ranks[RewardWorker]):
         self.calls.append((rank, seconds))
         await self.go.wait()
         return [[RewardResult(1.0) for _ in responses]]
+
+
+PARTS = {"parts": {"right": {"weight": 2.0}, "brief": {"reward": "no_reward"}}}
+COMPARED = {"parts": {"right": {}, "rank": {"group": True}}}
+
+
+@pytest.mark.parametrize(
+    ("section", "compares"),
+    [({}, False), ({"group": True}, True), (PARTS, False), ({**PARTS, "normalise": "group"}, False), (COMPARED, True)],
+)
+def test_a_domain_compares_where_a_reward_is_given_a_group(section: dict[str, Any], compares: bool) -> None:
+    assert facade(section).compares(PROMPT) is compares
+
+
+def test_the_results_of_a_group_are_combined_where_its_parts_are_normalised() -> None:
+    results = [RewardResult(9.0, parts={"right": right, "brief": brief}) for right, brief in ((1.0, 0.0), (0.0, 0.0))]
+    assert facade({}).combined(PROMPT, results) == results
+    assert facade(PARTS).combined(PROMPT, results) == results
+    combined = facade({**PARTS, "normalise": "group"}).combined(PROMPT, results)
+    assert [result.value for result in combined] == pytest.approx([2 * 0.5**0.5, -2 * 0.5**0.5], rel=1e-5), "2 (1 - 0.5) / 0.707, and back"
+    assert [result.parts for result in combined] == [result.parts for result in results]
+
+
+def facade(section: dict[str, Any]) -> Rewards:
+    return Rewards({"maths": cast(WorkerGroup, Group())}, {"maths": RewardConfig.model_validate(section)})
+
+
+def test_calls_that_may_be_made_twice_have_twice_the_time() -> None:
+    once, parts = RewardConfig.model_validate({"timeout": 5.0}), RewardConfig.model_validate({"timeout": 5.0, **PARTS})
+    side_by_side = RewardConfig.model_validate({"timeout": 5.0, "concurrency": 8})
+    failing = 4 * (5.0 + REPLACED)
+    assert [longest(section, 4) for section in (once, parts, side_by_side)] == [failing + SLACK, 2 * failing + SLACK, 2 * failing + SLACK]
 
 
 def test_a_group_goes_to_the_least_busy_worker_and_has_time_for_each_response_to_fail() -> None:

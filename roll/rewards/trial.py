@@ -1,0 +1,60 @@
+"""Every reward function is called once before anything starts: what is wrong with it is said then, not when all roles have started."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from roll.config.schema.roles import RewardConfig
+from roll.errors import ConfigError, Fault
+from roll.rewards.parts import RewardPart, parts_of
+from roll.rewards.process import RewardProcess, RewardProcessFailed
+from roll.types import NO_VERDICT, Prompt, RewardOutcome, RewardResult
+
+
+async def trial(sections: Mapping[str, RewardConfig], firsts: Mapping[str, Prompt], start_seconds: float) -> list[Fault]:
+    """Import the reward functions of every domain, and call those that need no service with an empty response.
+
+    Args:
+        sections: by domain.
+        firsts: a prompt of each domain that has any; those of others are imported alone.
+        start_seconds: in which a process must have imported its functions.
+
+    Returns:
+        What is wrong with any of them.
+    """
+    found = await asyncio.gather(*(_domain(name, section, firsts.get(name), start_seconds) for name, section in sections.items()))
+    return [fault for faults in found for fault in faults]
+
+
+async def _domain(domain: str, section: RewardConfig, prompt: Prompt | None, start_seconds: float) -> list[Fault]:
+    parts, process = parts_of(domain, section), RewardProcess(domain, section, start_seconds)
+    try:
+        traits = await process.start()
+        called = [index for index, one in enumerate(traits) if not one.needs_service]
+        if prompt is None or not called:
+            return []
+        responses = ["", ""] if any(parts[index].group for index in called) else [""]
+        results = await process.results(prompt, responses, called)
+        return [
+            _fault(domain, parts[index], results_of_part[0], prompt, section.timeout)
+            for index, results_of_part in zip(called, results, strict=True)
+            if results_of_part[0].outcome in NO_VERDICT
+        ]
+    except ConfigError as error:
+        return list(error.faults)
+    except RewardProcessFailed as error:
+        return [Fault(f"rewards.{domain}", str(error), "mend the module of the reward, or raise deadlines.start")]
+    finally:
+        await process.close()
+
+
+def _fault(domain: str, part: RewardPart, result: RewardResult, prompt: Prompt, seconds: float) -> Fault:
+    tried = f"'{part.reward}', called with an empty response to the first row of its domain,"
+    columns = f"the row has the columns {', '.join(map(str, prompt.row))}"
+    problem, remedy = {
+        RewardOutcome.CRASHED: (f"{tried} fails: {result.note}", f"mend the function; {columns}"),
+        RewardOutcome.TIMED_OUT: (f"{tried} gives no verdict within {seconds:g} s", f"make it faster, or raise rewards.{domain}.timeout"),
+        RewardOutcome.UNAVAILABLE: (f"{tried} can give no verdict: {result.note}", "provide what it needs on this machine"),
+    }[result.outcome]
+    return Fault(f"{part.place}.reward", problem, remedy)

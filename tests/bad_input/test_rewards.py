@@ -1,0 +1,99 @@
+"""Rewards that cannot be added up, compared or called: said before any role starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from roll.pipeline.__main__ import main
+
+SUM = "rewards.math_rule.parts={right: {reward: math_rule}, same: {reward: exact_match}}"
+NORMALISED = "rewards.math_rule.normalise=group"
+ONE = ("num_return_sequences_in_group=1", "actor_train.training_args.per_device_train_batch_size=4", "adv_estimator=reinforce")
+FAULTS = [
+    ([SUM, "rewards.math_rule.reward=exact_match"], "rewards.math_rule.reward", "'exact_match', but", "move it into one of the parts"),
+    ([SUM, "rewards.math_rule.failed_value=-1.0"], "rewards.math_rule.failed_value", "-1.0, but", "move it into one of the parts"),
+    ([NORMALISED], "rewards.math_rule.normalise", "there are no parts", "the adv_estimator normalises a single reward"),
+    (["rewards.math_rule.parts={rihgt: {}}"], "rewards.math_rule.parts.rihgt", "no reward function 'rihgt'", "math_rule"),
+    (
+        ["rewards.math_rule.parts={a: {reward: math_rul}}"],
+        "rewards.math_rule.parts.a.reward",
+        "did you mean 'math_rule'",
+        "package.module:function",
+    ),
+    (["rewards.math_rule.parts={a: {wieght: 2}}"], "rewards.math_rule.parts.a.wieght", "2", "did you mean 'weight'"),
+    (["rewards.math_rule.concurrency=0"], "rewards.math_rule.concurrency", "0", "a number above 0"),
+    (["rewards.math_rule.normalise=batch"], "rewards.math_rule.normalise", '"batch"', "'group'"),
+    ([SUM, NORMALISED, *ONE], "rewards.math_rule.normalise", "num_return_sequences_in_group is 1", "use none"),
+    ([SUM, NORMALISED, "adv_estimator=remax"], "rewards.math_rule.normalise", "compares with a greedy response", "use none"),
+    ([SUM, NORMALISED, "difficulty_mask=true"], "rewards.math_rule.normalise", "difficulty_mask looks at the mean", "use none"),
+    (
+        [SUM, NORMALISED, "error_max_len_clip=true", "error_max_len_threshold=4"],
+        "rewards.math_rule.normalise",
+        "error_max_len_clip",
+        "use none",
+    ),
+    (
+        ["rewards.math_rule.parts={a: {reward: right_prefix}}", NORMALISED, "adv_estimator=step_reinforce"],
+        "rewards.math_rule.normalise",
+        "credits turns, which are not normalised",
+        "use none",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "place", "value", "remedy"), FAULTS, ids=[" ".join(case[0])[-60:] for case in FAULTS])
+def test_keys_of_rewards_that_do_not_go_together(
+    refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str
+) -> None:
+    problem, _, said = refused(*overrides).partition(f"  {place}: ")[2].partition("\n")
+    assert value in problem
+    assert remedy in said.partition("\n")[0]
+
+
+@pytest.mark.parametrize(
+    "overrides", [[SUM], [SUM, NORMALISED], ["rewards.math_rule.parts={right_prefix: {}}", "adv_estimator=step_reinforce"]]
+)
+def test_sums_of_rewards_are_accepted(judged: Callable[..., str | None], overrides: list[str]) -> None:
+    assert judged(*overrides) is None
+
+
+OWN = """
+def right(prompt, response, row):
+    return row["solution"] == response
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "problem"),
+    [
+        (False, "'math_rule', called with an empty response to the first row of its domain, fails: ValueError: the row has neither"),
+        (
+            True,
+            "'own_rewards:right', called with an empty response to the first row of its domain, fails: KeyError: 'solution' ({}, line 3)",
+        ),
+    ],
+)
+def test_a_reward_that_cannot_do_with_the_rows_ends_the_run_before_any_role_starts(
+    folder: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own: bool, problem: str
+) -> None:
+    def started(*_: object) -> None:
+        pytest.fail("the cluster was started")
+
+    monkeypatch.setattr("roll.pipeline.assemble.cluster", started)
+    monkeypatch.syspath_prepend(folder)
+    (file := folder / "own_rewards.py").write_text(OWN)
+    (folder / "train.jsonl").write_text(json.dumps({"prompt": "1+1=", "tag": "math_rule", "solution_": "2"}) + "\n")
+    words = [
+        f"pretrain={tiny_model}",
+        "+actor_train.data_args.template=raw",
+        *(["+rewards.math_rule.reward=own_rewards:right"] if own else []),
+    ]
+    assert main(["--config-path", str(folder / "exp"), "--config-name", "sound", *words]) == 2
+    printed = capsys.readouterr().err
+    assert "1 fault in the configuration" in printed
+    assert f"rewards.math_rule.reward: {problem.format(file)}" in printed
+    assert "the row has the columns prompt, tag, solution_" in printed

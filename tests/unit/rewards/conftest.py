@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.rewards.running import descendants, open_channels
+
+
+@pytest.fixture
+def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of the modules `faulty_rewards` and `awaited_rewards`, and of the marks that they leave."""
+    for name in ("faulty", "awaited"):
+        (tmp_path / f"{name}_rewards.py").write_text(Path(__file__).with_name(f"{name}.py").read_text())
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def nothing_left_behind() -> Iterator[None]:
+    """No process, socket or pipe may outlive a test."""
+    channels, processes = open_channels(), descendants(os.getpid())
+    yield
+    assert [pid for pid in descendants(os.getpid()) if pid not in processes] == []
+    assert open_channels() <= channels
