@@ -20,7 +20,7 @@ find_python() { # a launcher of that name may exist without the version behind i
   fail "no Python 3.11 or later with venv was found." "Install one (Debian, Ubuntu: packages python3 and python3-venv) and try again."
 }
 
-install() { # deepspeed and antlr4 are published as source; they build with the setuptools of the lock
+install() { # deepspeed, antlr4 and langdetect are published as source; they build with the setuptools of the lock
   DS_BUILD_OPS=0 .venv/bin/python -m pip install -qq --disable-pip-version-check --no-input --no-deps --no-build-isolation "$@"
 }
 

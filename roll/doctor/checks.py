@@ -29,7 +29,7 @@ OK, WARNING, BROKEN = Verdict.OK, Verdict.WARNING, Verdict.BROKEN
 def examine(facts: Facts) -> list[Finding]:
     """Every finding."""
     checks: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-        _python, _packages, _gpus, _compilers, _torch, _ops, _links, _network, _shared_memory, _folders, _limits, _ray,
+        _python, _packages, _gpus, _compilers, _torch, _ops, _links, _network, _shared_memory, _folders, _limits, _sandbox, _ray,
     )  # fmt: skip
     return [finding for check in checks for finding in check(facts)]
 
@@ -224,6 +224,14 @@ def _limits(facts: Facts) -> Iterator[Finding]:
         yield Finding("host", WARNING, f"{memory}; Ray opens many", "ulimit -n 65536")
     else:
         yield Finding("host", OK, memory)
+
+
+def _sandbox(facts: Facts) -> Iterator[Finding]:
+    if facts.sandbox is None:
+        yield Finding("sandbox", OK, "programs run in bubblewrap, with namespaces of their own (reward code_sandbox)")
+    else:
+        why, _, remedy = facts.sandbox.partition("; ")
+        yield Finding("sandbox", WARNING, f"the reward code_sandbox cannot run programs: {why}", remedy)
 
 
 def _ray(facts: Facts) -> Iterator[Finding]:

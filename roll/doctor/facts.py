@@ -111,6 +111,8 @@ class Facts:
     """Of compilations that are under way or were killed."""
     ops: Mapping[str, Any] | str
     """By DeepSpeed op, whether it is `installed` and whether it can be compiled (`compatible`)."""
+    sandbox: str | None = None
+    """Why no program can be run in a sandbox; None if one can."""
     ray_address: str | None = None
     """`RAY_ADDRESS` of this shell."""
     ray_nodes: tuple[Mapping[str, Any], ...] | str = ()

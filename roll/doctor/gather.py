@@ -61,6 +61,7 @@ def gather() -> Facts:
         torch=_probe("roll.doctor.torch_probe"),
         extension_locks=tuple(extension_locks(extension_cache())),
         ops=_probe("roll.strategies.deepspeed_ops"),
+        sandbox=_probe("roll.rewards.sandbox"),
         ray_address=address,
         ray_nodes=_ray_nodes(address) if address else (),
     )

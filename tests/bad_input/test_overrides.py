@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from roll.config.shipped import known_rewards
 from roll.pipeline.__main__ import main
 
 TRAIN = "actor_train.training_args"
@@ -291,7 +292,7 @@ CONTRADICTIONS = [
         ["rewards.math_rule.worker_cls=roll.pipeline.rlvr.rewards.CodeSandboxRewardWorker"],
         "rewards.math_rule.worker_cls",
         "CodeSandboxRewardWorker",
-        "set rewards.math_rule.reward to exact_match, math_rule, math_steps, multiple_choice, no_reward, right_prefix",
+        f"set rewards.math_rule.reward to {', '.join(known_rewards())}",
     ),
     ([f"{MODEL}.attn_implementation=fa2"], f"{MODEL}.attn_implementation", "runs on the CPU", "actor_train.device_mapping"),
     ([f"{MODEL}.liger=true"], f"{MODEL}.liger", "runs on the CPU", "remove the key"),

@@ -19,6 +19,7 @@ WRITTEN = (
     "docs/deepspeed.md",
     "docs/extending.md",
     "docs/post_training.md",
+    "docs/rewards.md",
     "docs/running.md",
 )
 """Pages that people write. `docs/configuration.md` is generated."""

@@ -41,6 +41,7 @@ SOUND = Facts(
 CPU_TORCH = {"cuda": None, "cuda_available": False, "nccl": None, "capability": None, "gloo": True}
 SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
     ({"python": (3, 10)}, "Python", Verdict.BROKEN, "3.10; roll needs 3.11", "install Python 3.11"),
+    ({"sandbox": "bwrap: No permissions; allow user namespaces"}, "sandbox", Verdict.WARNING, "bwrap: No permissions", "allow user"),
     ({"required": {}}, "packages", Verdict.BROKEN, "roll itself is not installed", "pip install -e ."),
     (
         {"installed": dict(SOUND.installed) | {"torch": "2.12.0"}},
@@ -140,7 +141,7 @@ def test_a_sound_machine_has_nothing_to_mend() -> None:
     assert {finding.verdict for finding in findings} == {Verdict.OK}
     assert exit_status(findings) == 0
     subjects = [finding.subject for finding in findings]
-    assert len(subjects) == len(set(subjects)) == 11
+    assert len(subjects) == len(set(subjects)) == 12
     found = {finding.subject: finding.found for finding in findings}
     assert found["packages"] == "4 as tested: torch 2.13.0+cu130, deepspeed 0.19.8, transformers 5.19.0"
     assert found["GPUs"] == "2 x NVIDIA H200, 141 GiB each; driver 580.95"
@@ -198,8 +199,8 @@ def test_the_report_is_a_table_or_json(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr("roll.doctor.__main__.gather", lambda: dataclasses.replace(SOUND, shared_memory=64 << 20))
     assert main([]) == 1
     printed = capsys.readouterr().out
-    assert "docker run --shm-size=16g" in printed and "1 broken, 0 warning(s), 10 ok" in printed
+    assert "docker run --shm-size=16g" in printed and "1 broken, 0 warning(s), 11 ok" in printed
     assert main(["--json"]) == 1
     findings = json.loads(capsys.readouterr().out)
     assert [finding["subject"] for finding in findings if finding["verdict"] == "broken"] == ["/dev/shm"]
-    assert table(examine(SOUND)).row_count == 11 and summary(examine(SOUND)) == "0 broken, 0 warning(s), 11 ok"
+    assert table(examine(SOUND)).row_count == 12 and summary(examine(SOUND)) == "0 broken, 0 warning(s), 12 ok"

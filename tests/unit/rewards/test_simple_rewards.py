@@ -72,7 +72,10 @@ def test_a_reward_is_found_by_name_and_a_user_s_by_path(tmp_path: Path, monkeypa
 
 
 def test_the_known_rewards_are_those_that_register() -> None:
-    assert known_rewards() == ["exact_match", "math_rule", "math_steps", "multiple_choice", "no_reward", "right_prefix"]
+    assert known_rewards() == [
+        *("code_sandbox", "crossthinkqa", "exact_match", "ifeval", "length_penalty", "math_rule", "math_steps", "multiple_choice"),
+        *("no_reward", "repetition_penalty", "right_prefix"),
+    ]
     assert [load_reward(name) for name in known_rewards()] == [REWARDS[name] for name in known_rewards()]
 
 
@@ -92,7 +95,7 @@ def test_a_reward_that_is_not_there_is_a_fault_with_the_known_names(name: str, p
     (fault,) = caught.value.faults
     assert fault.place == "rewards.math.reward"
     assert problem in fault.problem
-    assert "exact_match, math_rule, math_steps, multiple_choice, no_reward, right_prefix" in fault.remedy
+    assert ", ".join(known_rewards()) in fault.remedy
 
 
 def test_a_module_that_does_not_import_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

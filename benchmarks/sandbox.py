@@ -1,0 +1,90 @@
+"""How many programs a machine judges in the sandbox of `code_sandbox`, and whether anything of them is left.
+
+    python benchmarks/sandbox.py --programs 1000 --workers 2
+
+A fourth of the programs is right, a fourth wrong, one forks and one fills its memory; half have three cases of a script, half three tests.
+Status 1 if a verdict is wrong, or a process, a mount, a control group or a file is left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from roll.rewards.code_sandbox import code_sandbox
+from roll.rewards.sandbox.bubblewrap import START
+from roll.types import Prompt, RewardOutcome
+
+SCRIPT = "```python\nn = int(input())\n{}\nprint(n * {})\n```"
+FUNCTION = "```python\ndef double(n):\n    {}\n    return n * {}\n```"
+SPOILT = ("pass", "pass", "import os; os.fork()", "kept = bytearray(1 << 31)")
+INPUTS = (1, 2, 30)
+
+
+def case(index: int) -> tuple[str, dict[str, Any], float]:
+    """A response, its row, and the reward that it must get."""
+    kind, script = index % 4, index // 4 % 2 == 0
+    factor = 3 if kind == 1 else 2
+    response = (SCRIPT if script else FUNCTION).format(SPOILT[kind], factor)
+    if script:
+        row = {"case_type": "input", "test_cases": [{"stdin": str(n), "expected_stdout": str(2 * n)} for n in INPUTS]}
+    else:
+        row = {"case_type": "assert", "test_cases": [{"assert_code": f"assert double({n}) == {2 * n}"} for n in INPUTS]}
+    return response, row, float(kind == 0)
+
+
+def judge(index: int) -> bool:
+    """Whether the verdict on a program is what it must be."""
+    response, row, expected = case(index)
+    result = code_sandbox(Prompt(index, None, "", "code", row), response, row)  # type: ignore[arg-type]  # the tokens are not looked at
+    return result.outcome is RewardOutcome.SCORED and result.value == expected
+
+
+def left() -> dict[str, set[str]]:
+    """What a sandbox could leave behind."""
+    folders = [Path(tempfile.gettempdir()), Path("/dev/shm")]
+    groups = {str(path) for path in Path("/sys/fs/cgroup").rglob("*") if path.is_dir()}
+    processes = {str(process.pid) for process in psutil.process_iter() if START in _command(process)}
+    files = {str(path) for folder in folders if folder.is_dir() for path in folder.iterdir()}
+    return {
+        "processes": processes,
+        "mounts": set(Path("/proc/self/mounts").read_text().splitlines()),
+        "control groups": groups,
+        "files": files,
+    }
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--workers", type=int, default=2)
+    chosen = parser.parse_args()
+    before = left()
+    with ProcessPoolExecutor(chosen.workers) as workers:
+        list(workers.map(judge, range(2 * chosen.workers)))  # imports, and the sandbox's own trial
+        begin = time.perf_counter()
+        right = sum(workers.map(judge, range(chosen.programs), chunksize=4))
+        seconds = time.perf_counter() - begin
+    remains = {what: sorted(now - before[what]) for what, now in left().items() if now - before[what]}
+    print(f"{chosen.programs} programs of {len(INPUTS)} cases in {seconds:.1f} s by {chosen.workers} workers on {os.cpu_count()} cores:")
+    print(f"{chosen.programs / seconds:.1f} programs a second; {right} verdicts right; left behind: {remains or 'nothing'}")
+    return int(right != chosen.programs or bool(remains.keys() - {"files"}))  # files of others appear at any time, and are shown
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""What a program may try against the sandbox that judges it.
+
+attempts.txt has programs that print ESCAPED if they succeed, forgeries.txt programs with tests that they must not pass, endless.txt
+programs that do not end by themselves. `python escapes.py SECRET PORT NAME...` tries them as the user who runs it: SECRET is a file, PORT a
+server's. It prints a JSON object: by name, how an attempt got on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+from roll.rewards.sandbox.bubblewrap import survey
+from roll.rewards.sandbox.program import Ending, Job, Limits, Outcome, run
+
+HERE = Path(__file__).parent
+LIMITS = Limits(cpu_seconds=2, wall_seconds=120.0, memory_mib=512, disk_mib=16, output_mib=1)
+SHORT_WALL = 3.0
+"""For those that sleep; nothing has to be done within it."""
+WITHSTOOD = "withstood"
+BESIDE_THE_POINT = re.compile("ESCAPED|ModuleNotFound|ImportError|LookupError|NameError|SyntaxError|AttributeError|TypeError")
+"""It succeeded, or failed for a reason that has nothing to do with the sandbox, and so shows nothing."""
+CALL = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def call(*arguments):
+    result = libc.syscall(*map(ctypes.c_long, arguments))
+    assert result >= 0, ctypes.get_errno()
+    return result
+"""
+LIAR = """
+class Liar:
+    def yes(self, other=None): return True
+    def nothing(self, other=None): return 0
+    __eq__ = __lt__ = __gt__ = __le__ = __ge__ = __bool__ = __contains__ = yes
+    __sub__ = __rsub__ = __abs__ = __hash__ = nothing
+    def __ne__(self, other): return False
+    def __float__(self): return 5.0
+"""
+FIND = """
+import gc
+from roll.rewards.sandbox.inside.link import Link
+def find(): return next(item for item in gc.get_objects() if type(item) is Link)
+"""
+
+
+def sections(name: str) -> dict[str, str]:
+    """The programs of a file, by name."""
+    parts = re.split(r"^### (\w+)\n", (HERE / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def names() -> list[str]:
+    """All of them."""
+    return [*sections("attempts.txt"), *sections("endless.txt"), *sections("forgeries.txt")]
+
+
+def try_all(chosen: Iterable[str], secret: str, port: int) -> dict[str, str]:
+    """By name, WITHSTOOD, or what came of the attempt."""
+    attempts, endless, forgeries = sections("attempts.txt"), sections("endless.txt"), sections("forgeries.txt")
+    found = {}
+    for name in chosen:
+        if name in attempts:
+            found[name] = attempt(name, attempts[name].replace("SECRET", repr(secret)).replace("PORT", str(port)))
+        elif name in endless:
+            found[name] = go_on(endless[name], sleeps="sleep" in name)
+        else:
+            found[name] = forge(*forgeries[name].split("--- test\n"))
+    return found
+
+
+def attempt(name: str, body: str) -> str:
+    """Runs it in two cases, of which the second has an input that the first must not know."""
+    guarded = f"{CALL}\ntry:\n{textwrap.indent(body, '    ')}\n    print('ESCAPED')\nexcept BaseException as error:\n"
+    source = f"{guarded}    print(type(error).__name__, error)\n"
+    outcomes = _outcomes(Job(source, "input", (b"first", b"LATERCASE")), LIMITS)
+    looked_at = outcomes[:1] if name == "search_memory" else outcomes
+    said = "; ".join(outcome.output.decode("utf-8", "replace") for outcome in looked_at)
+    return said if BESIDE_THE_POINT.search(said) else WITHSTOOD
+
+
+def forge(source: str, test: str) -> str:
+    """Whether the test that it must not pass passes."""
+    source = source.replace("LIAR\n", LIAR).replace("FIND\n", FIND)
+    kind = "text" if "{response}" in test else "assert"
+    judged = {"kind": kind, "code": test, "source": source, "entry": "", "response": source}
+    outcome = _outcomes(Job("" if kind == "text" else source, kind, (), (judged,)), LIMITS)[0]
+    beside = outcome.ending == Ending.COMPILE_ERROR or outcome.note.startswith(("NameError", "SyntaxError", "ModuleNotFound"))
+    return str(outcome) if outcome.ending == Ending.OK or beside else WITHSTOOD
+
+
+def go_on(source: str, sleeps: bool) -> str:
+    """Whether it is ended by a limit."""
+    limits = Limits(1, SHORT_WALL if sleeps else LIMITS.wall_seconds, 256, 16, 1)
+    outcome = _outcomes(Job(source, "input", (b"",)), limits)[0]
+    ended = outcome.ending == Ending.WALL_TIME if sleeps else outcome.ending in (Ending.CPU_TIME, Ending.OUTPUT_SIZE, Ending.FAILED)
+    return WITHSTOOD if ended and outcome.cpu_seconds < 2 * limits.cpu_seconds else str(outcome)
+
+
+def _outcomes(job: Job, limits: Limits) -> list[Outcome]:
+    return list(run(job, limits, survey(None)))
+
+
+if __name__ == "__main__":
+    print(json.dumps(try_all(sys.argv[3:] or names(), sys.argv[1], int(sys.argv[2]))))

@@ -1,0 +1,347 @@
+"""The sandbox: what programs get for what they do, and that none gets out."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from roll.rewards.code_sandbox import code_sandbox
+from roll.rewards.programs import cases_of, one_assert_each, program_of
+from roll.rewards.sandbox import bubblewrap, program
+from roll.rewards.sandbox.bubblewrap import START, SandboxUnavailable, survey
+from roll.rewards.sandbox.inside import mirror
+from roll.types import Prompt, RewardOutcome, RewardResult
+from tests.limits import RUN, until
+from tests.unit.rewards import escapes
+
+PROMPT = Prompt(0, np.zeros(1, dtype=np.int32), "", "code", {})
+ROOT = Path(__file__).parents[3]
+PACKAGES = Path(bubblewrap.bwrap_path()).parents[2]
+QUICK = (
+    *("read_secret", "symlink_to_secret", "write_standard_library", "proc_environment", "connect_to_host", "fork_bomb", "clone3"),
+    *("thread_bomb", "trace_first", "kill_all", "new_user_namespace", "old_abi", "memory", "memory_file", "fill_disk", "environment"),
+    *("descriptors", "search_memory", "floods_output", "sleeps", "exits", "ends_process_where_errors_are_caught", "liar", "liar_near"),
+    *("raises_stop_iteration", "lying_int", "shadowed_builtins", "patched_assertion", "own_pytest_file", "writes_everywhere"),
+    *("builds_a_liar_there", "reads_frames_there", "search_test_file", "response_is_code"),
+)
+QUICK_AS_OTHER = (
+    "read_secret",
+    "connect_to_host",
+    "fork_bomb",
+    "thread_bomb",
+    "kill_all",
+    "memory",
+    "old_abi",
+    "liar",
+    "writes_everywhere",
+)
+
+
+def score(response: str, row: Mapping[str, Any], **arguments: Any) -> RewardResult:
+    return code_sandbox(PROMPT, response, row, **arguments)
+
+
+def fenced(source: str) -> str:
+    return f"<think>```python\nraise ValueError\n```</think>So:\n```python\n{source}\n```\nDone."
+
+
+def asserts(*tests: str, kind: str = "assert") -> dict[str, Any]:
+    return {"case_type": kind, "test_cases": json.dumps([{"assert_code": test} for test in tests])}
+
+
+@pytest.mark.parametrize(
+    ("response", "found"),
+    [
+        ("```python\na\n```\n```py\nb\n```", "b\n"),
+        ("```python\na\n```\n```json\n{}\n```", "a\n"),
+        ("```\na\n```\ntext\n```\nb\n```", "b\n"),
+        ("```cpp\nint main() {}\n```", None),
+        ("print(1)", "print(1)"),
+        ("x" * 5000, None),
+        ("```python\nnever closed", None),
+        ("", None),
+    ],
+)
+def test_the_last_block_of_python_is_the_program(response: str, found: str | None) -> None:
+    assert program_of(response) == found
+
+
+def test_scripts_are_compared_by_what_they_write() -> None:
+    cases = [{"stdin": "2\n", "expected_stdout": "4\n"}, {"stdin": "3", "expected_stdout": " 6"}, {"stdin": "4", "expected_stdout": "9"}]
+    result = score(fenced("print(int(input()) * 2)"), {"case_type": "input", "test_cases": json.dumps(cases)})
+    assert (result.value, result.outcome) == (pytest.approx(2 / 3), RewardOutcome.SCORED)
+    assert result.parts["passed"] == pytest.approx(2 / 3) and "case 3 of 3: wrong output" in result.note
+    crashed = score(fenced("print(4)\nraise KeyError('x')"), {"case_type": "input", "test_cases": cases})
+    assert crashed.value == 0 and "KeyError" in crashed.note
+
+
+@pytest.mark.parametrize(
+    ("source", "tests", "share"),
+    [
+        ("def f(x): return x + 1", ["assert f(1) == 2", "assert f(1) == 3"], 0.5),
+        ("def sort(items): items.sort()", ["x = [3, 1, 2]\nsort(x)\nassert x == [1, 2, 3]"], 1),
+        ("from typing import List\ndef g(x: List[int]) -> Dict: return Counter(x)", ["assert g([1, 1]) == {1: 2}"], 1),
+        ("def apply(f, items): return [f(item) for item in items]", ["assert apply(lambda x: x + 1, [1, 2]) == [2, 3]"], 1),
+        ("def count(n):\n    yield from range(n)", ["assert list(count(3)) == [0, 1, 2]"], 1),
+        (
+            "class Low(ValueError): pass\nclass Account:\n    def __init__(self, n): self.n = n\n"
+            "    def take(self, k):\n        if k > self.n: raise Low('too low')\n        self.n -= k",
+            [
+                "a = Account(5)\na.take(2)\nassert a.n == 3 and isinstance(a, Account)",
+                "import pytest\ndef test_low():\n    with pytest.raises(Low, match='too'):\n        Account(1).take(2)",
+                "try:\n    Account(1).take(2)\nexcept ValueError as error:\n    assert str(error) == 'too low'\nelse:\n    assert False",
+            ],
+            1,
+        ),
+        (
+            "def f(x): return x / 3",
+            ["import pytest\nassert f(1) == pytest.approx(0.333333, abs=1e-5)", "assert abs(f(1) - 0.3333) < 1e-3"],
+            1,
+        ),
+        (
+            "def size(node): return 0 if node is None else node.value + size(node.next)",
+            ["class Node:\n    def __init__(self, v, n=None): self.value, self.next = v, n\nassert size(Node(1, Node(2))) == 3"],
+            1,
+        ),
+        (
+            "from collections import namedtuple\nPair = namedtuple('Pair', 'a b')\ndef f(): return Pair(1, 2)",
+            ["assert f() == (1, 2) and f().b == 2 and len(f()) == 2", "from solution import f as g\nassert tuple(g()) == (1, 2)"],
+            1,
+        ),
+        (
+            "async def f(x): return x",
+            ["import asyncio\nassert asyncio.run(f(3)) == 3", "async def test_f():\n    assert await f(3) == 3"],
+            1,
+        ),
+        ("x = 5\nif __name__ == '__main__':\n    raise ValueError", ["assert x == 5"], 1),
+        (
+            "def f(x): return -x",
+            [
+                "import pytest\n@pytest.mark.parametrize('x, y', [(1, -1), (2, -2)])\ndef test_f(x, y): assert f(x) == y",
+                "import pytest\n@pytest.mark.parametrize('x, y', [(1, -1), (2, 2)])\ndef test_f(x, y): assert f(x) == y",
+                "import pytest\n@pytest.fixture\ndef one(): return 1\nclass TestF:\n    def test_f(self, one): assert f(one) == -1",
+                "import unittest\nclass T(unittest.TestCase):\n    def test_f(self): self.assertEqual(f(1), 1)",
+            ],
+            0.5,
+        ),
+    ],
+)
+def test_tests_see_the_programs_objects(source: str, tests: list[str], share: float) -> None:
+    assert score(fenced(source), asserts(*tests, kind="pytest")).value == share
+
+
+def test_a_check_is_as_many_cases_as_it_has_asserts() -> None:
+    check = "def check(candidate):\n    limit = 2\n    assert candidate(1) == limit\n    assert candidate(2) == 4\n"
+    assert [text.count("assert") for text in one_assert_each(check)] == [1, 1]
+    for row in (
+        {"test_cases": [{"assert_code": check, "entry_point": "f"}]},
+        {"test_cases": [], "test_case_function": check, "entry_point": "f"},
+        {"test_cases": "", "test_case_function": check},
+    ):
+        assert score(fenced("def f(x): return x + 1"), {"case_type": "check_based", **row}).value == 0.5
+
+
+def test_a_texts_response_is_a_value() -> None:
+    row = asserts("assert {response}.startswith('Dear')", "assert 'kind' in '{response}'", kind="text")
+    assert score("<think>no</think>Dear ''' friend", row).value == 0.5
+
+
+def test_endings_can_be_told_apart() -> None:
+    row = {"case_type": "input", "test_cases": [{"stdin": "", "expected_stdout": "1"}] * 2}
+    compiled = score(fenced("def f(:"), row)
+    assert (compiled.parts["compile_error"], compiled.parts["timeout"]) == (1.0, 0.0) and "SyntaxError" in compiled.note
+    late = score(fenced("while True: pass"), row, cpu_seconds=1, cases="first_failure")
+    assert (late.parts["compile_error"], late.parts["timeout"]) == (0.0, 0.5) and late.note.startswith("case 1 of 2: timeout")
+    assert 0.5 < late.parts["cpu_seconds"] < 2
+    assert score("No code, " * 1000, row).outcome == RewardOutcome.UNPARSABLE
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ({"case_type": "java"}, "'case_type' is 'java'"),
+        ({"case_type": "input", "test_cases": "[{"}, "no JSON"),
+        ({"case_type": "input", "test_cases": 3}, "is a int"),
+        ({"case_type": "input", "test_cases": [{"stdin": ""}]}, "case 0 .* no text 'expected_stdout'"),
+        ({"case_type": "assert", "test_cases": []}, "no 'test_cases'"),
+        ({"case_type": "check_based", "test_case_function": "def f(): pass"}, "no function 'check'"),
+    ],
+)
+def test_rows_that_cannot_be_read(row: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        cases_of(row)
+
+
+def test_without_a_sandbox_there_is_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "bwrap"
+    broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(bubblewrap, "bwrap_path", lambda: broken)
+    program.ready.cache_clear()
+    result = score("", asserts("assert True"))
+    assert (result.value, result.outcome) == (0.0, RewardOutcome.UNAVAILABLE)
+    assert "No permissions to create new namespace" in result.note and "sandbox: none" in result.note
+    assert score(fenced("f = 1"), asserts("assert f == 1"), sandbox="none").value == 1.0
+    with pytest.raises(ValueError, match="sandbox is 'nsjail'"):
+        score("", asserts("assert True"), sandbox="nsjail")
+    with pytest.raises(SandboxUnavailable, match="does not run"):
+        survey(str(tmp_path / "no-python"))
+
+
+class Fusion(BaseHTTPRequestHandler):
+    """A SandboxFusion server that runs programs itself, or fails."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        ran = subprocess.run([sys.executable, "-c", asked["code"]], input=asked["stdin"], capture_output=True, text=True, timeout=RUN)
+        run_result = {
+            "status": "Finished",
+            "execution_time": 0.1,
+            "stdout": ran.stdout,
+            "stderr": ran.stderr,
+            "return_code": ran.returncode,
+        }
+        answer = {"status": "Failed" if ran.returncode else "Success", "message": "", "run_result": run_result}
+        body = json.dumps({"status": "SandboxError", "message": "full"} if "broken" in self.path else answer).encode()
+        self.send_response(200 if self.path.endswith("/run_code") else 404)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[HTTPServer]:
+    with HTTPServer(("127.0.0.1", 0), Fusion) as served:
+        thread = Thread(target=served.serve_forever)
+        thread.start()
+        yield served
+        served.shutdown()
+        thread.join()
+
+
+def test_a_server_may_run_the_programs(server: HTTPServer) -> None:
+    url = f"http://127.0.0.1:{server.server_port}"
+    cases = [{"stdin": "2", "expected_stdout": "4"}, {"stdin": "x", "expected_stdout": "4"}]
+    result = score(fenced("print(int(input()) * 2)"), {"case_type": "input", "test_cases": cases}, sandbox=url)
+    assert result.value == 0.5 and "ValueError" in result.note
+    assert score(fenced("def f(:"), asserts("assert f"), sandbox=url).parts["compile_error"] == 1.0
+    broken = score(fenced("f = 1"), asserts("assert f"), sandbox=f"{url}/broken")
+    assert broken.outcome == RewardOutcome.UNAVAILABLE and "full" in broken.note
+
+
+def test_nobody_answers() -> None:
+    result = score("", asserts("assert True"), sandbox="http://127.0.0.1:9")
+    assert result.outcome == RewardOutcome.UNAVAILABLE and "no answer from the sandbox server" in result.note
+
+
+@pytest.fixture
+def secret(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = Path("/var/tmp") if os.geteuid() == 0 else tmp_path_factory.mktemp("secret")
+    path = folder / f"roll-secret-{os.getpid()}"
+    path.write_text("secret")
+    path.chmod(0o666)
+    yield str(path)
+    assert path.read_text() == "secret"
+    path.unlink()
+
+
+def processes() -> set[int]:
+    """Those of sandboxes that this process made, and of any that are nobody's children."""
+    own = {os.getpid(), 1, *(child.pid for child in psutil.Process().children(recursive=True))}
+    return {process.pid for process in psutil.process_iter(["ppid"]) if START in _command(process) and process.info["ppid"] in own}
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def mounts() -> str:
+    return Path("/proc/self/mounts").read_text()
+
+
+def tried(names: list[str], secret: str, server: HTTPServer) -> dict[str, str]:
+    """How they got on, and that nothing of them is left."""
+    before = processes(), mounts()
+    found = escapes.try_all(names, secret, server.server_port)
+    until(lambda: processes() <= before[0], "nothing is left of the sandboxes")
+    assert mounts() == before[1]
+    return {name: came for name, came in found.items() if came != escapes.WITHSTOOD}
+
+
+def test_there_are_enough_attempts() -> None:
+    assert len(escapes.names()) == len(set(escapes.names())) >= 120
+    assert set(QUICK) | set(QUICK_AS_OTHER) <= set(escapes.names())
+
+
+def test_no_escape_works(secret: str, server: HTTPServer) -> None:
+    assert tried(list(QUICK), secret, server) == {}
+
+
+@pytest.mark.full
+def test_no_escape_works_of_all(secret: str, server: HTTPServer) -> None:
+    assert tried(escapes.names(), secret, server) == {}
+
+
+def as_other(names: list[str], secret: str, server: HTTPServer) -> dict[str, str]:
+    """As `tried`, by a user without rights, whose Python must be one that this user may read."""
+    nobody = pwd.getpwnam("nobody")
+    paths = os.pathsep.join([str(ROOT), str(PACKAGES)])
+    words = ["-P", str(Path(escapes.__file__)), secret, str(server.server_port), *names]
+    for python in (sys.executable, "/usr/bin/python3"):
+        whom: dict[str, Any] = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": [], "env": {"PYTHONPATH": paths}, "cwd": "/"}
+        try:
+            subprocess.run(
+                [python, "-P", "-c", "import roll.rewards.sandbox.program"], check=True, capture_output=True, timeout=RUN, **whom
+            )
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        done = subprocess.run([python, *words], check=True, capture_output=True, text=True, timeout=RUN, **whom)
+        return {name: came for name, came in json.loads(done.stdout).items() if came != escapes.WITHSTOOD}
+    pytest.skip("no Python of this machine can be read by the user 'nobody'")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as a user without rights already")
+def test_no_escape_works_for_a_user_without_rights(secret: str, server: HTTPServer) -> None:
+    assert as_other(list(QUICK_AS_OTHER), secret, server) == {}
+
+
+@pytest.mark.full
+@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as a user without rights already")
+def test_no_escape_of_all_works_for_a_user_without_rights(secret: str, server: HTTPServer) -> None:
+    assert as_other(escapes.names(), secret, server) == {}
+
+
+def test_a_sandbox_ends_with_whoever_made_it() -> None:
+    made = "from tests.unit.rewards.escapes import *; go_on('import time; time.sleep(1000)', sleeps=False)"
+    maker = subprocess.Popen([sys.executable, "-c", made], cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    until(lambda: len(beneath(maker.pid)) > 2, "the sandbox runs, with bubblewrap, supervisor and program")
+    sandbox = beneath(maker.pid)
+    maker.kill()
+    maker.wait()
+    until(lambda: not any(process.is_running() for process in sandbox), "nothing of it is left")
+
+
+def beneath(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def test_every_operator_is_either_asked_or_judged() -> None:
+    assert not mirror.JUDGED.keys() & mirror.ASKED.keys()
+    assert {"__eq__", "__ne__"} <= mirror.OPERATIONS.keys() - mirror.JUDGED.keys() - mirror.ASKED.keys()
