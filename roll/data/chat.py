@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 Messages = Sequence[Mapping[str, Any]]
 """Each with a `role` and a `content`, both texts, and what else of MORE it has."""
-Render = Callable[[Messages, bool], str]
-"""(messages, whether to open an assistant turn at the end) -> text"""
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Render(Protocol):
+    """From messages to text."""
+
+    def __call__(self, messages: Messages, generate: bool, further: Mapping[str, Any] = NOTHING) -> str:
+        """The text of `messages`; `generate` opens an assistant turn at its end, `further` are more arguments of the chat template."""
+        ...
+
 
 MORE = ("tool_calls", "reasoning_content", "tool_call_id", "name")
 """What a message may hold beside its role and content, for templates that know what to do with it."""
@@ -37,10 +46,13 @@ def renderer(template: Template, tokenizer: PreTrainedTokenizerBase) -> Render:
     # A text, or several texts by name.
     lost = {key for key in WRITTEN if template != "native" or key not in str(tokenizer.chat_template)}
 
-    def render(messages: Messages, generate: bool) -> str:
+    def render(messages: Messages, generate: bool, further: Mapping[str, Any] = NOTHING) -> str:
         for key in [key for message in messages for key in lost.intersection(message)]:
             raise TemplateFault(f"a message has '{key}', which the template '{template}' does not write")
-        return _native(messages, generate, tokenizer) if template == "native" else own[template](messages, generate)
+        for key in further:
+            if template != "native" or key not in str(tokenizer.chat_template):
+                raise TemplateFault(f"the row has '{key}', which the template '{template}' does not read")
+        return _native(messages, generate, tokenizer, further) if template == "native" else own[template](messages, generate)
 
     return render
 
@@ -109,10 +121,10 @@ def render_turns(messages: Messages, render: Render, eos_token: str) -> list[str
     return [*pieces, prompt[begun:], response]
 
 
-def _native(messages: Messages, generate: bool, tokenizer: PreTrainedTokenizerBase) -> str:
+def _native(messages: Messages, generate: bool, tokenizer: PreTrainedTokenizerBase, further: Mapping[str, Any]) -> str:
     conversation = [dict(message) for message in messages]
     try:
-        text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=generate)
+        text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=generate, **further)
     except (TemplateError, ValueError, TypeError, KeyError) as error:
         raise TemplateFault(f"the tokenizer's chat template refuses the messages: {error}") from error
     assert isinstance(text, str)
