@@ -30,6 +30,8 @@ from roll.types import Prompt
 class PromptSet:
     """The usable prompts of a data set. Rows stay memory-mapped; a `Prompt` is built when it is asked for."""
 
+    names: tuple[str, ...]
+    """Where its rows come from."""
     domains: tuple[str, ...]
     """All domains, in the order of `rewards`."""
     positions: NDArray[np.int64]
@@ -101,7 +103,8 @@ def prepare_prompts(
     unknown_tags = Counter(label.tag or "no tag" for label in used if routes.is_default(label))
     unknown_domains = Counter(label.domain for label in used if label.domain and label.domain not in rewards)
     domain_index = np.fromiter(map(routes.domain_index, used), np.int16, count=len(used))
-    return PromptSet(routes.domains, positions, domain_index, too_long, unknown_tags, unknown_domains, data_args, table)
+    names = tuple(source.name for source in sources)
+    return PromptSet(names, routes.domains, positions, domain_index, too_long, unknown_tags, unknown_domains, data_args, table)
 
 
 def checked_renderer(data_args: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Render:

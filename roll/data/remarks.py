@@ -19,14 +19,15 @@ def remark(counts: Mapping[str, int], what: str) -> None:
         LOG.warning("%s: %d of its rows %s", file, count, what)
 
 
-def remark_routes(prompts: PromptSet, file_name: str) -> None:
-    """Warn of prompts that did not name their reward domain as they should."""
+def remark_routes(prompts: PromptSet) -> None:
+    """Warn of prompts that do not name a reward domain of this run."""
+    names = ", ".join(prompts.names)
     if prompts.unknown_tags:
         text = "%s: no reward domain includes the tag of %d rows (%s); they are scored by %s"
-        LOG.warning(text, file_name, sum(prompts.unknown_tags.values()), _counted(prompts.unknown_tags), DEFAULT_DOMAIN)
+        LOG.warning(text, names, sum(prompts.unknown_tags.values()), _counted(prompts.unknown_tags), DEFAULT_DOMAIN)
     if prompts.unknown_domains:
         text = "%s: the column 'domain' of %d rows names no reward domain (%s); their tags decide"
-        LOG.warning(text, file_name, sum(prompts.unknown_domains.values()), _counted(prompts.unknown_domains))
+        LOG.warning(text, names, sum(prompts.unknown_domains.values()), _counted(prompts.unknown_domains))
 
 
 def _counted(counts: Mapping[str, int]) -> str:

@@ -20,6 +20,7 @@ from roll.config.load.env_file import NAME, env_files, read_env_files
 from roll.config.schema.engine import VllmStrategyConfig
 from roll.config.schema.model import DataConfig
 from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RoleConfig
 from roll.errors import Fault
 
@@ -49,8 +50,8 @@ def look(config: Config) -> Found:
         found.missing += _packages(role_name, role)
     name, role = learner(config)
     _files(f"{name}.data_args.file_name", role.data_args, found)
-    if config.validation and config.validation.data_args:
-        _files("validation.data_args.file_name", config.validation.data_args, found)
+    for place, held_out in _held_out(config).items():
+        _files(f"{place}.data_args.file_name", held_out, found)
     _run_folder(config, found)
     _checkpoint(config, found)
     found.missing += missing_packages(config)
@@ -59,6 +60,14 @@ def look(config: Config) -> Found:
     if found.environment:
         found.notes.append(f"every worker gets {', '.join(found.environment)} from {NAME}; system_envs holds against it")
     return found
+
+
+def _held_out(config: Config) -> dict[str, DataConfig]:
+    """The held-out rows, by the place of their block."""
+    if isinstance(config, RlvrConfig):
+        sets = config.validation.named_sets() if config.validation else {}
+        return {place: sets[name][0] for name, place in (config.validation.places() if config.validation else {}).items()}
+    return {"validation": config.validation.data_args} if config.validation and config.validation.data_args else {}
 
 
 def _models(config: Config, found: Found) -> None:

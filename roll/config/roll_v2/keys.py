@@ -85,7 +85,6 @@ IGNORED = {
     "rewards.*.response_length_for_code": "use reward_args",
     "rewards.*.response_length_penalty_coef": "use overlong_buffer, or reward_args",
     "rewards.*.format_pattern": "use reward_args",
-    "rewards.*.query_filter_config": "groups are not filtered by domain; use dynamic_sampling",
     "rewards.*.response_filter_config": "responses are not filtered; use max_len_mask",
     "rewards.*.use_local": "use reward_args",
     "rewards.*.code_url": "use reward_args",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,8 @@ from roll.config.schema.engine import (
     VllmStrategyConfig,
 )
 from roll.config.schema.model import DataConfig, GeneratingConfig, ModelConfig, TrainingConfig
+
+SET_NAME = r"^[A-Za-z0-9_.-]+$"
 
 
 class RoleConfig(StrictConfig):
@@ -71,6 +73,27 @@ class ReferenceConfig(RoleConfig):
     )
 
 
+class FilterBoundsConfig(StrictConfig):
+    """What a filter of groups compares with."""
+
+    threshold_down: float | None = Field(None, description="`mean_filter`: a group whose mean reward is not above this is replaced.")
+    threshold_up: float | None = Field(None, description="`mean_filter`: a group whose mean reward is not below this is replaced.")
+    std_threshold: float | None = Field(
+        None, description="`std_filter`: a group whose rewards have a standard deviation not above this is replaced."
+    )
+
+
+class QueryFilterConfig(StrictConfig):
+    """Which groups of a domain are learnt from; others are drawn in the place of the rest, as by `dynamic_sampling`."""
+
+    type: Literal["no_filter", "mean_filter", "std_filter"] = Field(
+        "no_filter", description="Filter by the mean or by the standard deviation of a group's rewards, or keep every group of the domain."
+    )
+    filter_args: FilterBoundsConfig = Field(
+        default_factory=lambda: FilterBoundsConfig.model_validate({}), description="The filter's bounds."
+    )
+
+
 class RewardConfig(StrictConfig):
     """One domain's reward: a function, run in processes that can be ended."""
 
@@ -85,16 +108,40 @@ class RewardConfig(StrictConfig):
         0.0, description="Reward of a response from which no answer could be read. One whose reward crashed or timed out is not trained on."
     )
     system_envs: dict[str, str] = Field(default_factory=dict, description="Environment variables of the worker processes.")
+    query_filter_config: QueryFilterConfig | None = Field(
+        None, description="Which groups of this domain are replaced; if not given, as `dynamic_sampling` says."
+    )
+
+
+class ValidationSetConfig(StrictConfig):
+    """One of several sets of held-out prompts."""
+
+    data_args: DataConfig = Field(description="Its prompts.")
+    generating_args: GeneratingConfig | None = Field(
+        None, description="How they are answered; as `validation.generating_args` if not given."
+    )
 
 
 class ValidationConfig(StrictConfig):
-    """Held-out prompts, answered every `eval_steps`."""
+    """Held-out prompts, answered every `eval_steps`: one set, or several."""
 
-    data_args: DataConfig = Field(description="The held-out prompts.")
+    data_args: DataConfig | None = Field(None, description="The held-out prompts of a single set.")
     generating_args: GeneratingConfig = Field(
         default_factory=lambda: GeneratingConfig.model_validate({}), description="Sampling in validation."
     )
-    name: str = Field("validation", pattern=r"^[A-Za-z0-9_.-]+$", description="Name of the set in the metrics: `val/<name>/pass@1`.")
+    name: str = Field("validation", pattern=SET_NAME, description="Name of a single set in the metrics: `val/<name>/pass@1`.")
+    sets: dict[Annotated[str, Field(pattern=SET_NAME)], ValidationSetConfig] = Field(
+        default_factory=dict, description="Several sets by name, in the place of `data_args` and `name`."
+    )
+
+    def named_sets(self) -> dict[str, tuple[DataConfig, GeneratingConfig]]:
+        """By name, the prompts of each set and how they are answered."""
+        alone = {self.name: (self.data_args, self.generating_args)} if self.data_args else {}
+        return alone | {name: (one.data_args, one.generating_args or self.generating_args) for name, one in self.sets.items()}
+
+    def places(self) -> dict[str, str]:
+        """By name of a set, where its block stands."""
+        return {name: f"validation.sets.{name}" if name in self.sets else "validation" for name in self.named_sets()}
 
 
 class DeadlinesConfig(StrictConfig):
