@@ -15,6 +15,7 @@ VARIABLES = ("lora_target", "lora_rank", "lora_alpha", "lora_dropout", "pg_varia
 
 BEYOND = "no prompts are generated beyond rollout_batch_size; use async_generation_ratio"
 DEAD = "ROLL's own code reads it nowhere; remove the key"
+TOPR = "ROLL's own code reads it nowhere; policy_loss: topr has topr_positive_weight and topr_negative_weight"
 NORM = "use norm_mean_type and norm_std_type"
 PACKED = "sequences are always packed; use max_tokens_per_microbatch"
 PROFILED = "metrics.jsonl has the times and the memory of each part; remove the key"
@@ -42,9 +43,10 @@ IGNORED = {
     "use_reward_norm": DEAD,
     "use_reward_scaling": DEAD,
     "use_policy_loss_type": DEAD,
-    "use_topr_loss": DEAD,
-    "use_topr_neg_loss_coef": DEAD,
-    "postive_loss_coef": DEAD,
+    "use_topr_loss": TOPR,
+    "use_topr_neg_loss_coef": TOPR,
+    "positive_loss_coef": TOPR,
+    "postive_loss_coef": TOPR,
     "l2": DEAD,
     "add_len_reward": DEAD,
     "dataset_filter": DEAD,
@@ -81,13 +83,9 @@ IGNORED = {
     "rewards.*.strategy_args": "a reward is a function and has no backend; use reward_args",
     "rewards.*.device_mapping": "a reward runs on the CPU; use world_size",
     "rewards.*.infer_batch_size": "responses are scored one by one; use world_size",
-    "rewards.*.reward_type": "use failed_value and the reward function's own value",
     "rewards.*.response_length_for_code": "use reward_args",
-    "rewards.*.response_length_penalty_coef": "use overlong_buffer, or reward_args",
     "rewards.*.format_pattern": "use reward_args",
     "rewards.*.response_filter_config": "responses are not filtered; use max_len_mask",
-    "rewards.*.use_local": "use reward_args",
-    "rewards.*.code_url": "use reward_args",
     "rewards.*.judge_prompt": "use reward_args",
     "rewards.*.judge_model_type": "use reward_args",
     "rewards.*.judge_model_name": "use reward_args",
@@ -162,7 +160,6 @@ REFUSED = {
     "reward_model": "a reward is a function; one of your own may ask a served model",
     "user_defined_rollout_loop_cls": "use dynamic_sampling, or a reward of your own",
     "rollout_mock": "rollouts are not replayed; samples.jsonl records them",
-    "global_template": "use data_args.template of the role that learns",
     "val_prompt_length": "use prompt_length",
     "val_sequence_length": "use prompt_length and response_length",
     "is_pure_opd": ON_POLICY,
@@ -225,6 +222,19 @@ MEANINGS: dict[str, dict[Any, Any]] = {
 }
 """Of places in `READ_AS`, what each value becomes. None: it is what holds anyway. Any other value has no counterpart."""
 
+DIFFERS = {
+    ("actor_train.pg_variant", "topr"): "in ROLL a reward above 0 tells good responses from bad ones, whose ratio tapers token by token; "
+    "here the advantage's sign does, and the ratio is the whole response's",
+    ("ipo", True): "ROLL compares sums over a response's tokens, and here means are compared: choose beta anew",
+}
+"""Of places in `MEANINGS` and values there, what the counterpart here does otherwise."""
+UNREAD = {
+    "topr": ("dual_clip_loss", "pg_clip", "pg_clip_low", "pg_clip_high"),
+    "vanilla": ("dual_clip_loss", "pg_clip", "pg_clip_low", "pg_clip_high"),
+    "cispo": ("dual_clip_loss",),
+}
+"""By value of `actor_train.pg_variant`, root keys that neither ROLL nor its counterpart here reads with it."""
+
 VALUES: dict[str, dict[Any, Any]] = {
     "resume_from_checkpoint": {True: "auto", False: "never", None: "never"},
     "kl_penalty": {"kl": "k1", "mse": "k2"},
@@ -237,5 +247,12 @@ VALUES: dict[str, dict[Any, Any]] = {
 }
 """ROLL's values that are written differently here."""
 
-REWARD_CLASSES = {"MathRuleRewardWorker": "math_rule", "MultipleChoiceBoxedRuleRewardWorker": "multiple_choice"}
+REWARD_CLASSES = {
+    "MathRuleRewardWorker": "math_rule",
+    "MultipleChoiceBoxedRuleRewardWorker": "multiple_choice",
+    "CrossThinkQARuleRewardWorker": "crossthinkqa",
+    "GeneralRuleRewardWorker": "ifeval",
+    "CodeSandboxRewardWorker": "code_sandbox",
+    "LLMJudgeRewardWorker": "llm_judge",
+}
 """Last part of `rewards.*.worker_cls` to the name of the reward function, for the classes that have a counterpart here."""

@@ -165,6 +165,9 @@ class ExperimentConfig(StrictConfig):
     seed: NonNegativeInt = Field(42, description="Of everything random: sampling of prompts and of tokens, LoRA's initialisation.")
     output_dir: str = Field(description="The run folder, used exactly as given.")
     pretrain: str = Field(description="Folder or Hub name of the policy's starting point.")
+    roll_defaults: bool = Field(
+        False, description="Where a key is left out whose default in ROLL v0.2.1 is another, take ROLL's; not in `reward_clip` and `ipo`."
+    )
     dry_run: bool = Field(False, description="Print the plan and end.")
     max_steps: PositiveInt = Field(description="Steps of the loop.")
     save_steps: NonNegativeInt = Field(0, description="Checkpoint every so many steps, and at the end; 0 saves at the end only.")
