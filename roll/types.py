@@ -41,6 +41,8 @@ class RewardOutcome(StrEnum):
     """The reward function raised, or its process died."""
     TIMED_OUT = "timed_out"
     """It ran past its deadline and its process was ended."""
+    UNAVAILABLE = "unavailable"
+    """What the reward needs, a model or a service, could not be had."""
 
 
 @dataclass(frozen=True)

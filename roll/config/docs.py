@@ -18,6 +18,7 @@ from roll.algorithms.methods.estimators import ESTIMATORS
 from roll.algorithms.methods.policy_losses import POLICY_LOSSES
 from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
 from roll.config.roll_v2.keys import HOLDS, IGNORED, MEANINGS, READ_AS, REFUSED, REWARD_CLASSES, ROLES, VALUES, VARIABLES
+from roll.config.roll_v2.model_rewards import KEY, OF_MODELS, PROMPTS
 from roll.config.schema.fields import ANY_NAME, sections
 from roll.config.schema.methods import Named
 from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
@@ -165,6 +166,11 @@ def _roll_keys() -> str:
     lines = ["## Keys of ROLL", "", "A file of ROLL v0.2.1 loads. Each of these keys gives one warning; what is refused is a fault.", ""]
     lines += ["| key | what becomes of it |", "|---|---|"]
     lines += [f"| `{place}` | ignored; {reason} |" for place, reason in IGNORED.items()]
+    functions = ", ".join(f"`{key}`" for key in OF_MODELS)
+    lines.append(f"| `rewards.*`: {functions} | ignored where the reward is a function |")
+    lines.append(f"| `rewards.*.judge_api_key` | refused where a model gives the reward; {KEY} |")
+    lines.append("| `rewards.*.data_args.template` | where a model gives the reward read as `rewards.*.template` |")
+    lines += [f"| `rewards.*.judge_prompt: {name}` | read as `{ours}` |" for name, ours in PROMPTS.items()]
     for place, instead in REFUSED.items():
         but = f", unless it is `{json.dumps(HOLDS[place])}`" if place in HOLDS else ""
         lines.append(f"| `{place}` | refused{but}; {instead} |")

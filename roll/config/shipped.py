@@ -50,6 +50,11 @@ def rewards_with_turns() -> list[str]:
     return [name for name in known_rewards() if "TurnReward(" in (PACKAGE / "rewards" / f"{name}.py").read_text(encoding="utf-8")]
 
 
+def judge_templates() -> dict[str, Path]:
+    """The texts that judges are asked with, by name."""
+    return {file.stem: file for file in sorted((PACKAGE / "rewards" / "templates").glob("*.txt"))}
+
+
 def find_experiment(name: str) -> Path:
     """The file of a name, or of `folder/name`.
 

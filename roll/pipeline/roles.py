@@ -20,14 +20,24 @@ from roll.config.schema.model import ModelConfig
 from roll.config.schema.offline import DistillConfig, SftConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import ActorTrainConfig, CriticConfig, ExperimentConfig, LearnerConfig, ReferenceConfig, RoleConfig
+from roll.config.schema.roles import (
+    ActorTrainConfig,
+    CriticConfig,
+    ExperimentConfig,
+    LearnerConfig,
+    ReferenceConfig,
+    RoleConfig,
+    ServedConfig,
+)
 from roll.models.flops import TrainingFlops
 from roll.models.load import PackedPolicy, load_policy, load_tokenizer
 from roll.models.score import load_scores
 from roll.models.student import PackedTeacher
 from roll.models.value import load_values
 from roll.models.vocabulary import check_same_vocabulary
-from roll.strategies.base import GenerateStrategy, TeachStrategy, TrainStrategy
+from roll.rewards.chat_api import ApiChat, ApiModel
+from roll.rollout.group import Scorer
+from roll.strategies.base import TeachStrategy, TrainStrategy
 from roll.strategies.settings import (
     HfGenerateSettings,
     HfScoreSettings,
@@ -46,6 +56,7 @@ from roll.workers.critic import Critic
 from roll.workers.device_sharing import ColocatedRole, DeviceSharing, lines
 from roll.workers.group import WorkerGroup
 from roll.workers.placement import worker_placements
+from roll.workers.reward_models import ApiSettings, JudgeEngines
 from roll.workers.rewards import Rewards, RewardSettings, RewardWorker
 from roll.workers.scoring import Reference, Teacher
 
@@ -110,26 +121,50 @@ class Roles:
 
     def actor_infer(self, config: RlvrConfig) -> ActorInfer:
         """The group that generates."""
-        role = config.actor_infer
-        path, settings = model_path(config, role.model_args), None
-        if isinstance(role.strategy_args, VllmStrategyConfig):
-            engine = role.strategy_args.strategy_config
-            settings = VllmSettings(
-                model_path=path,
-                model_args=role.model_args,
-                engine=engine,
-                max_model_len=engine.max_model_len or config.prompt_length + config.response_length,
+        settings = self._generating("actor_infer", config.actor_infer, config.prompt_length + config.response_length)
+        if isinstance(settings, VllmSettings):
+            settings = replace(
+                settings,
                 adapter_rank=config.actor_train.model_args.lora_rank if sends_adapter(config) else None,
-                seed=config.seed,
                 spans_updates=config.async_generation_ratio > 0,
-                takes_turns="actor_infer" in self._plan.turns,
                 keeps_kv_cache=keeps_kv_cache(config),
             )
-        group: WorkerGroup[GenerateStrategy] = self._group(
-            "actor_infer", role, settings or HfGenerateSettings(path, role.model_args), blocking=False
-        )
+        group = self._group("actor_infer", config.actor_infer, settings, blocking=False)
         actor_infer = self._colocated["actor_infer"] = ActorInfer(group, config.deadlines.rollout, config.deadlines.weight_sync)
         return actor_infer
+
+    def judge(self, name: str, role: ServedConfig, context: int) -> tuple[JudgeEngines, int]:
+        """The engines of a judge, and the most tokens of a message and its answer: `context`, unless the engine's keys say otherwise."""
+        settings = self._generating(name, role, context)
+        group = self._group(name, role, settings, blocking=False)
+        limits = self._config.deadlines
+        engines = self._colocated[name] = JudgeEngines(group, limits.rollout, limits.weight_sync)
+        return engines, settings.max_model_len if isinstance(settings, VllmSettings) else context
+
+    def _generating(self, name: str, role: RoleConfig, context: int) -> VllmSettings | HfGenerateSettings:
+        """An engine whose weights stay as they are."""
+        path = model_path(self._config, role.model_args)
+        if not isinstance(role.strategy_args, VllmStrategyConfig):
+            return HfGenerateSettings(path, role.model_args)
+        engine = role.strategy_args.strategy_config
+        return VllmSettings(
+            model_path=path,
+            model_args=role.model_args,
+            engine=engine,
+            max_model_len=engine.max_model_len or context,
+            adapter_rank=None,
+            seed=self._config.seed,
+            spans_updates=False,
+            takes_turns=name in self._plan.turns,
+            keeps_kv_cache=True,
+        )
+
+    def api_judge(self, name: str, model: ApiModel, system_envs: Mapping[str, str]) -> WorkerGroup[ApiChat]:
+        """The process that asks a judge behind a URL."""
+        group: WorkerGroup[ApiChat] = self._new_group(name, system_envs, blocking=False)
+        limits = self._config.deadlines
+        self._starts[name] = partial(group.start, ApiSettings(model), limits.train, limits.start)
+        return group
 
     def reference(self, config: RlvrConfig, temperature: float) -> Reference:
         """The group whose policy stays as it was."""
@@ -158,17 +193,19 @@ class Roles:
         """End a group that is not needed any more, and give its memory back."""
         await self.groups.pop(name).stop(self._config.deadlines.shutdown)
 
-    def rewards(self, config: RlvrConfig) -> Rewards:
-        """The reward workers of every domain."""
+    def rewards(self, config: RlvrConfig, models: Mapping[str, Scorer]) -> Rewards:
+        """The reward workers of every domain, but of those that `models` score."""
         groups = {}
         for domain, section in config.rewards.items():
+            if domain in models:
+                continue
             name = f"rewards.{domain}"
             group: WorkerGroup[RewardWorker] = self._new_group(name, section.system_envs, blocking=False)
             limits = config.deadlines
             settings = RewardSettings(domain, section, limits.start)
             self._starts[name] = partial(group.start, settings, limits.train, limits.start)
             groups[domain] = group
-        return Rewards(groups, config.rewards)
+        return Rewards(groups, config.rewards, models)
 
     async def start(self) -> DeviceSharing:
         """Start every group that was asked for; the first failure ends them all.

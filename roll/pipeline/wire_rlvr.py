@@ -28,8 +28,10 @@ from roll.pipeline.roles import Roles, check_same_tokens, model_path
 from roll.pipeline.run_context import Prepared, RunContext
 from roll.pipeline.wire_critic import learning
 from roll.pipeline.wire_filters import kept_groups, most_batches
+from roll.pipeline.wire_reward_models import judge_metrics, prepare_reward_models
 from roll.rollout.batch import Shaping, token_count
 from roll.rollout.credit import Credit, CreditAssignment
+from roll.rollout.group import Scorer
 from roll.rollout.scheduler import RolloutScheduler
 from roll.rollout.turns import TurnEnds
 from roll.types import Metrics, RolloutGroup, Sampling
@@ -61,7 +63,7 @@ def prepare(config: RlvrConfig) -> Prepared:
     locate = None
     if config.adv_estimator.traits.needs_turns:
         locate = TurnEnds(partial(tokenizer.decode, skip_special_tokens=True))  # pyright: ignore[reportArgumentType]  # one text for one list
-    return Prepared(partial(_loop, config, training, held_out, locate), training.identity)
+    return Prepared(partial(_loop, config, training, held_out, locate, prepare_reward_models(config)), training.identity)
 
 
 async def _loop(
@@ -69,6 +71,7 @@ async def _loop(
     training: PromptSet,
     held_out: Mapping[str, PromptSet],
     locate: TurnEnds | None,
+    models_of: Callable[[Roles], dict[str, Scorer]],
     roles: Roles,
     context: RunContext,
     interrupt: Interrupt,
@@ -80,7 +83,8 @@ async def _loop(
     actor_infer = roles.actor_infer(config)
     reference = roles.reference(config, sampling.temperature) if plan.reference == "role" else actor_train
     critic = roles.critic(config.critic, config.max_steps) if config.critic else None
-    rewards = roles.rewards(config)
+    models = models_of(roles)
+    rewards = roles.rewards(config, models)
     sharing = await roles.start()
     meter = meter_of(roles, plan, sharing)
     pausing_for = frozenset() if config.time_sharing else interrupting(config)
@@ -104,7 +108,7 @@ async def _loop(
             learn=meter.timed("train", learning(config, plan, actor_train, critic, phases)),
             sync=meter.timed("weight_sync", sync.push),
             evaluate=meter.timed("evaluate", evaluation(config, phases, validate)),
-            measure=measurement(meter, scheduler, actor_infer),
+            measure=measurement(meter, scheduler, actor_infer, models),
             save=meter.timed("checkpoint", context.checkpointer.save_if_due),
             interrupted=interrupt.happened,
             tracker=context.tracker,
@@ -143,13 +147,13 @@ def scheduler_of(
 
 
 def measurement(
-    meter: Meter, scheduler: RolloutScheduler, actor_infer: ActorInfer
+    meter: Meter, scheduler: RolloutScheduler, actor_infer: ActorInfer, models: Mapping[str, Scorer]
 ) -> Callable[[Sequence[RolloutGroup]], Awaitable[Metrics]]:
-    """Times and throughput of a step, what its engines did, and what its sampling dropped."""
+    """Times and throughput of a step, what its engines and its judges did, and what its sampling dropped."""
 
     async def measure(groups: Sequence[RolloutGroup]) -> Metrics:
         step, engines = await asyncio.gather(meter.step(token_count(groups)), actor_infer.activity())
-        return step | engine_metrics(engines, step["time/step"]) | scheduler.metrics()
+        return step | engine_metrics(engines, step["time/step"]) | scheduler.metrics() | judge_metrics(models)
 
     return measure
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from roll.config.schema.roles import RewardConfig
 from roll.rewards.process import RewardProcess
+from roll.rollout.group import Scorer
 from roll.strategies.base import Rank
 from roll.types import Prompt, RewardResult
 from roll.workers.group import WorkerGroup
@@ -51,14 +52,22 @@ class RewardWorker:
 
 
 class Rewards:
-    """Facade of the reward groups: routes a prompt to its domain's least busy worker."""
+    """Facade of the reward groups: routes a prompt to its domain's least busy worker, or to its model."""
 
-    def __init__(self, groups: Mapping[str, WorkerGroup[RewardWorker]], sections: Mapping[str, RewardConfig]) -> None:
-        self._groups, self._sections = groups, sections
+    def __init__(
+        self,
+        groups: Mapping[str, WorkerGroup[RewardWorker]],
+        sections: Mapping[str, RewardConfig],
+        models: Mapping[str, Scorer] | None = None,
+    ) -> None:
+        """`models` score the domains that have no group."""
+        self._groups, self._sections, self._models = groups, sections, models or {}
         self._waiting = {domain: [0] * len(group) for domain, group in groups.items()}
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
         """One result for each response of a prompt."""
+        if prompt.domain in self._models:
+            return await self._models[prompt.domain].score(prompt, responses)
         group, waiting = self._groups[prompt.domain], self._waiting[prompt.domain]
         worker = min(range(len(waiting)), key=waiting.__getitem__)
         waiting[worker] += len(responses)

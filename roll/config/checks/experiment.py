@@ -9,12 +9,14 @@ from roll.config.checks.credit import credit_faults, credit_warnings
 from roll.config.checks.filters import filter_faults
 from roll.config.checks.loss import loss_faults, loss_warnings
 from roll.config.checks.methods import method_faults
+from roll.config.checks.model_rewards import model_reward_faults
 from roll.config.checks.offline import column_faults, offline_faults, offline_warnings, rows_of
 from roll.config.derived.batch import learner
-from roll.config.derived.placement import model_roles, vllm_config
+from roll.config.derived.placement import generates, model_roles, vllm_config
 from roll.config.derived.trackers import TRACKERS, chosen_trackers
 from roll.config.schema.engine import VllmConfig
 from roll.config.schema.model import ModelConfig
+from roll.config.schema.model_rewards import MODEL_REWARDS
 from roll.config.schema.offline import DpoConfig, OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -40,7 +42,7 @@ def experiment_faults(config: Config) -> list[Fault]:
         faults += offline_faults(config)
     else:
         faults += [*_window(config), *_kl(config), *credit_faults(config), *loss_faults(config)]
-        faults += [*_same_policy(config), *_adapter(config), *_rewards(config), *filter_faults(config)]
+        faults += [*_same_policy(config), *_adapter(config), *_rewards(config), *model_reward_faults(config), *filter_faults(config)]
     return faults
 
 
@@ -107,7 +109,7 @@ def _kernels(name: str, role: RoleConfig) -> Iterator[Fault]:
     if role.device_mapping is not None:
         return
     model = role.model_args
-    if name != "actor_infer" and model.attn_implementation == "fa2":
+    if not generates(name, role) and model.attn_implementation == "fa2":
         problem = "fa2 is a kernel for GPUs, and the role runs on the CPU"
         yield Fault(f"{name}.model_args.attn_implementation", problem, f"use auto, or give {name}.device_mapping")
     if model.liger and vllm_config(role) is None:
@@ -175,7 +177,7 @@ def _adapter(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def _rewards(config: RlvrConfig) -> Iterator[Fault]:
-    known = known_rewards()
+    known = [*known_rewards(), *MODEL_REWARDS]
     for domain, reward in config.rewards.items():
         name = reward.reward or domain
         if ":" not in name and name not in known:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from roll.config.derived.reward_roles import PREFIX, reward_role, reward_roles
 from roll.config.schema.engine import DeepSpeedInferStrategyConfig, DeepSpeedTrainStrategyConfig, VllmConfig, VllmStrategyConfig
 from roll.config.schema.offline import OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import LearnerConfig, RoleConfig
+from roll.config.schema.roles import JudgeConfig, LearnerConfig, RoleConfig
 from roll.errors import Fault
 
 LARGEST_WORLD = 1024
@@ -55,14 +56,32 @@ class RolePlan:
 
 
 def model_roles(config: Config | OfflineConfig) -> dict[str, RoleConfig]:
-    """The roles that hold a model, by name, in the order of the schema."""
-    return {name: role for name in type(config).model_fields if isinstance(role := getattr(config, name), RoleConfig)}
+    """The roles that hold a model, by name, in the order of the schema; those of rewards are `rewards.<domain>`."""
+    roles = {name: role for name in type(config).model_fields if isinstance(role := getattr(config, name), RoleConfig)}
+    return {**roles, **reward_roles(config)} if isinstance(config, RlvrConfig) else roles
+
+
+def judging_roles(roles: Iterable[str]) -> list[str]:
+    """Of these roles, those that give rewards."""
+    return [name for name in roles if name.startswith(PREFIX)]
+
+
+def judged_in_turn(config: RlvrConfig) -> frozenset[str]:
+    """Roles of rewards that take turns on their devices with others, so that responses are judged once all of them are generated."""
+    devices = {name: set(role.device_mapping or ()) for name, role in model_roles(config).items()}
+    sharing = {name for name in judging_roles(devices) if any(devices[name] & devices[other] for other in devices if other != name)}
+    return frozenset(sharing) if config.time_sharing else frozenset()
 
 
 def vllm_config(role: RoleConfig) -> VllmConfig | None:
     """The engine's settings, if the role runs on vLLM."""
     strategy = role.strategy_args
     return strategy.strategy_config if isinstance(strategy, VllmStrategyConfig) else None
+
+
+def generates(name: str, role: RoleConfig) -> bool:
+    """Whether attention is its engine's own, and no kernel is chosen for it: the policy that generates, judges, and all on vLLM."""
+    return name == "actor_infer" or isinstance(role, JudgeConfig) or vllm_config(role) is not None
 
 
 def sequence_parallel(role: RoleConfig) -> int:
@@ -162,7 +181,8 @@ def placement_faults(config: Config) -> list[Fault]:
     faults = [fault for name, role in roles.items() for fault in (*_strategy_faults(name, role), *_device_faults(name, role, config))]
     if isinstance(config, RlvrConfig):
         faults += _sharing_faults(config) + sync_faults(config)
-        worlds = {f"rewards.{name}.world_size": reward.world_size for name, reward in config.rewards.items()}
+        functions = {name: reward for name, reward in config.rewards.items() if reward_role(name, reward) is None}
+        worlds = {f"rewards.{name}.world_size": reward.world_size for name, reward in functions.items()}
         faults += [_too_many(where, size) for where, size in worlds.items() if size > LARGEST_WORLD]
     return faults
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from roll.config.derived.batch import learner
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
-from roll.config.derived.placement import model_roles
+from roll.config.derived.placement import generates, model_roles
 from roll.config.derived.trackers import missing_packages
 from roll.config.load.env_file import NAME, env_files, read_env_files
 from roll.config.schema.engine import VllmStrategyConfig
 from roll.config.schema.model import DataConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import RoleConfig
+from roll.config.schema.roles import RoleConfig, ServedConfig
 from roll.errors import Fault
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -52,6 +52,8 @@ def look(config: Config) -> Found:
     _files(f"{name}.data_args.file_name", role.data_args, found)
     for place, held_out in _held_out(config).items():
         _files(f"{place}.data_args.file_name", held_out, found)
+    if isinstance(config, RlvrConfig):
+        found.missing += _keys_of_judges(config)
     _run_folder(config, found)
     _checkpoint(config, found)
     found.missing += missing_packages(config)
@@ -76,7 +78,9 @@ def _models(config: Config, found: Found) -> None:
         own = role.model_args.model_name_or_path
         model, where = (own, f"{role_name}.model_args.model_name_or_path") if own else (config.pretrain, "pretrain")
         if model not in seen:
-            seen[model] = _model(model, where, config.prompt_length + config.response_length, found)
+            # What a reward's model reads is counted by its own tokenizer; what is too long for it gets no verdict.
+            longest = 0 if isinstance(role, ServedConfig) else config.prompt_length + config.response_length
+            seen[model] = _model(model, where, longest, found)
         shape = seen[model]
         if shape:
             found.shapes[role_name] = shape
@@ -116,7 +120,7 @@ def _is_local(name: str) -> bool:
 def _packages(name: str, role: RoleConfig) -> Iterator[Fault]:
     """Optional packages that a role would miss. Only asks whether they are there; importing them would import torch."""
     model, loads_by_transformers = role.model_args, not isinstance(role.strategy_args, VllmStrategyConfig)
-    if name != "actor_infer" and model.attn_implementation == "fa2" and find_spec("flash_attn") is None:
+    if not generates(name, role) and model.attn_implementation == "fa2" and find_spec("flash_attn") is None:
         problem = "fa2, but the package flash-attn is not installed"
         remedy = "install it, or use auto: torch has a packed kernel of its own"
         yield Fault(f"{name}.model_args.attn_implementation", problem, remedy)
@@ -138,6 +142,15 @@ def _files(where: str, columns: DataConfig, found: Found) -> None:
         elif name.endswith(DATA_ENDINGS) or _is_local(name) or not HUB_NAME.fullmatch(name):
             remedy = f"relative paths start at {Path.cwd()}; correct the path or make the file"
             found.missing.append(Fault(place, f"there is no file '{name}'", remedy))
+
+
+def _keys_of_judges(config: RlvrConfig) -> Iterator[Fault]:
+    """Variables that are to hold the keys of judges' URLs."""
+    for domain, reward in config.rewards.items():
+        name = reward.judge_api_key_env
+        if name and name.isidentifier() and not os.environ.get(name):
+            problem = f"the environment variable {name} is not set"
+            yield Fault(f"rewards.{domain}.judge_api_key_env", problem, f"export {name}=... where the run is started")
 
 
 def _run_folder(config: Config, found: Found) -> None:

@@ -18,7 +18,7 @@ from roll.config.derived.model_shape import ModelShape
 from roll.config.derived.placement import RolePlan, sequence_parallel, tensor_parallel, vllm_config
 from roll.config.schema.engine import ZeroOptimizationConfig
 from roll.config.schema.model import ModelConfig
-from roll.config.schema.roles import CriticConfig, LearnerConfig, RoleConfig
+from roll.config.schema.roles import CriticConfig, LearnerConfig, RoleConfig, ScorerConfig
 from roll.system.sizes import GIB
 
 LOGITS = 2**29
@@ -64,7 +64,7 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
         return RoleMemory({"weights": weights, "kv_cache": least}, reserved_fraction=engine.gpu_memory_utilization)
     tokens = -(-max(plan.tokens_per_microbatch or 0, longest) // sequence_parallel(role))
     is_trained = isinstance(role, LearnerConfig) and not role.model_args.lora_target
-    head = {} if isinstance(role, CriticConfig) else {"head": head_bytes(shape, tokens, width, is_trained)}
+    head = {} if isinstance(role, CriticConfig | ScorerConfig) else {"head": head_bytes(shape, tokens, width, is_trained)}
     shape = shape.part(tensor_parallel(role))
     if isinstance(role, LearnerConfig):
         states, host = _training_states(plan, role, shape)

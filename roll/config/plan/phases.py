@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from roll.config.derived.placement import judging_roles
 from roll.config.plan.memory import RoleMemory
 from roll.config.plan.plan import Plan
 
@@ -17,7 +18,7 @@ class Phase:
     """One piece of work on a device."""
 
     name: str
-    """`generation`, `reference`, `teacher`, `critic`, `training`, `weight sync`; `all at once` where nobody takes turns."""
+    """`generation`, `judging`, `reference`, `teacher`, `critic`, `training`, `weight sync`; `all at once` where nobody takes turns."""
     held: int
     """Bytes, without what an engine reserves beyond its weights and the KV cache of one sequence."""
     reserved_fraction: float | None = None
@@ -55,6 +56,7 @@ def _work(movers: Mapping[str, RoleMemory]) -> Iterator[tuple[str, dict[str, Rol
     if infer:
         yield "generation", {"actor_infer": infer}
     yield from ((name, {name: movers[name]}) for name in ("reference", "teacher", "critic") if name in movers)
+    yield from (("judging", {name: movers[name]}) for name in judging_roles(movers))
     yield from (("training", {name: movers[name]}) for name in ("actor_train", "student") if name in movers)
     if train and infer:
         yield "weight sync", {"actor_train": _idle(train), "actor_infer": _idle(infer)}

@@ -12,6 +12,7 @@ from roll.config.checks.sequence_parallel import sequence_parallel_faults
 from roll.config.checks.tensor_parallel import tensor_parallel_faults
 from roll.config.derived.batch import BatchPlan, batch_faults, plan_batch
 from roll.config.derived.placement import RolePlan, model_roles, place, placement_faults, placement_warnings, turns
+from roll.config.derived.reward_roles import PREFIX, model_reward
 from roll.config.load.env_file import environment_faults
 from roll.config.load.on_disk import Found, look
 from roll.config.plan.memory import RoleMemory, estimate
@@ -93,7 +94,9 @@ def _plan(config: Config, found: Found, warnings: list[str]) -> Plan:
     warnings += [_tight_budget(role, batch) for role in roles.values() if 0 < (role.tokens_per_microbatch or 0) < batch.longest_example]
     if isinstance(config, RlvrConfig):
         roles |= {
-            f"rewards.{name}": RolePlan(f"rewards.{name}", "reward", ((),) * reward.world_size) for name, reward in config.rewards.items()
+            name: RolePlan(name, "reward", ((),) * (reward.world_size if model_reward(domain, reward) is None else 1))
+            for domain, reward in config.rewards.items()
+            if (name := f"{PREFIX}{domain}") not in roles
         }
     last = max((device for role in roles.values() for device in role.all_devices), default=-1)
     nodes = -(-(last + 1) // config.num_gpus_per_node)

@@ -10,8 +10,8 @@ from roll.config.schema.faults import shown
 
 USE_LOCAL, CODE_URL, REWARD_TYPE, LENGTH = "use_local", "code_url", "reward_type", "response_length_penalty_coef"
 KEYS = (USE_LOCAL, CODE_URL, REWARD_TYPE, LENGTH)
-SANDBOX_URL = "sandbox_url"
-"""The argument of `code_sandbox` that names a server."""
+SANDBOX = "sandbox"
+"""The argument of `code_sandbox` that says where programs run; the address of a server, among others."""
 SANDBOXED = "programs run on this machine, in a sandbox, which ROLL's do not; remove the key"
 WITHOUT = {
     USE_LOCAL: "the reward runs no programs; remove the key",
@@ -54,7 +54,7 @@ def _read(reward: str, given: dict[str, Any]) -> Iterator[tuple[str, Read]]:
             yield key, Read(None, SANDBOXED if value else f"a server is named by {CODE_URL}; remove the key")
         elif key == CODE_URL and reward == "code_sandbox" and value is not None:
             is_used = not given.get(USE_LOCAL)
-            yield key, Read(SANDBOX_URL, "") if is_used else Read(None, f"{USE_LOCAL}: true goes before it")
+            yield key, Read(SANDBOX, "") if is_used else Read(None, f"{USE_LOCAL}: true goes before it")
         elif key == REWARD_TYPE and reward == "crossthinkqa" or key == LENGTH and reward == "crossthinkqa" and value:
             yield key, Read(key, "")
         elif key == REWARD_TYPE and reward == "ifeval":

@@ -24,9 +24,11 @@ from roll.config.roll_v2.keys import (
     VALUES,
     VARIABLES,
 )
+from roll.config.roll_v2.model_rewards import translate_model_rewards
 from roll.config.roll_v2.reward_functions import translate_reward_functions
 from roll.config.schema.faults import shown
 from roll.config.schema.fields import dotted
+from roll.config.schema.model_rewards import MODEL_REWARDS
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.shipped import known_rewards
 from roll.errors import Fault
@@ -66,6 +68,7 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
         if (name in VARIABLES or name not in KNOWN) and (f"${{{name}}}" in references or f"${{{name}." in references):
             del done.values[name]
     _rewards(done)
+    _model_rewards(done)
     done.warnings += translate_reward_functions(done.values.get("rewards"))
     _tracker_kwargs(done)
     _global_template(done)
@@ -251,9 +254,22 @@ def _rewards(done: Translation) -> None:
             done.warnings.append(f"{dotted(place)}: read as reward={name}; write it so")
         else:
             domain = dotted(place[:-1])
-            remedy = f"set {domain}.reward to {', '.join(known_rewards())} or to your own package.module:function, or drop ~{domain}"
+            known = ", ".join([*known_rewards(), *MODEL_REWARDS])
+            remedy = f"set {domain}.reward to {known} or to your own package.module:function, or drop ~{domain}"
             done.faults.append(Fault(dotted(place), f"{shown(class_path)} has no counterpart here", remedy))
             done.is_whole = False
+
+
+def _model_rewards(done: Translation) -> None:
+    """Blocks of models that score a domain are read as a role's are."""
+
+    def part(values: dict[str, Any]) -> tuple[dict[str, Any], list[str], list[Fault]]:
+        read = translate(values, "")
+        return read.values, read.warnings, read.faults
+
+    warnings, faults = translate_model_rewards(done.values.get("rewards"), part)
+    done.warnings += warnings
+    done.faults += faults
 
 
 def _tracker_kwargs(done: Translation) -> None:

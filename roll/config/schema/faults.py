@@ -174,9 +174,14 @@ def _fault(place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: 
         chosen = detail["input"].get(DISCRIMINATOR) if isinstance(detail["input"], Mapping) else detail["input"]
         problem = f"unknown strategy {shown(chosen)}" if kind == "union_tag_invalid" else "required, but missing"
         remedy = f"known strategies of this role: {_strategies(place, root, values)}"
-        return Fault(dotted((*place, DISCRIMINATOR)), problem, remedy) if chosen not in STRATEGIES else _foreign_strategy(place, chosen)
-    if place[-1:] == (DISCRIMINATOR,) and detail["input"] in STRATEGIES:
-        return _foreign_strategy(place[:-1], str(detail["input"]))
+        if chosen in STRATEGIES:
+            backend, instead = STRATEGIES[chosen]
+            problem, remedy = f"{chosen}, but {backend} is not among the backends here", f"{instead}; {remedy}"
+        return Fault(dotted((*place, DISCRIMINATOR)), problem, remedy)
+    if place[-1:] == (DISCRIMINATOR,) and detail["input"] in STRATEGIES:  # a role that knows one strategy alone
+        backend, instead = STRATEGIES[detail["input"]]
+        remedy = f"{instead}; known strategies of this role: {detail.get('ctx', {}).get('expected', '')}"
+        return Fault(dotted(place), f"{detail['input']}, but {backend} is not among the backends here", remedy)
     if kind in ("literal_error", NO_METHOD):
         expected = detail.get("ctx", {}).get("expected", "")
         choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
@@ -190,12 +195,6 @@ def _fault(place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: 
     if isinstance(detail["input"], str) and place[-1:] == ("strategy_config",):
         remedy += f", or {_as_preset(detail['input'], dotted(place))}"
     return Fault(dotted(place), f"{value} is not allowed", remedy)
-
-
-def _foreign_strategy(place: tuple[str | int, ...], name: str) -> Fault:
-    """Of `strategy_args` that name a backend of ROLL's."""
-    backend, instead = STRATEGIES[name]
-    return Fault(dotted((*place, DISCRIMINATOR)), f"{name}: {backend} is not among the backends here", instead)
 
 
 def _as_preset(named: str, place: str) -> str:

@@ -15,6 +15,7 @@ from roll.config.schema.engine import (
     VllmStrategyConfig,
 )
 from roll.config.schema.model import DataConfig, GeneratingConfig, ModelConfig, TrainingConfig
+from roll.config.schema.model_rewards import ModelRewardKeys, ServingStrategy
 
 SET_NAME = r"^[A-Za-z0-9_.-]+$"
 
@@ -94,15 +95,29 @@ class QueryFilterConfig(StrictConfig):
     )
 
 
-class RewardConfig(StrictConfig):
-    """One domain's reward: a function, run in processes that can be ended."""
+class ServedConfig(RoleConfig):
+    """A model that gives rewards. Made of the keys of its domain; see `derived/reward_roles.py`."""
+
+    strategy_args: ServingStrategy = Field(description="The backend.")
+
+
+class JudgeConfig(ServedConfig):
+    """A model that writes verdicts."""
+
+
+class ScorerConfig(ServedConfig):
+    """A classifier whose score is the reward."""
+
+
+class RewardConfig(ModelRewardKeys):
+    """One domain's reward: a function, run in processes that can be ended, or a model."""
 
     reward: str | None = Field(None, description="Name of the reward function; the domain's own name if not given.")
     reward_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
     tag_included: tuple[str, ...] | None = Field(
         None, description="Values of the `tag` column that this domain scores; the domain's name if not given."
     )
-    world_size: PositiveInt = Field(1, description="Worker processes.")
+    world_size: PositiveInt = Field(1, description="Worker processes; of a model on the CPU its engines.")
     timeout: PositiveFloat = Field(10.0, description="Deadline of one reward, in seconds.")
     failed_value: float = Field(
         0.0, description="Reward of a response from which no answer could be read. One whose reward crashed or timed out is not trained on."

@@ -16,6 +16,7 @@ from roll.config.load.loader import ConfigWarning, load_config
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.roll_v2.keys import REWARD_CLASSES
 from roll.config.schema.engine import HfConfig
+from roll.config.schema.model_rewards import MODEL_REWARDS
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import ConfigError
@@ -337,12 +338,12 @@ def test_a_variable_of_the_file_may_lose_its_last_use(folder: Path) -> None:
 
 
 def test_a_reward_class_of_roll_without_a_counterpart_is_a_fault_unless_reward_is_given(folder: Path) -> None:
-    judge = "rewards.maths.worker_cls=roll.pipeline.rlvr.rewards.LLMJudgeRewardWorker"
+    judge = "rewards.maths.worker_cls=roll.pipeline.rlvr.rewards.GeneralValRuleRewardWorker"
     with pytest.raises(ConfigError) as error:
         jobs_of(folder, judge)
     (fault,) = error.value.faults
     assert fault.place == "rewards.maths.worker_cls"
-    assert "exact_match, math_rule, math_steps, multiple_choice, no_reward, right_prefix" in fault.remedy
+    assert "exact_match, math_rule, math_steps, multiple_choice, no_reward, right_prefix, llm_judge, reward_model" in fault.remedy
     assert "~rewards.maths" in fault.remedy
     ((config, _),) = jobs_of(folder, judge, "rewards.maths.reward=multiple_choice")
     assert isinstance(config, RlvrConfig)
@@ -350,7 +351,7 @@ def test_a_reward_class_of_roll_without_a_counterpart_is_a_fault_unless_reward_i
 
 
 def test_every_reward_class_that_is_translated_exists_here() -> None:
-    assert set(REWARD_CLASSES.values()) <= set(shipped.known_rewards())
+    assert set(REWARD_CLASSES.values()) <= {*shipped.known_rewards(), *MODEL_REWARDS}
 
 
 def test_a_resolved_configuration_loads_again(folder: Path) -> None:

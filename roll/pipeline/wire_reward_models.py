@@ -1,0 +1,164 @@
+"""Rewards that a model gives: from the configuration to what scores a domain."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from roll.config.derived.reward_roles import PREFIX, judge_context, judge_sampling, model_reward, reward_role
+from roll.config.schema.model import DataConfig
+from roll.config.schema.model_rewards import JUDGE
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.roles import RewardConfig, ServedConfig
+from roll.config.shipped import judge_templates
+from roll.data.chat import Render, TemplateFault, renderer
+from roll.data.conversations import conversation_of, message_encoder, question_text
+from roll.errors import DataError, Fault
+from roll.models.load import load_tokenizer
+from roll.pipeline.roles import Roles, model_path, model_shape
+from roll.rewards.chat_api import ApiModel
+from roll.rewards.judge import Chat, Judge
+from roll.rewards.judging import JudgeTemplate, answer_pattern
+from roll.rollout.group import Scorer
+from roll.types import Ints, Prompt, Sampling
+from roll.workers.reward_models import ApiJudge, EngineJudge
+
+Encode = Callable[[str], Ints]
+DEFAULT_TEMPLATE = "score"
+
+
+def prepare_reward_models(config: RlvrConfig) -> Callable[[Roles], dict[str, Scorer]]:
+    """Read the templates and tokenizers of every such domain; then, from the roles, what scores each domain.
+
+    Raises:
+        DataError: a tokenizer cannot be read, or its template refuses a user's message.
+    """
+    makers = {
+        domain: prepare_judge(config, domain, reward) for domain, reward in config.rewards.items() if model_reward(domain, reward) == JUDGE
+    }
+    return lambda roles: {domain: make(roles) for domain, make in makers.items()}
+
+
+def prepare_judge(config: RlvrConfig, domain: str, reward: RewardConfig) -> Callable[[Roles], Judge]:
+    """Of a domain that a judge scores."""
+    template = JudgeTemplate(template_text(reward.judge_prompt))
+    pattern = answer_pattern(reward.judge_pattern, reward.judge_max_score, reward.judge_prompt is not None)
+    role = reward_role(domain, reward)
+    chat: Callable[[Roles], Chat]
+    if role is None:
+        chat = partial(api_chat, api_model(config, reward), f"{PREFIX}{domain}", reward)
+    else:
+        chat = partial(engine_chat, config, domain, role, judge_encoder(config, domain, role))
+    question = question_of(row_sources(config))
+    return lambda roles: Judge(template, pattern, chat(roles), question, reward.failed_value)
+
+
+def template_text(name: str | None) -> str:
+    """Of a shipped template, or of a file."""
+    return Path(judge_templates().get(name or DEFAULT_TEMPLATE, name or "")).read_text(encoding="utf-8")
+
+
+def row_sources(config: RlvrConfig) -> list[DataConfig]:
+    """The columns of all data sets whose rows are scored."""
+    return [config.actor_train.data_args, *([config.validation.data_args] if config.validation else [])]
+
+
+def question_of(sources: Sequence[DataConfig]) -> Callable[[Prompt], str]:
+    """What the policy was asked, as text."""
+    return lambda prompt: question_text(conversation_of(prompt.row, sources))
+
+
+def judge_encoder(config: RlvrConfig, domain: str, role: ServedConfig) -> Encode:
+    """From a user's message to the judge's tokens.
+
+    Raises:
+        DataError: the tokenizer cannot be read, or the template refuses a user's message.
+    """
+    template = config.rewards[domain].template
+    tokenizer = load_tokenizer(model_path(config, role.model_args), role.model_args.trust_remote_code)
+    encode = message_encoder(role_renderer(config, domain, role), tokenizer, template == "raw")
+    try:
+        encode("?")
+    except TemplateFault as error:
+        raise DataError([Fault(f"{PREFIX}{domain}.template", f"'{template}': {error}", "use chatml, qwen2_5 or raw")]) from error
+    return encode
+
+
+def role_renderer(config: RlvrConfig, domain: str, role: ServedConfig) -> Render:
+    """The chat template of a domain's model.
+
+    Raises:
+        DataError: the tokenizer cannot be read, or has no template of its own.
+    """
+    template = config.rewards[domain].template
+    tokenizer = load_tokenizer(model_path(config, role.model_args), role.model_args.trust_remote_code)
+    try:
+        return renderer(template, tokenizer)
+    except ValueError as error:
+        raise DataError([Fault(f"{PREFIX}{domain}.template", f"is '{template}', but {error}", "use chatml, qwen2_5 or raw")]) from error
+
+
+def sampling_of_judge(reward: RewardConfig) -> Sampling:
+    """How its answers are sampled."""
+    keys = judge_sampling(reward)
+    assert keys.max_new_tokens is not None and keys.num_return_sequences is not None
+    return Sampling(
+        max_new_tokens=keys.max_new_tokens,
+        samples=keys.num_return_sequences,
+        temperature=keys.temperature,
+        top_p=keys.top_p,
+        top_k=keys.top_k if keys.top_k > 0 else -1,
+        repetition_penalty=keys.repetition_penalty,
+        stop=keys.stop_strings,
+        ignore_eos=keys.ignore_eos,
+        log_probs=False,
+    )
+
+
+def api_model(config: RlvrConfig, reward: RewardConfig) -> ApiModel:
+    """The model behind a URL; its key is read from the environment of this process."""
+    assert reward.judge_api_url is not None and reward.judge_model_name is not None, "the configuration was checked"
+    return ApiModel(
+        url=reward.judge_api_url,
+        model=reward.judge_model_name,
+        key=os.environ[reward.judge_api_key_env] if reward.judge_api_key_env else None,
+        sampling=sampling_of_judge(reward),
+        seconds=reward.judge_timeout,
+        retries=reward.judge_retries,
+        concurrency=reward.judge_concurrency,
+        max_calls=reward.judge_max_calls,
+        seed=config.seed,
+    )
+
+
+def api_chat(model: ApiModel, name: str, reward: RewardConfig, roles: Roles) -> Chat:
+    """The process that asks the URL."""
+    return ApiJudge(roles.api_judge(name, model, reward.system_envs), model)
+
+
+def engine_chat(config: RlvrConfig, domain: str, role: ServedConfig, encode: Encode, roles: Roles) -> Chat:
+    """The engines of a judge that is served in the run."""
+    reward = config.rewards[domain]
+    shape = model_shape(model_path(config, role.model_args))
+    context = judge_context(config, reward, shape.max_position_embeddings if shape else None)
+    engines, context = roles.judge(f"{PREFIX}{domain}", role, context)
+    seed = config.seed if judge_sampling(reward).seeded else None
+    return EngineJudge(engines, encode, sampling_of_judge(reward), context, seed)
+
+
+def judge_metrics(models: Mapping[str, Scorer]) -> dict[str, float]:
+    """What the judges did since they were last asked."""
+    metrics: dict[str, float] = {}
+    for domain, model in models.items():
+        if isinstance(model, Judge):
+            counts = model.take_counts()
+            metrics |= {
+                f"judge/{domain}/asked": counts["asked"],
+                f"judge/{domain}/remembered": counts["remembered"],
+                f"judge/{domain}/unavailable": counts["unavailable"],
+                f"judge/{domain}/prompt_tokens": counts["prompt_tokens"],
+                f"judge/{domain}/answer_tokens": counts["answer_tokens"],
+            }
+    return metrics

@@ -1,0 +1,90 @@
+"""What a judge is asked, and how its answer is read. Pure functions."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from roll.rewards.answers import final_text
+from roll.types import RewardOutcome, RewardResult
+
+PLACEHOLDER = re.compile(r"\{(question|response|reference)\}")
+YES = r"(?i)\byes\b"
+SCORE = r"(?i)\bscore:?[\s*]*:?[\s*]*(\d+(?:\.\d+)?)"
+"""`Score: 8`, also where asterisks make it bold."""
+SCORE_OF = 10.0
+WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+"""What a pattern's group may hold in place of a number."""
+SEARCHED_CHARACTERS = 20_000
+"""How far from the end of an answer the pattern is searched for."""
+NOTE_CHARACTERS = 200
+
+
+@dataclass(frozen=True)
+class JudgeTemplate:
+    """A text with the placeholders `{question}`, `{response}` and `{reference}`. All other braces stand for themselves."""
+
+    text: str
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether rows must have a reference answer."""
+        return "reference" in PLACEHOLDER.findall(self.text)
+
+    def filled(self, question: str, response: str, reference: str) -> str:
+        """The text for one response. Placeholders within what is put in are not filled."""
+        values = {"question": question, "response": response, "reference": reference}
+        return PLACEHOLDER.sub(lambda found: values[found[1]], self.text)
+
+
+@dataclass(frozen=True)
+class AnswerPattern:
+    """How a verdict is read from a judge's answer."""
+
+    pattern: str
+    """With a group: the last match's group is the verdict, a number or one of `WORDS`. Without: a match is 1, none is 0."""
+    max_score: float | None = None
+    """The number is divided by it, and one that is larger is no verdict; None takes the number as it is."""
+
+    def read(self, answer: str) -> float | None:
+        """The verdict, or None if the answer has none. What a judge thinks before `</think>` is no answer."""
+        text = final_text(answer)[-SEARCHED_CHARACTERS:]
+        if not text:
+            return None
+        matches = list(re.finditer(self.pattern, text))
+        if not re.compile(self.pattern).groups:
+            return float(bool(matches))
+        return self._number(matches[-1][1]) if matches else None
+
+    def _number(self, found: str | None) -> float | None:
+        word = (found or "").strip().lower()
+        if word in WORDS:
+            return WORDS[word]
+        try:
+            value = float(word)
+        except ValueError:
+            return None
+        if not math.isfinite(value):
+            return None
+        if self.max_score is None:
+            return value
+        return value / self.max_score if 0 <= value <= self.max_score else None
+
+
+def answer_pattern(pattern: str | None, max_score: float | None, named_template: bool) -> AnswerPattern:
+    """What the keys of a domain say. Without a pattern: "yes" where a template was named, else `Score: x` of 10."""
+    if pattern is not None:
+        return AnswerPattern(pattern, max_score)
+    return AnswerPattern(YES) if named_template else AnswerPattern(SCORE, max_score or SCORE_OF)
+
+
+def verdict(answers: Sequence[str], pattern: AnswerPattern) -> RewardResult:
+    """The mean of the verdicts that can be read; UNPARSABLE if none can."""
+    note = "judge: " + " ".join(final_text(answers[0]).split())[-NOTE_CHARACTERS:] if answers else ""
+    values = [value for answer in answers if (value := pattern.read(answer)) is not None]
+    if not values:
+        return RewardResult(0.0, RewardOutcome.UNPARSABLE, note=note or "the judge's answer is empty")
+    return RewardResult(fmean(values), note=note)

@@ -1,0 +1,87 @@
+"""Models that give rewards, as the driver sees them: a judge in engines of its own, or behind a URL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+
+from roll.rewards.chat_api import ApiChat, ApiModel
+from roll.rewards.judge import Reply
+from roll.strategies.base import Rank
+from roll.types import FinishReason, Ints, Sampling
+from roll.workers.actor_infer import ActorInfer
+from roll.workers.group import WorkerGroup
+from roll.workers.rewards import SLACK
+
+
+@dataclass(frozen=True)
+class ApiSettings:
+    """Of `ApiChat`."""
+
+    model: ApiModel
+
+    def build(self, rank: Rank) -> ApiChat:
+        """See `Settings`."""
+        return ApiChat(self.model)
+
+
+class ApiJudge:
+    """Implements `Chat`: the process that asks a URL. One for each domain: it counts the calls."""
+
+    def __init__(self, group: WorkerGroup[ApiChat], model: ApiModel) -> None:
+        self._group, self._model = group, model
+        self._waiting = 0
+
+    async def ask(self, message: str) -> Reply:
+        """See `Chat`."""
+        self._waiting += 1
+        try:
+            turns = -(-self._waiting // self._model.concurrency)
+            seconds = turns * self._model.longest_seconds + SLACK
+            return await self._group.batched.within(seconds).one(0, ApiChat.ask, message)
+        finally:
+            self._waiting -= 1
+
+
+class JudgeEngines(ActorInfer):
+    """Facade of the engines of a model that no weight sync reaches."""
+
+    async def offload(self, discard: bool) -> int | None:
+        """See `ColocatedRole`. Nothing is discarded: nobody would send the weights again."""
+        return await super().offload(discard=False)
+
+
+class EngineJudge:
+    """Implements `Chat`: a model that is served in the run."""
+
+    def __init__(self, engines: JudgeEngines, encode: Callable[[str], Ints], sampling: Sampling, context: int, seed: int | None) -> None:
+        """
+        Args:
+            encode: from a user's message to the tokens that the model is given.
+            context: the most tokens of a message and its answer.
+            seed: gives every message a seed of its own; None leaves randomness to the engine.
+        """
+        self._engines, self._encode, self._sampling = engines, encode, sampling
+        self._context, self._seed = context, seed
+        self._encodes = asyncio.Lock()  # tokenizers are not for several threads at a time
+
+    async def ask(self, message: str) -> Reply:
+        """See `Chat`."""
+        async with self._encodes:
+            token_ids = await asyncio.to_thread(self._encode, message)
+        if len(token_ids) + self._sampling.max_new_tokens > self._context:
+            asked, room = len(token_ids), self._context - self._sampling.max_new_tokens
+            return Reply(failure=f"what the judge is asked has {asked} tokens, and its context has room for {room} beside the answer")
+        seed = None if self._seed is None else message_seed(self._seed, message)
+        completions = await self._engines.generate(token_ids, self._sampling, seed)
+        if any(completion.finish_reason is FinishReason.ABORT for completion in completions):
+            return Reply(failure="the judge's engine gave the answer up")
+        answers = tuple(completion.text for completion in completions)
+        return Reply(answers, len(token_ids), sum(len(completion.token_ids) for completion in completions))
+
+
+def message_seed(seed: int, message: str) -> int:
+    """A 31-bit seed for one message, independent of when or where it is answered."""
+    return int.from_bytes(sha256(f"{seed} {message}".encode()).digest()[:4]) >> 1

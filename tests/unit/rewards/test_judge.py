@@ -1,0 +1,164 @@
+"""What a judge is asked, how its answers are read, and what is remembered."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from roll.config.shipped import judge_templates
+from roll.rewards.judge import Judge, Reply
+from roll.rewards.judging import AnswerPattern, JudgeTemplate, answer_pattern, verdict
+from roll.types import Prompt, RewardOutcome, RewardResult
+from tests import limits
+
+
+def prompt(**row: Any) -> Prompt:
+    return Prompt(0, np.arange(3, dtype=np.int32), "text", "judged", row)
+
+
+class Answers:
+    """Implements `Chat`: a table of answers; remembers what it was asked."""
+
+    def __init__(self, **answers: str | Reply) -> None:
+        self.answers, self.asked = answers, list[str]()
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def ask(self, message: str) -> Reply:
+        self.asked.append(message)
+        await self.may_answer.wait()
+        answer = self.answers[message]
+        return answer if isinstance(answer, Reply) else Reply((answer,), 5, 2)
+
+
+def judge(chat: Answers, template: str = "{response}", pattern: AnswerPattern | None = None) -> Judge:
+    return Judge(JudgeTemplate(template), pattern or AnswerPattern("(?i)yes"), chat, lambda prompt: prompt.row["question"], -1.0)
+
+
+def test_fills_in_one_pass() -> None:
+    template = JudgeTemplate(r"Q {question} R {response} A {reference} \boxed{x} {other} {response}")
+    assert template.filled("{response}", "{reference}", "ref") == r"Q {response} R {reference} A ref \boxed{x} {other} {reference}"
+    assert template.needs_reference and not JudgeTemplate("{response}").needs_reference
+
+
+@pytest.mark.parametrize("name", judge_templates())
+def test_shipped_templates_have_what_they_need(name: str) -> None:
+    template = JudgeTemplate(judge_templates()[name].read_text(encoding="utf-8"))
+    text = template.filled("<question>", "<response>", "<reference>")
+    assert template.needs_reference
+    assert all(text.count(part) == 1 for part in ("<question>", "<response>", "<reference>"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [("YES", 1.0), ("**Yes.**", 1.0), ("No.", 0.0), ("yesterday", 0.0), ("<think>yes or no?</think>NO", 0.0), ("", None), (" \n", None)],
+)
+def test_reads_yes_where_a_template_was_named(answer: str, value: float | None) -> None:
+    assert answer_pattern(None, None, named_template=True).read(answer) == value
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [
+        ("Score: 8", 0.8),
+        ("good\n**Score:** 7.5/10", 0.75),
+        ("Score: 3 ... no, Score: 4", 0.4),
+        ("score 10", 1.0),
+        ("Score: 11", None),
+        ("8", None),
+        ("Score: high", None),
+        ("", None),
+    ],
+)
+def test_reads_a_score_of_ten_by_default(answer: str, value: float | None) -> None:
+    assert answer_pattern(None, None, named_template=False).read(answer) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "most", "answer", "value"),
+    [
+        (r"\[\[(.+?)\]\]", 5.0, "so [[4]]", 0.8),
+        (r"\[\[(.+?)\]\]", None, "so [[-4]]", -4.0),
+        (r"\[\[(.+?)\]\]", None, "so [[True]]", 1.0),
+        (r"\[\[(.+?)\]\]", 5.0, "so [[no]]", 0.0),
+        (r"\[\[(.+?)\]\]", 5.0, "so [[nan]]", None),
+        (r"verdict: (\d)?", None, "verdict: none", None),
+        ("right", None, "wrong", 0.0),
+    ],
+)
+def test_reads_by_a_pattern_of_ones_own(pattern: str, most: float | None, answer: str, value: float | None) -> None:
+    assert answer_pattern(pattern, most, named_template=True).read(answer) == value
+
+
+def test_several_answers_give_their_mean() -> None:
+    pattern = AnswerPattern(r"(\d+)", 10.0)
+    assert verdict(["2", "none", "4"], pattern).value == pytest.approx(0.3)
+    assert verdict(["none", "some"], pattern) == RewardResult(0.0, RewardOutcome.UNPARSABLE, note="judge: none")
+
+
+def test_judges_each_response() -> None:
+    chat = Answers(**{"Q? a=r": "yes", "Q? b=r": "no", "Q? c=r": ""})
+    judged = judge(chat, "{question} {response}={reference}")
+    results = asyncio.run(judged.score(prompt(question="Q?", ground_truth="r"), ["a", "b", "c"]))
+    assert [(result.value, result.outcome) for result in results] == [
+        (1.0, RewardOutcome.SCORED),
+        (0.0, RewardOutcome.SCORED),
+        (-1.0, RewardOutcome.UNPARSABLE),
+    ]
+    assert judged.take_counts() == {"asked": 3, "remembered": 0, "unavailable": 0, "prompt_tokens": 15, "answer_tokens": 6}
+    assert not any(judged.take_counts().values())
+
+
+def test_the_same_is_asked_once_even_at_the_same_time() -> None:
+    async def run() -> None:
+        chat = Answers(a="yes", b="no")
+        judged = judge(chat)
+        chat.may_answer.clear()
+        scoring = asyncio.gather(*(judged.score(prompt(question="Q?"), ["a", "b", "a"]) for _ in range(3)))
+        async with asyncio.timeout(limits.CALL):
+            while len(chat.asked) < 2:
+                await asyncio.sleep(0)
+            chat.may_answer.set()
+            groups = await scoring
+        assert [[result.value for result in group] for group in groups] == [[1.0, 0.0, 1.0]] * 3
+        assert chat.asked == ["a", "b"]
+        assert judged.take_counts()["remembered"] == 7
+
+    asyncio.run(run())
+
+
+def test_a_failure_is_no_verdict_and_is_not_remembered() -> None:
+    async def run() -> None:
+        chat = Answers(a=Reply(failure="nobody listens"))
+        judged = judge(chat)
+        (result,) = await judged.score(prompt(question="Q?"), ["a"])
+        assert result == RewardResult(-1.0, RewardOutcome.UNAVAILABLE, note="nobody listens")
+        chat.answers["a"] = "yes"
+        (result,) = await judged.score(prompt(question="Q?"), ["a"])
+        assert result.value == 1.0 and judged.take_counts()["unavailable"] == 1
+
+    asyncio.run(run())
+
+
+def test_one_who_gives_up_does_not_end_the_asking_of_others() -> None:
+    async def run() -> None:
+        chat = Answers(a="yes")
+        judged = judge(chat)
+        chat.may_answer.clear()
+        first, second = (asyncio.create_task(judged.score(prompt(question="Q?"), ["a"])) for _ in range(2))
+        while not chat.asked:
+            await asyncio.sleep(0)
+        first.cancel()
+        chat.may_answer.set()
+        (result,) = await second
+        assert result.value == 1.0 and first.cancelled()
+
+    asyncio.run(run())
+
+
+def test_a_row_without_the_reference_that_is_needed() -> None:
+    (result,) = asyncio.run(judge(Answers(), "{response} {reference}").score(prompt(question="Q?"), ["a"]))
+    assert result.outcome == RewardOutcome.CRASHED and "neither 'ground_truth' nor 'answer'" in result.note
