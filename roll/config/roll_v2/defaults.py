@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from roll.algorithms.methods.policy_losses import USUAL_DUAL_CLIP
+from roll.config.roll_v2.keys import ROLE
 from roll.config.roll_v2.translate import Translation
 from roll.config.schema.fields import section_at
 from roll.config.schema.pipelines import PIPELINES
@@ -13,10 +16,26 @@ from roll.config.schema.pipelines import PIPELINES
 ENOUGH = 3
 """Keys of ROLL's that make a file one of ROLL's; fewer may stand in a file of ours that a snippet was copied into."""
 SWITCH = "roll_defaults"
-SAMPLING = {"temperature": 0.95, "top_p": 0.7, "top_k": 50}
-TRAINING = {"learning_rate": 5e-5, "per_device_train_batch_size": 8}
+DEFAULTS: Mapping[str, Any] = {
+    "adv_estimator": "gae",
+    "rollout_batch_size": 128,
+    "save_steps": 50,
+    "eval_steps": 10,
+    "resume_from_checkpoint": "never",
+    "init_kl_coef": 0.2,
+    "actor_infer.generating_args.temperature": 0.95,
+    "actor_infer.generating_args.top_p": 0.7,
+    "actor_infer.generating_args.top_k": 50,
+    "validation.generating_args.temperature": 0.95,
+    "validation.generating_args.top_p": 0.7,
+    "validation.generating_args.top_k": 50,
+    "<role>.training_args.learning_rate": 5e-5,
+    "<role>.training_args.per_device_train_batch_size": 8,
+}
+"""By place, defaults of ROLL v0.2.1 that are others here. `<role>` stands for every role that learns."""
+NEEDED = {"eval_steps": "validation", "validation": "validation", "init_kl_coef": "add_token_level_kl"}
+"""By first step of a place, the root key without which it says nothing."""
 LEARNERS = ("actor_train", "critic", "sft_train", "student")
-RLVR = {"adv_estimator": "gae", "rollout_batch_size": 128}
 CISPO_CLIP = 0.1
 
 Place = tuple[str, ...]
@@ -43,21 +62,12 @@ def settle_defaults(done: Translation) -> None:
 
 def _roll_defaults(values: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
     """ROLL's default of each key that differs from ours, where the block that holds the key is in use."""
-    is_rlvr = values.get("pipeline", "rlvr") == "rlvr"
-    if is_rlvr:
-        yield from (((key,), value) for key, value in RLVR.items())
-        yield from ((("actor_infer", "generating_args", key), value) for key, value in SAMPLING.items())
-    for role in LEARNERS:
-        if isinstance(values.get(role), dict):
-            yield from (((role, "training_args", key), value) for key, value in TRAINING.items())
-    yield ("save_steps",), 50
-    yield ("resume_from_checkpoint",), "never"
-    if isinstance(values.get("validation"), dict):
-        yield ("eval_steps",), 10
-        if is_rlvr:
-            yield from ((("validation", "generating_args", key), value) for key, value in SAMPLING.items())
-    if values.get("add_token_level_kl") is True:
-        yield ("init_kl_coef",), 0.2
+    for pattern, value in DEFAULTS.items():
+        first, *below = pattern.split(".")
+        for step in [role for role in LEARNERS if role in values] if first == ROLE else [first]:
+            place = (step, *below)
+            if _field(values, place) and (step not in NEEDED or values.get(NEEDED[step])):
+                yield place, value
 
 
 def _left_out(values: Any, place: Place) -> bool:
@@ -78,10 +88,16 @@ def _put(values: dict[str, Any], place: Place, value: Any) -> None:
     values[key] = value
 
 
-def _ours(values: Mapping[str, Any], place: Place) -> Any:
+def _field(values: Mapping[str, Any], place: Place) -> FieldInfo | None:
+    """The key of the pipeline's schema at a place; None if it has none there."""
     schema = PIPELINES.get(str(values.get("pipeline", "rlvr")), PIPELINES["rlvr"])
     section = section_at(schema, place[:-1], values)
-    return section.model_fields[place[-1]].default if section else None
+    return section.model_fields.get(place[-1]) if section else None
+
+
+def _ours(values: Mapping[str, Any], place: Place) -> Any:
+    field = _field(values, place)
+    return field.default if field else None
 
 
 def _dual_clip(done: Translation, takes: bool) -> None:

@@ -13,6 +13,13 @@ KEYS = (USE_LOCAL, CODE_URL, REWARD_TYPE, LENGTH)
 SANDBOX = "sandbox"
 """The argument of `code_sandbox` that says where programs run; the address of a server, among others."""
 SANDBOXED = "programs run on this machine, in a sandbox, which ROLL's do not; remove the key"
+MEANT = {
+    USE_LOCAL: "ignored; `code_sandbox` runs programs on this machine in a sandbox, or on a server",
+    CODE_URL: f"read as `reward_args.{SANDBOX}` of `code_sandbox`, unless `{USE_LOCAL}` is true; else ignored",
+    REWARD_TYPE: f"read as `reward_args.{REWARD_TYPE}` of `crossthinkqa`; else ignored",
+    LENGTH: f"read as `reward_args.{LENGTH}` of `crossthinkqa`, unless it is 0; else ignored",
+}
+"""What becomes of each key, for the reference of keys."""
 WITHOUT = {
     USE_LOCAL: "the reward runs no programs; remove the key",
     CODE_URL: "the reward runs no programs; remove the key",

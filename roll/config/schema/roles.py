@@ -75,7 +75,7 @@ class ReferenceConfig(RoleConfig):
 
 
 class FilterBoundsConfig(StrictConfig):
-    """What a filter of groups compares with."""
+    """Bounds of a filter of groups."""
 
     threshold_down: float | None = Field(None, description="`mean_filter`: a group whose mean reward is not above this is replaced.")
     threshold_up: float | None = Field(None, description="`mean_filter`: a group whose mean reward is not below this is replaced.")
@@ -85,7 +85,10 @@ class FilterBoundsConfig(StrictConfig):
 
 
 class QueryFilterConfig(StrictConfig):
-    """Which groups of a domain are learnt from; others are drawn in the place of the rest, as by `dynamic_sampling`."""
+    """A filter of a domain's groups.
+
+    Others are drawn in the place of those that it refuses, as by `dynamic_sampling`.
+    """
 
     type: Literal["no_filter", "mean_filter", "std_filter"] = Field(
         "no_filter", description="Filter by the mean or by the standard deviation of a group's rewards, or keep every group of the domain."
@@ -129,7 +132,7 @@ class RewardConfig(ModelRewardKeys):
 
 
 class ValidationSetConfig(StrictConfig):
-    """One of several sets of held-out prompts."""
+    """A set of held-out prompts, of several."""
 
     data_args: DataConfig = Field(description="Its prompts.")
     generating_args: GeneratingConfig | None = Field(
@@ -138,7 +141,10 @@ class ValidationSetConfig(StrictConfig):
 
 
 class ValidationConfig(StrictConfig):
-    """Held-out prompts, answered every `eval_steps`: one set, or several."""
+    """Held-out prompts, answered every `eval_steps`.
+
+    One set, or several.
+    """
 
     data_args: DataConfig | None = Field(None, description="The held-out prompts of a single set.")
     generating_args: GeneratingConfig = Field(
