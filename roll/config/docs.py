@@ -186,9 +186,7 @@ def _roll_keys() -> str:
     lines.append("| `validation.data_args` without columns | read with the columns and the template of the role that learns |")
     classes = ", ".join(f"`{name}` is `{reward}`" for name, reward in REWARD_CLASSES.items())
     lines.append(f"| `rewards.*.worker_cls` | read as `reward` by the class's name: {classes}; any other needs `reward` beside it |")
-    lines += [
-        f"| `rewards.*.{key}` | read as an argument by rewards that have it; or ignored, {without} |" for key, without in WITHOUT.items()
-    ]
+    lines += [f"| `rewards.*.{key}` | {meant} |" for key, meant in MEANT.items()]
     lines.append("| `global_template` | read as `data_args.template` of the rows that are learnt from and of held-out ones |")
     lines.append("| workers, templates and keys of images, video and diffusion models | refused by name, before all else |")
     strategies = ", ".join(f"`{name}`" for name in STRATEGIES)
