@@ -57,19 +57,20 @@ def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int) 
     episodes = [episode for group in groups for episode in group.episodes]
     passes = [[_passes(episode.reward) for episode in group.episodes] for group in groups]
     answers = [[_answer(episode) for episode in group.episodes] for group in groups]
-    metrics = {f"pass@{k}": fmean(pass_at_k(samples, sum(each), k) for each in passes) for k in sizes(samples)}
+    metrics = {f"val/{name}/pass@{k}": fmean(pass_at_k(samples, sum(each), k) for each in passes) for k in sizes(samples)}
     for k in sizes(samples)[1:]:
-        metrics[f"maj@{k}"] = fmean(majority_at_k(theirs, passed, k) for theirs, passed in zip(answers, passes, strict=True))
-    metrics[f"avg@{samples}"] = fmean(0.0 if episode.reward.outcome in NO_VERDICT else episode.reward.value for episode in episodes)
+        votes = [majority_at_k(theirs, passed, k) for theirs, passed in zip(answers, passes, strict=True)]
+        metrics[f"val/{name}/maj@{k}"] = fmean(votes)
+    rewards = [0.0 if episode.reward.outcome in NO_VERDICT else episode.reward.value for episode in episodes]
     versions = [run.version for episode in episodes for segment in episode.sampled for run in segment.versions]
     lengths = [episode.length for episode in episodes]
-    metrics |= {
-        "length_mean": fmean(lengths),
-        "length_max": float(max(lengths)),
-        "truncated_fraction": sum(episode.stop in TRUNCATED for episode in episodes) / len(episodes),
-        "policy_version": float(min(versions, default=nan)),
+    return metrics | {
+        f"val/{name}/avg@{samples}": fmean(rewards),
+        f"val/{name}/length_mean": fmean(lengths),
+        f"val/{name}/length_max": float(max(lengths)),
+        f"val/{name}/truncated_fraction": sum(episode.stop in TRUNCATED for episode in episodes) / len(episodes),
+        f"val/{name}/policy_version": float(min(versions, default=nan)),
     }
-    return {f"val/{name}/{measure}": value for measure, value in metrics.items()}
 
 
 def sizes(samples: int) -> list[int]:
