@@ -40,9 +40,13 @@ class RewardOutcome(StrEnum):
     CRASHED = "crashed"
     """The reward function raised, or its process died."""
     TIMED_OUT = "timed_out"
-    """It ran past its deadline and its process was ended."""
+    """It ran past its deadline and was ended."""
     UNAVAILABLE = "unavailable"
-    """What the reward needs, a model or a service, could not be had."""
+    """No verdict was possible: what the reward needs, a sandbox or a judge, could not be had."""
+
+
+NO_VERDICT = frozenset({RewardOutcome.CRASHED, RewardOutcome.TIMED_OUT, RewardOutcome.UNAVAILABLE})
+"""Outcomes that say nothing of the response: it is not trained on."""
 
 
 @dataclass(frozen=True)

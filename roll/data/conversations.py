@@ -9,8 +9,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from roll.config.schema.model import DataConfig
-from roll.data.chat import Render
+from roll.data.chat import Render, render_example
 from roll.data.rows import Conversation, prompt_conversation
+from roll.data.tables import left_open
 from roll.types import Ints
 
 
@@ -35,11 +36,33 @@ def question_text(conversation: Conversation) -> str:
     return "\n\n".join(f"{message['role']}: {message['content']}" for message in turns)
 
 
-def message_encoder(render: Render, tokenizer: PreTrainedTokenizerBase, adds_special_tokens: bool) -> Callable[[str], Ints]:
-    """From a user's message to the tokens that a model answers; raises TemplateFault if the template refuses the message."""
+def message_encoder(render: Render, tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> Callable[[str], Ints]:
+    """From a user's message to the tokens that a model answers; raises TemplateFault if the template refuses the message.
 
-    def encode(message: str) -> Ints:
-        text = render([{"role": "user", "content": message}], True)
-        return np.asarray(tokenizer.encode(text, add_special_tokens=adds_special_tokens), np.int32)
+    Args:
+        special_tokens: the tokenizer adds those that begin a text, which no template has written.
+    """
+    return lambda message: open_tokens(render([{"role": "user", "content": message}], True), tokenizer, special_tokens)
+
+
+def answered_encoder(render: Render, tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> Callable[[Conversation, str], Ints]:
+    """From a conversation and the response to it to the tokens of the whole, as reward models are trained on it (`prepare_examples`).
+
+    It raises TemplateFault if the template refuses the conversation.
+    """
+    end = tokenizer.eos_token if isinstance(tokenizer.eos_token, str) else ""
+
+    def encode(conversation: Conversation, response: str) -> Ints:
+        prompt, answer = render_example([*conversation, {"role": "assistant", "content": response}], render, end)
+        given = open_tokens(prompt, tokenizer, special_tokens)
+        return np.concatenate([given, np.asarray(tokenizer.encode(answer, add_special_tokens=False), np.int32)])
 
     return encode
+
+
+def open_tokens(text: str, tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> Ints:
+    """The tokens of a text that goes on: without those that the tokenizer puts after it."""
+    found = tokenizer(text, add_special_tokens=special_tokens, return_special_tokens_mask=True, verbose=False)
+    token_ids: Any = found["input_ids"]
+    added: Any = found["special_tokens_mask"]
+    return np.asarray(left_open(token_ids, added) if special_tokens else token_ids, np.int32)

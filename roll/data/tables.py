@@ -158,11 +158,11 @@ class Preparation:
         token_ids: Any = found["input_ids"]
         if special_tokens:
             added: Any = found["special_tokens_mask"]
-            token_ids = map(_left_open, token_ids, added)
+            token_ids = map(left_open, token_ids, added)
         return [ids if text else [] for ids, text in zip(token_ids, texts, strict=True)]
 
 
-def _left_open(token_ids: list[int], added: list[int]) -> list[int]:
+def left_open(token_ids: list[int], added: list[int]) -> list[int]:
     """A text's tokens without those that the tokenizer put after it (EOS): another text follows, or what the policy writes."""
     while added and added.pop():
         token_ids.pop()

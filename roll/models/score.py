@@ -7,8 +7,9 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from roll.config.schema.model import ModelConfig
-from roll.models.load import PackedInputs, load_tokenizer
-from roll.models.value import PackedValues, load_values
+from roll.errors import DataError
+from roll.models.load import PackedInputs, load_tokenizer, unreadable
+from roll.models.value import PackedValues, load_value_model, load_values, no_reward_model
 from roll.types import Bools, Ints
 
 
@@ -25,6 +26,31 @@ def load_scores(path: str, model_args: ModelConfig, seed: int) -> PackedScores:
     scores = PackedScores(load_values(path, model_args, seed).model)
     scores.causal.config.pad_token_id = pad_token(path, model_args)
     return scores
+
+
+def load_reward_model(path: str, model_args: ModelConfig) -> PackedScores:
+    """A model that has learnt its scores.
+
+    Raises:
+        DataError: as `load_causal_model`, or it is none: it has no head, or several labels.
+    """
+    check_reward_model(path, model_args)
+    return PackedScores(load_value_model(path, model_args, new_head=False))
+
+
+def check_reward_model(path: str, model_args: ModelConfig) -> None:
+    """Read a model's configuration.
+
+    Raises:
+        DataError: it cannot be read, or says that the model is not a classifier with one label.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=model_args.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise DataError([unreadable(path, "model", error)]) from error
+    if config.num_labels != 1:
+        named = "" if getattr(config, "id2label", None) is None else f": {', '.join(map(str, list(config.id2label.values())[:4]))}"
+        raise DataError([no_reward_model(path, f"its config.json has {config.num_labels} labels{named}")])
 
 
 def pad_token(path: str, model_args: ModelConfig) -> int | None:

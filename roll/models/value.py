@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from roll.config.schema.model import ModelConfig
+from roll.errors import DataError, Fault
 from roll.models.load import DTYPES, PackedInputs, PackedModel, add_lora, pretrained
 
 HEAD = "score"
@@ -46,17 +47,19 @@ class PackedValues(PackedModel):
         return (values,)
 
 
-def load_value_model(path: str, model_args: ModelConfig) -> PreTrainedModel:
+def load_value_model(path: str, model_args: ModelConfig, new_head: bool = True) -> PreTrainedModel:
     """The model with a `ValueHead`, as transformers' `...ForSequenceClassification` with one label.
 
     A folder that has such a head, a reward model's, keeps it. In that of a language model it is missing and starts at 0: every
-    value is 0 at first, and the layers below learn from the second update on.
+    value is 0 at first, and the layers below learn from the second update on. Without `new_head` it is refused.
 
     Raises:
         As `load_causal_model`.
     """
     model, found = pretrained(AutoModelForSequenceClassification, path, model_args, packed=True, num_labels=1, output_loading_info=True)
     if f"{HEAD}.weight" in found["missing_keys"]:
+        if not new_head:
+            raise DataError([no_reward_model(path, f"its weights have no head '{HEAD}'")])
         weight = torch.zeros(1, model.config.get_text_config().hidden_size)
     else:
         weight = whole(getattr(model, HEAD).weight)
@@ -64,6 +67,12 @@ def load_value_model(path: str, model_args: ModelConfig) -> PreTrainedModel:
     dtype = torch.float32 if model_args.lora_target else DTYPES[model_args.dtype]
     setattr(model, HEAD, ValueHead(nn.Parameter(weight.to(dtype))))
     return model
+
+
+def no_reward_model(path: str, why: str) -> Fault:
+    """The fault of a model whose score is asked for."""
+    remedy = "give a sequence classifier with one label: what `pipeline: reward_model` exported, or one of the Hub"
+    return Fault("model_args.model_name_or_path", f"'{path}' is not a reward model: {why}", remedy)
 
 
 def whole(parameter: nn.Parameter) -> Tensor:

@@ -11,14 +11,33 @@ from math import comb, nan
 from statistics import fmean
 
 from roll.rewards.answers import final_text, last_boxed
-from roll.rollout.batch import NO_VERDICT, TRUNCATED
+from roll.rollout.batch import TRUNCATED
 from roll.rollout.group import Generator, Scorer, prompt_seed, sample_group
-from roll.types import Episode, Metrics, Prompt, RewardOutcome, RewardResult, RolloutGroup, Sampling
+from roll.types import NO_VERDICT, Episode, Metrics, Prompt, RewardOutcome, RewardResult, RolloutGroup, Sampling
 
 LOG = logging.getLogger(__name__)
 
 VALIDATION = 1
 """Seed stream of validation prompts."""
+
+
+@dataclass(frozen=True)
+class ByItself:
+    """Scores a response by what it is, not by the others of its group: the sum of its parts is not normalised."""
+
+    scorer: Scorer
+
+    async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
+        """See `Scorer`."""
+        return await self.scorer.score(prompt, responses)
+
+    def compares(self, prompt: Prompt) -> bool:
+        """See `Scorer`."""
+        return self.scorer.compares(prompt)
+
+    def combined(self, prompt: Prompt, results: Sequence[RewardResult]) -> Sequence[RewardResult]:
+        """See `Scorer`."""
+        return results
 
 
 @dataclass(frozen=True)
@@ -34,10 +53,12 @@ class Evaluator:
     """Every prompt keeps its own seed, so two evaluations of one policy give the same answers."""
 
     async def run(self) -> Metrics:
-        """What `validation_metrics` says. Warns of rewards that crashed or were late."""
+        """What `validation_metrics` says. Warns of rewards without a verdict."""
         groups = await asyncio.gather(
             *(
-                sample_group(prompt, self.generator, self.scorer, self.sampling, prompt_seed(self.seed, VALIDATION, prompt.prompt_id))
+                sample_group(
+                    prompt, self.generator, ByItself(self.scorer), self.sampling, prompt_seed(self.seed, VALIDATION, prompt.prompt_id)
+                )
                 for prompt in self.prompts
             )
         )

@@ -36,16 +36,17 @@ from roll.models.student import PackedTeacher
 from roll.models.value import load_values
 from roll.models.vocabulary import check_same_vocabulary
 from roll.rewards.chat_api import ApiChat, ApiModel
-from roll.rollout.group import Scorer
-from roll.strategies.base import TeachStrategy, TrainStrategy
+from roll.strategies.base import RewardStrategy, TeachStrategy, TrainStrategy
 from roll.strategies.settings import (
     HfGenerateSettings,
+    HfRewardSettings,
     HfScoreSettings,
     ModelLoader,
     ModelWrapper,
     Settings,
     ShardedScoreSettings,
     TrainSettings,
+    VllmRewardSettings,
     VllmSettings,
 )
 from roll.system.own_folder import remove_ownerless
@@ -56,8 +57,8 @@ from roll.workers.critic import Critic
 from roll.workers.device_sharing import ColocatedRole, DeviceSharing, lines
 from roll.workers.group import WorkerGroup
 from roll.workers.placement import worker_placements
-from roll.workers.reward_models import ApiSettings, JudgeEngines
-from roll.workers.rewards import Rewards, RewardSettings, RewardWorker
+from roll.workers.reward_models import ApiSettings, JudgeEngines, ScorerEngines
+from roll.workers.rewards import ModelReward, Rewards, RewardSettings, RewardWorker
 from roll.workers.scoring import Reference, Teacher
 
 S = TypeVar("S")
@@ -159,6 +160,20 @@ class Roles:
             keeps_kv_cache=True,
         )
 
+    def reward_model(self, name: str, role: ServedConfig, positions: int) -> tuple[ScorerEngines, int]:
+        """The group that serves a reward model, and the most tokens that it reads: its `positions`, unless the engine's keys say less."""
+        path, limits, settings = model_path(self._config, role.model_args), self._config.deadlines, None
+        if isinstance(role.strategy_args, VllmStrategyConfig):
+            engine = role.strategy_args.strategy_config
+            positions = engine.max_model_len or positions
+            takes_turns = name in self._plan.turns
+            settings = VllmRewardSettings(path, role.model_args, engine, positions, self._config.seed, takes_turns)
+        group: WorkerGroup[RewardStrategy] = self._group(
+            name, role, settings or HfRewardSettings(path, role.model_args, self._token_budget(name)), blocking=False
+        )
+        engines = self._colocated[name] = ScorerEngines(group, limits.rollout, limits.weight_sync)
+        return engines, positions
+
     def api_judge(self, name: str, model: ApiModel, system_envs: Mapping[str, str]) -> WorkerGroup[ApiChat]:
         """The process that asks a judge behind a URL."""
         group: WorkerGroup[ApiChat] = self._new_group(name, system_envs, blocking=False)
@@ -193,7 +208,7 @@ class Roles:
         """End a group that is not needed any more, and give its memory back."""
         await self.groups.pop(name).stop(self._config.deadlines.shutdown)
 
-    def rewards(self, config: RlvrConfig, models: Mapping[str, Scorer]) -> Rewards:
+    def rewards(self, config: RlvrConfig, models: Mapping[str, ModelReward]) -> Rewards:
         """The reward workers of every domain, but of those that `models` score."""
         groups = {}
         for domain, section in config.rewards.items():

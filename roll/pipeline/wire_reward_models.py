@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from roll.config.derived.reward_roles import PREFIX, judge_context, judge_sampling, model_reward, reward_role
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from roll.config.derived.reward_roles import PREFIX, TEMPLATE_TOKENS, judge_context, judge_sampling, model_reward, reward_role
 from roll.config.schema.model import DataConfig
 from roll.config.schema.model_rewards import JUDGE
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig, ServedConfig
 from roll.config.shipped import judge_templates
-from roll.data.chat import Render, TemplateFault, renderer
-from roll.data.conversations import conversation_of, message_encoder, question_text
+from roll.data.chat import Render, renderer
+from roll.data.conversations import answered_encoder, conversation_of, message_encoder, question_text
 from roll.errors import DataError, Fault
 from roll.models.load import load_tokenizer
+from roll.models.score import check_reward_model, pad_token, scored_token
 from roll.pipeline.roles import Roles, model_path, model_shape
 from roll.rewards.chat_api import ApiModel
 from roll.rewards.judge import Chat, Judge
 from roll.rewards.judging import JudgeTemplate, answer_pattern
-from roll.rollout.group import Scorer
+from roll.rewards.scorer import Scorer
 from roll.types import Ints, Prompt, Sampling
 from roll.workers.reward_models import ApiJudge, EngineJudge
+from roll.workers.rewards import ModelReward
 
-Encode = Callable[[str], Ints]
+E = TypeVar("E")
 DEFAULT_TEMPLATE = "score"
 
 
-def prepare_reward_models(config: RlvrConfig) -> Callable[[Roles], dict[str, Scorer]]:
+def prepare_reward_models(config: RlvrConfig) -> Callable[[Roles], dict[str, ModelReward]]:
     """Read the templates and tokenizers of every such domain; then, from the roles, what scores each domain.
 
     Raises:
@@ -55,9 +62,43 @@ def prepare_judge(config: RlvrConfig, domain: str, reward: RewardConfig) -> Call
     return lambda roles: Judge(template, pattern, chat(roles), question, reward.failed_value)
 
 
+def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Callable[[Roles], Scorer]:
+    """Of a domain that a reward model scores.
+
+    Raises:
+        DataError: tokenizer or configuration cannot be read, or the model is no reward model.
+    """
+    role = reward_role(domain, reward)
+    assert role is not None, "the configuration was checked"
+    path, model_args = model_path(config, role.model_args), role.model_args
+    check_reward_model(path, model_args)
+    pad = pad_token(path, model_args)
+    sources = row_sources(config)
+    answered = checked(config, domain, role, answered_encoder)
+    with refused(domain, reward.template):
+        answered([{"role": "user", "content": "?"}], "!")
+
+    def encode(prompt: Prompt, response: str) -> Ints:
+        tokens = answered(conversation_of(prompt.row, sources), response)
+        return tokens[: int(np.flatnonzero(scored_token(tokens, pad))[0]) + 1]
+
+    def make(roles: Roles) -> Scorer:
+        engines, context = roles.reward_model(f"{PREFIX}{domain}", role, positions_of(path, config, reward))
+        return Scorer(engines, encode, context, reward.failed_value)
+
+    return make
+
+
+def positions_of(path: str, config: RlvrConfig, reward: RewardConfig) -> int:
+    """Tokens that a reward model reads at most: room for prompt and response by its own tokenizer, within its own positions."""
+    shape = model_shape(path)
+    room = 2 * (config.prompt_length + config.response_length) + TEMPLATE_TOKENS
+    return min(room, shape.max_position_embeddings) if shape and shape.max_position_embeddings else room
+
+
 def template_text(name: str | None) -> str:
     """Of a shipped template, or of a file."""
-    return Path(judge_templates().get(name or DEFAULT_TEMPLATE, name or "")).read_text(encoding="utf-8")
+    return Path(judge_templates().get(name or DEFAULT_TEMPLATE, name or "")).read_text(encoding="utf-8").rstrip("\n")
 
 
 def row_sources(config: RlvrConfig) -> list[DataConfig]:
@@ -70,32 +111,35 @@ def question_of(sources: Sequence[DataConfig]) -> Callable[[Prompt], str]:
     return lambda prompt: question_text(conversation_of(prompt.row, sources))
 
 
-def judge_encoder(config: RlvrConfig, domain: str, role: ServedConfig) -> Encode:
+def judge_encoder(config: RlvrConfig, domain: str, role: ServedConfig) -> Callable[[str], Ints]:
     """From a user's message to the judge's tokens.
 
     Raises:
         DataError: the tokenizer cannot be read, or the template refuses a user's message.
     """
-    template = config.rewards[domain].template
-    tokenizer = load_tokenizer(model_path(config, role.model_args), role.model_args.trust_remote_code)
-    encode = message_encoder(role_renderer(config, domain, role), tokenizer, template == "raw")
-    try:
+    encode = checked(config, domain, role, message_encoder)
+    with refused(domain, config.rewards[domain].template):
         encode("?")
-    except TemplateFault as error:
-        raise DataError([Fault(f"{PREFIX}{domain}.template", f"'{template}': {error}", "use chatml, qwen2_5 or raw")]) from error
     return encode
 
 
-def role_renderer(config: RlvrConfig, domain: str, role: ServedConfig) -> Render:
-    """The chat template of a domain's model.
+def checked(config: RlvrConfig, domain: str, role: ServedConfig, make: Callable[[Render, PreTrainedTokenizerBase, bool], E]) -> E:
+    """What `make` makes of the chat template and the tokenizer of a domain's model.
 
     Raises:
         DataError: the tokenizer cannot be read, or has no template of its own.
     """
     template = config.rewards[domain].template
     tokenizer = load_tokenizer(model_path(config, role.model_args), role.model_args.trust_remote_code)
+    with refused(domain, template):
+        return make(renderer(template, tokenizer), tokenizer, template == "raw")
+
+
+@contextmanager
+def refused(domain: str, template: str) -> Iterator[None]:
+    """A template that cannot be used, as a fault of its key."""
     try:
-        return renderer(template, tokenizer)
+        yield
     except ValueError as error:
         raise DataError([Fault(f"{PREFIX}{domain}.template", f"is '{template}', but {error}", "use chatml, qwen2_5 or raw")]) from error
 
@@ -138,7 +182,7 @@ def api_chat(model: ApiModel, name: str, reward: RewardConfig, roles: Roles) -> 
     return ApiJudge(roles.api_judge(name, model, reward.system_envs), model)
 
 
-def engine_chat(config: RlvrConfig, domain: str, role: ServedConfig, encode: Encode, roles: Roles) -> Chat:
+def engine_chat(config: RlvrConfig, domain: str, role: ServedConfig, encode: Callable[[str], Ints], roles: Roles) -> Chat:
     """The engines of a judge that is served in the run."""
     reward = config.rewards[domain]
     shape = model_shape(model_path(config, role.model_args))
@@ -148,7 +192,7 @@ def engine_chat(config: RlvrConfig, domain: str, role: ServedConfig, encode: Enc
     return EngineJudge(engines, encode, sampling_of_judge(reward), context, seed)
 
 
-def judge_metrics(models: Mapping[str, Scorer]) -> dict[str, float]:
+def judge_metrics(models: Mapping[str, ModelReward]) -> dict[str, float]:
     """What the judges did since they were last asked."""
     metrics: dict[str, float] = {}
     for domain, model in models.items():

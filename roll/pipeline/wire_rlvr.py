@@ -31,7 +31,6 @@ from roll.pipeline.wire_filters import kept_groups, most_batches
 from roll.pipeline.wire_reward_models import judge_metrics, prepare_reward_models
 from roll.rollout.batch import Shaping, token_count
 from roll.rollout.credit import Credit, CreditAssignment
-from roll.rollout.group import Scorer
 from roll.rollout.scheduler import RolloutScheduler
 from roll.rollout.turns import TurnEnds
 from roll.types import Metrics, RolloutGroup, Sampling
@@ -39,7 +38,7 @@ from roll.weight_sync.routes import find_routes
 from roll.weight_sync.sync import WeightSync
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain
-from roll.workers.rewards import Rewards
+from roll.workers.rewards import ModelReward, Rewards
 
 
 def prepare(config: RlvrConfig) -> Prepared:
@@ -71,7 +70,7 @@ async def _loop(
     training: PromptSet,
     held_out: Mapping[str, PromptSet],
     locate: TurnEnds | None,
-    models_of: Callable[[Roles], dict[str, Scorer]],
+    models_of: Callable[[Roles], dict[str, ModelReward]],
     roles: Roles,
     context: RunContext,
     interrupt: Interrupt,
@@ -147,7 +146,7 @@ def scheduler_of(
 
 
 def measurement(
-    meter: Meter, scheduler: RolloutScheduler, actor_infer: ActorInfer, models: Mapping[str, Scorer]
+    meter: Meter, scheduler: RolloutScheduler, actor_infer: ActorInfer, models: Mapping[str, ModelReward]
 ) -> Callable[[Sequence[RolloutGroup]], Awaitable[Metrics]]:
     """Times and throughput of a step, what its engines and its judges did, and what its sampling dropped."""
 

@@ -1,21 +1,26 @@
-"""What a reward is: a function of a prompt, a response and the data set's row, found by name."""
+"""What a reward is: a function of a prompt, its response or responses, and the data set's row, found by name."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from roll.algorithms.methods.base import declared
+from roll.config.derived.rewards import only_side_by_side
 from roll.config.shipped import known_rewards
 from roll.errors import ConfigError, Fault
 from roll.registry import Registry, nearest
-from roll.types import RewardResult
+from roll.rewards.parts import RewardPart
 
-RewardFunction = Callable[..., RewardResult]
-"""Called as `reward(prompt: Prompt, response: str, row: Mapping[str, Any], **reward_args)`.
+RewardFunction = Callable[..., Any]
+"""Called as `reward(prompt: Prompt, response: str, row: Mapping[str, Any], **reward_args)`; returns a `RewardResult`, or a number.
 
-It may raise, hang or crash: it runs in a process of its own (see process.py) and the outcome is recorded.
+Where `rewards.<domain>.group` is true it is given the sequence of a prompt's responses in place of one, and returns a sequence of those,
+one for each. `def` and `async def` are both rewards. It may raise, hang or crash: it runs in a process of its own (see process.py) and
+the outcome is recorded.
 """
 
 REWARDS: Registry[RewardFunction] = Registry("reward")
@@ -42,22 +47,50 @@ def load_reward(name: str, place: str = "reward") -> RewardFunction:
     return reward
 
 
-def reward_that_takes(reward_args: Mapping[str, Any], name: str, domain: str) -> RewardFunction:
-    """The reward function of a domain.
+@dataclass(frozen=True)
+class RewardTraits:
+    """What a reward declares, with `declares` of `roll.algorithms.methods.base`."""
+
+    needs_service: bool = False
+    """It asks a model or a server, which may not run yet: it is not called on a row before the run starts."""
+
+
+def traits_of(reward: RewardFunction) -> RewardTraits:
+    """What it declares."""
+    traits = declared(reward)
+    return traits if isinstance(traits, RewardTraits) else RewardTraits()
+
+
+def is_async(reward: RewardFunction) -> bool:
+    """Whether it is an `async def`, or an object that is called like one."""
+    return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(getattr(reward, "__call__", None))  # noqa: B004
+
+
+def reward_of(part: RewardPart) -> RewardFunction:
+    """The function of a part.
 
     Raises:
         ConfigError: it is not found, or does not take its `reward_args`.
     """
-    place = f"rewards.{domain}.reward"
-    reward = load_reward(name, place)
-    if inspect.iscoroutinefunction(reward):
-        raise ConfigError([Fault(place, f"'{name}' is asynchronous", "make it a plain function; `world_size` of them run at a time")])
+    reward = load_reward(part.reward, f"{part.place}.reward")
     try:
-        inspect.signature(reward).bind(None, "", {}, **reward_args)
+        inspect.signature(reward).bind(None, [] if part.group else "", {}, **part.reward_args)
     except TypeError as error:
         takes = f"the function takes {inspect.signature(reward)}"
-        raise ConfigError([Fault(f"rewards.{domain}.reward_args", f"does not fit '{name}': {error}", takes)]) from error
+        raise ConfigError([Fault(f"{part.place}.reward_args", f"does not fit '{part.reward}': {error}", takes)]) from error
     return reward
+
+
+def rewards_of(domain: str, parts: tuple[RewardPart, ...], concurrency: int) -> list[RewardFunction]:
+    """The functions of a domain.
+
+    Raises:
+        ConfigError: one of them cannot be used, or none can run side by side and `concurrency` is above 1.
+    """
+    rewards = [reward_of(part) for part in parts]
+    if concurrency > 1 and not any(map(is_async, rewards)):
+        raise ConfigError([only_side_by_side(domain, concurrency, [part.reward for part in parts])])
+    return rewards
 
 
 def _remedy(name: str) -> str:

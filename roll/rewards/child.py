@@ -1,94 +1,138 @@
 """A process that computes rewards: `python -m roll.rewards.child DESCRIPTOR PARENT`. Started, watched and ended by process.py.
 
     process.py                                  child
-      ── (domain, reward, reward_args) ───────▶  imports what it needs
-      ◀───────────────────── faults, or none ──
-      ── [(prompt, responses), ...] ──────────▶
-      ◀────────── fields ── fields ── ... ──────  of a RewardResult, for each response as soon as it is known
+      ── Assignment ──────────────────────────▶  imports what it needs
+      ◀──────────────────────────────── Ready ──
+      ── [(number, part, prompt, responses)] ─▶
+      ◀── (number, fields of the results) ── ..  of each call as soon as they are known
 
-Each message is a pickle behind its length, of plain values where there are many. The socket is a descriptor of its own: what rewards print
-stays out of it.
+A call has one response, and a group's has all. Calls are numbered: those of one entry count on from its number. They begin in the order in
+which they came; where `concurrency` of them run side by side, they end in any.
+
+The socket is a descriptor of its own: what rewards print stays out of it.
 """
 
 from __future__ import annotations
 
-import math
-import operator
+import asyncio
 import os
 import pickle
 import socket
-import struct
 import sys
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from roll.errors import ConfigError
-from roll.rewards.base import RewardFunction, reward_that_takes
+from roll.rewards.base import RewardFunction, is_async, rewards_of, traits_of
+from roll.rewards.messages import HEADER, Assignment, Entry, Ready, encoded, fields
+from roll.rewards.parts import RewardPart
+from roll.rewards.verdicts import raised, timed_out, verdict, verdicts
 from roll.system.orphans import adopt_orphans, die_with
-from roll.types import Prompt, RewardOutcome, RewardResult, TurnReward
-
-HEADER = struct.Struct(">Q")
-NOTE_CHARACTERS = 300
-OUTCOMES = {outcome.value: outcome for outcome in RewardOutcome}
-Fields = tuple[float, str, Mapping[str, float], str, tuple[tuple[int, float], ...]]
-"""Value, outcome, parts, note and turns."""
+from roll.types import Prompt, RewardResult
 
 
-def encoded(message: Any) -> bytes:
-    """A message as it travels."""
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    return HEADER.pack(len(body)) + body
+class _Call(NamedTuple):
+    """One call of a function."""
 
+    number: int
+    function: RewardFunction
+    group: bool
+    prompt: Prompt
+    responses: Sequence[str]
+    row: Any
+    reward_args: Mapping[str, Any]
 
-def score(reward: RewardFunction, prompt: Prompt, response: str, reward_args: Mapping[str, Any]) -> RewardResult:
-    """The reward of one response. Whatever the function raises or returns in place of a result is CRASHED, with a note."""
-    try:
-        result = reward(prompt, response, prompt.row, **reward_args)
-    except BaseException as error:  # A reward that calls sys.exit() must not end the process either.
-        lines = traceback.format_exception_only(error)  # a SyntaxError's place, indented, comes before it, and notes come after it
-        return _crashed(next(line for line in lines if not line.startswith(" ")).strip())
-    if not isinstance(result, RewardResult):
-        return _crashed(f"returned a {type(result).__name__}, not a RewardResult: {result!r}")
-    try:
-        return RewardResult(
-            value=_finite("value", result.value),
-            outcome=RewardOutcome(result.outcome),
-            parts={str(name): _finite(f"part '{name}'", part) for name, part in result.parts.items()},
-            note=str(result.note),
-            turns=_turns(result.turns, len(response)) if result.outcome == RewardOutcome.SCORED else (),
-        )
-    except (TypeError, ValueError, AttributeError) as error:
-        return _crashed(f"returned a malformed RewardResult: {error}")
+    def begin(self) -> Any:
+        """What the function returns; of an asynchronous one that is to be awaited."""
+        asked = self.responses if self.group else self.responses[0]
+        return self.function(replace(self.prompt, row=self.row), asked, self.row, **self.reward_args)
+
+    def results(self, returned: Any) -> list[RewardResult]:
+        return verdicts(returned, self.responses) if self.group else [verdict(returned, self.responses[0])]
+
+    def failed(self, error: BaseException) -> list[RewardResult]:
+        return [raised(error, __file__)] * len(self.responses)
 
 
 def main(descriptor: int, parent: int) -> None:
     """Serves the process at the other end of the socket until that closes it."""
     die_with(parent)
     adopt_orphans()
-    own = os.getpid()
     with socket.socket(fileno=descriptor) as connection:
         connection.set_inheritable(False)
         with connection.makefile("rb") as incoming:
-            domain, name, reward_args = _receive(incoming)
+            assignment = _receive(incoming)
             try:
-                reward = reward_that_takes(reward_args, name, domain)
+                functions = rewards_of(assignment.domain, assignment.parts, assignment.concurrency)
             except ConfigError as error:
-                connection.sendall(encoded(error.faults))
+                connection.sendall(encoded(Ready(error.faults)))
                 return
-            connection.sendall(encoded(()))
-            while (request := _receive(incoming)) is not None:
-                for prompt, responses in request:
-                    # What a reward does to the row or its arguments, the next response does not see.
-                    asked = pickle.dumps((prompt.row, reward_args), pickle.HIGHEST_PROTOCOL)
-                    for response in responses:
-                        row, own_args = pickle.loads(asked)
-                        result = score(reward, replace(prompt, row=row), response, own_args)
-                        if os.getpid() != own:  # a process that the reward forked came back from it
-                            os._exit(0)
-                        connection.sendall(encoded(fields(result)))
+            side_by_side = any(map(is_async, functions))
+            connection.sendall(encoded(Ready((), tuple(map(traits_of, functions)), side_by_side)))
+            if not side_by_side:
+                _in_turn(connection, incoming, assignment, functions)
+                return
+        asyncio.run(_side_by_side(connection, assignment, functions))
+
+
+def _in_turn(connection: socket.socket, incoming: Any, assignment: Assignment, functions: Sequence[RewardFunction]) -> None:
+    own = os.getpid()
+    while (request := _receive(incoming)) is not None:
+        for call in _calls(request, assignment.parts, functions):
+            try:
+                results = call.results(call.begin())
+            except BaseException as error:  # A reward that calls sys.exit() must not end the process either.
+                results = call.failed(error)
+            if os.getpid() != own:  # a process that the reward forked came back from it
+                os._exit(0)
+            connection.sendall(_answer(call, results))
+
+
+async def _side_by_side(connection: socket.socket, assignment: Assignment, functions: Sequence[RewardFunction]) -> None:
+    own, slots, running = os.getpid(), asyncio.Semaphore(assignment.concurrency), set[asyncio.Task[None]]()
+    connection.setblocking(False)
+    reader, writer = await asyncio.open_connection(sock=connection)
+
+    async def run(call: _Call) -> None:
+        async with slots:  # in the order in which they wait
+            results = await _awaited(call, assignment.timeout)
+        if os.getpid() != own:
+            os._exit(0)
+        writer.write(_answer(call, results))
+
+    while (request := await _receive_next(reader)) is not None:
+        for call in _calls(request, assignment.parts, functions):
+            task = asyncio.create_task(run(call))
+            running.add(task)
+            task.add_done_callback(running.discard)
+    os._exit(0)  # The parent is gone: what would not let itself be cancelled ends, too.
+
+
+async def _awaited(call: _Call, seconds: float) -> list[RewardResult]:
+    deadline = asyncio.timeout(seconds)
+    try:
+        async with deadline:
+            returned = call.begin()
+            results = call.results(await returned if is_async(call.function) else returned)
+    except BaseException as error:
+        results = call.failed(error)
+    # One that was late and said something all the same is late.
+    return [timed_out(seconds)] * len(call.responses) if deadline.expired() else results
+
+
+def _calls(request: Sequence[Entry], parts: Sequence[RewardPart], functions: Sequence[RewardFunction]) -> Iterator[_Call]:
+    for first, index, prompt, responses in request:
+        part, function = parts[index], functions[index]
+        # What a reward does to the row or its arguments, the next call does not see.
+        asked = pickle.dumps((prompt.row, part.reward_args), pickle.HIGHEST_PROTOCOL)
+        for number, own in enumerate([responses] if part.group else ([response] for response in responses), first):
+            row, reward_args = pickle.loads(asked)
+            yield _Call(number, function, part.group, prompt, own, row, reward_args)
+
+
+def _answer(call: _Call, results: Sequence[RewardResult]) -> bytes:
+    return encoded((call.number, [fields(result) for result in results]))
 
 
 def _receive(incoming: Any) -> Any:
@@ -97,34 +141,12 @@ def _receive(incoming: Any) -> Any:
     return pickle.loads(incoming.read(HEADER.unpack(header)[0])) if len(header) == HEADER.size else None
 
 
-def fields(result: RewardResult) -> Fields:
-    """A result as it travels: a pickle of plain values is made and read several times faster."""
-    return result.value, result.outcome.value, result.parts, result.note, tuple((turn.end, turn.value) for turn in result.turns)
-
-
-def result_of(said: Fields) -> RewardResult:
-    """The result of these fields."""
-    value, outcome, parts, note, turns = said
-    return RewardResult(value, OUTCOMES[outcome], parts, note, tuple(TurnReward(*turn) for turn in turns))
-
-
-def _finite(name: str, number: Any) -> float:
-    value = float(number)
-    if not math.isfinite(value):
-        raise ValueError(f"its {name} is {value}")
-    return value
-
-
-def _turns(turns: Sequence[TurnReward], characters: int) -> tuple[TurnReward, ...]:
-    checked = tuple(TurnReward(operator.index(turn.end), _finite("reward of a turn", turn.value)) for turn in turns)
-    ends = [0, *(turn.end for turn in checked), characters + 1]
-    if any(later <= earlier for earlier, later in pairwise(ends)):
-        raise ValueError(f"its turns end at {', '.join(map(str, ends[1:-1]))} of {characters} characters, which do not rise within them")
-    return checked
-
-
-def _crashed(note: str) -> RewardResult:
-    return RewardResult(0.0, RewardOutcome.CRASHED, note=note[:NOTE_CHARACTERS])
+async def _receive_next(reader: asyncio.StreamReader) -> Any:
+    """The same, while others run."""
+    try:
+        return pickle.loads(await reader.readexactly(HEADER.unpack(await reader.readexactly(HEADER.size))[0]))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
 
 
 if __name__ == "__main__":

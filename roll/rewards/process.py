@@ -1,51 +1,39 @@
-"""A reward function in a process that can be ended: it cannot hang, crash or block the run.
+"""Reward functions in a process that can be ended: they cannot hang, crash or block the run.
 
-The child (child.py) scores one response at a time; groups that wait are sent to it together. A response that is not scored by its
-deadline costs the child, which is killed and replaced; the group goes on with the next response. A child is a fresh interpreter, never a
-fork of this process, and imports nothing but what its reward needs.
+The child (child.py) makes one call at a time, or `concurrency` side by side; groups that wait are sent to it together. A call that is not
+over by its deadline costs the child, unless the child itself could end it; the child is killed and replaced, and goes on with the calls
+that are left. Of several calls that were under way each is made once more, alone, which tells whose fault it was. A child is a fresh
+interpreter, never a fork of this process, and imports nothing but what its rewards need.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import pickle
-import signal
-import socket
-import subprocess
-import sys
-import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
-
-import psutil
 
 from roll.config.schema.roles import RewardConfig
 from roll.errors import ConfigError, RollError
-from roll.rewards.child import HEADER, encoded, result_of
-from roll.system.orphans import is_alive
-from roll.types import Prompt, RewardOutcome, RewardResult
+from roll.rewards.base import RewardTraits
+from roll.rewards.handle import Child, ChildDied
+from roll.rewards.messages import Answer, Assignment, Entry, Ready, result_of
+from roll.rewards.parts import parts_of, summed
+from roll.rewards.verdicts import crashed, timed_out
+from roll.types import Prompt, RewardResult
 
-RECEIVE_BYTES = 1 << 16
 MOST_AHEAD = 32
 """Groups that are sent together: so that the child need not wait for this process, nor this process look at each result as it comes."""
 LINGER = 0.005
 """Seconds that a result waits for others, where others are expected."""
-LOOK_SECONDS = 0.01
-"""Between two looks for processes that were killed and may not be gone yet."""
-KILL_SECONDS = 10.0
-"""A killed process is gone at once, unless the kernel itself is stuck."""
+GRACE = 5.0
+"""Seconds beyond its deadline that a child has to end a call itself; then its event loop is known not to run."""
 
 
 class RewardProcessFailed(RollError):
     """The process of a reward did not start."""
-
-
-class ChildDied(Exception):
-    """The child closed its end; `str()` says how it ended."""
 
 
 @dataclass(eq=False)
@@ -54,13 +42,26 @@ class _Group:
 
     prompt: Prompt
     responses: Sequence[str]
+    results: dict[int, list[Any]]
+    """By number of the part, one `RewardResult` for each response, or None as long as there is none."""
+    missing: int
+    """Of the results."""
     done: asyncio.Future[None]
     """Cancelled with the call that waits for it."""
-    results: list[RewardResult] = field(default_factory=list)
 
-    @property
-    def left(self) -> Sequence[str]:
-        return self.responses[len(self.results) :]
+
+@dataclass(eq=False)
+class _Batch:
+    """Calls of one part for a run of a group's responses, one call each or, where the part compares the group, one for all."""
+
+    group: _Group
+    part: int
+    begin: int
+    end: int
+    """Of the run."""
+    calls: int
+    number: int = 0
+    """Of the first call, once they are sent; the others count on from it."""
 
 
 class RewardProcess:
@@ -69,69 +70,84 @@ class RewardProcess:
     Linux ends the child when the thread that started it ends, so the loop's thread must outlive this.
     """
 
-    def __init__(self, domain: str, reward: RewardConfig, start_seconds: float) -> None:
+    def __init__(self, domain: str, section: RewardConfig, start_seconds: float) -> None:
         """
         Args:
-            reward: the section of the domain.
-            start_seconds: in which the child must have started and imported its reward.
+            section: of the domain.
+            start_seconds: in which the child must have started and imported its rewards.
         """
-        self._domain, self._reward, self._start_seconds = domain, reward, start_seconds
-        self._child: _Child | None = None
+        self._section, self._start_seconds = section, start_seconds
+        self._parts = parts_of(domain, section)
+        self._assignment = Assignment(domain, self._parts, section.concurrency, section.timeout)
+        self._child: Child | None = None
+        self._ready = Ready(())
         self._turn = asyncio.Lock()
         self._closed = False
-        self._waiting: deque[_Group] = deque()
-        self._current: _Group | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._waiting: deque[_Group] = deque()
+        self._queue: deque[_Batch] = deque()
+        """Of groups that wait no more; what a child that was lost had not begun."""
+        self._alone: deque[_Batch] = deque()
+        """What was under way when a child was lost and several were: to be made while nothing else is."""
+        self._sent: dict[int, _Batch] = {}
+        """By its number, each call that the child has and has not answered, in the order in which they begin."""
+        self._begun: dict[int, float] = {}
+        """When the first `concurrency` of them began, or a little later."""
+        self._number = 0
 
-    async def start(self) -> None:
+    async def start(self) -> tuple[RewardTraits, ...]:
         """Start the child, so that a reward that cannot be loaded is known before training.
 
+        Returns:
+            What each part declares.
+
         Raises:
-            ConfigError: the reward is not found or does not take its `reward_args`.
+            ConfigError: a reward is not found, does not take its `reward_args` or cannot run side by side.
             RewardProcessFailed: the child died or was late.
         """
         async with self._turn:
-            await self._ready()
+            await self._started()
+            return self._ready.traits
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
-        """One result for each response, in order. Groups take turns.
+        """One result for each response, in order: the sum of the parts where there are several.
 
-        The deadline, `timeout` of the section, holds for each response by itself. A result whose outcome is not SCORED has
+        The deadline, `timeout` of the section, holds for each call by itself. A result whose outcome is not SCORED has
         the section's `failed_value`.
 
         Raises:
             RewardProcessFailed: a child could not be replaced.
             RollError: this is closed.
         """
+        results = await self.results(prompt, responses, range(len(self._parts)))
+        return summed(self._parts, results)
+
+    async def results(self, prompt: Prompt, responses: Sequence[str], parts: Sequence[int]) -> list[list[RewardResult]]:
+        """What some of the parts, by their numbers, say: [parts][responses]. Raises as `score` does."""
         self._check_open()
-        group = _Group(prompt, responses, asyncio.get_running_loop().create_future())
-        self._waiting.append(group)
+        blank = {part: [None] * len(responses) for part in parts}
+        group = _Group(prompt, responses, blank, len(parts) * len(responses), asyncio.get_running_loop().create_future())
+        if group.missing:
+            self._waiting.append(group)
+            self._see_to_it()
+            try:
+                await group.done
+            except asyncio.CancelledError:
+                self._forget(group)
+                raise
+        return [group.results[part] for part in parts]
+
+    def _see_to_it(self) -> None:
         if self._serving is None or self._serving.done():
             self._serving = asyncio.create_task(self._serve())
-        try:
-            await group.done
-        except asyncio.CancelledError:
-            if self._current is group and self._child is not None:
-                self._child.end_process()  # What it would still send belongs to nobody.
-            raise
-        failed = self._reward.failed_value
-        return [result if result.outcome == RewardOutcome.SCORED else replace(result, value=failed) for result in group.results]
+        elif self._section.concurrency > 1 and self._child is not None:
+            self._child.wake()
 
-    async def _serve(self) -> None:
-        """Score all groups that wait, some at a time."""
-        while self._waiting:
-            groups = [self._waiting.popleft() for _ in range(min(MOST_AHEAD, len(self._waiting)))]
-            async with self._turn:
-                try:
-                    while groups := [group for group in groups if not group.done.done()]:
-                        self._check_open()
-                        await self._some(groups)
-                except BaseException as error:
-                    self._end()
-                    for group in groups:
-                        _fail(group.done, error)
-                    if not isinstance(error, Exception):
-                        raise
+    def _forget(self, group: _Group) -> None:
+        """End what computes for nobody. Others that run beside it are not disturbed, nor wait for it."""
+        first = next(iter(self._sent.values()), None)
+        if self._section.concurrency == 1 and first and first.group is group and self._child is not None:
+            self._child.end_process()
 
     async def close(self) -> None:
         """End the child, whatever it is doing. Calls of `score` that are under way raise RollError."""
@@ -145,47 +161,109 @@ class RewardProcess:
         if self._closed:
             raise RollError("the reward process is closed")
 
-    async def _some(self, groups: Sequence[_Group]) -> None:
-        """At least one result: all of them, or those up to and with the one that cost the child."""
-        child, seconds = await self._ready(), self._reward.timeout
-        self._current = groups[0]
-        expected = sum(len(group.left) for group in groups)
+    async def _serve(self) -> None:
+        """Score all groups that wait."""
+        async with self._turn:
+            try:
+                while self._waiting or self._queue or self._alone or self._sent:
+                    self._check_open()
+                    await self._some()
+            except BaseException as error:
+                self._end()
+                begun = (batch.group for batch in (*self._alone, *self._queue, *self._sent.values()))
+                for group in (*self._waiting, *begun):
+                    _fail(group.done, error)
+                for held in (self._waiting, self._queue, self._alone, self._sent, self._begun):
+                    held.clear()
+                if not isinstance(error, Exception):
+                    raise
+
+    async def _some(self) -> None:
+        """Send what may be sent, and take what has come, one answer at least, or what a lost child leaves."""
+        # One that has died since it was sent calls is not replaced before it is known what that means for them.
+        child = self._child if self._sent and self._child else await self._started()
+        seconds = self._section.timeout + (GRACE if self._ready.ends_calls else 0.0)
+        loop = asyncio.get_running_loop()
+        entries = [self._entry(batch) for batch in self._taken()]
+        self._begin(loop.time())
+        if not self._sent:
+            return
         try:
-            await child.send([(group.prompt, list(group.left)) for group in groups], seconds)
-            for self._current in groups:
-                for _ in self._current.left:
-                    expected -= 1
-                    self._current.results.append(result_of(await child.receive(seconds, LINGER if expected else 0.0)))
-                self._settle(self._current)
+            if entries:
+                await child.send(entries, seconds)
+            left = next(iter(self._begun.values())) + seconds - loop.time()
+            answers: list[Answer] = await child.receive(left, LINGER if len(self._sent) > 1 else 0.0)
         except TimeoutError:
-            self._end()
-            self._record(self._current, RewardOutcome.TIMED_OUT, f"no verdict after {seconds:g} s")
+            self._lose(timed_out(self._section.timeout))
         except ChildDied as died:
-            self._end()
-            self._record(self._current, RewardOutcome.CRASHED, str(died))
-        finally:
-            self._current = None
+            self._lose(crashed(str(died)))
+        else:
+            for number, said in answers:
+                self._begun.pop(number, None)
+                self._settle(self._sent.pop(number), number, [result_of(one) for one in said])
 
-    def _record(self, group: _Group, outcome: RewardOutcome, note: str) -> None:
-        """What became of the response that cost the child."""
-        group.results.append(RewardResult(0.0, outcome, note=note))
-        if not group.left:
-            self._settle(group)
+    def _taken(self) -> list[_Batch]:
+        """The calls to send now. A child that makes one at a time reads nothing meanwhile, so it gets the next ones when it is done."""
+        if self._alone:
+            return [] if self._sent else [self._alone.popleft()]
+        concurrency, taken, count, groups = self._section.concurrency, [], len(self._sent), 0
+        if concurrency == 1 and count:
+            return []
+        while (self._queue or self._waiting) and (groups < MOST_AHEAD if concurrency == 1 else count < 2 * concurrency):
+            if not self._queue:
+                groups += 1
+                self._queue.extend(self._batches(self._waiting.popleft()))
+            batch = self._queue.popleft()
+            if not batch.group.done.done():
+                taken.append(batch)
+                count += batch.calls
+        return taken
 
-    def _settle(self, group: _Group) -> None:
+    def _batches(self, group: _Group) -> list[_Batch]:
+        count = len(group.responses)
+        return [_Batch(group, part, 0, count, 1 if self._parts[part].group else count) for part in group.results]
+
+    def _entry(self, batch: _Batch) -> Entry:
+        """What is sent of a batch, which counts as sent."""
+        batch.number = self._number
+        self._number += batch.calls
+        self._sent.update(dict.fromkeys(range(batch.number, self._number), batch))
+        return batch.number, batch.part, batch.group.prompt, batch.group.responses[batch.begin : batch.end]
+
+    def _begin(self, now: float) -> None:
+        for number in islice(self._sent, self._section.concurrency):
+            self._begun.setdefault(number, now)
+
+    def _lose(self, result: RewardResult) -> None:
+        """What a child that is lost, and whose last call then has this result, leaves to do."""
         self._check_open()
-        if not group.done.done():
+        self._end()
+        suspects = [_one(self._sent.pop(number), number) for number in self._begun]
+        self._queue.extendleft(reversed([_one(batch, number) for number, batch in self._sent.items()]))
+        self._begun.clear()
+        self._sent.clear()
+        if len(suspects) > 1:
+            self._alone.extend(suspects)
+        else:
+            (batch,) = suspects
+            self._settle(batch, batch.number, [result] * (batch.end - batch.begin))
+
+    def _settle(self, batch: _Batch, number: int, results: list[RewardResult]) -> None:
+        group, begin = batch.group, batch.begin + number - batch.number
+        group.results[batch.part][begin : begin + len(results)] = results
+        group.missing -= len(results)
+        if not group.missing and not group.done.done():
             group.done.set_result(None)
 
-    async def _ready(self) -> _Child:
+    async def _started(self) -> Child:
         """The child, started if there is none."""
         if self._child is not None and self._child.alive():
             return self._child
         self._end()
-        self._child = _Child(self._reward.system_envs)
+        self._child = Child(self._section.system_envs)
         try:
-            await self._child.send((self._domain, self._reward.reward or self._domain, self._reward.reward_args), self._start_seconds)
-            faults = await self._child.receive(self._start_seconds)
+            await self._child.send(self._assignment, self._start_seconds)
+            (self._ready,) = await self._child.receive(self._start_seconds)
         except BaseException as error:
             self._end()
             if isinstance(error, TimeoutError):
@@ -193,9 +271,9 @@ class RewardProcess:
             if isinstance(error, ChildDied):
                 raise RewardProcessFailed(f"the reward's process did not start: {error}") from error
             raise
-        if faults:
+        if self._ready.faults:
             self._end()
-            raise ConfigError(faults)
+            raise ConfigError(self._ready.faults)
         return self._child
 
     def _end(self) -> None:
@@ -203,6 +281,12 @@ class RewardProcess:
         if self._child is not None:
             self._child.kill()
             self._child = None
+
+
+def _one(batch: _Batch, number: int) -> _Batch:
+    """One call of a batch that was sent."""
+    begin = batch.begin + number - batch.number
+    return replace(batch, begin=begin, end=begin + (batch.end - batch.begin) // batch.calls, calls=1, number=number)
 
 
 def _fail(done: asyncio.Future[None], error: BaseException) -> None:
@@ -213,136 +297,3 @@ def _fail(done: asyncio.Future[None], error: BaseException) -> None:
         done.cancel()
     else:
         done.set_exception(error)
-
-
-def _end_groups_beneath(pid: int) -> None:
-    """Kills what a process started in groups and sessions apart from its own; it is stopped meanwhile, and starts nothing more."""
-    deadline = time.monotonic() + KILL_SECONDS
-    with suppress(psutil.Error):
-        process = psutil.Process(pid)
-        process.suspend()
-        while (apart := _groups(process.children(recursive=True)) - {pid}) and time.monotonic() < deadline:
-            for group in apart:
-                with suppress(ProcessLookupError):
-                    os.killpg(group, signal.SIGKILL)
-            time.sleep(LOOK_SECONDS)
-
-
-def _groups(processes: Sequence[psutil.Process]) -> set[int]:
-    """The process groups of those that live."""
-    found: set[int] = set()
-    for process in filter(is_alive, processes):
-        with suppress(ProcessLookupError):
-            found.add(os.getpgid(process.pid))
-    return found
-
-
-class _Child:
-    """One process and the socket to it. The process leads a session of its own: what it started ends with it."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._socket, theirs = socket.socketpair()
-        self._socket.setblocking(False)
-        self._received = bytearray()
-        self._ended = False
-        # -P: the parent's sys.path, handed over as PYTHONPATH, says where modules are; not the working directory.
-        command = [sys.executable, "-P", "-m", "roll.rewards.child", str(theirs.fileno()), str(os.getpid())]
-        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        # One thread each unless told otherwise: BLAS would start one for every core as soon as numpy is imported.
-        inherited = {"OMP_NUM_THREADS": "1", **os.environ}
-        try:
-            self._process = subprocess.Popen(
-                command,
-                env={**inherited, "PYTHONPATH": paths, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        except OSError:
-            self._socket.close()
-            raise
-        finally:
-            theirs.close()
-
-    def alive(self) -> bool:
-        # Not reaped here: as long as it is not, no other process can take its id, and its session can be ended by it.
-        if self._process.returncode is not None:
-            return False
-        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-
-    async def send(self, message: Any, timeout: float) -> None:
-        """Raises TimeoutError, or ChildDied."""
-        try:
-            await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(self._socket, encoded(message)), timeout)
-        except OSError as error:
-            if isinstance(error, TimeoutError):
-                raise
-            raise ChildDied(self.end_process()) from error
-
-    async def receive(self, timeout: float, linger: float = 0.0) -> Any:
-        """The next message. Raises TimeoutError if it has not come in `timeout` seconds, or ChildDied.
-
-        If it is not there yet, it is left for `linger` seconds more once it has come: others may be there by then.
-
-        What lies in the socket counts as come, however late this process gets to look at it.
-        """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
-        while True:
-            if (message := self._next()) is not None:
-                return message[0]
-            remaining = deadline - loop.time()
-            self._drain()
-            if (message := self._next()) is not None:
-                return message[0]
-            if self._ended:
-                raise ChildDied(self.end_process())
-            if remaining <= 0:
-                raise TimeoutError
-            if await self._readable(remaining) and linger:
-                await asyncio.sleep(linger)
-
-    def kill(self) -> None:
-        """Ends the process and all that it started, and closes the socket."""
-        self.end_process()
-        self._socket.close()
-
-    def end_process(self) -> str:
-        """Kills and reaps the process and what it started; says how it ended."""
-        if self._process.returncode is None:
-            _end_groups_beneath(self._process.pid)
-            os.killpg(self._process.pid, signal.SIGKILL)
-        status = self._process.wait(KILL_SECONDS)
-        return f"the process died of {signal.Signals(-status).name}" if status < 0 else f"the process ended itself with status {status}"
-
-    def _drain(self) -> None:
-        try:
-            while chunk := self._socket.recv(RECEIVE_BYTES):
-                self._received += chunk
-        except BlockingIOError:
-            return
-        except ConnectionError:
-            pass  # The child ended before it read all that was sent.
-        self._ended = True
-
-    def _next(self) -> tuple[Any] | None:
-        """The first whole message received, in a tuple."""
-        if len(self._received) < HEADER.size:
-            return None
-        end = HEADER.size + HEADER.unpack_from(self._received)[0]
-        if len(self._received) < end:
-            return None
-        message = pickle.loads(self._received[HEADER.size : end])
-        del self._received[:end]
-        return (message,)
-
-    async def _readable(self, seconds: float) -> bool:
-        """Whether something has come in so many seconds."""
-        loop = asyncio.get_running_loop()
-        ready = loop.create_future()
-        loop.add_reader(self._socket, lambda: ready.done() or ready.set_result(None))
-        try:
-            return bool((await asyncio.wait({ready}, timeout=seconds))[0])
-        finally:
-            loop.remove_reader(self._socket)

@@ -14,6 +14,7 @@ from roll.errors import RollError
 from roll.rollout.record import token_log_probs, token_versions
 from roll.rollout.turns import joined_turns
 from roll.types import (
+    NO_VERDICT,
     Episode,
     Floats,
     Ints,
@@ -26,7 +27,6 @@ from roll.types import (
     Trajectory,
 )
 
-NO_VERDICT = (RewardOutcome.CRASHED, RewardOutcome.TIMED_OUT)
 BROKEN_OFF = (StopReason.ABORTED, StopReason.DEADLINE, StopReason.ENVIRONMENT_FAILED)
 """What ends a trajectory and is not the policy's doing: such an episode has no verdict."""
 TRUNCATED = (StopReason.LENGTH, StopReason.MAX_TURNS, StopReason.CONTEXT_FULL)

@@ -26,7 +26,18 @@ class Scorer(Protocol):
     """Something that rewards responses."""
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
-        """One result for each response, whatever happens to its reward function."""
+        """One result for each response, whatever happens to its reward function.
+
+        The responses are all that are compared with each other where the prompt `compares`, else any of them.
+        """
+        ...
+
+    def compares(self, prompt: Prompt) -> bool:
+        """Whether the prompt's reward needs all responses at once."""
+        ...
+
+    def combined(self, prompt: Prompt, results: Sequence[RewardResult]) -> Sequence[RewardResult]:
+        """What the results of a whole group become once all of them are there; the same results where nothing is compared."""
         ...
 
 
@@ -52,7 +63,7 @@ async def sample_group(
         completions = [completion for one in both for completion in one]
     else:
         completions = await answer
-    results = await scorer.score(prompt, [completion.text for completion in completions])
+    results = scorer.combined(prompt, await scorer.score(prompt, [completion.text for completion in completions]))
     episodes = single_turns(prompt, completions, results)
     if locate:
         episodes = await asyncio.to_thread(lambda: [divided(episode, locate) for episode in episodes])

@@ -243,3 +243,27 @@ class GenerateStrategy(Protocol):
     async def close(self) -> None:
         """End the engine and its processes."""
         ...
+
+
+class RewardStrategy(Protocol):
+    """A fixed classifier whose score is a reward."""
+
+    async def start(self) -> None:
+        """Load the model and be ready."""
+        ...
+
+    async def scores(self, sequences: Sequence[Ints]) -> list[float]:
+        """The score of each sequence, read at its last token. Concurrent calls are batched. Each has at least two tokens."""
+        ...
+
+    async def offload(self) -> None:
+        """Give the device's memory up to other roles, once every request is answered. Twice is once."""
+        ...
+
+    async def onload(self) -> None:
+        """Be on the device again, with the same values."""
+        ...
+
+    async def close(self) -> None:
+        """Free what is held."""
+        ...

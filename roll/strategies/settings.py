@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from roll.models.load import PackedModel
-    from roll.strategies.base import GenerateStrategy, Rank, TeachStrategy, TrainStrategy
+    from roll.strategies.base import GenerateStrategy, Rank, RewardStrategy, TeachStrategy, TrainStrategy
 
 S = TypeVar("S", covariant=True)
 ModelLoader: TypeAlias = "Callable[[str, ModelConfig, int], PackedModel]"
@@ -125,3 +125,38 @@ class ShardedScoreSettings:
         from roll.strategies.deepspeed_infer import DeepSpeedScore
 
         return DeepSpeedScore(self, rank)
+
+
+@dataclass(frozen=True)
+class HfRewardSettings:
+    """Of `HfReward`."""
+
+    model_path: str
+    model_args: ModelConfig
+    token_budget: int
+    """Of one forward pass."""
+
+    def build(self, rank: Rank) -> RewardStrategy:
+        """See `Settings`."""
+        from roll.strategies.hf_reward import HfReward
+
+        return HfReward(self, rank)
+
+
+@dataclass(frozen=True)
+class VllmRewardSettings:
+    """Of `VllmReward`."""
+
+    model_path: str
+    model_args: ModelConfig
+    engine: VllmConfig
+    max_model_len: int
+    seed: int
+    takes_turns: bool
+    """Other roles use its devices while it does not score."""
+
+    def build(self, rank: Rank) -> RewardStrategy:
+        """See `Settings`."""
+        from roll.strategies.vllm_reward import VllmReward
+
+        return VllmReward(self, rank)

@@ -28,13 +28,13 @@ from roll.strategies.base import EngineActivity, Rank
 from roll.strategies.request_gate import RequestGate
 from roll.strategies.settings import VllmSettings
 from roll.strategies.vllm_activity import StepCounts, logger_into, tokens_in_flight
+from roll.strategies.vllm_arguments import engine_arguments, whole_products
 from roll.types import Completion, FinishReason, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Rendezvous, Route, Transport
 from roll.weight_sync.vllm_plugin import BACKEND, bucket_as_plain, route_as_plain
 
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ADAPTER_ID = 1
 ADAPTER_RANKS = (16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM makes room for (its `MaxLoRARanks` above 8); a smaller adapter takes the next."""
@@ -60,41 +60,19 @@ class VllmGenerate:
     async def start(self) -> None:
         """See `GenerateStrategy`."""
         settings, engine = self._settings, self._settings.engine
-        arguments = {
-            "model": settings.model_path,
-            "dtype": DTYPES[settings.model_args.dtype],
-            "trust_remote_code": settings.model_args.trust_remote_code,
-            "seed": settings.seed,
-            "max_model_len": settings.max_model_len,
-            "max_num_seqs": engine.max_num_seqs,
-            "max_num_batched_tokens": engine.max_num_batched_tokens,
-            "enforce_eager": engine.enforce_eager,
-            "enable_prefix_caching": engine.enable_prefix_caching,
-            "load_format": engine.load_format,
-            "tensor_parallel_size": engine.tensor_parallel_size,
-            "disable_custom_all_reduce": engine.disable_custom_all_reduce,
+        arguments = engine_arguments(settings, self._rank.device) | {
             # The model's own generation_config would change the sampling behind the user's back.
             "generation_config": "vllm",
             # The distribution that the token was drawn from: after the temperature, as the trainer computes it.
             "logprobs_mode": "processed_logprobs",
             "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
-            "disable_log_stats": True,
         }
-        if engine.block_size is not None:
-            arguments["block_size"] = engine.block_size
-        if self._rank.device == "cpu":
-            arguments["kv_cache_memory_bytes"] = int(engine.kv_cache_gib * 2**30)
-        else:
-            arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
-            arguments["enable_sleep_mode"] = settings.takes_turns
         if settings.adapter_rank is not None:
             room = min(rank for rank in ADAPTER_RANKS if rank >= settings.adapter_rank)
             arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
         arguments |= engine.engine_args
         self._tokenizer = load_tokenizer(settings.model_path, settings.model_args.trust_remote_code)
-        if settings.model_args.dtype == "fp32":
-            # Triton rounds fp32 operands of a product to tf32 unless told, and fp32 attention is Triton's on a GPU.
-            os.environ["TRITON_F32_DEFAULT"] = "ieee"
+        whole_products(settings)
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[logger_into(self._counts)])
         # Its statistics look an environment variable up for each token, which costs four times as much as the rest of them.
         enable_envs_cache()

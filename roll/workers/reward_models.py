@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
 from roll.rewards.chat_api import ApiChat, ApiModel
 from roll.rewards.judge import Reply
-from roll.strategies.base import Rank
+from roll.strategies.base import Rank, RewardStrategy
 from roll.types import FinishReason, Ints, Sampling
 from roll.workers.actor_infer import ActorInfer
+from roll.workers.device_sharing import Level
 from roll.workers.group import WorkerGroup
 from roll.workers.rewards import SLACK
 
@@ -85,3 +86,30 @@ class EngineJudge:
 def message_seed(seed: int, message: str) -> int:
     """A 31-bit seed for one message, independent of when or where it is answered."""
     return int.from_bytes(sha256(f"{seed} {message}".encode()).digest()[:4]) >> 1
+
+
+class ScorerEngines:
+    """Implements `Classifier`: facade of the group that serves a reward model."""
+
+    def __init__(self, group: WorkerGroup[RewardStrategy], seconds: float, move_seconds: float) -> None:
+        self._group, self._seconds, self._move_seconds = group, seconds, move_seconds
+        self._tokens_in_flight = [0] * len(group)
+
+    async def scores(self, sequences: Sequence[Ints]) -> Sequence[float]:
+        """See `Classifier`. The worker with the fewest tokens in flight is asked."""
+        worker = min(range(len(self._group)), key=self._tokens_in_flight.__getitem__)
+        cost = sum(map(len, sequences))
+        self._tokens_in_flight[worker] += cost
+        try:
+            return await self._group.batched.within(self._seconds).one(worker, RewardStrategy.scores, sequences)
+        finally:
+            self._tokens_in_flight[worker] -= cost
+
+    async def offload(self, discard: bool) -> int | None:
+        """See `ColocatedRole`. Nothing is discarded: the weights stay as they are."""
+        await self._group.within(self._move_seconds).all(RewardStrategy.offload)
+        return await self._group.held_bytes()
+
+    async def onload(self, level: Level) -> None:
+        """See `ColocatedRole`. A reward model has nothing beside its weights."""
+        await self._group.within(self._move_seconds).all(RewardStrategy.onload)

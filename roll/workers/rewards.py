@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from roll.config.schema.roles import RewardConfig
+from roll.rewards.parts import normalised
 from roll.rewards.process import RewardProcess
-from roll.rollout.group import Scorer
 from roll.strategies.base import Rank
 from roll.types import Prompt, RewardResult
 from roll.workers.group import WorkerGroup
@@ -33,13 +34,13 @@ class RewardSettings:
 
 
 class RewardWorker:
-    """Hosted by a Ray actor; scores one group at a time."""
+    """Hosted by a Ray actor."""
 
     def __init__(self, settings: RewardSettings) -> None:
         self._process = RewardProcess(settings.domain, settings.section, settings.start_seconds)
 
     async def start(self) -> None:
-        """Start the process and load the reward function."""
+        """Start the process and load its reward functions."""
         await self._process.start()
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
@@ -51,6 +52,14 @@ class RewardWorker:
         await self._process.close()
 
 
+class ModelReward(Protocol):
+    """A model that scores a domain, in place of reward functions."""
+
+    async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
+        """One result for each response, in order."""
+        ...
+
+
 class Rewards:
     """Facade of the reward groups: routes a prompt to its domain's least busy worker, or to its model."""
 
@@ -58,22 +67,39 @@ class Rewards:
         self,
         groups: Mapping[str, WorkerGroup[RewardWorker]],
         sections: Mapping[str, RewardConfig],
-        models: Mapping[str, Scorer] | None = None,
+        models: Mapping[str, ModelReward] | None = None,
     ) -> None:
         """`models` score the domains that have no group."""
         self._groups, self._sections, self._models = groups, sections, models or {}
         self._waiting = {domain: [0] * len(group) for domain, group in groups.items()}
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
-        """One result for each response of a prompt."""
+        """One result for each response to a prompt: all of them where the domain `compares`, else any."""
         if prompt.domain in self._models:
             return await self._models[prompt.domain].score(prompt, responses)
         group, waiting = self._groups[prompt.domain], self._waiting[prompt.domain]
         worker = min(range(len(waiting)), key=waiting.__getitem__)
         waiting[worker] += len(responses)
         try:
-            # Each response may run to its own deadline, and cost its process.
-            seconds = (self._sections[prompt.domain].timeout + REPLACED) * waiting[worker] + SLACK
+            seconds = longest(self._sections[prompt.domain], waiting[worker])
             return await group.batched.within(seconds).one(worker, RewardWorker.score, prompt, responses)
         finally:
             waiting[worker] -= len(responses)
+
+    def compares(self, prompt: Prompt) -> bool:
+        """Whether a reward of the prompt's domain is given all responses at once."""
+        section = self._sections[prompt.domain]
+        return section.group or any(part.group for part in section.parts.values())
+
+    def combined(self, prompt: Prompt, results: Sequence[RewardResult]) -> Sequence[RewardResult]:
+        """The results of a whole group as they are trained on: with `normalise: group` the sum of the normalised parts."""
+        section = self._sections[prompt.domain]
+        if section.normalise == "none":
+            return results
+        return normalised({name: part.weight for name, part in section.parts.items()}, results)
+
+
+def longest(section: RewardConfig, responses: int) -> float:
+    """Seconds in which so many responses are scored, though each call runs to its own deadline and costs its process."""
+    tries = 1 if section.concurrency == 1 else 2  # once beside others, once alone
+    return (section.timeout + REPLACED) * responses * max(len(section.parts), 1) * tries + SLACK

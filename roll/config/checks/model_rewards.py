@@ -22,10 +22,10 @@ READ = {
     | {key for key in ModelRewardKeys.model_fields if key.startswith("judge_")},
     "inference": {*SERVED, "generating_args", "judge_model_type", "judge_prompt", "judge_pattern", "judge_max_score"},
     "scorer": {*SERVED},
-    "function": {"reward_args", "timeout", "world_size"},
 }
 """By what gives the reward, the keys that it reads of those that not all rewards read."""
-SPECIAL = {*ModelRewardKeys.model_fields, "reward_args", "timeout", "world_size"}
+OF_FUNCTIONS = ("reward_args", "timeout", "world_size", "group", "concurrency", "normalise")
+SPECIAL = {*ModelRewardKeys.model_fields, *OF_FUNCTIONS}
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -50,7 +50,7 @@ def _unread(where: str, reward: RewardConfig, source: str, name: str) -> Iterato
     # A resolved configuration names every key: those that say nothing new are not counted.
     usual = {key: field.get_default(call_default_factory=True) for key, field in RewardConfig.model_fields.items()}
     given = {key for key in reward.model_fields_set if getattr(reward, key) != usual[key]}
-    for key in sorted(given & SPECIAL - READ[source]):
+    for key in sorted(given & SPECIAL - READ.get(source, {*OF_FUNCTIONS})):
         if source == "function":
             remedy = f"remove it, or set reward to {' or '.join(MODEL_REWARDS)}"
             yield Fault(f"{where}.{key}", f"given, but the reward '{name}' is a function and reads no such key", remedy)

@@ -15,7 +15,7 @@ TEMPLATE_TOKENS = 1024
 def model_reward(domain: str, reward: RewardConfig) -> str | None:
     """`llm_judge` or `reward_model`; None for a function."""
     name = reward.reward or domain
-    return name if name in MODEL_REWARDS else None
+    return name if name in MODEL_REWARDS and not reward.parts else None
 
 
 def reward_role(domain: str, reward: RewardConfig) -> ServedConfig | None:

@@ -112,18 +112,39 @@ class ScorerConfig(ServedConfig):
     """A classifier whose score is the reward."""
 
 
+class RewardPartConfig(StrictConfig):
+    """One of the rewards that a domain adds up."""
+
+    reward: str | None = Field(None, description="Name of the reward function; the part's own name if not given.")
+    reward_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
+    group: bool = Field(False, description="The function is given all responses to a prompt at once.")
+    weight: float = Field(1.0, description="Factor of the part in the sum.")
+    failed_value: float = Field(0.0, description="The part's value for a response from which it could read no answer.")
+
+
 class RewardConfig(ModelRewardKeys):
-    """One domain's reward: a function, run in processes that can be ended, or a model."""
+    """One domain's reward: a function, or a sum of several, run in processes that can be ended; or a model."""
 
     reward: str | None = Field(None, description="Name of the reward function; the domain's own name if not given.")
     reward_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
+    group: bool = Field(False, description="The function is given all responses to a prompt at once.")
+    parts: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], RewardPartConfig] = Field(
+        default_factory=dict, description="Rewards by name that are added up, in place of `reward`."
+    )
+    normalise: Literal["none", "group"] = Field(
+        "none",
+        description="`group` brings each part to mean 0 and standard deviation 1 within the group before it is weighted and added up.",
+    )
     tag_included: tuple[str, ...] | None = Field(
         None, description="Values of the `tag` column that this domain scores; the domain's name if not given."
     )
     world_size: PositiveInt = Field(1, description="Worker processes; of a model on the CPU its engines.")
-    timeout: PositiveFloat = Field(10.0, description="Deadline of one reward, in seconds.")
+    concurrency: PositiveInt = Field(1, description="Calls of an `async def` reward that run side by side in one process.")
+    timeout: PositiveFloat = Field(10.0, description="Deadline of one call of a reward, in seconds.")
     failed_value: float = Field(
-        0.0, description="Reward of a response from which no answer could be read. One whose reward crashed or timed out is not trained on."
+        0.0,
+        description="Reward of a response from which no answer could be read. One whose reward crashed, timed out or was unavailable "
+        "is not trained on.",
     )
     system_envs: dict[str, str] = Field(default_factory=dict, description="Environment variables of the worker processes.")
     query_filter_config: QueryFilterConfig | None = Field(

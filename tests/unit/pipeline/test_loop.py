@@ -40,6 +40,7 @@ from roll.types import (
     TrainBatch,
 )
 from roll.workers.device_sharing import DeviceSharing
+from tests.unit.rollout.build import EachByItself
 
 
 def completion(token: int, version: int) -> Completion:
@@ -245,7 +246,7 @@ def test_pass_at_k_counts_subsets(samples: int, passed: int) -> None:
         assert pass_at_k(samples, passed, k) == pytest.approx(expected)
 
 
-class Answers:
+class Answers(EachByItself):
     """Answers a prompt with its own number, and rewards even ones; a crash never passes, whatever its value."""
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> list[Completion]:

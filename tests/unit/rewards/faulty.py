@@ -12,13 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from roll.rewards.answers import ground_truth
 from roll.types import Prompt, RewardOutcome, RewardResult
 
 FOREVER = 3600
 RESULTS = {
     "nan": RewardResult(float("nan")),
     "inf part": RewardResult(1.0, parts={"style": float("inf")}),
-    "garbage": 1.0,
+    "garbage": [1.0],
+    "nan number": float("nan"),
+    "unavailable": RewardResult(7.0, RewardOutcome.UNAVAILABLE, note="no sandbox here"),
     "malformed": RewardResult("high"),  # type: ignore[arg-type]
     "unparsable": RewardResult(7.0, RewardOutcome.UNPARSABLE, note="nothing there"),
 }
@@ -64,7 +67,9 @@ def act(prompt: Prompt, response: str, row: Any, bonus: float = 0.0) -> Any:
     if response == "raise with a note":
         error = KeyError("no such thing")
         error.add_note("a remark")
-        raise error
+        raise error  # raise with a note
+    if response == "raise far away":
+        ground_truth({})
     if response == "syntax":
         compile("1 +", "here", "eval")
     if response in RESULTS:

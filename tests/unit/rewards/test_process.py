@@ -156,13 +156,16 @@ def test_results_come_back_whole_and_in_order() -> None:
         ("hang in C", RewardOutcome.TIMED_OUT, LATE),
         ("exit", RewardOutcome.CRASHED, "the process ended itself with status 3"),
         ("segfault", RewardOutcome.CRASHED, "the process died of SIGSEGV"),
-        ("sys.exit", RewardOutcome.CRASHED, "SystemExit: enough"),
-        ("raise", RewardOutcome.CRASHED, "KeyError: 'no such thing'"),
-        ("raise with a note", RewardOutcome.CRASHED, "KeyError: 'no such thing'"),
-        ("syntax", RewardOutcome.CRASHED, "SyntaxError: invalid syntax"),
+        ("sys.exit", RewardOutcome.CRASHED, "SystemExit: enough (HERE)"),
+        ("raise", RewardOutcome.CRASHED, "KeyError: 'no such thing' (HERE)"),
+        ("raise with a note", RewardOutcome.CRASHED, "KeyError: 'no such thing' (HERE)"),
+        ("raise far away", RewardOutcome.CRASHED, "ValueError: the row has neither 'ground_truth' nor 'answer' (HERE)"),
+        ("syntax", RewardOutcome.CRASHED, "SyntaxError: invalid syntax (HERE)"),
         ("nan", RewardOutcome.CRASHED, "returned a malformed RewardResult: its value is nan"),
         ("inf part", RewardOutcome.CRASHED, "returned a malformed RewardResult: its part 'style' is inf"),
-        ("garbage", RewardOutcome.CRASHED, "returned a float, not a RewardResult: 1.0"),
+        ("garbage", RewardOutcome.CRASHED, "returned a list, not a RewardResult or a number: [1.0]"),
+        ("nan number", RewardOutcome.CRASHED, "returned nan, which is not finite"),
+        ("unavailable", RewardOutcome.UNAVAILABLE, "no sandbox here"),
         ("malformed", RewardOutcome.CRASHED, "returned a malformed RewardResult: could not convert string to float: 'high'"),
         ("unparsable", RewardOutcome.UNPARSABLE, "nothing there"),
     ],
@@ -170,7 +173,15 @@ def test_results_come_back_whole_and_in_order() -> None:
 def test_a_failed_reward_is_recorded_and_the_group_goes_on(response: str, outcome: RewardOutcome, note: str, marks: Path) -> None:
     before, failed, after = scored("fine", response, "after", hangs_end=marks)
     assert (before.value, after.value) == (104.0, 105.0)
-    assert (failed.value, failed.outcome, failed.note) == (-1.0, outcome, note)
+    assert (failed.value, failed.outcome) == (-1.0, outcome)
+    assert failed.note == note.replace("HERE", f"{marks / 'faulty_rewards.py'}, line {line_of(response)}")
+
+
+def line_of(response: str) -> int:
+    """Where the function fails at a response: the line behind that which names the response, unless another is marked."""
+    lines = Path(__file__).with_name("faulty.py").read_text().splitlines()
+    named = next((number for number, line in enumerate(lines, 1) if f'response == "{response}"' in line), 0)
+    return next((number for number, line in enumerate(lines, 1) if line.endswith(f"# {response}")), named + 1)
 
 
 def test_the_deadline_holds_for_each_response_and_is_kept(marks: Path) -> None:

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from roll.config.shipped import known_rewards
 from roll.errors import ConfigError
-from roll.rewards.base import REWARDS, load_reward, reward_that_takes
+from roll.rewards.base import REWARDS, load_reward, reward_of, rewards_of
 from roll.rewards.exact_match import exact_match
 from roll.rewards.multiple_choice import multiple_choice
+from roll.rewards.parts import RewardPart
 from roll.types import Prompt, RewardOutcome
 
 PROMPT = Prompt(0, np.zeros(1, dtype=np.int32), "", "any", {})
@@ -100,16 +102,24 @@ def test_a_module_that_does_not_import_is_a_fault(tmp_path: Path, monkeypatch: p
         load_reward("broken_rewards:any")
 
 
+def part(place: str, reward: str, group: bool = False, **reward_args: Any) -> RewardPart:
+    return RewardPart(place, "", reward, reward_args, group, 1.0, 0.0)
+
+
 def test_a_reward_is_checked_with_its_arguments() -> None:
-    assert reward_that_takes({"ignore_case": True}, "exact_match", "c") is load_reward("exact_match")
+    assert reward_of(part("rewards.c", "exact_match", ignore_case=True)) is load_reward("exact_match")
     with pytest.raises(ConfigError, match=r"rewards\.a\.reward: no reward is named 'absent'"):
-        reward_that_takes({}, "absent", "a")
-    with pytest.raises(ConfigError, match=r"rewards\.b\.reward_args: .*unexpected keyword argument 'ignore_cas'"):
-        reward_that_takes({"ignore_cas": True}, "exact_match", "b")
+        reward_of(part("rewards.a", "absent"))
+    with pytest.raises(ConfigError, match=r"rewards\.b\.parts\.c\.reward_args: .*unexpected keyword argument 'ignore_cas'"):
+        reward_of(part("rewards.b.parts.c", "exact_match", ignore_cas=True))
 
 
-def test_a_reward_that_would_have_to_be_awaited_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "awaited_rewards.py").write_text("async def judge(prompt, response, row): ...")
+def test_plain_functions_do_not_run_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "awaited_rewards.py").write_text("async def judge(prompt, response, row): ...\ndef plain(prompt, response, row): ...")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"rewards\.a\.reward: 'awaited_rewards:judge' is asynchronous"):
-        reward_that_takes({}, "awaited_rewards:judge", "a")
+    judge, plain = part("rewards.a", "awaited_rewards:judge"), part("rewards.a", "awaited_rewards:plain")
+    assert [function.__name__ for function in rewards_of("a", (judge, plain), 4)] == ["judge", "plain"]
+    assert [function.__name__ for function in rewards_of("a", (plain,), 1)] == ["plain"]
+    with pytest.raises(ConfigError, match=r"rewards\.a\.concurrency: 4, but awaited_rewards:plain is a plain function") as caught:
+        rewards_of("a", (plain,), 4)
+    assert "world_size: 4" in caught.value.faults[0].remedy

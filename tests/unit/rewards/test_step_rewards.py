@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.rewards.child import score
 from roll.rewards.math_steps import judge_equations, math_steps
 from roll.rewards.right_prefix import right_prefix
+from roll.rewards.verdicts import verdict
 from roll.types import Prompt, RewardOutcome, RewardResult, TurnReward
 from tests.growth import ABOUT_LINEAR, growth
 
@@ -147,7 +147,7 @@ def test_a_share_out_of_bounds_is_an_error() -> None:
 
 def told(*turns: TurnReward, outcome: RewardOutcome = RewardOutcome.SCORED) -> RewardResult:
     """What comes out of the process for a response of five characters."""
-    said = score(lambda prompt, response, row: RewardResult(1.0, outcome, turns=turns), PROMPT, "12345", {})
+    said = verdict(RewardResult(1.0, outcome, turns=turns), "12345")
     return pickle.loads(pickle.dumps(said))
 
 

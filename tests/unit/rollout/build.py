@@ -11,6 +11,16 @@ from roll.rollout.record import given, version_runs
 from roll.types import Episode, Prompt, RewardOutcome, RewardResult, RolloutGroup, Segment, StopReason, Trajectory
 
 
+class EachByItself:
+    """A scorer that compares no responses."""
+
+    def compares(self, prompt: Prompt) -> bool:
+        return False
+
+    def combined(self, prompt: Prompt, results: Sequence[RewardResult]) -> Sequence[RewardResult]:
+        return results
+
+
 def make_prompt(prompt_id: int, token_ids: Sequence[int] = (1, 2), domain: str = "sums") -> Prompt:
     return Prompt(prompt_id, np.array(token_ids, np.int32), f"prompt {prompt_id}", domain, {"number": prompt_id})
 

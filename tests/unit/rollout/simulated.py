@@ -18,7 +18,7 @@ import numpy as np
 from roll.rollout.record import token_versions
 from roll.rollout.scheduler import RolloutScheduler
 from roll.types import Completion, Episode, FinishReason, Ints, Prompt, RewardResult, RolloutGroup, Sampling, StopReason
-from tests.unit.rollout.build import make_prompt
+from tests.unit.rollout.build import EachByItself, make_prompt
 
 TRACES = Path(__file__).with_name("scheduler_traces.json")
 BATCH = 3
@@ -75,7 +75,7 @@ def drawn(*key: int) -> np.random.Generator:
     return np.random.default_rng(key)
 
 
-class World:
+class World(EachByItself):
     """Source, engine and rewards in one, with the version of the policy. Each says what it does to the trace."""
 
     def __init__(self, trace: list[Event]) -> None:

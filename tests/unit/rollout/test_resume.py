@@ -17,7 +17,7 @@ from roll.rollout.batch import Shaping, experience
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.scheduler import RolloutScheduler
 from roll.types import Completion, FinishReason, Ints, Prompt, RewardResult, Sampling
-from tests.unit.rollout.build import make_episode, make_group
+from tests.unit.rollout.build import EachByItself, make_episode, make_group
 
 WRITTEN = """{
  "step": 2,
@@ -55,7 +55,7 @@ def prompts(count: int) -> PromptSet:
     return PromptSet(("sums",), np.arange(count), np.zeros(count, np.int16), {}, datasets.Dataset.from_list(rows))
 
 
-class Same:
+class Same(EachByItself):
     """Engine and rewards."""
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> Sequence[Completion]:

@@ -12,7 +12,7 @@ from roll.rollout.group import Scorer, prompt_seed
 from roll.rollout.scheduler import TRAINING, RolloutScheduler
 from roll.types import Completion, FinishReason, Ints, Prompt, RewardResult, RolloutGroup, Sampling
 from tests import limits
-from tests.unit.rollout.build import make_prompt
+from tests.unit.rollout.build import EachByItself, make_prompt
 
 
 class Counting:
@@ -65,14 +65,14 @@ class Gated:
         return [Completion(ids, ids.astype(np.float32), ids, FinishReason.STOP, f"{prompt_id}/{n}") for n in range(sampling.samples)]
 
 
-class ByText:
+class ByText(EachByItself):
     """Scores a response with the number of its prompt."""
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
         return [RewardResult(float(text.split("/")[0])) for text in responses]
 
 
-class AlikeFor:
+class AlikeFor(EachByItself):
     """Gives both responses to some prompts the same reward, and those to others different ones."""
 
     def __init__(self, alike: Callable[[int], bool]) -> None:

@@ -24,7 +24,7 @@ from roll.rollout.group import sample_group
 from roll.rollout.record import token_log_probs, token_versions
 from roll.rollout.turns import TurnEnds, divided, joined_turns
 from roll.types import Completion, Episode, FinishReason, RewardResult, RolloutGroup, Sampling, Segment, StopReason, TurnReward
-from tests.unit.rollout.build import make_episode, make_group, make_prompt, make_trajectory, observed, sampled
+from tests.unit.rollout.build import EachByItself, make_episode, make_group, make_prompt, make_trajectory, observed, sampled
 
 
 def bytewise() -> PreTrainedTokenizerBase:
@@ -207,7 +207,7 @@ class Saying:
         return [Completion(ids, None, np.zeros_like(ids), FinishReason.STOP, text_of(tokenizer, ids.tolist()))] * sampling.samples
 
 
-class Halving:
+class Halving(EachByItself):
     """A turn for each character."""
 
     async def score(self, prompt: object, responses: list[str]) -> list[RewardResult]:

@@ -1,0 +1,60 @@
+"""Writes judgements for the judge of the tiny world to learn: `22=22?` -> `yes`, `22=23?` -> `no`.
+
+    python examples/tiny/make_judgements.py PROBLEMS FOLDER [--seed 0]
+
+PROBLEMS is a file of make_problems.py, whose right answers are taken. FOLDER gets judgements.jsonl, and prompt.txt, the template by
+which the judge is asked: `judge_prompt` of tiny_llm_judge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+TEMPLATE = "{reference}={response}?"
+EACH = 4
+"""Judgements of each problem, half of them of the right answer."""
+
+
+def wrong_response(answer: str, draw: random.Random) -> str:
+    """Something else than the right answer: a number near it, its digits changed, any digits, or nothing."""
+    near = str(max(0, int(answer) + draw.choice((-10, -3, -2, -1, 1, 2, 3, 10))))
+    digits = "".join(draw.choices("0123456789", k=draw.randint(1, 4)))
+    response = draw.choice((near, near, near, answer[::-1], answer + draw.choice("0123456789"), answer[:-1], digits, digits))
+    return response if response != answer else f"{answer}0"
+
+
+def judgements(problems: list[dict[str, str]], seed: int) -> list[dict[str, str]]:
+    """`prompt` to show and `response` to learn."""
+    draw, rows = random.Random(seed), []
+    for problem in problems:
+        answer = problem["ground_truth"]
+        for number in range(EACH):
+            response = wrong_response(answer, draw) if number % 2 else answer
+            rows.append({"prompt": TEMPLATE.format(response=response, reference=answer), "response": "no" if number % 2 else "yes"})
+    return rows
+
+
+def write_judgements(problems: Path, folder: Path, seed: int) -> None:
+    """Writes both files. The folder appears when they are whole; what stood there before is replaced."""
+    rows = judgements([json.loads(line) for line in problems.read_text(encoding="utf-8").splitlines()], seed)
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    (partial / "judgements.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (partial / "prompt.txt").write_text(f"{TEMPLATE}\n", encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(partial, folder)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("problems", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    write_judgements(given.problems, given.folder, given.seed)

@@ -1,0 +1,178 @@
+"""A child process that computes rewards, and the socket to it, as its parent holds them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import psutil
+
+from roll.rewards.messages import HEADER, encoded
+from roll.system.orphans import is_alive
+
+RECEIVE_BYTES = 1 << 16
+LOOK_SECONDS = 0.01
+"""Between two looks for processes that were killed and may not be gone yet."""
+KILL_SECONDS = 10.0
+"""A killed process is gone at once, unless the kernel itself is stuck."""
+
+
+class ChildDied(Exception):
+    """The child closed its end; `str()` says how it ended."""
+
+
+class Child:
+    """One process and the socket to it. The process leads a session of its own: what it started ends with it."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
+        self._received = bytearray()
+        self._ended = False
+        self._woken = False
+        self._ready: asyncio.Future[None] | None = None
+        # -P: the parent's sys.path, handed over as PYTHONPATH, says where modules are; not the working directory.
+        command = [sys.executable, "-P", "-m", "roll.rewards.child", str(theirs.fileno()), str(os.getpid())]
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        # One thread each unless told otherwise: BLAS would start one for every core as soon as numpy is imported.
+        inherited = {"OMP_NUM_THREADS": "1", **os.environ}
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env={**inherited, "PYTHONPATH": paths, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        except OSError:
+            self._socket.close()
+            raise
+        finally:
+            theirs.close()
+
+    def alive(self) -> bool:
+        # Not reaped here: as long as it is not, no other process can take its id, and its session can be ended by it.
+        if self._process.returncode is not None:
+            return False
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    async def send(self, message: Any, timeout: float) -> None:
+        """Raises TimeoutError, or ChildDied."""
+        try:
+            await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(self._socket, encoded(message)), timeout)
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise ChildDied(self.end_process()) from error
+
+    async def receive(self, timeout: float, linger: float = 0.0) -> list[Any]:
+        """The messages that have come, in their order: at least one, unless `wake` is called.
+
+        If there is none yet, they are left for `linger` seconds more once one has come: others may be there by then.
+
+        What lies in the socket counts as come, however late this process gets to look at it.
+
+        Raises:
+            TimeoutError: none has come in `timeout` seconds.
+            ChildDied: none will.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while True:
+            remaining = deadline - loop.time()
+            self._drain()
+            if messages := self._messages():
+                return messages
+            if self._ended:
+                raise ChildDied(self.end_process())
+            if self._woken:
+                self._woken = False
+                return []
+            if remaining <= 0:
+                raise TimeoutError
+            if await self._readable(remaining) and linger:
+                await asyncio.sleep(linger)
+
+    def wake(self) -> None:
+        """Whoever waits for a message, or next does, need not."""
+        self._woken = True
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_result(None)
+
+    def kill(self) -> None:
+        """Ends the process and all that it started, and closes the socket."""
+        self.end_process()
+        self._socket.close()
+
+    def end_process(self) -> str:
+        """Kills and reaps the process and what it started; says how it ended."""
+        if self._process.returncode is None:
+            _end_groups_beneath(self._process.pid)
+            os.killpg(self._process.pid, signal.SIGKILL)
+        status = self._process.wait(KILL_SECONDS)
+        return f"the process died of {signal.Signals(-status).name}" if status < 0 else f"the process ended itself with status {status}"
+
+    def _drain(self) -> None:
+        try:
+            while chunk := self._socket.recv(RECEIVE_BYTES):
+                self._received += chunk
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            pass  # The child ended before it read all that was sent.
+        self._ended = True
+
+    def _messages(self) -> list[Any]:
+        """Every whole message received."""
+        messages, begin = [], 0
+        with memoryview(self._received) as received:
+            while begin + HEADER.size <= len(received):
+                end = begin + HEADER.size + HEADER.unpack_from(received, begin)[0]
+                if end > len(received):
+                    break
+                messages.append(pickle.loads(received[begin + HEADER.size : end]))
+                begin = end
+        del self._received[:begin]
+        return messages
+
+    async def _readable(self, seconds: float) -> bool:
+        """Whether something has come in so many seconds, a call of `wake` included."""
+        loop = asyncio.get_running_loop()
+        ready = self._ready = loop.create_future()
+        loop.add_reader(self._socket, lambda: ready.done() or ready.set_result(None))
+        try:
+            return bool((await asyncio.wait({ready}, timeout=seconds))[0])
+        finally:
+            loop.remove_reader(self._socket)
+
+
+def _end_groups_beneath(pid: int) -> None:
+    """Kills what a process started in groups and sessions apart from its own; it is stopped meanwhile, and starts nothing more."""
+    deadline = time.monotonic() + KILL_SECONDS
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        process.suspend()
+        while (apart := _groups(process.children(recursive=True)) - {pid}) and time.monotonic() < deadline:
+            for group in apart:
+                with suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGKILL)
+            time.sleep(LOOK_SECONDS)
+
+
+def _groups(processes: Sequence[psutil.Process]) -> set[int]:
+    """The process groups of those that live."""
+    found: set[int] = set()
+    for process in filter(is_alive, processes):
+        with suppress(ProcessLookupError):
+            found.add(os.getpgid(process.pid))
+    return found

@@ -1,0 +1,98 @@
+"""What a domain's reward consists of, and how its parts become one. Pure functions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roll.algorithms.moments import standardise
+from roll.types import NO_VERDICT, RewardOutcome, RewardResult, TurnReward
+
+if TYPE_CHECKING:  # the processes of rewards do without the schema
+    from roll.config.schema.roles import RewardConfig
+
+
+@dataclass(frozen=True)
+class RewardPart:
+    """One reward function of a domain, and what it counts."""
+
+    place: str
+    """The block of the configuration."""
+    name: str
+    """Among the domain's parts; empty where the domain has one reward."""
+    reward: str
+    """Of the function."""
+    reward_args: Mapping[str, Any]
+    group: bool
+    """It is called once for all responses to a prompt."""
+    weight: float
+    failed_value: float
+    """Its value where the outcome is not SCORED."""
+
+
+def parts_of(domain: str, section: RewardConfig) -> tuple[RewardPart, ...]:
+    """The reward functions of a domain: one, or those that it adds up."""
+    place = f"rewards.{domain}"
+    if not section.parts:
+        return (RewardPart(place, "", section.reward or domain, section.reward_args, section.group, 1.0, section.failed_value),)
+    return tuple(
+        RewardPart(f"{place}.parts.{name}", name, part.reward or name, part.reward_args, part.group, part.weight, part.failed_value)
+        for name, part in section.parts.items()
+    )
+
+
+def summed(parts: Sequence[RewardPart], results: Sequence[Sequence[RewardResult]]) -> list[RewardResult]:
+    """Each response's result from those of the parts, [parts][responses]: the sum of weight times value.
+
+    A part without a verdict leaves the sum without one. An UNPARSABLE part counts with its `failed_value`, and the sum is then UNPARSABLE.
+    `parts` holds each part's value under its name, and its own parts as `name/part`. Turns end where a turn of any part ends.
+    """
+    if parts[0].name:
+        return [_sum(parts, of_one) for of_one in zip(*results, strict=True)]
+    failed = parts[0].failed_value
+    return [result if result.outcome is RewardOutcome.SCORED else replace(result, value=failed) for result in results[0]]
+
+
+def _sum(parts: Sequence[RewardPart], results: Sequence[RewardResult]) -> RewardResult:
+    outcomes = [result.outcome for result in results]
+    worst = next((outcome for outcome in outcomes if outcome in NO_VERDICT), None)
+    outcome = worst or (RewardOutcome.UNPARSABLE if RewardOutcome.UNPARSABLE in outcomes else RewardOutcome.SCORED)
+    values: dict[str, float] = {}
+    turns: dict[int, float] = defaultdict(float)
+    for part, result in zip(parts, results, strict=True):
+        values[part.name] = result.value if result.outcome is RewardOutcome.SCORED else part.failed_value
+        values |= {f"{part.name}/{name}": value for name, value in result.parts.items()}
+        for turn in result.turns:
+            turns[turn.end] += part.weight * turn.value
+    return RewardResult(
+        value=sum(part.weight * values[part.name] for part in parts),
+        outcome=outcome,
+        parts=values,
+        note="; ".join(f"{part.name}: {result.note}" for part, result in zip(parts, results, strict=True) if result.note),
+        turns=tuple(TurnReward(*turn) for turn in sorted(turns.items())) if worst is None else (),
+    )
+
+
+def normalised(weights: Mapping[str, float], results: Sequence[RewardResult]) -> list[RewardResult]:
+    """A group's results with the sum of weight times (value - mean) / (std + 1e-6) of each part for value.
+
+    Mean and standard deviation (n - 1) are the group's, of the responses with a verdict; others stay as they are. A part whose values
+    are all equal adds 0. `parts` keeps the values themselves. Source: GDPO, arXiv 2601.05242, before its norm over the batch.
+
+    Args:
+        weights: of each part; every result has its value in `parts`.
+    """
+    judged = [index for index, result in enumerate(results) if result.outcome not in NO_VERDICT]
+    one_group, sums = np.zeros(len(judged), np.int32), np.zeros(len(judged))
+    for name, weight in weights.items():
+        values = np.array([results[index].parts[name] for index in judged])
+        if len(set(values.tolist())) > 1:
+            sums += weight * standardise(values, one_group, "group", "group")
+    out = list(results)
+    for index, value in zip(judged, sums.tolist(), strict=True):
+        out[index] = replace(results[index], value=value)
+    return out

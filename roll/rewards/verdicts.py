@@ -1,0 +1,94 @@
+"""From what a reward function returns or raises to a result."""
+
+from __future__ import annotations
+
+import math
+import operator
+import sysconfig
+import traceback
+from collections.abc import Sequence
+from itertools import pairwise
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roll.types import RewardOutcome, RewardResult, TurnReward
+
+NOTE_CHARACTERS = 300
+PACKAGE = Path(__file__).parents[1]
+INSTALLED = tuple(f"{path}/" for path in (*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")), PACKAGE))
+
+
+def verdict(returned: Any, response: str) -> RewardResult:
+    """The result of one response from what the function returned: a result, or a number. Anything else is CRASHED, with a note."""
+    if isinstance(returned, RewardResult):
+        return _whole(returned, len(response))
+    if not isinstance(returned, Real | np.bool_):
+        return crashed(f"returned a {type(returned).__name__}, not a RewardResult or a number: {returned!r}")
+    value = float(returned)
+    return RewardResult(value) if math.isfinite(value) else crashed(f"returned {value}, which is not finite")
+
+
+def verdicts(returned: Any, responses: Sequence[str]) -> list[RewardResult]:
+    """The results of a group from what the function returned: a sequence of results or numbers, one for each response."""
+    try:
+        several = list(returned)
+    except TypeError:
+        return [crashed(f"returned a {type(returned).__name__}, not a sequence with a result for each response: {returned!r}")] * len(
+            responses
+        )
+    if len(several) != len(responses):
+        return [crashed(f"returned {len(several)} results for {len(responses)} responses")] * len(responses)
+    return [verdict(one, response) for one, response in zip(several, responses, strict=True)]
+
+
+def raised(error: BaseException, caller: str) -> RewardResult:
+    """CRASHED, with the exception and where in the user's code it was raised. `caller` is the file that called the function."""
+    lines = traceback.format_exception_only(error)  # a SyntaxError's place, indented, comes before it, and notes come after it
+    said = next(line for line in lines if not line.startswith(" ")).strip()
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != caller]
+    own = [frame for frame in frames if not frame.filename.startswith(INSTALLED)]
+    # Of a reward that is installed itself, the file that it begins in is its own.
+    place = next(reversed(own or [frame for frame in frames if frame.filename == frames[0].filename]), None)
+    where = f" ({place.filename}, line {place.lineno})" if place else ""
+    return crashed(said[: NOTE_CHARACTERS - len(where)] + where)
+
+
+def crashed(note: str) -> RewardResult:
+    """What a function that failed leaves."""
+    return RewardResult(0.0, RewardOutcome.CRASHED, note=note[:NOTE_CHARACTERS])
+
+
+def timed_out(seconds: float) -> RewardResult:
+    """Of a call that ran past its deadline."""
+    return RewardResult(0.0, RewardOutcome.TIMED_OUT, note=f"no verdict after {seconds:g} s")
+
+
+def _whole(result: RewardResult, characters: int) -> RewardResult:
+    try:
+        return RewardResult(
+            value=_finite("value", result.value),
+            outcome=RewardOutcome(result.outcome),
+            parts={str(name): _finite(f"part '{name}'", part) for name, part in result.parts.items()},
+            note=str(result.note),
+            turns=_turns(result.turns, characters) if result.outcome == RewardOutcome.SCORED else (),
+        )
+    except (TypeError, ValueError, AttributeError) as error:
+        return crashed(f"returned a malformed RewardResult: {error}")
+
+
+def _finite(name: str, number: Any) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"its {name} is {value}")
+    return value
+
+
+def _turns(turns: Sequence[TurnReward], characters: int) -> tuple[TurnReward, ...]:
+    checked = tuple(TurnReward(operator.index(turn.end), _finite("reward of a turn", turn.value)) for turn in turns)
+    ends = [0, *(turn.end for turn in checked), characters + 1]
+    if any(later <= earlier for earlier, later in pairwise(ends)):
+        raise ValueError(f"its turns end at {', '.join(map(str, ends[1:-1]))} of {characters} characters, which do not rise within them")
+    return checked

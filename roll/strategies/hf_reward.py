@@ -1,0 +1,111 @@
+"""A reward model in transformers, on one device: packed sequences in, a score for each out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from roll.config.plan.memory import compiles
+from roll.models.layers import compile_layers
+from roll.models.packed_inputs import packed_inputs
+from roll.models.score import load_reward_model
+from roll.strategies.base import Rank
+from roll.strategies.memory_guard import FEWER_TOKENS, told_of_memory
+from roll.strategies.offload import Offload, tensors_in
+from roll.strategies.settings import HfRewardSettings
+from roll.types import Ints, Sequences
+
+
+@dataclass(frozen=True)
+class _Request:
+    sequences: Sequence[Ints]
+    scores: asyncio.Future[list[float]]
+
+
+class HfReward:
+    """Implements `RewardStrategy`. What is asked for while a pass runs goes into the next one together."""
+
+    def __init__(self, settings: HfRewardSettings, rank: Rank) -> None:
+        self._settings, self._rank = settings, rank
+        self._offload = Offload(rank.device, constant=True)
+        self._waiting: list[_Request] = []
+        self._works = asyncio.Lock()
+
+    async def start(self) -> None:
+        """See `RewardStrategy`."""
+        model_args = self._settings.model_args
+        with told_of_memory(self._rank, "loading the model"):
+            self._model = load_reward_model(self._settings.model_path, model_args).to(self._rank.device).eval()
+        if compiles(model_args, on_gpu=self._rank.device == "cuda"):
+            compile_layers(self._model.causal)
+
+    async def scores(self, sequences: Sequence[Ints]) -> list[float]:
+        """See `RewardStrategy`."""
+        request = _Request(sequences, asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
+        async with self._works:
+            if not request.scores.done():
+                await self._score_waiting()
+        return await request.scores
+
+    async def _score_waiting(self) -> None:
+        requests, self._waiting = self._waiting, []
+        everything = [sequence for request in requests for sequence in request.sequences]
+        try:
+            scores = iter(await asyncio.to_thread(self._score, everything))
+        except BaseException as error:
+            for request in requests:
+                if not request.scores.done():
+                    request.scores.set_exception(error if isinstance(error, Exception) else RuntimeError("the pass was given up"))
+                    request.scores.exception()  # whoever waits raises it; nobody may be waiting any more
+            raise
+        for request in requests:
+            found = [next(scores) for _ in request.sequences]
+            if not request.scores.done():
+                request.scores.set_result(found)
+
+    @torch.no_grad()
+    def _score(self, sequences: Sequence[Ints]) -> list[float]:
+        with told_of_memory(self._rank, "scoring", FEWER_TOKENS):
+            # Read only when all is queued: the device need not wait for the host between two micro-batches.
+            parts = [self._model(packed_inputs(part, self._rank.device))[0] for part in packed(sequences, self._settings.token_budget)]
+            return [score for part in parts for score in part.float().tolist()]
+
+    async def offload(self) -> None:
+        """See `RewardStrategy`."""
+        async with self._works:
+            tensors = tensors_in([*self._model.parameters(), *self._model.buffers()])
+            await asyncio.to_thread(self._offload.offload, tensors)
+
+    async def onload(self) -> None:
+        """See `RewardStrategy`."""
+        async with self._works:
+            with told_of_memory(self._rank, "coming back"):
+                await asyncio.to_thread(self._offload.onload)
+
+    async def close(self) -> None:
+        """See `RewardStrategy`."""
+        del self._model
+
+
+def packed(sequences: Sequence[Ints], token_budget: int) -> Iterator[Sequences]:
+    """Micro-batches of neighbours, of at most so many tokens each; a longer sequence runs alone. The last token of each is marked."""
+    part: list[Ints] = []
+    for sequence in sequences:
+        if part and sum(map(len, part)) + len(sequence) > token_budget:
+            yield _laid_out(part)
+            part = []
+        part.append(sequence)
+    if part:
+        yield _laid_out(part)
+
+
+def _laid_out(part: Sequence[Ints]) -> Sequences:
+    offsets = np.cumsum([0, *map(len, part)], dtype=np.int64)
+    mask = np.zeros(offsets[-1], np.bool_)
+    mask[offsets[1:] - 1] = True
+    return Sequences(np.concatenate(part), offsets, mask)

@@ -1,0 +1,92 @@
+"""What a reward model is given, and what becomes of its scores."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from examples.tiny.make_model import END_ID, PAD_ID, build_tokenizer
+from roll.config.schema.model import DataConfig
+from roll.data.chat import Template, renderer
+from roll.data.conversations import answered_encoder, conversation_of, message_encoder, question_text
+from roll.data.examples import Limits, prepare_examples
+from roll.models.score import scored_token
+from roll.rewards.scorer import Scorer
+from roll.types import Ints, Prompt, RewardOutcome, RewardResult
+
+SYSTEM = {"role": "system", "content": "be brief"}
+ROWS: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": "1+1="}], "good": "2", "bad": "3"},
+    {"messages": [SYSTEM, {"role": "user", "content": "a?"}], "good": "x y ", "bad": ""},
+    {
+        "messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c?"}],
+        "good": "d\ne",
+        "bad": "f",
+    },
+]
+
+
+@pytest.mark.parametrize("template", ["chatml", "qwen2_5", "raw"])
+def test_is_given_the_tokens_that_it_was_trained_on(template: Template, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    columns = {"file_name": str(file), "template": template, "messages": "messages", "chosen": "good", "rejected": "bad"}
+    data_args, tokenizer = DataConfig.model_validate(columns), build_tokenizer()
+    trained = prepare_examples(data_args, tokenizer, Limits(500, 500), "pairs", cache_folder=tmp_path / "cache")
+    encode = answered_encoder(renderer(template, tokenizer), tokenizer, template == "raw")
+    assert len(trained) == len(ROWS)
+    for index, row in enumerate(ROWS):
+        conversation = conversation_of(row, [data_args])
+        for sequence, response in zip(trained.example(index).sequences, (row["good"], row["bad"]), strict=True):
+            np.testing.assert_array_equal(encode(conversation, response), sequence.token_ids)
+
+
+def test_a_judge_is_given_its_message_with_an_open_turn() -> None:
+    tokenizer = build_tokenizer()
+    encode = message_encoder(renderer("chatml", tokenizer), tokenizer, False)
+    assert tokenizer.decode(encode("so?").tolist()) == "<|im_start|>user\nso?<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(message_encoder(renderer("raw", tokenizer), tokenizer, True)("so?").tolist()) == "so?"
+
+
+def test_a_row_of_the_held_out_set_has_columns_of_its_own() -> None:
+    training = DataConfig.model_validate({"file_name": "a", "messages": "messages"})
+    held_out = DataConfig.model_validate({"file_name": "b", "prompt": "problem", "system": "be brief"})
+    assert question_text(conversation_of(ROWS[0], [training, held_out])) == "1+1="
+    assert question_text(conversation_of({"problem": "2+2="}, [training, held_out])) == "2+2="
+    assert question_text(conversation_of(ROWS[2], [training, held_out])) == "user: a?\n\nassistant: b\n\nuser: c?"
+
+
+def test_the_score_is_read_at_the_last_token_that_is_no_padding() -> None:
+    assert np.flatnonzero(scored_token(np.array([7, 8, END_ID], np.int32), PAD_ID)).tolist() == [2]
+    assert np.flatnonzero(scored_token(np.array([7, 8, PAD_ID], np.int32), PAD_ID)).tolist() == [1]
+
+
+class Lengths:
+    """Implements `Classifier`: the score of a sequence is its length."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    async def scores(self, sequences: Sequence[Ints]) -> Sequence[float]:
+        self.asked.append(len(sequences))
+        return [float(len(tokens)) for tokens in sequences]
+
+
+def test_what_is_too_long_gets_no_verdict() -> None:
+    def encode(prompt: Prompt, response: str) -> Ints:
+        return np.zeros(len(prompt.token_ids) + len(response), np.int32)
+
+    classifier = Lengths()
+    scorer = Scorer(classifier, encode, 6, failed_value=-2.0)
+    prompt = Prompt(0, np.zeros(3, np.int32), "", "d", {})
+    first, second, third = asyncio.run(scorer.score(prompt, ["ab", "abcd", "abc"]))
+    assert (first, third) == (RewardResult(5.0), RewardResult(6.0))
+    assert second.outcome is RewardOutcome.UNAVAILABLE and second.value == -2.0 and "7 tokens" in second.note
+    asyncio.run(scorer.score(prompt, ["abcdef"]))
+    assert classifier.asked == [2]
