@@ -1,0 +1,108 @@
+"""Does the program in the response pass its tests? It runs in a sandbox; what a test expects never reaches its process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import Any, Literal
+
+from roll.rewards.answers import final_text
+from roll.rewards.base import REWARDS
+from roll.rewards.programs import Cases, cases_of, job_of, program_of
+from roll.rewards.sandbox.bubblewrap import SandboxUnavailable, survey
+from roll.rewards.sandbox.fusion import answers, run_at
+from roll.rewards.sandbox.program import Ending, Limits, Outcome, ready, run
+from roll.types import Prompt, RewardOutcome, RewardResult
+
+BUBBLEWRAP, NO_SANDBOX, SERVER = "bubblewrap", "none", ("http://", "https://")
+LATE = (Ending.CPU_TIME, Ending.WALL_TIME)
+
+
+@REWARDS.register("code_sandbox")
+def code_sandbox(
+    prompt: Prompt,
+    response: str,
+    row: Mapping[str, Any],
+    *,
+    cases: Literal["all", "first_failure"] = "all",
+    sandbox: str = BUBBLEWRAP,
+    python: str | None = None,
+    cpu_seconds: int = 4,
+    wall_seconds: float = 60.0,
+    memory_mib: int = 1024,
+    disk_mib: int = 64,
+    output_mib: int = 4,
+) -> RewardResult:
+    """Share of the row's cases that the program passes; UNPARSABLE without a program, UNAVAILABLE without a sandbox.
+
+    Args:
+        cases: whether all are run, or none after the first that fails.
+        sandbox: `bubblewrap`, the address of a SandboxFusion server, or `none`: with the files and the network of this machine.
+        python: interpreter whose packages the program may import; this process's one, with the standard library alone, if not given.
+        cpu_seconds: of each case.
+        wall_seconds: of all cases together; the section's `timeout` has to be longer.
+        memory_mib: address space of the program.
+        disk_mib: of its /tmp.
+        output_mib: that a case may write.
+
+    Raises:
+        ValueError: the row's cases cannot be read, or an argument is unknown.
+    """
+    if sandbox not in (BUBBLEWRAP, NO_SANDBOX) and not sandbox.startswith(SERVER):
+        raise ValueError(f"sandbox is '{sandbox}', and not {BUBBLEWRAP}, {NO_SANDBOX} or the address of a server, http://...")
+    wanted = cases_of(row)
+    text = final_text(response)
+    program = text if wanted.kind == "text" else program_of(text)
+    limits = Limits(cpu_seconds, wall_seconds, memory_mib, disk_mib, output_mib)
+    try:
+        if sandbox.startswith(SERVER):
+            answers(sandbox)
+        else:
+            ready(survey(python), sandbox == BUBBLEWRAP)
+        if program is None:
+            return RewardResult(0.0, RewardOutcome.UNPARSABLE, note="no Python program in the response")
+        job = job_of(wanted, program)
+        if sandbox.startswith(SERVER):
+            outcomes = run_at(sandbox, job, limits)
+        else:
+            outcomes = run(job, limits, survey(python), sandbox == BUBBLEWRAP)
+        return verdict(outcomes, wanted, until_first=cases == "first_failure")
+    except SandboxUnavailable as error:
+        return RewardResult(0.0, RewardOutcome.UNAVAILABLE, note=str(error))
+
+
+def verdict(outcomes: Iterator[Outcome], cases: Cases, until_first: bool) -> RewardResult:
+    """The result of these outcomes, which are compared with what is expected here, outside the sandbox."""
+    total = len(cases.inputs) or len(cases.tests)
+    passed, late, spent, note, uncompiled = 0, 0, 0.0, "", 0.0
+    with closing(outcomes):  # type: ignore[type-var]
+        for index, outcome in enumerate(outcomes):
+            spent += outcome.cpu_seconds
+            if outcome.ending == Ending.OK and (not cases.expected or _same(outcome.output, cases.expected[index])):
+                passed += 1
+                continue
+            late += outcome.ending in LATE
+            uncompiled = float(outcome.ending == Ending.COMPILE_ERROR)
+            note = note or f"case {index + 1} of {total}: {describe(outcome)}"
+            if until_first or uncompiled:
+                break
+    share = passed / total
+    parts = {"passed": share, "compile_error": uncompiled, "timeout": late / total, "cpu_seconds": spent}
+    return RewardResult(share, parts=parts, note=note or f"{total} of {total} cases")
+
+
+def _same(output: bytes, expected: str) -> bool:
+    return output.decode("utf-8", "replace").strip() == expected
+
+
+def describe(outcome: Outcome) -> str:
+    """What became of a case that failed."""
+    why = {
+        Ending.OK: "wrong output",
+        Ending.FAILED: "failed",
+        Ending.COMPILE_ERROR: "compile error",
+        Ending.CPU_TIME: "timeout (CPU time)",
+        Ending.WALL_TIME: "timeout (wall time)",
+        Ending.OUTPUT_SIZE: "too much output",
+    }[outcome.ending]
+    return f"{why}: {outcome.note}" if outcome.note else why

@@ -1,0 +1,79 @@
+"""Instructions about paragraphs, sections, lists and marks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+DIVIDER = re.compile(r"\s?(?:\*\*\*|\* \* \*)\s?")
+"""Between paragraphs: IFEval asks for `***`, the RLVR-IFeval data set for `* * *`."""
+PLACEHOLDER = re.compile(r"\[.*?\]")
+STARRED, DASHED = re.compile(r"^\s*\*[^\*].*$", re.MULTILINE), re.compile(r"^\s*-.*$", re.MULTILINE)
+TITLE = re.compile(r"<<[^\n]+>>")
+HIGHLIGHT, DOUBLE = re.compile(r"\*[^\n\*]*\*"), re.compile(r"\*\*[^\n\*]*\*\*")
+FIRST_WORD = re.compile(r"""'*"*([^.,?!'"]*)""")
+POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
+"""The usual markers, also with spaces within."""
+SIX_STARS = "******"
+
+
+def verify_paragraph_count(text: str, N: int) -> bool:
+    """N paragraphs between dividers; none is empty but what stands before the first or behind the last divider."""
+    parts = [part.strip() for part in DIVIDER.split(text)]
+    if not all(parts[1:-1]):
+        return False
+    return len(parts) - (not parts[0]) - (len(parts) > 1 and not parts[-1]) == N
+
+
+def validate_paragraphs(text: str, N: int, first_word: str, i: int) -> bool:
+    """N paragraphs between empty lines, the one at position i, from 1, with this first word."""
+    paragraphs = text.split("\n\n")
+    count = sum(1 for paragraph in paragraphs if paragraph.strip())
+    if not 1 <= i <= count or not (paragraph := paragraphs[i - 1].strip()):
+        return False
+    found = FIRST_WORD.match(paragraph.split()[0])
+    return count == N and found is not None and found[1].lower() == first_word.strip().lower()
+
+
+def verify_postscript(text: str, postscript_marker: str) -> bool:
+    """The marker of a postscript occurs, in whatever case."""
+    marker = postscript_marker.strip()
+    return re.search(POSTSCRIPTS.get(marker, re.escape(marker.lower())), text.lower()) is not None
+
+
+def validate_placeholders(text: str, N: int) -> bool:
+    """At least N placeholders in square brackets."""
+    return len(PLACEHOLDER.findall(text)) >= N
+
+
+def verify_bullet_points(text: str, N: int) -> bool:
+    """Exactly N lines that begin with `-`, or with one `*`."""
+    return len(STARRED.findall(text)) + len(DASHED.findall(text)) == N
+
+
+def validate_title(text: str) -> bool:
+    """A title in double angle brackets, and not an empty one."""
+    return any(title.lstrip("<").rstrip(">").strip() for title in TITLE.findall(text))
+
+
+def validate_choice(text: str, options: Sequence[str]) -> bool:
+    """One of the options occurs."""
+    return any(option in text.strip() for option in options)
+
+
+def validate_highlighted_sections(text: str, N: int) -> bool:
+    """At least N parts between stars, not empty ones. One between double stars counts by these and, as IFEval has it, by single ones."""
+    single = sum(1 for part in HIGHLIGHT.findall(text) if part.strip("*").strip())
+    return single + sum(1 for part in DOUBLE.findall(text) if part.removeprefix("**").removesuffix("**").strip()) >= N
+
+
+def validate_sections(text: str, N: int, section_splitter: str) -> bool:
+    """At least N sections, each begun by the splitter and a number."""
+    return len(re.findall(rf"\s?{re.escape(section_splitter.strip())}\s?\d+\s?", text)) >= N
+
+
+def validate_two_responses(text: str) -> bool:
+    """Two different responses with six stars between them."""
+    parts = [part.strip() for part in text.split(SIX_STARS)]
+    responses = [part for part in parts if part]
+    return all(parts[1:-1]) and len(responses) == 2 and responses[0] != responses[1]

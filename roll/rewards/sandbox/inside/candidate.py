@@ -1,0 +1,92 @@
+"""The process of the candidate's program. Nothing that it does or says is a verdict."""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import os
+import socket
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from roll.rewards.sandbox.inside.link import Link
+from roll.rewards.sandbox.inside.usual import provide
+from roll.rewards.sandbox.inside.wire import Channel
+
+NOT_COMPILED = 97
+"""Exit status of a program that is not Python."""
+FILE = "solution.py"
+
+
+def run_program(source: str) -> NoReturn:
+    """Runs it as a script, and ends the process as Python ends one."""
+    os._exit(_status_of(lambda: _execute(source, "__main__")))
+
+
+def serve_program(source: str, connection: socket.socket) -> NoReturn:
+    """Runs it as a module, and then does what the test asks of it."""
+
+    def load_and_serve() -> None:
+        module = _execute(source, "solution")
+
+        def answer(kind: str, parts: list[Any]) -> Any:
+            match kind, parts:
+                case "names", []:
+                    return {name: value for name, value in vars(module).items() if _is_own(name, value)}
+                case "await", [int() as handle]:
+                    import asyncio
+
+                    return asyncio.run(link.exported(handle))
+            raise ValueError(f"there is no request '{kind}'")
+
+        link = Link(Channel(connection), guarded=False, others=answer)
+        link.serve()
+
+    os._exit(_status_of(load_and_serve))
+
+
+def _is_own(name: str, value: Any) -> bool:
+    return not name.startswith("__") and not isinstance(value, types.ModuleType)
+
+
+def _execute(source: str, name: str) -> types.ModuleType:
+    module = types.ModuleType(name)
+    module.__file__ = FILE
+    sys.modules[name] = module
+    try:
+        tree = ast.parse(source, FILE)
+        code = compile(tree, FILE, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        _complain("".join(traceback.format_exception_only(error)))
+        os._exit(NOT_COMPILED)
+    provide(tree, vars(module))
+    exec(code, vars(module))
+    return module
+
+
+def _status_of(work: Callable[[], Any]) -> int:
+    """The exit status that Python gives a process with this work, and what Python does before its end."""
+    status = 0
+    try:
+        work()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except BaseException as error:
+        _complain("".join(traceback.format_exception_only(error)))
+        status = 1
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as Python's own end does
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+    except BaseException as error:
+        _complain("".join(traceback.format_exception_only(error)))
+        status = status or 1
+    return status & 0xFF
+
+
+def _complain(message: str) -> None:
+    os.write(2, message.encode("utf-8", "replace")[-4000:])

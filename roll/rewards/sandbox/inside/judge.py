@@ -1,0 +1,117 @@
+"""The process of a test. It has the test's text, and the candidate's objects only as mirrors; it alone says what the verdict is."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import builtins
+import inspect
+import os
+import sys
+import types
+import unittest
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from roll.rewards.sandbox.inside import pytest_like
+from roll.rewards.sandbox.inside.link import Link
+from roll.rewards.sandbox.inside.usual import imported_by, provide
+from roll.rewards.sandbox.inside.wire import Broken, Channel
+
+PASSED, FAILED = b"passed", b"failed"
+SOLUTION = "solution"
+RESPONSE = "response"
+
+
+def judge(test: Mapping[str, Any], channel: Channel) -> tuple[bytes, str]:
+    """PASSED or FAILED, and why.
+
+    Args:
+        test: `kind` (`assert`, `check` or `text`), `code`, `source` of the candidate, `entry` that a `check` is called with, `response`.
+    """
+    try:
+        _run(test, channel)
+    except Broken as broken:
+        return FAILED, str(broken)
+    except BaseException as error:  # a test may call sys.exit(), and so does not pass
+        return FAILED, f"{type(error).__name__}: {error}"
+    return (FAILED, "the candidate's process ended during the test") if channel.broken else (PASSED, "")
+
+
+def _run(test: Mapping[str, Any], channel: Channel) -> None:
+    module = types.ModuleType("__main__")
+    namespace = vars(module)
+    sys.modules["__main__"] = module
+    sys.modules["pytest"] = pytest_like
+    tree = ast.parse(test["code"], "test.py")
+    if test["kind"] == "text":
+        namespace[RESPONSE] = test[RESPONSE]
+        tree = ast.fix_missing_locations(_Response(test[RESPONSE]).visit(tree))
+    else:
+        names = Link(channel, guarded=True).request("names")
+        namespace |= {name: value for name, value in names.items() if not hasattr(builtins, name)}
+        namespace |= imported_by(ast.parse(test["source"]))
+        solution = types.ModuleType(SOLUTION)
+        vars(solution).update(names)
+        sys.modules[SOLUTION] = solution
+    provide(tree, namespace)
+    exec(compile(tree, "test.py", "exec", dont_inherit=True), namespace)
+    if test["kind"] == "check":
+        namespace["check"](names[test["entry"]] if test["entry"] in names else namespace[test["entry"]])
+    else:
+        _run_tests(namespace)
+
+
+def _run_tests(namespace: dict[str, Any]) -> None:
+    """The test functions, the methods of test classes and the unittests that were defined, in their order."""
+    own = {name: value for name, value in namespace.items() if getattr(value, "__module__", None) == "__main__"}
+    fixtures = {name: value for name, value in own.items() if isinstance(value, pytest_like.Fixture)}
+    for name, value in own.items():
+        if isinstance(value, type) and issubclass(value, unittest.TestCase):
+            result = unittest.TestResult()
+            unittest.defaultTestLoader.loadTestsFromTestCase(value).run(result)
+            for _, message in (*result.failures, *result.errors):
+                raise AssertionError(message.strip().rpartition("\n")[2])
+        elif isinstance(value, type) and name.startswith("Test"):
+            for method in [method for method in vars(value) if method.startswith("test")]:
+                holder = value()
+                getattr(holder, "setup_method", lambda *_: None)(*[None][: _parameters(holder, "setup_method")])
+                _run_test(getattr(holder, method), fixtures)
+        elif inspect.isfunction(value) and name.startswith("test"):
+            _run_test(value, fixtures)
+
+
+def _parameters(holder: Any, name: str) -> int:
+    return len(inspect.signature(getattr(holder, name)).parameters) if hasattr(holder, name) else 0
+
+
+def _run_test(function: Callable[..., Any], fixtures: Mapping[str, Any]) -> None:
+    for arguments in pytest_like.parametrised(function):
+        with pytest_like.fixtures_for(function, arguments, fixtures) as given:
+            try:
+                result = function(**arguments, **given)
+                if inspect.iscoroutine(result):
+                    asyncio.run(result)
+            except pytest_like.Skipped:
+                pass
+
+
+class _Response(ast.NodeTransformer):
+    """Puts the response's text in the place of `{response}`, as a value and never as code: within a text, or in the place of one."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def visit_Set(self, node: ast.Set) -> ast.AST:
+        match node.elts:
+            case [ast.Name(id="response")]:
+                return ast.Constant(self._text)
+        return self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        return ast.Constant(node.value.replace("{response}", self._text)) if isinstance(node.value, str) else node
+
+
+def report(descriptor: int, verdict: bytes, note: str) -> None:
+    """What the supervisor reads."""
+    os.write(descriptor, verdict + b"\n" + note.encode("utf-8", "replace")[:2000])

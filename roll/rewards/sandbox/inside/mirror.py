@@ -1,0 +1,197 @@
+"""What stands in one process for an object of the other: it passes on what is done to it.
+
+An object never answers a question that contains its answer: compared with a plain value it is equal to it only if it derives from a
+plain type and its value, which is fetched, is equal; and an operator that has a plain value on its other side may not yield a plain one.
+So a candidate cannot pass `f(x) == 5` or `abs(f(x) - 5) < 0.1` with an object that says yes to everything. Functions and methods of the
+candidate are asked, for they are what is tested; so are `len`, `in`, truth and iteration.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+BINARY = {
+    **{f"__{name}__": getattr(operator, f"__{name}__") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")},
+    **{f"__{name}__": getattr(operator, f"__{name}__") for name in ("and", "or", "xor", "lshift", "rshift")},
+    "__divmod__": divmod,
+}
+COMPARED = {f"__{name}__": getattr(operator, f"__{name}__") for name in ("lt", "le", "gt", "ge")}
+
+
+def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda mine, other: function(other, mine)
+
+
+REFLECTED = {f"__r{name[2:]}": _reflected(function) for name, function in BINARY.items()}
+JUDGED = BINARY | REFLECTED | COMPARED
+"""Operators whose other side may be the value that a test expects."""
+ASKED: dict[str, Callable[..., Any]] = {
+    "__len__": len,
+    "__iter__": iter,
+    "__next__": next,
+    "__reversed__": reversed,
+    "__bool__": bool,
+    "__hash__": hash,
+    "__str__": str,
+    "__repr__": repr,
+    "__format__": format,
+    "__int__": int,
+    "__float__": float,
+    "__index__": operator.index,
+    "__getitem__": operator.getitem,
+    "__setitem__": operator.setitem,
+    "__delitem__": operator.delitem,
+    "__contains__": operator.contains,
+    "__neg__": operator.neg,
+    "__pos__": operator.pos,
+    "__abs__": abs,
+    "__invert__": operator.invert,
+    "__round__": round,
+    "__enter__": lambda manager: type(manager).__enter__(manager),
+    "__exit__": lambda manager, kind, error: bool(type(manager).__exit__(manager, kind, error, None)),
+}
+OPERATIONS: dict[str, Callable[..., Any]] = {**JUDGED, **ASKED, "__eq__": operator.eq, "__ne__": operator.ne}
+ALWAYS = ("__hash__", "__str__", "__repr__")
+"""Passed on by every mirror: each object has them."""
+OF_RAISED = ("__traceback__", "__context__", "__cause__", "__suppress_context__", "__notes__")
+"""Attributes of an exception that change where it is raised."""
+PLAIN = (bool, int, float, str, bytes, tuple, list, dict, set, frozenset)
+
+
+def operators_of(kind: type) -> list[str]:
+    """The operators that a class has of its own, which its mirror passes on."""
+    own = [name for name in (*JUDGED, *ASKED) if name not in ALWAYS and getattr(kind, name, None) is not None]
+    compared = [name for name in COMPARED if getattr(kind, name, None) is getattr(object, name)]
+    return [name for name in own if name not in compared] + (["__call__"] if hasattr(kind, "__call__") else [])  # noqa: B004
+
+
+def plain_base(kind: type) -> type | None:
+    """The plain type that a class derives from."""
+    return next((base for base in PLAIN if issubclass(kind, base)), None)
+
+
+class MirrorClass(type):
+    """The class of mirrors of one class. To call it, to read it and to walk through it is passed on."""
+
+    _link: Any
+    _handle: int
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
+        if "_handle" not in namespace:
+            raise TypeError(f"{name}: a class of the other process cannot be extended")
+        return super().__new__(cls, name, bases, namespace)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls._link.request("call", cls, list(args), kwargs)
+
+    def __getattr__(cls, name: str) -> Any:
+        return cls._link.request("get", cls, name)
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        cls._link.request("set", cls, name, value)
+
+    def __iter__(cls) -> Any:
+        return iter(cls._link.request("operate", "__iter__", cls))
+
+    def __len__(cls) -> int:
+        return cls._link.request("operate", "__len__", cls)
+
+    def __getitem__(cls, key: Any) -> Any:
+        return cls._link.request("operate", "__getitem__", cls, key)
+
+    def __contains__(cls, item: Any) -> bool:
+        return cls._link.request("operate", "__contains__", cls, item)
+
+
+class Mirror(metaclass=MirrorClass):
+    """An object of the other process."""
+
+    _link: Any = None
+    _handle: int = 0
+    _base: bool = False
+    """Whether it derives from a plain type."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self._link.request("get", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in OF_RAISED:
+            return object.__setattr__(self, name, value)
+        return self._link.request("set", self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._link.request("delete", self, name)
+
+    def __eq__(self, other: Any) -> Any:
+        if self is other:
+            return True
+        if is_mirror(other):
+            return self._link.request("operate", "__eq__", self, other)
+        return self._link.request("plain", self) == other if self._base else NotImplemented
+
+    def __ne__(self, other: Any) -> Any:
+        equal = self.__eq__(other)
+        return equal if equal is NotImplemented else not equal
+
+    def __hash__(self) -> int:
+        return self._link.request("operate", "__hash__", self)
+
+    def __str__(self) -> str:
+        return str(self._link.request("operate", "__str__", self))
+
+    def __repr__(self) -> str:
+        return str(self._link.request("operate", "__repr__", self))
+
+
+def is_mirror(value: Any) -> bool:
+    """Whether it stands for an object, or a class, of the other process."""
+    return isinstance(type(value), MirrorClass) or isinstance(value, MirrorClass)
+
+
+def make_class(link: Any, handle: int, name: str, bases: tuple[type, ...], operators: list[str], base: bool) -> type:
+    """The class of the mirrors of a class's objects."""
+    namespace: dict[str, Any] = {"_link": link, "_handle": handle, "_base": base, "__module__": "solution"}
+    for operation in operators:
+        if operation == "__call__":
+            namespace["__call__"] = _call
+        elif operation in JUDGED:
+            namespace[operation] = _judged(operation)
+        elif operation in ASKED:
+            namespace[operation] = _asked(operation)
+    if not any(isinstance(parent, MirrorClass) for parent in bases):
+        bases = (*(parent for parent in bases if parent is not object), Mirror)
+    try:
+        return MirrorClass(name, bases, namespace)
+    except TypeError:  # no order of the bases, or two layouts
+        return MirrorClass(name, (Mirror,), namespace)
+
+
+def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return self._link.request("call", self, list(args), kwargs)
+
+
+def _asked(operation: str) -> Callable[..., Any]:
+    def ask(self: Any, *args: Any) -> Any:
+        if operation == "__exit__":
+            args = (args[0], args[1])  # a traceback stays where it is
+        return self._link.request("operate", operation, self, *args)
+
+    return ask
+
+
+def _judged(operation: str) -> Callable[[Any, Any], Any]:
+    def judge(self: Any, other: Any) -> Any:
+        if is_mirror(other):
+            return self._link.request("operate", operation, self, other)
+        if self._base:
+            return JUDGED[operation](self._link.request("plain", self), other)
+        if operation in COMPARED:
+            return NotImplemented
+        result = self._link.request("operate", operation, self, other)
+        if not is_mirror(result):
+            raise TypeError(f"{operation} of an object of the candidate's own class with a plain value may not yield a plain value")
+        return result
+
+    return judge

@@ -1,0 +1,69 @@
+"""Messages between the test's process and the candidate's: JSON behind its length.
+
+The other end is not trusted: JSON makes nothing but plain values, and a message has a largest size.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import sys
+from typing import Any
+
+LENGTH = struct.Struct(">I")
+LARGEST = 16 << 20
+"""Bytes of a message."""
+DIGITS = 50_000
+"""Of the longest integer; what Python takes for reading more grows with the square of it."""
+
+
+class Broken(BaseException):
+    """The other process is gone, or does not speak the protocol. Not an Exception: a test that catches those must not go on."""
+
+
+class Channel:
+    """One end of the socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        sys.set_int_max_str_digits(DIGITS)
+        self._connection = connection
+        self._dumps, self._loads = json.dumps, json.loads
+        self.broken = False
+
+    def send(self, message: Any) -> None:
+        """Raises Broken, or ValueError for what is too large or cannot be written."""
+        body = self._dumps(message).encode("ascii")
+        if len(body) > LARGEST:
+            raise ValueError(f"a value of {len(body)} bytes is too large to be passed between test and candidate")
+        try:
+            self._connection.sendall(LENGTH.pack(len(body)) + body)
+        except OSError as error:
+            self.broken = True
+            raise Broken("the candidate's process is gone") from error
+
+    def receive(self) -> Any:
+        """Raises Broken."""
+        (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
+        if length > LARGEST:
+            self.broken = True
+            raise Broken("a message is too large")
+        body = self._exactly(length)
+        try:
+            return self._loads(body)
+        except (ValueError, RecursionError) as error:
+            self.broken = True
+            raise Broken(f"a message cannot be read: {error}") from error
+
+    def _exactly(self, size: int) -> bytes:
+        received = bytearray()
+        while len(received) < size:
+            try:
+                chunk = self._connection.recv(min(size - len(received), 1 << 16))
+            except OSError:
+                chunk = b""
+            if not chunk:
+                self.broken = True
+                raise Broken("the candidate's process ended before it answered")
+            received += chunk
+        return bytes(received)

@@ -1,0 +1,193 @@
+"""Runs a program against its cases in a sandbox of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import marshal
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from typing import Any
+
+from roll.rewards.sandbox.bubblewrap import PROBE_SECONDS, REMEDY, Interpreter, SandboxUnavailable, start
+from roll.rewards.sandbox.inside.supervisor import FRAME, OUTCOME, SEALS
+
+GRACE_SECONDS = 30.0
+"""Beyond the program's own deadline, for the sandbox to start and to report."""
+OPEN_FILES, THREADS, STACK_BYTES = 64, 64, 64 << 20
+MIB = 1 << 20
+
+
+class Ending(IntEnum):
+    """What became of a case. The numbers are the supervisor's."""
+
+    OK = 0
+    FAILED = 1
+    COMPILE_ERROR = 2
+    CPU_TIME = 3
+    WALL_TIME = 4
+    OUTPUT_SIZE = 5
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one program."""
+
+    cpu_seconds: int = 4
+    """Of each case. CPU time does not depend on what else runs on the machine."""
+    wall_seconds: float = 60.0
+    """Of all cases together: ends those that sleep or wait."""
+    memory_mib: int = 1024
+    """Address space of the program, with all its threads; it cannot start processes."""
+    disk_mib: int = 64
+    """Of /tmp, the only folder that can be written to."""
+    output_mib: int = 4
+    """What is read of what a case writes."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one case."""
+
+    ending: Ending
+    cpu_seconds: float
+    output: bytes
+    """What a script wrote."""
+    note: str
+    """The last line of its complaints, or of the test's."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program and its cases."""
+
+    source: str
+    kind: str
+    """`input`, `assert`, `check` or `text`."""
+    inputs: tuple[bytes, ...] = ()
+    """Of a script, its standard input in each case."""
+    tests: tuple[dict[str, Any], ...] = ()
+    """Of the other kinds, what `judge.judge` takes."""
+
+
+def run(job: Job, limits: Limits, interpreter: Interpreter, sandboxed: bool = True) -> Iterator[Outcome]:
+    """The outcome of each case, as soon as it is known. Whoever stops early closes the iterator, and the sandbox ends.
+
+    Args:
+        sandboxed: False runs the program with the user's own files and network.
+
+    Raises:
+        SandboxUnavailable: the sandbox did not start, or ended by itself before all cases were reported.
+    """
+    cases = len(job.inputs) or len(job.tests)
+    described = {"source": job.source, "kind": job.kind, "cases": cases, "limits": _for_supervisor(limits)}
+    given, tests = _file([described], job.inputs), _file(job.tests, ())
+    reading, writing = os.pipe()
+    try:
+        sandbox = start(interpreter, limits.disk_mib * MIB if sandboxed else None, (given, writing, tests))
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        for descriptor in (given, tests, writing):
+            os.close(descriptor)
+    reported, late = 0, False
+    try:
+        deadline = time.monotonic() + limits.wall_seconds + GRACE_SECONDS
+        for outcome in _outcomes(reading, cases, (limits.output_mib * MIB) + MIB, deadline):
+            yield outcome
+            reported += 1
+            late = outcome.ending == Ending.WALL_TIME
+        if not late and reported < cases:
+            raise SandboxUnavailable(f"the sandbox ended before it reported: {_complaint(sandbox)}")
+    finally:
+        os.close(reading)
+        _end(sandbox)
+    for _ in range(reported, cases):
+        yield Outcome(Ending.WALL_TIME, 0.0, b"", "not run: the program's time was over")
+
+
+@cache
+def ready(interpreter: Interpreter, sandboxed: bool) -> None:
+    """Runs one small program, the first time that it is asked.
+
+    Raises:
+        SandboxUnavailable: it does not run; says why and what to do.
+    """
+    try:
+        outcomes = list(run(Job("print(6 * 7)", "input", (b"",)), Limits(wall_seconds=PROBE_SECONDS), interpreter, sandboxed))
+    except OSError as error:
+        raise SandboxUnavailable(f"{error}; {REMEDY}") from error
+    if outcomes[0].output.strip() != b"42":
+        raise SandboxUnavailable(f"a program that prints 42 printed {outcomes[0].output[:80]!r}: {outcomes[0].note}; {REMEDY}")
+
+
+def _for_supervisor(limits: Limits) -> dict[str, Any]:
+    return {
+        "cpu_seconds": limits.cpu_seconds,
+        "wall_seconds": limits.wall_seconds,
+        "memory_bytes": limits.memory_mib * MIB,
+        "file_bytes": limits.disk_mib * MIB,
+        "output_bytes": limits.output_mib * MIB,
+        "open_files": OPEN_FILES,
+        "threads": THREADS,
+        "stack_bytes": STACK_BYTES,
+    }
+
+
+def _file(described: Sequence[dict[str, Any]], raw: Sequence[bytes]) -> int:
+    """A file in memory with a frame for each part, which nobody can change."""
+    descriptor = os.memfd_create("frames", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        for frame in (*(marshal.dumps(part, 2) for part in described), *raw):
+            file.write(FRAME.pack(len(frame)) + frame)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+    return descriptor
+
+
+def _outcomes(reading: int, cases: int, most: int, deadline: float) -> Iterator[Outcome]:
+    """Those that are reported before the deadline and before the sandbox ends."""
+    received = bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(reading, selectors.EVENT_READ)
+        while cases:
+            if len(received) >= OUTCOME.size:
+                ending, cpu, output, note = OUTCOME.unpack_from(received)
+                size = OUTCOME.size + output + note
+                if output > most or note > most:
+                    return
+                if len(received) >= size:
+                    text = bytes(received[OUTCOME.size : size])
+                    del received[:size]
+                    cases -= 1
+                    yield Outcome(Ending(ending), cpu, text[:output], text[output:].decode("utf-8", "replace"))
+                    continue
+            if not selector.select(max(deadline - time.monotonic(), 0)):
+                return
+            chunk = os.read(reading, 1 << 16)
+            if not chunk:
+                return
+            received += chunk
+
+
+def _complaint(sandbox: subprocess.Popen[bytes]) -> str:
+    _end(sandbox)
+    assert sandbox.stderr is not None
+    said = sandbox.stderr.read(2000).decode("utf-8", "replace").strip() if not sandbox.stderr.closed else ""
+    return f"{said.rpartition(chr(10))[2] or f'status {sandbox.returncode}'}; {REMEDY}"
+
+
+def _end(sandbox: subprocess.Popen[bytes]) -> None:
+    """Kills bubblewrap, and with it, by the kernel, its process namespace."""
+    if sandbox.poll() is None:
+        sandbox.send_signal(signal.SIGKILL)
+        sandbox.wait()
+    if sandbox.stderr is not None and not sandbox.stderr.closed and sandbox.returncode == -signal.SIGKILL:
+        sandbox.stderr.close()
