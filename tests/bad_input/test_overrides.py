@@ -291,7 +291,7 @@ CONTRADICTIONS = [
         ["rewards.math_rule.worker_cls=roll.pipeline.rlvr.rewards.GeneralValRuleRewardWorker"],
         "rewards.math_rule.worker_cls",
         "GeneralValRuleRewardWorker",
-        "set rewards.math_rule.reward to exact_match, math_rule, math_steps, multiple_choice, no_reward, right_prefix",
+        "set rewards.math_rule.reward to code_sandbox, crossthinkqa, exact_match",
     ),
     ([f"{MODEL}.attn_implementation=fa2"], f"{MODEL}.attn_implementation", "runs on the CPU", "actor_train.device_mapping"),
     ([f"{MODEL}.liger=true"], f"{MODEL}.liger", "runs on the CPU", "remove the key"),

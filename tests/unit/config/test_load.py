@@ -343,7 +343,7 @@ def test_a_reward_class_of_roll_without_a_counterpart_is_a_fault_unless_reward_i
         jobs_of(folder, judge)
     (fault,) = error.value.faults
     assert fault.place == "rewards.maths.worker_cls"
-    assert "exact_match, math_rule, math_steps, multiple_choice, no_reward, right_prefix, llm_judge, reward_model" in fault.remedy
+    assert ", ".join([*shipped.known_rewards(), *MODEL_REWARDS]) in fault.remedy
     assert "~rewards.maths" in fault.remedy
     ((config, _),) = jobs_of(folder, judge, "rewards.maths.reward=multiple_choice")
     assert isinstance(config, RlvrConfig)
