@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
@@ -12,6 +12,10 @@ from transformers import PreTrainedTokenizerBase
 Messages = Sequence[Mapping[str, Any]]
 """Each with a `role` and a `content`, both texts, and what else of MORE it has."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+RenderMessages = Callable[[Messages, bool], str]
+"""(messages, whether to open an assistant turn at the end) -> text"""
 
 
 class Render(Protocol):
@@ -79,7 +83,7 @@ def raw(messages: Messages, generate: bool) -> str:
     return f"{text}\n\n{last['content']}" if text else last["content"]
 
 
-def render_example(messages: Messages, render: Render, eos_token: str) -> tuple[str, str]:
+def render_example(messages: Messages, render: RenderMessages, eos_token: str) -> tuple[str, str]:
     """(prompt, response) as text, for a conversation whose last message is the assistant's.
 
     Joined they are the whole conversation. The response ends with what the template ends a turn with, or else with
@@ -98,7 +102,7 @@ def render_example(messages: Messages, render: Render, eos_token: str) -> tuple[
     return prompt, response + eos_token if is_open else ended
 
 
-def render_turns(messages: Messages, render: Render, eos_token: str) -> list[str]:
+def render_turns(messages: Messages, render: RenderMessages, eos_token: str) -> list[str]:
     """The conversation in pieces, of which every second is what the assistant wrote: context, turn, context, turn, ...
 
     Joined they are the prompt and the response of `render_example`, whose last message is the assistant's. Where each turn begins and

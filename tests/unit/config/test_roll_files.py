@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig
 
 from roll.config.load.loader import Loaded, load_config, read_config
 from roll.config.plan.plan import make_plan
@@ -144,7 +144,7 @@ def read(text: str, **changes: Any) -> tuple[Loaded, list[str]]:
     values = yaml.safe_load(text) | changes
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        loaded = read_config(OmegaConf.create(copy.deepcopy(values)))
+        loaded = read_config(DictConfig(copy.deepcopy(values)))
     return loaded, [str(warning.message) for warning in caught]
 
 
@@ -359,4 +359,4 @@ def test_nothing_is_concluded_from_values_that_could_not_be_read(changes: dict) 
     assert loaded.config is None and len(loaded.faults) == 1
     with warnings.catch_warnings(), pytest.raises(ConfigError):
         warnings.simplefilter("ignore")
-        load_config(OmegaConf.create(yaml.safe_load(BARE) | changes))
+        load_config(DictConfig(yaml.safe_load(BARE) | changes))

@@ -100,6 +100,12 @@ class Echo(Generator):
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
         return [RewardResult(float(prompt.row["right"])) for _ in responses]
 
+    def compares(self, prompt: Prompt) -> bool:
+        return False
+
+    def combined(self, prompt: Prompt, results: Sequence[RewardResult]) -> Sequence[RewardResult]:
+        return results
+
 
 def test_sets_are_answered_each_with_its_own_sampling() -> None:
     echo = Echo()

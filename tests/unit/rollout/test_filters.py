@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from roll.config.schema.rlvr import DynamicSamplingConfig
-from roll.config.schema.roles import QueryFilterConfig, RewardConfig
+from roll.config.schema.roles import RewardConfig
 from roll.pipeline.wire_filters import kept_groups, most_batches
 from roll.rollout.filters import ByDomain, MeanBetween, StdAbove, everything
 from roll.types import RewardOutcome, RolloutGroup
@@ -62,9 +62,7 @@ class Keys:
 
     def __init__(self, bound: int | None, **filters: dict[str, Any] | None) -> None:
         self.dynamic_sampling = bound and DynamicSamplingConfig(max_num_gen_batches=bound)
-        self.rewards = {
-            name: RewardConfig(query_filter_config=keys and QueryFilterConfig.model_validate(keys)) for name, keys in filters.items()
-        }
+        self.rewards = {name: RewardConfig.model_validate({"query_filter_config": keys}) for name, keys in filters.items()}
 
 
 MEAN = {"type": "mean_filter", "filter_args": {"threshold_down": 0.1, "threshold_up": 0.9}}
