@@ -15,11 +15,14 @@ from pydantic_core import PydanticUndefined
 
 from roll.algorithms.methods.base import readers
 from roll.algorithms.methods.estimators import ESTIMATORS
-from roll.algorithms.methods.policy_losses import POLICY_LOSSES
+from roll.algorithms.methods.policy_losses import POLICY_LOSSES, USUAL_DUAL_CLIP
 from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
-from roll.config.roll_v2.keys import HOLDS, IGNORED, MEANINGS, READ_AS, REFUSED, REWARD_CLASSES, ROLES, VALUES, VARIABLES
+from roll.config.roll_v2.defaults import CISPO_CLIP, DEFAULTS, ENOUGH
+from roll.config.roll_v2.keys import DIFFERS, HOLDS, IGNORED, MEANINGS, READ_AS, REFUSED, REWARD_CLASSES, ROLE, ROLES, VALUES, VARIABLES
 from roll.config.roll_v2.model_rewards import KEY, OF_MODELS, PROMPTS
-from roll.config.schema.fields import ANY_NAME, sections
+from roll.config.roll_v2.reward_functions import MEANT
+from roll.config.schema.fields import ANY_NAME, section_at, sections
+from roll.config.schema.foreign import STRATEGIES
 from roll.config.schema.methods import Named
 from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
 from roll.config.schema.pipelines import PIPELINES
@@ -174,7 +177,7 @@ def _roll_keys() -> str:
     for place, instead in REFUSED.items():
         but = f", unless it is `{json.dumps(HOLDS[place])}`" if place in HOLDS else ""
         lines.append(f"| `{place}` | refused{but}; {instead} |")
-    lines += [f"| `{place}` | read as `{new}`{_meanings(MEANINGS.get(place, {}))} |" for place, new in READ_AS.items()]
+    lines += [f"| `{place}` | read as `{new}`{_meanings(MEANINGS.get(place, {}))}{_differs(place)} |" for place, new in READ_AS.items()]
     lines += [f"| `{place}` | value{_meanings(values)} |" for place, values in VALUES.items()]
     lines.append(
         "| `<role>.model_args.ulysses_size` | read as `strategy_args.strategy_config.sequence_parallel_size` of `deepspeed_train` |"
@@ -183,9 +186,33 @@ def _roll_keys() -> str:
     lines.append("| `validation.data_args` without columns | read with the columns and the template of the role that learns |")
     classes = ", ".join(f"`{name}` is `{reward}`" for name, reward in REWARD_CLASSES.items())
     lines.append(f"| `rewards.*.worker_cls` | read as `reward` by the class's name: {classes}; any other needs `reward` beside it |")
+    lines += [f"| `rewards.*.{key}` | {meant} |" for key, meant in MEANT.items()]
+    lines.append("| `global_template` | read as `data_args.template` of the rows that are learnt from and of held-out ones |")
+    lines.append("| workers, templates and keys of images, video and diffusion models | refused by name, before all else |")
+    strategies = ", ".join(f"`{name}`" for name in STRATEGIES)
+    lines.append(f"| `<role>.strategy_args.strategy_name`: {strategies} | refused by name, as are Megatron's keys of `strategy_config` |")
     variables = ", ".join(f"`{name}`" for name in VARIABLES)
     lines.append(f"| {variables} at the root | variables for `${{...}}`; in a file they may stand unused |")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", *_defaults_of_roll(), ""])
+
+
+def _defaults_of_roll() -> list[str]:
+    """What `roll_defaults` takes."""
+    lines = ["## Defaults of ROLL", ""]
+    lines += [f"Where {ENOUGH} or more of ROLL's keys stand in a file, one warning lists the keys that it leaves out and whose default in"]
+    lines += ["ROLL is another. `roll_defaults: true` takes ROLL's, in any file:", "", "| key | ROLL | here |", "|---|---|---|"]
+    for place, value in DEFAULTS.items():
+        steps = place.replace(ROLE, "actor_train").split(".")
+        section = section_at(RlvrConfig, steps[:-1], {})
+        assert section is not None, "a default of a key that is in the schema"
+        lines.append(f"| `{place}` | `{value}` | `{section.model_fields[steps[-1]].default}` |")
+    lines.append(f"| `dual_clip_loss: true` | `1 + 2 pg_clip` | `{USUAL_DUAL_CLIP:g}` |")
+    lines.append(f"| `pg_clip_low`, `pg_clip_high`, with `actor_train.pg_variant: cispo` | `{CISPO_CLIP}` | `pg_clip` |")
+    return lines
+
+
+def _differs(place: str) -> str:
+    return "".join(f"; {text}" for (of, _), text in DIFFERS.items() if of == place)
 
 
 def _meanings(values: Mapping[typing.Any, typing.Any]) -> str:

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 Messages = Sequence[Mapping[str, Any]]
 """Each with a `role` and a `content`, both texts, and what else of MORE it has."""
-Render = Callable[[Messages, bool], str]
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+RenderMessages = Callable[[Messages, bool], str]
 """(messages, whether to open an assistant turn at the end) -> text"""
+
+
+class Render(Protocol):
+    """From messages to text."""
+
+    def __call__(self, messages: Messages, generate: bool, further: Mapping[str, Any] = NOTHING) -> str:
+        """The text of `messages`; `generate` opens an assistant turn at its end, `further` are more arguments of the chat template."""
+        ...
+
 
 MORE = ("tool_calls", "reasoning_content", "tool_call_id", "name")
 """What a message may hold beside its role and content, for templates that know what to do with it."""
@@ -37,10 +50,13 @@ def renderer(template: Template, tokenizer: PreTrainedTokenizerBase) -> Render:
     # A text, or several texts by name.
     lost = {key for key in WRITTEN if template != "native" or key not in str(tokenizer.chat_template)}
 
-    def render(messages: Messages, generate: bool) -> str:
+    def render(messages: Messages, generate: bool, further: Mapping[str, Any] = NOTHING) -> str:
         for key in [key for message in messages for key in lost.intersection(message)]:
             raise TemplateFault(f"a message has '{key}', which the template '{template}' does not write")
-        return _native(messages, generate, tokenizer) if template == "native" else own[template](messages, generate)
+        for key in further:
+            if template != "native" or key not in str(tokenizer.chat_template):
+                raise TemplateFault(f"the row has '{key}', which the template '{template}' does not read")
+        return _native(messages, generate, tokenizer, further) if template == "native" else own[template](messages, generate)
 
     return render
 
@@ -67,7 +83,7 @@ def raw(messages: Messages, generate: bool) -> str:
     return f"{text}\n\n{last['content']}" if text else last["content"]
 
 
-def render_example(messages: Messages, render: Render, eos_token: str) -> tuple[str, str]:
+def render_example(messages: Messages, render: RenderMessages, eos_token: str) -> tuple[str, str]:
     """(prompt, response) as text, for a conversation whose last message is the assistant's.
 
     Joined they are the whole conversation. The response ends with what the template ends a turn with, or else with
@@ -86,7 +102,7 @@ def render_example(messages: Messages, render: Render, eos_token: str) -> tuple[
     return prompt, response + eos_token if is_open else ended
 
 
-def render_turns(messages: Messages, render: Render, eos_token: str) -> list[str]:
+def render_turns(messages: Messages, render: RenderMessages, eos_token: str) -> list[str]:
     """The conversation in pieces, of which every second is what the assistant wrote: context, turn, context, turn, ...
 
     Joined they are the prompt and the response of `render_example`, whose last message is the assistant's. Where each turn begins and
@@ -109,10 +125,10 @@ def render_turns(messages: Messages, render: Render, eos_token: str) -> list[str
     return [*pieces, prompt[begun:], response]
 
 
-def _native(messages: Messages, generate: bool, tokenizer: PreTrainedTokenizerBase) -> str:
+def _native(messages: Messages, generate: bool, tokenizer: PreTrainedTokenizerBase, further: Mapping[str, Any]) -> str:
     conversation = [dict(message) for message in messages]
     try:
-        text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=generate)
+        text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=generate, **further)
     except (TemplateError, ValueError, TypeError, KeyError) as error:
         raise TemplateFault(f"the tokenizer's chat template refuses the messages: {error}") from error
     assert isinstance(text, str)

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from roll.config.schema.model import DataConfig
 from roll.data.chat import Render, TemplateFault, render_example, render_turns
 from roll.data.prompts import checked_renderer
-from roll.data.rows import example_conversation, labelled_conversation, number, pair_conversations, text_of
+from roll.data.rows import example_conversation, labelled_conversation, number, pair_conversations, template_arguments, text_of
 from roll.data.sources import find_sources
 from roll.data.tables import Preparation, Texts, check_rows, column, count_by_file, identity, prepared_table
 from roll.errors import DataError, Fault
@@ -178,6 +178,7 @@ def _texts(row: Mapping[str, Any], data_args: DataConfig, render: Render | None,
     if render is None:
         assert data_args.text is not None
         return Texts(text_of(row, data_args.text), eos_token)
+    render = partial(render, further=template_arguments(row))
     if kind == "responses":
         return Texts(*render_example(example_conversation(row, data_args), render, eos_token))
     if kind == "turns":

@@ -5,10 +5,32 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from roll.data.prompts import PromptSet
+from roll.data.routes import DEFAULT_DOMAIN
+
 LOG = logging.getLogger(__name__)
+MOST_NAMED = 20
+"""Tags that are named, those of the most rows first."""
 
 
 def remark(counts: Mapping[str, int], what: str) -> None:
     """Warn of so many rows of each file; `what` goes on from "3 of its rows"."""
     for file, count in counts.items():
         LOG.warning("%s: %d of its rows %s", file, count, what)
+
+
+def remark_routes(prompts: PromptSet) -> None:
+    """Warn of prompts that do not name a reward domain of this run."""
+    names = ", ".join(prompts.names)
+    if prompts.unknown_tags:
+        text = "%s: no reward domain includes the tag of %d rows (%s); they are scored by %s"
+        LOG.warning(text, names, sum(prompts.unknown_tags.values()), _counted(prompts.unknown_tags), DEFAULT_DOMAIN)
+    if prompts.unknown_domains:
+        text = "%s: the column 'domain' of %d rows names no reward domain (%s); their tags decide"
+        LOG.warning(text, names, sum(prompts.unknown_domains.values()), _counted(prompts.unknown_domains))
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    listed = ", ".join(f"{name}: {count}" for name, count in most[:MOST_NAMED])
+    return f"{listed}, and {len(most) - MOST_NAMED} others" if len(most) > MOST_NAMED else listed

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roll.config.schema.model import DataConfig
@@ -12,6 +13,8 @@ from roll.registry import nearest
 
 ROLES = ("system", "user", "assistant", "tool")
 FP32_MAX = 3.4028234663852886e38
+TEST_CASES, GROUND_TRUTH = "test_cases", "ground_truth"
+TOOLS, TEMPLATE_ARGUMENTS = "tools", "chat_template_kwargs"
 Conversation = list[dict[str, Any]]
 
 
@@ -23,6 +26,42 @@ class RowFault(Exception):
         self.reason = reason
         """A few words without the row's values; the report counts rows by it."""
         self.problem, self.remedy = problem, remedy
+
+
+def read_row(row: Mapping[str, Any], data_args: DataConfig) -> dict[str, Any]:
+    """The row with its values of JSON text read, as ROLL's files hold them.
+
+    These are the messages, `test_cases`, and a `ground_truth` that is an object: any other text there is an answer as it is written.
+
+    Raises:
+        RowFault: `test_cases` is a text that is not JSON, or the messages are one that is not JSON of messages.
+    """
+    done = dict(row)
+    if isinstance(done.get(TEST_CASES), str) and done[TEST_CASES].strip():
+        done[TEST_CASES] = _from_json(done[TEST_CASES], TEST_CASES)
+    if data_args.messages is not None and isinstance(row.get(data_args.messages), str):
+        done[data_args.messages] = _messages(row, data_args.messages)
+    truth = done.get(GROUND_TRUTH)
+    if isinstance(truth, str) and truth.lstrip().startswith("{"):
+        done[GROUND_TRUTH] = _object_or_text(truth)
+    return done
+
+
+def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row hands to the chat template beside its messages: `tools`, and each key of `chat_template_kwargs`; JSON text is read.
+
+    Raises:
+        RowFault: `tools` is not a list of objects, or `chat_template_kwargs` is not an object.
+    """
+    tools, others = (_optional(row, column) for column in (TOOLS, TEMPLATE_ARGUMENTS))
+    if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        remedy = f"make '{TOOLS}' a list of objects, the JSON schemas of functions"
+        raise RowFault(f"'{TOOLS}' is not a list of objects", f"'{TOOLS}' is {_shown(tools)}", remedy)
+    if others and not isinstance(others, dict):
+        remedy = f"make '{TEMPLATE_ARGUMENTS}' an object such as {{\"enable_thinking\": false}}"
+        raise RowFault(f"'{TEMPLATE_ARGUMENTS}' is not an object", f"'{TEMPLATE_ARGUMENTS}' is {_shown(others)}", remedy)
+    given = {key: value for key, value in (others or {}).items() if value is not None}  # Arrow gives every row the keys of all
+    return {**given, **({TOOLS: tools} if tools else {})}
 
 
 def prompt_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conversation:
@@ -131,6 +170,8 @@ def _prompt(row: Mapping[str, Any], data_args: DataConfig) -> Conversation:
 def _messages(row: Mapping[str, Any], column: str, may_be_empty: bool = False) -> Conversation:
     """The list of a column; `may_be_empty` allows an answer without text, which is to end at once."""
     messages = _column(row, column)
+    if isinstance(messages, str):
+        messages = _from_json(messages, column)
     remedy = f"make '{column}' a list of objects with a `role` ({', '.join(ROLES)}) and a text as `content`"
     if not isinstance(messages, list):
         raise RowFault("messages are not a list", f"'{column}' is a {type(messages).__name__}: {_shown(messages)}", remedy)
@@ -148,11 +189,46 @@ def _message(message: Any, place: str, remedy: str, may_be_empty: bool) -> dict[
         content, may_be_empty = "" if content is None else content, True
     if role not in ROLES:
         raise RowFault("malformed message", f"{place} has the role {_shown(role)}", remedy)
+    if isinstance(content, list) and (seen := _pictures(content)):
+        problem = f"{place} has a part of the type '{seen[0]}': images and video are not learnt from here"
+        raise RowFault("images or video", problem, "leave such rows out, or say in words what is shown")
     if not isinstance(content, str):
         raise RowFault("malformed message", f"{place} has a {type(content).__name__} as content: {_shown(content)}", remedy)
     if not content.strip() and role != "system" and not (may_be_empty and role == "assistant"):
         raise RowFault("empty message", f"{place} (role '{role}') has no text", "fill in the text, or remove the row")
     return {"role": role, "content": content, **more}
+
+
+def _pictures(parts: Sequence[Any]) -> list[str]:
+    """Types of those parts of a message that are not text."""
+    types = [str(part.get("type")) for part in parts if isinstance(part, dict)]
+    return [kind for kind in types if kind.startswith(("image", "video"))]
+
+
+def _from_json(text: str, column: str) -> Any:
+    """Raises RowFault if the text of a column is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        remedy = f"make '{column}' a list, or JSON text of one"
+        raise RowFault(f"'{column}' is not JSON", f"'{column}' is text that is not JSON ({error}): {_shown(text)}", remedy) from error
+
+
+def _object_or_text(text: str) -> dict[str, Any] | str:
+    """A text of an object with keys as that object: `{}` and `{1, 2}` are answers, sets written in mathematics."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return found if isinstance(found, dict) and found else text
+
+
+def _optional(row: Mapping[str, Any], column: str) -> Any:
+    """The value of a column, read if it is JSON text; None where it is missing or empty."""
+    value = row.get(column)
+    if isinstance(value, str):
+        return _from_json(value, column) if value.strip() else None
+    return value
 
 
 def text_of(row: Mapping[str, Any], column: str) -> str:

@@ -31,10 +31,12 @@ from roll.errors import DataError, Fault, RollError
 from roll.system.locks import LockHeld, locked
 from roll.system.orphans import forks_die_too
 
-FORMAT = "6"
+FORMAT = "7"
 """Part of the fingerprint; another value leaves all tables of earlier versions of this file aside."""
 COLUMNS = {"template", "messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system", "tag", "id"}
 """Keys of `data_args` that decide what a row becomes."""
+DOMAIN = "domain"
+"""The column that names a row's reward domain."""
 REPORTED_ROWS = 20
 BATCH_ROWS = 1000
 LOCK_SECONDS = 3600.0
@@ -63,6 +65,7 @@ PREPARED = datasets.Features(
         "value": datasets.Value("float64"),
         "text": datasets.Value("large_string"),
         "label": datasets.Value("string"),
+        "domain": datasets.Value("string"),
         "tag": datasets.Value("string"),
         "reason": datasets.Value("string"),
         "problem": datasets.Value("string"),
@@ -120,13 +123,14 @@ class Preparation:
         return {**{name: batch[name] for name in ("file", "number", "row")}, **columns}
 
     def _record(self, row_text: str, problem: str) -> dict[str, Any]:
-        record: dict[str, Any] = {"text": "", "response": "", "rejected": "", "value": 0.0, "pieces": (), "label": None, "tag": None}
+        record: dict[str, Any] = {"text": "", "response": "", "rejected": "", "value": 0.0, "pieces": ()}
+        record |= dict.fromkeys(("label", "domain", "tag"))
         digest = int.from_bytes(xxhash.xxh3_64_digest(row_text.encode()), "big", signed=True)
         record |= {"reason": "", "problem": "", "remedy": "", "digest": digest}
         if problem:
             return record | {"reason": "not a JSON object", "problem": problem, "remedy": "make each row one JSON object"}
         row = json.loads(row_text)
-        record |= {name: None if row.get(column) is None else str(row[column]) for name, column in self._named_columns().items()}
+        record |= {name: None if row.get(column) in (None, "") else str(row[column]) for name, column in self._named_columns().items()}
         try:
             texts = self.texts(row)
             record |= {"text": texts.prompt, "response": texts.response, "rejected": texts.rejected, "value": texts.value}
@@ -138,7 +142,7 @@ class Preparation:
         return record
 
     def _named_columns(self) -> dict[str, str]:
-        return {"tag": self.data_args.tag} | ({"label": self.data_args.id} if self.data_args.id else {})
+        return {"domain": DOMAIN, "tag": self.data_args.tag} | ({"label": self.data_args.id} if self.data_args.id else {})
 
     def _in_pieces(self, prompts: list[tuple[str, ...]]) -> list[list[list[int]]]:
         """By prompt, the tokens of each of its pieces."""

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import read_config
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.plan.show import show_plan
 from roll.config.schema.pipelines import Config
@@ -48,8 +48,10 @@ def _jobs(argv: Sequence[str]) -> list[Job]:
     jobs: list[Job] = []
 
     def check(composed: DictConfig, presets: set[str]) -> None:
-        config = load_config(composed, presets)
-        jobs.append((config, make_plan(config)))
+        loaded = read_config(composed, presets)
+        if loaded.config is None:
+            raise ConfigError(loaded.faults)
+        jobs.append((loaded.config, make_plan(loaded.config, loaded.faults)))
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb, nan
+from statistics import fmean
 
-import numpy as np
-
+from roll.rewards.answers import final_text, last_boxed
 from roll.rollout.batch import TRUNCATED
 from roll.rollout.group import Generator, Scorer, prompt_seed, sample_group
-from roll.types import NO_VERDICT, Metrics, Prompt, RewardOutcome, RewardResult, RolloutGroup, Sampling
+from roll.types import NO_VERDICT, Episode, Metrics, Prompt, RewardOutcome, RewardResult, RolloutGroup, Sampling
 
 LOG = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Evaluator:
     """Every prompt keeps its own seed, so two evaluations of one policy give the same answers."""
 
     async def run(self) -> Metrics:
-        """`val/<name>/pass@1`, pass@k for k samples a prompt, and length. Warns of rewards without a verdict."""
+        """What `validation_metrics` says. Warns of rewards without a verdict."""
         groups = await asyncio.gather(
             *(
                 sample_group(
@@ -69,21 +70,47 @@ class Evaluator:
 
 
 def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int) -> Metrics:
-    """A response passes if it was scored and its reward is above 0."""
-    passed = [sum(_passes(episode.reward) for episode in group.episodes) for group in groups]
+    """Passes, votes, rewards and lengths of one set. A response passes if it was scored and its reward is above 0.
+
+    Args:
+        samples: responses to each prompt.
+    """
     episodes = [episode for group in groups for episode in group.episodes]
-    metrics = {f"val/{name}/pass@{k}": float(np.mean([pass_at_k(samples, c, k) for c in passed])) for k in sorted({1, samples})}
+    passes = [[_passes(episode.reward) for episode in group.episodes] for group in groups]
+    answers = [[_answer(episode) for episode in group.episodes] for group in groups]
+    metrics = {f"val/{name}/pass@{k}": fmean(pass_at_k(samples, sum(each), k) for each in passes) for k in sizes(samples)}
+    for k in sizes(samples)[1:]:
+        votes = [majority_at_k(theirs, passed, k) for theirs, passed in zip(answers, passes, strict=True)]
+        metrics[f"val/{name}/maj@{k}"] = fmean(votes)
+    rewards = [0.0 if episode.reward.outcome in NO_VERDICT else episode.reward.value for episode in episodes]
     versions = [run.version for episode in episodes for segment in episode.sampled for run in segment.versions]
-    truncated = sum(episode.stop in TRUNCATED for episode in episodes)
+    lengths = [episode.length for episode in episodes]
     return metrics | {
-        f"val/{name}/length_mean": float(np.mean([episode.length for episode in episodes])),
-        f"val/{name}/truncated_fraction": truncated / len(episodes),
+        f"val/{name}/avg@{samples}": fmean(rewards),
+        f"val/{name}/length_mean": fmean(lengths),
+        f"val/{name}/length_max": float(max(lengths)),
+        f"val/{name}/truncated_fraction": sum(episode.stop in TRUNCATED for episode in episodes) / len(episodes),
         f"val/{name}/policy_version": float(min(versions, default=nan)),
     }
 
 
+def sizes(samples: int) -> list[int]:
+    """1, 2, 4, ... below `samples`, and `samples` itself."""
+    return [*(1 << power for power in range((samples - 1).bit_length())), samples]
+
+
 def _passes(reward: RewardResult) -> bool:
     return reward.outcome is RewardOutcome.SCORED and reward.value > 0
+
+
+def _answer(episode: Episode) -> str:
+    """The final answer of a response: the last box after its thinking, or else the last line. Empty where there is neither.
+
+    It is read from the text alone, as a voter would who does not know what is right, and blanks do not tell answers apart.
+    """
+    text = final_text("".join(segment.text for segment in episode.sampled))
+    answer = last_boxed(text) or (text.splitlines() or [""])[-1]
+    return "".join(answer.split())
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
@@ -92,3 +119,23 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     1 - C(n - c, k) / C(n, k). Source: Chen et al., arXiv 2107.03374, eq. 1.
     """
     return 1.0 - comb(samples - passed, k) / comb(samples, k)
+
+
+def majority_at_k(answers: Sequence[str], passes: Sequence[bool], k: int) -> float:
+    """Probability that the answer which most of k samples give passes, without bias: the mean over blocks of k samples in a row.
+
+    A remainder of fewer than k samples is left out.
+    """
+    starts = range(0, len(answers) - k + 1, k)
+    return fmean(majority(answers[start : start + k], passes[start : start + k]) for start in starts)
+
+
+def majority(answers: Sequence[str], passes: Sequence[bool]) -> float:
+    """Probability that the most frequent answer passes.
+
+    An empty answer has no vote, and without a vote nothing passes. Of answers that are equally frequent each wins alike; of one that
+    passes in some samples and not in others, the share that does counts.
+    """
+    votes = Counter(answer for answer in answers if answer)
+    most = max(votes.values(), default=0)
+    return fmean([passed for answer, passed in zip(answers, passes, strict=True) if votes[answer] == most] if most else [0.0])

@@ -18,7 +18,7 @@ from roll.rewards.trial import trial
 from roll.types import Prompt
 
 
-def try_rewards(config: RlvrConfig, *sets: PromptSet | None) -> None:
+def try_rewards(config: RlvrConfig, *sets: PromptSet) -> None:
     """Call every reward function on the first row of its domain in the first of these sets that has one.
 
     Of a judge it is looked whether the row has the reference answer that its template needs.
@@ -36,10 +36,10 @@ def try_rewards(config: RlvrConfig, *sets: PromptSet | None) -> None:
         raise ConfigError(faults)
 
 
-def first_prompts(*sets: PromptSet | None) -> dict[str, Prompt]:
+def first_prompts(*sets: PromptSet) -> dict[str, Prompt]:
     """By domain, the first of its prompts, in the first of these sets that has one."""
     firsts: dict[str, Prompt] = {}
-    for prompts in filter(None, sets):
+    for prompts in sets:
         for index, domain in enumerate(prompts.domains):
             found = np.flatnonzero(prompts.domain_index == index)
             if len(found) and domain not in firsts:

@@ -16,7 +16,7 @@ from roll.config.plan.plan import Plan
 from roll.config.schema.model import GeneratingConfig
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.prompts import PromptSet, prepare_prompts
-from roll.data.remarks import remark
+from roll.data.remarks import remark, remark_routes
 from roll.data.sampler import PromptSampler
 from roll.models.load import check_readable, load_tokenizer
 from roll.pipeline import rlvr
@@ -29,6 +29,7 @@ from roll.pipeline.reward_trial import try_rewards
 from roll.pipeline.roles import Roles, check_same_tokens, model_path
 from roll.pipeline.run_context import Prepared, RunContext
 from roll.pipeline.wire_critic import learning
+from roll.pipeline.wire_filters import kept_groups, most_batches
 from roll.pipeline.wire_reward_models import judge_metrics, prepare_reward_models
 from roll.rollout.batch import Shaping, token_count
 from roll.rollout.credit import Credit, CreditAssignment
@@ -57,11 +58,12 @@ def prepare(config: RlvrConfig) -> Prepared:
     if config.reference:
         check_same_tokens(config, learner, config.reference.model_args, "reference")
     training = prepare_prompts(config.actor_train.data_args, tokenizer, config.prompt_length, config.rewards)
-    held_out = config.validation and prepare_prompts(config.validation.data_args, tokenizer, config.prompt_length, config.rewards)
-    for prompts in (training, held_out):
-        if prompts:
-            remark(prompts.too_long, f"left out: the prompt is longer than prompt_length {config.prompt_length}")
-    try_rewards(config, training, held_out)
+    sets = config.validation.named_sets() if config.validation else {}
+    held_out = {name: prepare_prompts(rows, tokenizer, config.prompt_length, config.rewards) for name, (rows, _) in sets.items()}
+    for prompts in (training, *held_out.values()):
+        remark(prompts.too_long, f"left out: the prompt is longer than prompt_length {config.prompt_length}")
+        remark_routes(prompts)
+    try_rewards(config, training, *held_out.values())
     locate = None
     if config.adv_estimator.traits.needs_turns:
         locate = TurnEnds(partial(tokenizer.decode, skip_special_tokens=True))  # pyright: ignore[reportArgumentType]  # one text for one list
@@ -71,7 +73,7 @@ def prepare(config: RlvrConfig) -> Prepared:
 async def _loop(
     config: RlvrConfig,
     training: PromptSet,
-    held_out: PromptSet | None,
+    held_out: Mapping[str, PromptSet],
     locate: TurnEnds | None,
     models_of: Callable[[Roles], dict[str, ModelReward]],
     roles: Roles,
@@ -151,9 +153,10 @@ def scheduler_of(
         config.async_generation_ratio,
         config.seed if config.actor_infer.generating_args.seeded else None,
         window=config.rollout_window,
-        most_batches=config.dynamic_sampling and config.dynamic_sampling.max_num_gen_batches,
+        most_batches=most_batches(config),
         greedy_baseline=config.adv_estimator.traits.needs_greedy,
         locate=locate,
+        keep=kept_groups(config),
     )
 
 
@@ -181,12 +184,22 @@ def evaluation(config: RlvrConfig, phases: DevicePhases, validate: Callable[[], 
     return evaluate
 
 
-async def validation(config: RlvrConfig, held_out: PromptSet | None, generator: Generator, scorer: Scorer) -> Metrics:
-    """Answer every held-out prompt and score the answers."""
-    assert config.validation is not None and held_out is not None, "eval_steps without a validation block is a fault"
-    sampling = sampling_of(config.validation.generating_args, config, samples=1, log_probs=False)
-    prompts = [held_out.prompt(index, index) for index in range(len(held_out))]
-    return await Evaluator(config.validation.name, prompts, generator, scorer, sampling, config.seed).run()
+async def validation(config: RlvrConfig, held_out: Mapping[str, PromptSet], generator: Generator, scorer: Scorer) -> Metrics:
+    """Answer every held-out prompt of every set and score the answers."""
+    assert config.validation is not None, "eval_steps without a validation block is a fault"
+    evaluators = [
+        Evaluator(
+            name,
+            [held_out[name].prompt(index, index) for index in range(len(held_out[name]))],
+            generator,
+            scorer,
+            sampling_of(generating, config, samples=1, log_probs=False),
+            config.seed,
+        )
+        for name, (_, generating) in config.validation.named_sets().items()
+    ]
+    found = await asyncio.gather(*(evaluator.run() for evaluator in evaluators))
+    return {name: value for metrics in found for name, value in metrics.items()}
 
 
 def sampling_of(generating: GeneratingConfig, config: RlvrConfig, samples: int, log_probs: bool) -> Sampling:

@@ -5,8 +5,8 @@
 With ratio 0 all of a step's groups are drawn, finished and handed over before the trainer moves: synchronous
 training. With ratio r, r batches go on generating while the trainer works. By default groups leave in the order in which
 they were drawn, so a run can be repeated. A wider window hands over what is finished first (`Window`); no group waits
-longer than its limit. None is thrown away, but with dynamic sampling those whose rewards are all equal: others are drawn
-in their place, up to a bound.
+longer than its limit. None is thrown away, but with dynamic sampling those that `keep` refuses, such as groups whose rewards
+are all equal: others are drawn in their place, up to a bound.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from roll.rollout.batch import rewards_differ
+from roll.rollout.filters import Keep
 from roll.rollout.group import Generator, Scorer, prompt_seed, sample_group
 from roll.rollout.stored import FILE, StoredGroup, read_groups, write_groups
 from roll.rollout.turns import Locate
@@ -69,27 +70,30 @@ class RolloutScheduler:
         most_batches: int | None = None,
         greedy_baseline: bool = False,
         locate: Locate | None = None,
+        keep: Keep = rewards_differ,
     ) -> None:
         """`seed` gives every prompt's samples a seed of their own; None leaves randomness to the engine.
 
         Args:
             window: groups among which a take chooses, a multiple of `batch_size`; None is one batch.
-            most_batches: dynamic sampling: groups whose rewards are all equal are replaced, until so many batches are drawn for
-                one step. None hands over every group.
+            most_batches: dynamic sampling: groups that `keep` refuses are replaced, until so many batches are drawn for one step.
+                None hands over every group.
             greedy_baseline: each group gets a greedy response beside its samples.
             locate: finds where the turns of responses end in tokens, so that each is a segment; None leaves responses undivided.
+            keep: of dynamic sampling.
         """
         self._source, self._generator, self._scorer, self._sampling = source, generator, scorer, sampling
         self._batch_size = batch_size
         self._window = Window(batch_size, async_generation_ratio, window or batch_size)
         self._seed = seed
         self._most_batches, self._greedy_baseline, self._locate = most_batches, greedy_baseline, locate
+        self._keep = keep
         self._in_flight: dict[int, _InFlight] = {}  # by ordinal, the oldest first
         self._stored: dict[int, StoredGroup] = {}  # by ordinal, finished before a resume and not drawn again yet
         self._metrics: Metrics = {}
 
     async def take(self) -> list[RolloutGroup]:
-        """`batch_size` groups, finished and scored, the oldest first; with dynamic sampling, of those whose rewards differ.
+        """`batch_size` groups, finished and scored, the oldest first; with dynamic sampling, of those that it keeps.
 
         Where the bound of dynamic sampling comes first, the batch is filled up with the oldest that were dropped.
 
@@ -106,11 +110,11 @@ class RolloutScheduler:
         while left and len(kept) < self._batch_size:
             groups = await self._finished(min(self._batch_size - len(kept), left))
             left -= len(groups)
-            kept += [group for group in groups if rewards_differ(group)]
-            dropped += [group for group in groups if not rewards_differ(group)]
+            for group in groups:
+                (kept if self._keep(group) else dropped).append(group)
         missing = self._batch_size - len(kept)
         if missing:
-            message = "dynamic_sampling: the rewards of %d of %d drawn groups differ, and the step has room for %d; the others fill it up"
+            message = "dynamic_sampling keeps %d of %d drawn groups, and the step has room for %d; the oldest of the others fill it up"
             LOG.warning(message, len(kept), len(kept) + len(dropped), self._batch_size)
         thrown_away = dropped[missing:]
         self._metrics = {

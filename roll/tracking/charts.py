@@ -93,9 +93,10 @@ def _by_domain(rows: Sequence[Row]) -> Chart | None:
 
 def _validation(rows: Sequence[Row]) -> list[Chart | None]:
     measured = [name for name in names_like(rows, "val/", "") if series(rows, name)[0]]
-    passes = {name.removeprefix("val/"): name for name in measured if "/pass@" in name}
+    shares = ("/pass@", "/maj@")
+    passes = {name.removeprefix("val/"): name for name in measured if any(share in name for share in shares)}
     charts = [_lines(rows, "Validation", "share of held-out prompts solved", passes, markers=True)]
-    rest = [name for name in measured if "/pass@" not in name]
+    rest = [name for name in measured if name.removeprefix("val/") not in passes]
     charts += [_one(rows, name.removeprefix("val/"), "validation", name, markers=True) for name in rest]
     return charts
 

@@ -289,9 +289,9 @@ CONTRADICTIONS = [
         "remove",
     ),
     (
-        ["rewards.math_rule.worker_cls=roll.pipeline.rlvr.rewards.CodeSandboxRewardWorker"],
+        ["rewards.math_rule.worker_cls=roll.pipeline.rlvr.rewards.GeneralValRuleRewardWorker"],
         "rewards.math_rule.worker_cls",
-        "CodeSandboxRewardWorker",
+        "GeneralValRuleRewardWorker",
         f"set rewards.math_rule.reward to {', '.join(known_rewards())}",
     ),
     ([f"{MODEL}.attn_implementation=fa2"], f"{MODEL}.attn_implementation", "runs on the CPU", "actor_train.device_mapping"),

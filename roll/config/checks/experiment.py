@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from roll.config.checks.credit import credit_faults, credit_warnings
+from roll.config.checks.filters import filter_faults
 from roll.config.checks.loss import loss_faults, loss_warnings
 from roll.config.checks.methods import method_faults
 from roll.config.checks.model_rewards import model_reward_faults
@@ -20,7 +21,7 @@ from roll.config.schema.model_rewards import MODEL_REWARDS
 from roll.config.schema.offline import DpoConfig, OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import LearnerConfig, RoleConfig
+from roll.config.schema.roles import LearnerConfig, RoleConfig, ValidationConfig
 from roll.config.shipped import known_rewards
 from roll.errors import Fault
 from roll.registry import nearest
@@ -42,7 +43,7 @@ def experiment_faults(config: Config) -> list[Fault]:
         faults += offline_faults(config)
     else:
         faults += [*_window(config), *_running(config), *_kl(config), *credit_faults(config), *loss_faults(config)]
-        faults += [*_same_policy(config), *_adapter(config), *_rewards(config), *model_reward_faults(config)]
+        faults += [*_same_policy(config), *_adapter(config), *_rewards(config), *model_reward_faults(config), *filter_faults(config)]
     return faults
 
 
@@ -64,7 +65,19 @@ def _learner(config: Config) -> Iterator[Fault]:
     name, role = learner(config)
     yield from column_faults(f"{name}.data_args", role.data_args, rows_of(config) if isinstance(config, OfflineConfig) else "prompts")
     if isinstance(config, RlvrConfig) and config.validation:
-        yield from column_faults("validation.data_args", config.validation.data_args, "prompts")
+        yield from _held_out(config.validation)
+
+
+def _held_out(validation: ValidationConfig) -> Iterator[Fault]:
+    sets, places = validation.named_sets(), validation.places()
+    for name, place in places.items():
+        yield from column_faults(f"{place}.data_args", sets[name][0], "prompts")
+    if not sets:
+        yield Fault("validation.data_args", "missing, and there are no validation.sets", "give the prompts of one set, or several sets")
+    if validation.sets and (validation.data_args or "name" in validation.model_fields_set):
+        key = "data_args" if validation.data_args else "name"
+        problem = "given, and so is validation.sets, in which each set has a name and data_args of its own"
+        yield Fault(f"validation.{key}", problem, "remove it, or make it one of the sets")
 
 
 def _window(config: RlvrConfig) -> Iterator[Fault]:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from roll.config.derived.placement import model_roles, ranks, replica_size, vllm_config
+from roll.config.schema.model import GeneratingConfig
 from roll.config.schema.offline import DpoConfig, OfflineConfig, RewardModelConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -101,18 +102,18 @@ def _engine_faults(config: Config) -> list[Fault]:
 def _sampling_faults(config: RlvrConfig) -> list[Fault]:
     faults, samples = [], config.num_return_sequences_in_group
     limits = {"actor_infer": config.actor_infer.generating_args}
-    if config.validation:
-        limits["validation"] = config.validation.generating_args
+    held_out = _held_out_sampling(config)
+    limits |= held_out
     for name, sampling in limits.items():
         if sampling.max_new_tokens and sampling.max_new_tokens > config.response_length:
             problem = f"{sampling.max_new_tokens} is more than response_length {config.response_length}"
             faults.append(
                 Fault(f"{name}.generating_args.max_new_tokens", problem, f"give at most {config.response_length}, or remove the key")
             )
-    held_out = config.validation and config.validation.generating_args
-    if held_out and held_out.temperature == 0 and (held_out.num_return_sequences or 1) > 1:
-        problem = f"{held_out.num_return_sequences}, but temperature is 0, which is greedy: all of them would be the same"
-        faults.append(Fault("validation.generating_args.num_return_sequences", problem, "remove it, or give a temperature above 0"))
+    for name, sampling in held_out.items():
+        if sampling.temperature == 0 and (sampling.num_return_sequences or 1) > 1:
+            problem = f"{sampling.num_return_sequences}, but temperature is 0, which is greedy: all of them would be the same"
+            faults.append(Fault(f"{name}.generating_args.num_return_sequences", problem, "remove it, or give a temperature above 0"))
     rollout = config.actor_infer.generating_args
     if rollout.num_return_sequences not in (None, samples):
         problem = f"{rollout.num_return_sequences}, but num_return_sequences_in_group is {samples}"
@@ -121,6 +122,14 @@ def _sampling_faults(config: RlvrConfig) -> list[Fault]:
         problem = "0 is greedy: rollouts explore nothing, and the trainer divides its logits by it"
         faults.append(Fault("actor_infer.generating_args.temperature", problem, "give a temperature above 0; 1.0 is usual"))
     return faults
+
+
+def _held_out_sampling(config: RlvrConfig) -> dict[str, GeneratingConfig]:
+    """By the place of its block, how held-out prompts are answered."""
+    if config.validation is None:
+        return {}
+    own = {f"validation.sets.{name}": one.generating_args for name, one in config.validation.sets.items() if one.generating_args}
+    return {"validation": config.validation.generating_args} | own
 
 
 def age_limit(ratio: float, batches: int) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -12,8 +13,10 @@ from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 from pydantic import ValidationError
 
 from roll.config.load.user_code import look_into
-from roll.config.roll_v2.translate import referenced_text, translate
-from roll.config.schema.faults import schema_faults, shown
+from roll.config.roll_v2.defaults import settle_defaults
+from roll.config.roll_v2.pictures import picture_faults
+from roll.config.roll_v2.translate import Translation, referenced_text, translate
+from roll.config.schema.faults import schema_faults, shown, without_unknown
 from roll.config.schema.pipelines import PIPELINES, Config
 from roll.config.shipped import preset_names
 from roll.errors import ConfigError, Fault
@@ -27,7 +30,29 @@ class ConfigWarning(UserWarning):
     """Something in the configuration that is accepted, but should be written differently."""
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """What became of a composed configuration."""
+
+    config: Config | None
+    """What is left without the keys at fault; None where too much is at fault to conclude anything from the rest."""
+    faults: list[Fault]
+
+
 def load_config(composed: DictConfig, passing: Collection[str] | None = None, imports: bool = True) -> Config:
+    """As `read_config`, for a configuration that is to have no faults.
+
+    Raises:
+        ConfigError: with every fault found.
+    """
+    loaded = read_config(composed, passing, imports)
+    if loaded.faults:
+        raise ConfigError(loaded.faults)
+    assert loaded.config is not None, "there is a configuration, or a fault"
+    return loaded.config
+
+
+def read_config(composed: DictConfig, passing: Collection[str] | None = None, imports: bool = True) -> Loaded:
     """Resolve, translate from ROLL's words, and check.
 
     Args:
@@ -37,22 +62,25 @@ def load_config(composed: DictConfig, passing: Collection[str] | None = None, im
         imports: Whether what stands there as `package.module:Name` is imported, in a process of its own, and checked.
 
     Returns:
-        The configuration, of the class that `pipeline` names; `RlvrConfig` where it is not given.
+        The configuration, of the class that `pipeline` names; `RlvrConfig` where it is not given. With the faults of the schema.
 
     Raises:
-        ConfigError: with every fault that the schema finds.
+        ConfigError: it cannot be resolved, names no pipeline, or is about images, video or diffusion models.
 
     Warns:
-        ConfigWarning: for each key of ROLL's that has another name or no meaning here.
+        ConfigWarning: for each key of ROLL's that has another name or no meaning here, and for what ROLL does otherwise.
     """
     plain = _resolve(composed)
+    if pictures := picture_faults(plain):
+        raise ConfigError(pictures)
     for name in preset_names() if passing is None else passing:
         if not any(name in schema.model_fields for schema in PIPELINES.values()):
             plain.pop(name, None)
     done = translate(plain, referenced_text(OmegaConf.to_container(composed, resolve=False)))
+    settle_defaults(done)
     for text in done.warnings:
         warnings.warn(text, ConfigWarning, stacklevel=2)
-    return _check(done.values, done.faults, imports)
+    return _check(done, imports)
 
 
 def _resolve(composed: DictConfig) -> dict[str, Any]:
@@ -79,7 +107,8 @@ def resolution_fault(error: OmegaConfBaseException) -> Fault:
     return Fault(place, message, "mend this key in the file or on the command line")
 
 
-def _check(values: dict[str, Any], faults: list[Fault], imports: bool) -> Config:
+def _check(done: Translation, imports: bool) -> Loaded:
+    values, faults = done.values, done.faults
     pipeline = values.get("pipeline", "rlvr")
     meant = [key for key in OWN if key in values]
     if meant and "pipeline" not in values:
@@ -92,9 +121,15 @@ def _check(values: dict[str, Any], faults: list[Fault], imports: bool) -> Config
     methods, wrong = look_into(values) if imports else ({}, [])
     faults = [*faults, *wrong]
     try:
-        config = schema.model_validate_json(json.dumps(values, default=str), strict=True, context=methods)
+        config = _validated(values, schema, methods)
     except ValidationError as error:
-        raise ConfigError([*faults, *schema_faults(error, schema, values)]) from None
-    if faults:
-        raise ConfigError(faults)
-    return config
+        faults += schema_faults(error, schema, values)
+        try:
+            config = _validated(without_unknown(values, error), schema, methods)
+        except ValidationError:
+            config = None
+    return Loaded(config if done.is_whole and not wrong else None, faults)
+
+
+def _validated(values: dict[str, Any], schema: type[Config], methods: Mapping[str, Any]) -> Config:
+    return schema.model_validate_json(json.dumps(values, default=str), strict=True, context=methods)

@@ -51,8 +51,8 @@ def look(config: Config) -> Found:
         found.missing += _packages(role_name, role)
     name, role = learner(config)
     _files(f"{name}.data_args.file_name", role.data_args, found)
-    if config.validation and config.validation.data_args:
-        _files("validation.data_args.file_name", config.validation.data_args, found)
+    for place, held_out in _held_out(config).items():
+        _files(f"{place}.data_args.file_name", held_out, found)
     if isinstance(config, RlvrConfig):
         found.missing += _keys_of_judges(config)
         _templates_of_judges(config, found)
@@ -64,6 +64,14 @@ def look(config: Config) -> Found:
     if found.environment:
         found.notes.append(f"every worker gets {', '.join(found.environment)} from {NAME}; system_envs holds against it")
     return found
+
+
+def _held_out(config: Config) -> dict[str, DataConfig]:
+    """The held-out rows, by the place of their block."""
+    if isinstance(config, RlvrConfig):
+        sets = config.validation.named_sets() if config.validation else {}
+        return {place: sets[name][0] for name, place in (config.validation.places() if config.validation else {}).items()}
+    return {"validation": config.validation.data_args} if config.validation and config.validation.data_args else {}
 
 
 def _models(config: Config, found: Found) -> None:

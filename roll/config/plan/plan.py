@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -51,16 +51,19 @@ class Plan:
         return tuple(sorted({device for role in self.roles.values() for device in role.all_devices}))
 
 
-def make_plan(config: Config) -> Plan:
+def make_plan(config: Config, earlier: Sequence[Fault] = ()) -> Plan:
     """Check what the schema cannot, and plan.
 
     Models, data files and packages that are missing are faults of a run. In a dry run, which may happen on another machine, they are
     warnings.
 
+    Args:
+        earlier: faults that were found before; they are raised together with those that are found here.
+
     Raises:
         ConfigError: with every fault found.
     """
-    faults = [*placement_faults(config), *experiment_faults(config), *deepspeed_faults(config), *batch_faults(config)]
+    faults = [*earlier, *placement_faults(config), *experiment_faults(config), *deepspeed_faults(config), *batch_faults(config)]
     found = look(config)
     faults += [
         *environment_faults(config),

@@ -15,6 +15,7 @@ VARIABLES = ("lora_target", "lora_rank", "lora_alpha", "lora_dropout", "pg_varia
 
 BEYOND = "no prompts are generated beyond rollout_batch_size; use async_generation_ratio"
 DEAD = "ROLL's own code reads it nowhere; remove the key"
+TOPR = "ROLL's own code reads it nowhere; policy_loss: topr has topr_positive_weight and topr_negative_weight"
 NORM = "use norm_mean_type and norm_std_type"
 PACKED = "sequences are always packed; use max_tokens_per_microbatch"
 PROFILED = "metrics.jsonl has the times and the memory of each part; remove the key"
@@ -42,9 +43,10 @@ IGNORED = {
     "use_reward_norm": DEAD,
     "use_reward_scaling": DEAD,
     "use_policy_loss_type": DEAD,
-    "use_topr_loss": DEAD,
-    "use_topr_neg_loss_coef": DEAD,
-    "postive_loss_coef": DEAD,
+    "use_topr_loss": TOPR,
+    "use_topr_neg_loss_coef": TOPR,
+    "positive_loss_coef": TOPR,
+    "postive_loss_coef": TOPR,
     "l2": DEAD,
     "add_len_reward": DEAD,
     "dataset_filter": DEAD,
@@ -75,14 +77,9 @@ IGNORED = {
     "logits_transfer_backend": "the teacher sends hidden states, not logits; remove the key",
     "adaptive_kl_alpha": "no divergence reads it; remove the key",
     "skew_lambda": "no divergence reads it; remove the key",
-    "rewards.*.reward_type": "use failed_value and the reward function's own value",
     "rewards.*.response_length_for_code": "use reward_args",
-    "rewards.*.response_length_penalty_coef": "use overlong_buffer, or reward_args",
     "rewards.*.format_pattern": "use reward_args",
-    "rewards.*.query_filter_config": "groups are not filtered by domain; use dynamic_sampling",
     "rewards.*.response_filter_config": "responses are not filtered; use max_len_mask",
-    "rewards.*.use_local": "use reward_args",
-    "rewards.*.code_url": "use reward_args",
     "tracker_kwargs.wandb.log_dir": "its files go below output_dir",
     "tracker_kwargs.swanlab.logdir": "its files go below output_dir",
     "validation.eval_steps": "use the root key eval_steps",
@@ -152,7 +149,6 @@ REFUSED = {
     "reward_model": "set rewards.<domain>.reward to reward_model, and model_args and strategy_args beside it",
     "user_defined_rollout_loop_cls": "use dynamic_sampling, or a reward of your own",
     "rollout_mock": "rollouts are not replayed; samples.jsonl records them",
-    "global_template": "use data_args.template of the role that learns",
     "val_prompt_length": "use prompt_length",
     "val_sequence_length": "use prompt_length and response_length",
     "is_pure_opd": ON_POLICY,
@@ -215,6 +211,19 @@ MEANINGS: dict[str, dict[Any, Any]] = {
 }
 """Of places in `READ_AS`, what each value becomes. None: it is what holds anyway. Any other value has no counterpart."""
 
+DIFFERS = {
+    ("actor_train.pg_variant", "topr"): "in ROLL a reward above 0 tells good responses from bad ones, whose ratio tapers token by token; "
+    "here the advantage's sign does, and the ratio is the whole response's",
+    ("ipo", True): "ROLL compares sums over a response's tokens, and here means are compared: choose beta anew",
+}
+"""Of places in `MEANINGS` and values there, what the counterpart here does otherwise."""
+UNREAD = {
+    "topr": ("dual_clip_loss", "pg_clip", "pg_clip_low", "pg_clip_high"),
+    "vanilla": ("dual_clip_loss", "pg_clip", "pg_clip_low", "pg_clip_high"),
+    "cispo": ("dual_clip_loss",),
+}
+"""By value of `actor_train.pg_variant`, root keys that neither ROLL nor its counterpart here reads with it."""
+
 VALUES: dict[str, dict[Any, Any]] = {
     "resume_from_checkpoint": {True: "auto", False: "never", None: "never"},
     "kl_penalty": {"kl": "k1", "mse": "k2"},
@@ -230,6 +239,9 @@ VALUES: dict[str, dict[Any, Any]] = {
 REWARD_CLASSES = {
     "MathRuleRewardWorker": "math_rule",
     "MultipleChoiceBoxedRuleRewardWorker": "multiple_choice",
+    "CrossThinkQARuleRewardWorker": "crossthinkqa",
+    "GeneralRuleRewardWorker": "ifeval",
+    "CodeSandboxRewardWorker": "code_sandbox",
     "LLMJudgeRewardWorker": "llm_judge",
 }
 """Last part of `rewards.*.worker_cls` to the name of the reward function, for the classes that have a counterpart here."""

@@ -10,8 +10,22 @@ from typing import Any
 
 from roll.config.derived.devices import FORMS, parse_devices
 from roll.config.derived.trackers import TRACKERS
-from roll.config.roll_v2.keys import HOLDS, IGNORED, MEANINGS, READ_AS, REFUSED, REWARD_CLASSES, ROLE, ROLES, VALUES, VARIABLES
+from roll.config.roll_v2.keys import (
+    DIFFERS,
+    HOLDS,
+    IGNORED,
+    MEANINGS,
+    READ_AS,
+    REFUSED,
+    REWARD_CLASSES,
+    ROLE,
+    ROLES,
+    UNREAD,
+    VALUES,
+    VARIABLES,
+)
 from roll.config.roll_v2.model_rewards import translate_model_rewards
+from roll.config.roll_v2.reward_functions import translate_reward_functions
 from roll.config.schema.faults import shown
 from roll.config.schema.fields import dotted
 from roll.config.schema.model_rewards import MODEL_REWARDS
@@ -21,9 +35,11 @@ from roll.errors import Fault
 
 COLUMNS = ("messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system")
 """Keys of `data_args` that name a column of what is read."""
-KNOWN = {place.split(".")[0] for place in (*IGNORED, *REFUSED, *READ_AS)} | {
-    key for schema in PIPELINES.values() for key in schema.model_fields
-}
+KNOWN = (
+    {place.split(".")[0] for place in (*IGNORED, *REFUSED, *READ_AS)}
+    | {"global_template"}
+    | {key for schema in PIPELINES.values() for key in schema.model_fields}
+)
 """Root keys that mean something by themselves; any other that `${...}` uses is a variable of the file's own."""
 
 
@@ -34,6 +50,10 @@ class Translation:
     values: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    roll_keys: list[str] = field(default_factory=list)
+    """Patterns of the keys that stood there and are ROLL's alone."""
+    is_whole: bool = True
+    """False where a value could not be read on which others depend, so that nothing more is to be concluded from the values."""
 
 
 def translate(plain: dict[str, Any], references: str) -> Translation:
@@ -49,7 +69,10 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
             del done.values[name]
     _rewards(done)
     _model_rewards(done)
+    done.warnings += translate_reward_functions(done.values.get("rewards"))
     _tracker_kwargs(done)
+    _global_template(done)
+    _unread_by_variant(done)
     _ignored(done)
     _refused(done)
     _read_as(done)
@@ -77,6 +100,7 @@ def _matches(values: Any, pattern: Sequence[str], above: tuple[str, ...] = ()) -
 def _ignored(done: Translation) -> None:
     for pattern, reason in IGNORED.items():
         for place, block in _matches(done.values, pattern.split(".")):
+            done.roll_keys.append(pattern)
             done.warnings.append(f"{dotted(place)}: {_unless_secret(place, block.pop(place[-1]))} is ignored; {reason}")
 
 
@@ -88,6 +112,7 @@ def _unless_secret(place: tuple[str, ...], value: Any) -> str:
 def _refused(done: Translation) -> None:
     for pattern, instead in REFUSED.items():
         for place, block in _matches(done.values, pattern.split(".")):
+            done.roll_keys.append(pattern)
             value = block.pop(place[-1])
             if value is None or value == HOLDS.get(pattern):
                 done.warnings.append(f"{dotted(place)}: {shown(value)} is what holds anyway; remove the key")
@@ -99,6 +124,7 @@ def _refused(done: Translation) -> None:
 def _read_as(done: Translation) -> None:
     for pattern, new in READ_AS.items():
         for place, block in _matches(done.values, pattern.split(".")):
+            done.roll_keys.append(pattern)
             value, target = block.pop(place[-1]), new.replace(ROLE, place[0])
             meanings = MEANINGS.get(pattern)
             if meanings is None:
@@ -108,11 +134,14 @@ def _read_as(done: Translation) -> None:
             elif meanings[value] is None:
                 done.warnings.append(f"{dotted(place)}: {shown(value)} is what holds anyway; it is {target} here; remove the key")
             else:
-                _say(done, place, value, target, meanings[value])
+                _say(done, place, value, target, meanings[value], DIFFERS.get((pattern, value), ""))
 
 
-def _say(done: Translation, place: tuple[str, ...], value: Any, target: str, meaning: Any) -> None:
-    """Put under its own name what a key of ROLL's says; a fault where something else stands there already."""
+def _say(done: Translation, place: tuple[str, ...], value: Any, target: str, meaning: Any, differs: str = "") -> None:
+    """Put under its own name what a key of ROLL's says; a fault where something else stands there already.
+
+    `differs` is what the counterpart does otherwise.
+    """
     *above, key = target.split(".")
     block: Any = done.values
     for step in above:
@@ -123,7 +152,7 @@ def _say(done: Translation, place: tuple[str, ...], value: Any, target: str, mea
         problem = f"{shown(value)}, but {target} is {shown(block[key])}"
         done.faults.append(Fault(dotted(place), problem, f"remove it; {target} says it here"))
     else:
-        done.warnings.append(f"{dotted(place)}: {shown(value)} is read as {target}={meaning}; write it so")
+        done.warnings.append(f"{dotted(place)}: {shown(value)} is read as {target}={meaning}; write it so" + f"; {differs}" * bool(differs))
 
 
 def _values(done: Translation) -> None:
@@ -137,16 +166,54 @@ def _values(done: Translation) -> None:
 
 def _held_out_columns(done: Translation) -> None:
     """Held-out rows whose columns are not named have those of the rows that are learnt from, and their template."""
-    held_out = [block["data_args"] for _, block in _matches(done.values, ("validation", "data_args"))]
     learnt = [(name, block["data_args"]) for (name, _), block in _matches(done.values, (ROLE, "data_args"))]
-    if not held_out or not learnt or not isinstance(held_out[0], dict) or any(name in held_out[0] for name in COLUMNS):
+    if not learnt or not isinstance(learnt[0][1], dict):
         return
     name, source = learnt[0]
-    taken = {key: source[key] for key in (*COLUMNS, "template") if isinstance(source, dict) and key in source and key not in held_out[0]}
-    if any(key in COLUMNS for key in taken):
-        held_out[0].update(taken)
-        said = ", ".join(f"{key}: {value}" for key, value in taken.items())
-        done.warnings.append(f"validation.data_args: names no columns; read with those of {name}.data_args ({said}); write it so")
+    for place, held_out in _held_out_rows(done.values):
+        taken = {key: source[key] for key in (*COLUMNS, "template") if key in source and key not in held_out}
+        if any(key in COLUMNS for key in taken) and not any(key in held_out for key in COLUMNS):
+            held_out.update(taken)
+            said = ", ".join(f"{key}: {value}" for key, value in taken.items())
+            done.warnings.append(f"{place}: names no columns; read with those of {name}.data_args ({said}); write it so")
+
+
+def _held_out_rows(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The `data_args` of every held-out set, each with its place."""
+    for pattern in (("validation", "data_args"), ("validation", "sets", "*", "data_args")):
+        for place, block in _matches(values, pattern):
+            if isinstance(block[place[-1]], dict):
+                yield dotted(place), block[place[-1]]
+
+
+def _global_template(done: Translation) -> None:
+    """`global_template` is the template of all rows: those that are learnt from, and held-out ones."""
+    if "global_template" not in done.values:
+        return
+    done.roll_keys.append("global_template")
+    template = done.values.pop("global_template")
+    if template is None:
+        done.warnings.append("global_template: null is what holds anyway; remove the key")
+        return
+    learnt = [(dotted(place), block["data_args"]) for place, block in _matches(done.values, (ROLE, "data_args"))]
+    read = [(place, rows) for place, rows in learnt if isinstance(rows, dict) and "file_name" in rows]
+    places = [*read, *_held_out_rows(done.values)]
+    for place, rows in places:
+        if rows.setdefault("template", template) != template:
+            problem = f"{shown(template)}, but {place}.template is {shown(rows['template'])}"
+            done.faults.append(Fault("global_template", problem, "remove one of the two"))
+    targets = " and ".join(f"{place}.template" for place, _ in places) or "nothing"
+    done.warnings.append(f"global_template: {shown(template)} is read as {targets}; write it so")
+
+
+def _unread_by_variant(done: Translation) -> None:
+    """Root keys that stand in ROLL's files whatever the variant of the policy's loss."""
+    for place, block in _matches(done.values, ("actor_train", "pg_variant")):
+        variant = block[place[-1]]
+        for key in UNREAD.get(variant, ()) if isinstance(variant, str) else ():
+            if key in done.values:
+                value = done.values.pop(key)
+                done.warnings.append(f"{key}: {shown(value)} is ignored; pg_variant {variant} does not read it; remove the key")
 
 
 def _ulysses(done: Translation) -> None:
@@ -176,6 +243,7 @@ def _backend_timeout(done: Translation) -> None:
 def _rewards(done: Translation) -> None:
     """`worker_cls` names the reward function, unless `reward` does. A class without a counterpart here scores nothing, which is a fault."""
     for place, block in _matches(done.values, ("rewards", "*", "worker_cls")):
+        done.roll_keys.append("rewards.*.worker_cls")
         class_path = str(block.pop("worker_cls"))
         name = REWARD_CLASSES.get(class_path.rpartition(".")[2])
         if "reward" in block:
@@ -189,6 +257,7 @@ def _rewards(done: Translation) -> None:
             known = ", ".join([*known_rewards(), *MODEL_REWARDS])
             remedy = f"set {domain}.reward to {known} or to your own package.module:function, or drop ~{domain}"
             done.faults.append(Fault(dotted(place), f"{shown(class_path)} has no counterpart here", remedy))
+            done.is_whole = False
 
 
 def _model_rewards(done: Translation) -> None:
@@ -233,6 +302,7 @@ def _devices(done: Translation) -> None:
         except ValueError as error:
             done.faults.append(Fault(dotted(place), f"{shown(text)} is not a list of devices: {error}", f"write {FORMS}"))
             block["device_mapping"] = None
+            done.is_whole = False
 
 
 def referenced_text(raw: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import re
@@ -15,6 +16,7 @@ from pydantic_core import ErrorDetails
 from roll.config.schema.deepspeed_keys import REFUSED
 from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.schema.fields import DISCRIMINATOR, dotted, homes, section_at, sections
+from roll.config.schema.foreign import MEGATRON_KEYS, STRATEGIES
 from roll.config.schema.methods import NO_METHOD
 from roll.errors import Fault
 
@@ -60,6 +62,19 @@ def schema_faults(error: ValidationError, root: type[BaseModel], values: Mapping
     return list(dict.fromkeys(_fault(place, details[place], root, values) for place in whole))
 
 
+def without_unknown(values: Mapping[str, Any], error: ValidationError) -> dict[str, Any]:
+    """The values without the keys that the schema does not know, as `error` names them."""
+    left = copy.deepcopy(dict(values))
+    for detail in error.errors(include_url=False):
+        if detail["type"] == "extra_forbidden":
+            *above, key = _place(detail, values)
+            block: Any = left
+            for step in above:
+                block = block[step]
+            block.pop(key, None)
+    return left
+
+
 def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], values: Mapping[str, Any]) -> Fault:
     """The fault of a key that the schema does not know, with the nearest key there, or where it is at home.
 
@@ -73,6 +88,8 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
     if section is DeepSpeedConfig and name in REFUSED:
         why, instead = REFUSED[name]
         return Fault(dotted(place), f"{shown(value)}, but {why}", f"remove it; {instead}")
+    if section is DeepSpeedConfig and name in MEGATRON_KEYS:
+        return Fault(dotted(place), f"{shown(value)}: a key of Megatron's, and this block is DeepSpeed's", MEGATRON_KEYS[name])
     known = sorted(section.model_fields) if section else []
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     elsewhere = [path for path in homes(root, name) if path != dotted(place)]
@@ -156,7 +173,15 @@ def _fault(place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: 
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         chosen = detail["input"].get(DISCRIMINATOR) if isinstance(detail["input"], Mapping) else detail["input"]
         problem = f"unknown strategy {shown(chosen)}" if kind == "union_tag_invalid" else "required, but missing"
-        return Fault(dotted((*place, DISCRIMINATOR)), problem, f"known strategies of this role: {_strategies(place, root, values)}")
+        remedy = f"known strategies of this role: {_strategies(place, root, values)}"
+        if chosen in STRATEGIES:
+            backend, instead = STRATEGIES[chosen]
+            problem, remedy = f"{chosen}, but {backend} is not among the backends here", f"{instead}; {remedy}"
+        return Fault(dotted((*place, DISCRIMINATOR)), problem, remedy)
+    if place[-1:] == (DISCRIMINATOR,) and detail["input"] in STRATEGIES:  # a role that knows one strategy alone
+        backend, instead = STRATEGIES[detail["input"]]
+        remedy = f"{instead}; known strategies of this role: {detail.get('ctx', {}).get('expected', '')}"
+        return Fault(dotted(place), f"{detail['input']}, but {backend} is not among the backends here", remedy)
     if kind in ("literal_error", NO_METHOD):
         expected = detail.get("ctx", {}).get("expected", "")
         choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]

@@ -17,6 +17,8 @@ from roll.config.schema.engine import (
 from roll.config.schema.model import DataConfig, GeneratingConfig, ModelConfig, TrainingConfig
 from roll.config.schema.model_rewards import ModelRewardKeys, ServingStrategy
 
+SET_NAME = r"^[A-Za-z0-9_.-]+$"
+
 
 class RoleConfig(StrictConfig):
     """A group of Ray actors that do one job on a set of devices."""
@@ -72,6 +74,30 @@ class ReferenceConfig(RoleConfig):
     )
 
 
+class FilterBoundsConfig(StrictConfig):
+    """Bounds of a filter of groups."""
+
+    threshold_down: float | None = Field(None, description="`mean_filter`: a group whose mean reward is not above this is replaced.")
+    threshold_up: float | None = Field(None, description="`mean_filter`: a group whose mean reward is not below this is replaced.")
+    std_threshold: float | None = Field(
+        None, description="`std_filter`: a group whose rewards have a standard deviation not above this is replaced."
+    )
+
+
+class QueryFilterConfig(StrictConfig):
+    """A filter of a domain's groups.
+
+    Others are drawn in the place of those that it refuses, as by `dynamic_sampling`.
+    """
+
+    type: Literal["no_filter", "mean_filter", "std_filter"] = Field(
+        "no_filter", description="Filter by the mean or by the standard deviation of a group's rewards, or keep every group of the domain."
+    )
+    filter_args: FilterBoundsConfig = Field(
+        default_factory=lambda: FilterBoundsConfig.model_validate({}), description="The filter's bounds."
+    )
+
+
 class ServedConfig(RoleConfig):
     """A model that gives rewards. Made of the keys of its domain; see `derived/reward_roles.py`."""
 
@@ -121,16 +147,43 @@ class RewardConfig(ModelRewardKeys):
         "is not trained on.",
     )
     system_envs: dict[str, str] = Field(default_factory=dict, description="Environment variables of the worker processes.")
+    query_filter_config: QueryFilterConfig | None = Field(
+        None, description="Which groups of this domain are replaced; if not given, as `dynamic_sampling` says."
+    )
+
+
+class ValidationSetConfig(StrictConfig):
+    """A set of held-out prompts, of several."""
+
+    data_args: DataConfig = Field(description="Its prompts.")
+    generating_args: GeneratingConfig | None = Field(
+        None, description="How they are answered; as `validation.generating_args` if not given."
+    )
 
 
 class ValidationConfig(StrictConfig):
-    """Held-out prompts, answered every `eval_steps`."""
+    """Held-out prompts, answered every `eval_steps`.
 
-    data_args: DataConfig = Field(description="The held-out prompts.")
+    One set, or several.
+    """
+
+    data_args: DataConfig | None = Field(None, description="The held-out prompts of a single set.")
     generating_args: GeneratingConfig = Field(
         default_factory=lambda: GeneratingConfig.model_validate({}), description="Sampling in validation."
     )
-    name: str = Field("validation", pattern=r"^[A-Za-z0-9_.-]+$", description="Name of the set in the metrics: `val/<name>/pass@1`.")
+    name: str = Field("validation", pattern=SET_NAME, description="Name of a single set in the metrics: `val/<name>/pass@1`.")
+    sets: dict[Annotated[str, Field(pattern=SET_NAME)], ValidationSetConfig] = Field(
+        default_factory=dict, description="Several sets by name, in the place of `data_args` and `name`."
+    )
+
+    def named_sets(self) -> dict[str, tuple[DataConfig, GeneratingConfig]]:
+        """By name, the prompts of each set and how they are answered."""
+        alone = {self.name: (self.data_args, self.generating_args)} if self.data_args else {}
+        return alone | {name: (one.data_args, one.generating_args or self.generating_args) for name, one in self.sets.items()}
+
+    def places(self) -> dict[str, str]:
+        """By name of a set, where its block stands."""
+        return {name: f"validation.sets.{name}" if name in self.sets else "validation" for name in self.named_sets()}
 
 
 class DeadlinesConfig(StrictConfig):
@@ -154,6 +207,9 @@ class ExperimentConfig(StrictConfig):
     seed: NonNegativeInt = Field(42, description="Of everything random: sampling of prompts and of tokens, LoRA's initialisation.")
     output_dir: str = Field(description="The run folder, used exactly as given.")
     pretrain: str = Field(description="Folder or Hub name of the policy's starting point.")
+    roll_defaults: bool = Field(
+        False, description="Where a key is left out whose default in ROLL v0.2.1 is another, take ROLL's; not in `reward_clip` and `ipo`."
+    )
     dry_run: bool = Field(False, description="Print the plan and end.")
     max_steps: PositiveInt = Field(description="Steps of the loop.")
     save_steps: NonNegativeInt = Field(0, description="Checkpoint every so many steps, and at the end; 0 saves at the end only.")

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import DictConfig
 
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import ConfigWarning, load_config
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -101,6 +101,19 @@ def test_the_main_example_runs_one_update_on_sixteen_devices() -> None:
     assert plan.nodes == 2
     assert plan.reference == "unused"
     assert "reference" not in plan.roles
+    assert list(config.rewards) == ["math_rule", "crossthinkqa", "ifeval", "code_sandbox", "llm_judge"]
+    assert plan.roles["rewards.llm_judge"].all_devices == frozenset(range(12, 16))
+    assert [warning for warning in plan.warnings if "there is no file" not in warning] == []
+
+
+@pytest.mark.parametrize("name", [name for name in experiments() if name.startswith("qwen2.5") and "offload_all" not in name])
+def test_a_snippet_of_roll_merges_over_an_example(name: str) -> None:
+    """What ROLL's documentation of DeepSpeed says of `actor_train`, over our own block. (One example keeps activations on the host.)"""
+    snippet = ["attn_implementation=sdpa", "disable_gradient_checkpointing=true", "dtype=bf16", "model_type=null"]
+    with pytest.warns(ConfigWarning):
+        config, _ = planned(name, *(f"actor_train.model_args.{key}" for key in snippet), "actor_train.training_args.num_train_epochs=50")
+    assert isinstance(config, RlvrConfig)
+    assert config.actor_train.model_args.gradient_checkpointing == "none"
 
 
 def test_a_variant_holds_what_differs() -> None:

@@ -193,7 +193,7 @@ def test_a_file_of_roll_loads_with_one_warning_for_each_key(folder: Path) -> Non
     assert config.actor_train.model_args.gradient_checkpointing == "none"
     model = "actor_train.model_args"
     assert f"{model}.disable_gradient_checkpointing: true is read as {model}.gradient_checkpointing=none; write it so" in texts
-    assert config.validation is not None and config.validation.data_args.messages == "messages"
+    assert config.validation and config.validation.data_args and config.validation.data_args.messages == "messages"
     assert config.actor_train.model_args.lora_rank == 32
     assert config.actor_train.max_tokens_per_microbatch == 8192
     assert config.actor_infer.device_mapping == tuple(range(12))
@@ -338,7 +338,7 @@ def test_a_variable_of_the_file_may_lose_its_last_use(folder: Path) -> None:
 
 
 def test_a_reward_class_of_roll_without_a_counterpart_is_a_fault_unless_reward_is_given(folder: Path) -> None:
-    judge = "rewards.maths.worker_cls=roll.pipeline.rlvr.rewards.DetectionRewardWorker"
+    judge = "rewards.maths.worker_cls=roll.pipeline.rlvr.rewards.GeneralValRuleRewardWorker"
     with pytest.raises(ConfigError) as error:
         jobs_of(folder, judge)
     (fault,) = error.value.faults

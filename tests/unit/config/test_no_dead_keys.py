@@ -28,6 +28,7 @@ GO_THROUGH = {"wall_clock_breakdown", "communication_data_type", "data_types", "
 """Keys that DeepSpeed reads, from the dictionary that `roll/strategies/deepspeed_setup.py` makes of its whole block."""
 EXCEPTIONS = {
     "DeepSpeedConfig": COMPARED | FIXED | GO_THROUGH,
+    "ExperimentConfig": {"roll_defaults"},  # Read before the schema sees the values.
     "ZeroOffloadConfig": {"pin_memory", "buffer_count", "fast_init", "ratio"},  # They go through too.
 }
 

@@ -67,7 +67,11 @@ BAD_PROMPTS = [
     ({"prompt": " \n"}, "'prompt' has no text"),
 ]
 BAD_MESSAGES = [
-    ({"messages": "hello"}, "'messages' is a str: 'hello'"),
+    ({"messages": "hello"}, "'messages' is text that is not JSON (Expecting value: line 1 column 1 (char 0)): 'hello'"),
+    ({"messages": '"hello"'}, "'messages' is a str: 'hello'"),
+    ({"messages": '{"role": "user"}'}, "'messages' is a dict: {'role': 'user'}"),
+    ({"messages": 7}, "'messages' is a int: 7"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "of the type 'image_url': images and video are not"),
     ({"messages": []}, "'messages' is an empty list"),
     ({"messages": ["hello"]}, "'messages' item 0 is a str, not an object: 'hello'"),
     ({"messages": [{"content": "a"}]}, "'messages' item 0 has the role None"),
@@ -145,16 +149,15 @@ def test_rows_that_no_domain_takes_are_faults(write_jsonl: Write, tmp_path: Path
         prepare_prompts(arguments(path), tokenizer, 100, two_domains(), tmp_path / "cache")
     assert [(fault.place, fault.problem) for fault in caught.value.faults] == [
         (f"{path}:2", "no reward domain includes the tag 'gsm8' (did you mean 'gsm8k'?)"),
-        (f"{path}:3", "column 'tag' is missing or null, so no reward domain scores the row"),
+        (f"{path}:3", "column 'tag' is missing or empty, so no reward domain scores the row"),
         (f"{path}:4", "'prompt' has no text"),
     ]
 
 
-def test_an_unknown_tag_is_a_fault_even_with_one_domain(
-    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
-) -> None:
+def test_an_unknown_tag_is_a_fault_even_with_one_domain(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(DataError, match="no reward domain includes the tag 'other'"):
-        prepare_prompts(arguments(write_jsonl([{"prompt": "p", "tag": "other"}])), tokenizer, 100, one_domain, tmp_path / "cache")
+        rewards = {"sums": RewardConfig.model_validate({})}
+        prepare_prompts(arguments(write_jsonl([{"prompt": "p", "tag": "other"}])), tokenizer, 100, rewards, tmp_path / "cache")
 
 
 def test_a_tag_that_two_domains_claim_is_an_error(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:

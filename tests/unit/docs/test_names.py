@@ -54,7 +54,7 @@ METRIC = re.compile(
 )
 OWN_KEYS = tuple(f"{kind.arguments}." for kind in KINDS.values())
 """Blocks whose keys are those of a method of the user's."""
-PLACEHOLDERS = {"domain": "<domain>", "name": "<set>", "part": "<part>", "k": "<k>", "role": "<role>"}
+PLACEHOLDERS = {"domain": "<domain>", "name": "<set>", "part": "<part>", "k": "<k>", "samples": "<n>", "role": "<role>"}
 FOREIGN = {"RAY_JOB_STOP_WAIT_TIME_S", "initial_scale_power", "NotImplementedError"}
 """Names of other projects that the source does not mention."""
 OF_VLLM = {step for used in DECLARED.values() for name in used for step in name.split(".")}

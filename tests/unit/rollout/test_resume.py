@@ -11,6 +11,7 @@ import numpy as np
 
 from roll.algorithms.advantages import Normalisation
 from roll.checkpoint.state import LOOP_FILE, LoopState
+from roll.config.schema.model import DataConfig
 from roll.data.prompts import PromptSet
 from roll.data.sampler import PromptSampler
 from roll.rollout.batch import Shaping, experience
@@ -52,7 +53,8 @@ DRAWN = ["5", "2", "4", "14"]
 def prompts(count: int) -> PromptSet:
     """Each of one token, its number."""
     rows = [{"token_ids": [number], "text": str(number), "row": "{}"} for number in range(count)]
-    return PromptSet(("sums",), np.arange(count), np.zeros(count, np.int16), {}, datasets.Dataset.from_list(rows))
+    data_args, table = DataConfig.model_validate({"file_name": "rows.jsonl", "prompt": "prompt"}), datasets.Dataset.from_list(rows)
+    return PromptSet(("rows.jsonl",), ("sums",), np.arange(count), np.zeros(count, np.int16), {}, {}, {}, data_args, table)
 
 
 class Same(EachByItself):

@@ -1,0 +1,41 @@
+"""Keys of the filters of groups that contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.roles import QueryFilterConfig
+from roll.errors import Fault
+
+READ = {"no_filter": (), "mean_filter": ("threshold_down", "threshold_up"), "std_filter": ("std_threshold",)}
+"""By type, the bounds that it compares with."""
+
+
+def filter_faults(config: RlvrConfig) -> Iterator[Fault]:
+    """Filters without a bound, with those of another, or that would drop everything."""
+    for domain, reward in config.rewards.items():
+        query_filter = reward.query_filter_config
+        if query_filter is None:
+            continue
+        place = f"rewards.{domain}.query_filter_config"
+        yield from _bounds(query_filter, f"{place}.filter_args")
+        if query_filter.type != "no_filter" and config.num_return_sequences_in_group == 1:
+            problem = (
+                f"{query_filter.type}, but num_return_sequences_in_group is 1: it looks at the rewards of several responses to one prompt"
+            )
+            yield Fault(place, problem, "give at least 2 samples, or remove it")
+
+
+def _bounds(query_filter: QueryFilterConfig, place: str) -> Iterator[Fault]:
+    bounds = query_filter.filter_args
+    given = {key: value for key, value in bounds if value is not None}
+    read = READ[query_filter.type]
+    for key in given.keys() - set(read):
+        yield Fault(f"{place}.{key}", f"{given[key]:g}, but the type {query_filter.type} does not read it", "remove it, or change the type")
+    if read and not given.keys() & set(read):
+        yield Fault(place, f"has no bound, and the type is {query_filter.type}", f"give {' or '.join(read)}")
+    low, high = bounds.threshold_down, bounds.threshold_up
+    if low is not None and high is not None and low >= high:
+        problem = f"{low:g} is not below threshold_up {high:g}: every group would be replaced"
+        yield Fault(f"{place}.threshold_down", problem, "give a lower one")

@@ -1,0 +1,141 @@
+"""Where a file of ROLL's leaves a key out, or means another number by it: what ROLL would do, said or taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from roll.algorithms.methods.policy_losses import USUAL_DUAL_CLIP
+from roll.config.roll_v2.keys import ROLE
+from roll.config.roll_v2.translate import Translation
+from roll.config.schema.fields import section_at
+from roll.config.schema.pipelines import PIPELINES
+
+ENOUGH = 3
+"""Keys of ROLL's that make a file one of ROLL's; fewer may stand in a file of ours that a snippet was copied into."""
+SWITCH = "roll_defaults"
+DEFAULTS: Mapping[str, Any] = {
+    "adv_estimator": "gae",
+    "rollout_batch_size": 128,
+    "save_steps": 50,
+    "eval_steps": 10,
+    "resume_from_checkpoint": "never",
+    "init_kl_coef": 0.2,
+    "actor_infer.generating_args.temperature": 0.95,
+    "actor_infer.generating_args.top_p": 0.7,
+    "actor_infer.generating_args.top_k": 50,
+    "validation.generating_args.temperature": 0.95,
+    "validation.generating_args.top_p": 0.7,
+    "validation.generating_args.top_k": 50,
+    "<role>.training_args.learning_rate": 5e-5,
+    "<role>.training_args.per_device_train_batch_size": 8,
+}
+"""By place, defaults of ROLL v0.2.1 that are others here. `<role>` stands for every role that learns."""
+NEEDED = {"eval_steps": "validation", "validation": "validation", "init_kl_coef": "add_token_level_kl"}
+"""By first step of a place, the root key without which it says nothing."""
+LEARNERS = ("actor_train", "critic", "sft_train", "student")
+CISPO_CLIP = 0.1
+
+Place = tuple[str, ...]
+
+
+def settle_defaults(done: Translation) -> None:
+    """Say what differs from ROLL where a file is one of ROLL's, or with `roll_defaults` take what ROLL would."""
+    takes = done.values.get(SWITCH) is True
+    if not takes and len(done.roll_keys) < ENOUGH:
+        return
+    missing = {place: value for place, value in _roll_defaults(done.values) if _left_out(done.values, place)}
+    if takes:
+        for place, value in missing.items():
+            _put(done.values, place, value)
+    elif missing:
+        listed = ", ".join(f"{'.'.join(place)} {value} ({_ours(done.values, place)})" for place, value in missing.items())
+        text = f"{SWITCH}: false, and these keys are left out, whose defaults in ROLL (here) are {listed}; write them"
+        done.warnings.append(f"{text}, or set {SWITCH}: true, which takes ROLL's")
+    _dual_clip(done, takes)
+    _cispo(done, takes)
+    _reward_clip(done)
+    _unused_kl(done)
+
+
+def _roll_defaults(values: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
+    """ROLL's default of each key that differs from ours, where the block that holds the key is in use."""
+    for pattern, value in DEFAULTS.items():
+        first, *below = pattern.split(".")
+        for step in [role for role in LEARNERS if role in values] if first == ROLE else [first]:
+            place = (step, *below)
+            if _field(values, place) and (step not in NEEDED or values.get(NEEDED[step])):
+                yield place, value
+
+
+def _left_out(values: Any, place: Place) -> bool:
+    """Whether a key is not given, though a block above it may be."""
+    for step in place:
+        if not isinstance(values, dict):
+            return False  # The schema says what is wrong with what stands in a block's place.
+        if step not in values:
+            return True
+        values = values[step]
+    return False
+
+
+def _put(values: dict[str, Any], place: Place, value: Any) -> None:
+    *above, key = place
+    for step in above:
+        values = values.setdefault(step, {})
+    values[key] = value
+
+
+def _field(values: Mapping[str, Any], place: Place) -> FieldInfo | None:
+    """The key of the pipeline's schema at a place; None if it has none there."""
+    schema = PIPELINES.get(str(values.get("pipeline", "rlvr")), PIPELINES["rlvr"])
+    section = section_at(schema, place[:-1], values)
+    return section.model_fields.get(place[-1]) if section else None
+
+
+def _ours(values: Mapping[str, Any], place: Place) -> Any:
+    field = _field(values, place)
+    return field.default if field else None
+
+
+def _dual_clip(done: Translation, takes: bool) -> None:
+    if done.values.get("dual_clip_loss") is not True:
+        return
+    clip = done.values.get("pg_clip", 0.2)
+    theirs = round(1 + 2 * clip, 6) if isinstance(clip, int | float) else None
+    if takes:
+        done.values["dual_clip_loss"] = theirs
+    else:
+        done.warnings.append(f"dual_clip_loss: true is {USUAL_DUAL_CLIP:g} here and 1 + 2 x pg_clip, {theirs}, in ROLL; write the number")
+
+
+def _cispo(done: Translation, takes: bool) -> None:
+    """ROLL's CISPO reads no `pg_clip`."""
+    if done.values.get("policy_loss") != "cispo" or "actor_train.pg_variant" not in done.roll_keys:
+        return
+    if takes:
+        for key in ("pg_clip_low", "pg_clip_high"):
+            done.values.setdefault(key, CISPO_CLIP)
+    elif not {"pg_clip_low", "pg_clip_high"} <= done.values.keys():
+        clip = done.values.get("pg_clip", 0.2)
+        text = f"policy_loss: cispo clips at {CISPO_CLIP} on both sides in ROLL, whatever pg_clip, and at pg_clip, {clip}, here"
+        done.warnings.append(f"{text}; write pg_clip_low and pg_clip_high")
+
+
+def _reward_clip(done: Translation) -> None:
+    clip, values = done.values.get("reward_clip"), done.values
+    scopes = [values[key] for key in ("norm_mean_type", "norm_std_type") if values.get(key)]
+    estimator = values.get("adv_estimator", "grpo")
+    if clip is not None and (scopes or estimator == "grpo"):
+        by = "adv_estimator grpo" if not scopes else "norm_mean_type and norm_std_type"
+        text = f"reward_clip: {clip} bounds rewards as they come here, and in ROLL after {by} normalised them; choose it for the one meant"
+        done.warnings.append(text)
+
+
+def _unused_kl(done: Translation) -> None:
+    """ROLL computes a KL of this weight for its metrics even where no term has it."""
+    if done.values.get("init_kl_coef") and done.values.get("add_token_level_kl", False) is False:
+        value = done.values.pop("init_kl_coef")
+        done.warnings.append(f"init_kl_coef: {value} is ignored; without add_token_level_kl no reward has that term, in ROLL neither")

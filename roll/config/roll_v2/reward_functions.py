@@ -1,0 +1,72 @@
+"""ROLL's keys of the domains that a function scores: to `reward_args` of the functions here, or to nothing, which is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from roll.config.schema.faults import shown
+
+USE_LOCAL, CODE_URL, REWARD_TYPE, LENGTH = "use_local", "code_url", "reward_type", "response_length_penalty_coef"
+KEYS = (USE_LOCAL, CODE_URL, REWARD_TYPE, LENGTH)
+SANDBOX = "sandbox"
+"""The argument of `code_sandbox` that says where programs run; the address of a server, among others."""
+SANDBOXED = "programs run on this machine, in a sandbox, which ROLL's do not; remove the key"
+MEANT = {
+    USE_LOCAL: "ignored; `code_sandbox` runs programs on this machine in a sandbox, or on a server",
+    CODE_URL: f"read as `reward_args.{SANDBOX}` of `code_sandbox`, unless `{USE_LOCAL}` is true; else ignored",
+    REWARD_TYPE: f"read as `reward_args.{REWARD_TYPE}` of `crossthinkqa`; else ignored",
+    LENGTH: f"read as `reward_args.{LENGTH}` of `crossthinkqa`, unless it is 0; else ignored",
+}
+"""What becomes of each key, for the reference of keys."""
+WITHOUT = {
+    USE_LOCAL: "the reward runs no programs; remove the key",
+    CODE_URL: "the reward runs no programs; remove the key",
+    REWARD_TYPE: "use failed_value and the reward function's own value",
+    LENGTH: "use overlong_buffer, or reward_args",
+}
+"""Of rewards that do not read a key, what to use."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """What becomes of a key."""
+
+    argument: str | None
+    """Of `reward_args`; None where it is left out."""
+    said: str
+
+
+def translate_reward_functions(rewards: Any) -> list[str]:
+    """Bring the domains, in place, into the schema's form. A warning for each key."""
+    warnings: list[str] = []
+    for domain, block in rewards.items() if isinstance(rewards, dict) else ():
+        if not isinstance(block, dict):
+            continue
+        given = {key: block.pop(key) for key in KEYS if key in block}
+        for key, read in _read(str(block.get("reward") or domain), given):
+            value, place = given[key], f"rewards.{domain}.{key}"
+            if read.argument is None:
+                warnings.append(f"{place}: {shown(value)} is ignored; {read.said}")
+            elif isinstance(arguments := block.setdefault("reward_args", {}), dict):
+                arguments.setdefault(read.argument, value)
+                warnings.append(f"{place}: {shown(value)} is read as reward_args.{read.argument}={arguments[read.argument]}; write it so")
+    return warnings
+
+
+def _read(reward: str, given: dict[str, Any]) -> Iterator[tuple[str, Read]]:
+    for key, value in given.items():
+        if key == USE_LOCAL and reward == "code_sandbox":
+            yield key, Read(None, SANDBOXED if value else f"a server is named by {CODE_URL}; remove the key")
+        elif key == CODE_URL and reward == "code_sandbox" and value is not None:
+            is_used = not given.get(USE_LOCAL)
+            yield key, Read(SANDBOX, "") if is_used else Read(None, f"{USE_LOCAL}: true goes before it")
+        elif key == REWARD_TYPE and reward == "crossthinkqa" or key == LENGTH and reward == "crossthinkqa" and value:
+            yield key, Read(key, "")
+        elif key == REWARD_TYPE and reward == "ifeval":
+            yield key, Read(None, "a response meets its constraint or does not; remove the key")
+        elif key == LENGTH and not value:
+            yield key, Read(None, "it is what holds anyway; remove the key")
+        else:
+            yield key, Read(None, WITHOUT[key])

@@ -1,0 +1,91 @@
+"""Which reward domain scores a row. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from numpy.typing import NDArray
+
+from roll.config.schema.roles import RewardConfig
+from roll.data.rows import RowFault
+from roll.errors import ConfigError, Fault
+from roll.registry import nearest
+from roll.types import Bools
+
+DEFAULT_DOMAIN = "math_rule"
+"""The reward domain of rows that name none, as in ROLL."""
+
+
+class Label(NamedTuple):
+    """What a row says of its domain."""
+
+    domain: str | None
+    tag: str | None
+
+
+@dataclass(frozen=True)
+class Routes:
+    """From labels to reward domains."""
+
+    domains: tuple[str, ...]
+    """All of them, in the order of `rewards`."""
+    of_tag: Mapping[str, str]
+    """The domain of each tag."""
+
+    def labels(self, domains: NDArray, tags: NDArray) -> Sequence[Label]:
+        """[rows], from the two columns, each a text or None."""
+        return [Label(*pair) for pair in zip(domains.tolist(), tags.tolist(), strict=True)]
+
+    def domain_index(self, label: Label) -> int:
+        """The place of a row's domain in `domains`; -1 if it has none."""
+        found = self._named(label) or (DEFAULT_DOMAIN if DEFAULT_DOMAIN in self.domains else None)
+        return self.domains.index(found) if found else -1
+
+    def is_default(self, label: Label) -> bool:
+        """Whether the row goes to `DEFAULT_DOMAIN` because it names no domain that there is, though there is a choice."""
+        return self._named(label) is None
+
+    def _named(self, label: Label) -> str | None:
+        if label.domain in self.domains:
+            return label.domain
+        if label.tag is not None:
+            return self.of_tag.get(label.tag)
+        return self.domains[0] if len(self.domains) == 1 else None
+
+    def faults(self, labels: Sequence[Label], usable: Bools, tag_column: str) -> list[tuple[int, RowFault]]:
+        """Of each usable row without a domain, its position and what is wrong."""
+        if DEFAULT_DOMAIN in self.domains:
+            return []
+        wrong = [place for place, label in enumerate(labels) if usable[place] and self.domain_index(label) < 0]
+        return [(place, self._fault(labels[place], tag_column)) for place in wrong]
+
+    def _fault(self, label: Label, tag_column: str) -> RowFault:
+        if label.tag is None:
+            reason, problem = f"no '{tag_column}'", f"column '{tag_column}' is missing or empty, so no reward domain scores the row"
+        else:
+            hint = nearest(label.tag, list(self.of_tag))
+            reason, problem = "tag without a domain", f"no reward domain includes the tag '{label.tag}'{hint}"
+        known = ", ".join(sorted(self.of_tag))
+        remedy = f"name it in the `tag_included` of a reward, or set the row's '{tag_column}' to one of: {known}"
+        return RowFault(reason, problem, f"{remedy}; a domain `{DEFAULT_DOMAIN}` takes all other rows")
+
+
+def tag_routes(rewards: Mapping[str, RewardConfig]) -> dict[str, str]:
+    """The domain of each tag.
+
+    Raises:
+        ConfigError: two domains claim the same tag.
+    """
+    routes: dict[str, str] = {}
+    faults: list[Fault] = []
+    for domain, reward in rewards.items():
+        for tag in reward.tag_included or (domain,):
+            if routes.setdefault(tag, domain) != domain:
+                remedy = "a tag belongs to one domain; name it in one `tag_included` only"
+                problem = f"claims the tag '{tag}', as does the domain '{routes[tag]}'"
+                faults.append(Fault(f"rewards.{domain}.tag_included", problem, remedy))
+    if faults:
+        raise ConfigError(faults)
+    return routes

@@ -1,0 +1,54 @@
+"""Which groups are handed over, and which are thrown away and replaced. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from statistics import fmean, stdev
+
+from roll.rollout.batch import rewards_differ, usable
+from roll.types import RolloutGroup
+
+Keep = Callable[[RolloutGroup], bool]
+"""Whether a group is handed over."""
+
+
+@dataclass(frozen=True)
+class MeanBetween:
+    """Keeps a group whose mean reward lies between two bounds, neither of them included. As ROLL's `mean_filter`."""
+
+    low: float = -inf
+    high: float = inf
+
+    def __call__(self, group: RolloutGroup) -> bool:
+        rewards = [episode.reward.value for episode in usable(group)]
+        return bool(rewards) and self.low < fmean(rewards) < self.high
+
+
+@dataclass(frozen=True)
+class StdAbove:
+    """Keeps a group whose rewards have a standard deviation (of the sample, n - 1) above a bound. As ROLL's `std_filter`."""
+
+    low: float
+
+    def __call__(self, group: RolloutGroup) -> bool:
+        rewards = [episode.reward.value for episode in usable(group)]
+        return len(rewards) > 1 and stdev(rewards) > self.low
+
+
+def everything(group: RolloutGroup) -> bool:
+    """Keeps every group."""
+    return True
+
+
+@dataclass(frozen=True)
+class ByDomain:
+    """Keeps a group as the filter of its domain says, or else as dynamic sampling does."""
+
+    filters: Mapping[str, Keep]
+    others: Keep = rewards_differ
+    """Of domains without a filter of their own."""
+
+    def __call__(self, group: RolloutGroup) -> bool:
+        return self.filters.get(group.prompt.domain, self.others)(group)

@@ -1,0 +1,172 @@
+"""Rows as ROLL v0.2.1 has them: JSON text in columns, domains and tags, arguments of the chat template."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from roll.config.schema.model import DataConfig
+from roll.config.schema.roles import RewardConfig
+from roll.data.chat import renderer
+from roll.data.examples import Limits, prepare_examples
+from roll.data.prompts import PromptSet, prepare_prompts
+from roll.data.remarks import remark_routes
+from roll.data.rows import read_row
+from roll.errors import DataError
+
+Write = Callable[..., str]
+ASK = [{"role": "user", "content": "One?"}]
+UNUSED = dict.fromkeys(("source", "difficulty", "prompt", "case_type", "test_case_function", "test_cases", "ground_truth", "tag"), "")
+"""ROLL's rows have all columns, and empty texts in those that a task does not use."""
+TEMPLATE = (
+    "{% for tool in tools or [] %}<{{ tool.name }}>{% endfor %}{{ 'think:' if enable_thinking else 'short:' }}"
+    "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def arguments(file_name: str, **others: Any) -> DataConfig:
+    return DataConfig.model_validate({"file_name": file_name, "template": "chatml", "messages": "messages", **others})
+
+
+def domains(*names: str, **tags: tuple[str, ...]) -> dict[str, RewardConfig]:
+    return {name: RewardConfig.model_validate({"tag_included": tags[name]} if name in tags else {}) for name in (*names, *tags)}
+
+
+@pytest.fixture
+def prepared(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[..., PromptSet]:
+    def prepare(rows: list[dict], rewards: dict[str, RewardConfig], **others: Any) -> PromptSet:
+        return prepare_prompts(arguments(write_jsonl(rows), **others), tokenizer, 200, rewards, tmp_path / "cache")
+
+    return prepare
+
+
+def test_rows_of_every_kind_that_roll_ships_are_read(prepared: Callable[..., PromptSet]) -> None:
+    cases = [{"assert_code": "assert f(1) == 2"}]
+    check = {"func_name": "verify_paragraph_count", "N": 2, "word": None}
+    rows = [
+        UNUSED | {"id": "1", "messages": json.dumps(ASK), "ground_truth": "7", "tag": "deepmath_103k"},
+        UNUSED | {"id": "2", "messages": json.dumps(ASK), "test_cases": json.dumps(cases), "case_type": "pytest", "tag": "KodCode"},
+        UNUSED | {"id": "3", "messages": json.dumps(ASK), "ground_truth": json.dumps(check), "tag": "ifeval"},
+        UNUSED | {"id": "4", "messages": json.dumps(ASK), "ground_truth": "a text", "tag": "RLVR"},
+    ]
+    rewards = domains("ifeval", math_rule=("deepmath_103k",), code_sandbox=("KodCode",), llm_judge=("RLVR",))
+    prompts = prepared(rows, rewards, id="id")
+    read = [prompts.prompt(index, index) for index in range(4)]
+    assert [prompt.domain for prompt in read] == ["math_rule", "code_sandbox", "ifeval", "llm_judge"]
+    assert {prompt.text for prompt in read} == {"<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n"}
+    assert [prompt.row["messages"] for prompt in read] == [ASK] * 4
+    assert [prompt.row["ground_truth"] for prompt in read] == ["7", "", check, "a text"]
+    assert [prompt.row["test_cases"] for prompt in read] == ["", cases, "", ""]
+    assert not prompts.unknown_tags and not prompts.unknown_domains
+
+
+@pytest.mark.parametrize("text", ["{}", "{1, 2}", "{1: 2}", "[1, 2]", "7", '"a"', "true", "{", "{'a': 1}"])
+def test_an_answer_that_looks_like_json_stays_as_it_is_written(text: str) -> None:
+    assert read_row({"ground_truth": text}, arguments("a.jsonl")) == {"ground_truth": text}
+
+
+def test_text_that_is_not_json_is_a_fault_with_its_row(prepared: Callable[..., PromptSet]) -> None:
+    good = {"messages": json.dumps(ASK)}
+    rows = [good, {"messages": "[{'role': 'user'}]"}, good | {"test_cases": "[1,"}, good | {"tools": "{"}]
+    rows += [good | {"tools": '[{"name": 1}, 2]'}, good | {"chat_template_kwargs": "[1]"}]
+    with pytest.raises(DataError) as caught:
+        prepared(rows, domains("math_rule"))
+    said = [(fault.place.rpartition(":")[2], fault.problem) for fault in caught.value.faults]
+    assert [number for number, _ in said] == ["2", "3", "4", "5", "6"]
+    for (_, problem), column in zip(said[:3], ("messages", "test_cases", "tools"), strict=True):
+        assert problem.startswith(f"'{column}' is text that is not JSON (")
+    assert said[3][1] == "'tools' is [{'name': 1}, 2]" and said[4][1] == "'chat_template_kwargs' is [1]"
+
+
+def test_the_domain_goes_before_the_tag_and_the_tag_before_the_default(
+    prepared: Callable[..., PromptSet], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    labels = [
+        ("code_sandbox", "gsm8k"),  # the domain, whatever the tag
+        ("", "KodCode"),
+        (None, "KodCode"),
+        ("algebra", "KodCode"),  # no domain of ours: the tag
+        ("", "aime2024"),
+        ("", "aime2024"),
+        ("algebra", "minervamath"),
+        (None, ""),
+    ]
+    rows = [{"messages": ASK, "domain": domain, "tag": tag} for domain, tag in labels]
+    prompts = prepared(rows, domains(math_rule=("gsm8k",), code_sandbox=("KodCode",)))
+    found = [prompts.prompt(index, 0).domain for index in range(len(rows))]
+    assert found == ["code_sandbox"] * 4 + ["math_rule"] * 4
+    assert prompts.unknown_tags == {"aime2024": 2, "minervamath": 1, "no tag": 1} and prompts.unknown_domains == {"algebra": 2}
+    with caplog.at_level(logging.WARNING):
+        remark_routes(prompts)
+    assert [record.getMessage().removeprefix(f"{tmp_path}/") for record in caplog.records] == [
+        "rows.jsonl: no reward domain includes the tag of 4 rows (aime2024: 2, minervamath: 1, no tag: 1); they are scored by math_rule",
+        "rows.jsonl: the column 'domain' of 2 rows names no reward domain (algebra: 2); their tags decide",
+    ]
+
+
+def test_an_unknown_tag_without_math_rule_is_a_fault(prepared: Callable[..., PromptSet]) -> None:
+    with pytest.raises(DataError, match="no reward domain includes the tag 'aime2024'") as caught:
+        prepared([{"messages": ASK, "tag": "aime2024"}, {"messages": ASK, "tag": "code"}], domains("code", "sums"))
+    assert len(caught.value.faults) == 1 and "`math_rule` takes all other rows" in caught.value.faults[0].remedy
+
+
+def test_nothing_is_said_of_rows_without_tags_where_there_is_one_domain(
+    prepared: Callable[..., PromptSet], caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts = prepared([{"messages": ASK}, {"messages": ASK, "tag": ""}], domains("sums"))
+    remark_routes(prompts)
+    assert not caplog.records and list(prompts.domain_index) == [0, 0]
+
+
+def test_tools_and_arguments_reach_the_chat_template(
+    prepared: Callable[..., PromptSet], tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    tool = {"name": "add", "parameters": {}}
+    rows = [
+        {"messages": ASK},
+        {"messages": ASK, "tools": [tool], "chat_template_kwargs": {"enable_thinking": True}},
+        {"messages": ASK, "tools": json.dumps([tool]), "chat_template_kwargs": '{"enable_thinking": true}'},
+        {"messages": ASK, "tools": "", "chat_template_kwargs": {"enable_thinking": None}},
+    ]
+    prompts = prepared(rows, domains("math_rule"), template="native")
+    texts = [prompts.prompt(index, 0).text for index in range(4)]
+    assert texts == [f"{start}[user]One?[assistant]" for start in ("short:", "<add>think:", "<add>think:", "short:")]
+
+
+@pytest.mark.parametrize(
+    ("template", "column"),
+    [("chatml", {"tools": [{"name": "add"}]}), ("raw", {"chat_template_kwargs": {"enable_thinking": True}})],
+)
+def test_what_a_template_does_not_read_is_a_fault(prepared: Callable[..., PromptSet], template: str, column: dict) -> None:
+    with pytest.raises(DataError, match=f"which the template '{template}' does not read"):
+        prepared([{"messages": ASK, **column}], domains("math_rule"), template=template)
+
+
+@pytest.mark.parametrize("key", ["thinking", "tokenize", "add_generation_prompt"])
+def test_an_argument_that_is_not_the_templates_is_a_fault(
+    prepared: Callable[..., PromptSet], tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE.replace("enable_thinking", "quick"))
+    with pytest.raises(DataError, match="template"):
+        prepared([{"messages": ASK, "chat_template_kwargs": {key: True}}], domains("math_rule"), template="native")
+
+
+def test_examples_of_the_offline_pipelines_are_read_alike(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    talk = [*ASK, {"role": "assistant", "content": "Two."}]
+    path = write_jsonl([{"messages": json.dumps(talk), "chat_template_kwargs": {"enable_thinking": True}}])
+    examples = prepare_examples(
+        arguments(path, template="native"), tokenizer, Limits(200, 200), "responses", cache_folder=tmp_path / "cache"
+    )
+    (sequence,) = examples.example(0).sequences
+    render = renderer("native", tokenizer)
+    assert tokenizer.decode(sequence.token_ids[~sequence.response_mask]) == render(ASK, True, {"enable_thinking": True})

@@ -1,0 +1,121 @@
+"""Metrics of held-out sets, against counts of every way to draw."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations, permutations
+from statistics import fmean
+
+import numpy as np
+import pytest
+
+from roll.pipeline.evaluate import Evaluator, majority, majority_at_k, pass_at_k, sizes, validation_metrics
+from roll.rollout.group import Generator
+from roll.types import Completion, FinishReason, Ints, Prompt, RewardOutcome, RewardResult, RolloutGroup, Sampling
+from tests.unit.rollout.build import make_episode, make_group, make_trajectory, sampled
+
+
+def group_of(*responses: tuple[str, float], outcome: RewardOutcome = RewardOutcome.SCORED) -> RolloutGroup:
+    """Responses by text and reward; as many tokens as characters."""
+    episodes = []
+    for text, reward in responses:
+        episode = make_episode([5], reward, outcome=outcome)
+        episodes.append(type(episode)([make_trajectory(sampled([5] * len(text), text=text))], episode.reward))
+    return make_group(0, episodes)
+
+
+def elected(answers: Sequence[str], passes: Sequence[bool]) -> float:
+    """Counted by hand: who has the most votes, and how likely is one of them to be right."""
+    votes = Counter(answer for answer in answers if answer)
+    first = [answer for answer in votes if votes[answer] == max(votes.values())]
+    shares = [fmean(right for answer, right in zip(answers, passes, strict=True) if answer == winner) for winner in first]
+    return fmean(shares) if shares else 0.0
+
+
+@pytest.mark.parametrize(
+    ("samples", "ks"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (4, [1, 2, 4]), (8, [1, 2, 4, 8]), (12, [1, 2, 4, 8, 12])]
+)
+def test_k_doubles_up_to_all_samples(samples: int, ks: list[int]) -> None:
+    assert sizes(samples) == ks
+
+
+def test_the_majority_is_elected_as_by_hand() -> None:
+    draw = random.Random(5)
+    for _ in range(500):
+        answers = [draw.choice(["a", "b", "c", ""]) for _ in range(draw.randint(1, 7))]
+        passes = [bool(answer) and draw.random() < 0.5 for answer in answers]
+        assert majority(answers, passes) == pytest.approx(elected(answers, passes))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 6])
+def test_maj_at_k_is_without_bias(k: int) -> None:
+    """Over every order of the samples its mean is that over every choice of k of them."""
+    answers, right = ("a", "a", "b", "c", "", "b"), "a"
+    every = [majority_at_k(order, [answer == right for answer in order], k) for order in permutations(answers)]
+    chosen = [elected(some, [answer == right for answer in some]) for some in combinations(answers, k)]
+    assert fmean(every) == pytest.approx(fmean(chosen))
+
+
+def test_the_metrics_of_a_set() -> None:
+    groups = [
+        group_of((r"so \boxed{4}", 1.0), (r"\boxed{ 4 } it is", 1.0), (r"\boxed{5}", 0.0), ("<think>\\boxed{5}</think>first\n4", 1.0)),
+        group_of(("7", -1.0), ("8", -1.0), ("7", -1.0), ("9", 0.5)),
+    ]
+    metrics = {name.removeprefix("val/set/"): value for name, value in validation_metrics("set", groups, 4).items()}
+    for k in (1, 2, 4):
+        assert metrics[f"pass@{k}"] == pytest.approx((pass_at_k(4, 3, k) + pass_at_k(4, 1, k)) / 2)
+    # Of the first prompt 4, 4 | 5, 4 : 1 and a tie; of all 4. Of the second 7, 8 | 7, 9: wrong and a tie; of all 7.
+    assert metrics["maj@2"] == pytest.approx(((1 + 0.5) / 2 + (0 + 0.5) / 2) / 2) and metrics["maj@4"] == 0.5
+    assert metrics["avg@4"] == pytest.approx((3 - 3 + 0.5) / 8)
+    lengths = [len(segment.text) for group in groups for episode in group.episodes for segment in episode.sampled]
+    assert metrics["length_mean"] == pytest.approx(fmean(lengths)) and metrics["length_max"] == max(lengths)
+    assert metrics["truncated_fraction"] == 0 and metrics["policy_version"] == 0
+    assert set(metrics) == {"pass@1", "pass@2", "pass@4", "maj@2", "maj@4", "avg@4"} | {
+        "length_mean",
+        "length_max",
+        "truncated_fraction",
+        "policy_version",
+    }
+
+
+def test_what_got_no_verdict_passes_in_no_way() -> None:
+    metrics = validation_metrics("set", [group_of(("1", 1.0), ("1", 1.0), outcome=RewardOutcome.CRASHED)], 2)
+    assert [metrics[f"val/set/{name}"] for name in ("pass@1", "pass@2", "maj@2", "avg@2")] == [0, 0, 0, 0]
+
+
+class Echo(Generator):
+    """Answers with the number of the prompt, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[int] = Counter()
+
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> Sequence[Completion]:
+        self.asked[sampling.samples] += 1
+        tokens = np.array([5], np.int32)
+        return [Completion(tokens, None, np.zeros(1, np.int32), FinishReason.STOP, str(token_ids[0])) for _ in range(sampling.samples)]
+
+    async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
+        return [RewardResult(float(prompt.row["right"])) for _ in responses]
+
+    def compares(self, prompt: Prompt) -> bool:
+        return False
+
+    def combined(self, prompt: Prompt, results: Sequence[RewardResult]) -> Sequence[RewardResult]:
+        return results
+
+
+def test_sets_are_answered_each_with_its_own_sampling() -> None:
+    echo = Echo()
+    prompts = [Prompt(number, np.array([number], np.int32), "", "d", {"right": number % 2}) for number in range(4)]
+    sets = {"odd": (prompts[1::2], 1), "all": (prompts, 4)}
+
+    async def run() -> dict[str, float]:
+        made = [Evaluator(name, some, echo, echo, Sampling(1, samples=count, log_probs=False), 0) for name, (some, count) in sets.items()]
+        return {name: value for metrics in await asyncio.gather(*(one.run() for one in made)) for name, value in metrics.items()}
+
+    metrics = asyncio.run(run())
+    assert echo.asked == {1: 2, 4: 4}
+    assert metrics["val/odd/pass@1"] == 1 and metrics["val/all/pass@4"] == 0.5 and "val/odd/maj@1" not in metrics
