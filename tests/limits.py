@@ -23,6 +23,8 @@ RUN = 3600.0
 """A whole run, or all the cases that ranks work through one after another."""
 EXPIRY = 1.0
 """A deadline that expires. Use it only where nothing that the test asserts has to be done within it."""
+CPU_EXPIRY = 2
+"""Seconds of CPU time after which a program that never ends is ended."""
 NONE = 0.0
 """What would have to wait gives up at once."""
 LOOK = 0.02

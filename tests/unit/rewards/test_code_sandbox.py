@@ -23,7 +23,7 @@ from roll.rewards.sandbox import bubblewrap, program
 from roll.rewards.sandbox.bubblewrap import START, SandboxUnavailable, survey
 from roll.rewards.sandbox.inside import mirror
 from roll.types import Prompt, RewardOutcome, RewardResult
-from tests.limits import RUN, until
+from tests.limits import CPU_EXPIRY, RUN, until
 from tests.unit.rewards import escapes
 
 PROMPT = Prompt(0, np.zeros(1, dtype=np.int32), "", "code", {})
@@ -162,7 +162,7 @@ def test_endings_can_be_told_apart() -> None:
     row = {"case_type": "input", "test_cases": [{"stdin": "", "expected_stdout": "1"}] * 2}
     compiled = score(fenced("def f(:"), row)
     assert (compiled.parts["compile_error"], compiled.parts["timeout"]) == (1.0, 0.0) and "SyntaxError" in compiled.note
-    late = score(fenced("while True: pass"), row, cpu_seconds=1, cases="first_failure")
+    late = score(fenced("while True: pass"), row, cpu_seconds=CPU_EXPIRY, cases="first_failure")
     assert (late.parts["compile_error"], late.parts["timeout"]) == (0.0, 0.5) and late.note.startswith("case 1 of 2: timeout")
     assert 0.5 < late.parts["cpu_seconds"] < 2
     assert score("No code, " * 1000, row).outcome == RewardOutcome.UNPARSABLE
