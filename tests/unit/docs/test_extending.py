@@ -198,7 +198,7 @@ def test_what_the_page_names_passes_the_check_and_declares_what_it_says(tmp_path
     values["rewards"] = {
         str(number): reward for number, fragment in enumerate(fragments) for reward in fragment.get("rewards", {}).values()
     }
-    assert len(values["rewards"]) == 2
+    assert len(values["rewards"]) == 4
     for name in ("my_rewards.py", "my_judge.py", "my_group_reward.py", "my_estimators.py", "my_losses.py", "my_preferences.py"):
         (tmp_path / name).write_text(code(name).text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
