@@ -21,7 +21,7 @@ from tests import limits
 from tests.integration.conftest import TINY, World
 from tests.unit.rewards.chat_server import Behaviour, ChatServer, Response, chat_server, completion, error
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.full]
 
 ANSWERS = "validation={data_args: {file_name: exact.jsonl, template: raw, prompt: prompt}, name: heldout, generating_args: {seeded: true}}"
 """Held-out problems of a domain that a function scores: what the policy has learnt is not for its teacher to say."""
@@ -125,7 +125,6 @@ def assert_learnt(world: World, name: str) -> None:
     assert last > first
 
 
-@pytest.mark.full
 def test_learnt_from_a_judge_in_an_engine_of_its_own(judging: World, leaves_nothing: Callable[[], None]) -> None:
     outcome = judging.run("--config-name", "tiny/tiny_judge", "output_dir=judge", "eval_steps=0")
     assert outcome.status == 0, outcome.output
@@ -154,7 +153,6 @@ def reward_model(judging: World) -> Path:
     return judging.folder / "preferring" / "export"
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("strategy", "steps"),
     [("{strategy_name: hf_infer}", 24), ("{strategy_name: vllm, strategy_config: {enforce_eager: true, kv_cache_gib: 0.25}}", 2)],
