@@ -54,10 +54,10 @@ def encoded(message: Any) -> bytes:
 
 def fields(result: RewardResult) -> Fields:
     """A result as it travels: a pickle of plain values is made and read several times faster."""
-    return result.value, result.outcome.value, result.parts, result.note, tuple((turn.end, turn.value) for turn in result.turns)
+    turns = tuple((turn.end, turn.value) for turn in result.turns) if result.turns else ()
+    return result.value, result.outcome.value, result.parts, result.note, turns
 
 
-def result_of(said: Fields) -> RewardResult:
+def result_of(value: float, outcome: str, parts: Mapping[str, float], note: str, turns: tuple[tuple[int, float], ...]) -> RewardResult:
     """The result of these fields."""
-    value, outcome, parts, note, turns = said
-    return RewardResult(value, OUTCOMES[outcome], parts, note, tuple(TurnReward(*turn) for turn in turns))
+    return RewardResult(value, OUTCOMES[outcome], parts, note, tuple(TurnReward(*turn) for turn in turns) if turns else ())

@@ -63,6 +63,14 @@ class _Batch:
     number: int = 0
     """Of the first call, once they are sent; the others count on from it."""
 
+    def settle(self, number: int, results: list[RewardResult]) -> None:
+        """Note what a call came to."""
+        group, begin = self.group, self.begin + number - self.number
+        group.results[self.part][begin : begin + len(results)] = results
+        group.missing -= len(results)
+        if not group.missing and not group.done.done():
+            group.done.set_result(None)
+
 
 class RewardProcess:
     """Scores the responses of one domain. For use from one asyncio event loop.
@@ -199,8 +207,9 @@ class RewardProcess:
             self._lose(crashed(str(died)))
         else:
             for number, said in answers:
+                batch = self._sent.pop(number)
                 self._begun.pop(number, None)
-                self._settle(self._sent.pop(number), number, [result_of(one) for one in said])
+                batch.settle(number, [result_of(*one) for one in said])
 
     def _taken(self) -> list[_Batch]:
         """The calls to send now. A child that makes one at a time reads nothing meanwhile, so it gets the next ones when it is done."""
@@ -246,14 +255,7 @@ class RewardProcess:
             self._alone.extend(suspects)
         else:
             (batch,) = suspects
-            self._settle(batch, batch.number, [result] * (batch.end - batch.begin))
-
-    def _settle(self, batch: _Batch, number: int, results: list[RewardResult]) -> None:
-        group, begin = batch.group, batch.begin + number - batch.number
-        group.results[batch.part][begin : begin + len(results)] = results
-        group.missing -= len(results)
-        if not group.missing and not group.done.done():
-            group.done.set_result(None)
+            batch.settle(batch.number, [result] * (batch.end - batch.begin))
 
     async def _started(self) -> Child:
         """The child, started if there is none."""

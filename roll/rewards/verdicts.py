@@ -73,7 +73,7 @@ def _whole(result: RewardResult, characters: int) -> RewardResult:
             outcome=RewardOutcome(result.outcome),
             parts={str(name): _finite(f"part '{name}'", part) for name, part in result.parts.items()},
             note=str(result.note),
-            turns=_turns(result.turns, characters) if result.outcome == RewardOutcome.SCORED else (),
+            turns=_turns(result.turns, characters) if result.turns and result.outcome == RewardOutcome.SCORED else (),
         )
     except (TypeError, ValueError, AttributeError) as error:
         return crashed(f"returned a malformed RewardResult: {error}")
