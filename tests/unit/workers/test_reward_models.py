@@ -85,7 +85,7 @@ def test_a_judge_never_forgets_its_weights() -> None:
 
 
 def test_messages_that_wait_for_their_turn_have_time_for_it() -> None:
-    model = ApiModel("http://h", "m", None, SAMPLING, seconds=5.0, retries=1, concurrency=2, max_calls=None, seed=0)
+    model = ApiModel("http://h", "m", None, SAMPLING, seconds=limits.CALL, retries=1, concurrency=2, max_calls=None, seed=0)
 
     async def run() -> None:
         group = Group(Reply(("yes",)), size=1)
