@@ -127,8 +127,7 @@ def test_learnt_from_a_judge_in_an_engine_of_its_own(judging: World, leaves_noth
     assert outcome.status == 0, outcome.output
     outcome = judging.run(
         *("--config-name", "tiny/tiny_llm_judge", "output_dir=judged", "pretrain=warm/export", "save_at_end=false"),
-        *("rewards.arithmetic.model_args.model_name_or_path=judge/export", "max_steps=24", "eval_steps=24", ANSWERS, EXACT),
-        *("rollout_batch_size=32", "actor_train.training_args.per_device_train_batch_size=64"),
+        *("rewards.arithmetic.model_args.model_name_or_path=judge/export", "max_steps=40", "eval_steps=40", ANSWERS, EXACT),
     )
     assert outcome.status == 0, outcome.output
     verdicts = [
