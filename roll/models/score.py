@@ -49,8 +49,8 @@ def check_reward_model(path: str, model_args: ModelConfig) -> None:
     except (OSError, ValueError) as error:
         raise DataError([unreadable(path, "model", error)]) from error
     if config.num_labels != 1:
-        named = "" if getattr(config, "id2label", None) is None else f": {', '.join(map(str, list(config.id2label.values())[:4]))}"
-        raise DataError([no_reward_model(path, f"its config.json has {config.num_labels} labels{named}")])
+        named = ", ".join(map(str, list((config.id2label or {}).values())[:4]))
+        raise DataError([no_reward_model(path, f"its config.json has {config.num_labels} labels ({named})")])
 
 
 def pad_token(path: str, model_args: ModelConfig) -> int | None:

@@ -86,13 +86,13 @@ def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Cal
         return tokens[: int(np.flatnonzero(scored_token(tokens, pad))[0]) + 1]
 
     def make(roles: Roles) -> Scorer:
-        engines, context = roles.reward_model(f"{PREFIX}{domain}", role, positions_of(path, config, reward))
+        engines, context = roles.reward_model(f"{PREFIX}{domain}", role, positions_of(path, config))
         return Scorer(engines, encode, context, reward.failed_value)
 
     return make
 
 
-def positions_of(path: str, config: RlvrConfig, reward: RewardConfig) -> int:
+def positions_of(path: str, config: RlvrConfig) -> int:
     """Tokens that a reward model reads at most: room for prompt and response by its own tokenizer, within its own positions."""
     shape = model_shape(path)
     room = 2 * (config.prompt_length + config.response_length) + TEMPLATE_TOKENS

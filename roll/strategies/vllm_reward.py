@@ -32,9 +32,10 @@ class VllmReward:
         """See `RewardStrategy`."""
         settings = self._settings
         check_reward_model(settings.model_path, settings.model_args)
-        arguments = engine_arguments(settings, self._rank.device) | {"runner": "pooling", "convert": "classify"}
+        arguments = engine_arguments(settings, self._rank.device)
+        arguments |= {"runner": "pooling", "convert": "classify"} | settings.engine.engine_args
         whole_products(settings)
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments | settings.engine.engine_args))
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
     async def scores(self, sequences: Sequence[Ints]) -> list[float]:
         """See `RewardStrategy`."""

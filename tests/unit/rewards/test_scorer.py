@@ -13,7 +13,7 @@ import pytest
 
 from examples.tiny.make_model import END_ID, PAD_ID, build_tokenizer
 from roll.config.schema.model import DataConfig
-from roll.data.chat import Template, renderer
+from roll.data.chat import Template, TemplateFault, renderer
 from roll.data.conversations import answered_encoder, conversation_of, message_encoder, question_text
 from roll.data.examples import Limits, prepare_examples
 from roll.models.score import scored_token
@@ -90,3 +90,16 @@ def test_what_is_too_long_gets_no_verdict() -> None:
     assert second.outcome is RewardOutcome.UNAVAILABLE and second.value == -2.0 and "7 tokens" in second.note
     asyncio.run(scorer.score(prompt, ["abcdef"]))
     assert classifier.asked == [2]
+
+
+def test_what_the_template_refuses_gets_no_verdict() -> None:
+    def encode(prompt: Prompt, response: str) -> Ints:
+        if not response:
+            raise TemplateFault("an empty turn")
+        return np.zeros(len(response), np.int32)
+
+    classifier = Lengths()
+    scorer = Scorer(classifier, encode, 6, failed_value=0.0)
+    first, second = asyncio.run(scorer.score(Prompt(0, np.zeros(3, np.int32), "", "d", {}), ["", "abc"]))
+    assert first.outcome is RewardOutcome.CRASHED and first.note == "an empty turn" and second == RewardResult(3.0)
+    assert classifier.asked == [1]

@@ -1,0 +1,131 @@
+"""Models that give rewards, as the driver asks them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from roll.config.schema.roles import RewardConfig
+from roll.rewards.chat_api import ApiModel
+from roll.rewards.judge import Reply
+from roll.types import Completion, FinishReason, Ints, Prompt, RewardResult, Sampling
+from roll.workers.calls import Ranks
+from roll.workers.group import WorkerGroup
+from roll.workers.reward_models import ApiJudge, EngineJudge, JudgeEngines, ScorerEngines, message_seed
+from roll.workers.rewards import SLACK, Rewards
+from tests import limits
+from tests.unit.rollout.build import make_prompt
+
+SAMPLING = Sampling(4, samples=2, temperature=0.5, log_probs=False)
+
+
+class Group(Ranks[Any]):
+    """Remembers its calls; answers once it may."""
+
+    role = "rewards.d"
+
+    def __init__(self, answer: Any, size: int = 2) -> None:
+        self.answer, self.size = answer, size
+        self.calls: list[tuple[str, int, tuple[Any, ...], float]] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    def __len__(self) -> int:
+        return self.size
+
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        self.calls += [(method, rank, given, seconds) for rank, given in arguments.items()]
+        await self.may_answer.wait()
+        return [self.answer] * len(arguments)
+
+    async def held_bytes(self) -> int | None:
+        return 7
+
+
+def encode(message: str) -> Ints:
+    return np.arange(len(message), dtype=np.int32)
+
+
+def completion(text: str, reason: FinishReason = FinishReason.STOP) -> Completion:
+    return Completion(np.arange(3, dtype=np.int32), None, np.zeros(3, np.int32), reason, text)
+
+
+def engine_judge(group: Group, seed: int | None = None) -> EngineJudge:
+    engines = JudgeEngines(cast(WorkerGroup, group), limits.CALL, limits.CALL)
+    return EngineJudge(engines, encode, SAMPLING, context=10, seed=seed)
+
+
+def test_an_engine_answers_as_often_as_told() -> None:
+    group = Group([completion("yes"), completion("no")])
+    assert asyncio.run(engine_judge(group, seed=3).ask("four")) == Reply(("yes", "no"), 4, 6)
+    ((method, _, (token_ids, sampling, seed), _),) = group.calls
+    assert (method, token_ids.tolist(), sampling) == ("generate", [0, 1, 2, 3], SAMPLING)
+    assert seed == message_seed(3, "four") != message_seed(4, "four") and 0 <= seed < 2**31
+
+
+def test_what_does_not_fit_into_the_context_is_not_asked() -> None:
+    group = Group([completion("yes")])
+    reply = asyncio.run(engine_judge(group).ask("sevens!"))
+    assert not group.calls and "has 7 tokens, and its context has room for 6" in reply.failure
+    assert asyncio.run(engine_judge(group).ask("sixsix")).answers == ("yes",)
+
+
+def test_an_answer_that_was_given_up_is_none() -> None:
+    reply = asyncio.run(engine_judge(Group([completion("ye", FinishReason.ABORT)])).ask("a"))
+    assert not reply.answers and "gave the answer up" in reply.failure
+
+
+def test_a_judge_never_forgets_its_weights() -> None:
+    group = Group(None)
+    assert asyncio.run(JudgeEngines(cast(WorkerGroup, group), limits.CALL, limits.CALL).offload(discard=True)) == 7
+    assert [(method, given) for method, _, given, _ in group.calls] == [("offload", (False,))] * 2
+
+
+def test_messages_that_wait_for_their_turn_have_time_for_it() -> None:
+    model = ApiModel("http://h", "m", None, SAMPLING, seconds=limits.CALL, retries=1, concurrency=2, max_calls=None, seed=0)
+
+    async def run() -> None:
+        group = Group(Reply(("yes",)), size=1)
+        group.may_answer.clear()
+        judge = ApiJudge(cast(WorkerGroup, group), model)
+        asking = asyncio.gather(*(judge.ask(str(number)) for number in range(5)))
+        while len(group.calls) < 5:
+            await asyncio.sleep(0)
+        group.may_answer.set()
+        await asking
+        turns = [1, 1, 2, 2, 3]
+        assert [seconds for *_, seconds in group.calls] == [turn * model.longest_seconds + SLACK for turn in turns]
+
+    asyncio.run(run())
+
+
+def test_sequences_go_to_the_least_busy_worker() -> None:
+    async def run() -> None:
+        group = Group([0.5])
+        group.may_answer.clear()
+        engines = ScorerEngines(cast(WorkerGroup, group), limits.CALL, limits.CALL)
+        asking = asyncio.gather(*(engines.scores([np.zeros(length, np.int32)]) for length in (9, 3, 3, 4)))
+        while len(group.calls) < 4:
+            await asyncio.sleep(0)
+        group.may_answer.set()
+        assert await asking == [[0.5]] * 4
+        assert [rank for _, rank, _, _ in group.calls] == [0, 1, 1, 1]
+
+    asyncio.run(run())
+
+
+class Model:
+    """Implements `ModelReward`."""
+
+    async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
+        return [RewardResult(float(len(response))) for response in responses]
+
+
+def test_a_domain_with_a_model_is_scored_by_it() -> None:
+    rewards = Rewards({}, {"judged": RewardConfig.model_validate({})}, {"judged": Model()})
+    prompt = make_prompt(0, domain="judged")
+    results = asyncio.run(rewards.score(prompt, ["a", "bcd"]))
+    assert [result.value for result in rewards.combined(prompt, results)] == [1.0, 3.0] and not rewards.compares(prompt)
