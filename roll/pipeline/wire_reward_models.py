@@ -107,7 +107,8 @@ def judge_template(name: str | None) -> JudgeTemplate:
 
 def row_sources(config: RlvrConfig) -> list[DataConfig]:
     """The columns of all data sets whose rows are scored."""
-    return [config.actor_train.data_args, *([config.validation.data_args] if config.validation else [])]
+    held_out = config.validation.named_sets() if config.validation else {}
+    return [config.actor_train.data_args, *(rows for rows, _ in held_out.values())]
 
 
 def question_of(sources: Sequence[DataConfig]) -> Callable[[Prompt], str]:

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from roll.errors import RollError
 from roll.strategies.base import EngineActivity, GenerateStrategy
 from roll.types import Ints, Metrics, NumberedCompletions, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
@@ -103,6 +104,7 @@ class ActorInfer:
                     self._place()
                     if not share.left:
                         return
+            raise RollError(f"{self._group.role} rank {share.engine} ended without {share.left} of {sampling.samples} samples")
         except Exception as error:
             request.ended.put_nowait(error)
 

@@ -171,7 +171,7 @@ def _fault(place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: 
     if kind == "missing":
         return _missing(place, root, values)
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        chosen = detail["input"].get(DISCRIMINATOR) if isinstance(detail["input"], Mapping) else detail["input"]
+        chosen: Any = detail["input"].get(DISCRIMINATOR) if isinstance(detail["input"], Mapping) else detail["input"]
         problem = f"unknown strategy {shown(chosen)}" if kind == "union_tag_invalid" else "required, but missing"
         remedy = f"known strategies of this role: {_strategies(place, root, values)}"
         if chosen in STRATEGIES:

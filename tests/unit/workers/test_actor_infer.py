@@ -23,12 +23,15 @@ PROMPT = np.array([7, 8], np.int32)
 class Group:
     """Engines that answer a sample when they are told to; a completion says by which seed and engine it was drawn."""
 
+    role = "actor_infer"
+
     def __init__(self, engines: int) -> None:
         self.engines = engines
         self.asked: list[tuple[int, int, int | None]] = []  # engine, samples, seed
         self.running = [0] * engines
         self.gates: dict[int, asyncio.Event] = defaultdict(asyncio.Event)  # by seed of the sample
         self.fails: set[int] = set()
+        self.forgets: set[int] = set()
 
     def __len__(self) -> int:
         return self.engines
@@ -42,6 +45,8 @@ class Group:
             for number in range(sampling.samples):
                 own = (seed or 0) + number
                 await self.gates[own].wait()
+                if own in self.forgets:
+                    return
                 if own in self.fails:
                     raise RollError(f"engine {engine} died")
                 ids = np.array([own, engine], np.int32)
@@ -131,6 +136,17 @@ def test_a_failure_reaches_the_one_who_asked_and_makes_room() -> None:
         assert group.running == [0] and actor_infer.metrics()["engine/queued_samples"] == 0.0
 
     run(scenario, engines=1, most=2)
+
+
+def test_a_sample_that_an_engine_forgets_is_missed() -> None:
+    async def scenario(group: Group, actor_infer: ActorInfer) -> None:
+        group.forgets.add(1)
+        for seed in range(3):
+            group.gates[seed].set()
+        with pytest.raises(RollError, match="actor_infer rank 0 ended without 2 of 3 samples"):
+            await whole(actor_infer.generate(PROMPT, Sampling(1, samples=3), 0))
+
+    run(scenario, engines=1, most=None)
 
 
 def test_who_gives_up_leaves_nothing_waiting() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -11,11 +11,12 @@ import numpy as np
 from roll.config.schema.roles import RewardConfig
 from roll.rewards.chat_api import ApiModel
 from roll.rewards.judge import Reply
-from roll.types import Completion, FinishReason, Ints, Prompt, RewardResult, Sampling
+from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Prompt, RewardResult, Sampling
 from roll.workers.calls import Ranks
 from roll.workers.group import WorkerGroup
 from roll.workers.reward_models import ApiJudge, EngineJudge, JudgeEngines, ScorerEngines, message_seed
 from roll.workers.rewards import SLACK, Rewards
+from roll.workers.running import Running
 from tests import limits
 from tests.unit.rollout.build import make_prompt
 
@@ -41,6 +42,13 @@ class Group(Ranks[Any]):
         await self.may_answer.wait()
         return [self.answer] * len(arguments)
 
+    async def stream(
+        self, rank: int, method: Any, token_ids: Ints, sampling: Sampling, seed: int | None, seconds: float
+    ) -> AsyncGenerator[NumberedCompletions, None]:
+        self.calls.append((method.__name__, rank, (token_ids, sampling, seed), seconds))
+        await self.may_answer.wait()
+        yield list(enumerate(self.answer))[::-1]
+
     async def held_bytes(self) -> int | None:
         return 7
 
@@ -54,7 +62,7 @@ def completion(text: str, reason: FinishReason = FinishReason.STOP) -> Completio
 
 
 def engine_judge(group: Group, seed: int | None = None) -> EngineJudge:
-    engines = JudgeEngines(cast(WorkerGroup, group), limits.CALL, limits.CALL)
+    engines = JudgeEngines(cast(WorkerGroup, group), Running(None, len(group)), limits.CALL, limits.CALL)
     return EngineJudge(engines, encode, SAMPLING, context=10, seed=seed)
 
 
@@ -67,20 +75,22 @@ def test_an_engine_answers_as_often_as_told() -> None:
 
 
 def test_what_does_not_fit_into_the_context_is_not_asked() -> None:
-    group = Group([completion("yes")])
+    group = Group([completion("yes"), completion("no")])
     reply = asyncio.run(engine_judge(group).ask("sevens!"))
     assert not group.calls and "has 7 tokens, and its context has room for 6" in reply.failure
-    assert asyncio.run(engine_judge(group).ask("sixsix")).answers == ("yes",)
+    assert asyncio.run(engine_judge(group).ask("sixsix")).answers == ("yes", "no")
 
 
 def test_an_answer_that_was_given_up_is_none() -> None:
-    reply = asyncio.run(engine_judge(Group([completion("ye", FinishReason.ABORT)])).ask("a"))
+    reply = asyncio.run(engine_judge(Group([completion("ye", FinishReason.ABORT), completion("yes")])).ask("a"))
     assert not reply.answers and "gave the answer up" in reply.failure
 
 
 def test_a_judge_never_forgets_its_weights() -> None:
     group = Group(None)
-    assert asyncio.run(JudgeEngines(cast(WorkerGroup, group), limits.CALL, limits.CALL).offload(discard=True)) == 7
+    assert (
+        asyncio.run(JudgeEngines(cast(WorkerGroup, group), Running(None, len(group)), limits.CALL, limits.CALL).offload(discard=True)) == 7
+    )
     assert [(method, given) for method, _, given, _ in group.calls] == [("offload", (False,))] * 2
 
 
