@@ -260,6 +260,7 @@ def test_a_command_line_with_code_of_the_users_is_refused(
     assert remedy in said.partition("\n")[0], message
 
 
+@pytest.mark.full  # it waits for a deadline, long enough for the other modules' import on a busy machine
 def test_a_module_that_does_not_end_its_import_is_named_and_the_others_are_looked_at(
     refused: Callable[..., str], modules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from itertools import combinations, permutations
 from statistics import fmean
 
@@ -14,7 +14,7 @@ import pytest
 
 from roll.pipeline.evaluate import Evaluator, majority, majority_at_k, pass_at_k, sizes, validation_metrics
 from roll.rollout.group import Generator
-from roll.types import Completion, FinishReason, Ints, Prompt, RewardOutcome, RewardResult, RolloutGroup, Sampling
+from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Prompt, RewardOutcome, RewardResult, RolloutGroup, Sampling
 from tests.unit.rollout.build import make_episode, make_group, make_trajectory, sampled
 
 
@@ -92,10 +92,11 @@ class Echo(Generator):
     def __init__(self) -> None:
         self.asked: Counter[int] = Counter()
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> Sequence[Completion]:
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
         self.asked[sampling.samples] += 1
         tokens = np.array([5], np.int32)
-        return [Completion(tokens, None, np.zeros(1, np.int32), FinishReason.STOP, str(token_ids[0])) for _ in range(sampling.samples)]
+        answer = Completion(tokens, None, np.zeros(1, np.int32), FinishReason.STOP, str(token_ids[0]))
+        yield list(enumerate([answer] * sampling.samples))
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
         return [RewardResult(float(prompt.row["right"])) for _ in responses]
