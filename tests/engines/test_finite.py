@@ -15,6 +15,8 @@ from tests.engines.ranks import run_ranks
 from tests.engines.training import TEMPERATURE, VERSION
 from tests.tiers import collected, each
 
+pytestmark = pytest.mark.full  # too long for `make test`; `.ci/run` runs it
+
 LENGTHS = [9, 8, 9, 8, 9, 8, 9, 8]
 PLANS = [Plan(stage, dtype) for stage in range(4) for dtype in ("fp32", "bf16", "fp16")]
 PLANS += [Plan(stage, "bf16", offload="optimizer") for stage in (1, 2, 3)]

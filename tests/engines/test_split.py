@@ -27,6 +27,8 @@ from tests.engines.splitting import Work, gradients, gradients_by_case
 from tests.engines.training import TEMPERATURE, Case
 from tests.tiers import tiered
 
+pytestmark = pytest.mark.full  # too long for `make test`; `.ci/run` runs it
+
 LENGTHS = [9, 4, 14, 6, 11, 3, 8, 5, 12, 7]
 MICRO_BATCHES = (1, 2, 5)
 LOSSES: dict[str, tuple[Loss, str]] = {

@@ -28,6 +28,8 @@ from tests.engines.test_train import FP32, assert_close, batch, gathered, score,
 from tests.engines.training import SEED, Case, Outcome, Work, settings, train_cases
 from tests.tiers import collected, each
 
+pytestmark = pytest.mark.full  # too long for `make test`; `.ci/run` runs it
+
 SHARED = 2
 """Ranks of a replica."""
 INPUT = torch.arange(24.0).reshape(1, 3, 8)

@@ -82,6 +82,7 @@ def test_rollouts_with_long_tailed_lengths(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "logs").iterdir()} == {"models.log", *variants, "saturated"}
 
 
+@pytest.mark.full
 def test_the_trainer_alone(tmp_path: Path) -> None:
     work = ["--sequences", "2", "--prompt-tokens", "4", "--response-tokens", "12", "--tokens", "16", "--repetitions", "1"]
     command = [sys.executable, str(ROOT / "benchmarks" / "train.py"), "--model", "tiny", *work, "--json", str(tmp_path / "train.json")]
