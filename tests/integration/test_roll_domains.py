@@ -73,7 +73,7 @@ def test_the_domains_of_rolls_file_run_on_its_rows(world: World, files: list[str
     (world.folder / "short.txt").write_text("{response}?{reference}")
     outcome = world.run("--config-name", "qwen2.5-7B-rlvr/rlvr_lora_zero3", *overrides(files))
     assert outcome.status == 0, outcome.output
-    assert "another_benchmark" in outcome.output and "math_rule" in outcome.output, "unknown tags are told of"
+    assert "another_benchmark" in outcome.output and "math_rule" in outcome.output, "unknown tags are reported"
     lines = world.metrics("domains")[1:]
     for domain in ("math_rule", "code_sandbox", "ifeval", "crossthinkqa", "llm_judge"):
         assert any(f"reward/{domain}/mean" in line for line in lines), f"{domain} gave no verdict"

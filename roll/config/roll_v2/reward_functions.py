@@ -19,7 +19,7 @@ MEANT = {
     REWARD_TYPE: f"read as `reward_args.{REWARD_TYPE}` of `crossthinkqa`; else ignored",
     LENGTH: f"read as `reward_args.{LENGTH}` of `crossthinkqa`, unless it is 0; else ignored",
 }
-"""What becomes of each key, for the reference of keys."""
+"""How each key is treated, for the reference of keys."""
 WITHOUT = {
     USE_LOCAL: "the reward runs no programs; remove the key",
     CODE_URL: "the reward runs no programs; remove the key",
@@ -31,7 +31,7 @@ WITHOUT = {
 
 @dataclass(frozen=True)
 class Read:
-    """What becomes of a key."""
+    """How a key is treated."""
 
     argument: str | None
     """Of `reward_args`; None where it is left out."""

@@ -1,4 +1,4 @@
-"""What a reward model is given, and what becomes of its scores."""
+"""What a reward model is given, and how its scores become rewards."""
 
 from __future__ import annotations
 
