@@ -24,6 +24,7 @@ from roll.errors import DataError, Fault
 from roll.models.load import load_tokenizer
 from roll.models.score import check_reward_model, pad_token, scored_token
 from roll.pipeline.roles import Roles, model_path, model_shape
+from roll.pipeline.sampling import sampling_of
 from roll.rewards.chat_api import ApiModel
 from roll.rewards.judge import Chat, Judge
 from roll.rewards.judging import JudgeTemplate, answer_pattern
@@ -153,17 +154,7 @@ def sampling_of_judge(reward: RewardConfig) -> Sampling:
     """How its answers are sampled."""
     keys = judge_sampling(reward)
     assert keys.max_new_tokens is not None and keys.num_return_sequences is not None
-    return Sampling(
-        max_new_tokens=keys.max_new_tokens,
-        samples=keys.num_return_sequences,
-        temperature=keys.temperature,
-        top_p=keys.top_p,
-        top_k=keys.top_k if keys.top_k > 0 else -1,
-        repetition_penalty=keys.repetition_penalty,
-        stop=keys.stop_strings,
-        ignore_eos=keys.ignore_eos,
-        log_probs=False,
-    )
+    return sampling_of(keys, keys.max_new_tokens, keys.num_return_sequences, log_probs=False)
 
 
 def api_model(config: RlvrConfig, reward: RewardConfig) -> ApiModel:

@@ -13,7 +13,6 @@ from roll.config.derived.placement import interrupting, judged_in_turn, model_ro
 from roll.config.derived.ratios import keeps_engine_log_probs, ratio_source
 from roll.config.derived.reward_roles import PREFIX
 from roll.config.plan.plan import Plan
-from roll.config.schema.model import GeneratingConfig
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.prompts import PromptSet, prepare_prompts
 from roll.data.remarks import remark, remark_routes
@@ -28,6 +27,7 @@ from roll.pipeline.meter import Meter, engine_metrics, meter_of
 from roll.pipeline.reward_trial import try_rewards
 from roll.pipeline.roles import Roles, check_same_tokens, model_path
 from roll.pipeline.run_context import Prepared, RunContext
+from roll.pipeline.sampling import sampling_of
 from roll.pipeline.wire_critic import learning
 from roll.pipeline.wire_filters import kept_groups, most_batches
 from roll.pipeline.wire_reward_models import judge_metrics, prepare_reward_models
@@ -82,7 +82,7 @@ async def _loop(
 ) -> rlvr.Position:
     plan = context.plan
     samples, from_engine = config.num_return_sequences_in_group, keeps_engine_log_probs(config)
-    sampling = sampling_of(config.actor_infer.generating_args, config, samples, from_engine)
+    sampling = sampling_of(config.actor_infer.generating_args, config.response_length, samples, from_engine)
     actor_train = roles.actor_train("actor_train", config.actor_train, config.max_steps - config.critic_warmup, sampling.temperature)
     actor_infer = roles.actor_infer(config)
     reference = roles.reference(config, sampling.temperature) if plan.reference == "role" else actor_train
@@ -193,28 +193,13 @@ async def validation(config: RlvrConfig, held_out: Mapping[str, PromptSet], gene
             [held_out[name].prompt(index, index) for index in range(len(held_out[name]))],
             generator,
             scorer,
-            sampling_of(generating, config, samples=1, log_probs=False),
+            sampling_of(generating, config.response_length, samples=1, log_probs=False),
             config.seed,
         )
         for name, (_, generating) in config.validation.named_sets().items()
     ]
     found = await asyncio.gather(*(evaluator.run() for evaluator in evaluators))
     return {name: value for metrics in found for name, value in metrics.items()}
-
-
-def sampling_of(generating: GeneratingConfig, config: RlvrConfig, samples: int, log_probs: bool) -> Sampling:
-    """A role's sampling, with `samples` for each prompt unless it says otherwise."""
-    return Sampling(
-        max_new_tokens=generating.max_new_tokens or config.response_length,
-        samples=generating.num_return_sequences or samples,
-        temperature=generating.temperature,
-        top_p=generating.top_p,
-        top_k=generating.top_k if generating.top_k > 0 else -1,
-        repetition_penalty=generating.repetition_penalty,
-        stop=generating.stop_strings,
-        ignore_eos=generating.ignore_eos,
-        log_probs=log_probs,
-    )
 
 
 def credit(config: RlvrConfig) -> Credit:

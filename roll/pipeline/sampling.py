@@ -1,0 +1,21 @@
+"""From a role's keys to how its engine samples."""
+
+from __future__ import annotations
+
+from roll.config.schema.model import GeneratingConfig
+from roll.types import Sampling
+
+
+def sampling_of(generating: GeneratingConfig, longest: int, samples: int, log_probs: bool) -> Sampling:
+    """How a role samples: at most `longest` tokens, and `samples` for each prompt, unless its keys say otherwise."""
+    return Sampling(
+        max_new_tokens=generating.max_new_tokens or longest,
+        samples=generating.num_return_sequences or samples,
+        temperature=generating.temperature,
+        top_p=generating.top_p,
+        top_k=generating.top_k if generating.top_k > 0 else -1,
+        repetition_penalty=generating.repetition_penalty,
+        stop=generating.stop_strings,
+        ignore_eos=generating.ignore_eos,
+        log_probs=log_probs,
+    )
