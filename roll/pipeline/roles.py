@@ -128,7 +128,6 @@ class Roles:
             settings = replace(
                 settings,
                 adapter_rank=config.actor_train.model_args.lora_rank if sends_adapter(config) else None,
-                spans_updates=config.async_generation_ratio > 0,
                 keeps_kv_cache=keeps_kv_cache(config),
             )
         group = self._group("actor_infer", config.actor_infer, settings, blocking=False)
@@ -157,7 +156,6 @@ class Roles:
             max_model_len=engine.max_model_len or context,
             adapter_rank=None,
             seed=self._config.seed,
-            spans_updates=False,
             takes_turns=name in self._plan.turns,
             keeps_kv_cache=True,
         )

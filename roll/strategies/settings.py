@@ -68,8 +68,6 @@ class VllmSettings:
     adapter_rank: int | None
     """Rank of the adapter that will be loaded; None if the engine takes whole weights."""
     seed: int
-    spans_updates: bool
-    """Weights may change while a response is generated, so each token's version must be read as it appears."""
     takes_turns: bool
     """Other roles use its devices while it does not generate."""
     keeps_kv_cache: bool

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncGenerator, Awaitable, Sequence
+from typing import cast
 
 import numpy as np
 from vllm import AsyncEngineArgs, SamplingParams
@@ -17,6 +18,7 @@ from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.envs import enable_envs_cache
 from vllm.inputs import TokensPrompt
+from vllm.logprobs import FlatLogprobs
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
@@ -40,9 +42,6 @@ ADAPTER_RANKS = (16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM makes room for (its `MaxLoRARanks` above 8); a smaller adapter takes the next."""
 ASLEEP = ("weights", "kv_cache")
 """What vLLM drops when it sleeps, by the names under which it wakes again (its `SLEEP_TAGS`)."""
-
-Piece = tuple[CompletionOutput, int]
-"""Tokens of a sample, and the version of the policy when they came."""
 
 
 class VllmGenerate:
@@ -79,6 +78,7 @@ class VllmGenerate:
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[logger_into(self._counts)])
         # Its statistics look an environment variable up for each token, which costs four times as much as the rest of them.
         enable_envs_cache()
+        await self._engine.update_weight_version(str(self._version))
         await self.open_route(Route(Transport.FILE, same_host=True), None)
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> AsyncGenerator[NumberedCompletions, None]:
@@ -94,11 +94,11 @@ class VllmGenerate:
             logprobs=0 if sampling.log_probs else None,
             flat_logprobs=True,
             detokenize=bool(sampling.stop),
-            output_kind=RequestOutputKind.DELTA if self._settings.spans_updates else RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
         token_list = token_ids.tolist()
         tasks = [asyncio.create_task(self._sample(number, token_list, params, seed)) for number in range(sampling.samples)]
-        ended: asyncio.Queue[asyncio.Task[tuple[int, list[Piece]]]] = asyncio.Queue()
+        ended: asyncio.Queue[asyncio.Task[tuple[int, CompletionOutput]]] = asyncio.Queue()
         for task in tasks:
             task.add_done_callback(ended.put_nowait)
         try:
@@ -112,38 +112,23 @@ class VllmGenerate:
             for task in tasks:
                 task.cancel()
 
-    async def _sample(self, number: int, token_ids: list[int], params: SamplingParams, seed: int | None) -> tuple[int, list[Piece]]:
-        """What the engine says of one sample, each piece with the version that there was when it came."""
+    async def _sample(self, number: int, token_ids: list[int], params: SamplingParams, seed: int | None) -> tuple[int, CompletionOutput]:
+        """What the engine says of one sample, once it has ended."""
         own, request_id = params.clone(), f"{os.getpid()}-{next(self._request_numbers)}"
         own.seed = None if seed is None else seed + number
         await self._may_generate.wait()
         # Versions repeat where a trainer goes back to a checkpoint, and an adapter keeps its name: the count of syncs tells weights apart.
         prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=str(self._syncs))
-        pieces: list[Piece] = []
         with self._may_generate:
-            async for output in self._engine.generate(prompt, own, request_id, lora_request=self._adapter):
-                pieces += [(piece, self._version) for piece in output.outputs]
-        return number, pieces
+            [final] = [output async for output in self._engine.generate(prompt, own, request_id, lora_request=self._adapter)]
+        [sample] = final.outputs
+        return number, sample
 
-    async def _completions(self, ended: Sequence[tuple[int, list[Piece]]]) -> NumberedCompletions:
-        responses = [np.concatenate([np.asarray(piece.token_ids, np.int32) for piece, _ in pieces]) for _, pieces in ended]
+    async def _completions(self, ended: Sequence[tuple[int, CompletionOutput]]) -> NumberedCompletions:
+        token_ids = [list(sample.token_ids) for _, sample in ended]
         # In a thread: the tokenizer lets go of the interpreter, and the event loop, which feeds the engine, goes on.
-        texts = await asyncio.to_thread(self._tokenizer.batch_decode, [ids.tolist() for ids in responses], skip_special_tokens=True)
-        parts = zip(ended, responses, texts, strict=True)
-        return [(number, self._completion(pieces, token_ids, text)) for (number, pieces), token_ids, text in parts]
-
-    def _completion(self, parts: list[Piece], token_ids: Ints, text: str) -> Completion:
-        said = [piece.logprobs for piece, _ in parts]
-        log_probs = None if None in said else np.concatenate([np.asarray(one.logprobs, np.float32) for one in said])  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
-        versions = np.concatenate([np.full(len(piece.token_ids), version, np.int32) for piece, version in parts])
-        reason = parts[-1][0].finish_reason
-        return Completion(
-            token_ids=token_ids,
-            log_probs=log_probs,
-            policy_versions=versions,
-            finish_reason=FinishReason(reason) if reason in ("stop", "length") else FinishReason.ABORT,
-            text=text,
-        )
+        texts = await asyncio.to_thread(self._tokenizer.batch_decode, token_ids, skip_special_tokens=True)
+        return [(number, completion(sample, text)) for (number, sample), text in zip(ended, texts, strict=True)]
 
     async def pause(self) -> None:
         """See `GenerateStrategy`. New requests wait for `resume`. Twice is once.
@@ -186,6 +171,7 @@ class VllmGenerate:
             self._update_is_open = False
             self._discarded_weights = False
         self._version, self._syncs = policy_version, self._syncs + 1
+        await self._engine.update_weight_version(str(policy_version))
         if self._is_paused:
             await self._engine.resume_generation()
             self._is_paused = False
@@ -235,6 +221,20 @@ class VllmGenerate:
         """See `GenerateStrategy`."""
         self._engine.shutdown()
         del self._engine
+
+
+def completion(sample: CompletionOutput, text: str) -> Completion:
+    """From vLLM's record of a sample that has ended. The engine itself labels each token with the version that sampled it."""
+    spans = sample.weight_versions or ()
+    versions = np.repeat(np.array([int(span.version) for span in spans], np.int32), [span.end - span.start for span in spans])
+    log_probs = None if sample.logprobs is None else cast(FlatLogprobs, sample.logprobs).logprobs
+    return Completion(
+        token_ids=np.asarray(sample.token_ids, np.int32),
+        log_probs=None if log_probs is None else np.asarray(log_probs, np.float32),
+        policy_versions=versions,
+        finish_reason=FinishReason(sample.finish_reason) if sample.finish_reason in ("stop", "length") else FinishReason.ABORT,
+        text=text,
+    )
 
 
 async def _taken(step: Awaitable[object]) -> None:

@@ -255,7 +255,6 @@ def make(name: str, model: Path) -> GenerateStrategy:
         MAX_MODEL_LEN,
         adapter_rank=MODEL_ARGS.lora_rank if takes_adapters else None,
         seed=0,
-        spans_updates=not takes_adapters,
         takes_turns=False,
         keeps_kv_cache=name == "vllm",
     )

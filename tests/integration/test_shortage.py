@@ -30,7 +30,6 @@ def test_an_engine_without_room_for_one_sequence(tiny_model: Path, tmp_path: Pat
         max_model_len=64,
         adapter_rank=None,
         seed=0,
-        spans_updates=False,
         takes_turns=False,
         keeps_kv_cache=False,
     )

@@ -82,6 +82,7 @@ DECLARED = {
         "AsyncLLM.init_weight_transfer_engine": "async (self, request)",
         "AsyncLLM.start_weight_update": "async (self)",
         "AsyncLLM.update_weights": "async (self, request)",
+        "AsyncLLM.update_weight_version": "async (self, new_version)",
         "AsyncLLM.finish_weight_update": "async (self, weight_version=None)",
         "AsyncLLM.shutdown": "(self, timeout=None)",
         "AsyncLLM.output_processor": (
@@ -135,7 +136,6 @@ DECLARED = {
     "vllm/sampling_params.py": {
         "SamplingParams": "class (PydanticMsgspecMixin, msgspec.Struct)",
         "RequestOutputKind": "class (Enum)",
-        "RequestOutputKind.DELTA": "1",
         "RequestOutputKind.FINAL_ONLY": "2",
     },
     "vllm/pooling_params.py": {"PoolingParams": "class (msgspec.Struct)"},
@@ -145,12 +145,15 @@ DECLARED = {
         "PoolingRequestOutput.outputs": "outputs",
         "RequestOutput.outputs": "outputs",
         "CompletionOutput": "class ()",
-        "CompletionOutput.index": "int",
         "CompletionOutput.token_ids": "GenericSequence[int]",
         "CompletionOutput.logprobs": "SampleLogprobs | None",
         "CompletionOutput.finish_reason": "str | None",
+        "CompletionOutput.weight_versions": "list[WeightVersionSpan] | None",
+        "WeightVersionSpan.version": "str",
+        "WeightVersionSpan.start": "int",
+        "WeightVersionSpan.end": "int",
     },
-    "vllm/logprobs.py": {"FlatLogprobs.logprobs": "list[float]"},
+    "vllm/logprobs.py": {"FlatLogprobs": "class (MutableSequence[LogprobsOnePosition | None])", "FlatLogprobs.logprobs": "list[float]"},
 }
 """Every name of vLLM's that roll relies on, by file: parameters of functions, bases of classes, types or values of the rest."""
 FIELDS = {
