@@ -33,7 +33,7 @@ class RoleMemory:
     device: Mapping[str, int]
     """Bytes on the device by kind: weights, gradients, optimizer, buffers, activations, head, kv_cache."""
     host: int = 0
-    """Bytes of host memory for each rank: what is offloaded."""
+    """Bytes of host memory for each rank: what is offloaded, and what waits there while other roles have its devices."""
     reserved_fraction: float | None = None
     """vLLM: the share of the device that the engine takes for weights and KV cache together."""
 

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from roll.config.derived.placement import judging_roles
+from roll.config.plan.host import WHILE_IT_WORKS
 from roll.config.plan.memory import RoleMemory
 from roll.config.plan.plan import Plan
-
-WHILE_IT_WORKS = ("activations", "head", "kv_cache")
-"""What a role holds during a pass, or while it generates, alone."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from roll.config.derived.placement import RolePlan, model_roles, place, placemen
 from roll.config.derived.reward_roles import PREFIX, model_reward
 from roll.config.load.env_file import environment_faults
 from roll.config.load.on_disk import Found, look
+from roll.config.plan.host import with_turns
 from roll.config.plan.memory import RoleMemory, estimate
 from roll.config.schema.offline import DpoConfig
 from roll.config.schema.pipelines import Config
@@ -100,7 +101,13 @@ def _plan(config: Config, found: Found, warnings: list[str]) -> Plan:
         }
     last = max((device for role in roles.values() for device in role.all_devices), default=-1)
     nodes = -(-(last + 1) // config.num_gpus_per_node)
-    return Plan(roles, batch, reference, nodes, memory, turns(config, roles), tuple(found.notes), tuple(warnings), found.environment)
+    taking_turns = turns(config, roles)
+    memory |= {
+        name: with_turns(memory[name], roles[name], role, config, batch)
+        for name, role in models.items()
+        if name in memory and name in taking_turns
+    }
+    return Plan(roles, batch, reference, nodes, memory, taking_turns, tuple(found.notes), tuple(warnings), found.environment)
 
 
 def _reference(config: Config) -> ReferencePlan:

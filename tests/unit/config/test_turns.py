@@ -12,11 +12,13 @@ from roll.config.derived.placement import (
     RolePlan,
     interrupting,
     keeps_kv_cache,
+    model_roles,
     neighbours,
     placement_faults,
     placement_warnings,
     turns,
 )
+from roll.config.plan.host import FROZEN_TOKEN, with_turns
 from roll.config.plan.memory import RoleMemory
 from roll.config.plan.plan import make_plan
 from roll.config.plan.show import arithmetic_lines, device_lines
@@ -48,7 +50,7 @@ def experiment(train: range | None, infer: range | None, reference: range | None
         "use_kl_loss": True,
         "kl_loss_coef": 0.1,
         "rewards": {"math_rule": {}},
-        "actor_train": role(train, zero, data_args=columns),
+        "actor_train": role(train, zero, data_args=columns, model_args=keys.pop("policy", {})),
         "actor_infer": role(infer, engine),
         "reference": role(reference, {"strategy_name": "hf_infer"}),
     }
@@ -165,6 +167,27 @@ MEMORY = {
     "actor_infer": RoleMemory({"weights": 14 * GIB}, reserved_fraction=0.9),
     "reference": RoleMemory({"weights": 13 * GIB, "activations": GIB}),
 }
+
+
+def host_bytes(name: str, **keys: Any) -> int:
+    """What a role on devices that it shares with all others keeps in host memory meanwhile."""
+    config = experiment(range(2), range(2), range(2), rollout_batch_size=64, prompt_length=1000, response_length=3000, **keys)
+    plan = make_plan(config)
+    return with_turns(MEMORY[name], plan.roles[name], model_roles(config)[name], config, plan.batch).host
+
+
+def test_what_a_role_holds_waits_in_host_memory_while_others_have_its_devices() -> None:
+    assert host_bytes("actor_train") == 105 * GIB
+    assert host_bytes("reference") == 13 * GIB
+    assert host_bytes("actor_infer") == 0  # the next sync brings the whole weights
+    assert host_bytes("actor_infer", policy={"lora_target": "all-linear", "lora_rank": 8}) == 14 * GIB
+
+
+def test_requests_that_a_sync_finds_unfinished_wait_in_host_memory() -> None:
+    # Of 2 batches x 64 prompts x 8 samples each of two engines has half, and vLLM takes 512 of them.
+    assert host_bytes("actor_infer", async_generation_ratio=1.0) == 512 * 4000 * FROZEN_TOKEN
+    assert host_bytes("actor_infer", async_generation_ratio=0.5, rollout_window=64) == 384 * 4000 * FROZEN_TOKEN
+    assert host_bytes("actor_infer", async_generation_ratio=1.0, max_running_samples=100) == 50 * 4000 * FROZEN_TOKEN
 
 
 def shown(*placement: Any, **keys: Any) -> list[str]:

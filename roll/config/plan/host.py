@@ -1,0 +1,47 @@
+"""Host memory of roles that take turns on devices: what each keeps there while others work. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from roll.config.derived.batch import BatchPlan
+from roll.config.derived.placement import RolePlan, sends_adapter, vllm_config
+from roll.config.plan.memory import RoleMemory
+from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.roles import RoleConfig
+
+WHILE_IT_WORKS = ("activations", "head", "kv_cache")
+"""What a role holds during a pass, or while it generates, alone."""
+FROZEN_TOKEN = 250
+"""Bytes of a token of a request that waits in an engine, its log-prob included: measured with vLLM's containers, 200 in its front end and
+48 in its scheduler."""
+
+
+def with_turns(memory: RoleMemory, plan: RolePlan, role: RoleConfig, config: Config, batch: BatchPlan) -> RoleMemory:
+    """The memory of a role that takes turns: what it holds between its pieces of work waits in host memory.
+
+    An engine's weights do not where the next sync brings all of them; requests that a sync finds unfinished wait there too.
+    """
+    engine, is_policy = vllm_config(role), plan.name == "actor_infer"
+    kept = sum(size for kind, size in memory.device.items() if kind not in WHILE_IT_WORKS) * len(plan.devices[0])
+    frozen = 0
+    if is_policy and isinstance(config, RlvrConfig):
+        kept = kept if engine is None or sends_adapter(config) else 0
+        frozen = _frozen_requests(config, plan) * batch.longest_sequence * FROZEN_TOKEN
+    return replace(memory, host=memory.host + kept + frozen)
+
+
+def _frozen_requests(config: RlvrConfig, plan: RolePlan) -> int:
+    """Requests that an engine may have in flight when it leaves its devices; 0 in synchronous training."""
+    if not config.async_generation_ratio:
+        return 0
+    in_flight = (1 + config.async_generation_ratio) * config.rollout_batch_size * config.num_return_sequences_in_group
+    engine = vllm_config(config.actor_infer)
+    most = [in_flight / plan.ranks]
+    if config.max_running_samples is not None:
+        most.append(config.max_running_samples / plan.ranks)
+    elif engine is not None:
+        most.append(engine.max_num_seqs)
+    return math.ceil(min(most))
