@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
@@ -18,6 +19,7 @@ from roll.strategies.settings import Settings
 from roll.system.leftovers import Leftovers
 from roll.workers.batching import Answers, BatchedCaller, Failure
 from roll.workers.calls import Ranks
+from roll.workers.liveness import CallTimes, WorkerProcess, is_own
 from roll.workers.placement import WorkerPlacement
 from roll.workers.process import AsyncProcess, Process
 
@@ -62,6 +64,8 @@ class WorkerGroup(Ranks[S]):
         self._pids: dict[int, int] = {}
         self._started = self._stopped = False
         self._leftovers = [Leftovers(record) for record in self._records]
+        self._killed: dict[int, str] = {}  # by rank, why its process was killed
+        self._times = CallTimes()
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -100,6 +104,7 @@ class WorkerGroup(Ranks[S]):
         await self._look([rank])
         ray.kill(self._actors[rank], no_restart=True)
         self._pids.pop(rank, None)
+        self._killed.pop(rank, None)
         await asyncio.to_thread(self._leftovers[rank].remove, GRACE)
         self._leftovers[rank] = Leftovers(self._records[rank])
         actor = self._actors[rank] = self._new_actor(rank)
@@ -136,7 +141,7 @@ class WorkerGroup(Ranks[S]):
 
     def is_here(self, rank: int) -> bool:
         """Whether a rank runs on this host, where it sees the folders of the run."""
-        return self._placements[rank].node_id in (None, ray.get_runtime_context().get_node_id())
+        return is_own(self._placements[rank].node_id)
 
     async def free_address(self, seconds: float) -> tuple[str, int]:
         """Rank 0's address, and a port that is free there."""
@@ -144,8 +149,21 @@ class WorkerGroup(Ranks[S]):
 
     async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float, place: int = 0) -> list[Any]:
         """See `Ranks`. `place` is that of an object which `beside` made, or 0 for the strategy."""
+        began = time.monotonic()
         refs = [self._actors[rank].call.remote(place, method, *given) for rank, given in arguments.items()]
-        return await self._gather(refs, method, seconds, list(arguments))
+        results = await self._gather(refs, method, self._times.limit(method, seconds), list(arguments))
+        self._times.note(method, time.monotonic() - began)
+        return results
+
+    def processes(self) -> list[WorkerProcess]:
+        """See `WatchedGroup`."""
+        if self._stopped:
+            return []
+        return [WorkerProcess(rank, pid, self._placements[rank].node_id) for rank, pid in self._pids.items()]
+
+    def report_stopped(self, rank: int, cause: str) -> None:
+        """See `WatchedGroup`."""
+        self._killed[rank] = cause
 
     @property
     def batched(self) -> Ranks[S]:
@@ -196,10 +214,10 @@ class WorkerGroup(Ranks[S]):
             failures = [(rank, wait.exception()) for rank, wait in zip(ranks, waits, strict=True) if wait.done() and wait.exception()]
             late = [rank for rank, wait in zip(ranks, waits, strict=True) if not wait.done()]
             names = ", ".join(map(str, late))
-            if failures and late and all(self._waited_in_vain(rank, error) for rank, error in failures):
+            if failures and late and not self._killed and all(self._waited_in_vain(rank, error) for rank, error in failures):
                 waiting = ", ".join(str(rank) for rank, _ in failures)
                 problem = f"{method}: rank(s) {names} did not come to a collective operation for which rank(s) {waiting} waited"
-                raise WorkerFailed(self.role, late[0], f"{problem} (logs/{self.role}-{late[0]}.log)", str(failures[0][1]))
+                raise WorkerLate(self.role, late[0], f"{problem} (logs/{self.role}-{late[0]}.log)", str(failures[0][1]))
             if failures:
                 raise self._failure(failures)
             if late:
@@ -230,8 +248,11 @@ class WorkerGroup(Ranks[S]):
         for _, cause in causes:
             if isinstance(cause, BadInput):
                 return cause
-        first = [pair for pair in causes if not _is_echo(pair[1])] or causes
-        rank, cause = first[0]
+        first = [pair for pair in causes if not _is_echo(pair[1])]
+        killed = [rank for rank, _ in causes if rank in self._killed] or ([] if first else list(self._killed))
+        if killed:
+            return WorkerDied(self.role, killed[0], self._killed[killed[0]], str(failures[0][1]))
+        rank, cause = (first or causes)[0]
         if isinstance(cause, WorkerFailed):
             return cause
         died = isinstance(cause, RayActorError)
@@ -253,13 +274,16 @@ class WorkerGroup(Ranks[S]):
         return _most(await self._gather([actor.held_bytes.remote() for actor in self._actors], "held_bytes", LOOK_SECONDS))
 
     async def stop(self, seconds: float) -> None:
-        """Close the strategies, then end their processes and what those started, and see to it that nothing is left. Twice is once."""
+        """Close the strategies, then end their processes and what those started, and see to it that nothing is left. Twice is once.
+
+        With `seconds` 0 they are not asked to close.
+        """
         if self._stopped:
             return
         self._stopped = True
         try:
             await self._look(range(len(self)))
-            if self._started:
+            if self._started and seconds:
                 await self._close(seconds)
         finally:
             for actor in self._actors:

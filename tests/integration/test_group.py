@@ -12,15 +12,20 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import ray
 
 from roll.config.derived.placement import RolePlan
 from roll.errors import DataError, Fault, WorkerDied, WorkerFailed, WorkerLate
 from roll.strategies.base import Rank
+from roll.system.process_states import Finding, Problem
+from roll.workers import liveness
 from roll.workers.cluster import LONGEST_SOCKET, ClusterUnavailable, check_gpus, cluster, temporary
 from roll.workers.group import WorkerGroup
+from roll.workers.liveness import Liveness, RayNodes
 from roll.workers.placement import worker_placements
 from tests import limits
 
@@ -137,6 +142,28 @@ async def group_of_two(logs: Path, readable: bool = True, replica_size: int = 1)
         yield group
     finally:
         await group.stop(limits.EXPIRY)
+
+
+def is_stopped(probe: Any, pid: int) -> bool:
+    return ray.get(probe.examine.remote({pid: True})) == {pid: Finding(Problem.STOPPED, pid)}
+
+
+async def finds_what_is_stopped(logs: Path) -> None:
+    async with group_of_two(logs) as group:
+        nodes = RayNodes()
+        watch = Liveness(nodes)
+        watch.watch(group, with_children=True)
+        stopped, waiting = group.processes()
+        calls = asyncio.ensure_future(group.within(limits.RUN).all(Worker.die, -1, logs / "never"))
+        probe = nodes._probe(ray.get_runtime_context().get_node_id())  # as on another node
+        async with watch.watched(lambda role: False):
+            os.kill(stopped.pid, signal.SIGSTOP)
+            limits.until(lambda: is_stopped(probe, stopped.pid), "the probe sees it", limits.CALL)
+            with pytest.raises(WorkerDied, match=rf"^trainer rank 0: its process {stopped.pid} is stopped \(SIGSTOP\) \(logs/trainer-0"):
+                await calls
+        limits.until(lambda: not psutil.pid_exists(stopped.pid), "it is ended", limits.END)
+        await probe.end_family.remote(waiting.pid)
+        limits.until(lambda: not psutil.pid_exists(waiting.pid), "the probe ended the other", limits.END)
 
 
 async def reads_no_earlier_log(logs: Path) -> None:
@@ -257,6 +284,8 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: 
             asyncio.run(scenario())
         asyncio.run(hears_the_sync_behind_many_prompts(tmp_path / "logs"))
         asyncio.run(reads_no_earlier_log(tmp_path / "logs"))
+        monkeypatch.setattr(liveness, "EVERY", limits.LOOK)
+        asyncio.run(finds_what_is_stopped(tmp_path / "logs"))
         with pytest.raises(ClusterUnavailable, match=r"asks for 16 GPUs on 2 node\(s\) of 8; the cluster's nodes .* by address, \[\]"):
             check_gpus(16, 8)
     assert (tmp_path / "logs" / "trainer-0.log").exists()
