@@ -54,6 +54,7 @@ PROMISED = (
     "memory/actor_infer/peak_bytes",
 )
 TIMED = ("time/", "throughput/", "memory/", "engine/")
+OF_THE_RUN = (*TIMED, "run/")
 
 
 @pytest.fixture(scope="module")
@@ -107,12 +108,57 @@ def test_killed_and_resumed_gives_the_same_metrics(world: World, uninterrupted: 
     process.communicate(timeout=limits.CALL)
     outcome = world.run(*arguments)
     assert outcome.status == 0, outcome.output
-    whole, resumed = world.metrics(uninterrupted), world.metrics("killed")
-    assert [line["step"] for line in resumed] == list(range(7))
-    for expected, found in zip(whole, resumed, strict=True):
+    assert_same_metrics(world, "killed", uninterrupted)
+
+
+def assert_same_metrics(world: World, run: str, undisturbed: str) -> None:
+    """All but times: each step once, with the values of an undisturbed run."""
+    found_lines, lines = world.metrics(run), world.metrics(undisturbed)
+    assert [line["step"] for line in found_lines] == [line["step"] for line in lines]
+    for expected, found in zip(lines, found_lines, strict=True):
         for name, value in expected.items():
-            if not name.startswith(TIMED):
+            if not name.startswith(OF_THE_RUN):
                 assert found[name] == pytest.approx(value, abs=1e-5, rel=1e-5), f"step {expected['step']}: {name}"
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGKILL, "the process died"),
+        pytest.param(signal.SIGSTOP, "is stopped (SIGSTOP)", marks=pytest.mark.full),
+    ],
+    ids=["killed", "stopped"],
+)
+def test_a_rank_of_the_trainer_is_lost_and_its_group_starts_anew(
+    world: World, uninterrupted: str, leaves_nothing: Callable[[], None], number: signal.Signals, said: str
+) -> None:
+    """Amid a step. The engine goes on."""
+    run = f"lost_by_{number.name}"
+    process = world.start(*world.rlvr(run, "max_steps=6", "save_steps=2", "eval_steps=3"))
+    world.wait_for_step(run, 5, process)
+    engines = world.descendants(process, "VLLM::EngineCore")
+    found: list[psutil.Process] = []
+
+    def works() -> bool:
+        assert process.poll() is None, f"the run ended: {process.communicate()[0]}"
+        log = world.folder / run / "logs" / "actor_train-1.log"
+        found.extend(rank for rank in world.descendants(process, "ray::Process.call") if log.samefile(f"/proc/{rank.pid}/fd/1"))
+        return bool(found)
+
+    limits.until(works, "rank 1 of the trainer is amid a call")
+    found[0].send_signal(number)
+    limits.until(lambda: "restart 1 of 3" in (world.folder / run / "logs" / "driver.log").read_text(), "the trainer starts anew")
+    assert engines and world.descendants(process, "VLLM::EngineCore") == engines
+    outcome = world.wait(process)
+    assert outcome.status == 0, outcome.output
+    (line,) = (line for line in outcome.output.splitlines() if "restart 1 of 3" in line)
+    assert "actor_train rank 1: " in line and said in line, outcome.output
+    assert line.endswith("restart 1 of 3: the run goes on from the checkpoint of step 4")
+    assert [line["run/restarts"] for line in world.metrics(run)] == [0, 0, 0, 0, 0, 1, 1]
+    assert_same_metrics(world, run, uninterrupted)
+    first, second = ((world.folder / name / "samples.jsonl").read_text() for name in (uninterrupted, run))
+    assert first == second
+    leaves_nothing()
 
 
 def test_finished_run_is_not_run_again(world: World, uninterrupted: str) -> None:
