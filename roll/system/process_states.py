@@ -80,7 +80,7 @@ def _processes() -> dict[int, _Process]:
     found = {}
     for folder in PROC.iterdir():
         if folder.name.isdecimal():
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError, ValueError):  # it has ended, or ends as it is read
                 # Behind the name, which may hold anything: state, parent, ...
                 state, parent, *_ = (folder / "stat").read_bytes().rpartition(b")")[2].split(maxsplit=2)
                 found[int(folder.name)] = _Process(state.decode(), int(parent))

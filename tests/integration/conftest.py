@@ -82,6 +82,20 @@ class World:
                 found += [child] if " ".join(child.cmdline()).startswith(title) else []
         return found
 
+    def working_rank(self, name: str, run: subprocess.Popen[str], role: str, rank: int) -> psutil.Process:
+        """A rank's process, found amid a call: what it prints goes into the log of that rank."""
+        log, found = self.folder / name / "logs" / f"{role}-{rank}.log", list[psutil.Process]()
+
+        def works() -> bool:
+            assert run.poll() is None, f"the run ended: {run.communicate()[0]}"
+            for process in self.descendants(run, "ray::Process.call"):
+                with suppress(OSError):  # it has ended
+                    found.extend([process] if log.samefile(f"/proc/{process.pid}/fd/1") else [])
+            return bool(found)
+
+        limits.until(works, f"rank {rank} of {role} is amid a call")
+        return found[0]
+
     def go_back(self, name: str, copy: str, last: int) -> None:
         """Copy a run's folder as a run leaves it that is killed after the checkpoint before `step_<last>`, its last one."""
         shutil.copytree(self.folder / name, self.folder / copy)

@@ -137,16 +137,7 @@ def test_a_rank_of_the_trainer_is_lost_and_its_group_starts_anew(
     process = world.start(*world.rlvr(run, "max_steps=6", "save_steps=2", "eval_steps=3"))
     world.wait_for_step(run, 5, process)
     engines = world.descendants(process, "VLLM::EngineCore")
-    found: list[psutil.Process] = []
-
-    def works() -> bool:
-        assert process.poll() is None, f"the run ended: {process.communicate()[0]}"
-        log = world.folder / run / "logs" / "actor_train-1.log"
-        found.extend(rank for rank in world.descendants(process, "ray::Process.call") if log.samefile(f"/proc/{rank.pid}/fd/1"))
-        return bool(found)
-
-    limits.until(works, "rank 1 of the trainer is amid a call")
-    found[0].send_signal(number)
+    world.working_rank(run, process, "actor_train", 1).send_signal(number)
     limits.until(lambda: "restart 1 of 3" in (world.folder / run / "logs" / "driver.log").read_text(), "the trainer starts anew")
     assert engines and world.descendants(process, "VLLM::EngineCore") == engines
     outcome = world.wait(process)
