@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from roll.config.checks.deepspeed import deepspeed_config, swap_paths
 from roll.config.derived.batch import sequences_per_update
@@ -133,7 +133,9 @@ class Roles:
         return self._group(name, role, settings, blocking=True), shape
 
     def actor_infer(self, config: RlvrConfig) -> ActorInfer:
-        """The group that generates."""
+        """The group that generates. Its facade lives as long as its processes: it knows what they are doing."""
+        if known := self._colocated.get("actor_infer"):
+            return cast(ActorInfer, known)
         settings = self._generating("actor_infer", config.actor_infer, config.prompt_length + config.response_length)
         if isinstance(settings, VllmSettings):
             settings = replace(
@@ -215,6 +217,7 @@ class Roles:
     async def end(self, name: str, seconds: float | None = None) -> None:
         """End a group that is not needed any more, and give its memory back; without `seconds` it closes within `deadlines.shutdown`."""
         self.groups.pop(name, None)
+        self._colocated.pop(name, None)
         self._sharing.ended(name)
         self._unsettled.discard(name)
         await self._all.pop(name).stop(self._config.deadlines.shutdown if seconds is None else seconds)
