@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
@@ -19,7 +18,7 @@ from roll.strategies.settings import Settings
 from roll.system.leftovers import Leftovers
 from roll.workers.batching import Answers, BatchedCaller, Failure
 from roll.workers.calls import Ranks
-from roll.workers.liveness import CallTimes, WorkerProcess, is_own
+from roll.workers.liveness import Paced, WorkerProcess, is_own
 from roll.workers.placement import WorkerPlacement
 from roll.workers.process import AsyncProcess, Process
 
@@ -65,7 +64,7 @@ class WorkerGroup(Ranks[S]):
         self._started = self._stopped = False
         self._leftovers = [Leftovers(record) for record in self._records]
         self._killed: dict[int, str] = {}  # by rank, why its process was killed
-        self._times = CallTimes()
+        self._paced = Paced(self)
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -149,11 +148,8 @@ class WorkerGroup(Ranks[S]):
 
     async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float, place: int = 0) -> list[Any]:
         """See `Ranks`. `place` is that of an object which `beside` made, or 0 for the strategy."""
-        began = time.monotonic()
         refs = [self._actors[rank].call.remote(place, method, *given) for rank, given in arguments.items()]
-        results = await self._gather(refs, method, self._times.limit(method, seconds), list(arguments))
-        self._times.note(method, time.monotonic() - began)
-        return results
+        return await self._gather(refs, method, seconds, list(arguments))
 
     def processes(self) -> list[WorkerProcess]:
         """See `WatchedGroup`."""
@@ -169,6 +165,11 @@ class WorkerGroup(Ranks[S]):
     def batched(self) -> Ranks[S]:
         """See `Ranks`: together travel the calls of strategies whose methods are coroutines."""
         return self if self._batched is None else self._batched
+
+    @property
+    def paced(self) -> Ranks[S]:
+        """See `Ranks`."""
+        return self._paced
 
     async def stream(
         self, rank: int, method: Callable[[S, *Ts], AsyncGenerator[R, None]], *arguments: *Ts, seconds: float

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import ray
 from ray.exceptions import RayError
@@ -20,7 +21,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roll.errors import WorkerDied
 from roll.system.process_states import Finding, Problem, end_family, examine
+from roll.workers.calls import Ranks
 
+S = TypeVar("S", covariant=True)
 LOG = logging.getLogger(__name__)
 EVERY = 2.0
 """Seconds between two looks."""
@@ -213,6 +216,23 @@ class Probe:
     def end_family(self, pid: int) -> None:
         """See `process_states.end_family`."""
         end_family(pid)
+
+
+class Paced(Ranks[S]):
+    """Ranks whose calls end early if they make no progress."""
+
+    def __init__(self, ranks: Ranks[S]) -> None:
+        self._ranks, self._times, self.replica_size = ranks, CallTimes(), ranks.replica_size
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        """See `Ranks`."""
+        began = time.monotonic()
+        results = await self._ranks.run(method, arguments, self._times.limit(method, seconds))
+        self._times.note(method, time.monotonic() - began)
+        return results
 
 
 class CallTimes:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from roll.errors import WorkerDied
 from roll.system.process_states import Finding, Problem
 from roll.workers import liveness
-from roll.workers.liveness import FLOOR_SECONDS, LOOKS, CallTimes, Liveness, WorkerProcess
+from roll.workers.calls import Ranks
+from roll.workers.liveness import FLOOR_SECONDS, LOOKS, CallTimes, Liveness, Paced, WorkerProcess
 from tests import limits
 
 STOPPED, GONE = Finding(Problem.STOPPED, 11), Finding(Problem.GONE, 11)
@@ -139,3 +141,40 @@ def test_a_call_may_take_three_times_the_longest_of_its_method() -> None:
     assert times.limit("train_step", deadline) == 1.5 * FLOOR_SECONDS
     assert times.limit("train_step", FLOOR_SECONDS / 6) == FLOOR_SECONDS / 6
     assert times.limit("save", deadline) == deadline
+
+
+class Scorer:
+    """A strategy."""
+
+    def score(self, number: int) -> int:
+        return number
+
+    def other(self) -> int:
+        return 0
+
+
+class Answering(Ranks[Scorer]):
+    """Answers at once, and notes the deadlines."""
+
+    def __init__(self) -> None:
+        self.deadlines: list[float] = []
+
+    def __len__(self) -> int:
+        return 2
+
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        self.deadlines.append(seconds)
+        return [getattr(Scorer(), method)(*given) for given in arguments.values()]
+
+
+def test_paced_calls_have_the_deadline_of_their_method() -> None:
+    async def run() -> list[float]:
+        ranks = Answering()
+        paced = Paced(ranks)
+        calls = paced.within(limits.RUN)
+        assert len(paced) == 2 and await calls.all(Scorer.score, 3) == [3, 3]
+        assert await calls.all(Scorer.score, 4) == [4, 4]
+        await calls.all(Scorer.other)
+        return ranks.deadlines
+
+    assert asyncio.run(run()) == [limits.RUN, FLOOR_SECONDS, limits.RUN]
