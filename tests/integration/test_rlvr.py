@@ -101,13 +101,17 @@ def test_export_is_the_policy_that_trained(world: World, uninterrupted: str) -> 
 
 
 def test_killed_and_resumed_gives_the_same_metrics(world: World, uninterrupted: str) -> None:
+    """First a rank of the trainer is killed, whose group starts anew in the same run, and then the driver."""
     arguments = world.rlvr("killed", "max_steps=6", "save_steps=2", "eval_steps=3")
     process = world.start(*arguments)
+    world.wait_for_step("killed", 3, process)
+    world.working_rank("killed", process, "actor_train", 1).kill()
     world.wait_for_step("killed", 5, process)
     psutil.Process(process.pid).send_signal(signal.SIGKILL)
     process.communicate(timeout=limits.CALL)
     outcome = world.run(*arguments)
     assert outcome.status == 0, outcome.output
+    assert "restart 1 of 3: the run goes on from the checkpoint of step" in (world.folder / "killed" / "logs" / "driver.log").read_text()
     assert_same_metrics(world, "killed", uninterrupted)
 
 
@@ -121,13 +125,9 @@ def assert_same_metrics(world: World, run: str, undisturbed: str) -> None:
                 assert found[name] == pytest.approx(value, abs=1e-5, rel=1e-5), f"step {expected['step']}: {name}"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    ("number", "said"),
-    [
-        (signal.SIGKILL, "the process died"),
-        pytest.param(signal.SIGSTOP, "is stopped (SIGSTOP)", marks=pytest.mark.full),
-    ],
-    ids=["killed", "stopped"],
+    ("number", "said"), [(signal.SIGKILL, "the process died"), (signal.SIGSTOP, "is stopped (SIGSTOP)")], ids=["killed", "stopped"]
 )
 def test_a_rank_of_the_trainer_is_lost_and_its_group_starts_anew(
     world: World, uninterrupted: str, leaves_nothing: Callable[[], None], number: signal.Signals, said: str
