@@ -135,7 +135,7 @@ def test_a_rank_of_the_trainer_is_lost_and_its_group_starts_anew(
     """Amid a step. The engine goes on."""
     run = f"lost_by_{number.name}"
     process = world.start(*world.rlvr(run, "max_steps=6", "save_steps=2", "eval_steps=3"))
-    world.wait_for_step(run, 5, process)
+    world.wait_for_step(run, 3, process)
     engines = world.descendants(process, "VLLM::EngineCore")
     world.working_rank(run, process, "actor_train", 1).send_signal(number)
     limits.until(lambda: "restart 1 of 3" in (world.folder / run / "logs" / "driver.log").read_text(), "the trainer starts anew")
@@ -144,8 +144,9 @@ def test_a_rank_of_the_trainer_is_lost_and_its_group_starts_anew(
     assert outcome.status == 0, outcome.output
     (line,) = (line for line in outcome.output.splitlines() if "restart 1 of 3" in line)
     assert "actor_train rank 1: " in line and said in line, outcome.output
-    assert line.endswith("restart 1 of 3: the run goes on from the checkpoint of step 4")
-    assert [line["run/restarts"] for line in world.metrics(run)] == [0, 0, 0, 0, 0, 1, 1]
+    assert "restart 1 of 3: the run goes on from the checkpoint of step " in line
+    step = int(line.rpartition(" ")[2])
+    assert step in (2, 4) and [line["run/restarts"] for line in world.metrics(run)] == [float(later > step) for later in range(7)]
     assert_same_metrics(world, run, uninterrupted)
     first, second = ((world.folder / name / "samples.jsonl").read_text() for name in (uninterrupted, run))
     assert first == second
