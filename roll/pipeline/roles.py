@@ -151,10 +151,13 @@ class Roles:
     def judge(self, name: str, role: ServedConfig, context: int) -> tuple[JudgeEngines, int]:
         """The engines of a judge, and the most tokens of a message and its answer: `context`, unless the engine's keys say otherwise."""
         settings = self._generating(name, role, context)
+        context = settings.max_model_len if isinstance(settings, VllmSettings) else context
+        if known := self._colocated.get(name):
+            return cast(JudgeEngines, known), context
         group = self._group(name, role, settings, blocking=False)
         limits = self._config.deadlines
         engines = self._colocated[name] = JudgeEngines(group, running(len(group), settings), limits.rollout, limits.weight_sync)
-        return engines, settings.max_model_len if isinstance(settings, VllmSettings) else context
+        return engines, context
 
     def _generating(self, name: str, role: RoleConfig, context: int) -> VllmSettings | HfGenerateSettings:
         """An engine whose weights stay as they are."""
