@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -22,7 +25,8 @@ from roll.errors import WorkerFailed
 from roll.pipeline import resume_fingerprint, wire_distill, wire_dpo, wire_reward_model, wire_rlvr, wire_sft
 from roll.pipeline.checkpointer import Checkpointer
 from roll.pipeline.interrupt import Interrupt
-from roll.pipeline.roles import Roles
+from roll.pipeline.restarts import Restarts
+from roll.pipeline.roles import Roles, is_trainer_side
 from roll.pipeline.run_context import Loop, Prepared, RunContext
 from roll.pipeline.wire_offline import steps_of
 from roll.system.step_memory import memory_of_steps
@@ -36,6 +40,8 @@ from roll.tracking.run import open_named
 from roll.workers.cluster import cluster
 
 LOG = logging.getLogger(__name__)
+BEFORE_FIRST = -1
+"""The step before step 0, which holds what is measured before any training."""
 
 
 def run(config: Config, plan: Plan) -> None:
@@ -74,7 +80,8 @@ def run(config: Config, plan: Plan) -> None:
         with cluster(folder, gpus, config.num_gpus_per_node) as session:
             interrupt.take()
             stack.enter_context(memory_of_steps())
-            asyncio.run(_run(config, plan, prepared.loop, RunContext(plan, session, checkpointer, tracker), interrupt))
+            context = RunContext(plan, session, checkpointer, tracker)
+            asyncio.run(_run(config, plan, prepared.loop, context, interrupt, partial(_reopened, stack, config, steps)))
 
 
 def last_step(config: Config, plan: Plan, prepared: Prepared) -> int:
@@ -128,12 +135,48 @@ def _log_failure(kind: type[BaseException] | None, error: BaseException | None, 
         LOG.info("%s\n%s", error, error.traceback)
 
 
-async def _run(config: Config, plan: Plan, loop: Loop, context: RunContext, interrupt: Interrupt) -> None:
+async def _run(
+    config: Config, plan: Plan, loop: Loop, context: RunContext, interrupt: Interrupt, reopen: Callable[[int | None], Tracking]
+) -> None:
+    """Run the loop to its end. It begins again where the trainer's side lost a process; see `Restarts`."""
+    restarts = Restarts(config.max_restarts)
     async with AsyncExitStack() as stack:
         with interrupt.working():
             async with context.session.watched():
-                position = await loop(Roles(config, plan, context.session, stack), context, interrupt)
-                await context.checkpointer.finish(position)
+                roles = Roles(config, plan, context.session, stack)
+                while (lost := await _attempt(roles, loop, context, interrupt)) is not None:
+                    seconds = restarts.wait_after(lost, context.tracker.step_under_way)
+                    await roles.end_trainer_side()
+                    step = context.checkpointer.go_back()
+                    _tell_restart(lost, f"restart {restarts.count} of {config.max_restarts}", step)
+                    await asyncio.sleep(seconds)
+                    context.tracker.close()
+                    context = replace(context, tracker=reopen(step), restarts=restarts.count)
+
+
+async def _attempt(roles: Roles, loop: Loop, context: RunContext, interrupt: Interrupt) -> WorkerFailed | None:
+    """Run the loop; the failure with which it ended once all roles had started, if there was one."""
+    try:
+        async with roles.liveness.watched(is_trainer_side):
+            position = await loop(roles, context, interrupt)
+            await context.checkpointer.finish(position)
+    except WorkerFailed as failure:
+        if not roles.have_started:
+            raise
+        return failure
+    return None
+
+
+def _tell_restart(lost: WorkerFailed, which: str, step: int | None) -> None:
+    """What died and how, and from where the run goes on."""
+    origin = "its start" if step is None else f"the checkpoint of step {step}"
+    LOG.warning("%s; %s: the run goes on from %s", lost, which, origin)
+    LOG.info("%s\n%s", lost, lost.traceback)
+
+
+def _reopened(stack: ExitStack, config: Config, steps: int, step: int | None) -> Tracking:
+    """Trackers that go on after a step from which the run goes on, or from its start. Lines of later steps are cut off."""
+    return stack.enter_context(open_trackers(config, BEFORE_FIRST if step is None else step, steps))
 
 
 def open_trackers(config: Config, resumed_step: int | None, steps: int) -> Tracking:
@@ -142,4 +185,5 @@ def open_trackers(config: Config, resumed_step: int | None, steps: int) -> Track
     facts = RunFacts(folder, config.exp_name, config.model_dump(mode="json"), resumed_step)
     record = JsonlTracker(folder, resumed_step)
     named = open_named(chosen_trackers(config), facts, config.tracker_kwargs)
-    return Tracking(record, [console_tracker(config.exp_name, steps), *named])
+    last_step = BEFORE_FIRST if resumed_step is None else resumed_step
+    return Tracking(record, [console_tracker(config.exp_name, steps), *named], last_step)

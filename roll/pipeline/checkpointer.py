@@ -75,6 +75,7 @@ class Checkpointer:
         self._state = LoopState.read(self._folder) if self._folder else None
         self._saved_step = self.resumed_step
         self._fingerprint: dict[str, str] = {}
+        self._written: Path | None = None
         self._final = Path(config.output_dir).absolute() / EXPORT
 
     @property
@@ -124,6 +125,17 @@ class Checkpointer:
             await unconsumed.load(self._folder)
         return Position(self._state.step, self._state.policy_version)
 
+    def go_back(self) -> int | None:
+        """Have the next `restore` read the last checkpoint that this run wrote, or the one that it began with; its step.
+
+        None is the start of the run.
+        """
+        if self._written is not None:
+            self._folder, self._state = self._written, LoopState.read(self._written)
+            self._began = time.monotonic()
+        self._saved_step = self.resumed_step
+        return self.resumed_step
+
     async def save_if_due(self, position: Position) -> None:
         """Write a checkpoint every `save_steps`."""
         if self._config.save_steps and position.step % self._config.save_steps == 0:
@@ -150,7 +162,7 @@ class Checkpointer:
             if self._unconsumed is not None:
                 await self._unconsumed.save(folder)
             state.write(folder)
-        self._saved_step = position.step
+        self._saved_step, self._written = position.step, self._store.folder / f"step_{position.step}"
 
     async def _export(self) -> None:
         aside = self._final.with_name(f".{EXPORT}.partial")

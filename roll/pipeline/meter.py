@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from statistics import mean
 from typing import ParamSpec, TypeVar
 
-from roll.config.plan.plan import Plan
 from roll.pipeline.roles import Roles
+from roll.pipeline.run_context import RunContext
 from roll.strategies.base import EngineActivity
 from roll.tracking.stopwatch import Stopwatch
 from roll.types import Metrics
@@ -22,14 +22,15 @@ T = TypeVar("T")
 class Meter:
     """Times the parts that it wraps, and sums a step up."""
 
-    def __init__(self, groups: Mapping[str, WorkerGroup], devices: int, resident: Mapping[str, int]) -> None:
+    def __init__(self, groups: Mapping[str, WorkerGroup], devices: int, resident: Mapping[str, int], restarts: int = 0) -> None:
         """Watch these groups.
 
         Args:
             devices: GPUs of the run, or worker processes on the CPU, that throughput is shared over.
             resident: by role, the bytes that stayed when it last left its devices; read at every step.
+            restarts: of the trainer's side, before.
         """
-        self._groups, self._devices, self._resident = groups, devices, resident
+        self._groups, self._devices, self._resident, self._restarts = groups, devices, resident, restarts
         self._watch = Stopwatch()
         self._step_began = time.perf_counter()
 
@@ -46,7 +47,7 @@ class Meter:
         """Metrics of the step that ends now, in which `tokens` prompt and response tokens were processed; without any, no throughput."""
         now = time.perf_counter()
         seconds, self._step_began = now - self._step_began, now
-        metrics = self._watch.take() | {"time/step": seconds}
+        metrics = self._watch.take() | {"time/step": seconds, "run/restarts": float(self._restarts)}
         if tokens:
             metrics["throughput/tokens_per_second"] = tokens / seconds
             metrics["throughput/tokens_per_second_per_device"] = tokens / seconds / self._devices
@@ -59,9 +60,10 @@ class Meter:
         return metrics
 
 
-def meter_of(roles: Roles, plan: Plan, sharing: DeviceSharing) -> Meter:
+def meter_of(roles: Roles, context: RunContext, sharing: DeviceSharing) -> Meter:
     """Throughput is shared over the devices, or over the worker processes where all run on the CPU."""
-    return Meter(roles.groups, len(plan.devices) or sum(map(len, roles.groups.values())), sharing.resident)
+    devices = len(context.plan.devices) or sum(map(len, roles.groups.values()))
+    return Meter(roles.groups, devices, sharing.resident, context.restarts)
 
 
 def engine_metrics(engines: Sequence[EngineActivity], seconds: float) -> Metrics:

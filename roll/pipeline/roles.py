@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from roll.config.checks.deepspeed import deepspeed_config, swap_paths
 from roll.config.derived.batch import sequences_per_update
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
 from roll.config.derived.placement import keeps_kv_cache, neighbours, sends_adapter
+from roll.config.derived.reward_roles import PREFIX
 from roll.config.plan.plan import Plan
 from roll.config.schema.engine import DeepSpeedInferStrategyConfig, DeepSpeedTrainStrategyConfig, VllmStrategyConfig
 from roll.config.schema.model import ModelConfig
@@ -56,6 +57,7 @@ from roll.workers.cluster import RECORD, ClusterSession
 from roll.workers.critic import Critic
 from roll.workers.device_sharing import ColocatedRole, DeviceSharing, lines
 from roll.workers.group import WorkerGroup
+from roll.workers.liveness import Liveness, RayNodes
 from roll.workers.placement import worker_placements
 from roll.workers.reward_models import ApiSettings, JudgeEngines, ScorerEngines
 from roll.workers.rewards import ModelReward, Rewards, RewardSettings, RewardWorker
@@ -66,13 +68,22 @@ S = TypeVar("S")
 
 
 class Roles:
-    """Starts a run's groups and ends them all when the run ends, however it ends."""
+    """Starts a run's groups and ends them all when the run ends, however it ends.
+
+    A role that is asked for again, by a loop that begins again, keeps its group unless that was ended meanwhile.
+    """
 
     def __init__(self, config: Config, plan: Plan, session: ClusterSession, stack: AsyncExitStack) -> None:
         self._config, self._plan, self._session, self._stack = config, plan, session, stack
-        self._starts: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._all: dict[str, WorkerGroup[Any]] = {}
+        self._starts: dict[str, Callable[[], Awaitable[None]]] = {}  # of those that have not started
         self._colocated: dict[str, ColocatedRole] = {}
+        self._sharing = DeviceSharing(plan.turns)
+        self._unsettled: set[str] = set()
+        self.have_started = False
+        """Whether all roles had started at least once."""
         self.groups: dict[str, WorkerGroup[object]] = {}
+        self.liveness = Liveness(RayNodes())
 
     def actor_train(self, name: str, role: ActorTrainConfig, steps: int, temperature: float, load: ModelLoader = load_policy) -> ActorTrain:
         """What is to be exported and learns in so many steps: a policy, or what `load` loads."""
@@ -122,7 +133,9 @@ class Roles:
         return self._group(name, role, settings, blocking=True), shape
 
     def actor_infer(self, config: RlvrConfig) -> ActorInfer:
-        """The group that generates."""
+        """The group that generates. Its facade lives as long as its processes: it knows what they are doing."""
+        if known := self._colocated.get("actor_infer"):
+            return cast(ActorInfer, known)
         settings = self._generating("actor_infer", config.actor_infer, config.prompt_length + config.response_length)
         if isinstance(settings, VllmSettings):
             settings = replace(
@@ -138,10 +151,13 @@ class Roles:
     def judge(self, name: str, role: ServedConfig, context: int) -> tuple[JudgeEngines, int]:
         """The engines of a judge, and the most tokens of a message and its answer: `context`, unless the engine's keys say otherwise."""
         settings = self._generating(name, role, context)
+        context = settings.max_model_len if isinstance(settings, VllmSettings) else context
+        if known := self._colocated.get(name):
+            return cast(JudgeEngines, known), context
         group = self._group(name, role, settings, blocking=False)
         limits = self._config.deadlines
         engines = self._colocated[name] = JudgeEngines(group, running(len(group), settings), limits.rollout, limits.weight_sync)
-        return engines, settings.max_model_len if isinstance(settings, VllmSettings) else context
+        return engines, context
 
     def _generating(self, name: str, role: RoleConfig, context: int) -> VllmSettings | HfGenerateSettings:
         """An engine whose weights stay as they are."""
@@ -176,10 +192,7 @@ class Roles:
 
     def api_judge(self, name: str, model: ApiModel, system_envs: Mapping[str, str]) -> WorkerGroup[ApiChat]:
         """The process that asks a judge behind a URL."""
-        group: WorkerGroup[ApiChat] = self._new_group(name, system_envs, blocking=False)
-        limits = self._config.deadlines
-        self._starts[name] = partial(group.start, ApiSettings(model), limits.train, limits.start)
-        return group
+        return self._known_group(name, system_envs, ApiSettings(model), blocking=False)
 
     def reference(self, config: RlvrConfig, temperature: float) -> Reference:
         """The group whose policy stays as it was."""
@@ -204,70 +217,92 @@ class Roles:
             return ShardedScoreSettings(path, role.model_args, role.strategy_args.strategy_config, wrap)
         return HfScoreSettings(path, role.model_args, wrap)
 
-    async def end(self, name: str) -> None:
-        """End a group that is not needed any more, and give its memory back."""
-        await self.groups.pop(name).stop(self._config.deadlines.shutdown)
+    async def end(self, name: str, seconds: float | None = None) -> None:
+        """End a group that is not needed any more, and give its memory back; without `seconds` it closes within `deadlines.shutdown`."""
+        self.groups.pop(name, None)
+        self._colocated.pop(name, None)
+        self._sharing.ended(name)
+        self._unsettled.discard(name)
+        await self._all.pop(name).stop(self._config.deadlines.shutdown if seconds is None else seconds)
+
+    async def end_trainer_side(self) -> None:
+        """End by force all groups but those that generate and give rewards, and of these any that is `unsettled`."""
+        ending = [name for name in self._all if is_trainer_side(name) or name in self._unsettled]
+        await asyncio.gather(*(self.end(name, seconds=0.0) for name in ending))
+
+    @contextmanager
+    def unsettled(self, name: str) -> Iterator[None]:
+        """Within, the trainer has a role's state in its hands. Where it fails amid that, the role has to start anew as well."""
+        self._unsettled.add(name)
+        yield
+        self._unsettled.discard(name)
 
     def rewards(self, config: RlvrConfig, models: Mapping[str, ModelReward]) -> Rewards:
         """The reward workers of every domain, but of those that `models` score."""
-        groups = {}
+        groups: dict[str, WorkerGroup[RewardWorker]] = {}
         for domain, section in config.rewards.items():
             if domain in models:
                 continue
-            name = f"rewards.{domain}"
-            group: WorkerGroup[RewardWorker] = self._new_group(name, section.system_envs, blocking=False)
-            limits = config.deadlines
-            settings = RewardSettings(domain, section, limits.start)
-            self._starts[name] = partial(group.start, settings, limits.train, limits.start)
-            groups[domain] = group
+            settings = RewardSettings(domain, section, config.deadlines.start)
+            groups[domain] = self._known_group(f"{PREFIX}{domain}", section.system_envs, settings, blocking=False)
         return Rewards(groups, config.rewards, models)
 
     async def start(self) -> DeviceSharing:
-        """Start every group that was asked for; the first failure ends them all.
+        """Start every group that was asked for and does not run; the first failure ends them all.
 
         Groups that share devices start one after the other, engines first: vLLM plans with the memory that is free when it
         starts. Those that take turns are offloaded before the next one starts.
         """
-        sharing = DeviceSharing(self._plan.turns)
+        await self._sharing.make_room(self._starts, discard=("actor_infer",))  # a sync follows
         engines = [name for name, role in self._plan.roles.items() if role.strategy == "vllm"]
         waiting = lines(list(self._starts), neighbours(self._plan.roles), engines)
-        tasks = [asyncio.ensure_future(self._start_line(line, sharing)) for line in waiting]
+        tasks = [asyncio.ensure_future(self._start_line(line)) for line in waiting]
         try:
             await asyncio.gather(*tasks)
-            return sharing
+            self.have_started = True
+            return self._sharing
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _start_line(self, names: Sequence[str], sharing: DeviceSharing) -> None:
+    async def _start_line(self, names: Sequence[str]) -> None:
         for name in names:
-            await self._starts[name]()
+            await self._starts.pop(name)()
             if name in self._colocated:
-                await sharing.enter(name, self._colocated[name])
+                await self._sharing.enter(name, self._colocated[name])
 
     def _group(self, name: str, role: RoleConfig, settings: Settings[S], blocking: bool) -> WorkerGroup[S]:
         deepspeed = deepspeed_config(role)
         for path in swap_paths(deepspeed).values() if deepspeed else ():  # called when the group has ended: a rank may have been killed
             self._stack.callback(remove_ownerless, path)
-        group: WorkerGroup[S] = self._new_group(name, role.system_envs, blocking)
-        limits = self._config.deadlines
-        self._starts[name] = partial(group.start, settings, limits.collective or limits.train, limits.start)
-        self.groups[name] = group
+        group = self.groups[name] = self._known_group(name, role.system_envs, settings, blocking)
+        self.liveness.watch(group, with_children=True)
         return group
 
-    def _new_group(self, name: str, system_envs: Mapping[str, str], blocking: bool) -> WorkerGroup[Any]:
+    def _known_group(self, name: str, system_envs: Mapping[str, str], settings: Settings[S], blocking: bool) -> WorkerGroup[S]:
+        """The role's group, if it runs; otherwise a new one, which `start` starts."""
+        if name in self._all:
+            return self._all[name]
         environment = {"TMPDIR": str(self._session.scratch)} | worker_environment(self._plan, self._config, system_envs)
         places = worker_placements(self._plan.roles[name], self._config.num_gpus_per_node, environment)
         record, replica_size = self._session.shared_memory / f"{name}{RECORD}", self._plan.roles[name].replica_size
-        group = WorkerGroup(name, places, self._session.logs, record, blocking, replica_size)
-        self._stack.push_async_callback(group.stop, self._config.deadlines.shutdown)
+        group = self._all[name] = WorkerGroup(name, places, self._session.logs, record, blocking, replica_size)
+        limits = self._config.deadlines
+        self._stack.push_async_callback(group.stop, limits.shutdown)
+        self._starts[name] = partial(group.start, settings, limits.collective or limits.train / 2, limits.start)
+        self.liveness.watch(group, with_children=False)  # of a reward they are programs that it judges
         return group
 
     def _token_budget(self, name: str) -> int:
         budget = self._plan.roles[name].tokens_per_microbatch
         assert budget is not None
         return budget
+
+
+def is_trainer_side(role: str) -> bool:
+    """Whether a role learns, or is asked by what learns. The others generate and give rewards."""
+    return role != "actor_infer" and not role.startswith(PREFIX)
 
 
 def running(engines: int, settings: VllmSettings | HfGenerateSettings, most: int | None = None) -> Running:

@@ -10,7 +10,7 @@ from roll.pipeline.checkpointer import Checkpointer
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.position import Position
 from roll.pipeline.roles import Roles
-from roll.tracking.base import Tracker
+from roll.tracking.fanout import Tracking
 from roll.workers.cluster import ClusterSession
 
 
@@ -21,7 +21,9 @@ class RunContext:
     plan: Plan
     session: ClusterSession
     checkpointer: Checkpointer
-    tracker: Tracker
+    tracker: Tracking
+    restarts: int = 0
+    """Of the trainer's side, in this run so far."""
 
 
 Loop = Callable[[Roles, RunContext, Interrupt], Awaitable[Position]]

@@ -150,7 +150,7 @@ async def _loop(config: OfflineConfig, pipeline: OfflinePipeline, roles: Roles, 
     trainer = roles.actor_train(role, keys, steps, temperature=1.0, load=pipeline.load)
     other = pipeline.other_model(context.plan, roles, trainer)
     sharing = await roles.start()
-    meter = meter_of(roles, context.plan, sharing)
+    meter = meter_of(roles, context, sharing)
     phases = DevicePhases(meter.timed("onload", sharing.bring))
     started = StartedRoles(phases, role, trainer, other)
 
@@ -166,7 +166,6 @@ async def _loop(config: OfflineConfig, pipeline: OfflinePipeline, roles: Roles, 
         held_out = held_out and await held_out.record(range(len(held_out.rows)), batch_size, ask)
         if other.role != role:
             await roles.end(other.role)
-            sharing.ended(other.role)
 
     async def evaluate(step: int) -> Metrics:
         if held_out is None or (step % config.eval_steps and step != steps):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
+from typing import ParamSpec
 
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.shaping import Overlong
@@ -43,6 +44,8 @@ from roll.weight_sync.sync import WeightSync
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain
 from roll.workers.rewards import ModelReward, Rewards
+
+P = ParamSpec("P")
 
 
 def prepare(config: RlvrConfig) -> Prepared:
@@ -90,9 +93,11 @@ async def _loop(
     models = models_of(roles)
     rewards = roles.rewards(config, models)
     sharing = await roles.start()
-    meter = meter_of(roles, plan, sharing)
+    meter = meter_of(roles, context, sharing)
     pausing_for = frozenset() if config.time_sharing else interrupting(config)
-    phases = DevicePhases(meter.timed("onload", sharing.bring), pausing_for, meter.timed("pause", actor_infer.pause))
+    phases = DevicePhases(
+        meter.timed("onload", engine_in_hands(roles, sharing.bring)), pausing_for, meter.timed("pause", actor_infer.pause)
+    )
 
     source = PromptSampler(training, config.seed, config.actor_train.data_args.domain_interleave_probs)
     assignment = CreditAssignment(credit(config))
@@ -100,8 +105,10 @@ async def _loop(
     async with aclosing(scheduler_of(config, source, *work, sampling, locate)) as scheduler:
         trainer = OnloadedTrainer(phases, "actor_train", actor_train, critic)
         position = await context.checkpointer.restore(trainer, scheduler, assignment, scheduler)
+        if context.restarts:
+            await actor_infer.activity()  # what its engines did before is no part of the next step
         sync = sync_of(config, plan, actor_train, actor_infer)
-        await sync.open_routes()
+        await engine_in_hands(roles, sync.open_routes)()
         validate = partial(validation, config, held_out, *work)
         parts = rlvr.Rlvr(
             phases=phases,
@@ -111,7 +118,7 @@ async def _loop(
             reference_role="reference" if plan.reference == "role" else "actor_train",
             values=meter.timed("values", critic.values) if critic else None,
             learn=meter.timed("train", learning(config, plan, actor_train, critic, phases)),
-            sync=meter.timed("weight_sync", sync.push),
+            sync=meter.timed("weight_sync", engine_in_hands(roles, sync.push)),
             evaluate=meter.timed("evaluate", evaluation(config, phases, validate)),
             measure=measurement(meter, scheduler, actor_infer, models),
             save=meter.timed("checkpoint", context.checkpointer.save_if_due),
@@ -129,6 +136,16 @@ def sync_of(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, actor_infer
     paths = partial(find_routes, plan.roles["actor_train"], plan.roles["actor_infer"], config.num_gpus_per_node)
     bucket_bytes, seconds = config.weight_sync.bucket_mib << 20, config.deadlines.weight_sync
     return WeightSync(actor_train, actor_infer.engines, paths, sends_adapter(config), bucket_bytes, seconds)
+
+
+def engine_in_hands(roles: Roles, work: Callable[P, Awaitable[None]]) -> Callable[P, Awaitable[None]]:
+    """The same work, which changes what engines hold. Where it fails they are in between, and a restart ends them too."""
+
+    async def wrapped(*arguments: P.args, **keywords: P.kwargs) -> None:
+        with roles.unsettled("actor_infer"):
+            await work(*arguments, **keywords)
+
+    return wrapped
 
 
 def in_turn(config: RlvrConfig, phases: DevicePhases, actor_infer: ActorInfer, rewards: Rewards) -> tuple[Generator, Scorer]:

@@ -19,13 +19,23 @@ class Tracking:
 
     name = "tracking"
 
-    def __init__(self, record: Tracker, others: Sequence[Tracker] = ()) -> None:
-        """An error of `record` passes to the caller. One of `others` that fails is reported, closed and left out."""
+    def __init__(self, record: Tracker, others: Sequence[Tracker] = (), last_step: int = -1) -> None:
+        """An error of `record` passes to the caller. One of `others` that fails is reported, closed and left out.
+
+        `last_step` was logged before; by default nothing was, not even step 0.
+        """
         self._record = record
         self._others = list(others)
+        self._last_step = last_step
+
+    @property
+    def step_under_way(self) -> int:
+        """The first that was not logged."""
+        return self._last_step + 1
 
     def log(self, step: int, metrics: Metrics) -> None:
         self._record.log(step, metrics)
+        self._last_step = step
         self._tell_others(lambda tracker: tracker.log(step, metrics))
 
     def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:

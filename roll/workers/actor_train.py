@@ -71,13 +71,13 @@ class Learner:
             for replica, micro_batches in enumerate(micro_batches_of(batch, update, len(replicas), shape)):
                 replicas[replica].append(micro_batches)
         arguments = [(updates, loss, shape.temperature, policy_version) for updates in replicas]
-        return merge(await self._group.within(self._train_seconds).each_replica(TrainStrategy.train_step, arguments))
+        return merge(await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.train_step, arguments))
 
     async def evaluate(self, batch: TrainBatch, loss: Loss) -> list[TrainResult]:
         """By replica, what the loss says of a batch that is not learnt from; `merge` makes means of it."""
         replicas = micro_batches_of(batch, range(len(batch)), self._group.replicas, self._shape)
         arguments = [(micro_batches, loss, self._shape.temperature) for micro_batches in replicas]
-        return await self._group.within(self._train_seconds).each_replica(TrainStrategy.evaluate, arguments)
+        return await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.evaluate, arguments)
 
     async def save(self, folder: Path) -> None:
         """Write what `load` needs to go on exactly."""
@@ -139,7 +139,7 @@ class ActorTrain(Learner):
     async def _score(self, sequences: Sequences, adapter: bool) -> Floats:
         split, parts = share_out(sequences, self._group.replicas, self._shape.token_budget)
         arguments = [(part, self._shape.temperature, adapter) for part in parts]
-        results = await self._group.within(self._train_seconds).each_replica(TrainStrategy.log_probs, arguments)
+        results = await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.log_probs, arguments)
         return gather_tokens(sequences, split, results)
 
     async def free_address(self) -> tuple[str, int]:

@@ -51,6 +51,11 @@ class Ranks(ABC, Generic[S]):
         """The same ranks, for calls of which there are many at once: they travel together, where that is cheaper."""
         return self
 
+    @property
+    def paced(self) -> Ranks[S]:
+        """The same ranks, for calls that take about as long each time: one that makes no progress ends before its deadline."""
+        return self
+
 
 class Calls(Generic[S]):
     """Calls on ranks, all with the same deadline."""

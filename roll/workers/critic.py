@@ -17,7 +17,7 @@ class Critic(Learner):
     async def values(self, sequences: Sequences) -> Floats:
         """[T]: what is expected before each response token, as things stand; 0 elsewhere."""
         split, parts = share_out(sequences, self._group.replicas, self._shape.token_budget)
-        results = await self._group.within(self._train_seconds).each_replica(TrainStrategy.values, [(part,) for part in parts])
+        results = await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.values, [(part,) for part in parts])
         return gather_tokens(sequences, split, results)
 
     async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:

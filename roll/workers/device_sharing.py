@@ -71,6 +71,14 @@ class DeviceSharing:
         await together(self._offload(role, role in discard) for role in others if not coming.keys().isdisjoint(self._shared[role]))
         await together(self._onload(role, level) for role, level in coming.items())
 
+    async def make_room(self, starting: Collection[str], discard: Collection[str]) -> None:
+        """Roles are about to start: those that share devices with one of them are offloaded, whatever was known of them.
+
+        `discard` is that of `bring`.
+        """
+        near = [role for role in self._levels if not set(starting).isdisjoint(self._shared[role])]
+        await together(self._offload(role, role in discard) for role in near)
+
     def ended(self, role: str) -> None:
         """A role's processes have ended: nobody meets it on the devices any more."""
         for known in (self._colocated, self._levels, self.resident):

@@ -42,7 +42,7 @@ class Reference:
         """[T] natural-log probs of the response tokens, 0 elsewhere."""
         split, parts = share_out(sequences, self._group.replicas, self._token_budget)
         arguments = [(part, self._temperature) for part in parts]
-        results = await self._group.within(self._seconds).each_replica(ScoreStrategy.log_probs, arguments)
+        results = await self._group.paced.within(self._seconds).each_replica(ScoreStrategy.log_probs, arguments)
         return gather_tokens(sequences, split, results)
 
     async def offload(self, discard: bool) -> int | None:
@@ -65,7 +65,7 @@ class Teacher(Reference):
     async def states(self, sequences: Sequences) -> Floats:
         """[S, H], the last hidden states from which a teacher predicts the S response tokens, in their order."""
         split, parts = share_out(sequences, self._teachers.replicas, self._token_budget)
-        results = await self._teachers.within(self._seconds).each_replica(TeachStrategy.states, [(part,) for part in parts])
+        results = await self._teachers.paced.within(self._seconds).each_replica(TeachStrategy.states, [(part,) for part in parts])
         forwards = [pair for rank in zip(split.ranks, results, strict=True) for pair in zip(*rank, strict=True) if pair[0]]
         out = np.empty((int(sequences.response_mask.sum()), forwards[0][1].shape[1]), np.float32)
         for indices, values in forwards:

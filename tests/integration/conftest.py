@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,28 @@ class World:
     def rlvr(self, name: str, *overrides: str) -> tuple[str, ...]:
         """Arguments of a small RLVR run into the folder `name`."""
         return "--config-name", "tiny/tiny_rlvr_lora_zero3", f"output_dir={name}", "pretrain=warm/export", *SMALL, *overrides
+
+    def descendants(self, run: subprocess.Popen[str], title: str) -> list[psutil.Process]:
+        """Processes of a run whose command begins with this title."""
+        found = []
+        for child in psutil.Process(run.pid).children(recursive=True):
+            with suppress(psutil.Error):  # it has ended
+                found += [child] if " ".join(child.cmdline()).startswith(title) else []
+        return found
+
+    def working_rank(self, name: str, run: subprocess.Popen[str], role: str, rank: int) -> psutil.Process:
+        """A rank's process, found amid a call: what it prints goes into the log of that rank."""
+        log, found = self.folder / name / "logs" / f"{role}-{rank}.log", list[psutil.Process]()
+
+        def works() -> bool:
+            assert run.poll() is None, f"the run ended: {run.communicate()[0]}"
+            for process in self.descendants(run, "ray::Process.call"):
+                with suppress(OSError):  # it has ended
+                    found.extend([process] if log.samefile(f"/proc/{process.pid}/fd/1") else [])
+            return bool(found)
+
+        limits.until(works, f"rank {rank} of {role} is amid a call")
+        return found[0]
 
     def go_back(self, name: str, copy: str, last: int) -> None:
         """Copy a run's folder as a run leaves it that is killed after the checkpoint before `step_<last>`, its last one."""

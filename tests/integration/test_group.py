@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import ray
 
 from roll.config.derived.placement import RolePlan
-from roll.errors import DataError, Fault, WorkerFailed
+from roll.errors import DataError, Fault, WorkerDied, WorkerFailed, WorkerLate
 from roll.strategies.base import Rank
+from roll.system.process_states import Finding, Problem
+from roll.workers import liveness
 from roll.workers.cluster import LONGEST_SOCKET, ClusterUnavailable, check_gpus, cluster, temporary
 from roll.workers.group import WorkerGroup
+from roll.workers.liveness import Liveness, RayNodes
 from roll.workers.placement import worker_placements
 from tests import limits
 
@@ -96,6 +104,11 @@ class Engine:
     async def die(self) -> None:
         os._exit(7)
 
+    async def process_and_child(self) -> list[int]:
+        """Ids of this process, and of one that it starts and that survives it."""
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10 ** 6)"], start_new_session=True)
+        return [os.getpid(), child.pid]
+
     async def resume(self) -> None:
         self._may_answer.set()
         self._asked, self._may_answer = 0, asyncio.Event()
@@ -131,6 +144,28 @@ async def group_of_two(logs: Path, readable: bool = True, replica_size: int = 1)
         await group.stop(limits.EXPIRY)
 
 
+def is_stopped(probe: Any, pid: int) -> bool:
+    return ray.get(probe.examine.remote({pid: True})) == {pid: Finding(Problem.STOPPED, pid)}
+
+
+async def finds_what_is_stopped(logs: Path) -> None:
+    async with group_of_two(logs) as group:
+        nodes = RayNodes()
+        watch = Liveness(nodes)
+        watch.watch(group, with_children=True)
+        stopped, waiting = group.processes()
+        calls = asyncio.ensure_future(group.within(limits.RUN).all(Worker.die, -1, logs / "never"))
+        probe = nodes._probe(ray.get_runtime_context().get_node_id())  # as on another node
+        async with watch.watched(lambda role: False):
+            os.kill(stopped.pid, signal.SIGSTOP)
+            limits.until(lambda: is_stopped(probe, stopped.pid), "the probe sees it", limits.CALL)
+            with pytest.raises(WorkerDied, match=rf"^trainer rank 0: its process {stopped.pid} is stopped \(SIGSTOP\) \(logs/trainer-0"):
+                await calls
+        limits.until(lambda: not psutil.pid_exists(stopped.pid), "it is ended", limits.END)
+        await probe.end_family.remote(waiting.pid)
+        limits.until(lambda: not psutil.pid_exists(waiting.pid), "the probe ended the other", limits.END)
+
+
 async def reads_no_earlier_log(logs: Path) -> None:
     """A rank of an earlier run waited in vain; this one's is killed."""
     (logs / "trainer-0.log").write_text("[gloo] Timed out waiting 1000ms for recv operation to complete\n")
@@ -160,16 +195,38 @@ async def fails_where_calls_travel_together(group: WorkerGroup[Engine]) -> None:
         await calls.one(0, Engine.fail)
     assert "in fail" in raised.value.traceback
     assert await answer >= 0
-    with pytest.raises(WorkerFailed, match=r"^engine rank 0: never was not done after 1 s on rank\(s\) 0$"):
+    with pytest.raises(WorkerLate, match=r"^engine rank 0: never was not done after 1 s on rank\(s\) 0$"):
         await group.batched.within(limits.EXPIRY).one(0, Engine.never)
     waiting = asyncio.ensure_future(calls.one(0, Engine.never))
     for failing in (calls.one(0, Engine.die), waiting, calls.one(0, Engine.asked)):
-        with pytest.raises(WorkerFailed, match="^engine rank 0: the process died"):
+        with pytest.raises(WorkerDied, match="^engine rank 0: the process died"):
             await failing
 
 
+async def replaces_one_process(group: WorkerGroup[Engine]) -> None:
+    """Rank 0 has died, and is stopped once it is back; rank 1 goes on with what it was asked."""
+    calls = group.batched.within(limits.CALL)
+    other = asyncio.ensure_future(calls.one(1, Engine.answer))
+    await group.replace(0, limits.START)
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        pids = await calls.one(0, Engine.process_and_child)
+        waiting = asyncio.ensure_future(calls.one(0, Engine.never))
+        assert await calls.one(0, Engine.asked) == 0
+        os.kill(pids[0], number)
+        await group.replace(0, limits.START)
+        with pytest.raises(WorkerDied, match="^engine rank 0: the process died"):
+            await waiting
+        limits.until(
+            lambda pids=pids: not any(psutil.pid_exists(pid) for pid in pids), "the old process and its child are gone", limits.END
+        )
+    while await calls.one(1, Engine.asked) < 1:
+        await asyncio.sleep(limits.LOOK)
+    await calls.all(Engine.resume)
+    assert await other == 1
+
+
 async def hears_the_sync_behind_many_prompts(logs: Path) -> None:
-    places = worker_placements(RolePlan("engine", "none", ((),)), 8, {})
+    places = worker_placements(RolePlan("engine", "none", ((), ())), 8, {})
     group: WorkerGroup[Engine] = WorkerGroup("engine", places, logs, logs / "held", blocking=False)
     try:
         await group.start(EngineSettings(), limits.START, limits.START)
@@ -180,6 +237,7 @@ async def hears_the_sync_behind_many_prompts(logs: Path) -> None:
             await group.within(limits.CALL).one(0, Engine.resume)
             assert sum(await asyncio.gather(*answers)) == 4500
         await fails_where_calls_travel_together(group)
+        await replaces_one_process(group)
     finally:
         await group.stop(limits.EXPIRY)
 
@@ -226,6 +284,8 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: 
             asyncio.run(scenario())
         asyncio.run(hears_the_sync_behind_many_prompts(tmp_path / "logs"))
         asyncio.run(reads_no_earlier_log(tmp_path / "logs"))
+        monkeypatch.setattr(liveness, "EVERY", limits.LOOK)
+        asyncio.run(finds_what_is_stopped(tmp_path / "logs"))
         with pytest.raises(ClusterUnavailable, match=r"asks for 16 GPUs on 2 node\(s\) of 8; the cluster's nodes .* by address, \[\]"):
             check_gpus(16, 8)
     assert (tmp_path / "logs" / "trainer-0.log").exists()

@@ -50,6 +50,16 @@ def test_preferences_go_on_exactly_from_a_checkpoint(world: World) -> None:
     assert not any("time/reference" in line or "memory/reference/peak_bytes" in line for line in whole[1:]), "and ended"
     assert (world.folder / "dpo" / "export" / "model.safetensors.index.json").exists()
 
+    process = world.start(*preferences, "output_dir=dpo_lost")
+    world.wait_for_step("dpo_lost", 2, process)
+    world.working_rank("dpo_lost", process, "actor_train", 0).kill()
+    outcome = world.wait(process)
+    assert outcome.status == 0, outcome.output
+    assert "restart 1 of 3: the run goes on from" in outcome.output
+    lost = world.metrics("dpo_lost")
+    assert lost[-1]["run/restarts"] == 1
+    assert [unmeasured(line) | {"run/restarts": 0} for line in lost] == [unmeasured(line) for line in whole]
+
     world.go_back("dpo", "dpo_again", last=4)
     outcome = world.run(*preferences, "output_dir=dpo_again")
     assert outcome.status == 0, outcome.output

@@ -54,6 +54,7 @@ PROMISED = (
     "memory/actor_infer/peak_bytes",
 )
 TIMED = ("time/", "throughput/", "memory/", "engine/")
+OF_THE_RUN = (*TIMED, "run/")
 
 
 @pytest.fixture(scope="module")
@@ -99,20 +100,54 @@ def test_export_is_the_policy_that_trained(world: World, uninterrupted: str) -> 
     assert (policy(tokens).logits - before).abs().max() > 1e-4
 
 
-def test_killed_and_resumed_gives_the_same_metrics(world: World, uninterrupted: str) -> None:
+def test_a_trainer_that_starts_anew_and_a_run_that_resumes_give_the_same_metrics(world: World, uninterrupted: str) -> None:
+    """First a rank of the trainer is killed, and then the driver."""
     arguments = world.rlvr("killed", "max_steps=6", "save_steps=2", "eval_steps=3")
     process = world.start(*arguments)
+    world.wait_for_step("killed", 3, process)
+    world.working_rank("killed", process, "actor_train", 1).kill()
     world.wait_for_step("killed", 5, process)
     psutil.Process(process.pid).send_signal(signal.SIGKILL)
     process.communicate(timeout=limits.CALL)
     outcome = world.run(*arguments)
     assert outcome.status == 0, outcome.output
-    whole, resumed = world.metrics(uninterrupted), world.metrics("killed")
-    assert [line["step"] for line in resumed] == list(range(7))
-    for expected, found in zip(whole, resumed, strict=True):
+    assert "restart 1 of 3: the run goes on from the checkpoint of step" in (world.folder / "killed" / "logs" / "driver.log").read_text()
+    assert_same_metrics(world, "killed", uninterrupted)
+
+
+def assert_same_metrics(world: World, run: str, undisturbed: str) -> None:
+    """All but times: each step once, with the values of an undisturbed run."""
+    found_lines, lines = world.metrics(run), world.metrics(undisturbed)
+    assert [line["step"] for line in found_lines] == [line["step"] for line in lines]
+    for expected, found in zip(lines, found_lines, strict=True):
         for name, value in expected.items():
-            if not name.startswith(TIMED):
+            if not name.startswith(OF_THE_RUN):
                 assert found[name] == pytest.approx(value, abs=1e-5, rel=1e-5), f"step {expected['step']}: {name}"
+
+
+@pytest.mark.full
+def test_a_rank_of_the_trainer_is_stopped_and_its_group_starts_anew(
+    world: World, uninterrupted: str, leaves_nothing: Callable[[], None]
+) -> None:
+    """Amid a step. The engine goes on."""
+    run = "stopped"
+    process = world.start(*world.rlvr(run, "max_steps=6", "save_steps=2", "eval_steps=3"))
+    world.wait_for_step(run, 3, process)
+    engines = world.descendants(process, "VLLM::EngineCore")
+    world.working_rank(run, process, "actor_train", 1).send_signal(signal.SIGSTOP)
+    limits.until(lambda: "restart 1 of 3" in (world.folder / run / "logs" / "driver.log").read_text(), "the trainer starts anew")
+    assert engines and world.descendants(process, "VLLM::EngineCore") == engines
+    outcome = world.wait(process)
+    assert outcome.status == 0, outcome.output
+    (line,) = (line for line in outcome.output.splitlines() if "restart 1 of 3" in line)
+    assert "actor_train rank 1: " in line and "is stopped (SIGSTOP)" in line, outcome.output
+    assert "restart 1 of 3: the run goes on from the checkpoint of step " in line
+    step = int(line.rpartition(" ")[2])
+    assert step in (2, 4) and [line["run/restarts"] for line in world.metrics(run)] == [float(later > step) for later in range(7)]
+    assert_same_metrics(world, run, uninterrupted)
+    first, second = ((world.folder / name / "samples.jsonl").read_text() for name in (uninterrupted, run))
+    assert first == second
+    leaves_nothing()
 
 
 def test_finished_run_is_not_run_again(world: World, uninterrupted: str) -> None:

@@ -193,7 +193,7 @@ class DeadlinesConfig(StrictConfig):
     rollout: PositiveFloat = Field(3600.0, description="The samples of one prompt; waiting for the engine counts.")
     train: PositiveFloat = Field(3600.0, description="A training step, or a pass for log-probs.")
     collective: PositiveFloat | None = Field(
-        None, description="A collective operation (NCCL, gloo) between the ranks of a role; `train` if not given."
+        None, description="A collective operation (NCCL, gloo) between the ranks of a role; half of `train` if not given."
     )
     weight_sync: PositiveFloat = Field(300.0, description="Each bucket of a weight sync, and each move of a role onto or off its GPUs.")
     checkpoint: PositiveFloat = Field(1800.0, description="Writing or reading a checkpoint.")
@@ -217,6 +217,11 @@ class ExperimentConfig(StrictConfig):
         True, description="Write a checkpoint and export the policy when the run ends; without, for benchmarks, nothing is left of either."
     )
     keep_checkpoints: PositiveInt = Field(2, description="Older checkpoints are removed once a newer one is whole.")
+    max_restarts: NonNegativeInt = Field(
+        3,
+        description="How often in a run the roles that learn, and those that they ask, are started anew from the last checkpoint "
+        "because a process of theirs died, is stopped or makes no progress; 0 ends the run with the first.",
+    )
     eval_steps: NonNegativeInt = Field(0, description="Validate every so many steps, before the first and after the last; 0 never.")
     resume_from_checkpoint: str = Field(
         "auto", description="`auto` (the newest whole checkpoint of `output_dir`), `never`, or a checkpoint's folder."

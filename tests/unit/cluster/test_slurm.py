@@ -31,6 +31,7 @@ exec "$@" """,
 trap 'echo checkpoint >>ran; exit 130' TERM
 echo "$RAY_ADDRESS $*" >>ran
 [ -z "$long" ] || while true; do sleep 0.1; done
+[ "$(wc -l <ran)" -gt "$dies" ] || kill -KILL $$
 exit 7""",
 }
 
@@ -45,7 +46,15 @@ def environment(tmp_path: Path) -> dict[str, str]:
         (programs / name).chmod(0o755)
     (tmp_path / "there").touch()
     job = {"SLURM_JOB_NODELIST": "[one,two,three]", "SLURM_JOB_ID": "4007", "SLURM_GPUS_ON_NODE": "4", "SLURM_CPUS_PER_TASK": "8"}
-    return job | {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(tmp_path), "node": "one", "fails": "", "lost": "", "long": ""}
+    return job | {
+        "PATH": f"{programs}:/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "node": "one",
+        "fails": "",
+        "lost": "",
+        "long": "",
+        "dies": "0",
+    }
 
 
 CLOCK = """unset SECONDS # bash no longer counts them
@@ -62,6 +71,8 @@ def submit(folder: Path, environment: dict[str, str], *arguments: str, impatient
     """The script as Slurm runs it on the first node; an impatient one waits for 2 seconds of `CLOCK`."""
     text = SCRIPT.read_text()
     assert "patience=300 " in text
+    assert "pause=10 " in text
+    text = text.replace("pause=10 ", "pause=0 ")
     (folder / "script").write_text(text.replace("patience=300 ", f"{CLOCK}patience=2 ") if impatient else text)
     words = ["bash", str(folder / "script"), *arguments]
     return subprocess.Popen(words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -102,6 +113,20 @@ def test_before_the_time_limit_the_run_writes_a_checkpoint(tmp_path: Path, envir
     limits.until(lambda: not left(tmp_path), "what the job started is gone", limits.END, lambda: left(tmp_path))
 
 
+@pytest.mark.parametrize(("restarts", "status", "runs"), [("2", 7, 3), ("1", 137, 2), ("0", 137, 1)])
+def test_a_driver_that_was_killed_is_started_again_so_often(
+    restarts: str, status: int, runs: int, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """Killed twice; then it ends by itself with a status of its own, and is left alone."""
+    job = submit(tmp_path, environment | {"dies": "2"}, "--restarts", restarts, "my_experiment", "max_steps=2")
+    _, said = job.communicate(timeout=limits.PROCESS)
+    assert job.returncode == status, said
+    ran = "10.0.0.1:6387 -m roll.pipeline --config-name my_experiment num_gpus_per_node=4 max_steps=2\n"
+    assert (tmp_path / "ran").read_text() == runs * ran
+    assert said.count("the driver ended with status 137; it is started again") == runs - 1
+    limits.until(lambda: not left(tmp_path), "what the job started is gone", limits.END, lambda: left(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("trouble", "said"),
     [
@@ -121,6 +146,6 @@ def test_a_node_that_does_not_come_ends_the_job(trouble: dict[str, str], said: s
 
 def test_what_slurm_lacks_is_said(tmp_path: Path, environment: dict[str, str]) -> None:
     job = submit(tmp_path, environment)
-    assert "usage: sbatch rlvr.sbatch EXPERIMENT" in job.communicate(timeout=limits.PROCESS)[1] and job.returncode
+    assert "usage: sbatch rlvr.sbatch [--restarts N] EXPERIMENT" in job.communicate(timeout=limits.PROCESS)[1] and job.returncode
     job = submit(tmp_path, environment | {"PATH": "/usr/bin:/bin"}, "x")
     assert "scontrol: command not found" in job.communicate(timeout=limits.PROCESS)[1] and job.returncode == 127

@@ -49,7 +49,7 @@ WRITERS = (
 )
 """Modules that make metrics; others read them."""
 METRIC = re.compile(
-    r"(sampling|engine|reward|response|staleness|policy|critic|\{metric_prefix\}|"
+    r"(run|sampling|engine|reward|response|staleness|policy|critic|\{metric_prefix\}|"
     r"mismatch|val|time|throughput|memory|sft|dpo|reward_model|distill)/[^ ]+"
 )
 OWN_KEYS = tuple(f"{kind.arguments}." for kind in KINDS.values())

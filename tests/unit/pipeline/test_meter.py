@@ -66,7 +66,13 @@ def test_a_step_is_measured_with_what_its_engines_did() -> None:
         return await measure([])
 
     metrics = asyncio.run(scenario())
-    assert metrics.keys() == {"time/step", "sampling/dropped_groups", "engine/queued_samples", *engine_metrics(ENGINES, 1.0)}
+    assert metrics.keys() == {
+        "time/step",
+        "run/restarts",
+        "sampling/dropped_groups",
+        "engine/queued_samples",
+        *engine_metrics(ENGINES, 1.0),
+    }
 
 
 def test_the_meter_times_parts_and_counts_tokens() -> None:

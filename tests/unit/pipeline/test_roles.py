@@ -1,16 +1,27 @@
-"""What the roles are told of the models that they train."""
+"""What the roles are told of the models that they train, and which of them a restart ends."""
 
 from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from benchmarks.models import SHAPES, build_config
 from roll.config.derived.model_shape import ModelShape, shape_of
+from roll.config.load.compose import compose
+from roll.config.load.loader import load_config
+from roll.config.plan.plan import make_plan
 from roll.config.schema.model import ModelConfig
+from roll.errors import WorkerDied
 from roll.models.flops import TrainingFlops
 from roll.models.load import load_policy
 from roll.models.score import load_scores
-from roll.pipeline.roles import training_flops
+from roll.pipeline import roles
+from roll.pipeline.roles import Roles, training_flops
+from roll.workers.cluster import ClusterSession
 
 HEAD = SHAPES["7b"]["vocab_size"] * SHAPES["7b"]["hidden_size"]
 
@@ -41,3 +52,69 @@ def test_a_reward_model_has_a_head_of_one_number(seven_billion: ModelShape) -> N
 
 def test_fp32_has_no_place_against_a_peak_of_bf16(seven_billion: ModelShape) -> None:
     assert training_flops(seven_billion, model_args(dtype="fp32"), load_policy) is None
+
+
+class Group:
+    """Stands in for `WorkerGroup`: writes down its start and its end."""
+
+    log: ClassVar[list[str]] = []
+
+    def __init__(self, role: str, *_: object) -> None:
+        self.role = role
+
+    def __len__(self) -> int:
+        return 1
+
+    async def start(self, *_: object) -> None:
+        self.log.append(f"{self.role} starts")
+
+    async def stop(self, seconds: float) -> None:
+        self.log.append(f"{self.role} {'closes' if seconds else 'is killed'}")
+
+
+def test_engines_and_rewards_outlive_the_trainer_side_unless_it_had_them_in_its_hands(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[Any] = []
+    words = ["--config-name", "tiny/tiny_rlvr_lora_zero3", f"output_dir={tmp_path}", f"pretrain={tiny_model}", "dry_run=true"]
+    compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
+    (config,) = loaded
+    monkeypatch.setattr(roles, "WorkerGroup", Group)
+    monkeypatch.setattr(roles, "worker_placements", lambda *_: [])
+    monkeypatch.setattr(Group, "log", [])
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            found = Roles(config, make_plan(config), ClusterSession(tmp_path, tmp_path, tmp_path), stack)
+
+            async def begin() -> list[str]:
+                """What starts when a loop asks for its roles."""
+                Group.log.clear()
+                found.actor_train("actor_train", config.actor_train, 1, 1.0)
+                found.actor_infer(config)
+                found.reference(config, 1.0)
+                found.rewards(config, {})
+                await found.start()
+                return sorted(Group.log)
+
+            async def end() -> list[str]:
+                Group.log.clear()
+                await found.end_trainer_side()
+                return sorted(Group.log)
+
+            assert not found.have_started
+            engines, reward, trainer = ["actor_infer starts"], ["rewards.arithmetic starts"], ["actor_train starts", "reference starts"]
+            assert await begin() == [*engines, *trainer, *reward] and found.have_started
+            assert await begin() == []
+            with found.unsettled("actor_infer"):
+                pass
+            assert await end() == ["actor_train is killed", "reference is killed"]
+            assert list(found.groups) == ["actor_infer"]
+            assert await begin() == trainer
+            with pytest.raises(WorkerDied), found.unsettled("actor_infer"):
+                raise WorkerDied("actor_train", 0, "the process died")
+            assert await end() == ["actor_infer is killed", "actor_train is killed", "reference is killed"]
+            assert await begin() == [*engines, *trainer]
+            assert await end() == ["actor_train is killed", "reference is killed"], "it was settled by its end"
+
+    asyncio.run(run())

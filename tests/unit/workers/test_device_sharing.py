@@ -137,6 +137,24 @@ def test_only_neighbours_leave() -> None:
     asyncio.run(run())
 
 
+def test_those_that_share_devices_with_a_role_that_starts_anew_leave_whatever_was_known_of_them() -> None:
+    async def run() -> None:
+        log: list[str] = []
+        sharing = await started(CHAIN, log, CHAIN)
+        sharing.ended("actor_train")
+        await sharing.make_room(["actor_train"], discard=["actor_infer"])
+        assert sorted(asked(log)) == ["actor_infer discards", "reference offloads"]
+        log.clear()
+        sharing.ended("reference")
+        await sharing.make_room(["reference", "rewards.math"], discard=["actor_infer"])
+        assert not log, "actor_infer shares no device with it"
+        await sharing.enter("actor_train", Recorder("actor_train", log))
+        await sharing.bring({"actor_train": WHOLE, "actor_infer": WEIGHTS})
+        assert asked(log) == ["actor_train discards", "actor_train onloads WHOLE", "actor_infer onloads WEIGHTS"]
+
+    asyncio.run(run())
+
+
 def test_a_role_that_cannot_leave_ends_the_move_and_nobody_comes() -> None:
     async def run() -> None:
         log: list[str] = []

@@ -15,6 +15,7 @@ from roll.types import Floats, Sequences, TrainBatch
 from roll.workers.actor_train import Learner, TrainShape
 from roll.workers.critic import Critic
 from roll.workers.group import WorkerGroup
+from roll.workers.liveness import Paced
 from tests import limits
 
 LENGTHS = (7, 3, 9, 4, 5)
@@ -26,6 +27,7 @@ class FourRanks(WorkerGroup[TrainStrategy]):
 
     def __init__(self) -> None:
         self.replica_size, self._actors = 2, [None] * 4
+        self._paced = Paced(self)
         self.heard: list[tuple[Any, ...]] = []
 
     async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:

@@ -1,0 +1,40 @@
+"""When what a run lost is started anew, and when the run ends instead."""
+
+from __future__ import annotations
+
+from roll.errors import WorkerAbandoned, WorkerDied, WorkerFailed, WorkerLate
+from roll.pipeline.roles import is_trainer_side
+
+BACK_OFF_SECONDS = (5.0, 30.0, 120.0)
+"""Before the first restart, the second, and every further one: what ended a process may last for a while."""
+
+
+class Restarts:
+    """Counts the restarts of a run's trainer side."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._failed_step: int | None = None
+        self.count = 0
+
+    def wait_after(self, failure: WorkerFailed, step: int) -> float:
+        """Count a restart after a failure in this step; seconds to wait before it.
+
+        Raises:
+            WorkerFailed: the failure, if a restart would not help: a process raised an exception (bad input, memory or disk that ran out),
+                the role is no learner's, the step failed before, or there were `most` restarts.
+        """
+        is_loss = isinstance(failure, WorkerDied | WorkerLate | WorkerAbandoned) and is_trainer_side(failure.role)
+        if not is_loss or not self._most:
+            raise failure
+        if step == self._failed_step:
+            raise ended(failure, f"step {step} failed before in the same way, and was taken again")
+        if self.count >= self._most:
+            raise ended(failure, f"the roles were started anew {self.count} times before, and max_restarts is {self._most}")
+        self.count, self._failed_step = self.count + 1, step
+        return BACK_OFF_SECONDS[min(self.count, len(BACK_OFF_SECONDS)) - 1]
+
+
+def ended(failure: WorkerFailed, why: str) -> WorkerFailed:
+    """The same failure, which also says why the run ends with it."""
+    return type(failure)(failure.role, failure.rank, f"{failure.cause}; {why}", failure.traceback)

@@ -1,0 +1,254 @@
+"""Finds ranks that died or are stopped while nobody hears of it, and says how long a call may go on without an answer.
+
+Ray tells a caller of a process that died. It does not tell of one that is stopped (SIGSTOP), nor of one that nobody calls. So every
+process of a role is looked at from its own node: there the kernel says what it does. One that stays stopped is killed, so that its
+calls fail at once and nothing of it is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from roll.errors import WorkerDied
+from roll.system.process_states import Finding, Problem, end_family, examine
+from roll.workers.calls import Ranks
+
+S = TypeVar("S", covariant=True)
+LOG = logging.getLogger(__name__)
+EVERY = 2.0
+"""Seconds between two looks."""
+LOOKS = {Problem.GONE: 2, Problem.STOPPED: 6}
+"""Looks in a row that have to find it. They are counted, not timed: who stops a whole run (Ctrl-Z) stops the looks too."""
+ANSWER_SECONDS = 10.0
+"""In which a node says what its processes do; otherwise it is asked again at the next look."""
+HEARD_SECONDS = 5.0
+"""In which a call on a process that has died fails by itself; its failure says how the process ended."""
+FLOOR_SECONDS = 600.0
+"""Before it no call is taken for one that makes no progress, however short the others were."""
+LONGEST_TIMES = 3.0
+"""So many times the longest such call before is no progress."""
+
+
+@dataclass(frozen=True)
+class WorkerProcess:
+    """The process of a rank."""
+
+    rank: int
+    pid: int
+    node_id: str | None
+    """Ray's id of its node; None for that of this process."""
+
+
+class WatchedGroup(Protocol):
+    """A role's processes."""
+
+    role: str
+
+    def processes(self) -> Sequence[WorkerProcess]:
+        """Those that run and are not about to be ended."""
+        ...
+
+    def report_stopped(self, rank: int, cause: str) -> None:
+        """A rank is about to be killed. Its calls fail for this cause."""
+        ...
+
+
+class Nodes(Protocol):
+    """The nodes of the cluster, by id; None is that of this process."""
+
+    async def examine(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, Finding]:
+        """See `process_states.examine`."""
+        ...
+
+    async def end_family(self, node_id: str | None, pid: int) -> None:
+        """See `process_states.end_family`."""
+        ...
+
+
+class Liveness:
+    """Looks after the processes of a run's roles."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._groups: dict[str, tuple[WatchedGroup, bool]] = {}
+        self._seen: set[tuple[str, WorkerProcess]] = set()
+        self._counts: dict[tuple[str, WorkerProcess], tuple[Problem, int]] = {}
+
+    def watch(self, group: WatchedGroup, with_children: bool) -> None:
+        """Look after a group from here on, in the place of an earlier one of its role.
+
+        `with_children` counts a stopped child of a process as the process: an engine of vLLM runs in one.
+        """
+        self._groups[group.role] = (group, with_children)
+
+    @asynccontextmanager
+    async def watched(self, is_awaited: Callable[[str], bool]) -> AsyncIterator[None]:
+        """Within, looks go on. Where a rank of an awaited role is found, the work ends, also if nobody calls that rank now.
+
+        Raises:
+            WorkerDied: such a rank died or is stopped.
+        """
+        failure = None
+        try:
+            async with asyncio.TaskGroup() as both:
+                watch = both.create_task(self._watch(is_awaited))
+                yield
+                watch.cancel()
+        except BaseExceptionGroup as failures:
+            failure = failures.exceptions[0]
+        if failure is not None:  # raised here, it keeps its own cause
+            raise failure
+
+    async def _watch(self, is_awaited: Callable[[str], bool]) -> None:
+        while True:
+            await asyncio.sleep(EVERY)
+            lost = [failure for failure in await self.look() if is_awaited(failure.role)]
+            if lost:
+                await asyncio.sleep(HEARD_SECONDS)
+                raise lost[0]
+
+    async def look(self) -> list[WorkerDied]:
+        """Look once at all processes; the ranks that are found now, each once. Those that are stopped are killed."""
+        by_node: dict[str | None, dict[int, bool]] = {}
+        looked_at: list[tuple[WatchedGroup, WorkerProcess]] = []
+        for group, with_children in self._groups.values():
+            for process in group.processes():
+                by_node.setdefault(process.node_id, {})[process.pid] = with_children
+                looked_at.append((group, process))
+        answers = await asyncio.gather(*(self._examined(node_id, pids) for node_id, pids in by_node.items()))
+        found = dict(zip(by_node, answers, strict=True))
+        lost = []
+        for group, process in looked_at:
+            findings = found[process.node_id]
+            if findings is not None and process in group.processes():  # it may have been ended meanwhile
+                finding = findings.get(process.pid)
+                if self._is_certain((group.role, process), finding) and finding is not None:
+                    lost.append(await self._report(group, process, finding))
+        return lost
+
+    async def _examined(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, Finding] | None:
+        """None if the node does not say."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await self._nodes.examine(node_id, pids)
+        except (TimeoutError, RayError, OSError) as error:
+            LOG.info("node %s does not say what its processes do: %s", node_id, error)
+            return None
+
+    def _is_certain(self, process: tuple[str, WorkerProcess], finding: Finding | None) -> bool:
+        """Whether a finding has come often enough in a row, now for the first time. One that was never seen to run may hide elsewhere."""
+        if finding is None:
+            self._seen.add(process)
+            self._counts.pop(process, None)
+            return False
+        if finding.problem is Problem.GONE and process not in self._seen:
+            return False
+        problem, count = self._counts.get(process, (finding.problem, 0))
+        count = count + 1 if problem is finding.problem else 1
+        self._counts[process] = (finding.problem, count)
+        return count == LOOKS[finding.problem]
+
+    async def _report(self, group: WatchedGroup, process: WorkerProcess, finding: Finding) -> WorkerDied:
+        own = finding.pid == process.pid
+        what = f"its process {finding.pid}" if own else f"process {finding.pid}, which its process {process.pid} has started,"
+        failure = WorkerDied(group.role, process.rank, f"{what} {finding.problem} (logs/{group.role}-{process.rank}.log)")
+        LOG.warning("%s", failure)
+        if finding.problem is Problem.STOPPED:
+            group.report_stopped(process.rank, failure.cause)
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await self._nodes.end_family(process.node_id, process.pid)
+            except (TimeoutError, RayError) as error:
+                LOG.warning("process %d could not be ended: %s", process.pid, error)
+        return failure
+
+
+class RayNodes:
+    """Implements `Nodes`: this node by a thread, each other one by an actor on it."""
+
+    def __init__(self) -> None:
+        self._probes: dict[str | None, Any] = {}
+
+    async def examine(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, Finding]:
+        """See `Nodes`."""
+        if is_own(node_id):
+            return await asyncio.to_thread(examine, pids)
+        return await self._probe(node_id).examine.remote(dict(pids))
+
+    async def end_family(self, node_id: str | None, pid: int) -> None:
+        """See `Nodes`."""
+        if is_own(node_id):
+            await asyncio.to_thread(end_family, pid)
+        else:
+            await self._probe(node_id).end_family.remote(pid)
+
+    def _probe(self, node_id: str | None) -> Any:
+        if node_id not in self._probes:
+            assert node_id is not None, "this node needs no probe"
+            there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+            self._probes[node_id] = Probe.options(scheduling_strategy=there).remote()  # pyright: ignore[reportFunctionMemberAccess]
+        return self._probes[node_id]
+
+
+def is_own(node_id: str | None) -> bool:
+    """Whether a node is that of this process."""
+    return node_id in (None, ray.get_runtime_context().get_node_id())
+
+
+@ray.remote(num_cpus=0, max_restarts=-1)
+class Probe:
+    """Looks at the processes of its node."""
+
+    def examine(self, pids: Mapping[int, bool]) -> dict[int, Finding]:
+        """See `process_states.examine`."""
+        return examine(pids)
+
+    def end_family(self, pid: int) -> None:
+        """See `process_states.end_family`."""
+        end_family(pid)
+
+
+class Paced(Ranks[S]):
+    """Ranks whose calls end early if they make no progress."""
+
+    def __init__(self, ranks: Ranks[S]) -> None:
+        self._ranks, self._times, self.replica_size = ranks, CallTimes(), ranks.replica_size
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        """See `Ranks`."""
+        began = time.monotonic()
+        results = await self._ranks.run(method, arguments, self._times.limit(method, seconds))
+        self._times.note(method, time.monotonic() - began)
+        return results
+
+
+class CallTimes:
+    """How long the calls of a role took, by method, and so how long the next one may take."""
+
+    def __init__(self) -> None:
+        self._longest: dict[str, float] = {}
+
+    def note(self, method: str, seconds: float) -> None:
+        """A call was answered after so many seconds."""
+        self._longest[method] = max(seconds, self._longest.get(method, 0.0))
+
+    def limit(self, method: str, deadline: float) -> float:
+        """Seconds after which a call makes no progress: three times the longest before, not below `FLOOR_SECONDS`; at most the deadline.
+
+        The first call of a method may take as long as its deadline: it compiles what it needs.
+        """
+        longest = self._longest.get(method)
+        return deadline if longest is None else min(deadline, max(FLOOR_SECONDS, LONGEST_TIMES * longest))

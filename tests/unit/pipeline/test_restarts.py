@@ -1,0 +1,173 @@
+"""After which failures the trainer's side starts anew, and from where the run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from roll.checkpoint.store import CheckpointStore
+from roll.config.load.compose import compose
+from roll.config.load.loader import load_config
+from roll.config.plan.plan import Plan
+from roll.config.schema.pipelines import Config
+from roll.errors import BadInput, Fault, RollError, WorkerAbandoned, WorkerDied, WorkerFailed, WorkerLate
+from roll.pipeline import assemble, restarts
+from roll.pipeline.checkpointer import Checkpointer
+from roll.pipeline.interrupt import Interrupt
+from roll.pipeline.position import Position
+from roll.pipeline.restarts import BACK_OFF_SECONDS, Restarts
+from roll.pipeline.run_context import RunContext
+from roll.workers.cluster import ClusterSession
+from tests import limits
+from tests.unit.pipeline.test_checkpointer import Trainer
+
+LOST = WorkerDied("actor_train", 1, "its process 7 is stopped (SIGSTOP)")
+
+
+def test_the_wait_before_a_restart_grows() -> None:
+    counted = Restarts(5)
+    assert [counted.wait_after(LOST, step) for step in range(4)] == [*BACK_OFF_SECONDS, BACK_OFF_SECONDS[-1]]
+    assert counted.count == 4
+
+
+@pytest.mark.parametrize("role", ["actor_train", "critic", "reference", "sft_train", "teacher"])
+@pytest.mark.parametrize("kind", [WorkerDied, WorkerLate, WorkerAbandoned])
+def test_a_lost_process_of_the_trainer_side_is_replaced(role: str, kind: type[WorkerFailed]) -> None:
+    assert Restarts(1).wait_after(kind(role, 0, "the process died"), 1) == BACK_OFF_SECONDS[0]
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        WorkerFailed("actor_train", 0, "OutOfMemoryError: CUDA out of memory"),
+        WorkerDied("actor_infer", 0, "the process died"),
+        WorkerDied("rewards.math", 0, "the process died"),
+    ],
+)
+def test_what_would_fail_again_or_heals_elsewhere_ends_the_run(failure: WorkerFailed) -> None:
+    counted = Restarts(3)
+    with pytest.raises(WorkerFailed) as raised:
+        counted.wait_after(failure, 4)
+    assert raised.value is failure and counted.count == 0
+
+
+def test_a_step_that_fails_twice_and_one_loss_too_many_end_the_run() -> None:
+    counted = Restarts(2)
+    counted.wait_after(LOST, 4)
+    with pytest.raises(WorkerDied, match=r"^actor_train rank 1: its process 7 is stopped .*; step 4 failed before in the same way"):
+        counted.wait_after(LOST, 4)
+    counted.wait_after(LOST, 3)
+    with pytest.raises(WorkerDied, match="started anew 2 times before, and max_restarts is 2$"):
+        counted.wait_after(LOST, 5)
+    with pytest.raises(WorkerDied) as raised:
+        Restarts(0).wait_after(LOST, 1)
+    assert raised.value is LOST
+
+
+class Roles:
+    """Stands in for the roles of a run."""
+
+    def __init__(self, config: Config, plan: Plan, session: ClusterSession, stack: AsyncExitStack) -> None:
+        self.have_started, self.ended, self.liveness = True, 0, self
+
+    @asynccontextmanager
+    async def watched(self, is_awaited: Callable[[str], bool]) -> AsyncIterator[None]:
+        yield
+
+    async def end_trainer_side(self) -> None:
+        self.ended += 1
+
+
+class Run:
+    """A loop of six steps with a checkpoint at every second, and failures when steps are taken for the n-th time."""
+
+    def __init__(self, failures: dict[tuple[int, int], RollError]) -> None:
+        self.failures, self.taken, self.restarts = failures, dict.fromkeys(range(7), 0), 0
+        self.roles: Roles | None = None
+
+    async def loop(self, roles: Any, context: RunContext, interrupt: Interrupt) -> Position:
+        self.roles, self.restarts = roles, context.restarts
+        trainer = Trainer()
+        position = await context.checkpointer.restore(trainer, trainer)
+        assert trainer.step == position.step, "the trainer has the weights of the checkpoint"
+        for step in range(position.step + (position.step > 0), 7):
+            self.taken[step] += 1
+            if failure := self.failures.get((step, self.taken[step])):
+                raise failure
+            trainer.step, position = step, Position(step, step)
+            context.tracker.log(step, {"run/restarts": context.restarts})
+            if step:
+                await context.checkpointer.save_if_due(position)
+        return position
+
+
+def finished(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch, *keys: str) -> list[tuple[int, int]]:
+    """Step and restarts of each line of metrics."""
+    loaded: list[Config] = []
+    words = ["--config-name", "tiny/tiny_warm_up", f"output_dir={folder}", "max_steps=6", "save_steps=2", "track_with=none", *keys]
+    compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
+    monkeypatch.setattr(assemble, "Roles", Roles)
+    monkeypatch.setattr(restarts, "BACK_OFF_SECONDS", (limits.NONE,))
+    session, (config,) = ClusterSession(folder, folder, folder), loaded
+    with Interrupt() as interrupt, ExitStack() as stack:
+        checkpointer = Checkpointer(config, CheckpointStore(folder / "checkpoints", keep=2))
+        tracker = stack.enter_context(assemble.open_trackers(config, checkpointer.resumed_step, 6))
+        context = RunContext(cast(Plan, None), session, checkpointer, tracker)
+        asyncio.run(assemble._run(config, context.plan, run.loop, context, interrupt, partial(assemble._reopened, stack, config, 6)))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line["run/restarts"]) for line in lines]
+
+
+def test_a_run_goes_on_from_its_last_checkpoint_and_logs_each_step_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run({(1, 1): LOST, (5, 1): LOST})
+    assert finished(tmp_path, run, monkeypatch) == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (6, 2)]
+    assert run.taken == {0: 2, 1: 2, 2: 1, 3: 1, 4: 1, 5: 2, 6: 1} and run.restarts == 2
+    assert run.roles is not None and run.roles.ended == 2
+    assert caplog.messages[:1] == [f"{LOST}; restart 1 of 3: the run goes on from its start"]
+    assert f"{LOST}; restart 2 of 3: the run goes on from the checkpoint of step 4" in caplog.messages
+    assert (tmp_path / "export" / "weights").read_text() == "6"
+
+
+def test_steps_after_the_checkpoint_are_taken_and_logged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run({(4, 1): LOST})
+    assert finished(tmp_path, run, monkeypatch) == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1), (6, 1)]
+    assert run.taken[3] == 2
+
+
+@pytest.mark.parametrize(
+    ("failures", "keys", "said"),
+    [
+        ({(3, 1): LOST, (3, 2): LOST}, (), "step 3 failed before"),
+        ({(3, 1): LOST}, ("max_restarts=0",), "is stopped"),
+        ({(3, 1): BadInput([Fault("pretrain", "is gone", "bring it back")])}, (), "is gone"),
+    ],
+)
+def test_a_run_ends_with_what_would_fail_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: dict[tuple[int, int], RollError], keys: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(RollError, match=said):
+        finished(tmp_path, Run(failures), monkeypatch, *keys)
+
+
+def test_roles_that_never_started_are_not_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run({(0, 1): LOST})
+    monkeypatch.setattr(Roles, "have_started", property(lambda _: False, lambda *_: None), raising=False)
+    with pytest.raises(WorkerDied):
+        finished(tmp_path, run, monkeypatch)
+    assert run.taken[0] == 1
+
+
+def test_what_an_earlier_run_left_is_not_gone_back_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished(tmp_path, Run({}), monkeypatch)
+    run = Run({(1, 1): LOST})
+    assert finished(tmp_path, run, monkeypatch, "resume_from_checkpoint=never")[0] == (0, 1)
+    assert run.taken[0] == 2

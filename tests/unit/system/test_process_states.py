@@ -1,0 +1,72 @@
+"""What the kernel says of processes that are stopped, gone or only busy."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from roll.system import process_states
+from roll.system.process_states import Finding, Problem, end_family, examine
+from tests import limits
+
+PARENT = "import subprocess, sys; child = subprocess.Popen(['sleep', '3600']); print(child.pid, flush=True); child.wait()"
+
+
+@pytest.fixture
+def family() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process and the id of its child."""
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        yield parent, child
+        end_family(parent.pid)
+        if psutil.pid_exists(child):
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_stopped_process_is_found_and_one_that_goes_on_is_not(family: tuple[subprocess.Popen[str], int]) -> None:
+    parent, child = family
+    asked = {parent.pid: True, child: False}
+    assert examine(asked) == {}
+    os.kill(child, signal.SIGSTOP)
+    limits.until(lambda: examine({child: False}) != {}, "the child is stopped")
+    assert examine(asked) == {child: Finding(Problem.STOPPED, child)}, "what is asked about itself is nobody's child"
+    assert examine({parent.pid: True}) == {parent.pid: Finding(Problem.STOPPED, child)}
+    assert examine({parent.pid: False}) == {}, "its children do not count"
+    os.kill(parent.pid, signal.SIGSTOP)
+    limits.until(
+        lambda: examine({parent.pid: True}) == {parent.pid: Finding(Problem.STOPPED, parent.pid)}, "the process itself comes first"
+    )
+    os.kill(child, signal.SIGCONT)
+    os.kill(parent.pid, signal.SIGCONT)
+    limits.until(lambda: examine(asked) == {}, "both go on")
+
+
+def test_a_stopped_family_is_ended(family: tuple[subprocess.Popen[str], int]) -> None:
+    parent, child = family
+    os.kill(parent.pid, signal.SIGSTOP)
+    os.kill(child, signal.SIGSTOP)
+    end_family(parent.pid)
+    limits.until(lambda: examine({parent.pid: True}) == {parent.pid: Finding(Problem.GONE, parent.pid)}, "it is gone, reaped or not")
+    parent.wait(limits.END)
+    limits.until(lambda: child in examine({child: False}), "its child is gone")
+    end_family(parent.pid)  # what is gone stays so
+
+
+def test_a_debugger_a_busy_disk_and_a_busy_cpu_are_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_states, "PROC", tmp_path)
+    for pid, (state, parent) in enumerate([("t", 0), ("D", 0), ("R", 0), ("S", 0), ("Z", 0), ("T", 3)], start=1):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a ) T (b) {state} {parent} 1 1 0")
+    (tmp_path / "7").mkdir()  # it ended before its state was read
+    (tmp_path / "meminfo").touch()
+    gone = {pid: Finding(Problem.GONE, pid) for pid in (5, 7)}
+    assert examine(dict.fromkeys((1, 2, 4, 5, 7), True)) == gone
+    assert examine({3: True}) == {3: Finding(Problem.STOPPED, 6)}

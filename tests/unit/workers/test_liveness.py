@@ -1,0 +1,180 @@
+"""When a process that is stopped or gone is reported, and how long a call may take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from roll.errors import WorkerDied
+from roll.system.process_states import Finding, Problem
+from roll.workers import liveness
+from roll.workers.calls import Ranks
+from roll.workers.liveness import FLOOR_SECONDS, LOOKS, CallTimes, Liveness, Paced, WorkerProcess
+from tests import limits
+
+STOPPED, GONE = Finding(Problem.STOPPED, 11), Finding(Problem.GONE, 11)
+
+
+class Group:
+    """Implements `WatchedGroup`: two ranks, one on each node."""
+
+    def __init__(self, role: str = "actor_train") -> None:
+        self.role = role
+        self.ranks = [WorkerProcess(0, 10, None), WorkerProcess(1, 11, "far")]
+        self.stopped: dict[int, str] = {}
+
+    def processes(self) -> Sequence[WorkerProcess]:
+        return self.ranks
+
+    def report_stopped(self, rank: int, cause: str) -> None:
+        self.stopped[rank] = cause
+
+
+class Machine:
+    """Implements `Nodes`: finds what the test says."""
+
+    def __init__(self) -> None:
+        self.findings: dict[int, Finding] = {}
+        self.asked: list[tuple[str | None, dict[int, bool]]] = []
+        self.ended: list[tuple[str | None, int]] = []
+        self.is_silent = False
+
+    async def examine(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, Finding]:
+        self.asked.append((node_id, dict(pids)))
+        if self.is_silent and node_id == "far":
+            raise TimeoutError
+        return {pid: finding for pid, finding in self.findings.items() if pid in pids}
+
+    async def end_family(self, node_id: str | None, pid: int) -> None:
+        self.ended.append((node_id, pid))
+
+
+def watching(group: Group) -> tuple[Machine, Liveness]:
+    machine = Machine()
+    watch = Liveness(machine)
+    watch.watch(group, with_children=True)
+    return machine, watch
+
+
+def looks(watch: Liveness, count: int) -> list[WorkerDied]:
+    async def look() -> list[WorkerDied]:
+        return [failure for _ in range(count) for failure in await watch.look()]
+
+    return asyncio.run(look())
+
+
+def test_what_stays_stopped_is_told_by_role_rank_and_process_and_killed() -> None:
+    group = Group()
+    machine, watch = watching(group)
+    assert looks(watch, 1) == []
+    assert machine.asked == [(None, {10: True}), ("far", {11: True})]
+    machine.findings = {11: STOPPED}
+    assert looks(watch, LOOKS[Problem.STOPPED] - 1) == [] and not machine.ended
+    (failure,) = looks(watch, 1)
+    assert str(failure) == "actor_train rank 1: its process 11 is stopped (SIGSTOP) (logs/actor_train-1.log)"
+    assert machine.ended == [("far", 11)] and group.stopped == {1: failure.cause}
+    assert looks(watch, 20) == [], "it is told once"
+
+
+def test_a_short_stop_a_silent_node_and_an_orderly_end_are_no_alarm() -> None:
+    group = Group()
+    machine, watch = watching(group)
+    for _ in range(3):
+        machine.findings = {11: STOPPED}
+        assert looks(watch, LOOKS[Problem.STOPPED] - 1) == []
+        machine.findings = {}
+        assert looks(watch, 1) == []
+    machine.findings, machine.is_silent = {11: STOPPED}, True
+    assert looks(watch, 20) == []
+    machine.is_silent, group.ranks = False, []
+    assert looks(watch, 20) == []
+
+
+def test_a_process_that_died_is_told_unless_it_was_never_seen() -> None:
+    group = Group()
+    machine, watch = watching(group)
+    machine.findings = {11: GONE}
+    assert looks(watch, 20) == [], "it may run where this process does not see it"
+    machine.findings = {}
+    looks(watch, 1)
+    machine.findings = {11: GONE}
+    (failure,) = looks(watch, 20)
+    assert str(failure) == "actor_train rank 1: its process 11 is gone (logs/actor_train-1.log)"
+    assert not machine.ended and not group.stopped, "Ray says how it ended to who calls it"
+
+
+def test_a_stopped_child_is_told_as_such() -> None:
+    machine, watch = watching(Group("actor_infer"))
+    machine.findings = {10: Finding(Problem.STOPPED, 99)}
+    (failure,) = looks(watch, LOOKS[Problem.STOPPED])
+    assert failure.cause == "process 99, which its process 10 has started, is stopped (SIGSTOP) (logs/actor_infer-0.log)"
+    assert machine.ended == [(None, 10)]
+
+
+def test_work_ends_for_an_awaited_role_and_not_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seconds in ("EVERY", "HEARD_SECONDS"):
+        monkeypatch.setattr(liveness, seconds, limits.NONE)
+
+    async def work(role: str) -> None:
+        machine, watch = watching(Group(role))
+        async with watch.watched(lambda role: role == "critic"):
+            machine.findings = {11: STOPPED}
+            await limits.comes_true(lambda: bool(machine.ended), "the process is ended")
+            await asyncio.sleep(limits.LOOK)
+            await limits.comes_true(lambda: role != "critic", "this is never reached")
+
+    asyncio.run(work("actor_infer"))
+    with pytest.raises(WorkerDied, match="^critic rank 1: its process 11 is stopped"):
+        asyncio.run(work("critic"))
+
+
+def test_a_call_may_take_three_times_the_longest_of_its_method() -> None:
+    times, deadline = CallTimes(), 10 * FLOOR_SECONDS
+    assert times.limit("train_step", deadline) == deadline, "the first compiles"
+    times.note("train_step", FLOOR_SECONDS / 30)
+    assert times.limit("train_step", deadline) == FLOOR_SECONDS
+    times.note("train_step", FLOOR_SECONDS / 2)
+    times.note("train_step", FLOOR_SECONDS / 4)
+    assert times.limit("train_step", deadline) == 1.5 * FLOOR_SECONDS
+    assert times.limit("train_step", FLOOR_SECONDS / 6) == FLOOR_SECONDS / 6
+    assert times.limit("save", deadline) == deadline
+
+
+class Scorer:
+    """A strategy."""
+
+    def score(self, number: int) -> int:
+        return number
+
+    def other(self) -> int:
+        return 0
+
+
+class Answering(Ranks[Scorer]):
+    """Answers at once, and notes the deadlines."""
+
+    def __init__(self) -> None:
+        self.deadlines: list[float] = []
+
+    def __len__(self) -> int:
+        return 2
+
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        self.deadlines.append(seconds)
+        return [getattr(Scorer(), method)(*given) for given in arguments.values()]
+
+
+def test_paced_calls_have_the_deadline_of_their_method() -> None:
+    async def run() -> list[float]:
+        ranks = Answering()
+        paced = Paced(ranks)
+        calls = paced.within(limits.RUN)
+        assert len(paced) == 2 and await calls.all(Scorer.score, 3) == [3, 3]
+        assert await calls.all(Scorer.score, 4) == [4, 4]
+        await calls.all(Scorer.other)
+        return ranks.deadlines
+
+    assert asyncio.run(run()) == [limits.RUN, FLOOR_SECONDS, limits.RUN]
