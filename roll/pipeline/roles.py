@@ -133,7 +133,9 @@ class Roles:
             )
         group = self._group("actor_infer", config.actor_infer, settings, blocking=False)
         may_run = running(len(group), settings, config.max_running_samples)
-        actor_infer = self._colocated["actor_infer"] = ActorInfer(group, may_run, config.deadlines.rollout, config.deadlines.weight_sync)
+        limits = config.deadlines
+        actor_infer = self._colocated["actor_infer"] = ActorInfer(group, may_run, limits.rollout, limits.weight_sync, limits.start)
+        self._stack.push_async_callback(actor_infer.close)  # before the group ends
         return actor_infer
 
     def judge(self, name: str, role: ServedConfig, context: int) -> tuple[JudgeEngines, int]:
@@ -141,7 +143,9 @@ class Roles:
         settings = self._generating(name, role, context)
         group = self._group(name, role, settings, blocking=False)
         limits = self._config.deadlines
-        engines = self._colocated[name] = JudgeEngines(group, running(len(group), settings), limits.rollout, limits.weight_sync)
+        may_run = running(len(group), settings)
+        engines = self._colocated[name] = JudgeEngines(group, may_run, limits.rollout, limits.weight_sync, limits.start)
+        self._stack.push_async_callback(engines.close)  # before the group ends
         return engines, settings.max_model_len if isinstance(settings, VllmSettings) else context
 
     def _generating(self, name: str, role: RoleConfig, context: int) -> VllmSettings | HfGenerateSettings:

@@ -20,6 +20,7 @@ from roll.data.sampler import PromptSampler
 from roll.models.load import check_readable, load_tokenizer
 from roll.pipeline import rlvr
 from roll.pipeline.device_phases import DevicePhases
+from roll.pipeline.engine_sync import EngineSync
 from roll.pipeline.evaluate import Evaluator
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.learning import OnloadedTrainer
@@ -100,12 +101,13 @@ async def _loop(
     async with aclosing(scheduler_of(config, source, *work, sampling, locate)) as scheduler:
         trainer = OnloadedTrainer(phases, "actor_train", actor_train, critic)
         position = await context.checkpointer.restore(trainer, scheduler, assignment, scheduler)
-        sync = sync_of(config, plan, actor_train, actor_infer)
-        await sync.open_routes()
-        validate = partial(validation, config, held_out, *work)
+        weights = sync_of(config, plan, actor_train, actor_infer)
+        await weights.open_routes()
+        sync = EngineSync(weights, actor_infer, phases)
+        validate = partial(sync.generating, partial(validation, config, held_out, *work))
         parts = rlvr.Rlvr(
             phases=phases,
-            take=meter.timed("rollout", scheduler.take),
+            take=meter.timed("rollout", partial(sync.generating, scheduler.take)),
             log_probs=meter.timed("log_probs", actor_train.log_probs) if ratio_source(config) == "trainer" else None,
             ref_log_probs=None if plan.reference == "unused" else meter.timed("reference", reference.ref_log_probs),
             reference_role="reference" if plan.reference == "role" else "actor_train",
