@@ -240,8 +240,12 @@ class WorkerGroup(Ranks[S]):
         if isinstance(cause, WorkerFailed):
             return cause
         died = isinstance(cause, RayActorError)
-        alone = WorkerAbandoned if _is_echo(cause) else WorkerDied if died else WorkerFailed
-        kind = WorkerWaited if self._waited_in_vain(rank, cause) else alone
+        if died and self._batched is not None:  # it works alone: whatever its log says, it waited for no other rank
+            kind = WorkerDied
+        elif self._waited_in_vain(rank, cause):
+            kind = WorkerWaited
+        else:
+            kind = WorkerAbandoned if _is_echo(cause) else WorkerDied if died else WorkerFailed
         if died:
             # The last line is the exception of a process that failed as it started, or the way in which it ended.
             said = f"the process died: {str(cause).strip().splitlines()[-1].strip()}"
