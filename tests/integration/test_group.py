@@ -177,7 +177,7 @@ async def fails_where_calls_travel_together(group: WorkerGroup[Engine]) -> None:
 
 
 async def replaces_one_process(group: WorkerGroup[Engine], log: Path) -> None:
-    """Rank 0 has died, and is stopped once it is back; rank 1 goes on with what it was asked. A rank that works alone waits for no other."""
+    """Rank 0 has died, and is stopped once it is back; rank 1 goes on. Who works alone waits for no other."""
     calls = group.batched.within(limits.CALL)
     other = asyncio.ensure_future(calls.one(1, Engine.answer))
     await group.replace(0, limits.START)
@@ -185,7 +185,8 @@ async def replaces_one_process(group: WorkerGroup[Engine], log: Path) -> None:
         pids = await calls.one(0, Engine.process_and_child)
         waiting = asyncio.ensure_future(calls.one(0, Engine.never))
         assert await calls.one(0, Engine.asked) == 0
-        log.write_text(f"{log.read_text()}a download timed out\n")
+        with log.open("a") as stream:
+            stream.write("a download timed out\n")
         os.kill(pids[0], number)
         await group.replace(0, limits.START)
         with pytest.raises(WorkerDied, match="^engine rank 0: the process died"):
