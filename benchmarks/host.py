@@ -201,7 +201,7 @@ async def started(session: ClusterSession, engine: EngineSettings) -> AsyncItera
         rewards = await start("rewards", RewardSettings(DOMAIN, section, SECONDS), blocking=False)
         trainers = await start("actor_train", TrainerSettings(), blocking=True)
         yield Roles(
-            ActorInfer(engines, Running(None, RANKS), SECONDS, SECONDS),
+            ActorInfer(engines, Running(None, RANKS), SECONDS, SECONDS, SECONDS),
             Rewards({DOMAIN: rewards}, {DOMAIN: section}),
             ActorTrain(trainers, SHAPE, session.shared_memory, SECONDS, SECONDS, SECONDS),
         )

@@ -74,6 +74,10 @@ class WorkerLate(WorkerFailed):
     """A call of a worker missed its deadline."""
 
 
+class EngineShortage(WorkerFailed):
+    """An engine found too little memory on its device to start."""
+
+
 ECHO_SECONDS = 2.0
 """How long to wait for further failures after the first, so that the cause is reported and not its consequence."""
 

@@ -145,7 +145,9 @@ class Roles:
             )
         group = self._group("actor_infer", config.actor_infer, settings, blocking=False)
         may_run = running(len(group), settings, config.max_running_samples)
-        actor_infer = self._colocated["actor_infer"] = ActorInfer(group, may_run, config.deadlines.rollout, config.deadlines.weight_sync)
+        limits = config.deadlines
+        actor_infer = self._colocated["actor_infer"] = ActorInfer(group, may_run, limits.rollout, limits.weight_sync, limits.start)
+        self._stack.push_async_callback(actor_infer.close)  # before the group ends
         return actor_infer
 
     def judge(self, name: str, role: ServedConfig, context: int) -> tuple[JudgeEngines, int]:
@@ -156,7 +158,9 @@ class Roles:
             return cast(JudgeEngines, known), context
         group = self._group(name, role, settings, blocking=False)
         limits = self._config.deadlines
-        engines = self._colocated[name] = JudgeEngines(group, running(len(group), settings), limits.rollout, limits.weight_sync)
+        may_run = running(len(group), settings)
+        engines = self._colocated[name] = JudgeEngines(group, may_run, limits.rollout, limits.weight_sync, limits.start)
+        self._stack.push_async_callback(engines.close)  # before the group ends
         return engines, context
 
     def _generating(self, name: str, role: RoleConfig, context: int) -> VllmSettings | HfGenerateSettings:
@@ -220,7 +224,9 @@ class Roles:
     async def end(self, name: str, seconds: float | None = None) -> None:
         """End a group that is not needed any more, and give its memory back; without `seconds` it closes within `deadlines.shutdown`."""
         self.groups.pop(name, None)
-        self._colocated.pop(name, None)
+        facade = self._colocated.pop(name, None)
+        if isinstance(facade, ActorInfer):
+            await facade.close()
         self._sharing.ended(name)
         self._unsettled.discard(name)
         await self._all.pop(name).stop(self._config.deadlines.shutdown if seconds is None else seconds)

@@ -21,6 +21,7 @@ from roll.data.sampler import PromptSampler
 from roll.models.load import check_readable, load_tokenizer
 from roll.pipeline import rlvr
 from roll.pipeline.device_phases import DevicePhases
+from roll.pipeline.engine_sync import EngineSync
 from roll.pipeline.evaluate import Evaluator
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.learning import OnloadedTrainer
@@ -107,18 +108,19 @@ async def _loop(
         position = await context.checkpointer.restore(trainer, scheduler, assignment, scheduler)
         if context.restarts:
             await actor_infer.activity()  # what its engines did before is no part of the next step
-        sync = sync_of(config, plan, actor_train, actor_infer)
-        await engine_in_hands(roles, sync.open_routes)()
-        validate = partial(validation, config, held_out, *work)
+        weights = sync_of(config, plan, actor_train, actor_infer)
+        await engine_in_hands(roles, weights.open_routes)()
+        sync = EngineSync(weights, actor_infer, phases, partial(roles.unsettled, "actor_infer"))
+        validate = partial(sync.generating, partial(validation, config, held_out, *work))
         parts = rlvr.Rlvr(
             phases=phases,
-            take=meter.timed("rollout", scheduler.take),
+            take=meter.timed("rollout", partial(sync.generating, scheduler.take)),
             log_probs=meter.timed("log_probs", actor_train.log_probs) if ratio_source(config) == "trainer" else None,
             ref_log_probs=None if plan.reference == "unused" else meter.timed("reference", reference.ref_log_probs),
             reference_role="reference" if plan.reference == "role" else "actor_train",
             values=meter.timed("values", critic.values) if critic else None,
             learn=meter.timed("train", learning(config, plan, actor_train, critic, phases)),
-            sync=meter.timed("weight_sync", engine_in_hands(roles, sync.push)),
+            sync=meter.timed("weight_sync", sync.push),
             evaluate=meter.timed("evaluate", evaluation(config, phases, validate)),
             measure=measurement(meter, scheduler, actor_infer, models),
             save=meter.timed("checkpoint", context.checkpointer.save_if_due),

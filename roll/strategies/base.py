@@ -225,6 +225,10 @@ class GenerateStrategy(Protocol):
         """What the engine did since the last call. Answers at once, also while it is paused or off its device."""
         ...
 
+    async def cause_of_death(self) -> str | None:
+        """Why it can do nothing any more, such as the end of a process that it needs; None as long as it can. Answers at once."""
+        ...
+
     async def offload(self, discard: bool) -> None:
         """Give the device's memory up to other roles, once every request is answered. Twice is once.
 

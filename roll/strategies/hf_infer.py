@@ -176,6 +176,10 @@ class HfGenerate:
         self._generated = self._prefilled = 0
         return activity
 
+    async def cause_of_death(self) -> str | None:
+        """See `GenerateStrategy`. It is one process."""
+        return None
+
     async def offload(self, discard: bool) -> None:
         """See `GenerateStrategy`. Nothing is discarded: which weights a sync will not send is known only when it is over."""
         async with self._generates:

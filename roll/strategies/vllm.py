@@ -186,6 +186,11 @@ class VllmGenerate:
         """See `GenerateStrategy`."""
         return self._counts.take(self._may_generate.take_busy_seconds(), tokens_in_flight(self._engine))
 
+    async def cause_of_death(self) -> str | None:
+        """See `GenerateStrategy`. vLLM does not say how its process ended; what that printed is in the log."""
+        rank = self._rank
+        return f"vLLM's engine process died (logs/{rank.role}-{rank.rank}.log)" if self._engine.errored else None
+
     async def offload(self, discard: bool) -> None:
         """See `GenerateStrategy`. The KV cache goes, and cached prefixes with it; weights wait in host memory unless they are discarded.
 

@@ -6,6 +6,8 @@
 While the engines load one bucket the trainer gathers the next. Two slots alternate, so buckets take the room of two.
 Engines are addressed one by one. Which of them take part may change between two syncs; each change begins an epoch, for which
 the routes are opened anew. Each wait has a deadline, kept by the group of workers that is waited for.
+An engine that dies amid a sync is left out of the rest of it. A broadcast is cut off by the death of a member, for good: then all that take
+part are given up, for none of them has the whole model.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from roll.errors import ECHO_SECONDS, WeightSyncError, WorkerAbandoned, WorkerWaited
+from roll.errors import ECHO_SECONDS, WeightSyncError, WorkerAbandoned, WorkerDied, WorkerWaited
 from roll.types import TensorSpec
 from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets
 from roll.weight_sync.device import SLOTS, DeviceBucket
@@ -53,7 +55,7 @@ class Sender(Protocol):
 
 
 class Engine(Protocol):
-    """One engine, as the sync sees it."""
+    """One engine, as the sync sees it. Each call raises `WorkerDied` where the engine has died."""
 
     @property
     def name(self) -> str:
@@ -84,6 +86,14 @@ class Engine(Protocol):
         """The version of the engine's weights."""
         ...
 
+    async def give_up(self, cause: str) -> None:
+        """It is between two models, and only fit to be replaced."""
+        ...
+
+
+class BroadcastCutOff(WeightSyncError):
+    """A member of a broadcast has died, and the others wait for it in vain."""
+
 
 class WeightSync:
     """Brings the engines to the trainer's weights, as an adapter or whole."""
@@ -101,16 +111,18 @@ class WeightSync:
         self._sender, self._engines, self._find_routes = sender, engines, find_routes
         self._adapter, self._bucket_bytes, self._seconds = adapter, bucket_bytes, seconds
         self._tensors: list[TensorSpec] = []
-        self._members, self._opened = tuple(range(len(engines))), -1
+        self._members, self._opened = dict.fromkeys(range(len(engines)), 0), -1
+        self._lost: set[int] = set()
+        self._broadcasts = False
         self.epoch = 0
         """Counts changes of the set of engines that take part."""
         self.versions: dict[int, int | None] = dict.fromkeys(self._members)
         """By engine, the version that it said after its last sync; None before the first, and from a sync's start to its end."""
 
-    def choose(self, engines: Collection[int]) -> None:
-        """Say which engines take part from the next sync on. What others are doing is not touched."""
-        members = tuple(sorted(set(engines)))
-        assert members and set(members) <= self.versions.keys(), f"no such engines: {members}"
+    def choose(self, engines: Mapping[int, int]) -> None:
+        """Say which engines take part from the next sync on, and how often each was restarted. What others are doing is not touched."""
+        members = dict(sorted(engines.items()))
+        assert members and members.keys() <= self.versions.keys(), f"no such engines: {members}"
         if members != self._members:
             self._members, self.epoch = members, self.epoch + 1
 
@@ -118,57 +130,92 @@ class WeightSync:
         """Let trainer and engines prepare for the routes of the weights, once in each epoch; members of a broadcast find each other."""
         if self._opened == self.epoch:
             return
-        epoch, routes, rendezvous = self.epoch, self._find_routes(self._members), None
+        epoch, routes, rendezvous = self.epoch, self._find_routes(self._living), None
         if self._adapter:
             await self._sender.open_routes(routes, None)
         else:
             if routes.broadcast_size:
                 address, port = await self._sender.free_address()
                 rendezvous = Rendezvous(address, port, routes.broadcast_size, self._seconds)
-            members = {number: self._engines[number] for number in self._members}
-            opening = {engine.name: engine.open_route(routes.to[number], rendezvous) for number, engine in members.items()}
+            self._broadcasts = bool(routes.broadcast_size)
+            opening = self._asked(lambda number, engine: engine.open_route(routes.to[number], rendezvous), self._broadcasts)
             await together({TRAINER: self._sender.open_routes(routes, rendezvous)} | opening)
         self._opened = epoch
 
-    async def push(self, policy_version: int) -> None:
+    async def push(self, policy_version: int) -> list[int]:
         """Make every engine that takes part generate with the trainer's present weights.
+
+        Returns:
+            The engines that do: those that have not died meanwhile.
 
         Raises:
             WeightSyncError: what arrived is not what was sent, or an engine is at another version afterwards.
         """
-        await self.open_routes()
+        self._lost.clear()
         self.versions |= dict.fromkeys(self._members)
-        await self._each(lambda engine: engine.pause())
-        await (self._push_adapter() if self._adapter else self._push_model())
-        await self._each(lambda engine: engine.resume(policy_version))
-        said = await self._each(lambda engine: engine.policy_version())
-        self.versions |= dict(zip(self._members, said, strict=True))
-        for number, version in zip(self._members, said, strict=True):
+        await self._each(lambda _, engine: engine.pause())
+        if not self._living:
+            return []
+        self.choose({number: self._members[number] for number in self._living})
+        try:
+            await self.open_routes()
+            await (self._push_adapter() if self._adapter else self._push_model())
+        except BroadcastCutOff as error:
+            self._opened = -1
+            for number in self._living:
+                await self._engines[number].give_up(str(error))
+            return []
+        await self._each(lambda _, engine: engine.resume(policy_version))
+        said = await self._each(lambda _, engine: engine.policy_version())
+        self.versions |= said
+        for number, version in said.items():
             if version != policy_version:
                 raise WeightSyncError(f"{self._engines[number].name} is at policy version {version} after a sync to {policy_version}")
+        return list(said)
 
-    async def _each(self, ask: Callable[[Engine], Awaitable[T]]) -> list[T]:
-        """What the engines that take part answer, in the order of their numbers."""
-        return await together(self._asked(ask))
+    @property
+    def _living(self) -> list[int]:
+        return [number for number in self._members if number not in self._lost]
 
-    def _asked(self, ask: Callable[[Engine], Awaitable[T]]) -> dict[str, Awaitable[T]]:
-        return {self._engines[number].name: ask(self._engines[number]) for number in self._members}
+    async def _each(self, ask: Callable[[int, Engine], Awaitable[T]]) -> dict[int, T]:
+        """What the engines answer that take part and live, in the order of their numbers."""
+        answers: dict[int, T] = {}
+
+        async def keep(number: int, engine: Engine) -> None:
+            answers[number] = await ask(number, engine)
+
+        await together(self._asked(keep))
+        return dict(sorted(answers.items()))
+
+    def _asked(self, ask: Callable[[int, Engine], Awaitable[None]], broadcasts: bool = False) -> dict[str, Awaitable[None]]:
+        """By name, what the engines are asked that take part and live; `broadcasts` says that they wait for each other."""
+        return {self._engines[number].name: self._unless_it_dies(number, ask, broadcasts) for number in self._living}
+
+    async def _unless_it_dies(self, number: int, ask: Callable[[int, Engine], Awaitable[None]], broadcasts: bool) -> None:
+        try:
+            await ask(number, self._engines[number])
+        except WorkerDied as error:
+            self._lost.add(number)
+            if broadcasts:
+                raise BroadcastCutOff(f"a broadcast of weights was cut off: {error}") from error
 
     async def _push_adapter(self) -> None:
         adapter = await self._sender.send_adapter()
-        await self._each(lambda engine: engine.load_adapter(adapter))
+        await self._each(lambda _, engine: engine.load_adapter(adapter))
 
     async def _push_model(self) -> None:
         self._tensors = self._tensors or await self._sender.tensors()
         sent: Bucket | DeviceBucket | None = None
         for number, names in enumerate(plan_buckets(self._tensors, self._bucket_bytes)):
             sent = await self._send_while_loading(names, number % SLOTS, sent)
+            if not self._living:
+                break
         if sent is not None:
             await together(self._loading(sent))
         await self._sender.empty_buckets()
 
     def _loading(self, bucket: Bucket | DeviceBucket) -> dict[str, Awaitable[None]]:
-        return self._asked(lambda engine: engine.load_bucket(bucket))
+        return self._asked(lambda _, engine: engine.load_bucket(bucket), self._broadcasts)
 
     async def _send_while_loading(self, names: Sequence[str], slot: int, sent: Bucket | DeviceBucket | None) -> Bucket | DeviceBucket:
         """Send the next bucket while the engines load the one before."""
@@ -186,6 +233,8 @@ async def together(work: Mapping[str, Awaitable[T]]) -> list[T]:
     Raises:
         WeightSyncError: some did not come to a collective operation for which others waited.
     """
+    if not work:
+        return []
     tasks = {name: asyncio.ensure_future(part) for name, part in work.items()}
     try:
         _, pending = await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_EXCEPTION)

@@ -1,21 +1,27 @@
-"""The role that generates: engines that share the load, as the scheduler sees them, and one by one, as the weight sync does."""
+"""The role that generates: engines that share the load, as the scheduler sees them, and one by one, as the weight sync does.
+
+What a dead engine was asked starts anew at another one: from the prompt, and with the seeds that the samples had.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from bisect import insort
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import ClassVar
 
-from roll.errors import RollError
+from roll.errors import RollError, WorkerDied, WorkerLate
 from roll.strategies.base import EngineActivity, GenerateStrategy
 from roll.types import Ints, Metrics, NumberedCompletions, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Rendezvous, Route
 from roll.workers.device_sharing import Level
+from roll.workers.engine_pool import EnginePool
 from roll.workers.group import LOOK_SECONDS, WorkerGroup
 from roll.workers.running import Running
 
@@ -24,13 +30,16 @@ from roll.workers.running import Running
 class _Request:
     """A prompt, some of whose samples may still wait for room."""
 
+    number: int
+    """The first to ask has the lowest."""
     token_ids: Ints
     sampling: Sampling
     seed: int | None
-    placed: int = 0
-    """Samples that engines have taken."""
+    waiting: list[int]
+    """Numbers of the samples that no engine has taken, in order."""
     ended: asyncio.Queue[NumberedCompletions | Exception] = field(default_factory=asyncio.Queue)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    was_late: bool = False
 
 
 @dataclass(eq=False)
@@ -40,22 +49,34 @@ class _Share:
     request: _Request
     engine: int
     first: int
-    """Number of the first of them."""
-    left: int
-    """How many have not ended."""
+    """Number of the first of them; the others follow without a gap."""
+    left: set[int]
+    """Numbers of those that have not ended."""
 
 
 class ActorInfer:
     """Facade of the `actor_infer` group."""
 
-    def __init__(self, group: WorkerGroup[GenerateStrategy], running: Running, rollout_seconds: float, sync_seconds: float) -> None:
+    takes_weights: ClassVar[bool] = True
+    """An engine that was restarted serves once a weight sync has reached it."""
+
+    def __init__(
+        self, group: WorkerGroup[GenerateStrategy], running: Running, rollout_seconds: float, sync_seconds: float, start_seconds: float
+    ) -> None:
         self._group, self._running = group, running
         self._rollout_seconds, self._sync_seconds = rollout_seconds, sync_seconds
+        self._asked = 0
+        self._open: set[_Request] = set()
         self._waiting: deque[_Request] = deque()
+        self.pool = EnginePool(group, start_seconds, self.takes_weights, self._engines_changed)
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
         """Samples of one prompt, as they end. Those that no engine has room for wait; the first to ask is the first to be served."""
-        request = _Request(token_ids, sampling, seed)
+        request = _Request(self._asked, token_ids, sampling, seed, list(range(sampling.samples)))
+        self._asked += 1
+        if self.pool.failure is not None:
+            raise self.pool.failure
+        self._open.add(request)
         self._waiting.append(request)
         self._place()
         left = sampling.samples
@@ -67,112 +88,167 @@ class ActorInfer:
                 left -= len(ended)
                 yield ended
         finally:
-            if request.placed < sampling.samples:
+            self._open.remove(request)
+            if request.waiting:
                 self._waiting.remove(request)
             for task in request.tasks:
                 task.cancel()
+
+    def _engines_changed(self) -> None:
+        self._running.serve(self.pool.serving, self.pool.suspect)
+        if self.pool.failure is not None:
+            for request in self._open:
+                request.ended.put_nowait(self.pool.failure)
+        self._place()
 
     def _place(self) -> None:
         """Give engines samples as long as there are some and there is room."""
         while self._waiting:
             request = self._waiting[0]
-            engine, count = self._running.place(request.sampling.samples - request.placed)
+            together = unbroken(request.waiting)
+            engine, count = self._running.place(len(together))
             if not count:
+                self.pool.tell()  # samples wait
                 return
-            share = _Share(request, engine, request.placed, count)
+            share = _Share(request, engine, together[0], set(together[:count]))
             task = asyncio.create_task(self._run(share))
             task.add_done_callback(partial(self._leave, share))
             request.tasks.append(task)
-            request.placed += count
-            if request.placed == request.sampling.samples:
+            del request.waiting[:count]
+            if not request.waiting:
                 self._waiting.popleft()
 
     async def _run(self, share: _Share) -> None:
-        """Have an engine draw some of a request's samples."""
-        request, first = share.request, share.first
-        sampling = request.sampling if share.left == request.sampling.samples else replace(request.sampling, samples=share.left)
+        """Have an engine draw some of a request's samples. If it dies, those that have not ended wait for another one."""
+        try:
+            await self._draw(share)
+        except WorkerDied:
+            self._draw_anew(share)
+        except WorkerLate as error:
+            if share.request.was_late:
+                share.request.ended.put_nowait(error)
+                return
+            share.request.was_late = True
+            self.pool.report_late(share.engine, error)
+            self._draw_anew(share)
+        except Exception as error:
+            share.request.ended.put_nowait(error)
+
+    async def _draw(self, share: _Share) -> None:
+        request, engine, first = share.request, share.engine, share.first
+        count, process = len(share.left), self.pool.process(engine)
+        sampling = request.sampling if count == request.sampling.samples else replace(request.sampling, samples=count)
         seed = None if request.seed is None else request.seed + first
-        items = self._group.stream(
-            share.engine, GenerateStrategy.generate, request.token_ids, sampling, seed, seconds=self._rollout_seconds
-        )
+        items = self._group.stream(engine, GenerateStrategy.generate, request.token_ids, sampling, seed, seconds=self._rollout_seconds)
         try:
             async with aclosing(items):
                 async for ended in items:
-                    self._running.leave(share.engine, len(ended))
-                    share.left -= len(ended)
-                    request.ended.put_nowait([(first + number, completion) for number, completion in ended] if first else ended)
+                    numbered = [(first + number, completion) for number, completion in ended] if first else ended
+                    self._running.leave(engine, len(ended))
+                    share.left.difference_update(number for number, _ in numbered)
+                    self.pool.answered(engine)
+                    request.ended.put_nowait(numbered)
                     self._place()
                     if not share.left:
                         return
-            raise RollError(f"{self._group.role} rank {share.engine} ended without {share.left} of {sampling.samples} samples")
-        except Exception as error:
-            request.ended.put_nowait(error)
+        except RollError as error:
+            raise await self.pool.explained(engine, process, error) from error
+        raise RollError(f"{self._group.role} rank {engine} ended without {len(share.left)} of {count} samples")
+
+    def _draw_anew(self, share: _Share) -> None:
+        """Another engine is to draw what has not ended; placed as soon as the share has left its own."""
+        request = share.request
+        if not request.waiting:
+            insort(self._waiting, request, key=lambda one: one.number)
+        request.waiting = sorted({*request.waiting, *share.left})
 
     def _leave(self, share: _Share, task: asyncio.Task[None]) -> None:
         """What was given up makes room as well, also where it was before it began."""
         if share.left:
-            self._running.leave(share.engine, share.left)
+            self._running.leave(share.engine, len(share.left))
             self._place()
 
     async def pause(self) -> None:
         """Stop all engines amid their responses, until the next sync; see `GenerateStrategy.pause`."""
-        await self._group.within(self._sync_seconds).all(GenerateStrategy.pause)
+        await self.pool.each(self._sync_seconds, GenerateStrategy.pause)
+
+    @property
+    def waits(self) -> bool:
+        """Whether samples wait for an engine."""
+        return bool(self._waiting)
 
     @property
     def engines(self) -> list[SyncedEngine]:
         """Each engine, as the weight sync addresses it."""
-        return [SyncedEngine(self._group, number, self._sync_seconds) for number in range(len(self._group))]
+        return [SyncedEngine(self.pool, self._group.role, number, self._sync_seconds) for number in range(len(self._group))]
 
     async def activity(self) -> list[EngineActivity]:
-        """What each engine did since the last call. How many samples may run adapts to it."""
-        activities = await self._group.within(LOOK_SECONDS).all(GenerateStrategy.activity)
+        """What each engine did since the last call; a dead one did nothing. How many samples may run adapts to it."""
+        activities = await self.pool.each(LOOK_SECONDS, GenerateStrategy.activity)
         self._running.heed(activities)
         self._place()
-        return activities
+        return [activities.get(engine, EngineActivity(0.0, 0, 0)) for engine in range(len(self._group))]
 
     def metrics(self) -> Metrics:
-        """How many samples may run from now on, where that is bounded, and how many wait for room."""
-        waiting = sum(request.sampling.samples - request.placed for request in self._waiting)
+        """How many engines serve, how many samples may run from now on, where that is bounded, and how many wait for room."""
+        waiting = sum(len(request.waiting) for request in self._waiting)
         bounds = {} if self._running.limit is None else {"engine/max_running_samples": float(self._running.limit)}
-        return bounds | {"engine/queued_samples": float(waiting)}
+        health = {"engine/healthy": float(len(self.pool.serving)), "engine/restarts": float(self.pool.restarts)}
+        return bounds | {"engine/queued_samples": float(waiting)} | health
 
     async def offload(self, discard: bool) -> int | None:
-        """See `ColocatedRole`."""
-        await self._group.within(self._sync_seconds).all(GenerateStrategy.offload, discard)
+        """See `ColocatedRole`. An engine that is starting anew is waited for."""
+        await self.pool.leave_devices()
+        await self.pool.each(self._sync_seconds, GenerateStrategy.offload, discard)
         return await self._group.held_bytes()
 
     async def onload(self, level: Level) -> None:
-        """See `ColocatedRole`."""
-        await self._group.within(self._sync_seconds).all(GenerateStrategy.onload, level is Level.WHOLE)
+        """See `ColocatedRole`. Dead engines start anew where the others come back whole."""
+        await self.pool.each(self._sync_seconds, GenerateStrategy.onload, level is Level.WHOLE)
+        if level is Level.WHOLE:
+            self.pool.come_back()
+
+    async def close(self) -> None:
+        """Give up the restart of engines. Nothing is generated afterwards."""
+        await self.pool.close()
 
 
 class SyncedEngine:
     """Implements `roll.weight_sync.sync.Engine`: one rank of the group."""
 
-    def __init__(self, group: WorkerGroup[GenerateStrategy], number: int, seconds: float) -> None:
-        self._calls, self._number = group.within(seconds), number
-        self.name = f"{group.role} rank {number}"
+    def __init__(self, pool: EnginePool, role: str, number: int, seconds: float) -> None:
+        self._pool, self._number, self._seconds = pool, number, seconds
+        self.name = f"{role} rank {number}"
 
     async def pause(self) -> None:
         """See `Engine`."""
-        await self._calls.one(self._number, GenerateStrategy.pause)
+        await self._pool.one(self._number, self._seconds, GenerateStrategy.pause)
 
     async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
         """See `Engine`."""
-        await self._calls.one(self._number, GenerateStrategy.open_route, route, rendezvous)
+        await self._pool.one(self._number, self._seconds, GenerateStrategy.open_route, route, rendezvous)
 
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
         """See `Engine`."""
-        await self._calls.one(self._number, GenerateStrategy.load_bucket, bucket)
+        await self._pool.one(self._number, self._seconds, GenerateStrategy.load_bucket, bucket)
 
     async def load_adapter(self, adapter: Adapter) -> None:
         """See `Engine`."""
-        await self._calls.one(self._number, GenerateStrategy.load_adapter, adapter)
+        await self._pool.one(self._number, self._seconds, GenerateStrategy.load_adapter, adapter)
 
     async def resume(self, policy_version: int) -> None:
         """See `Engine`."""
-        await self._calls.one(self._number, GenerateStrategy.resume, policy_version)
+        await self._pool.one(self._number, self._seconds, GenerateStrategy.resume, policy_version)
 
     async def policy_version(self) -> int:
         """See `Engine`."""
-        return await self._calls.one(self._number, GenerateStrategy.policy_version)
+        return await self._pool.one(self._number, self._seconds, GenerateStrategy.policy_version)
+
+    async def give_up(self, cause: str) -> None:
+        """See `Engine`."""
+        self._pool.report_dead(self._number, cause)
+
+
+def unbroken(numbers: list[int]) -> list[int]:
+    """The first of some ascending numbers, and those that follow it without a gap."""
+    return [number for place, number in enumerate(numbers) if number == numbers[0] + place]

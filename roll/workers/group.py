@@ -61,6 +61,7 @@ class WorkerGroup(Ranks[S]):
         self._actors: list[Any] = [self._new_actor(rank) for rank in range(len(placements))]
         self._batched = None if blocking else Batched(self, [BatchedCaller(_Actor(actor)) for actor in self._actors])
         self._pids: dict[int, int] = {}
+        self._replacing: set[int] = set()
         self._started = self._stopped = False
         self._leftovers = [Leftovers(record) for record in self._records]
         self._killed: dict[int, str] = {}  # by rank, why its process was killed
@@ -100,18 +101,22 @@ class WorkerGroup(Ranks[S]):
             WorkerFailed, BadInput: as `start`. The rank may be replaced again then.
         """
         assert self._started and not self._stopped, f"{self.role} is not running"
-        await self._look([rank])
-        ray.kill(self._actors[rank], no_restart=True)
-        self._pids.pop(rank, None)
-        self._killed.pop(rank, None)
-        await asyncio.to_thread(self._leftovers[rank].remove, GRACE)
-        self._leftovers[rank] = Leftovers(self._records[rank])
-        actor = self._actors[rank] = self._new_actor(rank)
-        if self._batched is not None:
-            self._batched.callers[rank] = BatchedCaller(_Actor(actor))
-        [meeting] = await self._gather([actor.free_address.remote()], "free_address", seconds, [rank])
-        await self._build([rank], meeting, seconds)
-        await self._look([rank])
+        self._replacing.add(rank)
+        try:
+            await self._look([rank])
+            ray.kill(self._actors[rank], no_restart=True)
+            self._pids.pop(rank, None)
+            self._killed.pop(rank, None)
+            await asyncio.to_thread(self._leftovers[rank].remove, GRACE)
+            self._leftovers[rank] = Leftovers(self._records[rank])
+            actor = self._actors[rank] = self._new_actor(rank)
+            if self._batched is not None:
+                self._batched.callers[rank] = BatchedCaller(_Actor(actor))
+            [meeting] = await self._gather([actor.free_address.remote()], "free_address", seconds, [rank])
+            await self._build([rank], meeting, seconds)
+            await self._look([rank])
+        finally:
+            self._replacing.remove(rank)
 
     async def _build(self, ranks: Sequence[int], meeting: tuple[str, int], seconds: float) -> list[str | None]:
         """Build the strategies of some ranks; the names of their devices."""
@@ -257,8 +262,12 @@ class WorkerGroup(Ranks[S]):
         if isinstance(cause, WorkerFailed):
             return cause
         died = isinstance(cause, RayActorError)
-        alone = WorkerAbandoned if _is_echo(cause) else WorkerDied if died else WorkerFailed
-        kind = WorkerWaited if self._waited_in_vain(rank, cause) else alone
+        if died and self._batched is not None:  # it works alone: whatever its log says, it waited for no other rank
+            kind = WorkerDied
+        elif self._waited_in_vain(rank, cause):
+            kind = WorkerWaited
+        else:
+            kind = WorkerAbandoned if _is_echo(cause) else WorkerDied if died else WorkerFailed
         if died:
             # The last line is the exception of a process that failed as it started, or the way in which it ended.
             said = f"the process died: {str(cause).strip().splitlines()[-1].strip()}"
@@ -268,11 +277,20 @@ class WorkerGroup(Ranks[S]):
 
     async def peak_bytes(self) -> int | None:
         """Most memory that a rank has held, if it is known."""
-        return _most(await self._gather([actor.peak_bytes.remote() for actor in self._actors], "peak_bytes", LOOK_SECONDS))
+        return await self._most("peak_bytes")
 
     async def held_bytes(self) -> int | None:
         """Memory that a rank holds on its device now, of the rank that holds most, if it is known."""
-        return _most(await self._gather([actor.held_bytes.remote() for actor in self._actors], "held_bytes", LOOK_SECONDS))
+        return await self._most("held_bytes")
+
+    async def _most(self, method: str) -> int | None:
+        """The largest of what the ranks say. One that has died or is late is left out: whatever needs it next hears of that."""
+        actors = [actor for rank, actor in enumerate(self._actors) if rank not in self._replacing]
+        waits = [asyncio.ensure_future(_result(getattr(actor, method).remote())) for actor in actors]
+        if waits:
+            await asyncio.wait(waits, timeout=LOOK_SECONDS)
+        said = [None if wait.cancel() or wait.exception() else wait.result() for wait in waits]
+        return max((size for size in said if size is not None), default=None)
 
     async def stop(self, seconds: float) -> None:
         """Close the strategies, then end their processes and what those started, and see to it that nothing is left. Twice is once.
@@ -346,10 +364,6 @@ class _Actor:
 
 def _is_echo(cause: BaseException) -> bool:
     return any(echo in str(cause).lower() for echo in ECHOES)
-
-
-def _most(sizes: Sequence[int | None]) -> int | None:
-    return max((size for size in sizes if size is not None), default=None)
 
 
 async def _result(ref: Any) -> Any:

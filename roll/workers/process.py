@@ -15,7 +15,7 @@ import ray.util
 from ray import cloudpickle
 
 from roll.config.derived.devices import visible_devices
-from roll.errors import RollError, WorkerFailed
+from roll.errors import EngineShortage, RollError
 from roll.strategies.base import Rank
 from roll.strategies.settings import Settings
 from roll.system.step_memory import collect_rarely
@@ -149,7 +149,7 @@ def _named_shortage(rank: Rank, log: Path) -> Iterator[None]:
             stream.seek(begin)
             printed = stream.read().decode(errors="replace")
         if cause := engine_shortage(rank.devices, f"{error}\n{printed}"):
-            raise WorkerFailed(rank.role, rank.rank, cause) from error
+            raise EngineShortage(rank.role, rank.rank, cause) from error
         raise
 
 

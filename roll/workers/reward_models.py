@@ -50,6 +50,8 @@ class ApiJudge:
 class JudgeEngines(ActorInfer):
     """Facade of the engines of a model that no weight sync reaches."""
 
+    takes_weights = False
+
     async def offload(self, discard: bool) -> int | None:
         """See `ColocatedRole`. Nothing is discarded: nobody would send the weights again."""
         return await super().offload(discard=False)

@@ -8,6 +8,7 @@ any engine can take it, and not at an engine that has enough to do.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from roll.strategies.base import EngineActivity
@@ -62,12 +63,19 @@ class Running:
         """Without limits an engine takes whatever comes."""
         assert limits is None or len(limits) == engines
         self._limits = limits
+        self._serving, self._suspect = list(range(engines)), frozenset[int]()
         self._running = [0] * engines
         self._most = [0] * engines
 
+    def serve(self, engines: Sequence[int], suspect: Collection[int]) -> None:
+        """These engines alone take samples from now on; of them, `suspect` ones only where others have less room."""
+        self._serving, self._suspect = list(engines), frozenset(suspect)
+
     def place(self, samples: int) -> tuple[int, int]:
-        """The engine that takes samples of one prompt, and how many of them: 0 if all engines have as many as they may have."""
-        engine = max(range(len(self._running)), key=lambda one: (self._room(one, samples), -self._running[one]))
+        """The engine that takes samples of one prompt, and how many of them: 0 if no engine may take one."""
+        if not self._serving:
+            return 0, 0
+        engine = max(self._serving, key=lambda one: (self._room(one, samples), one not in self._suspect, -self._running[one]))
         taken = self._room(engine, samples)
         self._running[engine] += taken
         self._most[engine] = max(self._most[engine], self._running[engine])
@@ -77,16 +85,18 @@ class Running:
         """So many samples have ended."""
         self._running[engine] -= samples
 
-    def heed(self, activities: list[EngineActivity]) -> None:
-        """Adapt the limits to what the engines did since the last call."""
-        for limit, activity, most in zip(self._limits or (), activities, self._most, strict=False):
-            limit.heed(activity, most)
+    def heed(self, activities: Mapping[int, EngineActivity]) -> None:
+        """Adapt the limits to what engines did since the last call."""
+        limits = self._limits or ()
+        for engine, limit in enumerate(limits):
+            if engine in activities:
+                limit.heed(activities[engine], self._most[engine])
         self._most = list(self._running)
 
     @property
     def limit(self) -> int | None:
         """Samples that all engines together may run at a time."""
-        return None if self._limits is None else sum(limit.samples for limit in self._limits)
+        return None if self._limits is None else sum(self._limits[engine].samples for engine in self._serving)
 
     def _room(self, engine: int, samples: int) -> int:
         """For how many of the samples an engine has room."""

@@ -29,6 +29,9 @@ SMALL = (
 )
 
 
+TIMED = ("time/", "throughput/", "memory/", "engine/", "run/")
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a run printed and how it ended."""
@@ -106,6 +109,15 @@ class World:
         """The lines of a run's metrics.jsonl."""
         return [json.loads(line) for line in (self.folder / name / "metrics.jsonl").read_text().splitlines()]
 
+    def took_the_same_steps(self, name: str, other: str) -> None:
+        """Whether all metrics of two runs are equal but those of time, memory, engines and restarts."""
+        expected, found = self.metrics(other), self.metrics(name)
+        assert [line["step"] for line in found] == [line["step"] for line in expected]
+        for before, after in zip(expected, found, strict=True):
+            for metric, value in before.items():
+                if not metric.startswith(TIMED):
+                    assert after[metric] == pytest.approx(value, abs=1e-5, rel=1e-5), f"step {before['step']}: {metric}"
+
     def wait_for_step(self, name: str, step: int, process: subprocess.Popen[str]) -> None:
         """Return once the run has logged a step."""
         path = self.folder / name / "metrics.jsonl"
@@ -116,6 +128,12 @@ class World:
             return any(json.loads(line)["step"] >= step for line in lines if line.endswith("\n"))
 
         limits.until(is_logged, f"{name} has logged step {step}", limits.RUN)
+
+
+def engine_processes(driver: int) -> list[psutil.Process]:
+    """The processes of a run's engines, each of which has one of vLLM's as its child."""
+    children = psutil.Process(driver).children(recursive=True)
+    return [parent for child in children if "EngineCore" in child.name() and (parent := child.parent()) is not None]
 
 
 @pytest.fixture(scope="session")

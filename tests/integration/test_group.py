@@ -203,8 +203,8 @@ async def fails_where_calls_travel_together(group: WorkerGroup[Engine]) -> None:
             await failing
 
 
-async def replaces_one_process(group: WorkerGroup[Engine]) -> None:
-    """Rank 0 has died, and is stopped once it is back; rank 1 goes on with what it was asked."""
+async def replaces_one_process(group: WorkerGroup[Engine], log: Path) -> None:
+    """Rank 0 has died, and is stopped once it is back; rank 1 goes on. Who works alone waits for no other."""
     calls = group.batched.within(limits.CALL)
     other = asyncio.ensure_future(calls.one(1, Engine.answer))
     await group.replace(0, limits.START)
@@ -212,6 +212,8 @@ async def replaces_one_process(group: WorkerGroup[Engine]) -> None:
         pids = await calls.one(0, Engine.process_and_child)
         waiting = asyncio.ensure_future(calls.one(0, Engine.never))
         assert await calls.one(0, Engine.asked) == 0
+        with log.open("a") as stream:
+            stream.write("a download timed out\n")
         os.kill(pids[0], number)
         await group.replace(0, limits.START)
         with pytest.raises(WorkerDied, match="^engine rank 0: the process died"):
@@ -237,7 +239,7 @@ async def hears_the_sync_behind_many_prompts(logs: Path) -> None:
             await group.within(limits.CALL).one(0, Engine.resume)
             assert sum(await asyncio.gather(*answers)) == 4500
         await fails_where_calls_travel_together(group)
-        await replaces_one_process(group)
+        await replaces_one_process(group, logs / "engine-0.log")
     finally:
         await group.stop(limits.EXPIRY)
 

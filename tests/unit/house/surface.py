@@ -72,6 +72,7 @@ DECLARED = {
             "async (self, prompt, pooling_params, request_id, lora_request=None, trace_headers=None, priority=0, "
             "tokenization_kwargs=None, reasoning_ended=None) -> AsyncGenerator[PoolingRequestOutput, None]"
         ),
+        "AsyncLLM.errored": "(self) -> bool",
         "AsyncLLM.pause_generation": "async (self, *, mode='abort', clear_cache=True)",
         "AsyncLLM.resume_generation": "async (self)",
         "AsyncLLM.reset_prefix_cache": "async (self, reset_running_requests=False, reset_connector=False) -> bool",

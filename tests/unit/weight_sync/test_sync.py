@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from roll.errors import WeightSyncError, WorkerAbandoned, WorkerFailed, WorkerWaited
+from roll.errors import WeightSyncError, WorkerAbandoned, WorkerDied, WorkerFailed, WorkerWaited
 from roll.types import TensorSpec
 from roll.weight_sync import sync as weight_sync_module
 from roll.weight_sync.bucket import Adapter, Bucket, read_bucket, spec, write_adapter, write_bucket
@@ -63,6 +63,14 @@ class Engines:
         self.fails_late = False
         self.fails_on = ""
         self.opened: list[tuple[int, Rendezvous | None]] = []
+        self.dies_at: dict[int, str] = {}
+        """By engine, the call or the bucket at which it dies."""
+        self.given_up: list[tuple[int, str]] = []
+
+    def live(self, number: int, what: str) -> None:
+        if self.dies_at.get(number) in (what, "dead"):
+            self.dies_at[number] = "dead"
+            raise WorkerDied("actor_infer", number, "the process died")
 
 
 class FakeEngine:
@@ -70,10 +78,15 @@ class FakeEngine:
         self.number, self.all, self.version = number, all_of_them, 0
         self.name = f"engine {number}"
 
+    async def give_up(self, cause: str) -> None:
+        self.all.given_up.append((self.number, cause))
+
     async def pause(self) -> None:
+        self.all.live(self.number, "pause")
         self.all.log.append(f"pause {self.number}")
 
     async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
+        self.all.live(self.number, "open")
         self.all.opened.append((self.number, rendezvous))
 
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
@@ -85,22 +98,26 @@ class FakeEngine:
                 await asyncio.sleep(0)
         finally:
             self.all.loading.discard(bucket.path)
+        self.all.live(self.number, bucket.tensors[0].name)
         if self.number == 1 and any(tensor.name == self.all.fails_on for tensor in bucket.tensors):
             raise WeightSyncError(f"{self.all.fails_on} is broken")
         self.all.loaded[self.number] |= {name: tensor.clone() for name, tensor in read_bucket(bucket).items()}
         self.all.log.append(f"loaded {self.number} {Path(bucket.path).name}")
 
     async def load_adapter(self, adapter: Adapter) -> None:
+        self.all.live(self.number, "adapter")
         with adapter.folder() as folder:
             assert (folder / "adapter_config.json").read_text() == '{"r": 8}'
             self.all.loaded[self.number] |= read_bucket(adapter.weights)
         self.all.log.append(f"loaded {self.number} adapter")
 
     async def resume(self, policy_version: int) -> None:
+        self.all.live(self.number, "resume")
         self.all.log.append(f"resume {self.number} {policy_version}")
         self.version = self.version if self.all.stuck_engine and self.number == 1 else policy_version
 
     async def policy_version(self) -> int:
+        self.all.live(self.number, "version")
         return self.version
 
 
@@ -195,13 +212,13 @@ def test_each_set_of_engines_has_an_epoch_and_its_own_broadcast(tmp_path: Path) 
 
     async def pushes() -> None:
         await weight_sync.push(1)
-        weight_sync.choose([1, 0])
+        weight_sync.choose({1: 0, 0: 0})
         await weight_sync.push(2)
         assert weight_sync.epoch == 0 and len(sender.opened) == 1, "the same engines go on as they are"
-        weight_sync.choose([1])
+        weight_sync.choose({1: 0})
         await weight_sync.push(3)
         assert weight_sync.versions == {0: 2, 1: 3}, "who is left out is not touched"
-        weight_sync.choose([0, 1])
+        weight_sync.choose({0: 0, 1: 0})
         await weight_sync.push(4)
 
     asyncio.run(pushes())
@@ -209,6 +226,66 @@ def test_each_set_of_engines_has_an_epoch_and_its_own_broadcast(tmp_path: Path) 
     meetings = [rendezvous for _, rendezvous in sender.opened]
     assert meetings == [Rendezvous("here", 1000 + epoch, size, limits.CALL) for epoch, size in enumerate((3, 2, 3))]
     assert engines.opened == [(0, meetings[0]), (1, meetings[0]), (1, meetings[1]), (0, meetings[2]), (1, meetings[2])]
+
+
+@pytest.mark.parametrize("at", ["pause", "w0", "w2", "w4", "resume", "version"])
+def test_who_dies_is_left_out_and_the_others_get_everything_once(tmp_path: Path, at: str) -> None:
+    weight_sync, sender, engines = sync(tmp_path)
+    engines.dies_at = {1: at}
+    assert asyncio.run(weight_sync.push(3)) == [0]
+    assert engines.loaded[0].keys() == sender.weights.keys() and "resume 0 3" in engines.log
+    assert [line for line in engines.log if line.startswith("loaded 0")] == [f"loaded 0 bucket{slot}.safetensors" for slot in (0, 1, 0)]
+    assert weight_sync.versions == {0: 3, 1: None} and not engines.given_up
+
+
+@pytest.mark.parametrize("adapter", [True, False])
+def test_who_comes_back_gets_everything(tmp_path: Path, adapter: bool) -> None:
+    weight_sync, sender, engines = sync(tmp_path, adapter=adapter)
+    engines.dies_at = {1: "adapter" if adapter else "w2"}
+    assert asyncio.run(weight_sync.push(3)) == [0]
+    weight_sync.choose({0: 0})
+    assert asyncio.run(weight_sync.push(4)) == [0]
+    engines.dies_at, engines.loaded[1] = {}, {}
+    weight_sync.choose({0: 0, 1: 1})
+    assert asyncio.run(weight_sync.push(5)) == [0, 1]
+    assert engines.loaded[1].keys() == (sender.lora if adapter else sender.weights).keys()
+    assert weight_sync.versions == {0: 5, 1: 5}
+
+
+@pytest.mark.parametrize("at", ["pause", "w0", "w4"])
+def test_where_all_die_nothing_more_is_gathered(tmp_path: Path, at: str) -> None:
+    weight_sync, _, engines = sync(tmp_path)
+    engines.dies_at = {0: at, 1: at}
+    assert asyncio.run(weight_sync.push(3)) == []
+    written = [line for line in engines.log if line.startswith("write")]
+    assert len(written) == {"pause": 0, "w0": 2, "w4": 3}[at], "one bucket is gathered while the one before is loaded"
+
+
+def test_the_same_engine_in_another_process_opens_its_broadcast_anew(tmp_path: Path) -> None:
+    weight_sync, sender, engines = sync(tmp_path, find=by_broadcast)
+    asyncio.run(weight_sync.push(1))
+    weight_sync.choose({0: 0, 1: 1})
+    asyncio.run(weight_sync.push(2))
+    assert weight_sync.epoch == 1 and len(sender.opened) == 2 and len(engines.opened) == 4
+
+
+def test_a_death_before_a_broadcast_leaves_the_others_one_of_their_own(tmp_path: Path) -> None:
+    weight_sync, sender, engines = sync(tmp_path, find=by_broadcast)
+    engines.dies_at = {1: "pause"}
+    assert asyncio.run(weight_sync.push(1)) == [0]
+    [(_, rendezvous)] = sender.opened
+    assert rendezvous is not None and rendezvous.size == 2 and not engines.given_up
+
+
+@pytest.mark.parametrize("at", ["open", "w0", "w2", "w4"])
+def test_a_death_amid_a_broadcast_gives_the_others_up(tmp_path: Path, at: str) -> None:
+    weight_sync, sender, engines = sync(tmp_path, find=by_broadcast)
+    engines.dies_at = {1: at}
+    assert asyncio.run(weight_sync.push(1)) == []
+    assert engines.given_up == [(0, "a broadcast of weights was cut off: actor_infer rank 1: the process died")]
+    engines.dies_at = {}
+    weight_sync.choose({0: 1, 1: 1})
+    assert asyncio.run(weight_sync.push(1)) == [0, 1] and len(sender.opened) == 2
 
 
 async def fail(error: Exception) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from roll.errors import RollError
+from roll.strategies.base import GenerateStrategy
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Sampling
 from roll.workers.actor_infer import ActorInfer
+from roll.workers.calls import Ranks
 from roll.workers.running import Running, running_limits
 from tests import limits
 from tests.streams import whole
@@ -20,7 +22,7 @@ from tests.streams import whole
 PROMPT = np.array([7, 8], np.int32)
 
 
-class Group:
+class Group(Ranks[GenerateStrategy]):
     """Engines that answer a sample when they are told to; a completion says by which seed and engine it was drawn."""
 
     role = "actor_infer"
@@ -35,6 +37,10 @@ class Group:
 
     def __len__(self) -> int:
         return self.engines
+
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        assert method == "cause_of_death"
+        return [None] * len(arguments)
 
     async def stream(
         self, engine: int, method: Any, token_ids: Ints, sampling: Sampling, seed: int | None, seconds: float
@@ -62,7 +68,7 @@ def run(scenario: Callable[[Group, ActorInfer], Coroutine[Any, Any, None]], engi
         group = Group(engines)
         running = Running(running_limits(engines, most, None), engines)
         async with asyncio.timeout(limits.CALL):
-            await scenario(group, ActorInfer(cast(Any, group), running, limits.CALL, limits.CALL))
+            await scenario(group, ActorInfer(cast(Any, group), running, limits.CALL, limits.CALL, limits.CALL))
 
     asyncio.run(bounded())
 
@@ -82,7 +88,8 @@ def test_samples_wait_for_room_and_keep_their_seeds() -> None:
         second = asyncio.create_task(whole(actor_infer.generate(PROMPT, Sampling(1, samples=3), 200)))
         await settled()
         assert group.asked == [(0, 2, 100), (1, 1, 102), (1, 1, 200)]
-        assert actor_infer.metrics() == {"engine/max_running_samples": 4.0, "engine/queued_samples": 2.0}
+        health = {"engine/healthy": 2.0, "engine/restarts": 0.0}
+        assert actor_infer.metrics() == {"engine/max_running_samples": 4.0, "engine/queued_samples": 2.0} | health
         for seed in (*range(100, 103), *range(200, 203)):
             group.gates[seed].set()
         assert seeds(await first) == [100, 101, 102]

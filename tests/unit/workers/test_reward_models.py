@@ -62,7 +62,7 @@ def completion(text: str, reason: FinishReason = FinishReason.STOP) -> Completio
 
 
 def engine_judge(group: Group, seed: int | None = None) -> EngineJudge:
-    engines = JudgeEngines(cast(WorkerGroup, group), Running(None, len(group)), limits.CALL, limits.CALL)
+    engines = JudgeEngines(cast(WorkerGroup, group), Running(None, len(group)), limits.CALL, limits.CALL, limits.CALL)
     return EngineJudge(engines, encode, SAMPLING, context=10, seed=seed)
 
 
@@ -89,7 +89,10 @@ def test_an_answer_that_was_given_up_is_none() -> None:
 def test_a_judge_never_forgets_its_weights() -> None:
     group = Group(None)
     assert (
-        asyncio.run(JudgeEngines(cast(WorkerGroup, group), Running(None, len(group)), limits.CALL, limits.CALL).offload(discard=True)) == 7
+        asyncio.run(
+            JudgeEngines(cast(WorkerGroup, group), Running(None, len(group)), limits.CALL, limits.CALL, limits.CALL).offload(discard=True)
+        )
+        == 7
     )
     assert [(method, given) for method, _, given, _ in group.calls] == [("offload", (False,))] * 2
 

@@ -1,0 +1,254 @@
+"""The engines of a role, some of which may be dead: who can be asked, who serves, and the restart of those that died.
+
+    a call fails ──▶ the engine has died ──▶ DEAD, and a task replaces its process ──▶ STALE ──weight sync──▶ HEALTHY
+                 └─▶ it has not: the failure is its own cause, and is raised
+
+A restart waits while a sync is under way, and while other roles are on the engines' devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from roll.errors import BadInput, EngineShortage, RollError, WorkerDied, WorkerFailed, WorkerLate
+from roll.strategies.base import GenerateStrategy
+from roll.workers.device_sharing import together
+from roll.workers.engine_health import MOST_RESTARTS, PRESENT, SERVING, EngineHealth, EngineState
+from roll.workers.group import LOOK_SECONDS, WorkerGroup
+
+P = ParamSpec("P")
+R = TypeVar("R")
+LOG = logging.getLogger(__name__)
+
+
+class EnginePool:
+    """In one asyncio event loop; must be closed before its group is stopped."""
+
+    def __init__(
+        self, group: WorkerGroup[GenerateStrategy], start_seconds: float, takes_weights: bool, changed: Callable[[], None]
+    ) -> None:
+        """
+        Args:
+            start_seconds: deadline of each part of a restart.
+            takes_weights: a restarted engine serves once a sync has brought it the policy's weights; otherwise at once.
+            changed: called when an engine has changed its state, or `failure` is known.
+        """
+        self._group, self._start_seconds, self._takes_weights, self._changed = group, start_seconds, takes_weights, changed
+        self._health = EngineHealth(len(group))
+        self._restarting: dict[int, asyncio.Task[None]] = {}
+        self._may_restart = asyncio.Event()
+        self._may_restart.set()
+        self._in_sync = self._is_away = False
+        self._news = asyncio.Event()
+        self.failure: Exception | None = None
+        """Why no engine will serve again, or why a restart makes no sense: the run ends with it."""
+
+    @property
+    def serving(self) -> list[int]:
+        """Engines that may be given requests."""
+        return self._health.those(SERVING)
+
+    @property
+    def suspect(self) -> list[int]:
+        """Engines that serve and missed the deadline of their last request."""
+        return self._health.those([EngineState.SUSPECT])
+
+    @property
+    def stale(self) -> list[int]:
+        """Engines that wait for weights."""
+        return self._health.those([EngineState.STALE])
+
+    @property
+    def present(self) -> dict[int, int]:
+        """Engines that can be asked, each with the number of its restarts."""
+        return {engine: self._health.restarts(engine) for engine in self._health.those(PRESENT)}
+
+    @property
+    def restarts(self) -> int:
+        """Of all engines, in the run."""
+        return self._health.all_restarts
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something holds that depends on the engines' states. Raises `failure`."""
+        while not holds():
+            if self.failure is not None:
+                raise self.failure
+            await self._news.wait()
+
+    def tell(self) -> None:
+        """What `until` waits for may have changed."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def process(self, engine: int) -> int:
+        """Number of the process that an engine has, for `explained`.
+
+        Raises:
+            WorkerDied: it has none that can be asked.
+        """
+        state = self._health.state(engine)
+        if state not in PRESENT:
+            raise WorkerDied(self._group.role, engine, f"it is {state}")
+        return self._health.restarts(engine)
+
+    def answered(self, engine: int) -> None:
+        """An engine answered a request."""
+        was_suspect = self._health.state(engine) is EngineState.SUSPECT
+        self._health.answered(engine)
+        if was_suspect:
+            self._tell_all()
+
+    async def one(
+        self,
+        engine: int,
+        seconds: float,
+        method: Callable[Concatenate[GenerateStrategy, P], Coroutine[Any, Any, R]],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> R:
+        """Call a method of one engine; raises `WorkerDied` where the engine has died."""
+        process = self.process(engine)
+        try:
+            return await self._group.within(seconds).one(engine, method, *arguments, **named)
+        except RollError as error:
+            raise await self.explained(engine, process, error) from error
+
+    async def each(
+        self,
+        seconds: float,
+        method: Callable[Concatenate[GenerateStrategy, P], Coroutine[Any, Any, R]],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> dict[int, R]:
+        """Call a method of every engine that can be asked; what those say that are alive."""
+        said: dict[int, R] = {}
+
+        async def ask(engine: int) -> None:
+            try:
+                said[engine] = await self.one(engine, seconds, method, *arguments, **named)
+            except WorkerDied:
+                return  # it is reported, and restarts
+
+        await together(ask(engine) for engine in self.present)
+        return said
+
+    async def explained(self, engine: int, process: int, error: RollError) -> RollError:
+        """The failure of a call of a certain process: `WorkerDied` if the engine has died, which is reported then."""
+        if process != self._health.restarts(engine):
+            return WorkerDied(self._group.role, engine, str(error))
+        if isinstance(error, WorkerDied):
+            cause = error.cause
+        elif isinstance(error, BadInput):
+            return error
+        else:
+            cause = await self._cause_of_death(engine)
+        if cause is None:
+            return error
+        self.report_dead(engine, cause)
+        return WorkerDied(self._group.role, engine, cause)
+
+    async def _cause_of_death(self, engine: int) -> str | None:
+        """What an engine says whose call has failed."""
+        try:
+            return await self._group.within(LOOK_SECONDS).one(engine, GenerateStrategy.cause_of_death)
+        except WorkerFailed as error:
+            return error.cause if isinstance(error, WorkerDied | WorkerLate) else None
+
+    def report_late(self, engine: int, error: WorkerLate) -> None:
+        """A request missed its deadline."""
+        if self._health.state(engine) not in SERVING:
+            return
+        if self._health.late(engine):
+            self.report_dead(engine, f"{error.cause}, as others before it")
+        self._tell_all()
+
+    def report_dead(self, engine: int, cause: str) -> None:
+        """An engine's process, or one that it needs, has died, is stopped or makes no progress. Its restart begins. Twice is once."""
+        if self._health.state(engine) not in PRESENT:
+            return  # a restart that fails is told by the restart
+        self._note_death(engine, cause)
+        self._restarting[engine] = asyncio.create_task(self._restart(engine, cause))
+        self._tell_all()
+
+    def _note_death(self, engine: int, cause: str) -> None:
+        self._health.died(engine)
+        role, restarts = self._group.role, self._health.restarts(engine)
+        if self._health.state(engine) is EngineState.RETIRED:
+            LOG.warning("%s rank %d died: %s. It was restarted %d times and stays away", role, engine, cause, restarts)
+        else:
+            LOG.warning("%s rank %d died: %s. It restarts (%d of %d)", role, engine, cause, restarts + 1, MOST_RESTARTS)
+
+    async def _restart(self, engine: int, cause: str) -> None:
+        try:
+            while self._health.state(engine) is EngineState.DEAD:
+                await self._may_restart.wait()
+                self._health.restarting(engine)
+                try:
+                    await self._group.replace(engine, self._start_seconds)
+                except EngineShortage:  # it would find no more room the next time
+                    raise
+                except WorkerFailed as error:
+                    cause = error.cause
+                    self._note_death(engine, cause)
+                else:
+                    self._is_back(engine)
+            if self._health.all_retired:
+                said = f"it was restarted {MOST_RESTARTS} times, as the other engines were, and died again"
+                self.failure = WorkerDied(self._group.role, engine, f"{said}: {cause}")
+        except Exception as error:
+            self.failure = error
+        self._tell_all()
+
+    def _is_back(self, engine: int) -> None:
+        seconds = self._health.loaded(engine)
+        LOG.warning("%s rank %d is back after %.0f s", self._group.role, engine, seconds)
+        if not self._takes_weights:
+            self._health.has_weights(engine)
+
+    def have_weights(self, engines: Collection[int]) -> None:
+        """These have the policy's weights."""
+        for engine in engines:
+            self._health.has_weights(engine)
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        self._changed()
+        self.tell()
+
+    @contextmanager
+    def in_sync(self) -> Iterator[None]:
+        """Within, no restart begins: an engine that dies amid a sync is not met again in it."""
+        self._in_sync = True
+        self._gate()
+        try:
+            yield
+        finally:
+            self._in_sync = False
+            self._gate()
+
+    async def leave_devices(self) -> None:
+        """Other roles come: no restart begins, and those under way come to their end."""
+        self._is_away = True
+        self._gate()
+        await self.until(lambda: not self._health.those([EngineState.RESTARTING]))
+
+    def come_back(self) -> None:
+        """The devices are the engines' own again."""
+        self._is_away = False
+        self._gate()
+
+    def _gate(self) -> None:
+        if self._in_sync or self._is_away:
+            self._may_restart.clear()
+        else:
+            self._may_restart.set()
+
+    async def close(self) -> None:
+        """Give up restarts."""
+        for task in self._restarting.values():
+            task.cancel()
+        await asyncio.gather(*self._restarting.values(), return_exceptions=True)

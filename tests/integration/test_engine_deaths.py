@@ -1,0 +1,117 @@
+"""Engines are killed in seeded synchronous runs on the real vLLM: the run takes the steps of one in which none dies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests import limits
+from tests.integration.conftest import World, engine_processes
+
+pytestmark = [pytest.mark.engines, pytest.mark.full]
+SHARED_MEMORY = Path("/dev/shm")
+STEPS = 4
+TWO = (f"max_steps={STEPS}", "eval_steps=2", "actor_infer.world_size=2")
+WHOLE = (*TWO, "weight_sync.lora=merged", "weight_sync.bucket_mib=1")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(world: World) -> Callable[[Sequence[str]], str]:
+    """The name of a run in which no engine dies."""
+    names: dict[tuple[str, ...], str] = {}
+
+    def name(arguments: Sequence[str]) -> str:
+        key = tuple(arguments)
+        if key not in names:
+            names[key] = f"still{len(names)}"
+            outcome = world.run(*world.rlvr(names[key], *arguments))
+            assert outcome.status == 0, outcome.output
+        return names[key]
+
+    return name
+
+
+def vllm_process(engine: psutil.Process) -> psutil.Process:
+    """vLLM's own process of an engine."""
+    return next(child for child in engine.children(recursive=True) if "EngineCore" in child.name())
+
+
+@pytest.mark.parametrize("whose", ["its process", "vllm's process"])
+def test_one_of_two_dies_amid_generation(
+    world: World, undisturbed: Callable[[Sequence[str]], str], leaves_nothing: Callable[[], None], whose: str
+) -> None:
+    name = f"killed {whose}".replace(" ", "_").replace("'", "")
+    expected = undisturbed(TWO)
+    process = world.start(*world.rlvr(name, *TWO))
+    world.wait_for_step(name, 1, process)
+    engine = engine_processes(process.pid)[1]
+    (engine if whose == "its process" else vllm_process(engine)).kill()
+    outcome = world.wait(process)
+    assert outcome.status == 0, outcome.output
+    assert outcome.output.count(" died: ") == 1 and "is back after" in outcome.output, outcome.output
+    world.took_the_same_steps(name, expected)
+    leaves_nothing()
+
+
+@pytest.mark.parametrize(("arguments", "file"), [(TWO, "adapter_model.safetensors"), (WHOLE, "bucket1.safetensors")])
+def test_one_of_two_dies_amid_a_sync(
+    world: World, undisturbed: Callable[[Sequence[str]], str], leaves_nothing: Callable[[], None], arguments: Sequence[str], file: str
+) -> None:
+    expected, name = undisturbed(arguments), f"amid_{file.split('.')[0]}"
+    process = world.start(*world.rlvr(name, *arguments))
+    world.wait_for_step(name, 1, process)
+    victim = engine_processes(process.pid)[0]
+
+    def written() -> list[int]:
+        return [found.stat().st_mtime_ns for found in SHARED_MEMORY.glob(f"roll-*/{file}")]
+
+    before = written()
+    limits.until(lambda: written() != before, f"{file} is written for the next sync", limits.RUN)
+    victim.kill()
+    outcome = world.wait(process)
+    assert outcome.status == 0, outcome.output
+    assert outcome.output.count(" died: ") == 1, outcome.output
+    world.took_the_same_steps(name, expected)
+    leaves_nothing()
+
+
+def test_asynchronous_training_goes_on(world: World, leaves_nothing: Callable[[], None]) -> None:
+    """Every prompt is used once, and none is older than the ratio allows."""
+    arguments = (*TWO, "async_generation_ratio=1", "actor_infer.generating_args.seeded=false")
+    process = world.start(*world.rlvr("ahead", *arguments))
+    world.wait_for_step("ahead", 1, process)
+    engine_processes(process.pid)[0].kill()
+    outcome = world.wait(process)
+    assert outcome.status == 0, outcome.output
+    lines = world.metrics("ahead")
+    assert [line["step"] for line in lines] == list(range(STEPS + 1))
+    updates = 2  # of a step
+    assert all(line["staleness/max"] <= updates for line in lines[1:])
+    samples = [json.loads(line) for line in (world.folder / "ahead" / "samples.jsonl").read_text().splitlines()]
+    assert {sample["step"] for sample in samples} == set(range(1, STEPS + 1))
+    leaves_nothing()
+
+
+def test_an_engine_that_always_dies_ends_the_run_with_its_cause(world: World, leaves_nothing: Callable[[], None]) -> None:
+    process = world.start(*world.rlvr("hopeless", "max_steps=500"))
+    world.wait_for_step("hopeless", 1, process)
+    killed: set[int] = set()
+
+    def ended() -> bool:
+        if process.poll() is None:
+            for engine in engine_processes(process.pid):
+                if engine.pid not in killed:
+                    killed.add(engine.pid)
+                    engine.kill()
+        return process.poll() is not None
+
+    limits.until(ended, "the run has ended", limits.RUN)
+    outcome = world.wait(process)
+    assert outcome.status == 3, outcome.output
+    assert "actor_infer rank 0" in outcome.last_line and "restarted 5 times" in outcome.last_line, outcome.output
+    assert len(killed) == 6 and "Traceback" not in outcome.output
+    leaves_nothing()

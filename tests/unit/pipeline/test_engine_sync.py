@@ -1,0 +1,197 @@
+"""The sync of a run whose engines die, with engines on the trainer's devices and on their own. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from roll.errors import RollError, WorkerDied
+from roll.pipeline.device_phases import DevicePhases
+from roll.pipeline.engine_sync import EngineSync
+from roll.types import Sampling
+from roll.weight_sync.bucket import Adapter, Bucket
+from roll.weight_sync.routes import Rendezvous, Route, Routes, Transport
+from roll.weight_sync.sync import WeightSync
+from roll.workers.actor_infer import ActorInfer
+from roll.workers.device_sharing import DeviceSharing, Level
+from roll.workers.engine_health import MOST_RESTARTS
+from roll.workers.running import Running
+from tests import limits
+from tests.streams import whole
+from tests.unit.rollout.simulated import VirtualTime
+from tests.unit.workers.engines import Engines
+
+PROMPT = np.array([7, 8], np.int32)
+
+
+class Trainer:
+    """Sends an adapter, from its devices alone."""
+
+    def __init__(self, group: Engines) -> None:
+        self.group, self.level = group, Level.WHOLE
+        self.sent = 0
+
+    async def free_address(self) -> tuple[str, int]:
+        return "here", 1
+
+    async def open_routes(self, routes: Routes, rendezvous: Rendezvous | None) -> None:
+        pass
+
+    async def send_adapter(self) -> Adapter:
+        assert self.level is Level.WHOLE, "the trainer is not on its devices"
+        self.sent += 1
+        return Adapter("{}", Bucket("", (), ""))
+
+    async def offload(self, discard: bool) -> int | None:
+        self.level = Level.AWAY
+        return None
+
+    async def onload(self, level: Level) -> None:
+        self.level = level
+
+
+class OnSharedDevices(Engines):
+    """No engine starts while the trainer is there."""
+
+    trainer: Trainer
+
+    async def replace(self, engine: int, seconds: float) -> None:
+        assert self.trainer.level is Level.AWAY, "no room to start"
+        await super().replace(engine, seconds)
+        assert self.trainer.level is Level.AWAY, "the trainer came amid the start"
+
+
+class Run:
+    """What is wired around a sync."""
+
+    def __init__(self, group: Engines, shared: bool) -> None:
+        self.group = group
+        self.engines = ActorInfer(cast(Any, group), Running(None, len(group)), *[limits.RUN] * 3)
+        self.trainer = Trainer(group)
+        roles = ("actor_infer", "actor_train")
+        self.sharing = DeviceSharing({role: {other for other in roles if other != role} for role in roles} if shared else {})
+        self.phases = DevicePhases(self.sharing.bring)
+        routes = Routes(dict.fromkeys(range(len(group)), Route(Transport.FILE, True)), [False], 0)
+        weights = WeightSync(cast(Any, self.trainer), self.engines.engines, lambda _: routes, True, 1, limits.CALL)
+        self.sync = EngineSync(weights, self.engines, self.phases, nullcontext)
+
+    async def begin(self) -> None:
+        await self.sharing.enter("actor_infer", self.engines)
+        await self.sharing.enter("actor_train", self.trainer)
+        await self.step(0)
+
+    async def step(self, version: int) -> None:
+        await self.phases.training("actor_train")
+        await asyncio.sleep(1.0)
+        await self.phases.sync()
+        await self.sync.push(version)
+
+    async def answers(self, samples: int) -> list[tuple[int, ...]]:
+        """Of each sample: seed, engine, process."""
+        await self.phases.generation()
+        found = await self.sync.generating(lambda: whole(self.engines.generate(PROMPT, Sampling(1, samples=samples), 10)))
+        return [tuple(one.token_ids.tolist()) for one in found]
+
+
+def run(scenario: Callable[[Run], Coroutine[Any, Any, None]], engines: int, shared: bool) -> None:
+    async def closed() -> None:
+        group = OnSharedDevices(engines, float) if shared else Engines(engines, float)
+        parts = Run(group, shared)
+        if isinstance(group, OnSharedDevices):
+            group.trainer = parts.trainer
+        await parts.begin()
+        await scenario(parts)
+        await parts.engines.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "something was left behind"
+
+    loop = VirtualTime()
+    try:
+        loop.run_until_complete(closed())
+    finally:
+        loop.close()
+
+
+SHARED = pytest.mark.parametrize("shared", [False, True], ids=["own devices", "shared devices"])
+
+
+@SHARED
+def test_the_only_engine_gets_a_sync_of_its_own_amid_the_rollout(shared: bool) -> None:
+    async def scenario(parts: Run) -> None:
+        await parts.step(1)
+        answering = asyncio.ensure_future(parts.answers(2))
+        await asyncio.sleep(5)
+        parts.group.kill(0)
+        assert await answering == [(10, 0, 1), (11, 0, 1)]
+        assert parts.group.versions == [1] and parts.trainer.sent == 3
+        await parts.step(2)
+        assert parts.group.versions == [2] and await parts.answers(1) == [(10, 0, 1)]
+
+    run(scenario, 1, shared)
+
+
+@SHARED
+def test_who_is_back_before_the_next_sync_is_part_of_it(shared: bool) -> None:
+    async def scenario(parts: Run) -> None:
+        answering = asyncio.ensure_future(parts.answers(4))
+        await asyncio.sleep(5)
+        parts.group.kill(0)
+        assert {engine for _, engine, _ in await answering} == {1}
+        assert parts.engines.pool.stale == [0] and parts.trainer.sent == 1, "the other one serves"
+        await parts.step(1)
+        assert parts.engines.pool.serving == [0, 1] and parts.group.versions == [1, 1] and parts.trainer.sent == 2
+
+    run(scenario, 2, shared)
+
+
+@SHARED
+@pytest.mark.parametrize("method", ["pause", "load_adapter", "resume", "policy_version", "offload", "onload"])
+@pytest.mark.parametrize("engines", [1, 2])
+def test_a_death_amid_a_sync_or_a_move(shared: bool, method: str, engines: int) -> None:
+    async def scenario(parts: Run) -> None:
+        parts.group.slow = {method: 2.0}
+        stepping = asyncio.ensure_future(parts.step(1))
+        before = len([1 for _, asked, _ in parts.group.asked if asked == method])
+        while not stepping.done() and len([1 for _, asked, _ in parts.group.asked if asked == method]) == before:
+            await asyncio.sleep(0.25)
+        parts.group.kill(engines - 1)
+        await stepping
+        assert await parts.answers(1)
+        await parts.step(2)
+        assert await parts.answers(1)
+        await parts.step(3)
+        assert parts.engines.pool.serving == list(range(engines)) and parts.group.versions == [3] * engines
+        assert parts.engines.pool.restarts == 1 and parts.group.processes[-1] == 1
+
+    run(scenario, engines, shared)
+
+
+@SHARED
+def test_where_no_engine_comes_back_the_sync_ends_with_the_cause(shared: bool) -> None:
+    async def scenario(parts: Run) -> None:
+        parts.group.faults = {0: [WorkerDied("actor_infer", 0, f"death {number}") for number in range(MOST_RESTARTS)]}
+        parts.group.kill(0)
+        with pytest.raises(RollError, match="died again: death 4$"):
+            await parts.step(1)
+
+    run(scenario, 1, shared)
+
+
+def test_work_that_fails_or_is_given_up_leaves_nothing() -> None:
+    async def scenario(parts: Run) -> None:
+        async def fail() -> None:
+            raise RollError("the reward failed")
+
+        with pytest.raises(RollError, match="the reward failed"):
+            await parts.sync.generating(fail)
+        waiting = asyncio.ensure_future(parts.answers(1))
+        await asyncio.sleep(1)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert not parts.engines.waits
+
+    run(scenario, 2, shared=False)

@@ -1,0 +1,91 @@
+"""Engines that cost virtual time alone, and die when they are told to: what `ActorInfer` and the weight sync need of a group."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from roll.errors import WorkerDied
+from roll.strategies.base import EngineActivity, GenerateStrategy
+from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Sampling
+from roll.workers.calls import Ranks
+
+
+class Engines(Ranks[GenerateStrategy]):
+    """A completion says by which seed, engine and process it was drawn, and at which version."""
+
+    role = "actor_infer"
+
+    def __init__(self, engines: int, seconds: Callable[[int], float] = lambda seed: 0.0) -> None:
+        """`seconds` is how long a sample takes, by its seed."""
+        self.seconds = seconds
+        self.processes = [0] * engines
+        self.versions: list[int | None] = [None] * engines
+        self.asked: list[tuple[int, str, tuple[Any, ...]]] = []
+        self.faults: dict[int, list[Exception | None]] = {}
+        """By engine, how its next replacements end."""
+        self.start_seconds: Callable[[], float] = lambda: 1.0
+        self.slow: dict[str, float] = {}
+        """Seconds by method."""
+        self._ends = [asyncio.Event() for _ in range(engines)]
+
+    def __len__(self) -> int:
+        return len(self.processes)
+
+    def kill(self, engine: int) -> None:
+        self._ends[engine].set()
+
+    def is_alive(self, engine: int) -> bool:
+        return not self._ends[engine].is_set()
+
+    async def _alive(self, engine: int, seconds: float) -> None:
+        """Wait, unless the engine dies first."""
+        end = self._ends[engine]
+        if not end.is_set():
+            if not seconds:
+                return
+            try:
+                async with asyncio.timeout(seconds):
+                    await end.wait()
+            except TimeoutError:
+                return
+        raise WorkerDied(self.role, engine, f"process {self.processes[engine]} died")
+
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        return [await self._answer(engine, method, given) for engine, given in arguments.items()]
+
+    async def _answer(self, engine: int, method: str, given: tuple[Any, ...]) -> Any:
+        self.asked.append((engine, method, given))
+        await self._alive(engine, self.slow.get(method, 0.0))
+        if method == "resume":
+            self.versions[engine] = given[0]
+        return {"policy_version": self.versions[engine], "activity": EngineActivity(1.0, 1, 1)}.get(method)
+
+    async def stream(
+        self, engine: int, method: Any, token_ids: Ints, sampling: Sampling, seed: int | None, seconds: float
+    ) -> AsyncGenerator[NumberedCompletions, None]:
+        self.asked.append((engine, "generate", (sampling.samples, seed)))
+        process, version = self.processes[engine], self.versions[engine]
+        order = sorted(range(sampling.samples), key=lambda number: self.seconds((seed or 0) + number))
+        begin = asyncio.get_running_loop().time()
+        for number in order:
+            own = (seed or 0) + number
+            await self._alive(engine, max(0.0, begin + self.seconds(own) - asyncio.get_running_loop().time()))
+            ids = np.array([own, engine, process], np.int32)
+            yield [(number, Completion(ids, None, np.full(3, version or 0, np.int32), FinishReason.STOP, str(own)))]
+
+    async def replace(self, engine: int, seconds: float) -> None:
+        self.kill(engine)
+        await asyncio.sleep(self.start_seconds())
+        fault = self.faults[engine].pop(0) if self.faults.get(engine) else None
+        if fault is not None:
+            raise fault
+        self.processes[engine] += 1
+        self.versions[engine] = None
+        self._ends[engine] = asyncio.Event()
+
+    async def held_bytes(self) -> int | None:
+        return None

@@ -1,0 +1,96 @@
+"""The states of engines, with a clock of the test's."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from roll.workers.engine_health import MOST_LATE, MOST_RESTARTS, PRESENT, SERVING, EngineHealth, EngineState
+
+
+def test_a_death_a_restart_and_the_way_back() -> None:
+    now = [10.0]
+    health = EngineHealth(2, lambda: now[0])
+    assert health.died(1) and health.state(1) is EngineState.DEAD
+    assert not health.died(1), "known"
+    assert health.those(SERVING) == [0]
+    health.restarting(1)
+    assert health.state(1) is EngineState.RESTARTING and health.those(PRESENT) == [0]
+    now[0] = 14.5
+    assert health.loaded(1) == 4.5
+    assert health.state(1) is EngineState.STALE and health.those(SERVING) == [0] and health.those(PRESENT) == [0, 1]
+    health.has_weights(1)
+    assert health.those(SERVING) == [0, 1] and (health.restarts(0), health.restarts(1), health.all_restarts) == (0, 1, 1)
+
+
+def test_a_death_amid_the_restart_counts_and_the_time_goes_on() -> None:
+    now = [0.0]
+    health = EngineHealth(1, lambda: now[0])
+    health.died(0)
+    health.restarting(0)
+    now[0] = 3.0
+    assert health.died(0)
+    health.restarting(0)
+    now[0] = 5.0
+    assert health.loaded(0) == 5.0 and health.restarts(0) == 2
+    now[0] = 6.0
+    assert health.died(0), "before it had the weights"
+    assert health.state(0) is EngineState.DEAD
+
+
+def test_it_retires_when_it_dies_after_its_last_restart() -> None:
+    health = EngineHealth(2)
+    for _ in range(MOST_RESTARTS):
+        health.died(0)
+        assert health.state(0) is EngineState.DEAD
+        health.restarting(0)
+        health.loaded(0)
+        health.has_weights(0)
+    health.died(0)
+    assert health.state(0) is EngineState.RETIRED and not health.all_retired
+    assert not health.died(0)
+    with pytest.raises(AssertionError, match="engine 0 is retired"):
+        health.restarting(0)
+
+
+def test_late_requests_in_a_row_are_a_death_and_an_answer_ends_the_row() -> None:
+    health = EngineHealth(1)
+    late = [health.late(0) for _ in range(MOST_LATE - 1)]
+    assert not any(late) and health.state(0) is EngineState.SUSPECT and health.those(SERVING) == [0]
+    health.answered(0)
+    assert health.state(0) is EngineState.HEALTHY
+    assert [health.late(0) for _ in range(MOST_LATE)] == [False] * (MOST_LATE - 1) + [True]
+
+
+def test_a_stale_engine_that_answers_or_is_late_stays_stale() -> None:
+    health = EngineHealth(1)
+    health.died(0)
+    health.restarting(0)
+    health.loaded(0)
+    health.answered(0)
+    assert health.state(0) is EngineState.STALE
+    health.late(0)
+    assert health.state(0) is EngineState.STALE
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_only_weights_let_a_restarted_engine_serve(seed: int) -> None:
+    """Whatever happens in whatever order, what is reachable follows the picture at the head of the module."""
+    numbers, health = random.Random(seed), EngineHealth(1)
+    follows = {
+        EngineState.HEALTHY: {EngineState.SUSPECT, EngineState.DEAD, EngineState.RETIRED},
+        EngineState.SUSPECT: {EngineState.HEALTHY, EngineState.DEAD, EngineState.RETIRED},
+        EngineState.DEAD: {EngineState.RESTARTING},
+        EngineState.RESTARTING: {EngineState.STALE, EngineState.DEAD, EngineState.RETIRED},
+        EngineState.STALE: {EngineState.HEALTHY, EngineState.DEAD, EngineState.RETIRED},
+        EngineState.RETIRED: set(),
+    }
+    events = [health.died, health.answered, health.late, health.has_weights]
+    for _ in range(60):
+        before = health.state(0)
+        own = {EngineState.DEAD: [health.restarting], EngineState.RESTARTING: [health.loaded]}.get(before, [])
+        numbers.choice([*events, *own])(0)
+        after = health.state(0)
+        assert after is before or after in follows[before], f"{before} became {after}"
+        assert health.restarts(0) <= MOST_RESTARTS

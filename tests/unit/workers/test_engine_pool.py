@@ -1,0 +1,248 @@
+"""Engines die: what they were asked goes on at others, and they come back. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from roll.errors import DataError, EngineShortage, Fault, RollError, WorkerDied, WorkerFailed, WorkerLate
+from roll.strategies.base import EngineActivity, GenerateStrategy
+from roll.types import Completion, Sampling
+from roll.workers.actor_infer import ActorInfer
+from roll.workers.device_sharing import Level
+from roll.workers.engine_health import MOST_LATE, MOST_RESTARTS
+from roll.workers.reward_models import JudgeEngines
+from roll.workers.running import Running, running_limits
+from tests import limits
+from tests.streams import whole
+from tests.unit.rollout.simulated import VirtualTime
+from tests.unit.workers.engines import Engines
+
+PROMPT = np.array([7, 8], np.int32)
+Scenario = Callable[[Engines, ActorInfer], Coroutine[Any, Any, None]]
+
+
+def run(scenario: Scenario, group: Engines, most: int | None = None, kind: type[ActorInfer] = ActorInfer) -> None:
+    async def closed() -> None:
+        engines = kind(cast(Any, group), Running(running_limits(len(group), most, None), len(group)), *[limits.CALL] * 3)
+        await scenario(group, engines)
+        await engines.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "something was left behind"
+
+    loop = VirtualTime()
+    try:
+        loop.run_until_complete(closed())
+    finally:
+        loop.close()
+
+
+def drawn(completions: list[Completion]) -> list[tuple[int, ...]]:
+    """Of each sample: seed, engine, process."""
+    return [tuple(completion.token_ids.tolist()) for completion in completions]
+
+
+def by_seed(seed: int) -> float:
+    return float(seed)
+
+
+async def back(engines: ActorInfer, engine: int) -> None:
+    """Wait until an engine has started anew, and give it weights."""
+    await engines.pool.until(lambda: engine in engines.pool.stale)
+    engines.pool.have_weights([engine])
+
+
+def test_what_had_not_ended_begins_anew_elsewhere_with_its_own_seeds() -> None:
+    async def scenario(group: Engines, engines: ActorInfer) -> None:
+        answer = asyncio.ensure_future(whole(engines.generate(PROMPT, Sampling(1, samples=5), 10)))
+        await asyncio.sleep(12.5)
+        group.kill(0)
+        assert drawn(await answer) == [(10, 0, 0), (11, 0, 0), (12, 0, 0), (13, 1, 0), (14, 1, 0)]
+        assert group.asked[:2] == [(0, "generate", (5, 10)), (1, "generate", (2, 13))]
+        assert asyncio.get_running_loop().time() == pytest.approx(12.5 + 14), "they began anew"
+
+    run(scenario, Engines(2, by_seed))
+
+
+def test_gaps_are_filled_and_nothing_is_drawn_twice() -> None:
+    async def scenario(group: Engines, engines: ActorInfer) -> None:
+        answer = asyncio.ensure_future(whole(engines.generate(PROMPT, Sampling(1, samples=6), 10)))
+        await asyncio.sleep(1.5)
+        group.kill(0)  # samples 1, 3 and 5 have ended
+        assert [own for own, _, _ in drawn(await answer)] == list(range(10, 16))
+        assert group.asked[1:] == [(1, "generate", (1, 10)), (1, "generate", (1, 12)), (1, "generate", (1, 14))]
+
+    run(scenario, Engines(2, lambda seed: 1.0 if seed % 2 else 2.0))
+
+
+def test_what_is_asked_anew_goes_before_younger_prompts() -> None:
+    async def scenario(group: Engines, engines: ActorInfer) -> None:
+        answers = [asyncio.ensure_future(whole(engines.generate(PROMPT, Sampling(1), 10 * n))) for n in range(1, 5)]
+        await asyncio.sleep(5)
+        group.kill(0)
+        await asyncio.gather(*answers)
+        assert [given[1] for _, _, given in group.asked] == [10, 20, 10, 30, 40]
+
+    run(scenario, Engines(2, by_seed), most=2)
+
+
+def test_the_only_engine_is_waited_for_and_serves_once_it_has_weights(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(group: Engines, engines: ActorInfer) -> None:
+        answer = asyncio.ensure_future(whole(engines.generate(PROMPT, Sampling(1, samples=2), 10)))
+        await asyncio.sleep(1)
+        group.kill(0)
+        await engines.pool.until(lambda: engines.pool.stale == [0])
+        assert engines.metrics() == {"engine/queued_samples": 2.0, "engine/healthy": 0.0, "engine/restarts": 1.0}
+        assert engines.waits and engines.pool.present == {0: 1}
+        engines.pool.have_weights([0])
+        assert drawn(await answer) == [(10, 0, 1), (11, 0, 1)]
+        assert engines.metrics()["engine/healthy"] == 1.0
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario, Engines(1, by_seed))
+    died, back = caplog.messages
+    assert died == "actor_infer rank 0 died: process 0 died. It restarts (1 of 5)"
+    assert back.startswith("actor_infer rank 0 is back after ")
+
+
+def test_a_judge_serves_as_soon_as_it_is_back() -> None:
+    async def scenario(group: Engines, engines: ActorInfer) -> None:
+        answer = asyncio.ensure_future(whole(engines.generate(PROMPT, Sampling(1), 10)))
+        await asyncio.sleep(1)
+        group.kill(0)
+        assert drawn(await answer) == [(10, 0, 1)]
+
+    run(scenario, Engines(1, by_seed), kind=JudgeEngines)
+
+
+def test_after_its_last_restart_an_engine_retires_and_the_last_one_ends_the_run() -> None:
+    async def scenario(group: Engines, engines: ActorInfer) -> None:
+        for _ in range(MOST_RESTARTS):
+            engines.pool.report_dead(0, "it stands still")
+            engines.pool.report_dead(0, "known")
+            await back(engines, 0)
+        engines.pool.report_dead(0, "it stands still")
+        await asyncio.sleep(10)
+        assert engines.pool.serving == [1] and engines.pool.restarts == MOST_RESTARTS and engines.pool.failure is None
+        answer = asyncio.ensure_future(whole(engines.generate(PROMPT, Sampling(1), 10)))
+        group.faults = {1: [WorkerDied("actor_infer", 1, f"death {number}") for number in range(MOST_RESTARTS)]}
+        await asyncio.sleep(1)
+        group.kill(1)
+        said = "^actor_infer rank 1: it was restarted 5 times, as the other engines were, and died again: death 4$"
+        for waiting in (answer, engines.pool.until(lambda: False), whole(engines.generate(PROMPT, Sampling(1), 10))):
+            with pytest.raises(WorkerDied, match=said):
+                await waiting
+
+    run(scenario, Engines(2, by_seed))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [DataError([Fault("pretrain", "it cannot be read", "give another")]), EngineShortage("actor_infer", 0, "too little memory")],
+    ids=["bad input", "shortage"],
+)
+def test_a_restart_that_would_fail_again_ends_the_run(fault: RollError) -> None:
+    async def scenario(group: Engines, engines: ActorInfer) -> None:
+        group.faults = {0: [WorkerFailed("actor_infer", 0, "something odd"), fault]}
+        answer = asyncio.ensure_future(whole(engines.generate(PROMPT, Sampling(1), 10)))
+        engines.pool.report_dead(0, "it stands still")
+        with pytest.raises(type(fault)) as raised:
+            await answer
+        assert raised.value is fault and engines.pool.restarts == 2
+
+    run(scenario, Engines(2, lambda seed: limits.RUN))
+
+
+def test_a_request_is_late_once_and_goes_on_elsewhere_or_ends_the_run() -> None:
+    class Slow(Engines):
+        async def stream(self, engine: int, *given: Any, **named: Any) -> Any:
+            if engine == 0:
+                raise WorkerLate(self.role, engine, "generate was not done")
+            async for ended in super().stream(engine, *given, **named):
+                yield ended
+
+    async def once(group: Engines, engines: ActorInfer) -> None:
+        assert drawn(await whole(engines.generate(PROMPT, Sampling(1), 1))) == [(1, 1, 0)]
+        assert (engines.pool.serving, engines.pool.suspect) == ([0, 1], [0])
+        engines.pool.answered(0)
+        assert engines.pool.suspect == []
+
+    async def again(group: Engines, engines: ActorInfer) -> None:
+        with pytest.raises(WorkerLate):
+            await whole(engines.generate(PROMPT, Sampling(1), 1))
+
+    async def in_a_row(group: Engines, engines: ActorInfer) -> None:
+        for _ in range(MOST_LATE):
+            engines.pool.report_late(0, WorkerLate(group.role, 0, "generate was not done"))
+        assert engines.pool.serving == []
+
+    run(once, Slow(2))
+    run(again, Slow(1))
+    run(in_a_row, Slow(1))
+
+
+def test_who_dies_in_a_call_of_all_is_left_out() -> None:
+    async def scenario(group: Engines, engines: ActorInfer) -> None:
+        group.slow = {"pause": 1.0}
+        pausing = asyncio.ensure_future(engines.pause())
+        await asyncio.sleep(0.5)
+        group.kill(1)
+        await pausing
+        assert list(engines.pool.present) == [0, 2]
+        assert await engines.activity() == [EngineActivity(1.0, 1, 1), EngineActivity(0.0, 0, 0), EngineActivity(1.0, 1, 1)]
+        with pytest.raises(WorkerDied, match="actor_infer rank 1: it is restarting"):
+            await engines.pool.one(1, limits.CALL, GenerateStrategy.pause)
+        await back(engines, 1)
+        await engines.pause()
+        assert [engine for engine, method, _ in group.asked if method == "pause"] == [0, 1, 2, 0, 1, 2]
+
+    run(scenario, Engines(3))
+
+
+def test_no_restart_begins_amid_a_sync_or_while_others_are_on_the_devices() -> None:
+    async def scenario(group: Engines, engines: ActorInfer) -> None:
+        with engines.pool.in_sync():
+            group.kill(0)
+            await engines.pause()
+            await asyncio.sleep(10)
+            assert group.processes == [0, 0]
+        await engines.pool.until(lambda: 0 in engines.pool.stale)
+        assert group.processes == [1, 0]
+
+        engines.pool.report_dead(1, "it stands still")
+        await asyncio.sleep(0.5)
+        await engines.offload(discard=True)
+        assert group.processes == [1, 1], "a restart that is under way is waited for"
+        engines.pool.report_dead(1, "it stands still")
+        await engines.onload(Level.WEIGHTS)
+        await asyncio.sleep(10)
+        assert group.processes == [1, 1], "another role may be there beside the weights"
+        await engines.onload(Level.WHOLE)
+        await engines.pool.until(lambda: 1 in engines.pool.stale)
+
+    run(scenario, Engines(2))
+
+
+def test_a_failure_that_is_no_death_is_raised_as_it_is() -> None:
+    class Odd(Engines):
+        async def _answer(self, engine: int, method: str, given: tuple[Any, ...]) -> Any:
+            if method == "pause":
+                raise WorkerFailed(self.role, engine, "ValueError: odd")
+            return self.said if method == "cause_of_death" else None
+
+        said: str | None = None
+
+    async def scenario(group: Engines, engines: ActorInfer) -> None:
+        assert isinstance(group, Odd)
+        with pytest.raises(WorkerFailed, match="^actor_infer rank 0: ValueError: odd$"):
+            await engines.pause()
+        assert engines.pool.serving == [0]
+        group.said = "its other process died"
+        await engines.pause()
+        assert engines.pool.serving == []
+
+    run(scenario, Odd(1))
