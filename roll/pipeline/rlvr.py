@@ -31,7 +31,8 @@ class Rlvr:
     take: Callable[[], Awaitable[list[RolloutGroup]]]
     log_probs: Callable[[Sequences], Awaitable[Floats]] | None
     """Of the trainer's policy before the step's first update."""
-    ref_log_probs: Callable[[Sequences], Awaitable[Floats]] | None
+    ref_log_probs: Callable[[Sequence[RolloutGroup], Sequences], Awaitable[Floats]] | None
+    """Of the step's groups and the sequences that they make."""
     reference_role: str
     """The role that computes them: `reference`, or `actor_train` with its adapter off."""
     values: Callable[[Sequences], Awaitable[Floats]] | None
@@ -68,7 +69,7 @@ async def train(run: Rlvr, position: Position) -> Position:
         ref_log_probs = log_probs = values = None
         if run.ref_log_probs:
             await run.phases.scoring(run.reference_role)
-            ref_log_probs = await run.ref_log_probs(step.sequences)
+            ref_log_probs = await run.ref_log_probs(groups, step.sequences)
         if run.log_probs:
             await run.phases.scoring("actor_train")
             log_probs = await run.log_probs(step.sequences)

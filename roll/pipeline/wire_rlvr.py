@@ -10,7 +10,7 @@ from typing import ParamSpec
 
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.shaping import Overlong
-from roll.config.derived.placement import interrupting, judged_in_turn, model_roles, sends_adapter
+from roll.config.derived.placement import interrupting, judged_in_turn, model_roles, neighbours, sends_adapter
 from roll.config.derived.ratios import keeps_engine_log_probs, ratio_source
 from roll.config.derived.reward_roles import PREFIX
 from roll.config.plan.plan import Plan
@@ -37,6 +37,7 @@ from roll.rollout.batch import Shaping, token_count
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.group import Generator, Scorer
 from roll.rollout.judged_in_turn import JudgedInTurn
+from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce, StepReference
 from roll.rollout.scheduler import RolloutScheduler
 from roll.rollout.turns import TurnEnds
 from roll.types import Metrics, RolloutGroup, Sampling
@@ -45,6 +46,7 @@ from roll.weight_sync.sync import WeightSync
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain
 from roll.workers.rewards import ModelReward, Rewards
+from roll.workers.scoring import Reference
 
 P = ParamSpec("P")
 
@@ -103,7 +105,11 @@ async def _loop(
     source = PromptSampler(training, config.seed, config.actor_train.data_args.domain_interleave_probs)
     assignment = CreditAssignment(credit(config))
     work = in_turn(config, phases, actor_infer, rewards)
-    async with aclosing(scheduler_of(config, source, *work, sampling, locate)) as scheduler:
+    shaped = shaping(config, sampling.max_new_tokens)
+    async with (
+        aclosing(reference_of(config, plan, reference, shaped)) as asked,
+        aclosing(scheduler_of(config, source, *work, sampling, locate, asked.finished)) as scheduler,
+    ):
         trainer = OnloadedTrainer(phases, "actor_train", actor_train, critic)
         position = await context.checkpointer.restore(trainer, scheduler, assignment, scheduler)
         if context.restarts:
@@ -116,7 +122,7 @@ async def _loop(
             phases=phases,
             take=meter.timed("rollout", partial(sync.generating, scheduler.take)),
             log_probs=meter.timed("log_probs", actor_train.log_probs) if ratio_source(config) == "trainer" else None,
-            ref_log_probs=None if plan.reference == "unused" else meter.timed("reference", reference.ref_log_probs),
+            ref_log_probs=None if plan.reference == "unused" else meter.timed("reference", asked.of),
             reference_role="reference" if plan.reference == "role" else "actor_train",
             values=meter.timed("values", critic.values) if critic else None,
             learn=meter.timed("train", learning(config, plan, actor_train, critic, phases)),
@@ -126,7 +132,7 @@ async def _loop(
             save=meter.timed("checkpoint", context.checkpointer.save_if_due),
             interrupted=interrupt.happened,
             tracker=context.tracker,
-            shaping=shaping(config, sampling.max_new_tokens),
+            shaping=shaped,
             credit=assignment,
             max_steps=config.max_steps,
         )
@@ -150,6 +156,13 @@ def engine_in_hands(roles: Roles, work: Callable[P, Awaitable[None]]) -> Callabl
     return wrapped
 
 
+def reference_of(config: RlvrConfig, plan: Plan, reference: Reference | ActorTrain, shaped: Shaping) -> StepReference:
+    """Group by group where the reference shares its devices with nobody, and each finished group is used."""
+    is_ahead = plan.reference == "role" and "reference" not in neighbours(plan.roles) and most_batches(config) is None
+    ask = reference.ref_log_probs
+    return ReferenceAhead(ask, shaped) if is_ahead else ReferenceAtOnce(ask)
+
+
 def in_turn(config: RlvrConfig, phases: DevicePhases, actor_infer: ActorInfer, rewards: Rewards) -> tuple[Generator, Scorer]:
     """What generates and what scores; where models of rewards share devices, the one after the other."""
     judging = {role.removeprefix(PREFIX): partial(phases.judging, role) for role in judged_in_turn(config)}
@@ -160,7 +173,13 @@ def in_turn(config: RlvrConfig, phases: DevicePhases, actor_infer: ActorInfer, r
 
 
 def scheduler_of(
-    config: RlvrConfig, source: PromptSampler, generator: Generator, scorer: Scorer, sampling: Sampling, locate: TurnEnds | None
+    config: RlvrConfig,
+    source: PromptSampler,
+    generator: Generator,
+    scorer: Scorer,
+    sampling: Sampling,
+    locate: TurnEnds | None,
+    finished: Callable[[RolloutGroup], None],
 ) -> RolloutScheduler:
     """The rollout side that the keys describe."""
     return RolloutScheduler(
@@ -176,6 +195,7 @@ def scheduler_of(
         greedy_baseline=config.adv_estimator.traits.needs_greedy,
         locate=locate,
         keep=kept_groups(config),
+        finished=finished,
     )
 
 

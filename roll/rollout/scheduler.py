@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -71,6 +71,7 @@ class RolloutScheduler:
         greedy_baseline: bool = False,
         locate: Locate | None = None,
         keep: Keep = rewards_differ,
+        finished: Callable[[RolloutGroup], None] | None = None,
     ) -> None:
         """`seed` gives every prompt's samples a seed of their own; None leaves randomness to the engine.
 
@@ -81,13 +82,14 @@ class RolloutScheduler:
             greedy_baseline: each group gets a greedy response beside its samples.
             locate: finds where the turns of responses end in tokens, so that each is a segment; None leaves responses undivided.
             keep: of dynamic sampling.
+            finished: told of each group as soon as it is finished and scored, before a step takes it.
         """
         self._source, self._generator, self._scorer, self._sampling = source, generator, scorer, sampling
         self._batch_size = batch_size
         self._window = Window(batch_size, async_generation_ratio, window or batch_size)
         self._seed = seed
         self._most_batches, self._greedy_baseline, self._locate = most_batches, greedy_baseline, locate
-        self._keep = keep
+        self._keep, self._finished_one = keep, finished
         self._in_flight: dict[int, _InFlight] = {}  # by ordinal, the oldest first
         self._stored: dict[int, StoredGroup] = {}  # by ordinal, finished before a resume and not drawn again yet
         self._metrics: Metrics = {}
@@ -162,12 +164,20 @@ class RolloutScheduler:
         if ordinal in self._stored:
             stored, finished = self._stored.pop(ordinal), asyncio.get_running_loop().create_future()
             self._window.set_age(ordinal, stored.age)
-            finished.set_result(stored.of(prompt))
+            finished.set_result(self._told(stored.of(prompt)))
             self._in_flight[ordinal] = _InFlight(position, finished)
             return
         seed = None if self._seed is None else prompt_seed(self._seed, TRAINING, prompt.prompt_id)
+        self._in_flight[ordinal] = _InFlight(position, asyncio.create_task(self._sample(prompt, seed)))
+
+    async def _sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
         work = sample_group(prompt, self._generator, self._scorer, self._sampling, seed, self._greedy_baseline, self._locate)
-        self._in_flight[ordinal] = _InFlight(position, asyncio.create_task(work))
+        return self._told(await work)
+
+    def _told(self, group: RolloutGroup) -> RolloutGroup:
+        if self._finished_one:
+            self._finished_one(group)
+        return group
 
     def state_dict(self) -> dict[str, Any]:
         """Where to go on: at the oldest prompt that was drawn but not handed over, and which of the later ones are gone."""

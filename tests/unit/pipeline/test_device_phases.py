@@ -19,6 +19,7 @@ from roll.pipeline.learning import Learning, OnloadedTrainer
 from roll.pipeline.position import Position
 from roll.rollout.batch import Shaping
 from roll.rollout.credit import Credit, CreditAssignment
+from roll.rollout.reference import ReferenceAtOnce
 from roll.types import Floats, Metrics, RolloutGroup, Sequences, TrainBatch
 from roll.workers.device_sharing import ColocatedRole, DeviceSharing, Level
 from tests.unit.rollout.build import make_episode, make_group
@@ -133,7 +134,7 @@ async def run(work: Work, reference: str, steps: int, resumed: bool = False, own
     """The loop, from the start or from the checkpoint of step 1, and the export."""
     if resumed:
         await work.kept.load(Path())
-    asked = {"": None, "role": work.ref_log_probs, "trainer": work.log_probs}[reference]
+    asked = {"": None, "role": ReferenceAtOnce(work.ref_log_probs).of, "trainer": ReferenceAtOnce(work.log_probs).of}[reference]
     parts = rlvr.Rlvr(
         phases=work.phases,
         take=work.take,

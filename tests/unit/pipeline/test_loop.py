@@ -73,7 +73,7 @@ class Parts:
         self.calls.append("log_probs")
         return np.full(len(sequences.token_ids), -0.5, np.float32) * sequences.response_mask
 
-    async def ref_log_probs(self, sequences: Sequences) -> Floats:
+    async def ref_log_probs(self, groups: Sequence[RolloutGroup], sequences: Sequences) -> Floats:
         self.calls.append("reference")
         return np.full(len(sequences.token_ids), -0.75, np.float32) * sequences.response_mask
 

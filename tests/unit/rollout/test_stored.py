@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,8 +107,8 @@ class Engine(World):
         return [RewardResult(float(n)) for n in range(len(responses))]
 
 
-def scheduler(engine: Engine, **sampling: Any) -> RolloutScheduler:
-    return RolloutScheduler(engine, engine, engine, Sampling(8, samples=2, **sampling), 4, 1.0, 7, window=8)
+def scheduler(engine: Engine, finished: Callable[[RolloutGroup], None] | None = None, **sampling: Any) -> RolloutScheduler:
+    return RolloutScheduler(engine, engine, engine, Sampling(8, samples=2, **sampling), 4, 1.0, 7, window=8, finished=finished)
 
 
 def told(groups: Sequence[RolloutGroup]) -> list[list[int]]:
@@ -131,13 +131,15 @@ def test_what_was_finished_is_not_generated_again(tmp_path: Path, log_probs: boo
         after = Engine()
         after.version = 1
         after.release.set()
-        second = scheduler(after, log_probs=log_probs)
+        heard: list[RolloutGroup] = []
+        second = scheduler(after, heard.append, log_probs=log_probs)
         second.load_state_dict(state)
         await second.load(tmp_path)
         groups = await second.take()
         stored = 0 if log_probs else 1
         assert told(groups) == [[3, 1], [5, stored], [6, stored], [7, 1]]
         assert [number for number in after.asked if number < 8] == again
+        assert all(sum(one is group for one in heard) == 1 for group in groups), "also of those that were stored"
         await second.aclose()
 
     asyncio.run(run())
