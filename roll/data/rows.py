@@ -10,9 +10,9 @@ from typing import Any
 from roll.config.schema.model import DataConfig
 from roll.data.chat import MORE
 from roll.registry import nearest
+from roll.types import FP32_MAX
 
 ROLES = ("system", "user", "assistant", "tool")
-FP32_MAX = 3.4028234663852886e38
 TEST_CASES, GROUND_TRUTH = "test_cases", "ground_truth"
 TOOLS, TEMPLATE_ARGUMENTS = "tools", "chat_template_kwargs"
 Conversation = list[dict[str, Any]]
