@@ -66,6 +66,14 @@ class WorkerFailed(RollError):
         return type(self), (self.role, self.rank, self.cause, self.traceback)
 
 
+class WorkerDied(WorkerFailed):
+    """A worker's process, or one that it cannot do without, has ended or does nothing any more."""
+
+
+class WorkerLate(WorkerFailed):
+    """A call of a worker missed its deadline."""
+
+
 ECHO_SECONDS = 2.0
 """How long to wait for further failures after the first, so that the cause is reported and not its consequence."""
 

@@ -32,6 +32,8 @@ class Leftovers:
             for pid in pids:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process = psutil.Process(pid)
+                    if any(known.pid == pid and known != process for known in self._processes):
+                        continue  # it has ended, and a stranger has its number
                     self._processes |= {process, *process.children(recursive=True)}
             # What came to be before the first of these processes is not theirs, such as a model that somebody keeps in memory.
             began = min((process.create_time() for process in self._processes), default=math.inf) - CLOCK_SLACK

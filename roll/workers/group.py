@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from roll.errors import ECHO_SECONDS, BadInput, RollError, WorkerAbandoned, WorkerFailed, WorkerWaited
+from roll.errors import ECHO_SECONDS, BadInput, RollError, WorkerAbandoned, WorkerDied, WorkerFailed, WorkerLate, WorkerWaited
 from roll.strategies.base import Rank
 from roll.strategies.settings import Settings
 from roll.system.leftovers import Leftovers
@@ -54,22 +54,25 @@ class WorkerGroup(Ranks[S]):
         """Ask Ray for the processes; `record` is of `Leftovers`, `blocking` says whether the strategy's methods block or are coroutines."""
         self.role, self.replica_size = role, replica_size
         self._placements, self._logs = placements, [logs / f"{role}-{rank}.log" for rank in range(len(placements))]
-        self._earlier = [log.stat().st_size if log.is_file() else 0 for log in self._logs]  # bytes of the runs before this one
-        kind = Process if blocking else AsyncProcess
-        self._actors: list[Any] = [
-            kind.options(  # pyright: ignore[reportAttributeAccessIssue]
-                runtime_env={"env_vars": placement.environment},
-                scheduling_strategy=NodeAffinitySchedulingStrategy(placement.node_id, soft=False) if placement.node_id else "DEFAULT",
-            ).remote(str(log), placement.local_devices)
-            for log, placement in zip(self._logs, placements, strict=True)
-        ]
+        self._records = [record.with_stem(f"{record.stem}-{rank}") for rank in range(len(placements))]
+        self._earlier = [0] * len(placements)  # bytes of the processes before this one
+        self._kind: Any = Process if blocking else AsyncProcess
+        self._actors: list[Any] = [self._new_actor(rank) for rank in range(len(placements))]
         self._batched = None if blocking else Batched(self, [BatchedCaller(_Actor(actor)) for actor in self._actors])
-        self._pids: list[int] = []
+        self._pids: dict[int, int] = {}
         self._started = self._stopped = False
-        self._leftovers = Leftovers(record)
+        self._leftovers = [Leftovers(record) for record in self._records]
 
     def __len__(self) -> int:
         return len(self._actors)
+
+    def _new_actor(self, rank: int) -> Any:
+        placement, log = self._placements[rank], self._logs[rank]
+        self._earlier[rank] = log.stat().st_size if log.is_file() else 0
+        return self._kind.options(
+            runtime_env={"env_vars": placement.environment},
+            scheduling_strategy=NodeAffinitySchedulingStrategy(placement.node_id, soft=False) if placement.node_id else "DEFAULT",
+        ).remote(str(log), placement.local_devices)
 
     async def start(self, settings: Settings[S], collective_timeout: float, seconds: float) -> None:
         """Build every rank's strategy; they meet at rank 0's address.
@@ -78,24 +81,58 @@ class WorkerGroup(Ranks[S]):
             WorkerFailed: a rank failed, or was not ready within `seconds`.
             BadInput: a rank could not use the configured model.
         """
-        address, port = await self.free_address(seconds)
-        self._pids = await self._gather([actor.pid.remote() for actor in self._actors], "start", seconds)
+        self._settings, self._collective_timeout = settings, collective_timeout
+        everyone = range(len(self))
+        self.device_name = (await self._build(everyone, await self.free_address(seconds), seconds))[0]
+        self._started = True
+        await self._look(everyone)
+
+    async def replace(self, rank: int, seconds: float) -> None:
+        """End one rank's process with all that it started, and build the same strategy in a new one on the same placement.
+
+        The old process may be dead, stopped or hang: it is not asked, and calls that it has not answered fail. For strategies that work
+        alone: the new one meets no other rank, and what `beside` made in the old process is gone.
+
+        Raises:
+            WorkerFailed, BadInput: as `start`. The rank may be replaced again then.
+        """
+        assert self._started and not self._stopped, f"{self.role} is not running"
+        await self._look([rank])
+        ray.kill(self._actors[rank], no_restart=True)
+        self._pids.pop(rank, None)
+        await asyncio.to_thread(self._leftovers[rank].remove, GRACE)
+        self._leftovers[rank] = Leftovers(self._records[rank])
+        actor = self._actors[rank] = self._new_actor(rank)
+        if self._batched is not None:
+            self._batched.callers[rank] = BatchedCaller(_Actor(actor))
+        [meeting] = await self._gather([actor.free_address.remote()], "free_address", seconds, [rank])
+        await self._build([rank], meeting, seconds)
+        await self._look([rank])
+
+    async def _build(self, ranks: Sequence[int], meeting: tuple[str, int], seconds: float) -> list[str | None]:
+        """Build the strategies of some ranks; the names of their devices."""
+        pids = await self._gather([self._actors[rank].pid.remote() for rank in ranks], "start", seconds, ranks)
+        self._pids |= zip(ranks, pids, strict=True)
         refs = []
-        for number, (actor, placement) in enumerate(zip(self._actors, self._placements, strict=True)):
-            place = (self.role, number, len(self), address, port, placement.device)
-            rank = Rank(*place, collective_timeout, placement.devices, self.replica_size, seconds)
-            refs.append(actor.build.remote(settings, rank))
-        building = asyncio.ensure_future(self._gather(refs, "start", seconds))
+        for number in ranks:
+            placement = self._placements[number]
+            place = (self.role, number, len(self), *meeting, placement.device)
+            rank = Rank(*place, self._collective_timeout, placement.devices, self.replica_size, seconds)
+            refs.append(self._actors[number].build.remote(self._settings, rank))
+        building = asyncio.ensure_future(self._gather(refs, "start", seconds, ranks))
         try:
             # What an engine has made when its start fails is to be found too; it is gone by then.
             while not building.done():
-                await asyncio.to_thread(self._leftovers.look, self._local_pids())
+                await self._look(ranks)
                 await asyncio.wait({building}, timeout=LOOK_EVERY)
-            self.device_name = (await building)[0]
+            return await building
         finally:
             building.cancel()
-        self._started = True
-        await asyncio.to_thread(self._leftovers.look, self._local_pids())
+
+    async def _look(self, ranks: Sequence[int]) -> None:
+        """Note what the processes of some ranks have made, of those that run on this host."""
+        pids = {rank: self._pids[rank] for rank in ranks if rank in self._pids and self.is_here(rank)}
+        await asyncio.to_thread(lambda: [self._leftovers[rank].look([pid]) for rank, pid in pids.items()])
 
     def is_here(self, rank: int) -> bool:
         """Whether a rank runs on this host, where it sees the folders of the run."""
@@ -174,7 +211,7 @@ class WorkerGroup(Ranks[S]):
 
     def _late(self, method: str, seconds: float, ranks: Sequence[int]) -> WorkerFailed:
         names = ", ".join(map(str, ranks))
-        return WorkerFailed(self.role, ranks[0], f"{method} was not done after {seconds:.0f} s on rank(s) {names}")
+        return WorkerLate(self.role, ranks[0], f"{method} was not done after {seconds:.0f} s on rank(s) {names}")
 
     def _waited_in_vain(self, rank: int, error: BaseException | None) -> bool:
         """Whether a rank failed because others did not come. NCCL's watchdog ends the process and says so in its log."""
@@ -197,8 +234,10 @@ class WorkerGroup(Ranks[S]):
         rank, cause = first[0]
         if isinstance(cause, WorkerFailed):
             return cause
-        kind = WorkerWaited if self._waited_in_vain(rank, cause) else WorkerAbandoned if _is_echo(cause) else WorkerFailed
-        if isinstance(cause, RayActorError):
+        died = isinstance(cause, RayActorError)
+        alone = WorkerAbandoned if _is_echo(cause) else WorkerDied if died else WorkerFailed
+        kind = WorkerWaited if self._waited_in_vain(rank, cause) else alone
+        if died:
             # The last line is the exception of a process that failed as it started, or the way in which it ended.
             said = f"the process died: {str(cause).strip().splitlines()[-1].strip()}"
         else:
@@ -219,13 +258,13 @@ class WorkerGroup(Ranks[S]):
             return
         self._stopped = True
         try:
-            await asyncio.to_thread(self._leftovers.look, self._local_pids())
+            await self._look(range(len(self)))
             if self._started:
                 await self._close(seconds)
         finally:
             for actor in self._actors:
                 ray.kill(actor, no_restart=True)
-            await asyncio.to_thread(self._leftovers.remove, GRACE)
+            await asyncio.gather(*(asyncio.to_thread(leftovers.remove, GRACE) for leftovers in self._leftovers))
 
     async def _close(self, seconds: float) -> None:
         """Ask every rank to close. One that is late or fails is ended by force all the same, so the log alone is told."""
@@ -236,10 +275,6 @@ class WorkerGroup(Ranks[S]):
                 LOG.info("%s rank %d was not closed after %.0f s", self.role, rank, seconds)
             elif error := wait.exception():
                 LOG.info("%s rank %d did not close: %s", self.role, rank, _cause(error))
-
-    def _local_pids(self) -> list[int]:
-        here = ray.get_runtime_context().get_node_id()
-        return [pid for pid, placement in zip(self._pids, self._placements, strict=False) if placement.node_id in (None, here)]
 
 
 class Beside(Ranks[S]):
@@ -259,7 +294,7 @@ class Beside(Ranks[S]):
 class Batched(Ranks[S]):
     """The ranks of a group, whose calls travel together."""
 
-    def __init__(self, group: WorkerGroup[S], callers: Sequence[BatchedCaller]) -> None:
+    def __init__(self, group: WorkerGroup[S], callers: list[BatchedCaller]) -> None:
         self._group, self.callers, self.replica_size = group, callers, group.replica_size
 
     def __len__(self) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,7 +17,7 @@ import psutil
 import pytest
 
 from roll.config.derived.placement import RolePlan
-from roll.errors import DataError, Fault, WorkerFailed
+from roll.errors import DataError, Fault, WorkerDied, WorkerFailed, WorkerLate
 from roll.strategies.base import Rank
 from roll.workers.cluster import LONGEST_SOCKET, ClusterUnavailable, check_gpus, cluster, temporary
 from roll.workers.group import WorkerGroup
@@ -96,6 +99,11 @@ class Engine:
     async def die(self) -> None:
         os._exit(7)
 
+    async def process_and_child(self) -> list[int]:
+        """Ids of this process, and of one that it starts and that survives it."""
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10 ** 6)"], start_new_session=True)
+        return [os.getpid(), child.pid]
+
     async def resume(self) -> None:
         self._may_answer.set()
         self._asked, self._may_answer = 0, asyncio.Event()
@@ -160,16 +168,38 @@ async def fails_where_calls_travel_together(group: WorkerGroup[Engine]) -> None:
         await calls.one(0, Engine.fail)
     assert "in fail" in raised.value.traceback
     assert await answer >= 0
-    with pytest.raises(WorkerFailed, match=r"^engine rank 0: never was not done after 1 s on rank\(s\) 0$"):
+    with pytest.raises(WorkerLate, match=r"^engine rank 0: never was not done after 1 s on rank\(s\) 0$"):
         await group.batched.within(limits.EXPIRY).one(0, Engine.never)
     waiting = asyncio.ensure_future(calls.one(0, Engine.never))
     for failing in (calls.one(0, Engine.die), waiting, calls.one(0, Engine.asked)):
-        with pytest.raises(WorkerFailed, match="^engine rank 0: the process died"):
+        with pytest.raises(WorkerDied, match="^engine rank 0: the process died"):
             await failing
 
 
+async def replaces_one_process(group: WorkerGroup[Engine]) -> None:
+    """Rank 0 has died, and is stopped once it is back; rank 1 goes on with what it was asked."""
+    calls = group.batched.within(limits.CALL)
+    other = asyncio.ensure_future(calls.one(1, Engine.answer))
+    await group.replace(0, limits.START)
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        pids = await calls.one(0, Engine.process_and_child)
+        waiting = asyncio.ensure_future(calls.one(0, Engine.never))
+        assert await calls.one(0, Engine.asked) == 0
+        os.kill(pids[0], number)
+        await group.replace(0, limits.START)
+        with pytest.raises(WorkerDied, match="^engine rank 0: the process died"):
+            await waiting
+        limits.until(
+            lambda pids=pids: not any(psutil.pid_exists(pid) for pid in pids), "the old process and its child are gone", limits.END
+        )
+    while await calls.one(1, Engine.asked) < 1:
+        await asyncio.sleep(limits.LOOK)
+    await calls.all(Engine.resume)
+    assert await other == 1
+
+
 async def hears_the_sync_behind_many_prompts(logs: Path) -> None:
-    places = worker_placements(RolePlan("engine", "none", ((),)), 8, {})
+    places = worker_placements(RolePlan("engine", "none", ((), ())), 8, {})
     group: WorkerGroup[Engine] = WorkerGroup("engine", places, logs, logs / "held", blocking=False)
     try:
         await group.start(EngineSettings(), limits.START, limits.START)
@@ -180,6 +210,7 @@ async def hears_the_sync_behind_many_prompts(logs: Path) -> None:
             await group.within(limits.CALL).one(0, Engine.resume)
             assert sum(await asyncio.gather(*answers)) == 4500
         await fails_where_calls_travel_together(group)
+        await replaces_one_process(group)
     finally:
         await group.stop(limits.EXPIRY)
 
