@@ -57,7 +57,7 @@ from roll.workers.critic import Critic
 from roll.workers.device_sharing import ColocatedRole, DeviceSharing, lines
 from roll.workers.group import WorkerGroup
 from roll.workers.placement import worker_placements
-from roll.workers.reward_models import ApiSettings, JudgeEngines, ScorerEngines
+from roll.workers.reward_models import ApiJudge, ApiSettings, JudgeEngines, ScorerEngines
 from roll.workers.rewards import ModelReward, Rewards, RewardSettings, RewardWorker
 from roll.workers.running import Running, running_limits
 from roll.workers.scoring import Reference, Teacher
@@ -171,15 +171,15 @@ class Roles:
         group: WorkerGroup[RewardStrategy] = self._group(
             name, role, settings or HfRewardSettings(path, role.model_args, self._token_budget(name)), blocking=False
         )
-        engines = self._colocated[name] = ScorerEngines(group, limits.rollout, limits.weight_sync)
+        engines = self._colocated[name] = ScorerEngines(group, limits.rollout, limits.weight_sync, limits.start)
         return engines, positions
 
-    def api_judge(self, name: str, model: ApiModel, system_envs: Mapping[str, str]) -> WorkerGroup[ApiChat]:
+    def api_judge(self, name: str, model: ApiModel, system_envs: Mapping[str, str]) -> ApiJudge:
         """The process that asks a judge behind a URL."""
         group: WorkerGroup[ApiChat] = self._new_group(name, system_envs, blocking=False)
         limits = self._config.deadlines
         self._starts[name] = partial(group.start, ApiSettings(model), limits.train, limits.start)
-        return group
+        return ApiJudge(group, model, limits.start)
 
     def reference(self, config: RlvrConfig, temperature: float) -> Reference:
         """The group whose policy stays as it was."""
@@ -220,7 +220,7 @@ class Roles:
             settings = RewardSettings(domain, section, limits.start)
             self._starts[name] = partial(group.start, settings, limits.train, limits.start)
             groups[domain] = group
-        return Rewards(groups, config.rewards, models)
+        return Rewards(groups, config.rewards, config.deadlines.start, models)
 
     async def start(self) -> DeviceSharing:
         """Start every group that was asked for; the first failure ends them all.
