@@ -69,7 +69,7 @@ class Source:
                 return
             for number, row in enumerate(_arrow_rows(Path(self.name)) if self.table is None else self.table, start=1):
                 yield _as_json(number, row)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, OverflowError, MemoryError, pyarrow.ArrowException) as error:
             raise DataError([_unreadable(self.name, f"is not a readable {self.kind} file: {error}")]) from error
 
 
@@ -210,6 +210,7 @@ def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
         else:
             batches = _stream_batches(reader, mapped)
         for batch in batches:
+            batch.validate(full=True)  # else offsets that were altered are followed, to anywhere in memory
             yield from batch.to_pylist()
 
 
