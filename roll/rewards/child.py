@@ -76,7 +76,7 @@ def main(descriptor: int, parent: int) -> None:
                 connection.sendall(ready_message(Ready(error.faults)))
                 return
             side_by_side = any(map(is_async, functions))
-            definitions = Definitions()
+            definitions = Definitions({str(getattr(function, "__module__", "")) for function in functions})
             connection.sendall(ready_message(Ready((), tuple(map(traits_of, functions)), side_by_side)))
             if not side_by_side:
                 _in_turn(connection, incoming, assignment, functions, definitions)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import builtins
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from roll.rewards.verdicts import INSTALLED
 
-PACKAGE = "roll.rewards"
+_CODE = attrgetter("__code__")
 
 
 class _Namespace(NamedTuple):
@@ -27,12 +26,15 @@ class _Namespace(NamedTuple):
 class Definitions:
     """Functions, classes and modules by their names, as they are when this is made.
 
-    Looked at are those of modules that are not installed, with the methods of their classes, of roll's rewards, and of Python's builtins.
+    Looked at are those of the rewards' modules, those of others that are not installed, with the methods of their classes, and builtins.
     Values that are none of these, as a cache or a model that is loaded at the first call, may change.
     """
 
-    def __init__(self) -> None:
-        modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType) and _is_looked_at(module)]
+    def __init__(self, own: Iterable[str]) -> None:
+        """`own` are the names of the rewards' modules."""
+        names = {"builtins", *own}
+        loaded = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+        modules = [module for module in loaded if module.__name__ in names or _is_users(module)]
         self._namespaces = [found for module in modules for found in _namespaces(module)]
         functions = [held for space in self._namespaces for held in space.held if isinstance(held, FunctionType)]
         self._functions = tuple(functions)
@@ -47,15 +49,11 @@ class Definitions:
             except KeyError:
                 pass
             return next(_differing(space), "")
-        if [function.__code__ for function in self._functions] != self._codes:
+        if list(map(_CODE, self._functions)) != self._codes:
             return next(
                 f"{f.__module__}.{f.__qualname__}" for f, code in zip(self._functions, self._codes, strict=True) if f.__code__ is not code
             )
         return ""
-
-
-def _is_looked_at(module: ModuleType) -> bool:
-    return module is builtins or str(module.__name__).startswith(("__main__", PACKAGE)) or _is_users(module)
 
 
 def _is_users(module: ModuleType) -> bool:

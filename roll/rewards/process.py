@@ -216,8 +216,10 @@ class RewardProcess:
             if entries:
                 await child.send(entries, seconds)
             left = next(iter(self._begun.values())) + seconds - loop.time()
-            for message in await child.receive(left, LINGER if len(self._sent) > 1 else 0.0):
-                if replaced := self._take(read_answer(message)):
+            messages = await child.receive(left, LINGER if len(self._sent) > 1 else 0.0)
+            now = loop.time()
+            for message in messages:
+                if replaced := self._take(read_answer(message), now):
                     self._part_with(replaced)
                     break
         except TimeoutError:
@@ -227,7 +229,7 @@ class RewardProcess:
         except Garbled as garbled:
             self._lose(crashed(f"what its process wrote is no verdict: {garbled}"))
 
-    def _take(self, answer: Answer) -> str:
+    def _take(self, answer: Answer, now: float) -> str:
         """Note what became of a call; what was replaced during it.
 
         Raises:
@@ -235,7 +237,7 @@ class RewardProcess:
         """
         number = answer.number
         if number not in self._begun:
-            self._begin(asyncio.get_running_loop().time())
+            self._begin(now)
         if number not in self._begun or answer.seal != (batch := self._sent[number]).seals[number - batch.number]:
             raise Garbled("it does not have the seal of a call that has begun")
         results = results_of(answer.results, batch.responses(number))

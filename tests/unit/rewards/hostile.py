@@ -104,8 +104,8 @@ def replace(response: str) -> None:
             del globals()["value_of"]
         case "builtin":
             builtins.len = lambda value: 99  # type: ignore[assignment]
-        case "verdicts":
-            sys.modules["__main__"].raised = lambda error, caller: RewardResult(99.0)  # type: ignore[attr-defined]
+        case "builtin for others":
+            builtins.license = lambda: None
 
 
 def hold(response: str) -> None:
