@@ -202,7 +202,7 @@ async def started(session: ClusterSession, engine: EngineSettings) -> AsyncItera
         trainers = await start("actor_train", TrainerSettings(), blocking=True)
         yield Roles(
             ActorInfer(engines, Running(None, RANKS), SECONDS, SECONDS, SECONDS),
-            Rewards({DOMAIN: rewards}, {DOMAIN: section}),
+            Rewards({DOMAIN: rewards}, {DOMAIN: section}, SECONDS),
             ActorTrain(trainers, SHAPE, session.shared_memory, SECONDS, SECONDS, SECONDS),
         )
 

@@ -18,6 +18,8 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 Metrics = dict[str, float]
+FP32_MAX = 3.4028234663852886e38
+"""Losses are computed in fp32: a larger number would be infinite there."""
 
 
 class FinishReason(StrEnum):

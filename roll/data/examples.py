@@ -18,7 +18,7 @@ from roll.data.chat import Render, TemplateFault, render_example, render_turns
 from roll.data.prompts import checked_renderer
 from roll.data.rows import example_conversation, labelled_conversation, number, pair_conversations, template_arguments, text_of
 from roll.data.sources import find_sources
-from roll.data.tables import Preparation, Texts, check_rows, column, count_by_file, identity, prepared_table
+from roll.data.tables import Preparation, Texts, check_rows, column, count_by_file, cut_of, identity, prepared_table
 from roll.errors import DataError, Fault
 from roll.types import Bools, Ints
 
@@ -152,7 +152,8 @@ def prepare_examples(
     is_raw = data_args.text is not None
     render = None if is_raw else checked_renderer(data_args, tokenizer)
     texts = partial(_texts, data_args=data_args, render=render, eos_token=tokenizer.eos_token, kind=kind)
-    preparation = Preparation(texts, tokenizer, is_raw or data_args.template == "raw", data_args)
+    cut = None if is_raw else cut_of(max(limits.prompt, limits.response))
+    preparation = Preparation(texts, tokenizer, is_raw or data_args.template == "raw", data_args, cut)
     table = prepared_table(sources, preparation, kind, cache_folder)
     check_rows(table, sources)
 

@@ -21,7 +21,7 @@ from roll.data.chat import Render, renderer
 from roll.data.routes import Routes, tag_routes
 from roll.data.rows import prompt_conversation, read_row, template_arguments
 from roll.data.sources import find_sources
-from roll.data.tables import DOMAIN, Preparation, Texts, check_rows, column, count_by_file, identity, prepared_table
+from roll.data.tables import DOMAIN, Preparation, Texts, check_rows, column, count_by_file, cut_of, identity, prepared_table
 from roll.errors import DataError, Fault
 from roll.types import Prompt
 
@@ -90,7 +90,7 @@ def prepare_prompts(
     routes = Routes(tuple(rewards), tag_routes(rewards))
     sources = find_sources(data_args.file_name, data_args.split)
     texts = partial(_prompt_text, data_args=data_args, render=checked_renderer(data_args, tokenizer))
-    preparation = Preparation(texts, tokenizer, data_args.template == "raw", data_args)
+    preparation = Preparation(texts, tokenizer, data_args.template == "raw", data_args, cut_of(prompt_length))
     table = prepared_table(sources, preparation, "prompts", cache_folder)
     labels = routes.labels(column(table, DOMAIN), column(table, "tag"))
     check_rows(table, sources, routes.faults(labels, column(table, "reason") == "", data_args.tag))

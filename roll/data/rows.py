@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roll.config.schema.model import DataConfig
 from roll.data.chat import MORE
+from roll.data.json_text import parsed
 from roll.registry import nearest
+from roll.types import FP32_MAX
 
 ROLES = ("system", "user", "assistant", "tool")
-FP32_MAX = 3.4028234663852886e38
 TEST_CASES, GROUND_TRUTH = "test_cases", "ground_truth"
 TOOLS, TEMPLATE_ARGUMENTS = "tools", "chat_template_kwargs"
 Conversation = list[dict[str, Any]]
@@ -208,7 +208,7 @@ def _pictures(parts: Sequence[Any]) -> list[str]:
 def _from_json(text: str, column: str) -> Any:
     """Raises RowFault if the text of a column is not JSON."""
     try:
-        return json.loads(text)
+        return parsed(text)
     except (ValueError, RecursionError) as error:
         remedy = f"make '{column}' a list, or JSON text of one"
         raise RowFault(f"'{column}' is not JSON", f"'{column}' is text that is not JSON ({error}): {_shown(text)}", remedy) from error
@@ -217,7 +217,7 @@ def _from_json(text: str, column: str) -> Any:
 def _object_or_text(text: str) -> dict[str, Any] | str:
     """A text of an object with keys as that object: `{}` and `{1, 2}` are answers, sets written in mathematics."""
     try:
-        found = json.loads(text)
+        found = parsed(text)
     except (ValueError, RecursionError):
         return text
     return found if isinstance(found, dict) and found else text

@@ -23,6 +23,7 @@ import pyarrow
 from datasets.data_files import DataFilesDict, get_data_patterns
 from pyarrow import ipc, parquet
 
+from roll.data.json_text import RepeatedKey, items, parsed
 from roll.errors import DataError, Fault
 
 LOG = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class Source:
                 return
             for number, row in enumerate(_arrow_rows(Path(self.name)) if self.table is None else self.table, start=1):
                 yield _as_json(number, row)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, OverflowError, MemoryError, pyarrow.ArrowException) as error:
             raise DataError([_unreadable(self.name, f"is not a readable {self.kind} file: {error}")]) from error
 
 
@@ -141,11 +142,21 @@ def _saved(path: Path, split: str) -> Source:
         if split not in splits:
             raise DataError([Fault(str(path), f"has no split '{split}'", f"set data_args.split to one of: {', '.join(splits)}")])
     try:
-        return _table(str(path), datasets.Dataset.load_from_disk(str(folder)))
+        table = datasets.Dataset.load_from_disk(str(folder))
+        for entry in table.cache_files:
+            _check_stream(Path(entry["filename"]))
+        return _table(str(path), table)
     except IndexError as error:  # of `datasets`, where there is no row
         raise DataError([Fault(str(folder), "has no rows", "give a source with at least one row")]) from error
     except (OSError, ValueError) as error:
         raise DataError([_unreadable(str(folder), f"is not a whole saved data set: {error}")]) from error
+
+
+def _check_stream(path: Path) -> None:
+    """Raises ValueError if a file of a saved data set is not whole; its rows are not read."""
+    with pyarrow.memory_map(str(path)) as mapped:
+        for _ in _stream_batches(ipc.open_stream(mapped), mapped):
+            pass
 
 
 def _hub(name: str, split: str) -> Source:
@@ -175,35 +186,58 @@ def _json_rows(path: Path) -> Iterator[RawRow]:
                 if line.strip():
                     yield _parsed(number, line)
             return
-        try:
-            rows = json.load(file)
-        except (ValueError, RecursionError) as error:
-            raise DataError([_unreadable(str(path), f"is not JSON: {error}")]) from error
-        for number, row in enumerate(rows, start=1):
+        whole = file.read()
+    try:
+        for number, row in enumerate(items(whole.decode(json.detect_encoding(whole))), start=1):
             yield _as_json(number, row)
+    except (ValueError, RecursionError) as error:
+        raise DataError([_unreadable(str(path), f"is not JSON: {error}")]) from error
 
 
 def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a Parquet file, or of an Arrow one in either of its formats."""
     if path.suffix == ".parquet":
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             for batch in file.iter_batches(ROWS_AT_ONCE):
                 yield from batch.to_pylist()
         return
     with pyarrow.memory_map(str(path)) as mapped:
         try:
-            batches = iter(ipc.open_stream(mapped))
+            reader = ipc.open_stream(mapped)
         except pyarrow.ArrowInvalid:
             opened = ipc.open_file(mapped)
             batches = (opened.get_batch(index) for index in range(opened.num_record_batches))
+        else:
+            batches = _stream_batches(reader, mapped)
         for batch in batches:
+            batch.validate(full=True)  # else offsets that were altered are followed, to anywhere in memory
             yield from batch.to_pylist()
+
+
+def _stream_batches(reader: ipc.RecordBatchStreamReader, mapped: pyarrow.MemoryMappedFile) -> Iterator[pyarrow.RecordBatch]:
+    """Of an Arrow stream up to the mark of its end. pyarrow takes the end of the file for it, wherever a file is cut between batches.
+
+    Raises:
+        ValueError: there is no such mark, or more behind it.
+    """
+    while True:
+        before = mapped.tell()
+        try:
+            yield reader.read_next_batch()
+        except StopIteration:
+            break
+    if mapped.tell() == before:
+        raise ValueError("it ends between two batches, without the mark of a stream's end: it has been cut")
+    if mapped.tell() < mapped.size():
+        raise ValueError(f"it goes on for {mapped.size() - mapped.tell()} bytes behind the mark of its end")
 
 
 def _parsed(number: int, line: bytes) -> RawRow:
     try:
         text = line.decode("utf-8-sig").strip()
-        row = json.loads(text)
+        row = parsed(text)
+    except RepeatedKey as error:
+        return RawRow(number, "", str(error))
     except (ValueError, RecursionError) as error:
         return RawRow(number, "", f"is not JSON: {error}")
     if not isinstance(row, dict):
@@ -214,6 +248,8 @@ def _parsed(number: int, line: bytes) -> RawRow:
 
 
 def _as_json(number: int, row: Any) -> RawRow:
+    if isinstance(row, RepeatedKey):
+        return RawRow(number, "", str(row))
     if not isinstance(row, dict):
         return RawRow(number, "", f"is not an object but a {type(row).__name__}")
     try:

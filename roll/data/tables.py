@@ -31,7 +31,7 @@ from roll.errors import DataError, Fault, RollError
 from roll.system.locks import LockHeld, locked
 from roll.system.orphans import forks_die_too
 
-FORMAT = "7"
+FORMAT = "8"
 """Part of the fingerprint; another value leaves all tables of earlier versions of this file aside."""
 COLUMNS = {"template", "messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system", "tag", "id"}
 """Keys of `data_args` that decide what a row becomes."""
@@ -39,6 +39,10 @@ DOMAIN = "domain"
 """The column that names a row's reward domain."""
 REPORTED_ROWS = 20
 BATCH_ROWS = 1000
+SHORTEST_CUT = 1 << 20
+"""Characters up to which every text is tokenised whole."""
+CHARACTERS_OF_TOKEN = 64
+"""More than a token has on average in any text that is worth a look."""
 LOCK_SECONDS = 3600.0
 """How long to wait for another process that prepares the same rows."""
 
@@ -106,6 +110,8 @@ class Preparation:
     special_tokens: bool
     """Whether the tokenizer puts its own (BOS) before a prompt; a chat template has written them already."""
     data_args: DataConfig
+    cut: int | None = None
+    """See `cut_of`; None tokenises every text whole."""
 
     def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         """A batch of RAW rows as PREPARED ones."""
@@ -128,7 +134,11 @@ class Preparation:
         digest = int.from_bytes(xxhash.xxh3_64_digest(row_text.encode()), "big", signed=True)
         record |= {"reason": "", "problem": "", "remedy": "", "digest": digest}
         if problem:
-            return record | {"reason": "not a JSON object", "problem": problem, "remedy": "make each row one JSON object"}
+            return record | {
+                "reason": "not a JSON object",
+                "problem": problem,
+                "remedy": "make each row one JSON object, each key of it once",
+            }
         row = json.loads(row_text)
         record |= {name: None if row.get(column) in (None, "") else str(row[column]) for name, column in self._named_columns().items()}
         try:
@@ -151,6 +161,17 @@ class Preparation:
         return [[next(first), *(next(later) for _ in pieces[1:])] if pieces else [] for pieces in prompts]
 
     def _tokenised(self, texts: list[str], special_tokens: bool) -> list[list[int]]:
+        """Of a text that is longer than `cut` the tokens of its beginning, where these are too many already."""
+        if self.cut is None or all(len(text) <= self.cut for text in texts):
+            return self._all_tokens(texts, special_tokens)
+        found = self._all_tokens([text[: self.cut] for text in texts], special_tokens)
+        most = self.cut // CHARACTERS_OF_TOKEN
+        whole = [index for index, text in enumerate(texts) if len(text) > self.cut and len(found[index]) <= most]
+        for index, token_ids in zip(whole, self._all_tokens([texts[index] for index in whole], special_tokens), strict=True):
+            found[index] = token_ids
+        return found
+
+    def _all_tokens(self, texts: list[str], special_tokens: bool) -> list[list[int]]:
         if not any(texts):
             return [[] for _ in texts]
         # verbose=False: lengths are checked afterwards, against the run's own limits.
@@ -160,6 +181,11 @@ class Preparation:
             added: Any = found["special_tokens_mask"]
             token_ids = map(left_open, token_ids, added)
         return [ids if text else [] for ids, text in zip(token_ids, texts, strict=True)]
+
+
+def cut_of(limit: int) -> int:
+    """Characters at which texts are cut that may have so many tokens. Limits up to 16,384 have the same cut, and so share a table."""
+    return max(SHORTEST_CUT, 1 << (limit * CHARACTERS_OF_TOKEN - 1).bit_length())
 
 
 def left_open(token_ids: list[int], added: list[int]) -> list[int]:
@@ -199,7 +225,13 @@ def fingerprint(sources: Sequence[Source], preparation: Preparation, purpose: st
     backend = getattr(tokenizer, "backend_tokenizer", None)
     vocabulary = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     settings = preparation.data_args.model_dump(include=COLUMNS)
-    parts = [FORMAT, purpose, *(f"{source.kind}|{source.name}|{source.stamp}" for source in sources), json.dumps(settings, sort_keys=True)]
+    parts = [
+        FORMAT,
+        purpose,
+        str(preparation.cut),
+        *(f"{source.kind}|{source.name}|{source.stamp}" for source in sources),
+        json.dumps(settings, sort_keys=True),
+    ]
     parts += [type(tokenizer).__name__, vocabulary, str(tokenizer.special_tokens_map), str(tokenizer.chat_template)]
     digest = hashlib.sha256()
     for part in parts:

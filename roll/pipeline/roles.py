@@ -59,7 +59,7 @@ from roll.workers.device_sharing import ColocatedRole, DeviceSharing, lines
 from roll.workers.group import WorkerGroup
 from roll.workers.liveness import Liveness, RayNodes
 from roll.workers.placement import worker_placements
-from roll.workers.reward_models import ApiSettings, JudgeEngines, ScorerEngines
+from roll.workers.reward_models import ApiJudge, ApiSettings, JudgeEngines, ScorerEngines
 from roll.workers.rewards import ModelReward, Rewards, RewardSettings, RewardWorker
 from roll.workers.running import Running, running_limits
 from roll.workers.scoring import Reference, Teacher
@@ -191,12 +191,13 @@ class Roles:
         group: WorkerGroup[RewardStrategy] = self._group(
             name, role, settings or HfRewardSettings(path, role.model_args, self._token_budget(name)), blocking=False
         )
-        engines = self._colocated[name] = ScorerEngines(group, limits.rollout, limits.weight_sync)
+        engines = self._colocated[name] = ScorerEngines(group, limits.rollout, limits.weight_sync, limits.start)
         return engines, positions
 
-    def api_judge(self, name: str, model: ApiModel, system_envs: Mapping[str, str]) -> WorkerGroup[ApiChat]:
+    def api_judge(self, name: str, model: ApiModel, system_envs: Mapping[str, str]) -> ApiJudge:
         """The process that asks a judge behind a URL."""
-        return self._known_group(name, system_envs, ApiSettings(model), blocking=False)
+        group: WorkerGroup[ApiChat] = self._known_group(name, system_envs, ApiSettings(model), blocking=False)
+        return ApiJudge(group, model, self._config.deadlines.start)
 
     def reference(self, config: RlvrConfig, temperature: float) -> Reference:
         """The group whose policy stays as it was."""
@@ -251,7 +252,7 @@ class Roles:
                 continue
             settings = RewardSettings(domain, section, config.deadlines.start)
             groups[domain] = self._known_group(f"{PREFIX}{domain}", section.system_envs, settings, blocking=False)
-        return Rewards(groups, config.rewards, models)
+        return Rewards(groups, config.rewards, config.deadlines.start, models)
 
     async def start(self) -> DeviceSharing:
         """Start every group that was asked for and does not run; the first failure ends them all.

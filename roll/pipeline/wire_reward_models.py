@@ -30,7 +30,7 @@ from roll.rewards.judge import Chat, Judge
 from roll.rewards.judging import JudgeTemplate, answer_pattern
 from roll.rewards.scorer import Scorer
 from roll.types import Ints, Prompt, Sampling
-from roll.workers.reward_models import ApiJudge, EngineJudge
+from roll.workers.reward_models import EngineJudge
 from roll.workers.rewards import ModelReward
 
 E = TypeVar("E")
@@ -175,7 +175,7 @@ def api_model(config: RlvrConfig, reward: RewardConfig) -> ApiModel:
 
 def api_chat(model: ApiModel, name: str, reward: RewardConfig, roles: Roles) -> Chat:
     """The process that asks the URL."""
-    return ApiJudge(roles.api_judge(name, model, reward.system_envs), model)
+    return roles.api_judge(name, model, reward.system_envs)
 
 
 def engine_chat(config: RlvrConfig, domain: str, role: ServedConfig, encode: Callable[[str], Ints], roles: Roles) -> Chat:

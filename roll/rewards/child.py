@@ -1,13 +1,14 @@
 """A process that computes rewards: `python -m roll.rewards.child DESCRIPTOR PARENT`. Started, watched and ended by process.py.
 
-    process.py                                  child
-      ── Assignment ──────────────────────────▶  imports what it needs
-      ◀──────────────────────────────── Ready ──
-      ── [(number, part, prompt, responses)] ─▶
-      ◀── (number, fields of the results) ── ..  of each call as soon as they are known
+    process.py                                         child
+      ── Assignment ─────────────────────────────────▶  imports what it needs
+      ◀─────────────────────────────────────── Ready ──
+      ── [(number, part, prompt, responses, seals)] ─▶
+      ◀── Answer ── ..  to each call as soon as it is known
 
 A call has one response, and a group's has all. Calls are numbered: those of one entry count on from its number. They begin in the order in
-which they came; where `concurrency` of them run side by side, they end in any.
+which they came; where `concurrency` of them run side by side, they end in any. A call during which a function, a class or a module was
+replaced is the last one: the process ends, and the calls that are left begin in another.
 
 The socket is a descriptor of its own: what rewards print stays out of it.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import resource
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +27,8 @@ from typing import Any, NamedTuple
 from roll.config.derived.rewards import is_async
 from roll.errors import ConfigError
 from roll.rewards.base import RewardFunction, rewards_of, traits_of
-from roll.rewards.messages import HEADER, Assignment, Entry, Ready, encoded, fields
+from roll.rewards.definitions import Definitions
+from roll.rewards.messages import HEADER, Assignment, Entry, Ready, answer_message, ready_message
 from roll.rewards.parts import RewardPart
 from roll.rewards.verdicts import raised, timed_out, verdict, verdicts
 from roll.system.orphans import adopt_orphans, die_with
@@ -36,6 +39,7 @@ class _Call(NamedTuple):
     """One call of a function."""
 
     number: int
+    seal: int
     function: RewardFunction
     group: bool
     prompt: Prompt
@@ -63,21 +67,26 @@ def main(descriptor: int, parent: int) -> None:
     with socket.socket(fileno=descriptor) as connection:
         connection.set_inheritable(False)
         with connection.makefile("rb") as incoming:
-            assignment = _receive(incoming)
+            assignment: Assignment = _receive(incoming)
+            # Of this process and of each that it starts: an allocation beyond it fails where it is made.
+            resource.setrlimit(resource.RLIMIT_DATA, (assignment.memory_bytes, assignment.memory_bytes))
             try:
                 functions = rewards_of(assignment.domain, assignment.parts, assignment.concurrency)
             except ConfigError as error:
-                connection.sendall(encoded(Ready(error.faults)))
+                connection.sendall(ready_message(Ready(error.faults)))
                 return
             side_by_side = any(map(is_async, functions))
-            connection.sendall(encoded(Ready((), tuple(map(traits_of, functions)), side_by_side)))
+            definitions = Definitions({str(getattr(function, "__module__", "")) for function in functions})
+            connection.sendall(ready_message(Ready((), tuple(map(traits_of, functions)), side_by_side)))
             if not side_by_side:
-                _in_turn(connection, incoming, assignment, functions)
+                _in_turn(connection, incoming, assignment, functions, definitions)
                 return
-        asyncio.run(_side_by_side(connection, assignment, functions))
+        asyncio.run(_side_by_side(connection, assignment, functions, definitions))
 
 
-def _in_turn(connection: socket.socket, incoming: Any, assignment: Assignment, functions: Sequence[RewardFunction]) -> None:
+def _in_turn(
+    connection: socket.socket, incoming: Any, assignment: Assignment, functions: Sequence[RewardFunction], definitions: Definitions
+) -> None:
     own = os.getpid()
     while (request := _receive(incoming)) is not None:
         for call in _calls(request, assignment.parts, functions):
@@ -87,10 +96,15 @@ def _in_turn(connection: socket.socket, incoming: Any, assignment: Assignment, f
                 results = call.failed(error)
             if os.getpid() != own:  # a process that the reward forked came back from it
                 os._exit(0)
-            connection.sendall(_answer(call, results))
+            replaced = definitions.replaced()
+            connection.sendall(answer_message(call.number, call.seal, results, replaced))
+            if replaced:
+                return
 
 
-async def _side_by_side(connection: socket.socket, assignment: Assignment, functions: Sequence[RewardFunction]) -> None:
+async def _side_by_side(
+    connection: socket.socket, assignment: Assignment, functions: Sequence[RewardFunction], definitions: Definitions
+) -> None:
     own, slots, running = os.getpid(), asyncio.Semaphore(assignment.concurrency), set[asyncio.Task[None]]()
     connection.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=connection)
@@ -100,7 +114,12 @@ async def _side_by_side(connection: socket.socket, assignment: Assignment, funct
             results = await _awaited(call, assignment.timeout)
         if os.getpid() != own:
             os._exit(0)
-        writer.write(_answer(call, results))
+        replaced = definitions.replaced()
+        writer.write(answer_message(call.number, call.seal, results, replaced))
+        if replaced:
+            writer.transport.set_write_buffer_limits(0)
+            await writer.drain()
+            os._exit(0)
 
     while (request := await _receive_next(reader)) is not None:
         for call in _calls(request, assignment.parts, functions):
@@ -123,17 +142,13 @@ async def _awaited(call: _Call, seconds: float) -> list[RewardResult]:
 
 
 def _calls(request: Sequence[Entry], parts: Sequence[RewardPart], functions: Sequence[RewardFunction]) -> Iterator[_Call]:
-    for first, index, prompt, responses in request:
+    for first, index, prompt, responses, seals in request:
         part, function = parts[index], functions[index]
         # What a reward does to the row or its arguments, the next call does not see.
         asked = pickle.dumps((prompt.row, part.reward_args), pickle.HIGHEST_PROTOCOL)
-        for number, own in enumerate([responses] if part.group else ([response] for response in responses), first):
+        for number, own in enumerate([responses] if part.group else ([response] for response in responses)):
             row, reward_args = pickle.loads(asked)
-            yield _Call(number, function, part.group, prompt, own, row, reward_args)
-
-
-def _answer(call: _Call, results: Sequence[RewardResult]) -> bytes:
-    return encoded((call.number, [fields(result) for result in results]))
+            yield _Call(first + number, seals[number], function, part.group, prompt, own, row, reward_args)
 
 
 def _receive(incoming: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any, Literal
 
+from roll.config.derived.rewards import SANDBOX_WALL_SECONDS
 from roll.rewards.answers import final_text
 from roll.rewards.base import REWARDS
 from roll.rewards.programs import Cases, cases_of, job_of, program_of
@@ -28,7 +29,7 @@ def code_sandbox(
     sandbox: str = BUBBLEWRAP,
     python: str | None = None,
     cpu_seconds: int = 4,
-    wall_seconds: float = 60.0,
+    wall_seconds: float = SANDBOX_WALL_SECONDS,
     memory_mib: int = 1024,
     disk_mib: int = 64,
     output_mib: int = 4,

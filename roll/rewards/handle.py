@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -16,8 +15,10 @@ from typing import Any
 
 import psutil
 
-from roll.rewards.messages import HEADER, encoded
+from roll.rewards.messages import HEADER, MOST_BYTES, Garbled, encoded
 from roll.system.orphans import is_alive
+from roll.system.sizes import GIB
+from roll.system.tree import resident_bytes, tree
 
 RECEIVE_BYTES = 1 << 16
 LOOK_SECONDS = 0.01
@@ -38,6 +39,7 @@ class Child:
         self._socket.setblocking(False)
         self._received = bytearray()
         self._ended = False
+        self._cause = ""
         self._woken = False
         self._ready: asyncio.Future[None] | None = None
         # -P: the parent's sys.path, handed over as PYTHONPATH, says where modules are; not the working directory.
@@ -75,8 +77,8 @@ class Child:
                 raise
             raise ChildDied(self.end_process()) from error
 
-    async def receive(self, timeout: float, linger: float = 0.0) -> list[Any]:
-        """The messages that have come, in their order: at least one, unless `wake` is called.
+    async def receive(self, timeout: float, linger: float = 0.0) -> list[bytes]:
+        """The messages that have come, not yet read, in their order: at least one, unless `wake` is called.
 
         If there is none yet, they are left for `linger` seconds more once one has come: others may be there by then.
 
@@ -85,6 +87,7 @@ class Child:
         Raises:
             TimeoutError: none has come in `timeout` seconds.
             ChildDied: none will.
+            Garbled: what has come is larger than a message may be.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
@@ -114,33 +117,54 @@ class Child:
         self.end_process()
         self._socket.close()
 
+    def end_beyond(self, memory_bytes: int, processes: int) -> None:
+        """Ends the process if it and what it started hold more than this, or are more."""
+        if not self.alive():
+            return
+        found = tree(self._process.pid)
+        if len(found) > processes:
+            self._cause = f"the process and what it started were {len(found)} processes; max_processes is {processes}"
+        elif (held := resident_bytes(found)) > memory_bytes:
+            self._cause = f"the process and what it started held {held / GIB:.2f} GiB; memory_gib is {memory_bytes / GIB:g}"
+        if self._cause:
+            self.end_process()
+
     def end_process(self) -> str:
         """Kills and reaps the process and what it started; says how it ended."""
         if self._process.returncode is None:
             _end_groups_beneath(self._process.pid)
             os.killpg(self._process.pid, signal.SIGKILL)
         status = self._process.wait(KILL_SECONDS)
+        if self._cause:
+            return self._cause
         return f"the process died of {signal.Signals(-status).name}" if status < 0 else f"the process ended itself with status {status}"
 
     def _drain(self) -> None:
         try:
             while chunk := self._socket.recv(RECEIVE_BYTES):
                 self._received += chunk
+                if len(self._received) > MOST_BYTES:  # one message at least
+                    return
         except BlockingIOError:
             return
         except ConnectionError:
             pass  # The child ended before it read all that was sent.
         self._ended = True
 
-    def _messages(self) -> list[Any]:
+    def _messages(self) -> list[bytes]:
         """Every whole message received."""
         messages, begin = [], 0
         with memoryview(self._received) as received:
             while begin + HEADER.size <= len(received):
-                end = begin + HEADER.size + HEADER.unpack_from(received, begin)[0]
+                size = HEADER.unpack_from(received, begin)[0]
+                if size > MOST_BYTES:
+                    if messages:  # are taken first
+                        break
+                    raise Garbled(f"a message of {size} bytes; {MOST_BYTES} are the most")
+                end = begin + HEADER.size + size
                 if end > len(received):
                     break
-                messages.append(pickle.loads(received[begin + HEADER.size : end]))
+                messages.append(bytes(received[begin + HEADER.size : end]))
                 begin = end
         del self._received[:begin]
         return messages

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roll.algorithms.moments import standardise
-from roll.types import NO_VERDICT, RewardOutcome, RewardResult, TurnReward
+from roll.types import FP32_MAX, NO_VERDICT, RewardOutcome, RewardResult, TurnReward
 
 if TYPE_CHECKING:  # the processes of rewards do without the schema
     from roll.config.schema.roles import RewardConfig
@@ -48,8 +48,9 @@ def parts_of(domain: str, section: RewardConfig) -> tuple[RewardPart, ...]:
 def summed(parts: Sequence[RewardPart], results: Sequence[Sequence[RewardResult]]) -> list[RewardResult]:
     """Each response's result from those of the parts, [parts][responses]: the sum of weight times value.
 
-    A part without a verdict leaves the sum without one. An UNPARSABLE part counts with its `failed_value`, and the sum is then UNPARSABLE.
-    `parts` holds each part's value under its name, and its own parts as `name/part`. Turns end where a turn of any part ends.
+    A part without a verdict leaves the sum without one, and a sum that fp32 cannot hold is CRASHED. An UNPARSABLE part counts with its
+    `failed_value`, and the sum is then UNPARSABLE. `parts` holds each part's value under its name, and its own parts as `name/part`. Turns
+    end where a turn of any part ends.
     """
     if parts[0].name:
         return [_sum(parts, of_one) for of_one in zip(*results, strict=True)]
@@ -68,8 +69,13 @@ def _sum(parts: Sequence[RewardPart], results: Sequence[RewardResult]) -> Reward
         values |= {f"{part.name}/{name}": value for name, value in result.parts.items()}
         for turn in result.turns:
             turns[turn.end] += part.weight * turn.value
+    value = sum(part.weight * values[part.name] for part in parts)
+    if worst is None and not all(abs(number) <= FP32_MAX for number in (value, *turns.values())):  # nor where one is nan
+        return RewardResult(
+            0.0, RewardOutcome.CRASHED, values, f"the weighted sum of the parts, {value}, or of their turns is more than fp32 can hold"
+        )
     return RewardResult(
-        value=sum(part.weight * values[part.name] for part in parts),
+        value=value,
         outcome=outcome,
         parts=values,
         note="; ".join(f"{part.name}: {result.note}" for part, result in zip(parts, results, strict=True) if result.note),

@@ -2,13 +2,15 @@
 
 The child (child.py) makes one call at a time, or `concurrency` side by side; groups that wait are sent to it together. A call that is not
 over by its deadline costs the child, unless the child itself could end it; the child is killed and replaced, and goes on with the calls
-that are left. Of several calls that were under way each is made once more, alone, which tells whose fault it was. A child is a fresh
+that are left. Of several calls that were under way each is made once more, alone, which tells whose fault it was. A child is lost, too, if
+it holds more memory or more processes than it may, or if it says what is not the answer to a call that it has begun. A child is a fresh
 interpreter, never a fork of this process, and imports nothing but what its rewards need.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,17 +21,21 @@ from roll.config.schema.roles import RewardConfig
 from roll.errors import ConfigError, RollError
 from roll.rewards.base import RewardTraits
 from roll.rewards.handle import Child, ChildDied
-from roll.rewards.messages import Answer, Assignment, Entry, Ready, result_of
+from roll.rewards.messages import Answer, Assignment, Entry, Garbled, Ready, new_seals, read_answer, read_ready, results_of
 from roll.rewards.parts import parts_of, summed
 from roll.rewards.verdicts import crashed, timed_out
+from roll.system.sizes import GIB
 from roll.types import Prompt, RewardResult
 
+LOG = logging.getLogger(__name__)
 MOST_AHEAD = 32
 """Groups that are sent together: so that the child need not wait for this process, nor this process look at each result as it comes."""
 LINGER = 0.005
 """Seconds that a result waits for others, where others are expected."""
 CANCEL_SECONDS = 5.0
 """Seconds beyond its deadline that a child has to end a call itself; then its event loop is known not to run."""
+LOOK_EVERY = 0.5
+"""Seconds between two looks at what a child and its processes hold."""
 
 
 class RewardProcessFailed(RollError):
@@ -62,6 +68,13 @@ class _Batch:
     calls: int
     number: int = 0
     """Of the first call, once they are sent; the others count on from it."""
+    seals: Sequence[int] = ()
+    """Of the calls, once they are sent."""
+
+    def responses(self, number: int) -> Sequence[str]:
+        """Those of a call."""
+        begin = self.begin + number - self.number
+        return self.group.responses[begin : begin + (self.end - self.begin) // self.calls]
 
     def settle(self, number: int, results: list[RewardResult]) -> None:
         """Note what a call came to."""
@@ -86,8 +99,11 @@ class RewardProcess:
         """
         self._section, self._start_seconds = section, start_seconds
         self._parts = parts_of(domain, section)
-        self._assignment = Assignment(domain, self._parts, section.concurrency, section.timeout)
+        self._memory_bytes = int(section.memory_gib * GIB)
+        self._assignment = Assignment(domain, self._parts, section.concurrency, section.timeout, self._memory_bytes)
         self._child: Child | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._told: set[str] = set()
         self._ready = Ready(())
         self._turn = asyncio.Lock()
         self._closed = False
@@ -200,16 +216,34 @@ class RewardProcess:
             if entries:
                 await child.send(entries, seconds)
             left = next(iter(self._begun.values())) + seconds - loop.time()
-            answers: list[Answer] = await child.receive(left, LINGER if len(self._sent) > 1 else 0.0)
+            messages = await child.receive(left, LINGER if len(self._sent) > 1 else 0.0)
+            now = loop.time()
+            for message in messages:
+                if replaced := self._take(read_answer(message), now):
+                    self._part_with(replaced)
+                    break
         except TimeoutError:
             self._lose(timed_out(self._section.timeout))
         except ChildDied as died:
             self._lose(crashed(str(died)))
-        else:
-            for number, said in answers:
-                batch = self._sent.pop(number)
-                self._begun.pop(number, None)
-                batch.settle(number, [result_of(*one) for one in said])
+        except Garbled as garbled:
+            self._lose(crashed(f"what its process wrote is no verdict: {garbled}"))
+
+    def _take(self, answer: Answer, now: float) -> str:
+        """Note what became of a call; what was replaced during it.
+
+        Raises:
+            Garbled: it is none that may be answered now, or the answer is not whole.
+        """
+        number = answer.number
+        if number not in self._begun:
+            self._begin(now)
+        if number not in self._begun or answer.seal != (batch := self._sent[number]).seals[number - batch.number]:
+            raise Garbled("it does not have the seal of a call that has begun")
+        results = results_of(answer.results, batch.responses(number))
+        del self._sent[number], self._begun[number]
+        batch.settle(number, results)
+        return answer.replaced
 
     def _taken(self) -> list[_Batch]:
         """The calls to send now. A child that makes one at a time reads nothing meanwhile, so it gets the next ones when it is done."""
@@ -236,8 +270,9 @@ class RewardProcess:
         """What is sent of a batch, which counts as sent."""
         batch.number = self._number
         self._number += batch.calls
+        batch.seals = new_seals(batch.calls)
         self._sent.update(dict.fromkeys(range(batch.number, self._number), batch))
-        return batch.number, batch.part, batch.group.prompt, batch.group.responses[batch.begin : batch.end]
+        return batch.number, batch.part, batch.group.prompt, batch.group.responses[batch.begin : batch.end], batch.seals
 
     def _begin(self, now: float) -> None:
         for number in islice(self._sent, self._section.concurrency):
@@ -247,15 +282,39 @@ class RewardProcess:
         """What a child that is lost, and whose last call then has this result, leaves to do."""
         self._check_open()
         self._end()
+        self._begin(asyncio.get_running_loop().time())
         suspects = [_one(self._sent.pop(number), number) for number in self._begun]
+        self._put_back()
+        if len(suspects) > 1:
+            self._alone.extend(suspects)
+            return
+        for batch in suspects:
+            batch.settle(batch.number, [result] * (batch.end - batch.begin))
+
+    def _part_with(self, replaced: str) -> None:
+        """Of a child in which a definition was replaced: calls that it has not answered begin in another."""
+        if replaced not in self._told:
+            self._told.add(replaced)
+            LOG.warning(
+                "rewards.%s: a reward replaced %s. The next call begins in a new process, and so after each call that does it; "
+                "let the reward restore what it replaces",
+                self._assignment.domain,
+                replaced,
+            )
+        self._end()
+        self._put_back()
+
+    def _put_back(self) -> None:
+        """What a child that is gone had not answered."""
         self._queue.extendleft(reversed([_one(batch, number) for number, batch in self._sent.items()]))
         self._begun.clear()
         self._sent.clear()
-        if len(suspects) > 1:
-            self._alone.extend(suspects)
-        else:
-            (batch,) = suspects
-            batch.settle(batch.number, [result] * (batch.end - batch.begin))
+
+    async def _watch(self, child: Child) -> None:
+        """End the child as soon as it holds more than it may; whoever waits for it hears of its end."""
+        while child.alive():
+            child.end_beyond(self._memory_bytes, self._section.max_processes)
+            await asyncio.sleep(LOOK_EVERY)
 
     async def _started(self) -> Child:
         """The child, started if there is none."""
@@ -264,13 +323,15 @@ class RewardProcess:
         self._end()
         self._child = Child(self._section.system_envs)
         try:
+            self._watching = asyncio.create_task(self._watch(self._child))
             await self._child.send(self._assignment, self._start_seconds)
-            (self._ready,) = await self._child.receive(self._start_seconds)
+            message, *_ = await self._child.receive(self._start_seconds)
+            self._ready = read_ready(message, len(self._parts))
         except BaseException as error:
             self._end()
             if isinstance(error, TimeoutError):
                 raise RewardProcessFailed(f"the reward's process was not ready after {self._start_seconds:g} s") from error
-            if isinstance(error, ChildDied):
+            if isinstance(error, ChildDied | Garbled):
                 raise RewardProcessFailed(f"the reward's process did not start: {error}") from error
             raise
         if self._ready.faults:
@@ -280,6 +341,9 @@ class RewardProcess:
 
     def _end(self) -> None:
         """End the child, if there is one, and close the socket to it; nobody may be waiting for it."""
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
         if self._child is not None:
             self._child.kill()
             self._child = None
@@ -288,7 +352,7 @@ class RewardProcess:
 def _one(batch: _Batch, number: int) -> _Batch:
     """One call of a batch that was sent."""
     begin = batch.begin + number - batch.number
-    return replace(batch, begin=begin, end=begin + (batch.end - batch.begin) // batch.calls, calls=1, number=number)
+    return replace(batch, begin=begin, end=begin + (batch.end - batch.begin) // batch.calls, calls=1, number=number, seals=())
 
 
 def _fail(done: asyncio.Future[None], error: BaseException) -> None:

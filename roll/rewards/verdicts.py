@@ -14,9 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from roll.types import RewardOutcome, RewardResult, TurnReward
+from roll.types import FP32_MAX, RewardOutcome, RewardResult, TurnReward
 
 NOTE_CHARACTERS = 300
+"""Of a crash."""
+MOST_NOTE = 2000
+"""Characters that are kept of a result's note."""
+MOST_PARTS, MOST_PART_NAME = 64, 100
+"""Parts of a result, and characters of a part's name. A result beyond them is CRASHED."""
 PACKAGE = Path(__file__).parents[1]
 INSTALLED = tuple(f"{path}/" for path in (*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")), PACKAGE))
 
@@ -26,9 +31,11 @@ def verdict(returned: Any, response: str) -> RewardResult:
     if isinstance(returned, RewardResult):
         return _whole(returned, len(response))
     if not isinstance(returned, Real | np.bool_):
-        return crashed(f"returned a {type(returned).__name__}, not a RewardResult or a number: {returned!r}")
-    value = float(returned)
-    return RewardResult(value) if math.isfinite(value) else crashed(f"returned {value}, which is not finite")
+        return crashed(f"returned a {type(returned).__name__}, not a RewardResult or a number: {_shown(returned)}")
+    try:
+        return RewardResult(_number("returned", returned))
+    except Exception as error:  # also that of a number of the user's own class
+        return crashed(str(error))
 
 
 def verdicts(returned: Any, responses: Sequence[str]) -> list[RewardResult]:
@@ -36,9 +43,8 @@ def verdicts(returned: Any, responses: Sequence[str]) -> list[RewardResult]:
     try:
         several = list(returned)
     except TypeError:
-        return [crashed(f"returned a {type(returned).__name__}, not a sequence with a result for each response: {returned!r}")] * len(
-            responses
-        )
+        problem = f"returned a {type(returned).__name__}, not a sequence with a result for each response: {_shown(returned)}"
+        return [crashed(problem)] * len(responses)
     if len(several) != len(responses):
         return [crashed(f"returned {len(several)} results for {len(responses)} responses")] * len(responses)
     return [verdict(one, response) for one, response in zip(several, responses, strict=True)]
@@ -53,6 +59,8 @@ def raised(error: BaseException, caller: str) -> RewardResult:
     # Of a reward that is installed itself, the file that it begins in is its own.
     place = next(reversed(own or [frame for frame in frames if frame.filename == frames[0].filename]), None)
     where = f" ({place.filename}, line {place.lineno})" if place else ""
+    if isinstance(error, MemoryError):
+        where += "; memory_gib of the domain bounds what its process may allocate"
     return crashed(said[: NOTE_CHARACTERS - len(where)] + where)
 
 
@@ -68,26 +76,37 @@ def timed_out(seconds: float) -> RewardResult:
 
 def _whole(result: RewardResult, characters: int) -> RewardResult:
     try:
+        if len(result.parts) > MOST_PARTS or any(len(str(name)) > MOST_PART_NAME for name in result.parts):
+            raise ValueError(f"it has {len(result.parts)} parts; there may be {MOST_PARTS}, with names of {MOST_PART_NAME} characters")
         return RewardResult(
-            value=_finite("value", result.value),
+            value=_number("its value is", result.value),
             outcome=RewardOutcome(result.outcome),
-            parts={str(name): _finite(f"part '{name}'", part) for name, part in result.parts.items()},
-            note=str(result.note),
+            parts={str(name): _number(f"its part '{name}' is", part) for name, part in result.parts.items()},
+            note=str(result.note)[:MOST_NOTE],
             turns=_turns(result.turns, characters) if result.turns and result.outcome == RewardOutcome.SCORED else (),
         )
-    except (TypeError, ValueError, AttributeError) as error:
+    except Exception as error:  # also those of values of the user's own classes
         return crashed(f"returned a malformed RewardResult: {error}")
 
 
-def _finite(name: str, number: Any) -> float:
-    value = float(number)
+def _number(what: str, number: Any) -> float:
+    try:
+        value = float(number)
+    except OverflowError:
+        raise ValueError(f"{what} an integer that is too large for a float") from None
     if not math.isfinite(value):
-        raise ValueError(f"its {name} is {value}")
+        raise ValueError(f"{what} {value}, which is not finite")
+    if abs(value) > FP32_MAX:
+        raise ValueError(f"{what} {value}, which fp32 cannot hold")
     return value
 
 
+def _shown(returned: Any) -> str:
+    return repr(returned)[:NOTE_CHARACTERS]
+
+
 def _turns(turns: Sequence[TurnReward], characters: int) -> tuple[TurnReward, ...]:
-    checked = tuple(TurnReward(operator.index(turn.end), _finite("reward of a turn", turn.value)) for turn in turns)
+    checked = tuple(TurnReward(operator.index(turn.end), _number("its reward of a turn is", turn.value)) for turn in turns)
     ends = [0, *(turn.end for turn in checked), characters + 1]
     if any(later <= earlier for earlier, later in pairwise(ends)):
         raise ValueError(f"its turns end at {', '.join(map(str, ends[1:-1]))} of {characters} characters, which do not rise within them")

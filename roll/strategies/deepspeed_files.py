@@ -16,6 +16,7 @@ from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoin
 from torch import Tensor
 
 from roll.errors import CheckpointError
+from roll.strategies.deepspeed_reading import load, nothing_runs
 
 TAG = "deepspeed"
 """Folder of a checkpoint with the states as the ranks hold them."""
@@ -37,7 +38,7 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> boo
 
     Raises:
         CheckpointError: there is nothing to load, or another number of ranks wrote it, or they shared the model out or swapped in
-            another way.
+            another way, or a file of it would run something.
     """
     swaps = engine.zero_nvme_offload_optimizer()
     if (folder / UNIVERSAL).is_dir():
@@ -65,7 +66,8 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> boo
         raise CheckpointError(f"{folder} was written by {written} ranks, and there are {world_size}; {remedy}")
     if (written := parts(folder)) != max(1, engine.autotp_size()):
         raise CheckpointError(f"{folder} was written with an autotp_size of {written}: resume with the same")
-    engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=strict)
+    with nothing_runs(folder):
+        engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=strict)
     if swaps:
         _load_swapped(engine, folder)
     return True
@@ -78,7 +80,7 @@ def _load_swapped(engine: Any, folder: Path) -> None:
     """
     zero, rank = engine.optimizer, engine.global_rank
     (file,) = (folder / TAG).glob(f"*zero_pp_rank_{rank}_mp_rank_*_optim_states.pt")
-    saved = torch.load(file, map_location="cpu", weights_only=False)["optimizer_state_dict"]
+    saved = load(file)["optimizer_state_dict"]
     zero.loss_scaler, zero.dynamic_loss_scale = saved["loss_scaler"], saved["dynamic_loss_scale"]
     inner = saved["optimizer_state_dict"]
     zero._set_fp32_optimizer_param_groups()
@@ -124,7 +126,8 @@ def _load_universal(engine: Any, folder: Path) -> None:
     optimizer = engine.optimizer.optimizer
     own = [group["weight_decay"] for group in optimizer.param_groups]
     try:
-        engine.load_checkpoint(str(folder), tag=UNIVERSAL)
+        with nothing_runs(folder):
+            engine.load_checkpoint(str(folder), tag=UNIVERSAL)
     finally:
         engine._config.load_universal_checkpoint = False
     # Under ZeRO-3 it gives every group the settings of the first, and one tensor in which all of them count their steps.
@@ -139,16 +142,18 @@ def to_universal(checkpoint: Path, out: Path) -> None:
     """Write the folder `UNIVERSAL` of `out` from the states in `checkpoint`.
 
     Raises:
-        CheckpointError: the checkpoint is of ZeRO-0, which does not share states out, of tensor parallelism, or of states on NVMe.
+        CheckpointError: the checkpoint is of ZeRO-0, which does not share states out, of tensor parallelism, or of states on NVMe, or a
+            file of it would run something.
     """
     _check_whole(checkpoint)
     if zero_stage(checkpoint) == 0:
         raise CheckpointError(f"{checkpoint} was written without ZeRO, so its states are not shared out over ranks; use stage 1, 2 or 3")
     # More than one worker would be forked beside torch's threads, and wait for ever.
     arguments = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
-    ds_to_universal.main(
-        Namespace(input_folder=str(checkpoint / TAG), output_folder=str(out / UNIVERSAL), inject_missing_state=True, **arguments)
-    )
+    with nothing_runs(checkpoint):
+        ds_to_universal.main(
+            Namespace(input_folder=str(checkpoint / TAG), output_folder=str(out / UNIVERSAL), inject_missing_state=True, **arguments)
+        )
     (out / "latest_universal").unlink(missing_ok=True)
 
 
@@ -165,7 +170,7 @@ def _check_whole(checkpoint: Path) -> None:
 def zero_stage(checkpoint: Path) -> int:
     """The stage that wrote a checkpoint; 0 where no states are shared out."""
     for file in sorted((checkpoint / TAG).glob("*_optim_states.pt"))[:1]:
-        states = torch.load(file, map_location="cpu", weights_only=False, mmap=True)
+        states = load(file, mapped=True)
         return int(states["optimizer_state_dict"].get("zero_stage", 0))
     return 0
 
@@ -178,15 +183,14 @@ def weights(checkpoint: Path, as_held: bool) -> dict[str, Tensor]:
             bit; else in fp32 where ZeRO keeps such weights.
 
     Raises:
-        CheckpointError: there is no state of a trainer in it, or one of tensor parallelism or on NVMe.
+        CheckpointError: there is no state of a trainer in it, or one of tensor parallelism or on NVMe, or a file would run something.
     """
     if not (checkpoint / TAG).is_dir():
         raise CheckpointError(f"there is no state of the trainer in {checkpoint}: it lacks the folder '{TAG}'")
     _check_whole(checkpoint)
-    held: dict[str, Tensor] = torch.load(
-        sorted((checkpoint / TAG).glob("*_model_states.pt"))[0], map_location="cpu", weights_only=False, mmap=True
-    )["module"]
+    held: dict[str, Tensor] = load(sorted((checkpoint / TAG).glob("*_model_states.pt"))[0], mapped=True)["module"]
     if not zero_stage(checkpoint):
         return {name.removeprefix(WRAPPER): tensor for name, tensor in held.items()}
-    found: Any = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag=TAG, exclude_frozen_parameters=True)
+    with nothing_runs(checkpoint):
+        found: Any = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag=TAG, exclude_frozen_parameters=True)
     return {name.removeprefix(WRAPPER): tensor.to(held[name].dtype) if as_held else tensor for name, tensor in found.items()}

@@ -27,6 +27,7 @@ from roll.models.weights import WeightView
 from roll.strategies.base import MicroBatch, Rank, TrainResult
 from roll.strategies.deepspeed_compile import compiling_in_turn
 from roll.strategies.deepspeed_files import TAG, load_states, random_file
+from roll.strategies.deepspeed_reading import load
 from roll.strategies.deepspeed_setup import (
     deepspeed_config,
     gather_whole_layers,
@@ -257,7 +258,7 @@ class DeepSpeedTrain:
         """See `TrainStrategy`."""
         if not load_states(self._engine, folder, self._rank.world_size, strict=not self._is_lora):
             return
-        states = torch.load(random_file(folder, self._rank.rank), weights_only=False)
+        states = load(random_file(folder, self._rank.rank))
         torch.set_rng_state(states["torch"])
         np.random.set_state(states["numpy"])
         random.setstate(states["python"])

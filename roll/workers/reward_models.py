@@ -15,6 +15,7 @@ from roll.types import Completion, FinishReason, Ints, Sampling
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.device_sharing import Level
 from roll.workers.group import WorkerGroup
+from roll.workers.replacement import Replaced
 from roll.workers.rewards import SLACK
 
 
@@ -32,8 +33,9 @@ class ApiSettings:
 class ApiJudge:
     """Implements `Chat`: the process that asks a URL. One for each domain: it counts the calls."""
 
-    def __init__(self, group: WorkerGroup[ApiChat], model: ApiModel) -> None:
-        self._group, self._model = group, model
+    def __init__(self, group: WorkerGroup[ApiChat], model: ApiModel, start_seconds: float) -> None:
+        """`start_seconds` bounds each part of the start of a process that replaces one that died."""
+        self._processes, self._model = Replaced(group, start_seconds), model
         self._waiting = 0
 
     async def ask(self, message: str) -> Reply:
@@ -42,7 +44,7 @@ class ApiJudge:
         try:
             turns = -(-self._waiting // self._model.concurrency)
             seconds = turns * self._model.longest_seconds + SLACK
-            return await self._group.batched.within(seconds).one(0, ApiChat.ask, message)
+            return await self._processes.one(0, seconds, ApiChat.ask, message)
         finally:
             self._waiting -= 1
 
@@ -98,8 +100,10 @@ def message_seed(seed: int, message: str) -> int:
 class ScorerEngines:
     """Implements `Classifier`: facade of the group that serves a reward model."""
 
-    def __init__(self, group: WorkerGroup[RewardStrategy], seconds: float, move_seconds: float) -> None:
+    def __init__(self, group: WorkerGroup[RewardStrategy], seconds: float, move_seconds: float, start_seconds: float) -> None:
+        """`start_seconds` bounds each part of the start of an engine that replaces one that died."""
         self._group, self._seconds, self._move_seconds = group, seconds, move_seconds
+        self._engines = Replaced(group, start_seconds)
         self._tokens_in_flight = [0] * len(group)
 
     async def scores(self, sequences: Sequence[Ints]) -> Sequence[float]:
@@ -108,7 +112,7 @@ class ScorerEngines:
         cost = sum(map(len, sequences))
         self._tokens_in_flight[worker] += cost
         try:
-            return await self._group.batched.within(self._seconds).one(worker, RewardStrategy.scores, sequences)
+            return await self._engines.one(worker, self._seconds, RewardStrategy.scores, sequences)
         finally:
             self._tokens_in_flight[worker] -= cost
 

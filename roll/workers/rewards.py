@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,13 +11,20 @@ from roll.config.schema.roles import RewardConfig
 from roll.rewards.parts import normalised
 from roll.rewards.process import RewardProcess
 from roll.strategies.base import Rank
+from roll.system.bounded_log import begin_anew
 from roll.types import Prompt, RewardResult
 from roll.workers.group import WorkerGroup
+from roll.workers.replacement import Replaced
 
 REPLACED = 30.0
 """Seconds in which a process that a response cost is replaced."""
 SLACK = 60.0
 """Seconds for the way there and back."""
+LOG_DESCRIPTOR = 2
+LOG_BYTES = 100 << 20
+"""Of a worker's log. As much again is kept beside it."""
+LOOK_EVERY = 1.0
+"""Seconds between two looks at its size."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +42,21 @@ class RewardSettings:
 
 
 class RewardWorker:
-    """Hosted by a Ray actor."""
+    """Hosted by a Ray actor, whose log has what the reward prints."""
 
     def __init__(self, settings: RewardSettings) -> None:
         self._process = RewardProcess(settings.domain, settings.section, settings.start_seconds)
+        self._bounding: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the process and load its reward functions."""
+        self._bounding = asyncio.create_task(self._bound_log())
         await self._process.start()
+
+    async def _bound_log(self) -> None:
+        while True:
+            await asyncio.to_thread(begin_anew, LOG_DESCRIPTOR, LOG_BYTES)
+            await asyncio.sleep(LOOK_EVERY)
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
         """One result for each response."""
@@ -49,6 +64,8 @@ class RewardWorker:
 
     async def close(self) -> None:
         """End the process."""
+        if self._bounding is not None:
+            self._bounding.cancel()
         await self._process.close()
 
 
@@ -61,28 +78,37 @@ class ModelReward(Protocol):
 
 
 class Rewards:
-    """Facade of the reward groups: routes a prompt to its domain's least busy worker, or to its model."""
+    """Facade of the reward groups: routes a prompt to its domain's least busy worker, or to its model.
+
+    What a worker that dies has not answered is scored again by the one that replaces it.
+    """
 
     def __init__(
         self,
         groups: Mapping[str, WorkerGroup[RewardWorker]],
         sections: Mapping[str, RewardConfig],
+        start_seconds: float,
         models: Mapping[str, ModelReward] | None = None,
     ) -> None:
-        """`models` score the domains that have no group."""
-        self._groups, self._sections, self._models = groups, sections, models or {}
+        """
+        Args:
+            start_seconds: deadline of each part of the start of a worker that replaces one that died.
+            models: of the domains that have no group.
+        """
+        self._workers = {domain: Replaced(group, start_seconds) for domain, group in groups.items()}
+        self._sections, self._models = sections, models or {}
         self._waiting = {domain: [0] * len(group) for domain, group in groups.items()}
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
         """One result for each response to a prompt: all of them where the domain `compares`, else any."""
         if prompt.domain in self._models:
             return await self._models[prompt.domain].score(prompt, responses)
-        group, waiting = self._groups[prompt.domain], self._waiting[prompt.domain]
+        workers, waiting = self._workers[prompt.domain], self._waiting[prompt.domain]
         worker = min(range(len(waiting)), key=waiting.__getitem__)
         waiting[worker] += len(responses)
         try:
             seconds = longest(self._sections[prompt.domain], waiting[worker])
-            return await group.batched.within(seconds).one(worker, RewardWorker.score, prompt, responses)
+            return await workers.one(worker, seconds, RewardWorker.score, prompt, responses)
         finally:
             waiting[worker] -= len(responses)
 

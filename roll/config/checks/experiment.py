@@ -13,7 +13,7 @@ from roll.config.checks.model_rewards import model_reward_faults
 from roll.config.checks.offline import column_faults, offline_faults, offline_warnings, rows_of
 from roll.config.derived.batch import learner
 from roll.config.derived.placement import generates, model_roles, ranks, vllm_config
-from roll.config.derived.rewards import named_rewards
+from roll.config.derived.rewards import named_rewards, sandbox_faults
 from roll.config.derived.trackers import TRACKERS, chosen_trackers
 from roll.config.schema.engine import VllmConfig
 from roll.config.schema.model import ModelConfig
@@ -193,6 +193,7 @@ def _rewards(config: RlvrConfig) -> Iterator[Fault]:
         if ":" not in name and name not in known:
             problem = f"there is no reward function '{name}'{nearest(name, known)}"
             yield Fault(where, problem, f"set reward to one of: {', '.join(known)}; or to your own, as package.module:function")
+    yield from sandbox_faults(config.rewards)
     for domain, reward in config.rewards.items():
         for key in ("reward", "reward_args", "group", "failed_value"):
             if reward.parts and key in reward.model_fields_set:

@@ -23,7 +23,7 @@ READ = {
     "scorer": {*SERVED},
 }
 """By what gives the reward, the keys that it reads of those that not all rewards read."""
-OF_FUNCTIONS = ("reward_args", "timeout", "world_size", "group", "concurrency", "normalise")
+OF_FUNCTIONS = ("reward_args", "timeout", "memory_gib", "max_processes", "world_size", "group", "concurrency", "normalise")
 SPECIAL = {*ModelRewardKeys.model_fields, *OF_FUNCTIONS}
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from roll.errors import Fault
 
 if TYPE_CHECKING:  # the processes of rewards do without the schema
     from roll.config.schema.roles import RewardConfig
+
+
+SANDBOX = "code_sandbox"
+SANDBOX_WALL_SECONDS = 60.0
+"""Of all test cases of a program, if `wall_seconds` is not given."""
+SANDBOX_TIMEOUT = 90.0
+"""Seconds of a call that suit it."""
 
 
 def named_rewards(rewards: Mapping[str, RewardConfig]) -> dict[str, str]:
@@ -20,6 +27,19 @@ def named_rewards(rewards: Mapping[str, RewardConfig]) -> dict[str, str]:
         for place, (name, reward) in (parts or {f"rewards.{domain}": (domain, section.reward)}).items():
             named[f"{place}.reward" if reward else place] = reward or name
     return named
+
+
+def sandbox_faults(rewards: Mapping[str, RewardConfig]) -> Iterator[Fault]:
+    """Domains whose deadline comes before that of the programs in their sandbox: then a program that sleeps has no verdict."""
+    for domain, section in rewards.items():
+        whole = {f"rewards.{domain}": (section.reward or domain, section.reward_args)}
+        parts = {f"rewards.{domain}.parts.{name}": (part.reward or name, part.reward_args) for name, part in section.parts.items()}
+        for place, (name, arguments) in (parts or whole).items():
+            seconds = arguments.get("wall_seconds", SANDBOX_WALL_SECONDS)
+            if name == SANDBOX and isinstance(seconds, int | float) and section.timeout <= seconds:
+                problem = f"{section.timeout:g} s, but programs may run for {seconds:g} s (wall_seconds): one that sleeps gets no verdict"
+                remedy = f"raise it above that, to {seconds + 30:g} for instance, or lower {place}.reward_args.wall_seconds"
+                yield Fault(f"rewards.{domain}.timeout", problem, remedy)
 
 
 def is_async(reward: Callable[..., Any]) -> bool:

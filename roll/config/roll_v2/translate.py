@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roll.config.derived.devices import FORMS, parse_devices
+from roll.config.derived.rewards import SANDBOX, SANDBOX_TIMEOUT
 from roll.config.derived.trackers import TRACKERS
 from roll.config.roll_v2.keys import (
     DIFFERS,
@@ -252,6 +253,9 @@ def _rewards(done: Translation) -> None:
             if name != place[1]:
                 block["reward"] = name
             done.warnings.append(f"{dotted(place)}: read as reward={name}; write it so")
+            if name == SANDBOX and "timeout" not in block:
+                block["timeout"] = SANDBOX_TIMEOUT
+                done.warnings.append(f"{dotted(place[:-1])}.timeout: not given, {SANDBOX_TIMEOUT:g} s is taken; write it so")
         else:
             domain = dotted(place[:-1])
             known = ", ".join([*known_rewards(), *MODEL_REWARDS])

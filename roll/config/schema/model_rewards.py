@@ -66,5 +66,6 @@ class ModelRewardKeys(StrictConfig):
     judge_concurrency: PositiveInt = Field(32, description="`api`: requests under way at the same time.")
     judge_max_calls: PositiveInt | None = Field(
         None,
-        description="`api`: requests until the run ends, or is resumed; retries count. What would need more gets no verdict.",
+        description="`api`: requests until the run ends or is resumed, or the process that asks is replaced; retries count. "
+        "What would need more gets no verdict.",
     )

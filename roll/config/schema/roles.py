@@ -141,6 +141,12 @@ class RewardConfig(ModelRewardKeys):
     world_size: PositiveInt = Field(1, description="Worker processes; of a model on the CPU its engines.")
     concurrency: PositiveInt = Field(1, description="Calls of an `async def` reward that run side by side in one process.")
     timeout: PositiveFloat = Field(10.0, description="Deadline of one call of a reward, in seconds.")
+    memory_gib: PositiveFloat = Field(
+        8.0,
+        description="Memory that a process of a reward may allocate, and that it and the processes it started may hold together. "
+        "A call that needs more has no verdict.",
+    )
+    max_processes: PositiveInt = Field(256, description="Processes that a process of a reward may be, with all that it started.")
     failed_value: float = Field(
         0.0,
         description="Reward of a response from which no answer could be read. One whose reward crashed, timed out or was unavailable "

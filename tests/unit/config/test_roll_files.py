@@ -149,7 +149,14 @@ def read(text: str, **changes: Any) -> tuple[Loaded, list[str]]:
 
 
 READ = {
-    "five domains": (RLVR + REINFORCE + DOMAINS, ["dual_clip_loss: true is 3 here", "rewards.code_sandbox.use_local: true is ignored"]),
+    "five domains": (
+        RLVR + REINFORCE + DOMAINS,
+        [
+            "dual_clip_loss: true is 3 here",
+            "rewards.code_sandbox.use_local: true is ignored",
+            "rewards.code_sandbox.timeout: not given, 90 s is taken",
+        ],
+    ),
     "grpo": (RLVR + "adv_estimator: grpo\nuse_kl_loss: true\nkl_loss_coef: 0.01\nreward_clip: 5\n" + MATH, ["reward_clip: 5 bounds"]),
     "gspo": (RLVR + "adv_estimator: grpo\nimportance_sampling: seq\n" + MATH, ["importance_sampling: "]),
     "unused KL": (RLVR + REINFORCE + "init_kl_coef: 0.2\nadd_token_level_kl: false\n" + MATH, ["init_kl_coef: 0.2 is ignored"]),

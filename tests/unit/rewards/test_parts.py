@@ -61,6 +61,14 @@ def test_an_unparsable_part_counts_with_its_failed_value() -> None:
     assert (result.value, result.outcome, result.parts) == (2.0 - 0.5 * 4.0, RewardOutcome.UNPARSABLE, {"right": 1.0, "brief": 4.0})
 
 
+@pytest.mark.parametrize("values", [(1e308, 1e308), (1e308, -1e308), (3e38, 3e38)])
+def test_a_sum_that_fp32_cannot_hold_is_no_verdict(values: tuple[float, float]) -> None:
+    parts = parts_of("d", RewardConfig.model_validate({"parts": {"a": {"weight": 10.0}, "b": {"weight": 10.0}}}))
+    (result,) = summed(parts, [[RewardResult(value)] for value in values])
+    assert (result.value, result.outcome) == (0.0, RewardOutcome.CRASHED)
+    assert "more than fp32 can hold" in result.note
+
+
 def by_hand(group: Sequence[Sequence[float]], weights: Sequence[float], judged: Sequence[bool]) -> list[float]:
     """[responses], the normalised sum of the values [responses][parts] of those that were judged; others count for nothing."""
     sums = [0.0] * len(group)

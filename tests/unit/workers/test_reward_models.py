@@ -103,7 +103,7 @@ def test_messages_that_wait_for_their_turn_have_time_for_it() -> None:
     async def run() -> None:
         group = Group(Reply(("yes",)), size=1)
         group.may_answer.clear()
-        judge = ApiJudge(cast(WorkerGroup, group), model)
+        judge = ApiJudge(cast(WorkerGroup, group), model, limits.START)
         asking = asyncio.gather(*(judge.ask(str(number)) for number in range(5)))
         while len(group.calls) < 5:
             await asyncio.sleep(0)
@@ -119,7 +119,7 @@ def test_sequences_go_to_the_least_busy_worker() -> None:
     async def run() -> None:
         group = Group([0.5])
         group.may_answer.clear()
-        engines = ScorerEngines(cast(WorkerGroup, group), limits.CALL, limits.CALL)
+        engines = ScorerEngines(cast(WorkerGroup, group), limits.CALL, limits.CALL, limits.START)
         asking = asyncio.gather(*(engines.scores([np.zeros(length, np.int32)]) for length in (9, 3, 3, 4)))
         while len(group.calls) < 4:
             await asyncio.sleep(0)
@@ -138,7 +138,7 @@ class Model:
 
 
 def test_a_domain_with_a_model_is_scored_by_it() -> None:
-    rewards = Rewards({}, {"judged": RewardConfig.model_validate({})}, {"judged": Model()})
+    rewards = Rewards({}, {"judged": RewardConfig.model_validate({})}, limits.START, {"judged": Model()})
     prompt = make_prompt(0, domain="judged")
     results = asyncio.run(rewards.score(prompt, ["a", "bcd"]))
     assert [result.value for result in rewards.combined(prompt, results)] == [1.0, 3.0] and not rewards.compares(prompt)

@@ -14,6 +14,7 @@ from roll.types import Prompt, RewardResult
 from roll.workers.calls import Ranks
 from roll.workers.group import WorkerGroup
 from roll.workers.rewards import REPLACED, SLACK, Rewards, RewardWorker, longest
+from tests import limits
 
 PROMPT = Prompt(0, np.zeros(1, np.int32), "", "maths", {})
 
@@ -57,7 +58,7 @@ def test_the_results_of_a_group_are_combined_where_its_parts_are_normalised() ->
 
 
 def facade(section: dict[str, Any]) -> Rewards:
-    return Rewards({"maths": cast(WorkerGroup, Group())}, {"maths": RewardConfig.model_validate(section)})
+    return Rewards({"maths": cast(WorkerGroup, Group())}, {"maths": RewardConfig.model_validate(section)}, limits.START)
 
 
 def test_calls_that_may_be_made_twice_have_twice_the_time() -> None:
@@ -70,7 +71,7 @@ def test_calls_that_may_be_made_twice_have_twice_the_time() -> None:
 def test_a_group_goes_to_the_least_busy_worker_and_has_time_for_each_response_to_fail() -> None:
     async def scores() -> None:
         group = Group()
-        rewards = Rewards({"maths": cast(WorkerGroup, group)}, {"maths": RewardConfig.model_validate({"timeout": 5.0})})
+        rewards = Rewards({"maths": cast(WorkerGroup, group)}, {"maths": RewardConfig.model_validate({"timeout": 5.0})}, limits.START)
         waiting = [asyncio.ensure_future(rewards.score(PROMPT, ["a"] * count)) for count in (4, 1, 2)]
         await asyncio.sleep(0)
         failing = 5.0 + REPLACED

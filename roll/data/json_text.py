@@ -1,0 +1,67 @@
+"""JSON of which nothing is lost: an object with one key twice is refused, of which `json` keeps the last value and says nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+SPACE = re.compile(r"[ \t\n\r]*")
+
+
+class RepeatedKey(ValueError):
+    """An object has a key twice."""
+
+
+def parsed(text: str) -> Any:
+    """The value of a text. Raises ValueError, RepeatedKey among others, or RecursionError."""
+    return _ONCE.decode(text)
+
+
+def items(text: str) -> Iterator[Any]:
+    """The items of an array one by one; a RepeatedKey in the place of one that has a key twice.
+
+    Raises:
+        ValueError: the text is no array, or is not whole.
+        RecursionError: it is nested too deeply.
+    """
+    at = _behind_space(text, 0)
+    if text[at : at + 1] != "[":
+        raise json.JSONDecodeError("Expecting '['", text, at)
+    at = _behind_space(text, at + 1)
+    while text[at : at + 1] != "]":
+        item, at = _item(text, at)
+        yield item
+        at = _behind_space(text, at)
+        if text[at : at + 1] == ",":
+            at = _behind_space(text, at + 1)
+            if text[at : at + 1] == "]":
+                raise json.JSONDecodeError("Illegal trailing comma before end of array", text, at)
+        elif text[at : at + 1] != "]":
+            raise json.JSONDecodeError("Expecting ',' delimiter", text, at)
+    if (end := _behind_space(text, at + 1)) != len(text):
+        raise json.JSONDecodeError("Extra data", text, end)
+
+
+def _item(text: str, begin: int) -> tuple[Any, int]:
+    try:
+        return _ONCE.raw_decode(text, begin)
+    except RepeatedKey as error:
+        return error, _PLAIN.raw_decode(text, begin)[1]
+
+
+def _behind_space(text: str, at: int) -> int:
+    found = SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise RepeatedKey(f"has the key {next(name for name in names if names.count(name) > 1)!r} more than once in one object")
+    return found
+
+
+_ONCE, _PLAIN = json.JSONDecoder(object_pairs_hook=_object), json.JSONDecoder()

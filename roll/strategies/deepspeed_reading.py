@@ -1,0 +1,82 @@
+"""Reading the files of a checkpoint without running anything that stands in them, whoever reads: also where DeepSpeed itself does.
+
+`torch.load` unpickles, which runs what a file says, unless it is told to take tensors and plain values alone. DeepSpeed has it unpickle
+everything, in two dozen places. An environment variable of torch's overrules all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
+from torch.serialization import safe_globals
+
+from roll.errors import CheckpointError
+
+FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+RECONSTRUCT: Any = np.zeros(0).__reduce__()[0]
+"""What numpy's arrays are pickled with."""
+PLAIN: list[Any] = [
+    LossScaler,
+    DynamicLossScaler,
+    ZeroStageEnum,
+    fragment_address,
+    RECONSTRUCT,
+    np.ndarray,
+    np.dtype,
+    type(np.dtype(np.uint32)),
+]
+"""Beside tensors and plain values: what DeepSpeed writes of its own, and the state of numpy's random numbers."""
+
+
+@contextmanager
+def nothing_runs(folder: Path) -> Iterator[None]:
+    """Within, every `torch.load` of this process takes tensors, plain values and what `PLAIN` has, and nothing else.
+
+    Raises:
+        CheckpointError: a file beneath `folder` has something else in it.
+    """
+    earlier = os.environ.get(FORCE)
+    os.environ[FORCE] = "1"
+    try:
+        with safe_globals(PLAIN):
+            yield
+    except pickle.UnpicklingError as error:
+        file, why = _refused(folder) or (folder, str(error))
+        raise CheckpointError(
+            f"{file} has something in it that roll does not write, and that would run if it were read: {why}. Nothing was run; "
+            "resume from a checkpoint whose origin you know"
+        ) from error
+    finally:
+        if earlier is None:
+            del os.environ[FORCE]
+        else:
+            os.environ[FORCE] = earlier
+
+
+def load(file: Path, mapped: bool = False) -> Any:
+    """What a file of a checkpoint holds, on the host; `mapped` leaves tensors on the disk until they are used. Raises as `nothing_runs`."""
+    with nothing_runs(file):
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+
+
+def _refused(folder: Path) -> tuple[Path, str] | None:
+    """The first file that is refused, and what torch says of it."""
+    for file in [folder] if folder.is_file() else sorted(folder.rglob("*.pt")):
+        try:
+            with safe_globals(PLAIN):
+                torch.load(file, map_location="meta", weights_only=True)
+        except pickle.UnpicklingError as error:
+            said = str(error)
+            _, found, name = said.partition("GLOBAL ")
+            return file, name.split()[0] if found else said.strip().splitlines()[-1]
+    return None

@@ -1,0 +1,75 @@
+"""Calls on ranks that work alone and remember nothing: one whose process has died is replaced, and asked again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar, TypeVarTuple
+
+from roll.errors import WorkerDied, WorkerFailed, WorkerLate
+from roll.workers.group import WorkerGroup
+
+S = TypeVar("S")
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+LOG = logging.getLogger(__name__)
+MOST = 5
+"""Replacements of a rank in an hour; the next failure ends the run."""
+HOUR = 3600.0
+
+
+class Replaced(Generic[S]):
+    """The ranks of a group, for calls that may be made twice. For use from one asyncio event loop."""
+
+    def __init__(self, group: WorkerGroup[S], start_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            start_seconds: deadline of each part of a new process's start.
+            clock: seconds.
+        """
+        self._group, self._start_seconds, self._clock = group, start_seconds, clock
+        self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._replacements: defaultdict[int, int] = defaultdict(int)
+        self._failures: defaultdict[int, deque[float]] = defaultdict(deque)
+
+    def __len__(self) -> int:
+        return len(self._group)
+
+    async def one(self, rank: int, seconds: float, method: Callable[[S, *Ts], Coroutine[Any, Any, R]], *arguments: *Ts) -> R:
+        """Call a method on one rank, within so many seconds; again on its next process if it dies, or does not answer.
+
+        Raises:
+            WorkerFailed: the call failed in a process that lives, or the rank failed more than MOST times within an hour.
+        """
+        while True:
+            async with self._turns[rank]:  # none is asked that is being replaced
+                which = self._replacements[rank]
+            try:
+                return await self._group.batched.within(seconds).one(rank, method, *arguments)
+            except (WorkerDied, WorkerLate) as failed:
+                await self._replace(rank, which, failed)
+
+    async def _replace(self, rank: int, which: int, failed: WorkerFailed) -> None:
+        """Replace a process, unless another call that it failed has done so."""
+        async with self._turns[rank]:
+            while self._replacements[rank] == which:
+                self._count(rank, failed)
+                LOG.warning("%s rank %d is replaced, and asked again what it has not answered: %s", failed.role, rank, failed.cause)
+                try:
+                    await self._group.replace(rank, self._start_seconds)
+                except (WorkerDied, WorkerLate) as error:
+                    failed = error
+                else:
+                    self._replacements[rank] += 1
+
+    def _count(self, rank: int, failed: WorkerFailed) -> None:
+        now, failures = self._clock(), self._failures[rank]
+        while failures and failures[0] <= now - HOUR:
+            failures.popleft()
+        if len(failures) >= MOST:
+            cause = f"{failed.cause}; it has been replaced {MOST} times within an hour"
+            raise WorkerFailed(failed.role, failed.rank, cause, failed.traceback) from failed
+        failures.append(now)

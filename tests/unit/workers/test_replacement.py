@@ -1,0 +1,138 @@
+"""A worker that dies is replaced and asked again, a bounded number of times."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import pytest
+
+from roll.config.schema.roles import RewardConfig
+from roll.errors import WorkerDied, WorkerFailed, WorkerLate
+from roll.types import RewardResult
+from roll.workers.calls import Ranks
+from roll.workers.group import WorkerGroup
+from roll.workers.replacement import HOUR, MOST, Replaced
+from roll.workers.rewards import Rewards
+from tests import limits
+from tests.unit.rollout.build import make_prompt
+
+SECTION = RewardConfig.model_validate({"reward": "no_reward"})
+
+
+class Worker:
+    async def double(self, number: int) -> int:
+        """Twice the number."""
+        return 2 * number
+
+
+class Group(Ranks[Any]):
+    """Two ranks whose processes fail when they are told to; `fails` is asked before each answer, and before each start."""
+
+    def __init__(self, fails: Callable[[int, str], Exception | None]) -> None:
+        self.fails = fails
+        self.process = [0, 0]
+        self.asked: list[tuple[int, int, str]] = []
+        """Rank, number of its process, and method."""
+
+    def __len__(self) -> int:
+        return 2
+
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        [(rank, given)] = arguments.items()
+        process = self.process[rank]
+        self.asked.append((rank, process, method))
+        await asyncio.sleep(0)
+        assert process == self.process[rank], "asked while it is replaced"
+        if error := self.fails(rank, method):
+            raise error
+        return [[RewardResult(1.0)] * len(given[1]) if method == "score" else 2 * given[0]]
+
+    async def replace(self, rank: int, seconds: float) -> None:
+        assert seconds == limits.START
+        await asyncio.sleep(0)
+        self.asked.append((rank, self.process[rank], "replace"))
+        if error := self.fails(rank, "replace"):
+            raise error
+        self.process[rank] += 1
+
+
+def replaced(group: Group, clock: Callable[[], float] = lambda: 0.0) -> Replaced[Worker]:
+    return Replaced(cast(WorkerGroup[Worker], group), limits.START, clock)
+
+
+def times(*errors: Exception | None) -> Callable[[int, str], Exception | None]:
+    """Fail so, one after the other, and then no more."""
+    left = list(errors)
+    return lambda rank, method: left.pop(0) if left else None
+
+
+DIED, LATE = WorkerDied("rewards.d", 1, "the process died"), WorkerLate("rewards.d", 1, "score was not done after 5 s")
+
+
+@pytest.mark.parametrize("error", [DIED, LATE])
+def test_what_a_worker_that_died_had_not_answered_is_asked_again(error: WorkerFailed) -> None:
+    group = Group(times(error))
+    assert asyncio.run(replaced(group).one(1, limits.CALL, Worker.double, 4)) == 8
+    assert group.asked == [(1, 0, "double"), (1, 0, "replace"), (1, 1, "double")]
+
+
+def test_calls_that_one_death_failed_replace_it_once() -> None:
+    async def go() -> list[int]:
+        dead = {0}
+        group = Group(lambda rank, method: DIED if method != "replace" and rank == 1 and group.process[1] in dead else None)
+        ranks = replaced(group)
+        calls = [ranks.one(rank, limits.CALL, Worker.double, number) for number, rank in enumerate([1, 1, 1, 0])]
+        found = await asyncio.gather(*calls)
+        assert group.process == [0, 1]
+        return found
+
+    assert asyncio.run(go()) == [0, 2, 4, 6]
+
+
+def test_a_replacement_that_dies_as_it_starts_counts() -> None:
+    group = Group(times(DIED, LATE, DIED))
+    assert asyncio.run(replaced(group).one(1, limits.CALL, Worker.double, 4)) == 8
+    assert [method for *_, method in group.asked] == ["double", *["replace"] * 3, "double"]
+
+
+def test_a_worker_that_always_dies_ends_the_run_with_the_cause() -> None:
+    group = Group(lambda rank, method: None if method == "replace" else DIED)
+    with pytest.raises(WorkerFailed, match=f"rewards.d.*1.*the process died; it has been replaced {MOST} times within an hour"):
+        asyncio.run(replaced(group).one(1, limits.CALL, Worker.double, 4))
+    assert group.process == [0, MOST]
+
+
+def test_failures_of_earlier_hours_do_not_count() -> None:
+    now = [0.0]
+
+    async def go() -> None:
+        group = Group(lambda rank, method: None)
+        ranks = replaced(group, lambda: now[0])
+        for _ in range(3 * MOST):
+            group.fails = times(DIED)
+            assert await ranks.one(1, limits.CALL, Worker.double, 4) == 8
+            now[0] += HOUR / (MOST - 1)
+        assert group.process == [0, 3 * MOST]
+
+    asyncio.run(go())
+
+
+def test_what_a_living_worker_raises_is_raised() -> None:
+    group = Group(times(WorkerFailed("rewards.d", 1, "KeyError: 'x'")))
+    with pytest.raises(WorkerFailed, match="KeyError"):
+        asyncio.run(replaced(group).one(1, limits.CALL, Worker.double, 4))
+    assert group.process == [0, 0]
+
+
+def test_no_response_is_scored_0_for_a_worker_that_died() -> None:
+    group = Group(times(DIED))
+    rewards = Rewards({"maths": cast(WorkerGroup, group)}, {"maths": SECTION}, limits.START)
+    prompt = make_prompt(0, domain="maths")
+    assert asyncio.run(_scored(rewards, prompt)) == [RewardResult(1.0)] * 2
+    assert [method for *_, method in group.asked] == ["score", "replace", "score"]
+
+
+async def _scored(rewards: Rewards, prompt: Any) -> list[RewardResult]:
+    return list(await rewards.score(prompt, ["a", "b"]))
