@@ -19,13 +19,16 @@ from pathlib import Path
 
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException, MissingConfigException
+from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
+from roll.config.load.limits import FLATTEN, check_file, word_faults
 from roll.config.load.loader import resolution_fault
 from roll.config.roll_v2.keys import VARIABLES
 from roll.config.shipped import PRESETS, examples_folder, experiments, find_experiment, find_in, preset_names
@@ -67,6 +70,8 @@ def parse(argv: Sequence[str]) -> CommandLine:
     ours.add_argument("--config-name", "-cn")
     ours.add_argument("--config-path", "-cp")
     ours.add_argument("--config-dir", "-cd")
+    if faults := list(word_faults(argv)):
+        raise ConfigError(faults)
     given, rest = ours.parse_known_args(argv)
     overrides = tuple(word for word in rest if not word.startswith("-") and ("=" in word or word.startswith("~")))
     flags = tuple(word for word in rest if word not in overrides)
@@ -119,7 +124,7 @@ def _run_hydra(file: Path | None, words: Sequence[str], task: Callable[[DictConf
     path, name = (str(file.parent), file.stem) if file else (None, None)
     sys.argv = ["roll.pipeline", *words]
     try:
-        with contextlib.redirect_stderr(errors), _hydra_warnings(), _overrides_checked():
+        with contextlib.redirect_stderr(errors), _hydra_warnings(), _files_checked(), _overrides_checked():
             hydra.main(version_base="1.3", config_path=path, config_name=name)(task)()
     except SystemExit as stop:
         if stop.code != 1:
@@ -129,7 +134,7 @@ def _run_hydra(file: Path | None, words: Sequence[str], task: Callable[[DictConf
         if not isinstance(cause, Exception):
             raise ConfigError([Fault("command line", errors.getvalue().strip() or "Hydra stopped", "see --hydra-help")]) from None
         raise (_translated(cause) or cause) from None
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as cause:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError) as cause:
         raise (_translated(cause) or ConfigError([Fault("command line", str(cause), "see --hydra-help")])) from None
     else:
         sys.stderr.write(errors.getvalue())
@@ -183,6 +188,24 @@ def _add_or_override(word: str, folder: Path) -> str:
 
 
 @contextlib.contextmanager
+def _files_checked() -> Iterator[None]:
+    """Within, every file is looked through before Hydra loads it, as it would not survive some. It offers no hook there."""
+    load = FileConfigSource.load_config
+
+    def check_and_load(source: FileConfigSource, config_path: str) -> ConfigResult:
+        file = Path(source.path) / (config_path if config_path.endswith((".yaml", ".yml")) else f"{config_path}.yaml")
+        if file.exists():
+            check_file(file)
+        return load(source, config_path)
+
+    FileConfigSource.load_config = check_and_load
+    try:
+        yield
+    finally:
+        FileConfigSource.load_config = load
+
+
+@contextlib.contextmanager
 def _overrides_checked() -> Iterator[None]:
     """Within, Hydra has overrides checked when it has composed the files and before it applies the overrides to them.
 
@@ -233,6 +256,9 @@ def _translated(cause: Exception) -> RollError | None:
         mark = cause.problem_mark or cause.context_mark
         place = f"{mark.name}:{mark.line + 1}" if mark else "YAML"
         return ConfigError([Fault(place, f"this is not YAML: {cause.problem or cause.context}", "mend this line of the file")])
+    if isinstance(cause, RecursionError):
+        problem = "blocks, lists or references lie too deep within each other, or lead back to themselves"
+        return ConfigError([Fault("configuration", problem, FLATTEN)])
     if isinstance(cause, YAMLError):
         return ConfigError([Fault("YAML", f"the file cannot be read: {cause}", "mend the file")])
     if isinstance(cause, OmegaConfBaseException):

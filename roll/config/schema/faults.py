@@ -229,6 +229,8 @@ def _expected(detail: ErrorDetails) -> str:
         return f"a number {word} {context[bound]}"
     if kind == "finite_number":
         return "a finite number"
+    if kind == "string_too_long":
+        return f"a text of at most {context['max_length']} characters"
     if kind == "string_pattern_mismatch":
         return f"a text of the form {context['pattern']}"
     if kind == "literal_error":
