@@ -52,8 +52,8 @@ python -m roll.pipeline --config-name rlvr_lora_zero3 actor_train.training_args.
 - All faults are listed at once, each with its key, its value and a remedy; the exit status is then 2.
 - Nothing that is written is overwritten. Two keys that contradict each other are a fault.
 """
-LIMITS = f"""Where a type gives no bound, whole numbers go up to {LARGEST_COUNT}, other numbers up to {LARGEST_NUMBER:g}; what is not 0 is not
-nearer to it than {SMALLEST_NUMBER:g}.
+LIMITS = f"""Where a type gives no bound, whole numbers go up to {LARGEST_COUNT} and other numbers up to {LARGEST_NUMBER:g};
+what is not 0 is not nearer to it than {SMALLEST_NUMBER:g}.
 """
 
 

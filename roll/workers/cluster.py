@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +82,10 @@ class ClusterSession:
 
 
 @contextmanager
-def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[ClusterSession]:
+def cluster(run_folder: Path, gpus: int, gpus_per_node: int, hide: Callable[[str], str] = str) -> Iterator[ClusterSession]:
     """Join the cluster that `RAY_ADDRESS` names, as Ray itself reads it, or start one on this host.
+
+    `hide` takes secrets out of Ray's logs, which name the environment of its workers.
 
     Raises:
         ClusterUnavailable: it cannot be joined or started, or has fewer GPUs than the plan's roles are mapped to.
@@ -102,7 +104,7 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
             check_gpus(gpus, gpus_per_node)
             yield ClusterSession(shared, logs, scratch, heads)
         except BaseException:
-            _keep_ray_logs(scratch, logs)
+            _keep_ray_logs(scratch, logs, hide)
             raise
         finally:
             ray.shutdown()
@@ -200,13 +202,18 @@ def check_gpus(gpus: int, gpus_per_node: int) -> None:
         raise ClusterUnavailable(str(fault))
 
 
-def _keep_ray_logs(scratch: Path, logs: Path) -> None:
+def _keep_ray_logs(scratch: Path, logs: Path, hide: Callable[[str], str]) -> None:
     """Ray is still writing them: what cannot be copied is told, and hides nothing of why the run ended."""
+
+    def copy(source: str, target: str) -> None:
+        text = Path(source).read_text(encoding="utf-8", errors="replace")
+        Path(target).write_text(hide(text), encoding="utf-8")
+
     for source in scratch.glob(f"{RAY_FOLDER}/session_*/logs"):
         if source.parent.is_symlink():
             continue
         try:
-            shutil.copytree(source, logs / "ray", dirs_exist_ok=True, ignore=shutil.ignore_patterns("old"))
+            shutil.copytree(source, logs / "ray", dirs_exist_ok=True, copy_function=copy, ignore=shutil.ignore_patterns("old"))
         except OSError as error:  # shutil.Error is one
             LOG.warning("some of Ray's logs could not be copied to %s: %s", logs / "ray", error)
 

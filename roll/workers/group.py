@@ -95,6 +95,7 @@ class WorkerGroup(Ranks[S]):
         finally:
             building.cancel()
         self._started = True
+        LOG.info("%s has started, %d rank(s)", self.role, len(self))
         await asyncio.to_thread(self._leftovers.look, self._local_pids())
 
     def is_here(self, rank: int) -> bool:

@@ -192,11 +192,11 @@ def _files_checked() -> Iterator[None]:
     """Within, every file is looked through before Hydra loads it, as it would not survive some. It offers no hook there."""
     load = FileConfigSource.load_config
 
-    def check_and_load(source: FileConfigSource, config_path: str) -> ConfigResult:
-        file = Path(source.path) / (config_path if config_path.endswith((".yaml", ".yml")) else f"{config_path}.yaml")
+    def check_and_load(self: FileConfigSource, config_path: str) -> ConfigResult:
+        file = Path(self.path) / (config_path if config_path.endswith((".yaml", ".yml")) else f"{config_path}.yaml")
         if file.exists():
             check_file(file)
-        return load(source, config_path)
+        return load(self, config_path)
 
     FileConfigSource.load_config = check_and_load
     try:
