@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import math
 import sys
 import tempfile
 import warnings
@@ -19,9 +20,10 @@ from pathlib import Path
 
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType, RangeSweep
 from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
@@ -35,6 +37,8 @@ from roll.config.shipped import PRESETS, examples_folder, experiments, find_expe
 from roll.errors import ConfigError, Fault, RollError
 
 QUIET = ("hydra.job.name=roll.pipeline", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
+MOST_JOBS = 1000
+"""Of a sweep."""
 USAGE = """python -m roll.pipeline --config-name NAME [key=value ...]
 
   dry_run=true       print the plan and end
@@ -109,6 +113,7 @@ def compose(argv: Sequence[str], check: Callable[[DictConfig, set[str]], None]) 
     overrides = list(line.overrides)
     passing: set[str] = set()
     if line.file:
+        _refuse_long_sweeps([_parsed(word) for word in overrides])
         on_the_line = {_parsed(word).key_or_group for word in overrides}
         passing = preset_names(line.file.parent.parent / PRESETS) | (set(VARIABLES) - on_the_line)
         overrides = [_add_or_override(word, line.file.parent) for word in overrides]
@@ -177,6 +182,23 @@ def _parsed(word: str) -> Override:
         raise ConfigError([Fault("command line", f"'{word}' is not an override: {reason}", remedy)]) from None
 
 
+def _refuse_long_sweeps(overrides: Sequence[Override]) -> None:
+    """Hydra lists all jobs before the first.
+
+    Raises:
+        ConfigError: there are too many.
+    """
+    jobs = 1
+    for override in overrides:
+        swept = override.value()
+        if isinstance(swept, RangeSweep) and swept.start is not None and swept.stop is not None:
+            jobs *= max(1, math.ceil((swept.stop - swept.start) / (swept.step or 1)))
+        elif isinstance(swept, ChoiceSweep):
+            jobs *= len(swept.list)
+    if jobs > MOST_JOBS:
+        raise ConfigError([Fault("command line", f"the sweep has {jobs:,} jobs", f"give at most {MOST_JOBS:,}")])
+
+
 def _add_or_override(word: str, folder: Path) -> str:
     """`key=value` as `++key=value`, unless it is Hydra's own, a group's choice, a deletion or an addition."""
     override = _parsed(word)
@@ -190,19 +212,19 @@ def _add_or_override(word: str, folder: Path) -> str:
 @contextlib.contextmanager
 def _files_checked() -> Iterator[None]:
     """Within, every file is looked through before Hydra loads it, as it would not survive some. It offers no hook there."""
-    load = FileConfigSource.load_config
+    load = ConfigRepository.load_config
 
-    def check_and_load(self: FileConfigSource, config_path: str) -> ConfigResult:
-        file = Path(self.path) / (config_path if config_path.endswith((".yaml", ".yml")) else f"{config_path}.yaml")
-        if file.exists():
-            check_file(file)
+    def check_and_load(self: ConfigRepository, config_path: str) -> ConfigResult | None:
+        source = self._find_object_source(config_path=config_path, object_type=ObjectType.CONFIG)
+        if source is not None and source.scheme() == "file":
+            check_file(Path(source.path) / (config_path if config_path.endswith((".yaml", ".yml")) else f"{config_path}.yaml"))
         return load(self, config_path)
 
-    FileConfigSource.load_config = check_and_load
+    ConfigRepository.load_config = check_and_load
     try:
         yield
     finally:
-        FileConfigSource.load_config = load
+        ConfigRepository.load_config = load
 
 
 @contextlib.contextmanager
@@ -259,6 +281,8 @@ def _translated(cause: Exception) -> RollError | None:
     if isinstance(cause, RecursionError):
         problem = "blocks, lists or references lie too deep within each other, or lead back to themselves"
         return ConfigError([Fault("configuration", problem, FLATTEN)])
+    if isinstance(cause, ValueError) and "integer string conversion" in str(cause):
+        return ConfigError([Fault("configuration", f"a whole number is too long: {str(cause).split(';')[0]}", "write a shorter one")])
     if isinstance(cause, YAMLError):
         return ConfigError([Fault("YAML", f"the file cannot be read: {cause}", "mend the file")])
     if isinstance(cause, OmegaConfBaseException):

@@ -125,25 +125,30 @@ def container_faults(raw: Any) -> list[Fault]:
         raw: Blocks, lists and values, with their `${...}` as text.
     """
     faults: list[Fault] = []
-    for place, value in _values(raw):
+    for place, value, in_list in _values(raw):
         where = dotted([step if isinstance(step, int) else UNUSABLE.sub("?", str(step)) for step in place])
         if len(place) > DEEPEST:
             return [Fault(where, TOO_DEEP, FLATTEN)]
+        if place and not isinstance(place[-1], str) and not in_list:
+            faults.append(Fault(where, "its key is not text", "put the key into quotes"))
         if any(isinstance(text, str) and UNUSABLE.search(text) for text in (value, *place[-1:])):
             faults.append(Fault(where, "it holds NUL, or bytes that are not UTF-8", "write it without them"))
     return faults or _expansion_faults(raw)
 
 
-def _values(node: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Every block, list and value with its place. By a stack of its own: how deep they lie is what is looked for."""
-    waiting: list[tuple[tuple[Any, ...], Any]] = [((), node)]
+def _values(node: Any) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
+    """Every block, list and value with its place, and whether a list holds it.
+
+    By a stack of its own: how deep they lie is what is looked for.
+    """
+    waiting: list[tuple[tuple[Any, ...], Any, bool]] = [((), node, False)]
     while waiting:
-        place, node = waiting.pop()
-        yield place, node
+        place, node, in_list = waiting.pop()
+        yield place, node, in_list
         if isinstance(node, Mapping):
-            waiting += [((*place, key), below) for key, below in node.items()]
+            waiting += [((*place, key), below, False) for key, below in node.items()]
         elif isinstance(node, list):
-            waiting += [((*place, number), below) for number, below in enumerate(node)]
+            waiting += [((*place, number), below, True) for number, below in enumerate(node)]
 
 
 def _expansion_faults(raw: Any) -> list[Fault]:

@@ -43,7 +43,7 @@ class ModelConfig(StrictConfig):
         None,
         description="Modules that get a LoRA adapter, comma-separated (`q_proj,v_proj`), or `all-linear`. Without it all parameters train.",
     )
-    lora_rank: PositiveInt = Field(8, le=16384, description="Rank of the adapters.")
+    lora_rank: Annotated[int, Field(gt=0, le=16384)] = Field(8, description="Rank of the adapters.")
     lora_alpha: PositiveFloat | None = Field(
         None, description="Scale of the adapters: their output is multiplied by `lora_alpha / lora_rank`; twice `lora_rank` if not given."
     )
