@@ -71,7 +71,7 @@ def run(config: Config, plan: Plan) -> None:
         if _was_finished(config, checkpointer, steps):
             return
         ending.begin(checkpointer)
-        (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(redacted(config.model_dump(mode="json")))))
+        write_config(config, folder)
         LOG.info(
             "models and data were looked through; Ray and %d roles start, to go on after step %d",
             len(plan.roles),
@@ -116,6 +116,11 @@ def prepare(config: Config) -> Prepared:
             return wire_reward_model.prepare(config)
         case DistillConfig():
             return wire_distill.prepare(config)
+
+
+def write_config(config: Config, folder: Path) -> None:
+    """`config.yaml`, without what is secret."""
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(redacted(config.model_dump(mode="json")))))
 
 
 def _run_folder(config: Config) -> Path:

@@ -43,9 +43,9 @@ class Ending:
         checkpoint = "" if self._checkpointer is None else checkpoint_line(self._checkpointer)
         end = RunEnd(outcome(error), "" if error is None else self._hide(cause(error)), checkpoint)
         LOG.info("the run ended: %s", "; ".join(filter(None, (end.outcome, end.cause, end.checkpoint))))
-        if self._checkpointer is None or isinstance(error, BadInput):
+        if self._checkpointer is None:
             return
-        if error is not None and not self._checkpointer.is_at_end:
+        if error is not None and not isinstance(error, BadInput) and not self._checkpointer.is_at_end:
             with suppress(OSError):
                 print(f"this end wrote no checkpoint: {checkpoint}", file=sys.stderr, flush=True)
         try:

@@ -104,7 +104,7 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int, hide: Callable[[str
             check_gpus(gpus, gpus_per_node)
             yield ClusterSession(shared, logs, scratch, heads)
         except BaseException:
-            _keep_ray_logs(scratch, logs, hide)
+            keep_ray_logs(scratch, logs, hide)
             raise
         finally:
             ray.shutdown()
@@ -202,8 +202,8 @@ def check_gpus(gpus: int, gpus_per_node: int) -> None:
         raise ClusterUnavailable(str(fault))
 
 
-def _keep_ray_logs(scratch: Path, logs: Path, hide: Callable[[str], str]) -> None:
-    """Ray is still writing them: what cannot be copied is told, and hides nothing of why the run ended."""
+def keep_ray_logs(scratch: Path, logs: Path, hide: Callable[[str], str]) -> None:
+    """Copy what Ray wrote. Ray is still writing it: what cannot be copied is told, and hides nothing of why the run ended."""
 
     def copy(source: str, target: str) -> None:
         text = Path(source).read_text(encoding="utf-8", errors="replace")
