@@ -14,7 +14,7 @@ LOGIN = "login_kwargs"
 """A block of SwanLab's, secret as a whole."""
 NOT_SECRET = ("judge_api_key_env",)
 """Keys of the schema whose value is the name of a variable."""
-PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^/\s:@]*:)[^/\s@]+@", re.IGNORECASE)
+PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^/\s:@]*:)(?P<password>[^/\s@]+)@", re.IGNORECASE)
 """In a URL, between the user and the host."""
 SHORTEST = 6
 """Characters of a secret that is looked for in texts. A shorter one stands in many words."""
@@ -57,6 +57,7 @@ class Secrets:
 
 
 def _secrets(tree: Any) -> Iterator[str]:
+    yield from (url["password"] for url in PASSWORD.finditer(tree if isinstance(tree, str) else ""))
     for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list | tuple) else ():
         if _hides(key, value):
             yield from [value] if isinstance(value, str) else (text for text in value.values() if isinstance(text, str))

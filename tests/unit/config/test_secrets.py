@@ -22,7 +22,7 @@ from roll.workers.cluster import keep_ray_logs
 
 WORDS = [
     "track_with=mlflow",
-    "++tracker_kwargs={mlflow: {tracking_uri: 'https://me:pass-word@host/x', api_key: tracker-key}}",
+    "++tracker_kwargs={mlflow: {tracking_uri: 'https://me:pass-word@host/x', access_token: tracker-key}}",
     "++system_envs={HF_TOKEN: hf-token-1, MY_SECRET: secret-two, DB_PASSWORD: password-3, TOKENIZERS_PARALLELISM: 'false', COLOUR: blue}",
     "++sft_train.system_envs={AWS_SECRET_ACCESS_KEY: of-the-role}",
 ]
@@ -91,7 +91,7 @@ def test_no_secret_is_left_in_what_a_run_writes(config: Config, tmp_path: Path, 
         "HF_TOKEN": HIDDEN, "MY_SECRET": HIDDEN, "DB_PASSWORD": HIDDEN, "TOKENIZERS_PARALLELISM": "false", "COLOUR": "blue"
     }  # fmt: skip
     assert kept["max_steps"] == moved.max_steps and kept["pretrain"] == moved.pretrain
-    assert given == [{"tracking_uri": "https://me:pass-word@host/x", "api_key": "tracker-key"}], "the tracker itself needs them"
+    assert given == [{"tracking_uri": "https://me:pass-word@host/x", "access_token": "tracker-key"}], "the tracker itself needs them"
 
 
 def test_a_run_that_resumes_is_compared_without_them(config: Config) -> None:
