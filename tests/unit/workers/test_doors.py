@@ -28,12 +28,13 @@ def listening() -> list[tuple[str, str, int]]:
     ours = psutil.Process()
     names = {child.pid: child.name() for child in ours.children(recursive=True)} | {ours.pid: "driver"}
     found = psutil.net_connections(kind="inet")
-    return [(names[one.pid], one.laddr.ip, one.laddr.port) for one in found if one.status == psutil.CONN_LISTEN and one.pid in names]
+    here = [(names[one.pid], one.laddr) for one in found if one.status == psutil.CONN_LISTEN and one.pid in names]
+    return [(name, address.ip, address.port) for name, address in here]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def answer(port: int, method: str, token: str | None) -> grpc.StatusCode:
     with grpc.insecure_channel(f"{LOOPBACK}:{port}") as channel:
-        known = [] if token is None else [("authorization", f"Bearer {token}")]
+        known = () if token is None else (("authorization", f"Bearer {token}"),)
         try:
             channel.unary_unary(method)(b"", metadata=known, timeout=limits.CALL)
         except grpc.RpcError as error:
