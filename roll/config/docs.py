@@ -21,6 +21,7 @@ from roll.config.roll_v2.defaults import CISPO_CLIP, DEFAULTS, ENOUGH
 from roll.config.roll_v2.keys import DIFFERS, HOLDS, IGNORED, MEANINGS, READ_AS, REFUSED, REWARD_CLASSES, ROLE, ROLES, VALUES, VARIABLES
 from roll.config.roll_v2.model_rewards import KEY, OF_MODELS, PROMPTS
 from roll.config.roll_v2.reward_functions import MEANT
+from roll.config.schema.base import LARGEST_COUNT, LARGEST_NUMBER, SMALLEST_NUMBER
 from roll.config.schema.fields import ANY_NAME, section_at, sections
 from roll.config.schema.foreign import STRATEGIES
 from roll.config.schema.methods import Named
@@ -51,11 +52,14 @@ python -m roll.pipeline --config-name rlvr_lora_zero3 actor_train.training_args.
 - All faults are listed at once, each with its key, its value and a remedy; the exit status is then 2.
 - Nothing that is written is overwritten. Two keys that contradict each other are a fault.
 """
+LIMITS = f"""Where a type gives no bound, whole numbers go up to {LARGEST_COUNT} and other numbers up to {LARGEST_NUMBER:g};
+what is not 0 is not nearer to it than {SMALLEST_NUMBER:g}.
+"""
 
 
 def reference() -> str:
     """The page."""
-    parts = [INTRODUCTION]
+    parts = [INTRODUCTION, LIMITS]
     parts.append(_section("Every run", "", ExperimentConfig))
     shared = set(ExperimentConfig.model_fields)
     parts.append(_section("RLVR", "", RlvrConfig, leave_out=shared))
@@ -153,7 +157,8 @@ def _name(part: object) -> str:
 
 def _bounds(metadata: Sequence[object]) -> str:
     signs = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
-    found = [f"{sign} {getattr(bound, key):g}" for bound in metadata for key, sign in signs if getattr(bound, key, None) is not None]
+    bounds = [(getattr(bound, key), sign) for bound in metadata for key, sign in signs if getattr(bound, key, None) is not None]
+    found = [f"{sign} {bound:g}" for bound, sign in bounds if abs(bound) not in (LARGEST_COUNT, LARGEST_NUMBER)]
     return f" {', '.join(found)}" if found else ""
 
 

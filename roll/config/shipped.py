@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from pathlib import Path
 
 from roll.errors import ConfigError, Fault
@@ -73,7 +74,9 @@ def find_experiment(name: str) -> Path:
         raise ConfigError([Fault("--config-name", f"'{name}' is the name of {len(found)} experiments", f"give one of: {choices}")])
     file = Path(f"{wanted}.yaml")
     remedy = (
-        f"give its folder apart: --config-path {file.parent} --config-name {file.stem}" if file.is_file() else _nearest(wanted, list(known))
+        f"give its folder apart: --config-path {file.parent} --config-name {file.stem}"
+        if _holds(file, Path.is_file)
+        else _nearest(wanted, list(known))
     )
     raise ConfigError([Fault("--config-name", f"no experiment is named '{name}'", remedy)])
 
@@ -84,13 +87,21 @@ def find_in(folder: Path, name: str, option: str) -> Path:
     Raises:
         ConfigError: the folder or the file does not exist.
     """
-    if not folder.is_dir():
+    if not _holds(folder, Path.is_dir):
         raise ConfigError([Fault(option, f"'{folder}' is not a folder", "give the folder that holds the YAML file")])
     file = folder / f"{name.removesuffix('.yaml')}.yaml"
-    if not file.is_file():
+    if not _holds(file, Path.is_file):
         names = sorted(path.stem for path in folder.glob("*.yaml"))
         raise ConfigError([Fault("--config-name", f"there is no '{file.name}' in {folder}", _nearest(name, names))])
     return file
+
+
+def _holds(path: Path, test: Callable[[Path], bool]) -> bool:
+    """A name that is too long for the file system is none of its files."""
+    try:
+        return test(path)
+    except OSError:
+        return False
 
 
 def _nearest(name: str, known: list[str]) -> str:

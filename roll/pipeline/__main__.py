@@ -17,7 +17,7 @@ from rich.console import Console
 from roll.config.load.compose import compose
 from roll.config.load.loader import read_config
 from roll.config.plan.plan import Plan, make_plan
-from roll.config.plan.show import show_plan
+from roll.config.plan.show import WIDTH, show_plan
 from roll.config.schema.pipelines import Config
 from roll.errors import INTERRUPTED, PART_FAILED, ConfigError, Fault, RollError
 
@@ -74,7 +74,7 @@ def _refuse_shared_folders(jobs: Sequence[Job]) -> None:
 
 
 def _run(config: Config, plan: Plan) -> None:
-    show_plan(config, plan, Console(width=None if sys.stdout.isatty() else 160))
+    show_plan(config, plan, Console(width=None if sys.stdout.isatty() else WIDTH))
     if config.dry_run:
         return
     from roll.pipeline.assemble import run  # Here, so that a dry run imports neither torch nor ray.

@@ -10,20 +10,23 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 import datasets
 from omegaconf import OmegaConf
 
 from roll.checkpoint.store import CheckpointStore
 from roll.config.derived.trackers import chosen_trackers
+from roll.config.load.env_file import secrets_of
 from roll.config.plan.plan import Plan
+from roll.config.plan.show import plan_text
 from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
-from roll.errors import WorkerFailed
+from roll.config.schema.secrets import redacted
+from roll.errors import ConfigError, Fault
 from roll.pipeline import resume_fingerprint, wire_distill, wire_dpo, wire_reward_model, wire_rlvr, wire_sft
 from roll.pipeline.checkpointer import Checkpointer
+from roll.pipeline.ending import Ending
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.restarts import Restarts
 from roll.pipeline.roles import Roles, is_trainer_side
@@ -31,11 +34,10 @@ from roll.pipeline.run_context import Loop, Prepared, RunContext
 from roll.pipeline.wire_offline import steps_of
 from roll.system.step_memory import memory_of_steps
 from roll.tracking.base import RunFacts
-from roll.tracking.console import console_tracker
+from roll.tracking.console import StepLog, console_tracker
 from roll.tracking.fanout import Tracking
-from roll.tracking.jsonl import METRICS_FILE, JsonlTracker
+from roll.tracking.jsonl import JsonlTracker
 from roll.tracking.logs import RunLog
-from roll.tracking.report import write_report
 from roll.tracking.run import open_named
 from roll.workers.cluster import cluster
 
@@ -52,13 +54,14 @@ def run(config: Config, plan: Plan) -> None:
         RollError: a part failed.
         KeyboardInterrupt: the run was interrupted; its checkpoint is written.
     """
-    folder = Path(config.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _run_folder(config)
+    secrets = secrets_of(config, plan.environment)
     with Interrupt() as interrupt, ExitStack() as stack:
         store = CheckpointStore(folder / "checkpoints", config.keep_checkpoints)
         stack.enter_context(store.held())  # First of all: a second run would write into the records of this one.
-        stack.enter_context(RunLog(folder))
-        stack.push(_log_failure)
+        stack.enter_context(RunLog(folder, secrets.hide))
+        ending = stack.enter_context(Ending(folder, secrets.hide))
+        LOG.info("the plan:\n%s", plan_text(config, plan))
         checkpointer = Checkpointer(config, store)
         if _was_finished(config, checkpointer, config.max_steps):
             return
@@ -73,11 +76,16 @@ def run(config: Config, plan: Plan) -> None:
         steps = last_step(config, plan, prepared)
         if _was_finished(config, checkpointer, steps):
             return
-        (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))
-        stack.callback(_report, folder)
+        ending.begin(checkpointer)
+        write_config(config, folder)
+        LOG.info(
+            "models and data were looked through; Ray and %d roles start, to go on after step %d",
+            len(plan.roles),
+            checkpointer.resumed_step or 0,
+        )
         tracker = stack.enter_context(open_trackers(config, checkpointer.resumed_step, steps))
         gpus = max(plan.devices, default=-1) + 1
-        with cluster(folder, gpus, config.num_gpus_per_node) as session:
+        with cluster(folder, gpus, config.num_gpus_per_node, secrets.hide) as session:
             interrupt.take()
             stack.enter_context(memory_of_steps())
             context = RunContext(plan, session, checkpointer, tracker)
@@ -117,22 +125,22 @@ def prepare(config: Config) -> Prepared:
             return wire_distill.prepare(config)
 
 
-def _report(folder: Path) -> None:
-    """Also of a run that failed, if it came to a first line of metrics. A report that fails hides nothing of how the run ended."""
-    metrics = folder / METRICS_FILE
-    if not metrics.is_file() or not metrics.stat().st_size:
-        return
+def write_config(config: Config, folder: Path) -> None:
+    """`config.yaml`, without what is secret."""
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(redacted(config.model_dump(mode="json")))))
+
+
+def _run_folder(config: Config) -> Path:
+    """
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    folder = Path(config.output_dir)
     try:
-        print(f"report: {write_report(folder)}")
-    except Exception as error:
-        LOG.warning("the report could not be written: %s: %s", type(error).__name__, error)
-        LOG.info("where the report failed", exc_info=error)
-
-
-def _log_failure(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-    """The worker's own traceback goes to the driver's log; the terminal gets one line."""
-    if isinstance(error, WorkerFailed):
-        LOG.info("%s\n%s", error, error.traceback)
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError([Fault("output_dir", f"'{folder}' cannot be made: {error.strerror}", "give another folder")]) from None
+    return folder
 
 
 async def _run(
@@ -182,8 +190,8 @@ def _reopened(stack: ExitStack, config: Config, steps: int, step: int | None) ->
 def open_trackers(config: Config, resumed_step: int | None, steps: int) -> Tracking:
     """The record, the console, which counts up to `steps`, and whatever `track_with` names."""
     folder = Path(config.output_dir)
-    facts = RunFacts(folder, config.exp_name, config.model_dump(mode="json"), resumed_step)
+    facts = RunFacts(folder, config.exp_name, redacted(config.model_dump(mode="json")), resumed_step)
     record = JsonlTracker(folder, resumed_step)
     named = open_named(chosen_trackers(config), facts, config.tracker_kwargs)
     last_step = BEFORE_FIRST if resumed_step is None else resumed_step
-    return Tracking(record, [console_tracker(config.exp_name, steps), *named], last_step)
+    return Tracking(record, [console_tracker(config.exp_name, steps), StepLog(steps), *named], last_step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,6 +15,7 @@ from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, Fault
 from roll.pipeline.position import Position
 
+LOG = logging.getLogger(__name__)
 EXPORT = "export"
 
 
@@ -63,6 +65,11 @@ class Trainer(Protocol):
 class Checkpointer:
     """Knows what to resume from, when a checkpoint is due, and what belongs in one."""
 
+    last: tuple[int, Path] | None
+    """Step and folder of the newest checkpoint that the run has written or goes on from."""
+    is_at_end: bool
+    """Whether it is of the run's last step."""
+
     def __init__(self, config: Config, store: CheckpointStore) -> None:
         """Looks for what `resume_from_checkpoint` asks for.
 
@@ -73,9 +80,9 @@ class Checkpointer:
         self._began = time.monotonic()
         self._folder = store.resolve(config.resume_from_checkpoint)
         self._state = LoopState.read(self._folder) if self._folder else None
-        self._saved_step = self.resumed_step
+        self.last = None if self._folder is None or self._state is None else (self._state.step, self._folder)
+        self.is_at_end = False
         self._fingerprint: dict[str, str] = {}
-        self._written: Path | None = None
         self._final = Path(config.output_dir).absolute() / EXPORT
 
     @property
@@ -130,10 +137,9 @@ class Checkpointer:
 
         None is the start of the run.
         """
-        if self._written is not None:
-            self._folder, self._state = self._written, LoopState.read(self._written)
-            self._began = time.monotonic()
-        self._saved_step = self.resumed_step
+        if self.last is not None and self.last[1] != self._folder:
+            self._folder, self._began = self.last[1], time.monotonic()
+            self._state = LoopState.read(self._folder)
         return self.resumed_step
 
     async def save_if_due(self, position: Position) -> None:
@@ -145,8 +151,9 @@ class Checkpointer:
         """Write the last checkpoint, if it is not written, and, at the end of the run, the policy; unless `save_at_end` is off."""
         if not self._config.save_at_end:
             return
-        if position.step != self._saved_step:
+        if self.last is None or position.step != self.last[0]:
             await self._save(position)
+        self.is_at_end = True
         if position.step >= self._last_step:
             await self._export()
 
@@ -162,7 +169,8 @@ class Checkpointer:
             if self._unconsumed is not None:
                 await self._unconsumed.save(folder)
             state.write(folder)
-        self._saved_step, self._written = position.step, self._store.folder / f"step_{position.step}"
+        self.last = (position.step, self._store.folder / f"step_{position.step}")
+        LOG.info("checkpoint of step %d: %s", *self.last)
 
     async def _export(self) -> None:
         aside = self._final.with_name(f".{EXPORT}.partial")
@@ -170,3 +178,4 @@ class Checkpointer:
         await self._trainer.export(aside)
         shutil.rmtree(self._final, ignore_errors=True)
         aside.rename(self._final)
+        LOG.info("exported: %s", self._final)

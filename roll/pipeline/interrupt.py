@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, from the start of a run to its end.
+"""Ctrl-C, SIGTERM and SIGHUP, from the start of a run to its end.
 
 until the steps begin   the run ends at once: there is nothing to save
 during the steps        the first ends the run after its step, with a checkpoint; the second ends it at once
@@ -8,19 +8,28 @@ at the end              processes are ended, folders removed, records closed: th
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LOG = logging.getLogger(__name__)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SAME_SECONDS = 1.0
+"""Signals so close together are one: a terminal's Ctrl-C, a launcher and a queue may each send the same."""
 
 
 class Interrupt:
     """Takes the signals while it is entered, in the main thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` is in seconds."""
+        self._clock, self._first = clock, 0.0
+        self._terminals = [number for number in (1, 2) if os.isatty(number)]
         self._happened = self._has_begun = self._is_ending = False
         self._work: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
 
@@ -31,6 +40,8 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         self._before = {number: signal.getsignal(number) for number in SIGNALS}
+        if self._before[signal.SIGHUP] is signal.SIG_IGN:  # started by nohup
+            del self._before[signal.SIGHUP]
         self.take()
         return self
 
@@ -40,7 +51,7 @@ class Interrupt:
 
     def take(self) -> None:
         """Take the signals; once more where a library, as Ray does, has put a handler of its own in place."""
-        for number in SIGNALS:
+        for number in self._before:
             signal.signal(number, self._handle)
 
     @contextmanager
@@ -63,18 +74,29 @@ class Interrupt:
             raise KeyboardInterrupt
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self._leave_terminals()
         if self._work is not None:
-            self._work[0].call_soon_threadsafe(self._tell)
+            self._work[0].call_soon_threadsafe(self._tell, signal.Signals(number).name, self._clock())
         elif not self._is_ending:
             self._happened = self._is_ending = True
             raise KeyboardInterrupt
 
-    def _tell(self) -> None:
-        """In the event loop."""
-        if self._work is None:
+    def _tell(self, name: str, now: float) -> None:
+        """In the event loop, that a signal came at a time of the clock."""
+        if self._work is None or self._happened and now - self._first < SAME_SECONDS:
             return
         if self._happened or not self._has_begun:
+            LOG.info("%s: the run ends at once", name)
             self._work[1].cancel()
         else:
-            self._happened = True
+            self._happened, self._first = True, now
+            LOG.info("%s: the run ends after its step", name)
             print("\ninterrupted: the step is finished and saved first; interrupt again to end at once", file=sys.stderr, flush=True)
+
+    def _leave_terminals(self) -> None:
+        """What would be written to a terminal that has gone is dropped: an error of writing would hide how the run ends."""
+        with open(os.devnull, "w") as nowhere:
+            for number in self._terminals:
+                if not os.isatty(number):
+                    os.dup2(nowhere.fileno(), number)

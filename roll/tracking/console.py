@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 import time
@@ -17,6 +18,7 @@ from rich.text import Text
 from roll.tracking.base import LOSSES, Tracker
 from roll.types import Metrics, RolloutGroup
 
+LOG = logging.getLogger(__name__)
 BLOCKS = "▁▂▃▄▅▆▇█"
 STEPS_OF_ETA = 10
 SHORT = {"weight_sync": "sync", "evaluate": "eval", "checkpoint": "save"}
@@ -80,6 +82,25 @@ class PlainConsole:
     def log(self, step: int, metrics: Metrics) -> None:
         self._progress = self._progress.after(step, metrics)
         print(plain_line(self._progress), flush=True)
+
+    def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class StepLog:
+    """The same lines in the driver's log, whatever the terminal shows."""
+
+    name = "log"
+
+    def __init__(self, max_steps: int) -> None:
+        self._progress = Progress(max_steps)
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self._progress = self._progress.after(step, metrics)
+        LOG.info("%s", plain_line(self._progress))
 
     def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -13,15 +14,16 @@ from typing import TextIO
 class RunLog:
     """Sends Python's logging to `<run>/logs/driver.log`, and warnings to stderr as well, from `__init__` to `close`."""
 
-    def __init__(self, run_dir: Path, level: int = logging.INFO) -> None:
+    def __init__(self, run_dir: Path, hide: Callable[[str], str] = str, level: int = logging.INFO) -> None:
+        """`hide` takes secrets out of a line."""
         self.path = run_dir / "logs" / "driver.log"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         root = logging.getLogger()
         self._before = (root.level, root.handlers[:])
         to_file = _LogFile(self.path, encoding="utf-8")
-        to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        to_file.setFormatter(_Hiding("%(asctime)s %(levelname)s %(name)s: %(message)s", hide))
         to_terminal = _CurrentStderr(logging.WARNING)
-        to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        to_terminal.setFormatter(_Hiding("%(levelname)s: %(message)s", hide))
         self._handlers = [to_file, to_terminal]
         root.handlers[:] = self._handlers
         root.setLevel(level)
@@ -41,6 +43,17 @@ class RunLog:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+class _Hiding(logging.Formatter):
+    """Takes secrets out of whatever a library writes, tracebacks included."""
+
+    def __init__(self, form: str, hide: Callable[[str], str]) -> None:
+        super().__init__(form)
+        self._hide = hide
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._hide(super().format(record))
 
 
 class _LogFile(logging.FileHandler):

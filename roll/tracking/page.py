@@ -38,6 +38,8 @@ pre.box { margin-top:6px; background:var(--code); border-radius:8px; padding:10p
 .response { display:grid; grid-template-columns:104px minmax(0, 1fr); gap:14px; padding-top:12px; }
 .chip { display:inline-block; border-radius:999px; padding:1px 10px; font-weight:600; font-variant-numeric:tabular-nums; color:#fff; }
 .flag { display:inline-block; border:1px solid #d08a1d; color:#d08a1d; border-radius:999px; padding:0 8px; font-size:12px; margin-top:4px; }
+.ending { margin-top:26px; border-color:#c4372b; overflow-wrap:anywhere; white-space:pre-wrap; }
+.ending p:first-child { font-weight:600; color:#c4372b; }
 details { margin-top:14px; }
 summary { cursor:pointer; font-weight:600; }
 details[open] > summary { margin-bottom:12px; }
@@ -79,6 +81,7 @@ PAGE = """<!doctype html>
   <h1>{{ title }}</h1>
   <p class="soft">{{ subtitle }}</p>
 </header>
+{% if ending %}<div class="card ending">{% for line in ending %}<p>{{ line }}</p>{% endfor %}</div>{% endif %}
 <div class="tiles">
 {% for tile in tiles %}<div class="card tile">
   <p class="soft small">{{ tile.label }}</p><p class="value">{{ tile.value }}</p><p class="soft small">{{ tile.note }}</p>

@@ -18,6 +18,7 @@ from roll.errors import BadInput, DataError, Fault
 from roll.tracking.base import LOSSES
 from roll.tracking.charts import Row, Section, names_like, sections, series
 from roll.tracking.console import duration
+from roll.tracking.ending import RunEnd, read_end
 from roll.tracking.jsonl import METRICS_FILE, SAMPLES_FILE, read_ends, read_lines
 from roll.tracking.page import render
 
@@ -70,6 +71,7 @@ def _page(run_dir: Path, rows: Sequence[Row], samples: Sequence[Row], config: st
     page: dict[str, object] = {
         "title": keys.get("exp_name") or run_dir.resolve().name,
         "subtitle": " · ".join([*([model] if model else []), f"{_last_step(rows)} steps"]),
+        "ending": _ending(read_end(run_dir), _last_step(rows)),
         "tiles": _tiles(rows, keys.get("max_steps")),
         "validation": [_validation_row(rows, name) for name in _validations(rows)],
         "sections": [
@@ -85,6 +87,17 @@ def _page(run_dir: Path, rows: Sequence[Row], samples: Sequence[Row], config: st
         "remarks": [remark] if unreadable else [],
     }
     return render(page, _figures(charts), get_plotlyjs())
+
+
+def _ending(end: RunEnd | None, step: int) -> list[str]:
+    """Lines about a run that did not come to its end; none of one that did, or goes on."""
+    if end is None or end.outcome == "done":
+        return []
+    return [
+        f"The run {'failed' if end.outcome == 'failed' else 'was interrupted'} after step {step}.",
+        end.cause,
+        f"Checkpoint: {end.checkpoint}.",
+    ]
 
 
 def _figures(charts: Sequence[Section]) -> str:

@@ -7,8 +7,8 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from roll.errors import Fault, RollError
 from roll.system.leftovers import SHARED_MEMORY, Leftovers, remove_recorded
 from roll.system.orphans import is_alive
 from roll.system.own_folder import own_folder, ownerless
+from roll.workers.doors import loopback, own_token
 from roll.workers.placement import gpu_counts
 
 LOG = logging.getLogger(__name__)
@@ -30,8 +31,10 @@ HEADS = ("gcs_server", "raylet")
 """Names of the processes without which Ray does nothing."""
 LOOK_EVERY = 1.0
 """Seconds between two looks at them."""
+RAY_FOLDER = "r"
+"""In the run's temporary folder. Ray opens its own to every user of the host; the one above it is not."""
 LONGEST_SOCKET = 107
-LONGEST_TEMPORARY = LONGEST_SOCKET - len("/roll-1234567-abcdefgh/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
+LONGEST_TEMPORARY = LONGEST_SOCKET - len("/roll-1234567-abcdefgh/r/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
 """Characters of a temporary folder's name."""
 
 
@@ -79,8 +82,10 @@ class ClusterSession:
 
 
 @contextmanager
-def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[ClusterSession]:
+def cluster(run_folder: Path, gpus: int, gpus_per_node: int, hide: Callable[[str], str] = str) -> Iterator[ClusterSession]:
     """Join the cluster that `RAY_ADDRESS` names, as Ray itself reads it, or start one on this host.
+
+    `hide` takes secrets out of Ray's logs, which name the environment of its workers.
 
     Raises:
         ClusterUnavailable: it cannot be joined or started, or has fewer GPUs than the plan's roles are mapped to.
@@ -88,14 +93,18 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int) -> Iterator[Cluster
     _sweep()
     logs = run_folder.absolute() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    with own_folder(temporary()) as scratch, own_folder(SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as shared:
+    with ExitStack() as stack:
+        scratch = stack.enter_context(own_folder(temporary()))
+        shared = stack.enter_context(own_folder(SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
         leftovers = Leftovers(shared / f"ray{RECORD}")
+        if not os.environ.get("RAY_ADDRESS"):
+            stack.enter_context(own_token(scratch))
         try:
             heads = _connect(scratch, gpus, leftovers)
             check_gpus(gpus, gpus_per_node)
             yield ClusterSession(shared, logs, scratch, heads)
         except BaseException:
-            _keep_ray_logs(scratch, logs)
+            keep_ray_logs(scratch, logs, hide)
             raise
         finally:
             ray.shutdown()
@@ -125,23 +134,25 @@ def temporary() -> Path:
 
 
 def start(scratch: Path, gpus: int) -> None:
-    """Start a cluster on this host.
+    """Start a cluster on this host, which no other host reaches.
 
     Raises:
         ClusterUnavailable: Ray did not start.
     """
     try:
-        ray.init(
-            address="local",
-            num_gpus=None if gpus else 0,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=1 << 30,
-            _temp_dir=str(scratch),
-            # Ray's workers, and the engines that they start, would give way to every other process of the host.
-            _system_config={"worker_niceness": 0},
-        )
+        with loopback() as address:
+            ray.init(
+                address="local",
+                num_gpus=None if gpus else 0,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=1 << 30,
+                _node_ip_address=address,
+                _temp_dir=str(scratch / RAY_FOLDER),
+                # Ray's workers, and the engines that they start, would give way to every other process of the host.
+                _system_config={"worker_niceness": 0},
+            )
     except Exception as error:  # what Ray raises is of no one kind
         problem = f"did not start on this host: {' '.join(str(error).split())}"
         remedy = "logs/ray of the run's folder has what it said; on a host that is busy with other work, try again"
@@ -191,13 +202,18 @@ def check_gpus(gpus: int, gpus_per_node: int) -> None:
         raise ClusterUnavailable(str(fault))
 
 
-def _keep_ray_logs(scratch: Path, logs: Path) -> None:
-    """Ray is still writing them: what cannot be copied is told, and hides nothing of why the run ended."""
-    for source in scratch.glob("session_*/logs"):
+def keep_ray_logs(scratch: Path, logs: Path, hide: Callable[[str], str]) -> None:
+    """Copy what Ray wrote. Ray is still writing it: what cannot be copied is told, and hides nothing of why the run ended."""
+
+    def copy(source: str, target: str) -> None:
+        text = Path(source).read_text(encoding="utf-8", errors="replace")
+        Path(target).write_text(hide(text), encoding="utf-8")
+
+    for source in scratch.glob(f"{RAY_FOLDER}/session_*/logs"):
         if source.parent.is_symlink():
             continue
         try:
-            shutil.copytree(source, logs / "ray", dirs_exist_ok=True, ignore=shutil.ignore_patterns("old"))
+            shutil.copytree(source, logs / "ray", dirs_exist_ok=True, copy_function=copy, ignore=shutil.ignore_patterns("old"))
         except OSError as error:  # shutil.Error is one
             LOG.warning("some of Ray's logs could not be copied to %s: %s", logs / "ray", error)
 

@@ -89,6 +89,7 @@ class WorkerGroup(Ranks[S]):
         everyone = range(len(self))
         self.device_name = (await self._build(everyone, await self.free_address(seconds), seconds))[0]
         self._started = True
+        LOG.info("%s has started, %d rank(s)", self.role, len(self))
         await self._look(everyone)
 
     async def replace(self, rank: int, seconds: float) -> None:

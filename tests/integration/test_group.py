@@ -298,7 +298,7 @@ def test_a_temporary_folder_whose_name_is_too_long_for_sockets_is_not_used(tmp_p
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with cluster(tmp_path, gpus=0, gpus_per_node=8) as session:
         assert session.scratch.parent == Path("/tmp")
-        (socket,) = session.scratch.glob("session_2*/sockets/plasma_store")
+        (socket,) = session.scratch.glob("r/session_2*/sockets/plasma_store")
         assert len(str(socket)) <= LONGEST_SOCKET
     assert not session.scratch.exists()
     monkeypatch.setattr(tempfile, "tempdir", "/short")

@@ -7,15 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from roll.config.derived.reward_roles import PREFIX, reward_role, reward_roles
+from roll.config.schema.base import MOST_RANKS
 from roll.config.schema.engine import DeepSpeedInferStrategyConfig, DeepSpeedTrainStrategyConfig, VllmConfig, VllmStrategyConfig
 from roll.config.schema.offline import OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import JudgeConfig, LearnerConfig, RoleConfig
 from roll.errors import Fault
-
-LARGEST_WORLD = 1024
-"""Workers of a role, and devices of a run. Beyond it a slip of the pen is likelier than such a cluster."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +181,7 @@ def placement_faults(config: Config) -> list[Fault]:
         faults += _sharing_faults(config) + sync_faults(config)
         functions = {name: reward for name, reward in config.rewards.items() if reward_role(name, reward) is None}
         worlds = {f"rewards.{name}.world_size": reward.world_size for name, reward in functions.items()}
-        faults += [_too_many(where, size) for where, size in worlds.items() if size > LARGEST_WORLD]
+        faults += [_too_many(where, size) for where, size in worlds.items() if size > MOST_RANKS]
     return faults
 
 
@@ -201,7 +199,7 @@ def _device_faults(name: str, role: RoleConfig, config: Config) -> list[Fault]:
     width = engine.tensor_parallel_size if engine else 1
     wide = f"{name}.strategy_args.strategy_config.tensor_parallel_size"
     if mapping is None:
-        faults = [_too_many(f"{name}.world_size", role.world_size)] if (role.world_size or 1) > LARGEST_WORLD else []
+        faults = [_too_many(f"{name}.world_size", role.world_size)] if (role.world_size or 1) > MOST_RANKS else []
         return faults + ([Fault(wide, f"{width}, but {name} runs on the CPU", "use 1, or give device_mapping")] if width > 1 else [])
     if not mapping:
         return [Fault(where, "[] holds no device", "name devices, or remove the key to run on the CPU")]
@@ -209,8 +207,8 @@ def _device_faults(name: str, role: RoleConfig, config: Config) -> list[Fault]:
     twice = [device for device, count in Counter(mapping).items() if count > 1]
     if twice:
         faults.append(Fault(where, f"devices {_listed(twice)} stand in it more than once", "name each device once"))
-    if max(mapping) >= LARGEST_WORLD:
-        faults.append(Fault(where, f"device {max(mapping)}", f"devices are counted from 0 over all nodes, up to {LARGEST_WORLD - 1}"))
+    if max(mapping) >= MOST_RANKS:
+        faults.append(Fault(where, f"device {max(mapping)}", f"devices are counted from 0 over all nodes, up to {MOST_RANKS - 1}"))
     if len(mapping) % width:
         problem = f"{len(mapping)} devices cannot be shared out to engines of tensor_parallel_size {width}"
         faults.append(Fault(where, problem, f"give a multiple of {width} devices, or another tensor_parallel_size"))
@@ -311,7 +309,7 @@ def _apart(name: str, role: RoleConfig, per_node: int) -> Iterator[str]:
 
 
 def _too_many(where: str, size: int | None) -> Fault:
-    return Fault(where, f"{size} workers", f"give at most {LARGEST_WORLD}")
+    return Fault(where, f"{size} workers", f"give at most {MOST_RANKS}")
 
 
 def _listed(numbers: Sequence[int]) -> str:

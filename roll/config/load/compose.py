@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import math
 import sys
 import tempfile
 import warnings
@@ -19,19 +20,25 @@ from pathlib import Path
 
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType, RangeSweep
 from hydra.errors import HydraException, MissingConfigException
+from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
+from roll.config.load.limits import FLATTEN, check_file, word_faults
 from roll.config.load.loader import resolution_fault
 from roll.config.roll_v2.keys import VARIABLES
 from roll.config.shipped import PRESETS, examples_folder, experiments, find_experiment, find_in, preset_names
 from roll.errors import ConfigError, Fault, RollError
 
 QUIET = ("hydra.job.name=roll.pipeline", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
+MOST_JOBS = 1000
+"""Of a sweep."""
 USAGE = """python -m roll.pipeline --config-name NAME [key=value ...]
 
   dry_run=true       print the plan and end
@@ -67,6 +74,8 @@ def parse(argv: Sequence[str]) -> CommandLine:
     ours.add_argument("--config-name", "-cn")
     ours.add_argument("--config-path", "-cp")
     ours.add_argument("--config-dir", "-cd")
+    if faults := list(word_faults(argv)):
+        raise ConfigError(faults)
     given, rest = ours.parse_known_args(argv)
     overrides = tuple(word for word in rest if not word.startswith("-") and ("=" in word or word.startswith("~")))
     flags = tuple(word for word in rest if word not in overrides)
@@ -104,6 +113,7 @@ def compose(argv: Sequence[str], check: Callable[[DictConfig, set[str]], None]) 
     overrides = list(line.overrides)
     passing: set[str] = set()
     if line.file:
+        _refuse_long_sweeps([_parsed(word) for word in overrides])
         on_the_line = {_parsed(word).key_or_group for word in overrides}
         passing = preset_names(line.file.parent.parent / PRESETS) | (set(VARIABLES) - on_the_line)
         overrides = [_add_or_override(word, line.file.parent) for word in overrides]
@@ -119,7 +129,7 @@ def _run_hydra(file: Path | None, words: Sequence[str], task: Callable[[DictConf
     path, name = (str(file.parent), file.stem) if file else (None, None)
     sys.argv = ["roll.pipeline", *words]
     try:
-        with contextlib.redirect_stderr(errors), _hydra_warnings(), _overrides_checked():
+        with contextlib.redirect_stderr(errors), _hydra_warnings(), _files_checked(), _overrides_checked():
             hydra.main(version_base="1.3", config_path=path, config_name=name)(task)()
     except SystemExit as stop:
         if stop.code != 1:
@@ -129,7 +139,7 @@ def _run_hydra(file: Path | None, words: Sequence[str], task: Callable[[DictConf
         if not isinstance(cause, Exception):
             raise ConfigError([Fault("command line", errors.getvalue().strip() or "Hydra stopped", "see --hydra-help")]) from None
         raise (_translated(cause) or cause) from None
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as cause:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError) as cause:
         raise (_translated(cause) or ConfigError([Fault("command line", str(cause), "see --hydra-help")])) from None
     else:
         sys.stderr.write(errors.getvalue())
@@ -172,6 +182,23 @@ def _parsed(word: str) -> Override:
         raise ConfigError([Fault("command line", f"'{word}' is not an override: {reason}", remedy)]) from None
 
 
+def _refuse_long_sweeps(overrides: Sequence[Override]) -> None:
+    """Hydra lists all jobs before the first.
+
+    Raises:
+        ConfigError: there are too many.
+    """
+    jobs = 1
+    for override in overrides:
+        swept = override.value()
+        if isinstance(swept, RangeSweep) and swept.start is not None and swept.stop is not None:
+            jobs *= max(1, math.ceil((swept.stop - swept.start) / (swept.step or 1)))
+        elif isinstance(swept, ChoiceSweep):
+            jobs *= len(swept.list)
+    if jobs > MOST_JOBS:
+        raise ConfigError([Fault("command line", f"the sweep has {jobs:,} jobs", f"give at most {MOST_JOBS:,}")])
+
+
 def _add_or_override(word: str, folder: Path) -> str:
     """`key=value` as `++key=value`, unless it is Hydra's own, a group's choice, a deletion or an addition."""
     override = _parsed(word)
@@ -180,6 +207,24 @@ def _add_or_override(word: str, folder: Path) -> str:
     if not plain or key.split(".")[0] == "hydra" or "/" in key or (folder / key).is_dir():
         return word
     return f"++{word}"
+
+
+@contextlib.contextmanager
+def _files_checked() -> Iterator[None]:
+    """Within, every file is looked through before Hydra loads it, as it would not survive some. It offers no hook there."""
+    load = ConfigRepository.load_config
+
+    def check_and_load(self: ConfigRepository, config_path: str) -> ConfigResult | None:
+        source = self._find_object_source(config_path=config_path, object_type=ObjectType.CONFIG)
+        if source is not None and source.scheme() == "file":
+            check_file(Path(source.path) / (config_path if config_path.endswith((".yaml", ".yml")) else f"{config_path}.yaml"))
+        return load(self, config_path)
+
+    ConfigRepository.load_config = check_and_load
+    try:
+        yield
+    finally:
+        ConfigRepository.load_config = load
 
 
 @contextlib.contextmanager
@@ -233,6 +278,11 @@ def _translated(cause: Exception) -> RollError | None:
         mark = cause.problem_mark or cause.context_mark
         place = f"{mark.name}:{mark.line + 1}" if mark else "YAML"
         return ConfigError([Fault(place, f"this is not YAML: {cause.problem or cause.context}", "mend this line of the file")])
+    if isinstance(cause, RecursionError):
+        problem = "blocks, lists or references lie too deep within each other, or lead back to themselves"
+        return ConfigError([Fault("configuration", problem, FLATTEN)])
+    if isinstance(cause, ValueError) and "integer string conversion" in str(cause):
+        return ConfigError([Fault("configuration", f"a whole number is too long: {str(cause).split(';')[0]}", "write a shorter one")])
     if isinstance(cause, YAMLError):
         return ConfigError([Fault("YAML", f"the file cannot be read: {cause}", "mend the file")])
     if isinstance(cause, OmegaConfBaseException):

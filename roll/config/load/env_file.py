@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from roll.config.derived.placement import model_roles
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.secrets import Secrets
 from roll.errors import Fault
 
 NAME = ".deepspeed_env"
@@ -60,6 +62,13 @@ def environment_faults(config: Config) -> list[Fault]:
     names = [(f"{where}.{name}", name) for where, variables in sections.items() for name in variables]
     faults = [Fault(where, f"'{name}' is no name of a variable", "write NAME: value") for where, name in names if not name.isidentifier()]
     return faults + [_of_its_place(where, name) for where, name in names if name in PLACE]
+
+
+def secrets_of(config: Config, variables: Mapping[str, str]) -> Secrets:
+    """What must stand in no file of the run: of the configuration, of the variables of `.deepspeed_env`, and the keys of judges' URLs."""
+    rewards = config.rewards.values() if isinstance(config, RlvrConfig) else ()
+    judges = [{"api_key": os.environ.get(reward.judge_api_key_env, "")} for reward in rewards if reward.judge_api_key_env]
+    return Secrets.of(config.model_dump(mode="json"), variables, judges)
 
 
 def _of_its_place(where: str, name: str) -> Fault:

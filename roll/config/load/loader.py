@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 
+from roll.config.load.limits import container_faults
 from roll.config.load.user_code import look_into
 from roll.config.roll_v2.defaults import settle_defaults
 from roll.config.roll_v2.pictures import picture_faults
@@ -70,6 +71,8 @@ def read_config(composed: DictConfig, passing: Collection[str] | None = None, im
     Warns:
         ConfigWarning: for each key of ROLL's that has another name or no meaning here, and for what ROLL does otherwise.
     """
+    if unusable := container_faults(OmegaConf.to_container(composed, resolve=False)):
+        raise ConfigError(unusable)
     plain = _resolve(composed)
     if pictures := picture_faults(plain):
         raise ConfigError(pictures)
@@ -113,7 +116,7 @@ def _check(done: Translation, imports: bool) -> Loaded:
     meant = [key for key in OWN if key in values]
     if meant and "pipeline" not in values:
         raise ConfigError([Fault("pipeline", f"missing, and {meant[0]} is given", f"add pipeline: {OWN[meant[0]]}"), *faults])
-    if pipeline not in PIPELINES:
+    if not isinstance(pipeline, str) or pipeline not in PIPELINES:
         known = ", ".join(PIPELINES)
         hint = nearest(str(pipeline), list(PIPELINES))
         raise ConfigError([Fault("pipeline", f"there is no pipeline {shown(pipeline)}{hint}", f"give one of: {known}"), *faults])

@@ -26,6 +26,7 @@ from roll.config.schema.roles import RoleConfig, ServedConfig
 from roll.errors import Fault
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+KERNEL_FILES = ("proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs", "mqueue", "bpf", "pstore")
 DATA_ENDINGS = (".json", ".jsonl", ".parquet", ".arrow")
 
 
@@ -134,7 +135,7 @@ def _files(where: str, columns: DataConfig, found: Found) -> None:
     alone = isinstance(columns.file_name, str)
     names = [columns.file_name] if isinstance(columns.file_name, str) else list(columns.file_name)
     for index, name in enumerate(names):
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))  # which leaves a user's name that there is none of as it is
         place = where if alone else f"{where}[{index}]"
         if path.exists():
             if not os.access(path, os.R_OK):
@@ -174,12 +175,26 @@ def _run_folder(config: Config, found: Found) -> None:
         nearest = nearest.parent
     if not config.output_dir.strip():
         found.faults.append(Fault("output_dir", "'' names no folder", "give the run folder: ./output/my_run"))
+    elif kind := _kernel_folder(nearest):
+        problem = f"'{config.output_dir}' cannot be made: {nearest} is the kernel's own ({kind}) and holds no files"
+        found.faults.append(Fault("output_dir", problem, "give another folder"))
     elif not nearest.is_dir():
         found.faults.append(Fault("output_dir", f"'{config.output_dir}' lies below the file {nearest}", "give another folder"))
     elif not os.access(nearest, os.W_OK | os.X_OK):
         found.faults.append(
             Fault("output_dir", f"'{config.output_dir}' cannot be written: {nearest} is read-only for you", "give another folder")
         )
+
+
+def _kernel_folder(folder: Path) -> str | None:
+    """The kind of a file system in which nobody can make a file, whatever its permissions say; None for all others."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()]
+    except OSError:
+        return None
+    above = [(mount, kind) for mount, kind in mounts if folder.resolve().is_relative_to(mount)]
+    kind = max(above, key=lambda found: len(found[0]), default=("", ""))[1]
+    return kind if kind in KERNEL_FILES else None
 
 
 def _checkpoint(config: Config, found: Found) -> None:

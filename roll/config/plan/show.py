@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import StringIO
 
 from rich.console import Console
 from rich.table import Table
@@ -17,6 +18,8 @@ from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.system.sizes import GIB
 
+WIDTH = 160
+"""Characters of a line where no terminal says otherwise."""
 REFERENCE = {
     "unused": "none, no term of the loss or the reward uses them; a reference role is not started",
     "role": "the role reference",
@@ -40,6 +43,13 @@ def show_plan(config: Config, plan: Plan, console: Console) -> None:
             console.print(verdict(plan, config.gpu_memory_gib), highlight=False, markup=False)
     for note in plan.notes:
         console.print(f"note: {note}", highlight=False, markup=False)
+
+
+def plan_text(config: Config, plan: Plan) -> str:
+    """The same as lines of text."""
+    text = StringIO()
+    show_plan(config, plan, Console(file=text, width=WIDTH))
+    return text.getvalue()
 
 
 def _roles(plan: Plan) -> Table:

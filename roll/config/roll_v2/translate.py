@@ -27,7 +27,7 @@ from roll.config.roll_v2.keys import (
 )
 from roll.config.roll_v2.model_rewards import translate_model_rewards
 from roll.config.roll_v2.reward_functions import translate_reward_functions
-from roll.config.schema.faults import shown
+from roll.config.schema.faults import shown, shown_at
 from roll.config.schema.fields import dotted
 from roll.config.schema.model_rewards import MODEL_REWARDS
 from roll.config.schema.pipelines import PIPELINES
@@ -102,12 +102,7 @@ def _ignored(done: Translation) -> None:
     for pattern, reason in IGNORED.items():
         for place, block in _matches(done.values, pattern.split(".")):
             done.roll_keys.append(pattern)
-            done.warnings.append(f"{dotted(place)}: {_unless_secret(place, block.pop(place[-1]))} is ignored; {reason}")
-
-
-def _unless_secret(place: tuple[str, ...], value: Any) -> str:
-    """A value for a message, which may end up in a log that others read."""
-    return "the key" if place[-1].endswith(("api_key", "login_kwargs")) else shown(value)
+            done.warnings.append(f"{dotted(place)}: {shown_at(place, block.pop(place[-1]))} is ignored; {reason}")
 
 
 def _refused(done: Translation) -> None:
@@ -118,7 +113,7 @@ def _refused(done: Translation) -> None:
             if value is None or value == HOLDS.get(pattern):
                 done.warnings.append(f"{dotted(place)}: {shown(value)} is what holds anyway; remove the key")
             else:
-                problem = f"{_unless_secret(place, value)} has no counterpart here"
+                problem = f"{shown_at(place, value)} has no counterpart here"
                 done.faults.append(Fault(dotted(place), problem, f"remove it; {instead}"))
 
 

@@ -6,7 +6,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from roll.config.schema.base import Fraction, Large, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, StrictConfig
+from roll.config.schema.base import (
+    MOST_RANKS,
+    Fraction,
+    Large,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PathText,
+    PositiveFloat,
+    PositiveInt,
+    Ranks,
+    StrictConfig,
+)
 
 
 class ZeroOffloadConfig(StrictConfig):
@@ -14,7 +25,7 @@ class ZeroOffloadConfig(StrictConfig):
 
     device: Literal["none", "cpu", "nvme"] = Field("none", description="Where the states live.")
     pin_memory: bool = Field(False, description="Pin the host memory.")
-    nvme_path: str | None = Field(None, description="Folder on the NVMe device.")
+    nvme_path: PathText | None = Field(None, description="Folder on the NVMe device.")
     buffer_count: PositiveInt | None = Field(None, description="Number of swap buffers.")
     buffer_size: Large | None = Field(
         None, description="`offload_param`: elements of a swap buffer; at least those of a rank's share of the largest tensor."
@@ -44,8 +55,9 @@ class TensorParallelConfig(StrictConfig):
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
     autotp_size: NonNegativeInt = Field(
+        le=MOST_RANKS,
         description="`deepspeed_train`: so many neighbouring ranks are a replica, which shares the linear layers of the model out; "
-        "0 and 1 share nothing. See docs/deepspeed.md for what it goes with."
+        "0 and 1 share nothing. See docs/deepspeed.md for what it goes with.",
     )
     tp_overlap_comm: bool = Field(False, description="In the backward pass, add gradients up over the replica while others are computed.")
 
@@ -72,7 +84,7 @@ class DeepSpeedConfig(StrictConfig):
     aio: dict[str, Any] | None = Field(None, description="Asynchronous NVMe I/O.")
     tensor_parallel: TensorParallelConfig | None = Field(None, description="Tensor parallelism (AutoTP).")
     zero_allow_untested_optimizer: Literal[True] | None = Field(None, description="True also where not given: roll makes the optimizer.")
-    sequence_parallel_size: PositiveInt = Field(
+    sequence_parallel_size: Ranks = Field(
         1,
         description="`deepspeed_train`: DeepSpeed-Ulysses. So many neighbouring ranks are a replica: they share the tokens of each "
         "micro-batch out, and its activations. `max_tokens_per_microbatch` and `per_device_train_batch_size` are a replica's.",
@@ -88,7 +100,7 @@ class DeepSpeedConfig(StrictConfig):
 class VllmConfig(StrictConfig):
     """The engine. `engine_args` hands anything else to vLLM's `AsyncEngineArgs`."""
 
-    tensor_parallel_size: PositiveInt = Field(1, description="Devices that share one engine's layers.")
+    tensor_parallel_size: Ranks = Field(1, description="Devices that share one engine's layers.")
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
         0.9, description="Share of a device's memory that the engine may take."
     )

@@ -18,6 +18,7 @@ from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.schema.fields import DISCRIMINATOR, dotted, homes, section_at, sections
 from roll.config.schema.foreign import MEGATRON_KEYS, STRATEGIES
 from roll.config.schema.methods import NO_METHOD
+from roll.config.schema.secrets import HIDDEN, LOGIN, is_secret, redacted
 from roll.errors import Fault
 
 KINDS = {
@@ -105,7 +106,7 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
         remedy = f"did you mean '{far[0]}'? " if far else ""
         listed = f"known keys of {above}: {', '.join(known) or 'none'}"
         remedy += listed if len(known) <= MANY else f"docs/configuration.md lists the keys of {above}"
-    return Fault(dotted(place), f"unknown key, with the value {shown(value)}", remedy)
+    return Fault(dotted(place), f"unknown key, with the value {shown_at(place, value)}", remedy)
 
 
 def _foreign_block(place: Sequence[str | int], root: type[BaseModel], values: Mapping[str, Any]) -> Fault | None:
@@ -138,9 +139,15 @@ def unread_keys(config: BaseModel, choice: str, own: Mapping[str, Sequence[str]]
 
 
 def shown(value: Any) -> str:
-    """A value for a message, as YAML would have it, cut at 120 characters."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    """A value for a message, as YAML would have it, cut at 120 characters, without what is secret in it."""
+    text = json.dumps(redacted(value), ensure_ascii=False, default=str)
     return text if len(text) <= 120 else text[:117] + "..."
+
+
+def shown_at(place: Sequence[str | int], value: Any) -> str:
+    """The same, of a place whose key may say that the value is secret. Of variables a number is none either, but a key without quotes."""
+    is_text = isinstance(value, str) or "system_envs" in place and not isinstance(value, Mapping)
+    return HIDDEN if is_text and is_secret(place[-1]) or place[-1] == LOGIN else shown(value)
 
 
 def _place(detail: ErrorDetails, values: Any) -> tuple[str | int, ...]:
@@ -165,7 +172,7 @@ def _steps(values: Any) -> Iterable[str | int]:
 
 def _fault(place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: type[BaseModel], values: Mapping[str, Any]) -> Fault:
     detail, kind = details[0], details[0]["type"]
-    value = shown(detail["input"])
+    value = shown_at(place, detail["input"])
     if kind == "extra_forbidden":
         return unknown_key(place, detail["input"], root, values)
     if kind == "missing":
@@ -174,11 +181,13 @@ def _fault(place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: 
         chosen: Any = detail["input"].get(DISCRIMINATOR) if isinstance(detail["input"], Mapping) else detail["input"]
         problem = f"unknown strategy {shown(chosen)}" if kind == "union_tag_invalid" else "required, but missing"
         remedy = f"known strategies of this role: {_strategies(place, root, values)}"
-        if chosen in STRATEGIES:
+        if isinstance(chosen, str) and chosen in STRATEGIES:
             backend, instead = STRATEGIES[chosen]
             problem, remedy = f"{chosen}, but {backend} is not among the backends here", f"{instead}; {remedy}"
         return Fault(dotted((*place, DISCRIMINATOR)), problem, remedy)
-    if place[-1:] == (DISCRIMINATOR,) and detail["input"] in STRATEGIES:  # a role that knows one strategy alone
+    if (
+        place[-1:] == (DISCRIMINATOR,) and isinstance(detail["input"], str) and detail["input"] in STRATEGIES
+    ):  # a role that knows one strategy alone
         backend, instead = STRATEGIES[detail["input"]]
         remedy = f"{instead}; known strategies of this role: {detail.get('ctx', {}).get('expected', '')}"
         return Fault(dotted(place), f"{detail['input']}, but {backend} is not among the backends here", remedy)
@@ -229,6 +238,8 @@ def _expected(detail: ErrorDetails) -> str:
         return f"a number {word} {context[bound]}"
     if kind == "finite_number":
         return "a finite number"
+    if kind == "string_too_long":
+        return f"a text of at most {context['max_length']} characters"
     if kind == "string_pattern_mismatch":
         return f"a text of the form {context['pattern']}"
     if kind == "literal_error":

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from roll.config.schema.base import LARGEST_SIZE
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -16,7 +18,7 @@ class Kind:
 
 
 def _is_number(value: Any, least: float = 0.0) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= least
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LARGEST_SIZE
 
 
 def _is_whole(value: Any, least: float) -> bool:

@@ -6,13 +6,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from roll.config.schema.base import BelowOne, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, StrictConfig
+from roll.config.schema.base import (
+    LARGEST_COUNT,
+    BelowOne,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PathText,
+    PositiveFloat,
+    PositiveInt,
+    Ranks,
+    StrictConfig,
+)
 
 
 class ModelConfig(StrictConfig):
     """Which model a role loads, and how."""
 
-    model_name_or_path: str | None = Field(None, description="Folder or Hub name of the model; `pretrain` if not given.")
+    model_name_or_path: PathText | None = Field(None, description="Folder or Hub name of the model; `pretrain` if not given.")
     dtype: Literal["bf16", "fp16", "fp32"] = Field("bf16", description="Precision of weights and activations.")
     attn_implementation: Literal["auto", "sdpa", "eager", "fa2"] = Field(
         "auto",
@@ -32,7 +43,7 @@ class ModelConfig(StrictConfig):
         None,
         description="Modules that get a LoRA adapter, comma-separated (`q_proj,v_proj`), or `all-linear`. Without it all parameters train.",
     )
-    lora_rank: PositiveInt = Field(8, description="Rank of the adapters.")
+    lora_rank: Annotated[int, Field(gt=0, le=16384)] = Field(8, description="Rank of the adapters.")
     lora_alpha: PositiveFloat | None = Field(
         None, description="Scale of the adapters: their output is multiplied by `lora_alpha / lora_rank`; twice `lora_rank` if not given."
     )
@@ -86,7 +97,7 @@ class TrainingConfig(StrictConfig):
 class DataConfig(StrictConfig):
     """Where rows come from and which of their columns mean what."""
 
-    file_name: str | tuple[str, ...] = Field(
+    file_name: PathText | tuple[PathText, ...] = Field(
         description="JSON, JSONL, Parquet or Arrow files, folders of them, or Hub names; relative to the working directory."
     )
     split: str = Field("train", description="Split to read where a source has several.")
@@ -107,7 +118,7 @@ class DataConfig(StrictConfig):
     domain_interleave_probs: dict[str, NonNegativeFloat] | None = Field(
         None, description="Share of each domain among the drawn prompts; in proportion to their rows if not given."
     )
-    preprocessing_num_workers: PositiveInt = Field(1, description="Processes that tokenise.")
+    preprocessing_num_workers: Ranks = Field(1, description="Processes that tokenise.")
 
 
 class GeneratingConfig(StrictConfig):
@@ -116,7 +127,7 @@ class GeneratingConfig(StrictConfig):
     max_new_tokens: PositiveInt | None = Field(None, description="`response_length` if not given.")
     temperature: NonNegativeFloat = Field(1.0, description="Softmax temperature; 0 is greedy.")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="Nucleus sampling; 1 keeps all.")
-    top_k: int = Field(-1, ge=-1, description="Sample among the k most probable tokens; -1 or 0 keeps all.")
+    top_k: int = Field(-1, ge=-1, le=LARGEST_COUNT, description="Sample among the k most probable tokens; -1 or 0 keeps all.")
     repetition_penalty: PositiveFloat = Field(1.0, description="Above 1 discourages tokens that occurred before.")
     num_return_sequences: PositiveInt | None = Field(
         None, description="Samples of each prompt; `num_return_sequences_in_group` in training and 1 in validation if not given."

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from roll.config.schema.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, StrictConfig
+from roll.config.schema.base import NonNegativeFloat, NonNegativeInt, PathText, PositiveFloat, PositiveInt, Seconds, StrictConfig
 from roll.config.schema.engine import HfInferStrategyConfig, VllmStrategyConfig
 from roll.config.schema.model import GeneratingConfig, ModelConfig
 
@@ -43,7 +43,7 @@ class ModelRewardKeys(StrictConfig):
     judge_model_type: Literal["inference", "api"] | None = Field(
         None, description="`llm_judge`, required: a model that is served in the run, or one behind a URL."
     )
-    judge_prompt: str | None = Field(
+    judge_prompt: PathText | None = Field(
         None,
         description="What a judge is asked: `same_answer`, `score`, or a text file with `{question}`, `{response}` and `{reference}` "
         "in it; `score` if not given.",
@@ -61,9 +61,9 @@ class ModelRewardKeys(StrictConfig):
     )
     judge_model_name: str | None = Field(None, description="`api`: the model's name there.")
     judge_api_key_env: str | None = Field(None, description="`api`: environment variable that holds the key; none is sent if not given.")
-    judge_timeout: PositiveFloat = Field(60.0, description="`api`: deadline of one request, in seconds.")
-    judge_retries: NonNegativeInt = Field(5, description="`api`: further attempts after a request that failed in passing.")
-    judge_concurrency: PositiveInt = Field(32, description="`api`: requests under way at the same time.")
+    judge_timeout: Seconds = Field(60.0, description="`api`: deadline of one request, in seconds.")
+    judge_retries: NonNegativeInt = Field(5, le=1000, description="`api`: further attempts after a request that failed in passing.")
+    judge_concurrency: PositiveInt = Field(32, le=65536, description="`api`: requests under way at the same time.")
     judge_max_calls: PositiveInt | None = Field(
         None,
         description="`api`: requests until the run ends or is resumed, or the process that asks is replaced; retries count. "

@@ -11,7 +11,16 @@ from roll.algorithms.methods.corrections import NO_CORRECTION, CorrectionTraits
 from roll.algorithms.methods.estimators import ESTIMATORS, EstimatorTraits
 from roll.algorithms.methods.kinds import KINDS
 from roll.algorithms.methods.policy_losses import POLICY_LOSSES, PolicyLossTraits
-from roll.config.schema.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, StrictConfig
+from roll.config.schema.base import (
+    Fraction,
+    Name,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Number,
+    PositiveFloat,
+    PositiveInt,
+    StrictConfig,
+)
 from roll.config.schema.methods import Named
 from roll.config.schema.offline import NAMES
 from roll.config.schema.roles import (
@@ -47,7 +56,7 @@ class WeightSyncConfig(StrictConfig):
         "adapter", description="With LoRA: send the adapter alone, or the whole model with the adapter merged in (generates faster)."
     )
     bucket_mib: PositiveInt = Field(
-        512, description="Weights are gathered and sent in buckets of at most so many MiB (one tensor at least)."
+        512, le=1 << 20, description="Weights are gathered and sent in buckets of at most so many MiB (one tensor at least)."
     )
     kv_cache: Literal["keep", "recompute"] | None = Field(
         None,
@@ -66,7 +75,7 @@ class RlvrConfig(ExperimentConfig):
     rollout_batch_size: PositiveInt = Field(64, description="Prompts of one step.")
     num_return_sequences_in_group: PositiveInt = Field(1, description="Samples of each prompt.")
     async_generation_ratio: NonNegativeFloat = Field(
-        0.0, description="How many steps generation may run ahead of training; 0 is synchronous."
+        0.0, le=1000, description="How many steps generation may run ahead of training; 0 is synchronous."
     )
     rollout_window: PositiveInt | None = Field(
         None,
@@ -111,8 +120,8 @@ class RlvrConfig(ExperimentConfig):
     error_max_len_threshold: PositiveInt | None = Field(None, description="Too long: so many tokens or more. Wrong: a reward not above 0.")
     overlong_buffer: OverlongBufferConfig | None = Field(None, description="Lower the reward of responses that come near the limit.")
     difficulty_mask: bool = Field(False, description="Leave the responses to too hard and too easy prompts out of the loss.")
-    difficulty_low_threshold: float = Field(0.0, description="Too hard: a group whose mean reward is not above this.")
-    difficulty_high_threshold: float = Field(1.0, description="Too easy: a group whose mean reward is not below this.")
+    difficulty_low_threshold: Number = Field(0.0, description="Too hard: a group whose mean reward is not above this.")
+    difficulty_high_threshold: Number = Field(1.0, description="Too easy: a group whose mean reward is not below this.")
     difficulty_loss_weight: bool = Field(
         False, description="Weigh a response's loss by its prompt's difficulty, 1 less the group's mean reward: 0.5 (easy) to 2 (hard)."
     )
@@ -135,8 +144,8 @@ class RlvrConfig(ExperimentConfig):
     topr_positive_weight: NonNegativeFloat = Field(1.0, description="Weight of tokens with an advantage of at least 0.")
     topr_negative_weight: NonNegativeFloat = Field(1.0, description="Weight of tokens with a negative advantage.")
     clip_cov_ratio: Fraction = Field(2e-4, description="Share of a step's response tokens whose gradient is left out.")
-    clip_cov_low: float = Field(1.0, description="Those tokens are drawn from tokens with a covariance above this.")
-    clip_cov_high: float = Field(5.0, description="And below this.")
+    clip_cov_low: Number = Field(1.0, description="Those tokens are drawn from tokens with a covariance above this.")
+    clip_cov_high: Number = Field(5.0, description="And below this.")
     kl_cov_ratio: Fraction = Field(2e-4, description="Share of a step's response tokens that are penalised.")
     kl_cov_coef: NonNegativeFloat = Field(1.0, description="Weight of the penalty.")
     loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = Field(
@@ -145,7 +154,7 @@ class RlvrConfig(ExperimentConfig):
     loss_scale_factor: PositiveFloat | None = Field(
         None, description="Tokens that `seq-mean-token-sum-norm` divides a sequence's sum by; `response_length` if not given."
     )
-    entropy_loss_coef: float = Field(0.0, description="Weight of the entropy bonus.")
+    entropy_loss_coef: Number = Field(0.0, description="Weight of the entropy bonus.")
 
     behaviour_log_probs: Literal["engine", "trainer", "on_policy"] | None = Field(
         None,
@@ -183,5 +192,5 @@ class RlvrConfig(ExperimentConfig):
         None, description="The policy of the KL terms. Without this block and with LoRA it is `actor_train` with its adapter off."
     )
     critic: CriticConfig | None = Field(None, description="The value function; `gae` needs it, and nothing else uses it.")
-    rewards: dict[str, RewardConfig] = Field(min_length=1, description="Reward of each domain.")
+    rewards: dict[Name, RewardConfig] = Field(min_length=1, description="Reward of each domain.")
     validation: ValidationConfig | None = Field(None, description="Held-out prompts.")

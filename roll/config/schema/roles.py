@@ -6,7 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from roll.config.schema.base import NonNegativeInt, PositiveFloat, PositiveInt, StrictConfig
+from roll.config.schema.base import (
+    LONGEST_NAME,
+    Name,
+    NonNegativeInt,
+    Number,
+    PathText,
+    PositiveFloat,
+    PositiveInt,
+    Ranks,
+    Seconds,
+    Seed,
+    StrictConfig,
+)
 from roll.config.schema.engine import (
     DeepSpeedInferStrategyConfig,
     DeepSpeedTrainStrategyConfig,
@@ -77,9 +89,9 @@ class ReferenceConfig(RoleConfig):
 class FilterBoundsConfig(StrictConfig):
     """Bounds of a filter of groups."""
 
-    threshold_down: float | None = Field(None, description="`mean_filter`: a group whose mean reward is not above this is replaced.")
-    threshold_up: float | None = Field(None, description="`mean_filter`: a group whose mean reward is not below this is replaced.")
-    std_threshold: float | None = Field(
+    threshold_down: Number | None = Field(None, description="`mean_filter`: a group whose mean reward is not above this is replaced.")
+    threshold_up: Number | None = Field(None, description="`mean_filter`: a group whose mean reward is not below this is replaced.")
+    std_threshold: Number | None = Field(
         None, description="`std_filter`: a group whose rewards have a standard deviation not above this is replaced."
     )
 
@@ -118,8 +130,8 @@ class RewardPartConfig(StrictConfig):
     reward: str | None = Field(None, description="Name of the reward function; the part's own name if not given.")
     reward_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
     group: bool = Field(False, description="The function is given all responses to a prompt at once.")
-    weight: float = Field(1.0, description="Factor of the part in the sum.")
-    failed_value: float = Field(0.0, description="The part's value for a response from which it could read no answer.")
+    weight: Number = Field(1.0, description="Factor of the part in the sum.")
+    failed_value: Number = Field(0.0, description="The part's value for a response from which it could read no answer.")
 
 
 class RewardConfig(ModelRewardKeys):
@@ -128,7 +140,7 @@ class RewardConfig(ModelRewardKeys):
     reward: str | None = Field(None, description="Name of the reward function; the domain's own name if not given.")
     reward_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
     group: bool = Field(False, description="The function is given all responses to a prompt at once.")
-    parts: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], RewardPartConfig] = Field(
+    parts: dict[Name, RewardPartConfig] = Field(
         default_factory=dict, description="Rewards by name that are added up, in place of `reward`."
     )
     normalise: Literal["none", "group"] = Field(
@@ -138,16 +150,17 @@ class RewardConfig(ModelRewardKeys):
     tag_included: tuple[str, ...] | None = Field(
         None, description="Values of the `tag` column that this domain scores; the domain's name if not given."
     )
-    world_size: PositiveInt = Field(1, description="Worker processes; of a model on the CPU its engines.")
-    concurrency: PositiveInt = Field(1, description="Calls of an `async def` reward that run side by side in one process.")
-    timeout: PositiveFloat = Field(10.0, description="Deadline of one call of a reward, in seconds.")
+    world_size: Ranks = Field(1, description="Worker processes; of a model on the CPU its engines.")
+    concurrency: PositiveInt = Field(1, le=65536, description="Calls of an `async def` reward that run side by side in one process.")
+    timeout: Seconds = Field(10.0, description="Deadline of one call of a reward, in seconds.")
     memory_gib: PositiveFloat = Field(
         8.0,
+        le=65536,
         description="Memory that a process of a reward may allocate, and that it and the processes it started may hold together. "
         "A call that needs more has no verdict.",
     )
-    max_processes: PositiveInt = Field(256, description="Processes that a process of a reward may be, with all that it started.")
-    failed_value: float = Field(
+    max_processes: PositiveInt = Field(256, le=65536, description="Processes that a process of a reward may be, with all that it started.")
+    failed_value: Number = Field(
         0.0,
         description="Reward of a response from which no answer could be read. One whose reward crashed, timed out or was unavailable "
         "is not trained on.",
@@ -195,24 +208,24 @@ class ValidationConfig(StrictConfig):
 class DeadlinesConfig(StrictConfig):
     """Seconds after which a wait ends in an error that names who is late."""
 
-    start: PositiveFloat = Field(900.0, description="A role's start: processes, imports, model, engine.")
-    rollout: PositiveFloat = Field(3600.0, description="The samples of one prompt; waiting for the engine counts.")
-    train: PositiveFloat = Field(3600.0, description="A training step, or a pass for log-probs.")
-    collective: PositiveFloat | None = Field(
+    start: Seconds = Field(900.0, description="A role's start: processes, imports, model, engine.")
+    rollout: Seconds = Field(3600.0, description="The samples of one prompt; waiting for the engine counts.")
+    train: Seconds = Field(3600.0, description="A training step, or a pass for log-probs.")
+    collective: Seconds | None = Field(
         None, description="A collective operation (NCCL, gloo) between the ranks of a role; half of `train` if not given."
     )
-    weight_sync: PositiveFloat = Field(300.0, description="Each bucket of a weight sync, and each move of a role onto or off its GPUs.")
-    checkpoint: PositiveFloat = Field(1800.0, description="Writing or reading a checkpoint.")
-    shutdown: PositiveFloat = Field(30.0, description="Orderly end of a role, before it is ended by force.")
+    weight_sync: Seconds = Field(300.0, description="Each bucket of a weight sync, and each move of a role onto or off its GPUs.")
+    checkpoint: Seconds = Field(1800.0, description="Writing or reading a checkpoint.")
+    shutdown: Seconds = Field(30.0, description="Orderly end of a role, before it is ended by force.")
 
 
 class ExperimentConfig(StrictConfig):
     """What all pipelines have in common."""
 
-    exp_name: str = Field(description="Name of the run.", pattern=r"^[A-Za-z0-9_.-]+$")
-    seed: NonNegativeInt = Field(42, description="Of everything random: sampling of prompts and of tokens, LoRA's initialisation.")
-    output_dir: str = Field(description="The run folder, used exactly as given.")
-    pretrain: str = Field(description="Folder or Hub name of the policy's starting point.")
+    exp_name: str = Field(description="Name of the run.", pattern=SET_NAME, max_length=LONGEST_NAME)
+    seed: Seed = Field(42, description="Of everything random: sampling of prompts and of tokens, LoRA's initialisation.")
+    output_dir: PathText = Field(description="The run folder, used exactly as given.")
+    pretrain: PathText = Field(description="Folder or Hub name of the policy's starting point.")
     roll_defaults: bool = Field(
         False, description="Where a key is left out whose default in ROLL v0.2.1 is another, take ROLL's; not in `reward_clip` and `ipo`."
     )
@@ -229,7 +242,7 @@ class ExperimentConfig(StrictConfig):
         "because a process of theirs died, is stopped or makes no progress; 0 ends the run with the first.",
     )
     eval_steps: NonNegativeInt = Field(0, description="Validate every so many steps, before the first and after the last; 0 never.")
-    resume_from_checkpoint: str = Field(
+    resume_from_checkpoint: PathText = Field(
         "auto", description="`auto` (the newest whole checkpoint of `output_dir`), `never`, or a checkpoint's folder."
     )
     track_with: str | tuple[str, ...] = Field(
@@ -237,7 +250,7 @@ class ExperimentConfig(StrictConfig):
         description="Trackers beside `metrics.jsonl`: `tensorboard`, `wandb`, `swanlab`, `mlflow`, `trackio`, `none`, or several.",
     )
     tracker_kwargs: dict[str, dict[str, Any]] = Field(default_factory=dict, description="By tracker, further keyword arguments.")
-    num_gpus_per_node: PositiveInt = Field(8, description="GPUs of one node: global device d is device d % n of node d // n.")
+    num_gpus_per_node: Ranks = Field(8, description="GPUs of one node: global device d is device d % n of node d // n.")
     gpu_memory_gib: PositiveFloat | None = Field(
         None, description="Memory of one GPU; the plan then says whether what it estimates fits, and warns if not."
     )

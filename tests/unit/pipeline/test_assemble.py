@@ -12,7 +12,7 @@ from roll.config.load.loader import load_config
 from roll.config.plan.plan import make_plan
 from roll.config.schema.pipelines import Config
 from roll.errors import CheckpointError
-from roll.pipeline import assemble
+from roll.pipeline import assemble, ending
 from roll.tracking.jsonl import JsonlTracker
 
 
@@ -26,18 +26,18 @@ def test_a_second_run_in_a_folder_is_refused_before_it_writes_anything(tmp_path:
 
 
 def test_a_report_is_written_of_what_has_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assemble._report(tmp_path)
+    ending.report(tmp_path)
     record = JsonlTracker(tmp_path)
-    assemble._report(tmp_path)
+    ending.report(tmp_path)
     assert not (tmp_path / "report.html").exists() and not capsys.readouterr().out
     record.log(1, {"reward/mean": 0.5})
     record.close()
-    assemble._report(tmp_path)
+    ending.report(tmp_path)
     assert (tmp_path / "report.html").is_file()
     assert str(tmp_path / "report.html") in capsys.readouterr().out
 
 
 def test_a_report_that_fails_is_told_and_hides_no_other_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "metrics.jsonl").write_text("no JSON\n")
-    assemble._report(tmp_path)
+    ending.report(tmp_path)
     assert "the report could not be written: DataError: " in caplog.text and "it holds no metrics" in caplog.text

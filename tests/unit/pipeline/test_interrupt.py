@@ -1,18 +1,24 @@
-"""What Ctrl-C and SIGTERM do, from a run's start to its end. The signals are real."""
+"""What Ctrl-C, SIGTERM and SIGHUP do, from a run's start to its end. The signals are real."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import pty
 import signal
+import subprocess
 import sys
+import termios
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
 from roll.errors import WorkerFailed
-from roll.pipeline.interrupt import SIGNALS, Interrupt
+from roll.pipeline.interrupt import SAME_SECONDS, SIGNALS, Interrupt
 from tests import limits
 
 Work = Callable[[Interrupt], Awaitable[None]]
@@ -31,7 +37,7 @@ def send(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def run(work: Work, ended: list[str], at_end: Callable[[], None] = lambda: None) -> None:
+def run(work: Work, ended: list[str], at_end: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic) -> None:
     """As a run does it: start, work, an end that takes its time, and the end of what the start made."""
 
     async def close() -> None:
@@ -45,7 +51,7 @@ def run(work: Work, ended: list[str], at_end: Callable[[], None] = lambda: None)
             with interrupt.working():
                 await work(interrupt)
 
-    with Interrupt() as interrupt:
+    with Interrupt(clock) as interrupt:
         try:
             asyncio.run(experiment(interrupt))
         finally:
@@ -82,13 +88,82 @@ def test_the_second_ends_it_at_once(number: int) -> None:
     async def work(interrupt: Interrupt) -> None:
         asyncio.get_running_loop().call_soon(send, number)
         await limits.comes_true(interrupt.happened, "the first signal has come")
+        now.append(now[-1] + SAME_SECONDS)
         asyncio.get_running_loop().call_soon(send, number)
         await asyncio.sleep(limits.CALL)
         done.append("step")
 
+    now = [0.0]
     with pytest.raises(KeyboardInterrupt):
-        run(work, ended)
+        run(work, ended, clock=lambda: now[-1])
     assert not done and ended == ["role", "cluster"]
+
+
+def test_signals_within_a_second_are_one() -> None:
+    """Ctrl-C in a terminal reaches the launcher too, which passes it on; a queue sends SIGTERM to every process of a job."""
+    done, ended, taken = [], [], []
+
+    async def work(interrupt: Interrupt) -> None:
+        asyncio.get_running_loop().call_soon(send, signal.SIGINT)
+        await limits.comes_true(interrupt.happened, "the first signal has come")
+        send(signal.SIGTERM)
+        send(signal.SIGINT)
+        await limits.comes_true(lambda: len(taken) == 3, "the others have come")
+        await asyncio.sleep(0)
+        done.append("step")
+
+    def clock() -> float:
+        taken.append("signal")
+        return 0.3 * SAME_SECONDS * len(taken)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(work, ended, clock=clock)
+    assert done == ["step"] and ended == ["role", "cluster"]
+
+
+def test_a_hangup_that_nohup_has_turned_off_stays_off() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupt():
+            send(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_terminal_that_has_gone_is_written_to_no_more(tmp_path: Path) -> None:
+    """As when the connection breaks: the run goes on to the end of its step, and what it prints then is no error."""
+    program = """
+import asyncio, os, sys
+from roll.pipeline.interrupt import Interrupt
+async def work(interrupt):
+    with interrupt.working():
+        interrupt.happened()
+        print("ready", flush=True)
+        while not interrupt.happened():
+            await asyncio.sleep(0.01)
+        print("step", flush=True)
+        open(sys.argv[1], "w").write("checkpoint")
+try:
+    with Interrupt() as interrupt:
+        asyncio.run(work(interrupt))
+except KeyboardInterrupt:
+    print("interrupted", file=sys.stderr)
+    sys.exit(130)
+"""
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-c", program, str(tmp_path / "saved")]
+    process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=own_terminal)
+    os.close(theirs)
+    assert b"ready" in os.read(ours, 1 << 10)
+    os.close(ours)
+    assert process.wait(limits.PROCESS) == 130
+    assert (tmp_path / "saved").read_text() == "checkpoint"
+
+
+def own_terminal() -> None:
+    """In the child: the terminal of its standard input is that of its session."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def test_one_is_enough_before_the_first_step(capsys: pytest.CaptureFixture[str]) -> None:

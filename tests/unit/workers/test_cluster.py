@@ -40,7 +40,7 @@ def test_a_start_that_is_cut_off_leaves_nothing(
     """Ray itself answers SIGTERM with `sys.exit(15)` from then on, and forgets what it has started by then."""
     pids: list[int] = []
 
-    def init(_temp_dir: str, **_: object) -> None:
+    def init(**_: object) -> None:
         head = subprocess.Popen([sys.executable, "-c", HEAD], stdout=subprocess.PIPE, text=True)
         assert head.stdout is not None
         pids.extend([head.pid, int(head.stdout.readline())])

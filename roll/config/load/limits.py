@@ -1,0 +1,174 @@
+"""What a configuration may hold before anything reads it: text in UTF-8, blocks to a depth, references that stay small.
+
+OmegaConf follows nesting by recursion and copies what an alias names, so a few lines could take all memory. Both are counted first, without
+being followed: of a file over the events of YAML's parser, of what was composed over its unresolved text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from roll.config.schema.fields import dotted
+from roll.errors import ConfigError, Fault
+
+DEEPEST = 50
+"""Blocks and lists within each other."""
+MOST_BYTES = 4 << 20
+"""Of one file."""
+MOST_VALUES = 100_000
+"""Blocks, lists, keys and values of one file, with what aliases repeat."""
+MOST_CHARACTERS = 10_000_000
+"""Of all texts of a root key, with what `${...}` repeats."""
+REFERENCE = re.compile(r"\$\{([\w.@-]+)\}")
+UNUSABLE = re.compile("[\x00\ud800-\udfff]")
+"""Characters that no file, process or message can hold: NUL, and halves of a pair, which stand for bytes that are not UTF-8."""
+TOO_DEEP = f"more than {DEEPEST} blocks and lists lie within each other"
+FLATTEN = "bring blocks and lists nearer to the root"
+
+
+def check_file(file: Path) -> None:
+    """Look through a YAML file before it is loaded. Its syntax is left to the loader.
+
+    Raises:
+        ConfigError: it cannot be read, is not UTF-8, or is too large or too deep.
+    """
+    try:
+        content = file.read_bytes()
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        problem = f"byte 0x{error.object[error.start]:02x} is not UTF-8"
+        raise ConfigError([Fault(f"{file}:{line}", problem, "save the file as UTF-8")]) from None
+    except OSError as error:
+        raise ConfigError(
+            [Fault(str(file), f"it cannot be read: {error.strerror}", "give another file, or change its permissions")]
+        ) from None
+    if len(content) > MOST_BYTES:
+        problem = f"{len(content):,} bytes are too many for a configuration"
+        raise ConfigError([Fault(str(file), problem, f"keep it within {MOST_BYTES:,} bytes; rows belong into data files")])
+    try:
+        fault = _structure_fault(file, text)
+    except yaml.YAMLError:
+        return
+    if fault:
+        raise ConfigError([fault])
+
+
+@dataclass
+class _Open:
+    """A block or list whose end is still to come."""
+
+    anchor: str | None
+    values_before: int
+    deepest: int
+
+
+def _structure_fault(file: Path, text: str) -> Fault | None:
+    within: list[_Open] = []
+    anchors: dict[str, tuple[int, int]] = {}  # values, and how many blocks and lists lie within each other
+    values = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth, place = len(within), f"{file}:{event.start_mark.line + 1}"
+        if isinstance(event, yaml.AliasEvent):
+            if any(event.anchor == block.anchor for block in within):
+                return Fault(place, f"*{event.anchor} stands within &{event.anchor}, which it repeats", "write the values in its place")
+            repeated, below = anchors.get(event.anchor, (0, 0))
+            values, depth = values + repeated, depth + below
+        elif isinstance(event, yaml.CollectionStartEvent):
+            within.append(_Open(event.anchor, values, depth + 1))
+            values, depth = values + 1, depth + 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            block = within.pop()
+            depth = block.deepest
+            anchors |= {block.anchor: (values - block.values_before, block.deepest - len(within))} if block.anchor else {}
+        elif isinstance(event, yaml.ScalarEvent):
+            values += 1
+            anchors |= {event.anchor: (1, 0)} if event.anchor else {}
+        if depth > DEEPEST:
+            return Fault(place, TOO_DEEP, FLATTEN)
+        if values > MOST_VALUES:
+            return Fault(
+                place, f"more than {MOST_VALUES:,} values, with those that aliases repeat", "repeat less; rows belong into data files"
+            )
+        if within:
+            within[-1].deepest = max(within[-1].deepest, depth)
+    return None
+
+
+def word_faults(words: Sequence[str]) -> Iterator[Fault]:
+    """Words of the command line that Hydra's parser is not to see: the time that it takes grows with a power of their depth."""
+    for word in words:
+        if UNUSABLE.search(word):
+            yield Fault("command line", f"'{UNUSABLE.sub('?', word)}' holds bytes that are not UTF-8", "write it in UTF-8")
+        elif word.partition("=")[0].count(".") >= DEEPEST or _depth(word) > DEEPEST:
+            yield Fault("command line", f"'{word[:40]}...': {TOO_DEEP}", FLATTEN)
+
+
+def _depth(word: str) -> int:
+    deepest = depth = 0
+    for character in word:
+        depth += (character in "[{(") - (character in "]})")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def container_faults(raw: Any) -> list[Fault]:
+    """What keeps the unresolved values from being resolved and checked.
+
+    Args:
+        raw: Blocks, lists and values, with their `${...}` as text.
+    """
+    faults: list[Fault] = []
+    for place, value, in_list in _values(raw):
+        where = dotted([step if isinstance(step, int) else UNUSABLE.sub("?", str(step)) for step in place])
+        if len(place) > DEEPEST:
+            return [Fault(where, TOO_DEEP, FLATTEN)]
+        if place and not isinstance(place[-1], str) and not in_list:
+            faults.append(Fault(where, "its key is not text", "put the key into quotes"))
+        if any(isinstance(text, str) and UNUSABLE.search(text) for text in (value, *place[-1:])):
+            faults.append(Fault(where, "it holds NUL, or bytes that are not UTF-8", "write it without them"))
+    return faults or _expansion_faults(raw)
+
+
+def _values(node: Any) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
+    """Every block, list and value with its place, and whether a list holds it.
+
+    By a stack of its own: how deep they lie is what is looked for.
+    """
+    waiting: list[tuple[tuple[Any, ...], Any, bool]] = [((), node, False)]
+    while waiting:
+        place, node, in_list = waiting.pop()
+        yield place, node, in_list
+        if isinstance(node, Mapping):
+            waiting += [((*place, key), below, False) for key, below in node.items()]
+        elif isinstance(node, list):
+            waiting += [((*place, number), below, True) for number, below in enumerate(node)]
+
+
+def _expansion_faults(raw: Any) -> list[Fault]:
+    """References that double what they name, again and again."""
+    known: dict[str, int] = {}
+
+    def size(node: Any) -> int:
+        if isinstance(node, Mapping | list):
+            return sum(map(size, node.values() if isinstance(node, Mapping) else node))
+        return len(node) + sum(map(named, REFERENCE.findall(node))) if isinstance(node, str) else 1
+
+    def named(path: str) -> int:
+        if path not in known:
+            known[path] = 0  # one that leads back to itself is refused when it is resolved
+            node = raw
+            for step in path.split("."):
+                node = node.get(step) if isinstance(node, Mapping) else None
+            known[path] = size(node)
+        return known[path]
+
+    problem = f"with what it repeats by ${{...}} it has more than {MOST_CHARACTERS:,} characters"
+    sizes = {str(key): size(value) for key, value in raw.items()} if isinstance(raw, Mapping) else {}
+    return [Fault(key, problem, "repeat less by ${...}") for key, characters in sizes.items() if characters > MOST_CHARACTERS][:1]

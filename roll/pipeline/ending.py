@@ -1,0 +1,87 @@
+"""The end of a run, however it comes: said in the log, on the terminal, in the run folder and in the report."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from roll.errors import BadInput, RollError, WorkerFailed
+from roll.pipeline.checkpointer import Checkpointer
+from roll.tracking.ending import END_FILE, RunEnd, write_end
+from roll.tracking.jsonl import METRICS_FILE
+from roll.tracking.report import write_report
+
+LOG = logging.getLogger(__name__)
+
+
+class Ending:
+    """Entered at the start of a run; the last to be left but for the log and the lock of the folder."""
+
+    def __init__(self, folder: Path, hide: Callable[[str], str]) -> None:
+        """`hide` takes secrets out of a text."""
+        self._folder, self._hide = folder, hide
+        self._checkpointer: Checkpointer | None = None
+
+    def begin(self, checkpointer: Checkpointer) -> None:
+        """From here on the run writes into its folder, and its end is recorded there."""
+        (self._folder / END_FILE).unlink(missing_ok=True)
+        self._checkpointer = checkpointer
+
+    def __enter__(self) -> Ending:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, WorkerFailed):  # The worker's own traceback goes to the log; the terminal gets one line.
+            LOG.info("%s\n%s", error, error.traceback)
+        elif error is not None and not isinstance(error, RollError | KeyboardInterrupt | SystemExit):
+            LOG.info("the run failed", exc_info=error)
+        checkpoint = "" if self._checkpointer is None else checkpoint_line(self._checkpointer)
+        end = RunEnd(outcome(error), "" if error is None else self._hide(cause(error)), checkpoint)
+        LOG.info("the run ended: %s", "; ".join(filter(None, (end.outcome, end.cause, end.checkpoint))))
+        if self._checkpointer is None:
+            return
+        if error is not None and not isinstance(error, BadInput) and not self._checkpointer.is_at_end:
+            with suppress(OSError):
+                print(f"this end wrote no checkpoint: {checkpoint}", file=sys.stderr, flush=True)
+        try:
+            write_end(self._folder, end)
+        except OSError as failure:
+            LOG.warning("%s cannot be written: %s", self._folder / END_FILE, failure)
+        report(self._folder)
+
+
+def outcome(error: BaseException | None) -> Literal["done", "interrupted", "failed"]:
+    """In one word, as `RunEnd` has it."""
+    return "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+
+
+def cause(error: BaseException) -> str:
+    """In one text, without a traceback."""
+    if isinstance(error, KeyboardInterrupt):
+        return "a signal asked for it"
+    return str(error) if isinstance(error, RollError) else f"{type(error).__name__}: {error}"
+
+
+def checkpoint_line(checkpointer: Checkpointer) -> str:
+    """What the same command goes on from."""
+    if checkpointer.last is None:
+        return "there is none, and the same command begins anew"
+    step, folder = checkpointer.last
+    return f"the last one is of step {step}, {folder}"
+
+
+def report(folder: Path) -> None:
+    """Also of a run that failed, if it came to a first line of metrics. A report that fails hides nothing of how the run ended."""
+    metrics = folder / METRICS_FILE
+    if not metrics.is_file() or not metrics.stat().st_size:
+        return
+    try:
+        print(f"report: {write_report(folder)}")
+    except Exception as error:
+        LOG.warning("the report could not be written: %s: %s", type(error).__name__, error)
+        LOG.info("where the report failed", exc_info=error)

@@ -1,0 +1,61 @@
+"""Who reaches the Ray that a run starts for itself: processes of this host that have its token.
+
+Whoever reaches Ray's ports may run any code as the user. Ray 2.60 listens on every interface, and where it asks for a token it takes the
+one below the home folder, which every local user may read and all runs share.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ray._private import ray_constants
+from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportAttributeAccessIssue]
+
+LOOPBACK = "127.0.0.1"
+OF_TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+"""Variables in which Ray looks for a token, and whether to ask for one."""
+
+
+@contextmanager
+def own_token(folder: Path) -> Iterator[None]:
+    """Within, a Ray that is started asks everyone for a token that lies in `folder`, which no other user may enter.
+
+    The processes that Ray starts find it by the variables that they inherit; the token itself is in none of them.
+    """
+    file = folder / "ray_token"
+    file.touch(mode=0o600)
+    file.write_text(secrets.token_hex(32))
+    before = {name: os.environ.pop(name, None) for name in OF_TOKENS}
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
+    _read_again()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ |= {} if value is None else {name: value}
+        _read_again()
+
+
+def _read_again() -> None:
+    """Ray reads the variables once, as it is imported. The mode first: a thread of Ray's that still ends must not ask for a token anew."""
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def loopback() -> Iterator[str]:
+    """Within, Ray may be started at the address that it yields; its servers then listen there alone.
+
+    Elsewhere Ray puts the address of an interface in the place of a loopback one, lest it is given to another host.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield LOOPBACK
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before

@@ -1,0 +1,141 @@
+"""What no parser is to follow: nesting without end, aliases that double, bytes that are no text, numbers and paths without measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from roll.pipeline.__main__ import main
+from tests.bad_input.conftest import EXPERIMENT
+
+LONG, LONGER = "x" * 300, "x/" * 3000
+
+
+def doubling(first: str, block: Callable[[int], str]) -> str:
+    """Ten keys, each of which repeats the one before it."""
+    return "\n".join([first, *(block(number) for number in range(1, 11))]) + "\n"
+
+
+FILES = {
+    "deep list": ("a: " + "[" * 300 + "]" * 300 + "\n", "spoilt.yaml:1", "more than 50", "nearer to the root"),
+    "deep block": ("\n".join(" " * depth + f"a{depth}:" for depth in range(300)), "spoilt.yaml:51", "more than 50", "nearer to the root"),
+    "list in itself": ("a: &a [*a]\n", "spoilt.yaml:1", "*a stands within &a", "write the values"),
+    "block in itself": ("a: &a {b: {c: *a}}\n", "spoilt.yaml:1", "*a stands within &a", "write the values"),
+    "aliases": (
+        doubling("a0: &a0 [x, x]", lambda n: f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]"),
+        "spoilt.yaml:6",
+        "more than 100,000 values",
+        "repeat less",
+    ),
+    "merged aliases": (
+        doubling("a0: &a0 {x: 1}", lambda n: f"a{n}: &a{n} {{" + ", ".join(f"k{key}: *a{n - 1}" for key in range(9)) + "}"),
+        "spoilt.yaml:6",
+        "more than 100,000 values",
+        "repeat less",
+    ),
+    "references": (
+        EXPERIMENT + doubling("a0: xxxxxxxxxx", lambda n: f"a{n}: '" + f"${{a{n - 1}}}" * 9 + "'"),
+        "a7",
+        "more than 10,000,000 characters",
+        "repeat less",
+    ),
+    "referenced blocks": (
+        EXPERIMENT + doubling("a0: {x: 1}", lambda n: f"a{n}: {{" + ", ".join(f"k{key}: '${{a{n - 1}}}'" for key in range(9)) + "}"),
+        "a7",
+        "more than 10,000,000 characters",
+        "repeat less",
+    ),
+    "references in a circle": (EXPERIMENT + "x: ${y}\ny: ${x}\n", "x", "Recursive interpolation detected", "mend the expression"),
+    "not UTF-8": (EXPERIMENT.encode() + b"# caf\xe9\n", "spoilt.yaml:31", "byte 0xe9 is not UTF-8", "save the file as UTF-8"),
+    "UTF-16": (EXPERIMENT.encode("utf-16"), "spoilt.yaml:1", "byte 0xff is not UTF-8", "save the file as UTF-8"),
+    "half a pair": (EXPERIMENT + 'system_envs: {A: "\\ud800"}\n', "system_envs.A", "not UTF-8", "without them"),
+    "NUL": (EXPERIMENT + 'system_envs: {A: "\\0"}\n', "system_envs.A", "NUL", "without them"),
+    "a whole number of 5000 digits": (EXPERIMENT + f"keep_checkpoints: {'9' * 5000}\n", "configuration", "4300 digits", "shorter"),
+}
+WORDS = [
+    ("pipeline=[a]", "pipeline", '["a"]', "give one of: rlvr"),
+    ("pipeline={a: 1}", "pipeline", '{"a": 1}', "give one of: rlvr"),
+    (f"a={'[' * 300}{']' * 300}", "command line", "more than 50", "nearer to the root"),
+    (f"++{'a.' * 300}a=1", "command line", "more than 50", "nearer to the root"),
+    ("pretrain=\udcff", "command line", "not UTF-8", "write it in UTF-8"),
+    (f"output_dir={LONG}", "output_dir", "xxx...", "each name in it of at most 255"),
+    (f"output_dir={LONGER}", "output_dir", "x/x/x", "at most 2048 bytes"),
+    (f"pretrain={LONG}", "pretrain", "xxx...", "at most 255"),
+    (f"actor_train.data_args.file_name=[{LONG}]", "actor_train.data_args.file_name[0]", "xxx...", "at most 255"),
+    (f"resume_from_checkpoint={LONG}", "resume_from_checkpoint", "xxx...", "at most 255"),
+    ("output_dir=/proc/x", "output_dir", "the kernel's own (proc)", "another folder"),
+    (f"exp_name={LONG}", "exp_name", "xxx...", "at most 128 characters"),
+]
+VALUES = [
+    ("actor_train.data_args.file_name='~nobody-of-this-name/x.jsonl'", "actor_train.data_args.file_name", "~nobody", "make the file"),
+    ("actor_train.model_args.lora_rank=1000000000000000000", "actor_train.model_args.lora_rank", "1000000000000000000", "at most 16384"),
+    ("seed=4600000000000000000", "seed", "4600000000000000000", "below 4294967296"),
+    ("seed=4.6e18", "seed", "4.6e+18", "a whole number"),
+    ("deadlines.weight_sync=1e-300", "deadlines.weight_sync", "1e-300", "at least 0.1"),
+    ("deadlines.train=1e300", "deadlines.train", "1e+300", "at most 10000000"),
+    ("max_steps=3000000000", "max_steps", "3000000000", "at most 2147483647"),
+    ("max_grad_norm=1e-300", "max_grad_norm", "1e-300", "at least 1e-30"),
+    ("entropy_loss_coef=-1e300", "entropy_loss_coef", "-1e+300", "at least -1000000000000"),
+    ("rewards.math_rule.world_size=2000000000", "rewards.math_rule.world_size", "2000000000", "at most 1024"),
+    ("rewards.math_rule.timeout=1e-300", "rewards.math_rule.timeout", "1e-300", "at least 0.1"),
+    ("deepspeed_zero3.zero_optimization.reduce_bucket_size=1e300", "zero_optimization.reduce_bucket_size", "1e+300", "whole number"),
+]
+DOMAINS = ["../escape", "a b", "a.b", "x" * 129, "é"]
+
+
+def cases() -> Iterator[object]:
+    for name, case in FILES.items():
+        yield pytest.param(*case, id=name)
+
+
+@pytest.mark.parametrize(("content", "place", "value", "remedy"), list(cases()))
+def test_a_file_that_cannot_be_followed_is_refused(
+    folder: Path, refused_by_command: Callable[..., str], content: str | bytes, place: str, value: str, remedy: str
+) -> None:
+    (folder / "exp" / "spoilt.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    message = refused_by_command(name="spoilt")
+    assert f"{place}: " in message and value in message and remedy in message, message
+
+
+def test_a_preset_is_looked_through_as_well(folder: Path, refused_by_command: Callable[..., str]) -> None:
+    (folder / "exp" / "mine.yaml").write_text("a: &a [*a]\n")
+    (folder / "exp" / "spoilt.yaml").write_text("defaults: [mine, _self_]\n")
+    assert "mine.yaml:1: *a stands within &a" in refused_by_command(name="spoilt")
+
+
+@pytest.mark.parametrize(("word", "place", "value", "remedy"), WORDS)
+def test_a_word_that_cannot_be_followed_is_refused(
+    refused_by_command: Callable[..., str], word: str, place: str, value: str, remedy: str
+) -> None:
+    message = refused_by_command(word, "dry_run=true")
+    assert f"{place}: " in message and value in message and remedy in message, message
+
+
+@pytest.mark.parametrize(("word", "place", "value", "remedy"), VALUES)
+def test_a_value_without_measure_is_refused(refused: Callable[..., str], word: str, place: str, value: str, remedy: str) -> None:
+    message = refused(word)
+    assert f"{place}: " in message and value in message and remedy in message, message
+
+
+@pytest.mark.parametrize("name", DOMAINS)
+def test_a_domain_is_a_name(folder: Path, refused: Callable[..., str], name: str) -> None:
+    (folder / "exp" / "sound.yaml").write_text(EXPERIMENT.replace("  math_rule: {", f'  "{name}": {{reward: math_rule, '))
+    assert f"rewards.{name}: " in refused()
+
+
+@pytest.mark.parametrize("argv", [["--config-name", LONG], ["--config-path", f"{LONGER}/{LONG}", "--config-name", "a"]])
+def test_names_of_experiments_may_be_of_any_length(folder: Path, argv: list[str]) -> None:
+    assert main(argv) == 2
+
+
+def test_a_sweep_without_end_is_refused(refused_by_command: Callable[..., str]) -> None:
+    message = refused_by_command("--multirun", "seed=range(0,1000000000)", "dry_run=true")
+    assert "1,000,000,000 jobs" in message
+
+
+def test_what_is_secret_stands_in_no_message(refused: Callable[..., str]) -> None:
+    said = refused("+wandb_api_key=abcdefgh", "++system_envs.OPENAI_API_KEY=123456789", "+a.mlflow=http://me:abcdefgh@host/x")
+    assert "wandb_api_key" in said and "system_envs.OPENAI_API_KEY" in said and "http://me:***@host/x" in said
+    assert "abcdefgh" not in said and "123456789" not in said

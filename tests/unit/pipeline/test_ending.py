@@ -1,0 +1,103 @@
+"""What a run says of its end, and where."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from roll.errors import ConfigError, Fault, RollError, WorkerFailed
+from roll.pipeline.checkpointer import Checkpointer
+from roll.pipeline.ending import Ending
+from roll.tracking.ending import END_FILE, RunEnd, read_end
+from roll.tracking.jsonl import JsonlTracker
+from roll.tracking.logs import RunLog
+
+LAST = (20, Path("output/a/checkpoints/step_20"))
+
+
+def checkpointer(last: tuple[int, Path] | None, is_at_end: bool = False) -> Checkpointer:
+    stands: Any = SimpleNamespace(last=last, is_at_end=is_at_end)
+    return stands
+
+
+def run(folder: Path, error: BaseException | None, stands: Checkpointer | None) -> str:
+    """A run that ends so; what stands in its log."""
+
+    def hide(text: str) -> str:
+        return text.replace("hunter2", "***")
+
+    record = JsonlTracker(folder)
+    record.log(7, {"reward/mean": 0.5})
+    record.close()
+    try:
+        with RunLog(folder, hide), Ending(folder, hide) as ending:
+            if stands:
+                ending.begin(stands)
+            if error:
+                raise error
+    except type(error or RollError) as passed:
+        assert passed is error
+    return (folder / "logs" / "driver.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "last", "outcome", "cause"),
+    [
+        (WorkerFailed("reference", 1, "the process died"), LAST, "failed", "reference rank 1: the process died"),
+        (WorkerFailed("reference", 1, "the process died"), None, "failed", "reference rank 1: the process died"),
+        (ZeroDivisionError("hunter2"), LAST, "failed", "ZeroDivisionError: ***"),
+        (KeyboardInterrupt(), LAST, "interrupted", "a signal asked for it"),
+    ],
+)
+def test_an_end_without_a_checkpoint_names_the_last_one(
+    error: BaseException,
+    last: tuple[int, Path] | None,
+    outcome: str,
+    cause: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = run(tmp_path, error, checkpointer(last))
+    named = "the last one is of step 20, output/a/checkpoints/step_20" if last else "there is none, and the same command begins anew"
+    assert f"this end wrote no checkpoint: {named}\n" in capsys.readouterr().err
+    assert f"the run ended: {outcome}; {cause}; {named}" in log and "hunter2" not in log
+    assert read_end(tmp_path) == RunEnd(outcome, cause, named)  # pyright: ignore[reportArgumentType]
+    page = (tmp_path / "report.html").read_text()
+    said = "failed" if outcome == "failed" else "was interrupted"
+    assert f"The run {said} after step 7." in page and cause in page and named in page
+
+
+def test_an_interrupt_that_wrote_its_checkpoint_says_nothing_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, KeyboardInterrupt(), checkpointer(LAST, is_at_end=True))
+    assert "no checkpoint" not in capsys.readouterr().err
+    assert "The run was interrupted after step 7." in (tmp_path / "report.html").read_text()
+
+
+def test_a_run_that_is_done_has_a_report_without_a_word_of_its_end(tmp_path: Path) -> None:
+    run(tmp_path, WorkerFailed("reference", 1, "the process died"), checkpointer(None))
+    log = run(tmp_path, None, checkpointer(LAST, is_at_end=True))
+    assert "the run ended: done; the last one is of step 20, output/a/checkpoints/step_20" in log
+    page = (tmp_path / "report.html").read_text()
+    assert "the process died" not in page and "The run failed" not in page
+
+
+def test_a_refusal_before_the_run_changes_nothing_of_an_earlier_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / END_FILE).write_text("earlier")
+    log = run(tmp_path, ConfigError([Fault("seed", "43, but the checkpoint was written with 42", "set it")]), None)
+    assert (tmp_path / END_FILE).read_text() == "earlier" and not capsys.readouterr().err
+    assert "the run ended: failed; 1 fault in the configuration:" in log
+
+
+def test_the_worker_s_traceback_is_in_the_log(tmp_path: Path) -> None:
+    assert "line 3, in step" in run(tmp_path, WorkerFailed("reference", 1, "it raised", "line 3, in step"), checkpointer(None))
+
+
+def test_an_end_that_cannot_be_written_hides_no_cause(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(WorkerFailed), Ending(tmp_path / "gone", str) as ending, caplog.at_level(logging.INFO):
+        ending.begin(checkpointer(None))
+        raise WorkerFailed("reference", 1, "the process died")
+    assert "end.json cannot be written" in caplog.text
