@@ -21,8 +21,11 @@ EACH = 4
 
 
 def wrong_response(answer: str, draw: random.Random) -> str:
-    """Something else than the right answer: a number near it, its digits changed, any digits, or another character."""
-    near = str(max(0, int(answer) + draw.choice((-10, -3, -2, -1, 1, 2, 3, 10))))
+    """Something else than the right answer: a number near it, its digits changed, any digits, or another character.
+
+    Numbers near it are mostly wrong by 1 or 2, as the policy's wrong answers are.
+    """
+    near = str(max(0, int(answer) + draw.choice((-10, -3, -2, -2, -1, -1, -1, 1, 1, 1, 2, 2, 3, 10))))
     digits = "".join(draw.choices("0123456789", k=draw.randint(1, 4)))
     letter = answer[:-1] + chr(draw.randrange(128))
     response = draw.choice((near, near, near, answer[::-1], answer + draw.choice("0123456789"), answer[:-1], digits, letter))

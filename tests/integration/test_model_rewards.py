@@ -23,6 +23,9 @@ from tests.unit.rewards.chat_server import Behaviour, ChatServer, Response, chat
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]
 
+JUDGED_STEPS, SCORED_STEPS = 30, 40
+RISE = 0.1
+"""Of the share of right answers to the 256 held-out problems, 4 samples each. Three seeds rose by at least XX."""
 ANSWERS = "validation={data_args: {file_name: exact.jsonl, template: raw, prompt: prompt}, name: heldout, generating_args: {seeded: true}}"
 """Held-out problems of a domain that a function scores: what the policy has learnt is not for its teacher to say."""
 EXACT = "+rewards.exact={reward: exact_match}"
@@ -107,7 +110,9 @@ def test_a_judge_that_cannot_be_reached_ends_the_run_with_the_cause(world: World
 
 @pytest.fixture(scope="module")
 def judging(world: World) -> World:
-    """The world with what its judges learn from, and held-out problems for a function."""
+    """The world with a policy that is right about half the time, what its judges learn from, and held-out problems for a function."""
+    outcome = world.run("--config-name", "tiny/tiny_warm_up", "output_dir=taught")
+    assert outcome.status == 0, outcome.output
     script = str(TINY / "make_judgements.py")
     arguments = [sys.executable, script, "output/tiny/problems/train.jsonl", "output/tiny/judgements"]
     subprocess.run(arguments, cwd=world.folder, check=True, timeout=limits.PROCESS)
@@ -116,27 +121,29 @@ def judging(world: World) -> World:
     return world
 
 
-def assert_rewards_rise(world: World, name: str) -> None:
-    rewards = [line["reward/arithmetic/mean"] for line in world.metrics(name)[1:]]
-    third = len(rewards) // 3
-    assert np.mean(rewards[-third:]) > np.mean(rewards[:third])
+def train_policy(world: World, name: str, experiment: str, steps: int, *keys: str) -> None:
+    """Train the policy on a model's verdicts; a function validates it before and after."""
+    outcome = world.run(
+        *("--config-name", f"tiny/{experiment}", f"output_dir={name}", "pretrain=taught/export", "save_at_end=false"),
+        *(f"max_steps={steps}", f"eval_steps={steps}", ANSWERS, EXACT, *keys),
+    )
+    assert outcome.status == 0, outcome.output
+
+
+def assert_learnt(world: World, name: str) -> None:
+    before, after = [line["val/heldout/pass@1"] for line in world.metrics(name) if "val/heldout/pass@1" in line]
+    assert after > before + RISE
 
 
 def test_learnt_from_a_judge_in_an_engine_of_its_own(judging: World, leaves_nothing: Callable[[], None]) -> None:
     outcome = judging.run("--config-name", "tiny/tiny_judge", "output_dir=judge", "eval_steps=0")
     assert outcome.status == 0, outcome.output
-    outcome = judging.run(
-        *("--config-name", "tiny/tiny_llm_judge", "output_dir=judged", "pretrain=warm/export", "save_at_end=false"),
-        *("rewards.arithmetic.model_args.model_name_or_path=judge/export", "max_steps=40", "eval_steps=40", ANSWERS, EXACT),
-    )
-    assert outcome.status == 0, outcome.output
+    train_policy(judging, "judged", "tiny_llm_judge", JUDGED_STEPS, "rewards.arithmetic.model_args.model_name_or_path=judge/export")
     verdicts = [
         (one["text"] == total(group["prompt"]), one["reward"]) for group in samples(judging, "judged") for one in group["responses"]
     ]
-    assert np.mean([reward == float(right) for right, reward in verdicts]) > 0.9
-    assert_rewards_rise(judging, "judged")
-    first, *_, last = [line["val/heldout/pass@1"] for line in judging.metrics("judged") if "val/heldout/pass@1" in line]
-    assert last > first, "the judge's verdicts teach to add"
+    assert np.mean([reward == float(right) for right, reward in verdicts]) > 0.95
+    assert_learnt(judging, "judged")
     leaves_nothing()
 
 
@@ -144,8 +151,9 @@ def test_learnt_from_a_judge_in_an_engine_of_its_own(judging: World, leaves_noth
 def reward_model(judging: World) -> Path:
     """Trained by the pipeline on right and wrong sums."""
     outcome = judging.run(
-        *("--config-name", "tiny/tiny_reward_model", "output_dir=preferring", "pretrain=warm/export", "max_steps=300", "eval_steps=0"),
+        *("--config-name", "tiny/tiny_reward_model", "output_dir=preferring", "pretrain=taught/export", "max_steps=600", "eval_steps=0"),
         *("save_steps=0", "reward_train.data_args.file_name=output/tiny/judgements/pairs.jsonl"),
+        "reward_train.training_args.learning_rate=5.0e-4",
     )
     assert outcome.status == 0, outcome.output
     return judging.folder / "preferring" / "export"
@@ -153,27 +161,21 @@ def reward_model(judging: World) -> Path:
 
 @pytest.mark.parametrize(
     ("strategy", "steps"),
-    [("{strategy_name: hf_infer}", 30), ("{strategy_name: vllm, strategy_config: {enforce_eager: true, kv_cache_gib: 0.25}}", 2)],
+    [("{strategy_name: hf_infer}", SCORED_STEPS), ("{strategy_name: vllm, strategy_config: {enforce_eager: true, kv_cache_gib: 0.25}}", 2)],
     ids=["hf_infer", "vllm"],
 )
 def test_learnt_from_a_reward_model(
     judging: World, reward_model: Path, strategy: str, steps: int, leaves_nothing: Callable[[], None]
 ) -> None:
     name = f"preferred-{steps}"
-    outcome = judging.run(
-        *("--config-name", "tiny/tiny_rlvr_reward_model", f"output_dir={name}", "pretrain=warm/export", "save_at_end=false"),
-        *(f"rewards.arithmetic.model_args.model_name_or_path={reward_model}", f"rewards.arithmetic.strategy_args={strategy}"),
-        *(f"max_steps={steps}", f"eval_steps={steps}", ANSWERS, EXACT),
-        *("rollout_batch_size=32", "actor_train.training_args.per_device_train_batch_size=64"),
-    )
-    assert outcome.status == 0, outcome.output
+    served = (f"rewards.arithmetic.model_args.model_name_or_path={reward_model}", f"rewards.arithmetic.strategy_args={strategy}")
+    train_policy(judging, name, "tiny_rlvr_reward_model", steps, *served)
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(reward_model), AutoTokenizer.from_pretrained(reward_model)
     for group in samples(judging, name)[:8]:
         for one in group["responses"]:
             tokens = tokenizer.encode(f"{group['prompt']}{one['text']}") + [tokenizer.eos_token_id]
             with torch.no_grad():
                 assert one["reward"] == pytest.approx(model(torch.tensor([tokens])).logits.item(), abs=1e-3)
-    if steps > 2:
-        # A reward model of this size tells nine of ten pairs apart, and the policy finds the tenth: right answers need not become more.
-        assert_rewards_rise(judging, name)
+    if steps == SCORED_STEPS:
+        assert_learnt(judging, name)
     leaves_nothing()
