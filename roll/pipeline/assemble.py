@@ -23,7 +23,7 @@ from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, 
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.secrets import redacted
-from roll.errors import ConfigError, Fault
+from roll.errors import ConfigError, Fault, WorkerFailed
 from roll.pipeline import resume_fingerprint, wire_distill, wire_dpo, wire_reward_model, wire_rlvr, wire_sft
 from roll.pipeline.checkpointer import Checkpointer
 from roll.pipeline.ending import Ending
