@@ -92,6 +92,7 @@ class Stand:
 
     async def end(self, name: str) -> None:
         self.there.remove(name)
+        self.device_sharing.ended(name)
 
     def teacher(self, role: Any) -> Stand:
         self.calls.append(("role", "teacher"))
