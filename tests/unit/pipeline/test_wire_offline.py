@@ -71,9 +71,8 @@ class Stand:
 
     def __init__(self, plan: Plan) -> None:
         self.device_sharing = DeviceSharing(plan.turns)
-        self.there: set[str] = set()
+        self.there, self.learns = set[str](), ""
         self.sharing: list[tuple[str, set[str]]] = []
-        self.learns = ""
         self.calls: list[tuple[Any, ...]] = []
         self.batches: list[TrainBatch] = []
         self.groups = {"learner": Group()}
