@@ -117,17 +117,14 @@ class Child:
         self.end_process()
         self._socket.close()
 
-    def end_beyond(self, memory_bytes: int, processes: int) -> None:
-        """Ends the process if it and what it started hold more than this, or are more."""
-        if not self.alive():
-            return
+    def end_beyond(self, memory_bytes: int, processes: int) -> str:
+        """Ends the process if it and what it started hold more than this, or are more; says so, and nothing otherwise."""
         found = tree(self._process.pid)
         if len(found) > processes:
             self._cause = f"the process and what it started were {len(found)} processes; max_processes is {processes}"
         elif (held := resident_bytes(found)) > memory_bytes:
             self._cause = f"the process and what it started held {held / GIB:.2f} GiB; memory_gib is {memory_bytes / GIB:g}"
-        if self._cause:
-            self.end_process()
+        return self.end_process() if self._cause else ""
 
     def end_process(self) -> str:
         """Kills and reaps the process and what it started; says how it ended."""

@@ -313,7 +313,8 @@ class RewardProcess:
     async def _watch(self, child: Child) -> None:
         """End the child as soon as it holds more than it may; whoever waits for it hears of its end."""
         while child.alive():
-            child.end_beyond(self._memory_bytes, self._section.max_processes)
+            if why := child.end_beyond(self._memory_bytes, self._section.max_processes):
+                LOG.warning("rewards.%s: %s", self._assignment.domain, why)
             await asyncio.sleep(LOOK_EVERY)
 
     async def _started(self) -> Child:

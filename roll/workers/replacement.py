@@ -35,9 +35,6 @@ class Replaced(Generic[S]):
         self._replacements: defaultdict[int, int] = defaultdict(int)
         self._failures: defaultdict[int, deque[float]] = defaultdict(deque)
 
-    def __len__(self) -> int:
-        return len(self._group)
-
     async def one(self, rank: int, seconds: float, method: Callable[[S, *Ts], Coroutine[Any, Any, R]], *arguments: *Ts) -> R:
         """Call a method on one rank, within so many seconds; again on its next process if it dies, or does not answer.
 
