@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -118,13 +119,24 @@ def _connect(scratch: Path, gpus: int, leftovers: Leftovers) -> list[psutil.Proc
         if os.environ.get("RAY_ADDRESS"):
             join()
         else:
-            start(scratch, gpus)
+            with hangups_blocked():
+                start(scratch, gpus)
     except SystemExit:  # Ray's handler of SIGTERM, which it puts in place as it starts
         raise KeyboardInterrupt from None
     finally:
         started = [process for process in psutil.Process().children() if process not in before]
         leftovers.look([process.pid for process in started])
     return [process for process in started if process.name() in HEADS]
+
+
+@contextmanager
+def hangups_blocked() -> Iterator[None]:
+    """What is started within is not ended by the end of the terminal, which sends SIGHUP to the whole job: the driver saves first."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def temporary() -> Path:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import socket
 from pathlib import Path
 
@@ -32,6 +34,16 @@ def listening() -> list[tuple[str, str, int]]:
     return [(name, address.ip, address.port) for name, address in here]  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def blocks_hangups(process: psutil.Process) -> bool:
+    """Whether the end of the terminal leaves it alone. One that has ended by now is no concern."""
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    except FileNotFoundError:
+        return True
+    (blocked,) = re.findall(r"SigBlk:\s*(\w+)", status)
+    return bool(int(blocked, 16) >> (signal.SIGHUP - 1) & 1)
+
+
 def answer(port: int, method: str, token: str | None) -> grpc.StatusCode:
     with grpc.insecure_channel(f"{LOOPBACK}:{port}") as channel:
         known = () if token is None else (("authorization", f"Bearer {token}"),)
@@ -42,10 +54,11 @@ def answer(port: int, method: str, token: str | None) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-def test_a_stranger_at_the_ports_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stranger_at_the_ports_is_refused_and_a_hangup_ends_no_process_of_ray_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     before = {name: os.environ.get(name) for name in OF_TOKENS}
     with cluster(tmp_path, gpus=0, gpus_per_node=8):
+        assert not [child for child in psutil.Process().children(recursive=True) if not blocks_hangups(child)]
         doors = listening()
         assert {name for name, _, _ in doors} >= METHODS.keys()
         assert {ip.removeprefix("::ffff:") for _, ip, _ in doors} == {LOOPBACK}, doors
