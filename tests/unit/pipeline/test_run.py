@@ -1,0 +1,110 @@
+"""A whole run around a loop that does nothing: what is left in its folder, whether it comes to its end or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from roll.config.load.compose import compose
+from roll.config.load.loader import load_config
+from roll.config.plan.plan import make_plan
+from roll.config.schema.pipelines import Config
+from roll.errors import WorkerFailed
+from roll.pipeline import assemble
+from roll.pipeline.interrupt import Interrupt
+from roll.pipeline.position import Position
+from roll.pipeline.roles import Roles
+from roll.pipeline.run_context import Prepared, RunContext
+from roll.tracking.ending import read_end
+from roll.workers.cluster import ClusterSession
+
+
+class Nothing:
+    """A trainer and a source of rows without either."""
+
+    async def save(self, folder: Path) -> None:
+        (folder / "weights").write_text("w")
+
+    async def load(self, folder: Path) -> None: ...
+
+    async def export(self, folder: Path) -> None:
+        folder.mkdir()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException | None], str]:
+    """Runs two steps, of which the first is saved, and fails after them if told; the log of the driver."""
+    loaded: list[Config] = []
+    words = ["--config-name", "tiny/tiny_warm_up", "max_steps=2", "save_steps=1", f"output_dir={tmp_path}/run", "dry_run=true"]
+    words.append("++system_envs={MY_TOKEN: of-mine-alone}")
+    compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
+    config = loaded[0]
+
+    @contextmanager
+    def cluster(folder: Path, gpus: int, gpus_per_node: int, hide: Callable[[str], str]) -> Iterator[ClusterSession]:
+        assert hide("of-mine-alone") == "***"
+        yield ClusterSession(tmp_path, folder / "logs", tmp_path)
+
+    def start(failure: BaseException | None) -> str:
+        async def loop(roles: Roles, context: RunContext, interrupt: Interrupt) -> Position:
+            nothing = Nothing()
+            position = await context.checkpointer.restore(nothing, nothing)
+            while position.step < 2:
+                if failure and position.step == 1:
+                    raise failure
+                position = Position(position.step + 1, position.step + 1)
+                context.tracker.log(position.step, {"sft/loss": 1.5, "time/step": 0.5})
+                await context.checkpointer.save_if_due(position)
+            return position
+
+        monkeypatch.setattr(assemble, "cluster", cluster)
+        monkeypatch.setattr(assemble, "prepare", lambda config: Prepared(loop, "rows", rows=4))
+        monkeypatch.setattr(assemble, "last_step", lambda config, plan, prepared: 2)
+        assemble.run(config, make_plan(config))
+        return (tmp_path / "run" / "logs" / "driver.log").read_text()
+
+    return start
+
+
+def test_a_run_that_comes_to_its_end(run: Callable[[BaseException | None], str], tmp_path: Path) -> None:
+    log = run(None)
+    course = [
+        "the plan:",
+        "sft_train",
+        "models and data were looked through",
+        "step 1/2",
+        "checkpoint of step 1: ",
+        "step 2/2",
+        "exported: ",
+        "done",
+    ]
+    places = [log.index(part) for part in course]
+    assert places == sorted(places)
+    end = read_end(tmp_path / "run")
+    assert end and end.outcome == "done" and end.checkpoint.endswith("checkpoints/step_2")
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["system_envs"] == {"MY_TOKEN": "***"}
+
+
+def test_a_run_that_fails_and_goes_on(
+    run: Callable[[BaseException | None], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(WorkerFailed):
+        run(WorkerFailed("sft_train", 0, "the process died, with of-mine-alone"))
+    assert "this end wrote no checkpoint: the last one is of step 1, " in capsys.readouterr().err
+    end = read_end(tmp_path / "run")
+    assert end and (end.outcome, end.cause) == ("failed", "sft_train rank 0: the process died, with ***")
+    assert "The run failed after step 1." in (tmp_path / "run" / "report.html").read_text()
+    log = run(None)
+    assert "to go on after step 1" in log and "the run ended: failed; sft_train rank 0" in log
+    end = read_end(tmp_path / "run")
+    assert end and end.outcome == "done"
