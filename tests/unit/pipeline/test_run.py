@@ -46,7 +46,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseExcept
     """Runs two steps, of which the first is saved, and fails after them if told; the log of the driver."""
     loaded: list[Config] = []
     words = ["--config-name", "tiny/tiny_warm_up", "max_steps=2", "save_steps=1", f"output_dir={tmp_path}/run", "dry_run=true"]
-    words.append("++system_envs={MY_TOKEN: of-mine-alone}")
+    words += ["track_with=none", "++system_envs={MY_TOKEN: of-mine-alone}"]
     compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
     config = loaded[0]
 
