@@ -61,7 +61,7 @@ class WorkerGroup(Ranks[S]):
         self._actors: list[Any] = [self._new_actor(rank) for rank in range(len(placements))]
         self._batched = None if blocking else Batched(self, [BatchedCaller(_Actor(actor)) for actor in self._actors])
         self._pids: dict[int, int] = {}
-        self._replacing: set[int] = set()
+        self._built: set[int] = set()
         self._started = self._stopped = False
         self._leftovers = [Leftovers(record) for record in self._records]
         self._killed: dict[int, str] = {}  # by rank, why its process was killed
@@ -102,22 +102,19 @@ class WorkerGroup(Ranks[S]):
             WorkerFailed, BadInput: as `start`. The rank may be replaced again then.
         """
         assert self._started and not self._stopped, f"{self.role} is not running"
-        self._replacing.add(rank)
-        try:
-            await self._look([rank])
-            ray.kill(self._actors[rank], no_restart=True)
-            self._pids.pop(rank, None)
-            self._killed.pop(rank, None)
-            await asyncio.to_thread(self._leftovers[rank].remove, GRACE)
-            self._leftovers[rank] = Leftovers(self._records[rank])
-            actor = self._actors[rank] = self._new_actor(rank)
-            if self._batched is not None:
-                self._batched.callers[rank] = BatchedCaller(_Actor(actor))
-            [meeting] = await self._gather([actor.free_address.remote()], "free_address", seconds, [rank])
-            await self._build([rank], meeting, seconds)
-            await self._look([rank])
-        finally:
-            self._replacing.remove(rank)
+        self._built.discard(rank)
+        await self._look([rank])
+        ray.kill(self._actors[rank], no_restart=True)
+        self._pids.pop(rank, None)
+        self._killed.pop(rank, None)
+        await asyncio.to_thread(self._leftovers[rank].remove, GRACE)
+        self._leftovers[rank] = Leftovers(self._records[rank])
+        actor = self._actors[rank] = self._new_actor(rank)
+        if self._batched is not None:
+            self._batched.callers[rank] = BatchedCaller(_Actor(actor))
+        [meeting] = await self._gather([actor.free_address.remote()], "free_address", seconds, [rank])
+        await self._build([rank], meeting, seconds)
+        await self._look([rank])
 
     async def _build(self, ranks: Sequence[int], meeting: tuple[str, int], seconds: float) -> list[str | None]:
         """Build the strategies of some ranks; the names of their devices."""
@@ -135,7 +132,9 @@ class WorkerGroup(Ranks[S]):
             while not building.done():
                 await self._look(ranks)
                 await asyncio.wait({building}, timeout=LOOK_EVERY)
-            return await building
+            names = await building
+            self._built |= set(ranks)
+            return names
         finally:
             building.cancel()
 
@@ -286,8 +285,7 @@ class WorkerGroup(Ranks[S]):
 
     async def _most(self, method: str) -> int | None:
         """The largest of what the ranks say. One that has died or is late is left out: whatever needs it next hears of that."""
-        actors = [actor for rank, actor in enumerate(self._actors) if rank not in self._replacing]
-        waits = [asyncio.ensure_future(_result(getattr(actor, method).remote())) for actor in actors]
+        waits = [asyncio.ensure_future(_result(getattr(self._actors[rank], method).remote())) for rank in sorted(self._built)]
         if waits:
             await asyncio.wait(waits, timeout=LOOK_SECONDS)
         said = [None if wait.cancel() or wait.exception() else wait.result() for wait in waits]
@@ -311,10 +309,11 @@ class WorkerGroup(Ranks[S]):
             await asyncio.gather(*(asyncio.to_thread(leftovers.remove, GRACE) for leftovers in self._leftovers))
 
     async def _close(self, seconds: float) -> None:
-        """Ask every rank to close. One that is late or fails is ended by force all the same, so the log alone is told."""
-        closing = [asyncio.ensure_future(_result(actor.close.remote())) for actor in self._actors]
-        await asyncio.wait(closing, timeout=seconds)
-        for rank, wait in enumerate(closing):
+        """Ask every rank that has a strategy to close. One that is late or fails is ended by force, so the log alone is told."""
+        closing = {rank: asyncio.ensure_future(_result(self._actors[rank].close.remote())) for rank in sorted(self._built)}
+        if closing:
+            await asyncio.wait(closing.values(), timeout=seconds)
+        for rank, wait in closing.items():
             if wait.cancel():
                 LOG.info("%s rank %d was not closed after %.0f s", self.role, rank, seconds)
             elif error := wait.exception():

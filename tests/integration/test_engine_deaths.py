@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -40,6 +41,11 @@ def vllm_process(engine: psutil.Process) -> psutil.Process:
     return next(child for child in engine.children(recursive=True) if "EngineCore" in child.name())
 
 
+def deaths(output: str) -> int:
+    """Of engines, as a run told them."""
+    return len(re.findall(r"actor_infer rank \d died: ", output))
+
+
 @pytest.mark.parametrize("whose", ["its process", "vllm's process"])
 def test_one_of_two_dies_amid_generation(
     world: World, undisturbed: Callable[[Sequence[str]], str], leaves_nothing: Callable[[], None], whose: str
@@ -52,8 +58,23 @@ def test_one_of_two_dies_amid_generation(
     (engine if whose == "its process" else vllm_process(engine)).kill()
     outcome = world.wait(process)
     assert outcome.status == 0, outcome.output
-    assert outcome.output.count(" died: ") == 1 and "is back after" in outcome.output, outcome.output
+    assert deaths(outcome.output) == 1, outcome.output
     world.took_the_same_steps(name, expected)
+    leaves_nothing()
+
+
+def test_both_die_at_once_and_the_run_waits_for_one(
+    world: World, undisturbed: Callable[[Sequence[str]], str], leaves_nothing: Callable[[], None]
+) -> None:
+    expected = undisturbed(TWO)
+    process = world.start(*world.rlvr("both", *TWO))
+    world.wait_for_step("both", 1, process)
+    for engine in engine_processes(process.pid):
+        engine.kill()
+    outcome = world.wait(process)
+    assert outcome.status == 0, outcome.output
+    assert deaths(outcome.output) == 2 and "is back after" in outcome.output, outcome.output
+    world.took_the_same_steps("both", expected)
     leaves_nothing()
 
 
@@ -74,7 +95,7 @@ def test_one_of_two_dies_amid_a_sync(
     victim.kill()
     outcome = world.wait(process)
     assert outcome.status == 0, outcome.output
-    assert outcome.output.count(" died: ") == 1, outcome.output
+    assert deaths(outcome.output) == 1, outcome.output
     world.took_the_same_steps(name, expected)
     leaves_nothing()
 

@@ -37,9 +37,7 @@ def test_a_trainer_s_settings_travel(load: ModelLoader) -> None:
 
 def test_the_other_settings_travel() -> None:
     for settings in (
-        VllmSettings(
-            "model", MODEL_ARGS, VllmConfig.model_validate({}), 64, None, 0, takes_turns=True, keeps_kv_cache=False
-        ),
+        VllmSettings("model", MODEL_ARGS, VllmConfig.model_validate({}), 64, None, 0, takes_turns=True, keeps_kv_cache=False),
         HfScoreSettings("model", MODEL_ARGS, PackedTeacher),
         ShardedScoreSettings("model", MODEL_ARGS, DEEPSPEED, PackedPolicy),
     ):
