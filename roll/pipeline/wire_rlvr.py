@@ -112,10 +112,11 @@ async def _loop(
     ):
         trainer = OnloadedTrainer(phases, "actor_train", actor_train, critic)
         position = await context.checkpointer.restore(trainer, scheduler, assignment, scheduler)
+        weights = sync_of(config, plan, actor_train, actor_infer)
         if context.restarts:
             await actor_infer.activity()  # what its engines did before is no part of the next step
-        weights = sync_of(config, plan, actor_train, actor_infer)
-        await engine_in_hands(roles, weights.open_routes)()
+        else:
+            await engine_in_hands(roles, weights.open_routes)()
         sync = EngineSync(weights, actor_infer, phases, partial(roles.unsettled, "actor_infer"))
         validate = partial(sync.generating, partial(validation, config, held_out, *work))
         parts = rlvr.Rlvr(
