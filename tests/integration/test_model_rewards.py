@@ -149,7 +149,7 @@ def test_learnt_from_a_judge_in_an_engine_of_its_own(judging: World, leaves_noth
 
 @pytest.fixture(scope="module")
 def reward_model(judging: World) -> Path:
-    """Trained by the pipeline on right and wrong sums."""
+    """Trained by the pipeline on right and wrong sums, until it tells about 99 of 100 pairs apart. The policy learns nothing of 96."""
     outcome = judging.run(
         *("--config-name", "tiny/tiny_reward_model", "output_dir=preferring", "pretrain=taught/export", "max_steps=600", "eval_steps=0"),
         *("save_steps=0", "reward_train.data_args.file_name=output/tiny/judgements/pairs.jsonl"),
@@ -177,7 +177,5 @@ def test_learnt_from_a_reward_model(
             with torch.no_grad():
                 assert one["reward"] == pytest.approx(model(torch.tensor([tokens])).logits.item(), abs=1e-3)
     if steps == SCORED_STEPS:
-        rewards = [line["reward/arithmetic/mean"] for line in judging.metrics(name)[1:]]
-        third = len(rewards) // 3
-        assert np.mean(rewards[-third:]) > np.mean(rewards[:third])
+        assert_learnt(judging, name)
     leaves_nothing()
