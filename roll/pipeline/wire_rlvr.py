@@ -45,6 +45,7 @@ from roll.weight_sync.routes import find_routes
 from roll.weight_sync.sync import WeightSync
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain
+from roll.workers.device_sharing import DeviceSharing
 from roll.workers.rewards import ModelReward, Rewards
 from roll.workers.scoring import Reference
 
@@ -97,10 +98,7 @@ async def _loop(
     rewards = roles.rewards(config, models)
     sharing = await roles.start()
     meter = meter_of(roles, context, sharing)
-    pausing_for = frozenset() if config.time_sharing else interrupting(config)
-    phases = DevicePhases(
-        meter.timed("onload", engine_in_hands(roles, sharing.bring)), pausing_for, meter.timed("pause", actor_infer.pause)
-    )
+    phases = phases_of(config, roles, meter, sharing, actor_infer)
 
     source = PromptSampler(training, config.seed, config.actor_train.data_args.domain_interleave_probs)
     assignment = CreditAssignment(credit(config))
@@ -138,6 +136,13 @@ async def _loop(
             max_steps=config.max_steps,
         )
         return await rlvr.train(parts, position)
+
+
+def phases_of(config: RlvrConfig, roles: Roles, meter: Meter, sharing: DeviceSharing, actor_infer: ActorInfer) -> DevicePhases:
+    """Pieces of work on the devices, timed; generation pauses for those that the keys say."""
+    pausing_for = frozenset() if config.time_sharing else interrupting(config)
+    bring = meter.timed("onload", engine_in_hands(roles, sharing.bring))
+    return DevicePhases(bring, pausing_for, meter.timed("pause", actor_infer.pause))
 
 
 def sync_of(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, actor_infer: ActorInfer) -> WeightSync:
