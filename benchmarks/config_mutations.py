@@ -22,7 +22,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -109,7 +109,7 @@ def mutations(chance: random.Random, count: int) -> Iterator[Case]:
 def checked(tree: Any, passing: set[str]) -> str:
     """What differs between a configuration and what it was checked to; nothing, if all is well. Refusals pass."""
     try:
-        composed = OmegaConf.create(copy.deepcopy(tree))
+        composed = cast(DictConfig, OmegaConf.create(copy.deepcopy(tree)))
     except OmegaConfBaseException as error:  # as Hydra would say while it composes
         raise ConfigError([Fault("YAML", str(error), "")]) from None
     with warnings.catch_warnings(record=True) as caught:

@@ -137,7 +137,7 @@ class Engine:
         arguments = ModelConfig.model_validate({"dtype": "bf16"})
         rank = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cuda", limits.START, (0,))
         self.strategy = VllmGenerate(
-            VllmSettings(str(model), arguments, settings, 256, adapter_rank, 0, True, takes_turns=True, keeps_kv_cache=False), rank
+            VllmSettings(str(model), arguments, settings, 256, adapter_rank, 0, takes_turns=True, keeps_kv_cache=False), rank
         )
         self._runner = runner
 

@@ -111,7 +111,7 @@ def engine(request: pytest.FixtureRequest, model: Path) -> Iterator[tuple[Engine
     takes_adapter = kind == "adapter"
     strategy = VllmGenerate(
         VllmSettings(
-            str(model), model_args(dtype), settings, 512, 16 if takes_adapter else None, 0, False, takes_turns=False, keeps_kv_cache=False
+            str(model), model_args(dtype), settings, 512, 16 if takes_adapter else None, 0, takes_turns=False, keeps_kv_cache=False
         ),
         rank,
     )
