@@ -98,10 +98,13 @@ def test_export_is_the_policy_that_trained(world: World, uninterrupted: str) -> 
     assert (policy(tokens).logits - before).abs().max() > 1e-4
 
 
-def test_a_trainer_that_starts_anew_and_a_run_that_resumes_give_the_same_metrics(world: World, uninterrupted: str) -> None:
-    """First a rank of the trainer is killed, and then the driver."""
+def test_what_dies_in_a_run_changes_none_of_its_metrics(world: World, uninterrupted: str) -> None:
+    """First the only engine, then a rank of the trainer, and last the driver, after which the run resumes."""
     arguments = world.rlvr("killed", "max_steps=6", "save_steps=2", "eval_steps=3")
     process = world.start(*arguments)
+    world.wait_for_step("killed", 1, process)
+    [engine] = engine_processes(process.pid)
+    engine.kill()
     world.wait_for_step("killed", 3, process)
     world.working_rank("killed", process, "actor_train", 1).kill()
     world.wait_for_step("killed", 5, process)
@@ -109,10 +112,13 @@ def test_a_trainer_that_starts_anew_and_a_run_that_resumes_give_the_same_metrics
     process.communicate(timeout=limits.CALL)
     outcome = world.run(*arguments)
     assert outcome.status == 0, outcome.output
-    assert "restart 1 of 3: the run goes on from the checkpoint of step" in (world.folder / "killed" / "logs" / "driver.log").read_text()
+    course = (world.folder / "killed" / "logs" / "driver.log").read_text()
+    assert "actor_infer rank 0 died: the process died" in course and "actor_infer rank 0 is back after" in course
+    assert "restart 1 of 3: the run goes on from the checkpoint of step" in course
     world.took_the_same_steps("killed", uninterrupted)
 
 
+@pytest.mark.full
 def test_the_only_engine_dies_amid_generation_and_the_run_goes_on(
     world: World, uninterrupted: str, leaves_nothing: Callable[[], None]
 ) -> None:
@@ -319,6 +325,7 @@ OWN = (
 )
 
 
+@pytest.mark.full
 def test_methods_of_the_working_directory(world: World, leaves_nothing: Callable[[], None]) -> None:
     """Estimator, loss and reward have a key of their own, whose value reaches them."""
     for name, text in {"own_estimator": ESTIMATOR, "own_loss": LOSS, "own_reward": REWARD}.items():
