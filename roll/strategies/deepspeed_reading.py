@@ -10,6 +10,7 @@ import os
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,21 @@ from roll.errors import CheckpointError
 FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 RECONSTRUCT: Any = np.zeros(0).__reduce__()[0]
 """What numpy's arrays are pickled with."""
+
+
+def member(kind: type[Enum], name: str) -> Enum:
+    """An enumeration's member by its name: what `getattr` may do in a file. Python 3.11.0 to 3.11.3 pickle members as a call of it.
+
+    Raises:
+        pickle.UnpicklingError: it asks for anything else.
+    """
+    if kind is not ZeroStageEnum or name not in kind.__members__:
+        raise pickle.UnpicklingError(f"Unsupported global: GLOBAL getattr of {name}")
+    return kind[name]
+
+
 PLAIN: list[Any] = [
+    *((member, f"{module}.getattr") for module in ("builtins", "__builtin__")),
     LossScaler,
     DynamicLossScaler,
     ZeroStageEnum,

@@ -122,3 +122,23 @@ def test_the_process_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path
     with nothing_runs(tmp_path):
         assert os.environ[FORCE] == "1"
     assert os.environ.get(FORCE) == earlier
+
+
+class Attribute:
+    """Pickled as Python 3.11.2 pickles a member of an enumeration, whatever Python runs this."""
+
+    def __init__(self, kind: type, name: str) -> None:
+        self.kind, self.name = kind, name
+
+    def __reduce__(self) -> tuple[Any, tuple[type, str]]:
+        return getattr, (self.kind, self.name)
+
+
+def test_a_member_of_an_enumeration_is_read_and_no_other_attribute(tmp_path: Path) -> None:
+    file = tmp_path / STATES
+    torch.save({"zero_stage": Attribute(ZeroStageEnum, "weights")}, file)
+    assert load(file) == {"zero_stage": ZeroStageEnum.weights}
+    for kind, name in ((ZeroStageEnum, "__init__"), (DynamicLossScaler, "update_scale")):
+        torch.save({"zero_stage": Attribute(kind, name)}, file)
+        with pytest.raises(CheckpointError, match="Nothing was run"):
+            load(file)
