@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from roll.config.schema.base import LARGEST_SIZE
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,7 @@ class Kind:
 
 
 def _is_number(value: Any, least: float = 0.0) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LARGEST_SIZE
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= sys.maxsize
 
 
 def _is_whole(value: Any, least: float) -> bool:
