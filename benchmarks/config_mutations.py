@@ -1,4 +1,4 @@
-"""Spoils sound configurations at random and counts what becomes of them: taken, refused with a fault, or what must not be.
+"""Spoils sound configurations at random and counts the outcomes: accepted, refused with a fault, or an outcome that is a defect.
 
     python benchmarks/config_mutations.py [--mutations 10000] [--commands 300] [--seed 0]
 

@@ -21,6 +21,7 @@ from roll.system.leftovers import SHARED_MEMORY, Leftovers, remove_recorded
 from roll.system.orphans import is_alive
 from roll.system.own_folder import own_folder, ownerless
 from roll.workers.doors import loopback, own_token
+from roll.workers.guarded import guarded
 from roll.workers.placement import gpu_counts
 
 LOG = logging.getLogger(__name__)
@@ -63,16 +64,8 @@ class ClusterSession:
         Raises:
             ClusterUnavailable: one has died.
         """
-        failure = None
-        try:
-            async with asyncio.TaskGroup() as both:
-                watch = both.create_task(self._watch())
-                yield
-                watch.cancel()
-        except BaseExceptionGroup as failures:
-            failure = failures.exceptions[0]
-        if failure is not None:  # raised here, it keeps its own cause
-            raise failure
+        async with guarded(self._watch()):
+            yield
 
     async def _watch(self) -> None:
         while True:

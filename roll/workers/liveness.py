@@ -1,8 +1,8 @@
 """Finds ranks that died or are stopped while nobody hears of it, and says how long a call may go on without an answer.
 
-Ray tells a caller of a process that died. It does not tell of one that is stopped (SIGSTOP), nor of one that nobody calls. So every
-process of a role is looked at from its own node: there the kernel says what it does. One that stays stopped is killed, so that its
-calls fail at once and nothing of it is left.
+Ray tells a caller of a process that died. It reports neither a process that is stopped (SIGSTOP) nor the death of one that nobody calls.
+So every process of a role is looked at from its own node: there the kernel says what it does. One that stays stopped is killed, so that
+its calls fail at once and nothing of it is left.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from roll.errors import WorkerDied
 from roll.system.process_states import Finding, Problem, end_family, examine
 from roll.workers.calls import Ranks
+from roll.workers.guarded import guarded
 
 S = TypeVar("S", covariant=True)
 LOG = logging.getLogger(__name__)
@@ -98,16 +99,8 @@ class Liveness:
         Raises:
             WorkerDied: such a rank died or is stopped.
         """
-        failure = None
-        try:
-            async with asyncio.TaskGroup() as both:
-                watch = both.create_task(self._watch(is_awaited))
-                yield
-                watch.cancel()
-        except BaseExceptionGroup as failures:
-            failure = failures.exceptions[0]
-        if failure is not None:  # raised here, it keeps its own cause
-            raise failure
+        async with guarded(self._watch(is_awaited)):
+            yield
 
     async def _watch(self, is_awaited: Callable[[str], bool]) -> None:
         while True:

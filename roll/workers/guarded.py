@@ -1,0 +1,23 @@
+"""Work that ends when a watch beside it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+
+@asynccontextmanager
+async def guarded(watch: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Within, the watch runs; what it raises ends the work, and is raised in its place."""
+    failure = None
+    try:
+        async with asyncio.TaskGroup() as both:
+            watching = both.create_task(watch)
+            yield
+            watching.cancel()
+    except BaseExceptionGroup as failures:
+        failure = failures.exceptions[0]
+    if failure is not None:  # raised here, it keeps its own cause
+        raise failure
