@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 BAD_INPUT = 2
 PART_FAILED = 3
@@ -88,6 +89,17 @@ class WorkerAbandoned(WorkerFailed):
 
 class WorkerWaited(WorkerAbandoned):
     """A worker waited in a collective operation for others that did not come."""
+
+
+class EnvironmentFailed(RollError):
+    """The environment of an episode broke. `str()` says why: it raised, was late, held too much memory, its process died."""
+
+    def __init__(self, why: str, reason: Literal["crashed", "timed_out"] = "crashed") -> None:
+        super().__init__(why)
+        self.why, self.reason = why, reason
+
+    def __reduce__(self) -> tuple[type[EnvironmentFailed], tuple[str, Literal["crashed", "timed_out"]]]:
+        return type(self), (self.why, self.reason)
 
 
 class DeviceMemoryError(RollError):

@@ -177,6 +177,11 @@ class Episode:
     turn_rewards: Sequence[float] = ()
     """What each sampled segment earned, in their order. What `reward.value` has beyond their sum is earned at the end. Empty if nothing
     is known of the segments."""
+    turn_states: Sequence[str] = ()
+    """The state of the environment before each sampled segment, in their order: equal texts are equal states. Empty without an
+    environment."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the environment, and the loop over its turns, count of the episode."""
 
     @property
     def sampled(self) -> list[Segment]:
