@@ -96,7 +96,8 @@ class EnvironmentFailed(RollError):
 
     def __init__(self, why: str, reason: Literal["crashed", "timed_out"] = "crashed") -> None:
         super().__init__(why)
-        self.why, self.reason = why, reason
+        self.why = why
+        self.reason: Literal["crashed", "timed_out"] = reason
 
     def __reduce__(self) -> tuple[type[EnvironmentFailed], tuple[str, Literal["crashed", "timed_out"]]]:
         return type(self), (self.why, self.reason)

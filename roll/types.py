@@ -151,6 +151,8 @@ class Segment:
     """Of sampled tokens, in their order; they sum to L. Empty if the tokens are given."""
     text: str
     """As the environment and the reward see it."""
+    calls: Sequence[Mapping[str, Any]] = ()
+    """Tools that the policy calls in it, each with `name` and `arguments`, a JSON text."""
 
 
 @dataclass(frozen=True)
@@ -223,10 +225,17 @@ class Sampling:
     """-1 keeps the whole vocabulary."""
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a response, beside the model's own end-of-sequence token; they belong to it."""
     ignore_eos: bool = False
     """Generate exactly `max_new_tokens`; for benchmarks."""
     log_probs: bool = True
     """Keep the sampled tokens' log-probs. Generating without them is faster."""
+
+
+@dataclass(eq=False)
+class Session:
+    """Marks the requests of one episode. The engine that has answered one of them holds what the next one begins with."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from roll.config.schema.environments import EnvironmentConfig
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.chat import Render, renderer
@@ -33,7 +34,7 @@ class PromptSet:
     names: tuple[str, ...]
     """Where its rows come from."""
     domains: tuple[str, ...]
-    """All domains, in the order of `rewards`."""
+    """All domains: those of `rewards`, then those of `environments` alone."""
     positions: NDArray[np.int64]
     """[prompts], where in the table each prompt stands."""
     domain_index: NDArray[np.int16]
@@ -71,7 +72,7 @@ def prepare_prompts(
     data_args: DataConfig,
     tokenizer: PreTrainedTokenizerBase,
     prompt_length: int,
-    rewards: Mapping[str, RewardConfig],
+    sections: Mapping[str, RewardConfig | EnvironmentConfig],
     cache_folder: Path | None = None,
 ) -> PromptSet:
     """Reads, checks, renders and tokenises all rows once; later calls with the same files and tokenizer read the cache.
@@ -81,13 +82,14 @@ def prepare_prompts(
     domain alone, rows without a tag belong to it.
 
     Args:
+        sections: by domain, the keys of what answers its rows.
         cache_folder: where prepared tables are kept; a folder `roll` in the cache of `datasets` if not given.
 
     Raises:
         DataError: rows that cannot be used (each fault names `file:row`), or no prompt is left.
         ConfigError: two domains claim the same tag.
     """
-    routes = Routes(tuple(rewards), tag_routes(rewards))
+    routes = Routes(tuple(sections), tag_routes(sections))
     sources = find_sources(data_args.file_name, data_args.split)
     texts = partial(_prompt_text, data_args=data_args, render=checked_renderer(data_args, tokenizer))
     preparation = Preparation(texts, tokenizer, data_args.template == "raw", data_args, cut_of(prompt_length))
@@ -101,7 +103,7 @@ def prepare_prompts(
     positions = np.flatnonzero(fits)
     used = [labels[position] for position in positions]
     unknown_tags = Counter(label.tag or "no tag" for label in used if routes.is_default(label))
-    unknown_domains = Counter(label.domain for label in used if label.domain and label.domain not in rewards)
+    unknown_domains = Counter(label.domain for label in used if label.domain and label.domain not in sections)
     domain_index = np.fromiter(map(routes.domain_index, used), np.int16, count=len(used))
     names = tuple(source.name for source in sources)
     return PromptSet(names, routes.domains, positions, domain_index, too_long, unknown_tags, unknown_domains, data_args, table)

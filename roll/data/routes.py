@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from numpy.typing import NDArray
 
+from roll.config.schema.environments import EnvironmentConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.rows import RowFault
 from roll.errors import ConfigError, Fault
@@ -30,7 +31,7 @@ class Routes:
     """From labels to reward domains."""
 
     domains: tuple[str, ...]
-    """All of them, in the order of `rewards`."""
+    """All of them: those of `rewards`, then those of `environments` alone."""
     of_tag: Mapping[str, str]
     """The domain of each tag."""
 
@@ -72,7 +73,7 @@ class Routes:
         return RowFault(reason, problem, f"{remedy}; a domain `{DEFAULT_DOMAIN}` takes all other rows")
 
 
-def tag_routes(rewards: Mapping[str, RewardConfig]) -> dict[str, str]:
+def tag_routes(sections: Mapping[str, RewardConfig | EnvironmentConfig]) -> dict[str, str]:
     """The domain of each tag.
 
     Raises:
@@ -80,12 +81,13 @@ def tag_routes(rewards: Mapping[str, RewardConfig]) -> dict[str, str]:
     """
     routes: dict[str, str] = {}
     faults: list[Fault] = []
-    for domain, reward in rewards.items():
-        for tag in reward.tag_included or (domain,):
+    for domain, section in sections.items():
+        for tag in section.tag_included or (domain,):
             if routes.setdefault(tag, domain) != domain:
                 remedy = "a tag belongs to one domain; name it in one `tag_included` only"
                 problem = f"claims the tag '{tag}', as does the domain '{routes[tag]}'"
-                faults.append(Fault(f"rewards.{domain}.tag_included", problem, remedy))
+                place = "environments" if isinstance(section, EnvironmentConfig) else "rewards"
+                faults.append(Fault(f"{place}.{domain}.tag_included", problem, remedy))
     if faults:
         raise ConfigError(faults)
     return routes

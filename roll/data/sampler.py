@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roll.data.prompts import PromptSet
+from roll.data.tasks import Prompts
 from roll.errors import DataError, Fault
 from roll.registry import nearest
 from roll.types import Prompt
@@ -58,7 +58,7 @@ class PromptSampler:
     so that after any number of draws each domain is within a prompt or so of its share.
     """
 
-    def __init__(self, prompts: PromptSet, seed: int, domain_interleave_probs: Mapping[str, float] | None = None) -> None:
+    def __init__(self, prompts: Prompts, seed: int, domain_interleave_probs: Mapping[str, float] | None = None) -> None:
         """Raises DataError if the shares name an unknown or empty domain, leave one out, or are all 0."""
         self._prompts = prompts
         self._shares = None if domain_interleave_probs is None else _shares(prompts, domain_interleave_probs)
@@ -126,7 +126,7 @@ class ExampleSampler:
         self._stream.load_state_dict(state["stream"])
 
 
-def _shares(prompts: PromptSet, probabilities: Mapping[str, float]) -> dict[str, float]:
+def _shares(prompts: Prompts, probabilities: Mapping[str, float]) -> dict[str, float]:
     """Shares that sum to 1, of the domains that have one above 0."""
     place = "data_args.domain_interleave_probs"
     rows = {name: int(np.count_nonzero(prompts.domain_index == index)) for index, name in enumerate(prompts.domains)}

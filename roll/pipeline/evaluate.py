@@ -12,8 +12,8 @@ from statistics import fmean
 
 from roll.rewards.answers import final_text, last_boxed
 from roll.rollout.batch import TRUNCATED
-from roll.rollout.group import Generator, Scorer, prompt_seed, sample_group
-from roll.types import NO_VERDICT, Episode, Metrics, Prompt, RewardOutcome, RewardResult, RolloutGroup, Sampling
+from roll.rollout.group import GroupSampler, Scorer, prompt_seed
+from roll.types import NO_VERDICT, Episode, Metrics, Prompt, RewardOutcome, RewardResult, RolloutGroup
 
 LOG = logging.getLogger(__name__)
 
@@ -46,27 +46,23 @@ class Evaluator:
 
     name: str
     prompts: Sequence[Prompt]
-    generator: Generator
-    scorer: Scorer
-    sampling: Sampling
+    sampler: GroupSampler
+    """Scores each answer `ByItself`."""
+    samples: int
+    """Of each prompt."""
     seed: int
     """Every prompt keeps its own seed, so two evaluations of one policy give the same answers."""
 
     async def run(self) -> Metrics:
         """What `validation_metrics` says. Warns of rewards without a verdict."""
         groups = await asyncio.gather(
-            *(
-                sample_group(
-                    prompt, self.generator, ByItself(self.scorer), self.sampling, prompt_seed(self.seed, VALIDATION, prompt.prompt_id)
-                )
-                for prompt in self.prompts
-            )
+            *(self.sampler.sample(prompt, prompt_seed(self.seed, VALIDATION, prompt.prompt_id)) for prompt in self.prompts)
         )
         rewards = [episode.reward for group in groups for episode in group.episodes]
         if notes := [reward.note for reward in rewards if reward.outcome in NO_VERDICT]:
             said = "; ".join(sorted(set(notes))[:3])
             LOG.warning("%s: %d of %d responses got no verdict and count as failed: %s", self.name, len(notes), len(rewards), said)
-        return validation_metrics(self.name, groups, self.sampling.samples)
+        return validation_metrics(self.name, groups, self.samples)
 
 
 def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int) -> Metrics:

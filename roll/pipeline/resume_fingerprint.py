@@ -21,12 +21,12 @@ def of_keys(config: Config) -> dict[str, str]:
     learnt = "pairs" if has_pairs(config) else "sequences"
     found = {"pipeline": config.pipeline, "seed": str(config.seed)}
     found[f"{name}.training_args"] = f"{sequences_per_update(role)} {learnt} an update"
-    columns = role.data_args.model_dump(include=COLUMNS - {"id"})  # which reports alone read
+    columns = role.data_args.model_dump(include=COLUMNS - {"id"}) if role.data_args else {}  # but for what reports alone read
     found |= {f"{name}.data_args.{key}": "nothing" if value is None else f"'{value}'" for key, value in columns.items()}
     if isinstance(config, RlvrConfig):
         found["rollout_batch_size"] = str(config.rollout_batch_size)
         found["num_return_sequences_in_group"] = str(config.num_return_sequences_in_group)
-        found[f"{name}.data_args.domain_interleave_probs"] = str(role.data_args.domain_interleave_probs)
+        found[f"{name}.data_args.domain_interleave_probs"] = str(role.data_args and role.data_args.domain_interleave_probs)
     return found
 
 

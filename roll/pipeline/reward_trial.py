@@ -10,7 +10,7 @@ import numpy as np
 from roll.config.derived.reward_roles import model_reward
 from roll.config.schema.model_rewards import JUDGE
 from roll.config.schema.rlvr import RlvrConfig
-from roll.data.prompts import PromptSet
+from roll.data.tasks import Prompts
 from roll.errors import ConfigError, Fault
 from roll.pipeline.wire_reward_models import judge_template
 from roll.rewards.answers import ground_truth
@@ -18,7 +18,7 @@ from roll.rewards.trial import trial
 from roll.types import Prompt
 
 
-def try_rewards(config: RlvrConfig, *sets: PromptSet) -> None:
+def try_rewards(config: RlvrConfig, *sets: Prompts) -> None:
     """Call every reward function on the first row of its domain in the first of these sets that has one.
 
     Of a judge it is looked whether the row has the reference answer that its template needs.
@@ -36,7 +36,7 @@ def try_rewards(config: RlvrConfig, *sets: PromptSet) -> None:
         raise ConfigError(faults)
 
 
-def first_prompts(*sets: PromptSet) -> dict[str, Prompt]:
+def first_prompts(*sets: Prompts) -> dict[str, Prompt]:
     """By domain, the first of its prompts, in the first of these sets that has one."""
     firsts: dict[str, Prompt] = {}
     for prompts in sets:
@@ -48,9 +48,12 @@ def first_prompts(*sets: PromptSet) -> dict[str, Prompt]:
 
 
 def _without_reference(config: RlvrConfig, firsts: Mapping[str, Prompt]) -> Iterator[Fault]:
-    for domain, prompt in firsts.items():
-        section = config.rewards[domain]
-        if model_reward(domain, section) != JUDGE or not judge_template(section.judge_prompt).needs_reference:
+    for domain, section in config.rewards.items():
+        if (
+            (prompt := firsts.get(domain)) is None
+            or model_reward(domain, section) != JUDGE
+            or not judge_template(section.judge_prompt).needs_reference
+        ):
             continue
         try:
             ground_truth(prompt.row)

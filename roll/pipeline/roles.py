@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from roll.config.checks.deepspeed import deepspeed_config, swap_paths
-from roll.config.derived.batch import sequences_per_update
+from roll.config.derived.batch import longest_sequence, sequences_per_update
+from roll.config.derived.environment_roles import ENVIRONMENTS
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
 from roll.config.derived.placement import keeps_kv_cache, neighbours, sends_adapter
 from roll.config.derived.reward_roles import PREFIX
@@ -56,6 +57,7 @@ from roll.workers.actor_train import ActorTrain, TrainShape
 from roll.workers.cluster import RECORD, ClusterSession
 from roll.workers.critic import Critic
 from roll.workers.device_sharing import ColocatedRole, DeviceSharing, lines
+from roll.workers.environments import EnvironmentSettings, EnvironmentWorker, EnvironmentWorkers
 from roll.workers.group import WorkerGroup
 from roll.workers.liveness import Liveness, RayNodes
 from roll.workers.placement import worker_placements
@@ -136,7 +138,7 @@ class Roles:
         """The group that generates. Its facade lives as long as its processes: it knows what they are doing."""
         if known := self._colocated.get("actor_infer"):
             return cast(ActorInfer, known)
-        settings = self._generating("actor_infer", config.actor_infer, config.prompt_length + config.response_length)
+        settings = self._generating("actor_infer", config.actor_infer, longest_sequence(config))
         if isinstance(settings, VllmSettings):
             settings = replace(
                 settings,
@@ -254,6 +256,14 @@ class Roles:
             groups[domain] = self._known_group(f"{PREFIX}{domain}", section.system_envs, settings, blocking=False)
         return Rewards(groups, config.rewards, config.deadlines.start, models)
 
+    def environments(self, config: RlvrConfig) -> EnvironmentWorkers:
+        """The workers that hold the environments of every domain."""
+        seconds, groups = config.deadlines.start, dict[str, WorkerGroup[EnvironmentWorker]]()
+        for domain, section in config.environments.items():
+            settings = EnvironmentSettings(domain, section, seconds)
+            groups[domain] = self._known_group(f"{ENVIRONMENTS}{domain}", section.system_envs, settings, blocking=False)
+        return EnvironmentWorkers(groups, config.environments, seconds)
+
     async def start(self) -> DeviceSharing:
         """Start every group that was asked for and does not run; the first failure ends them all.
 
@@ -308,8 +318,8 @@ class Roles:
 
 
 def is_trainer_side(role: str) -> bool:
-    """Whether a role learns, or is asked by what learns. The others generate and give rewards."""
-    return role != "actor_infer" and not role.startswith(PREFIX)
+    """Whether a role learns, or is asked by what learns. The others generate, give rewards and hold environments."""
+    return role != "actor_infer" and not role.startswith((PREFIX, ENVIRONMENTS))
 
 
 def running(engines: int, settings: VllmSettings | HfGenerateSettings, most: int | None = None) -> Running:

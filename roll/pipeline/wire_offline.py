@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from roll.config.derived.batch import learner
+from roll.config.derived.batch import row_learner
 from roll.config.derived.placement import model_roles
 from roll.config.plan.plan import Plan
 from roll.config.schema.model import DataConfig
@@ -51,7 +51,7 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
     """
     for role in model_roles(config).values():
         check_readable(model_path(config, role.model_args))
-    _, learning = learner(config)
+    _, learning = row_learner(config)
     path = model_path(config, learning.model_args)
     tokenizer = load_tokenizer(path, learning.model_args.trust_remote_code)
     limits = Limits(config.prompt_length, config.response_length)
@@ -74,7 +74,7 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
 
 def steps_of(config: OfflineConfig, rows: int, batch_size: int) -> int:
     """Steps of the run: `max_steps`, or fewer where the epochs end earlier."""
-    _, learning = learner(config)
+    _, learning = row_learner(config)
     return min(config.max_steps, -(-rows * learning.training_args.num_train_epochs // batch_size))
 
 
@@ -146,7 +146,7 @@ class StartedRoles:
 async def _loop(config: OfflineConfig, pipeline: OfflinePipeline, roles: Roles, context: RunContext, interrupt: Interrupt) -> Position:
     rows, batch_size = pipeline.rows, context.plan.batch.sequences_per_step
     steps = steps_of(config, len(rows.training), batch_size)
-    role, keys = learner(config)
+    role, keys = row_learner(config)
     trainer = roles.actor_train(role, keys, steps, temperature=1.0, load=pipeline.load)
     other = pipeline.other_model(context.plan, roles, trainer)
     sharing = await roles.start()

@@ -109,7 +109,8 @@ def judge_template(name: str | None) -> JudgeTemplate:
 def row_sources(config: RlvrConfig) -> list[DataConfig]:
     """The columns of all data sets whose rows are scored."""
     held_out = config.validation.named_sets() if config.validation else {}
-    return [config.actor_train.data_args, *(rows for rows, _ in held_out.values())]
+    sources = [config.actor_train.data_args, *(one.data_args for one in held_out.values())]
+    return [columns for columns in sources if columns is not None]
 
 
 def question_of(sources: Sequence[DataConfig]) -> Callable[[Prompt], str]:

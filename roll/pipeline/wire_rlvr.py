@@ -5,24 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec
 
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.shaping import Overlong
+from roll.config.derived.environment_roles import own_tasks
 from roll.config.derived.placement import interrupting, judged_in_turn, model_roles, neighbours, sends_adapter
 from roll.config.derived.ratios import keeps_engine_log_probs, ratio_source
 from roll.config.derived.reward_roles import PREFIX
 from roll.config.plan.plan import Plan
 from roll.config.schema.rlvr import RlvrConfig
-from roll.data.prompts import PromptSet, prepare_prompts
-from roll.data.remarks import remark, remark_routes
+from roll.data.renderers.base import ChatRenderer
 from roll.data.sampler import PromptSampler
+from roll.data.tasks import FIRST_HELD_OUT, Prompts
 from roll.models.load import check_readable, load_tokenizer
 from roll.pipeline import rlvr
 from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.engine_sync import EngineSync
-from roll.pipeline.evaluate import Evaluator
+from roll.pipeline.evaluate import ByItself, Evaluator
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.learning import OnloadedTrainer
 from roll.pipeline.meter import Meter, engine_metrics, meter_of
@@ -31,11 +33,13 @@ from roll.pipeline.roles import Roles, check_same_tokens, model_path
 from roll.pipeline.run_context import Prepared, RunContext
 from roll.pipeline.sampling import sampling_of
 from roll.pipeline.wire_critic import learning
+from roll.pipeline.wire_environments import Playing, group_sampler, prompts_of, renderer_of
 from roll.pipeline.wire_filters import kept_groups, most_batches
 from roll.pipeline.wire_reward_models import judge_metrics, prepare_reward_models
 from roll.rollout.batch import Shaping, token_count
 from roll.rollout.credit import Credit, CreditAssignment
-from roll.rollout.group import Generator, Scorer
+from roll.rollout.episode_groups import HELD_OUT, TRAINING
+from roll.rollout.group import Generator, GroupSampler, Scorer
 from roll.rollout.judged_in_turn import JudgedInTurn
 from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce, StepReference
 from roll.rollout.scheduler import RolloutScheduler
@@ -52,6 +56,20 @@ from roll.workers.scoring import Reference
 P = ParamSpec("P")
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What is read before anything starts."""
+
+    training: Prompts
+    held_out: Mapping[str, Prompts]
+    """By the name of the set."""
+    renderer: ChatRenderer | None
+    """None without environments."""
+    locate: TurnEnds | None
+    """None where no estimator credits turns of a response."""
+    models_of: Callable[[Roles], dict[str, ModelReward]]
+
+
 def prepare(config: RlvrConfig) -> Prepared:
     """Check the model's files, prepare all prompts and try the rewards; the loop, ready to be given its surroundings.
 
@@ -64,29 +82,19 @@ def prepare(config: RlvrConfig) -> Prepared:
     tokenizer = load_tokenizer(model_path(config, learner), learner.trust_remote_code)
     if config.reference:
         check_same_tokens(config, learner, config.reference.model_args, "reference")
-    training = prepare_prompts(config.actor_train.data_args, tokenizer, config.prompt_length, config.rewards)
+    training = prompts_of(config, tokenizer, config.actor_train.data_args, own_tasks(config), 0)
     sets = config.validation.named_sets() if config.validation else {}
-    held_out = {name: prepare_prompts(rows, tokenizer, config.prompt_length, config.rewards) for name, (rows, _) in sets.items()}
-    for prompts in (training, *held_out.values()):
-        remark(prompts.too_long, f"left out: the prompt is longer than prompt_length {config.prompt_length}")
-        remark_routes(prompts)
+    held_out = {name: prompts_of(config, tokenizer, one.data_args, one.rows, FIRST_HELD_OUT) for name, one in sets.items()}
     try_rewards(config, training, *held_out.values())
+    renderer = renderer_of(config, tokenizer)
     locate = None
     if config.adv_estimator.traits.needs_turns:
         locate = TurnEnds(partial(tokenizer.decode, skip_special_tokens=True))  # pyright: ignore[reportArgumentType]  # one text for one list
-    return Prepared(partial(_loop, config, training, held_out, locate, prepare_reward_models(config)), training.identity)
+    inputs = Inputs(training, held_out, renderer, locate, prepare_reward_models(config))
+    return Prepared(partial(_loop, config, inputs), training.identity)
 
 
-async def _loop(
-    config: RlvrConfig,
-    training: PromptSet,
-    held_out: Mapping[str, PromptSet],
-    locate: TurnEnds | None,
-    models_of: Callable[[Roles], dict[str, ModelReward]],
-    roles: Roles,
-    context: RunContext,
-    interrupt: Interrupt,
-) -> rlvr.Position:
+async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunContext, interrupt: Interrupt) -> rlvr.Position:
     plan = context.plan
     samples, from_engine = config.num_return_sequences_in_group, keeps_engine_log_probs(config)
     sampling = sampling_of(config.actor_infer.generating_args, config.response_length, samples, from_engine)
@@ -94,19 +102,21 @@ async def _loop(
     actor_infer = roles.actor_infer(config)
     reference = roles.reference(config, sampling.temperature) if plan.reference == "role" else actor_train
     critic = roles.critic(config.critic, config.max_steps) if config.critic else None
-    models = models_of(roles)
+    models = inputs.models_of(roles)
     rewards = roles.rewards(config, models)
+    playing = Playing(roles.environments(config), inputs.renderer) if inputs.renderer else None
     sharing = await roles.start()
     meter = meter_of(roles, context, sharing)
     phases = phases_of(config, roles, meter, sharing, actor_infer)
 
-    source = PromptSampler(training, config.seed, config.actor_train.data_args.domain_interleave_probs)
+    rows = config.actor_train.data_args
+    source = PromptSampler(inputs.training, config.seed, rows and rows.domain_interleave_probs)
     assignment = CreditAssignment(credit(config))
-    work = in_turn(config, phases, actor_infer, rewards)
+    sampler, sets = samplers(config, phases, actor_infer, rewards, playing, sampling, inputs)
     shaped = shaping(config, sampling.max_new_tokens)
     async with (
         aclosing(reference_of(config, plan, reference, shaped)) as asked,
-        aclosing(scheduler_of(config, source, *work, sampling, locate, asked.finished)) as scheduler,
+        aclosing(scheduler_of(config, source, sampler, asked.finished)) as scheduler,
     ):
         trainer = OnloadedTrainer(phases, "actor_train", actor_train, critic)
         position = await context.checkpointer.restore(trainer, scheduler, assignment, scheduler)
@@ -116,7 +126,7 @@ async def _loop(
         else:
             await engine_in_hands(roles, weights.open_routes)()
         sync = EngineSync(weights, actor_infer, phases, partial(roles.unsettled, "actor_infer"))
-        validate = partial(sync.generating, partial(validation, config, held_out, *work))
+        validate = partial(sync.generating, partial(validation, sets))
         parts = rlvr.Rlvr(
             phases=phases,
             take=meter.timed("rollout", partial(sync.generating, scheduler.take)),
@@ -178,28 +188,40 @@ def in_turn(config: RlvrConfig, phases: DevicePhases, actor_infer: ActorInfer, r
     return both, both
 
 
-def scheduler_of(
+def samplers(
     config: RlvrConfig,
-    source: PromptSampler,
-    generator: Generator,
-    scorer: Scorer,
+    phases: DevicePhases,
+    actor_infer: ActorInfer,
+    rewards: Rewards,
+    playing: Playing | None,
     sampling: Sampling,
-    locate: TurnEnds | None,
-    finished: Callable[[RolloutGroup], None],
+    inputs: Inputs,
+) -> tuple[GroupSampler, list[Evaluator]]:
+    """What answers the prompts to train on; and for every held-out set, with a sampling of its own, what answers that."""
+    generator, scorer = in_turn(config, phases, actor_infer, rewards)
+    greedy = config.adv_estimator.traits.needs_greedy
+    sampler = group_sampler(config, generator, scorer, sampling, actor_infer, playing, TRAINING, inputs.locate, greedy)
+    found = []
+    for name, one in (config.validation.named_sets() if config.validation else {}).items():
+        own = sampling_of(one.generating_args, config.response_length, samples=1, log_probs=False)
+        by_itself = group_sampler(config, generator, ByItself(scorer), own, actor_infer, playing, HELD_OUT)
+        prompts = [inputs.held_out[name].prompt(index, index) for index in range(len(inputs.held_out[name]))]
+        found.append(Evaluator(name, prompts, by_itself, own.samples, config.seed))
+    return sampler, found
+
+
+def scheduler_of(
+    config: RlvrConfig, source: PromptSampler, sampler: GroupSampler, finished: Callable[[RolloutGroup], None]
 ) -> RolloutScheduler:
     """The rollout side that the keys describe."""
     return RolloutScheduler(
         source,
-        generator,
-        scorer,
-        sampling,
+        sampler,
         config.rollout_batch_size,
         config.async_generation_ratio,
         config.seed if config.actor_infer.generating_args.seeded else None,
         window=config.rollout_window,
         most_batches=most_batches(config),
-        greedy_baseline=config.adv_estimator.traits.needs_greedy,
-        locate=locate,
         keep=kept_groups(config),
         finished=finished,
     )
@@ -229,21 +251,10 @@ def evaluation(config: RlvrConfig, phases: DevicePhases, validate: Callable[[], 
     return evaluate
 
 
-async def validation(config: RlvrConfig, held_out: Mapping[str, PromptSet], generator: Generator, scorer: Scorer) -> Metrics:
+async def validation(sets: Sequence[Evaluator]) -> Metrics:
     """Answer every held-out prompt of every set and score the answers."""
-    assert config.validation is not None, "eval_steps without a validation block is a fault"
-    evaluators = [
-        Evaluator(
-            name,
-            [held_out[name].prompt(index, index) for index in range(len(held_out[name]))],
-            generator,
-            scorer,
-            sampling_of(generating, config.response_length, samples=1, log_probs=False),
-            config.seed,
-        )
-        for name, (_, generating) in config.validation.named_sets().items()
-    ]
-    found = await asyncio.gather(*(evaluator.run() for evaluator in evaluators))
+    assert sets, "eval_steps without a validation block is a fault"
+    found = await asyncio.gather(*(one.run() for one in sets))
     return {name: value for metrics in found for name, value in metrics.items()}
 
 

@@ -133,9 +133,9 @@ def _has_log_probs(segments: Sequence[Segment]) -> bool:
 
 def usable(group: RolloutGroup) -> list[Episode]:
     """The group's episodes that say something of the policy; none if there is nothing to compare them with."""
-    if group.baseline is not None and not _has_verdict(group.baseline):
+    if group.baseline is not None and not has_verdict(group.baseline):
         return []
-    return [episode for episode in group.episodes if _has_verdict(episode)]
+    return [episode for episode in group.episodes if has_verdict(episode)]
 
 
 def rewards_differ(group: RolloutGroup) -> bool:
@@ -143,7 +143,14 @@ def rewards_differ(group: RolloutGroup) -> bool:
     return len({episode.reward.value for episode in usable(group)}) > 1
 
 
-def _has_verdict(episode: Episode) -> bool:
+def failure(group: RolloutGroup) -> str | None:
+    """Why an environment of the group broke in each of its attempts, if one did: such a group is replaced."""
+    broken = [episode.reward.note for episode in group.episodes if episode.stop is StopReason.ENVIRONMENT_FAILED]
+    return broken[0] if broken else None
+
+
+def has_verdict(episode: Episode) -> bool:
+    """Whether its reward says something of the policy."""
     return episode.reward.outcome not in NO_VERDICT and not any(trajectory.stop in BROKEN_OFF for trajectory in episode.trajectories)
 
 
@@ -180,7 +187,7 @@ def _laid_end_to_end(trajectories: Sequence[Trajectory], segments: Sequence[Segm
 def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metrics:
     """Rewards by domain, outcomes, lengths and staleness of a step's episodes."""
     episodes = [episode for group in groups for episode in group.episodes]
-    scored = [episode for episode in episodes if _has_verdict(episode)]
+    scored = [episode for episode in episodes if has_verdict(episode)]
     rewards = np.array([episode.reward.value for episode in scored] or [np.nan])
     lengths = np.array([episode.length for episode in episodes])
     runs = [run for episode in episodes for segment in episode.sampled for run in segment.versions if run.tokens]
@@ -199,7 +206,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metr
     for outcome in RewardOutcome:
         metrics[f"reward/{outcome.value}_fraction"] = outcomes[outcome] / len(episodes)
     for domain in sorted({group.prompt.domain for group in groups}):
-        results = [e.reward for group in groups if group.prompt.domain == domain for e in group.episodes if _has_verdict(e)]
+        results = [e.reward for group in groups if group.prompt.domain == domain for e in group.episodes if has_verdict(e)]
         if results:
             metrics[f"reward/{domain}/mean"] = float(np.mean([result.value for result in results]))
         for part in sorted({name for result in results for name in result.parts}):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from roll.rollout.record import single_turns
 from roll.rollout.turns import Locate, divided
-from roll.types import Completion, Ints, NumberedCompletions, Prompt, RewardResult, RolloutGroup, Sampling
+from roll.types import Completion, Episode, Ints, NumberedCompletions, Prompt, RewardResult, RolloutGroup, Sampling
 
 T = TypeVar("T")
 
@@ -44,32 +44,54 @@ class Scorer(Protocol):
         ...
 
 
-async def sample_group(
-    prompt: Prompt,
-    generator: Generator,
-    scorer: Scorer,
-    sampling: Sampling,
-    seed: int | None,
-    greedy_baseline: bool = False,
-    locate: Locate | None = None,
-) -> RolloutGroup:
-    """Sample a prompt's responses and score them. Other prompts are answered meanwhile.
+class GroupSampler(Protocol):
+    """Answers a prompt several times over: with single responses, or with episodes."""
 
-    Args:
-        greedy_baseline: answer the prompt once more, with the most probable tokens, for the group's `baseline`.
-        locate: finds where turns end in tokens, so that each is a segment; None leaves responses undivided.
-    """
-    drawing = [generator.generate(prompt.token_ids, sampling, seed)]
-    if greedy_baseline:
-        greedy = replace(sampling, samples=1, temperature=0.0, top_p=1.0, top_k=-1)
-        drawing.append(generator.generate(prompt.token_ids, greedy, seed))
-    async with aclosing(_Scored(prompt, scorer)) as scored:
-        await gathered([scored.draw(answer, sampling.samples * number) for number, answer in enumerate(drawing)])
-        completions, results = await scored.group()
-    episodes = single_turns(prompt, completions, results)
-    if locate:
-        episodes = await asyncio.to_thread(lambda: [divided(episode, locate) for episode in episodes])
-    return RolloutGroup(prompt, episodes[: sampling.samples], episodes[-1] if greedy_baseline else None)
+    async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
+        """All attempts at a prompt, finished and scored. A seed makes them reproducible."""
+        ...
+
+    def yields(self, prompt: Prompt, episodes: Sequence[Episode], baseline: Episode | None) -> bool:
+        """Whether attempts that were stored hold what `sample` yields now: as many, with log-probs or without."""
+        ...
+
+
+@dataclass(frozen=True)
+class SingleTurns:
+    """Implements `GroupSampler`: a prompt and its responses."""
+
+    generator: Generator
+    scorer: Scorer
+    sampling: Sampling
+    greedy_baseline: bool = False
+    """Answer the prompt once more, with the most probable tokens, for the group's `baseline`."""
+    locate: Locate | None = None
+    """Finds where turns end in tokens, so that each is a segment; None leaves responses undivided."""
+
+    async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
+        """See `GroupSampler`. Other prompts are answered meanwhile."""
+        sampling, locate = self.sampling, self.locate
+        drawing = [self.generator.generate(prompt.token_ids, sampling, seed)]
+        if self.greedy_baseline:
+            greedy = replace(sampling, samples=1, temperature=0.0, top_p=1.0, top_k=-1)
+            drawing.append(self.generator.generate(prompt.token_ids, greedy, seed))
+        async with aclosing(_Scored(prompt, self.scorer)) as scored:
+            await gathered([scored.draw(answer, sampling.samples * number) for number, answer in enumerate(drawing)])
+            completions, results = await scored.group()
+        episodes = single_turns(prompt, completions, results)
+        if locate:
+            episodes = await asyncio.to_thread(lambda: [divided(episode, locate) for episode in episodes])
+        return RolloutGroup(prompt, episodes[: sampling.samples], episodes[-1] if self.greedy_baseline else None)
+
+    def yields(self, prompt: Prompt, episodes: Sequence[Episode], baseline: Episode | None) -> bool:
+        """See `GroupSampler`."""
+        return (baseline is not None) == self.greedy_baseline and sampled_so(episodes, self.sampling)
+
+
+def sampled_so(episodes: Sequence[Episode], sampling: Sampling) -> bool:
+    """Whether there are as many as sampling yields, and their tokens have log-probs if it keeps them."""
+    log_probs = {segment.log_probs is not None for one in episodes for segment in one.sampled if len(segment.token_ids)}
+    return len(episodes) == sampling.samples and log_probs <= {sampling.log_probs}
 
 
 class _Scored:
@@ -124,4 +146,18 @@ async def gathered(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 def prompt_seed(seed: int, stream: int, prompt_id: int) -> int:
     """A 31-bit seed for one prompt, independent of when or where it is answered. `stream` tells training from validation."""
-    return int(np.random.SeedSequence((seed, stream, prompt_id)).generate_state(1)[0]) >> 1
+    return _derived(seed, stream, prompt_id)
+
+
+def sample_seed(seed: int, sample: int) -> int:
+    """A seed for one episode of a prompt that has this seed."""
+    return _derived(seed, sample)
+
+
+def turn_seed(seed: int, turn: int) -> int:
+    """A seed for one turn of an episode that has this seed."""
+    return _derived(seed, turn)
+
+
+def _derived(*numbers: int) -> int:
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0]) >> 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -25,18 +27,25 @@ def single_turns(prompt: Prompt, completions: Sequence[Completion], results: Seq
     """The episodes of one prompt and each of its responses. They share the segment that gives the prompt."""
     asked = given(prompt.token_ids, prompt.text)
     return [
-        Episode([Trajectory([asked, _sampled(completion)], STOPPED[completion.finish_reason])], result)
+        Episode([Trajectory([asked, sampled(completion)], STOPPED[completion.finish_reason])], result)
         for completion, result in zip(completions, results, strict=True)
     ]
 
 
-def _sampled(one: Completion) -> Segment:
-    return Segment(one.token_ids, True, one.log_probs, version_runs(one.policy_versions), one.text)
+def sampled(one: Completion, calls: Sequence[Mapping[str, Any]] = ()) -> Segment:
+    """A segment that the policy sampled, and the tools that it calls in it."""
+    return Segment(one.token_ids, True, one.log_probs, version_runs(one.policy_versions), one.text, calls)
 
 
 def given(token_ids: Ints, text: str) -> Segment:
     """A segment that the policy did not sample."""
     return Segment(token_ids, False, None, (), text)
+
+
+def observed(prompt: Prompt, episodes: Sequence[Episode]) -> Prompt:
+    """The prompt with the tokens and the text of the first observation, which an environment makes of its row."""
+    first = max((episode.trajectories[0].segments[0] for episode in episodes), key=lambda segment: len(segment.token_ids))
+    return replace(prompt, token_ids=first.token_ids, text=first.text)
 
 
 def version_runs(versions: Ints) -> tuple[VersionRun, ...]:

@@ -18,17 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from roll.rollout.batch import rewards_differ
+from roll.errors import RollError
+from roll.rollout.batch import failure, rewards_differ
 from roll.rollout.filters import Keep
-from roll.rollout.group import Generator, Scorer, prompt_seed, sample_group
+from roll.rollout.group import GroupSampler, prompt_seed
 from roll.rollout.stored import FILE, StoredGroup, read_groups, write_groups
-from roll.rollout.turns import Locate
 from roll.rollout.window import Choice, Window
-from roll.types import Metrics, Prompt, RolloutGroup, Sampling
+from roll.types import Metrics, Prompt, RolloutGroup
 
 LOG = logging.getLogger(__name__)
 TRAINING = 0
 """Seed stream of training prompts."""
+MOST_FAILED = 4
+"""Groups of one step whose environments may break before the run ends, in multiples of the batch."""
 
 
 class PromptSource(Protocol):
@@ -60,16 +62,12 @@ class RolloutScheduler:
     def __init__(
         self,
         source: PromptSource,
-        generator: Generator,
-        scorer: Scorer,
-        sampling: Sampling,
+        sampler: GroupSampler,
         batch_size: int,
         async_generation_ratio: float,
         seed: int | None,
         window: int | None = None,
         most_batches: int | None = None,
-        greedy_baseline: bool = False,
-        locate: Locate | None = None,
         keep: Keep = rewards_differ,
         finished: Callable[[RolloutGroup], None] | None = None,
     ) -> None:
@@ -79,38 +77,40 @@ class RolloutScheduler:
             window: groups among which a take chooses, a multiple of `batch_size`; None is one batch.
             most_batches: dynamic sampling: groups that `keep` refuses are replaced, until so many batches are drawn for one step.
                 None hands over every group.
-            greedy_baseline: each group gets a greedy response beside its samples.
-            locate: finds where the turns of responses end in tokens, so that each is a segment; None leaves responses undivided.
             keep: of dynamic sampling.
-            finished: told of each group as soon as it is finished and scored, before a step takes it.
+            finished: told of each group as soon as it is finished and scored, before a step takes it. Not of one that is replaced because
+                an environment of it broke.
         """
-        self._source, self._generator, self._scorer, self._sampling = source, generator, scorer, sampling
+        self._source, self._sampler = source, sampler
         self._batch_size = batch_size
         self._window = Window(batch_size, async_generation_ratio, window or batch_size)
         self._seed = seed
-        self._most_batches, self._greedy_baseline, self._locate = most_batches, greedy_baseline, locate
-        self._keep, self._finished_one = keep, finished
+        self._most_batches, self._keep, self._finished_one = most_batches, keep, finished
         self._in_flight: dict[int, _InFlight] = {}  # by ordinal, the oldest first
         self._stored: dict[int, StoredGroup] = {}  # by ordinal, finished before a resume and not drawn again yet
         self._metrics: Metrics = {}
+        self._failed_groups = 0  # in this step
 
     async def take(self) -> list[RolloutGroup]:
         """`batch_size` groups, finished and scored, the oldest first; with dynamic sampling, of those that it keeps.
 
         Where the bound of dynamic sampling comes first, the batch is filled up with the oldest that were dropped.
 
+        A group of which an environment broke, in each of its attempts, is replaced by another.
+
         Raises:
-            RollError: what answering a prompt raised; the others are cancelled when it is closed.
+            RollError: what answering a prompt raised; the others are cancelled when it is closed. Or too many environments break.
         """
+        self._failed_groups = 0
         if self._most_batches is None:
-            groups = await self._finished(self._batch_size)
+            groups = await self._whole(self._batch_size)
             self._window.next_step()
             return groups
         kept: list[RolloutGroup] = []
         dropped: list[RolloutGroup] = []
         left = self._most_batches * self._batch_size
         while left and len(kept) < self._batch_size:
-            groups = await self._finished(min(self._batch_size - len(kept), left))
+            groups = await self._whole(min(self._batch_size - len(kept), left))
             left -= len(groups)
             for group in groups:
                 (kept if self._keep(group) else dropped).append(group)
@@ -128,8 +128,23 @@ class RolloutScheduler:
         return kept + dropped[:missing]
 
     def metrics(self) -> Metrics:
-        """Of dynamic sampling: what the last step drew, and what of it was thrown away. Empty without it."""
-        return self._metrics
+        """Of dynamic sampling: what the last step drew, and what of it was thrown away. And groups that were replaced, if there are any."""
+        return self._metrics | ({"episode/failed_groups": float(self._failed_groups)} if self._failed_groups else {})
+
+    async def _whole(self, count: int) -> list[RolloutGroup]:
+        """Finished groups of which no environment broke."""
+        groups: list[RolloutGroup] = []
+        while len(groups) < count:
+            for group in await self._finished(count - len(groups)):
+                if (why := failure(group)) is None:
+                    groups.append(group)
+                    continue
+                self._failed_groups += 1
+                LOG.warning("prompt %d of %s is replaced by another: %s", group.prompt.prompt_id, group.prompt.domain, why)
+                if self._failed_groups > MOST_FAILED * self._batch_size:
+                    many = f"{self._failed_groups} groups of one step were given up because their environments broke"
+                    raise RollError(f"{many}; the last of {group.prompt.domain}: {why}")
+        return groups
 
     async def _finished(self, count: int) -> list[RolloutGroup]:
         while self._window.has_room(count):
@@ -161,21 +176,23 @@ class RolloutScheduler:
         ordinal = self._window.draw()
         if ordinal is None:
             return
-        if ordinal in self._stored:
-            stored, finished = self._stored.pop(ordinal), asyncio.get_running_loop().create_future()
+        stored = self._stored.pop(ordinal, None)
+        if stored and self._sampler.yields(prompt, stored.episodes, stored.baseline):
+            finished = asyncio.get_running_loop().create_future()
             self._window.set_age(ordinal, stored.age)
             finished.set_result(self._told(stored.of(prompt)))
             self._in_flight[ordinal] = _InFlight(position, finished)
             return
+        if stored:
+            LOG.warning("prompt %d, which the checkpoint has finished, is answered again: sampling has changed", prompt.prompt_id)
         seed = None if self._seed is None else prompt_seed(self._seed, TRAINING, prompt.prompt_id)
         self._in_flight[ordinal] = _InFlight(position, asyncio.create_task(self._sample(prompt, seed)))
 
     async def _sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
-        work = sample_group(prompt, self._generator, self._scorer, self._sampling, seed, self._greedy_baseline, self._locate)
-        return self._told(await work)
+        return self._told(await self._sampler.sample(prompt, seed))
 
     def _told(self, group: RolloutGroup) -> RolloutGroup:
-        if self._finished_one:
+        if self._finished_one and failure(group) is None:
             self._finished_one(group)
         return group
 
@@ -212,16 +229,7 @@ class RolloutScheduler:
         """
         if not (folder / FILE).exists():
             return
-        groups = await asyncio.to_thread(read_groups, folder / FILE)
-        self._stored = {ordinal: group for ordinal, group in groups.items() if self._asked_for(group)}
-        if left := len(groups) - len(self._stored):
-            LOG.warning("%d finished groups of the checkpoint are generated again: sampling has changed", left)
-
-    def _asked_for(self, group: StoredGroup) -> bool:
-        """Whether it holds what sampling yields now."""
-        log_probs = {segment.log_probs is not None for episode in group.episodes for segment in episode.sampled}
-        has_baseline, samples = group.baseline is not None, len(group.episodes)
-        return log_probs == {self._sampling.log_probs} and has_baseline == self._greedy_baseline and samples == self._sampling.samples
+        self._stored = await asyncio.to_thread(read_groups, folder / FILE)
 
     async def aclose(self) -> None:
         """Give up what is in flight."""

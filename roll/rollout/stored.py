@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from roll.errors import CheckpointError
+from roll.rollout.record import observed
 from roll.types import Episode, Prompt, RewardOutcome, RewardResult, RolloutGroup, Segment, StopReason, Trajectory, TurnReward, VersionRun
 
 FILE = "rollouts.safetensors"
@@ -39,7 +40,7 @@ class StoredGroup:
         """
         if prompt.prompt_id != self.prompt_id:
             raise CheckpointError(f"the checkpoint holds a group of prompt {self.prompt_id}, where prompt {prompt.prompt_id} is drawn")
-        return RolloutGroup(prompt, self.episodes, self.baseline)
+        return RolloutGroup(observed(prompt, self.episodes), self.episodes, self.baseline)
 
 
 def write_groups(path: Path, groups: Mapping[int, StoredGroup]) -> None:
@@ -52,14 +53,16 @@ def write_groups(path: Path, groups: Mapping[int, StoredGroup]) -> None:
         log_probs.append(np.zeros(0, np.float32) if one.log_probs is None else one.log_probs)
         runs = [[run.version, run.tokens] for run in one.versions]
         has_log_probs = one.log_probs is not None
-        return {"length": len(one.token_ids), "sampled": one.sampled, "log_probs": has_log_probs, "versions": runs, "text": one.text}
+        said = {"length": len(one.token_ids), "sampled": one.sampled, "log_probs": has_log_probs, "versions": runs}
+        return said | {"text": one.text, "calls": list(map(dict, one.calls))}
 
     def episode(one: Episode) -> dict[str, Any]:
         paths = [{"segments": [segment(part) for part in path.segments], "stop": path.stop.value} for path in one.trajectories]
         reward = one.reward
         turns = [[turn.end, turn.value] for turn in reward.turns]
         said = {"value": reward.value, "outcome": reward.outcome.value, "parts": dict(reward.parts), "note": reward.note, "turns": turns}
-        return {"trajectories": paths, "reward": said, "turn_rewards": list(one.turn_rewards)}
+        states = {"turn_states": list(one.turn_states), "metrics": dict(one.metrics)}
+        return {"trajectories": paths, "reward": said, "turn_rewards": list(one.turn_rewards)} | states
 
     told = [
         {
@@ -94,13 +97,13 @@ def _read(arrays: Mapping[str, Any]) -> dict[int, StoredGroup]:
         length = said["length"]
         kept = log_probs.next(length) if said["log_probs"] else None
         versions = tuple(VersionRun(*run) for run in said["versions"])
-        return Segment(token_ids.next(length), said["sampled"], kept, versions, said["text"])
+        return Segment(token_ids.next(length), said["sampled"], kept, versions, said["text"], said["calls"])
 
     def episode(said: dict[str, Any]) -> Episode:
         paths = [Trajectory([segment(part) for part in path["segments"]], StopReason(path["stop"])) for path in said["trajectories"]]
         reward, turns = said["reward"], tuple(TurnReward(*turn) for turn in said["reward"]["turns"])
         result = RewardResult(reward["value"], RewardOutcome(reward["outcome"]), reward["parts"], reward["note"], turns)
-        return Episode(paths, result, said["turn_rewards"])
+        return Episode(paths, result, said["turn_rewards"], said["turn_states"], said["metrics"])
 
     groups = {}
     for one in json.loads(arrays["groups"].tobytes()):

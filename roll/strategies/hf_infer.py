@@ -104,7 +104,7 @@ class HfGenerate:
             top_k=0 if greedy or sampling.top_k < 1 else sampling.top_k,
             repetition_penalty=sampling.repetition_penalty,
             stop_strings=list(sampling.stop) or None,
-            eos_token_id=None if sampling.ignore_eos else self._tokenizer.eos_token_id,
+            eos_token_id=None if sampling.ignore_eos else [self._tokenizer.eos_token_id, *sampling.stop_token_ids],
             pad_token_id=self._tokenizer.eos_token_id,
         )
 
@@ -124,7 +124,8 @@ class HfGenerate:
         def has_stop_string(count: int) -> bool:
             return any(stop in self._tokenizer.decode(token_ids[:count]) for stop in sampling.stop)
 
-        for where in np.flatnonzero(token_ids == self._tokenizer.eos_token_id):
+        ends = np.array([self._tokenizer.eos_token_id, *sampling.stop_token_ids])
+        for where in np.flatnonzero(np.isin(token_ids, ends)):
             if has_stop_string(where):
                 return int(where), FinishReason.STOP
             if not sampling.ignore_eos:

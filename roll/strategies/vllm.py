@@ -90,6 +90,7 @@ class VllmGenerate:
             repetition_penalty=sampling.repetition_penalty,
             max_tokens=sampling.max_new_tokens,
             stop=list(sampling.stop),
+            stop_token_ids=list(sampling.stop_token_ids),
             ignore_eos=sampling.ignore_eos,
             logprobs=0 if sampling.log_probs else None,
             flat_logprobs=True,

@@ -13,10 +13,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
+from weakref import WeakKeyDictionary
 
 from roll.errors import RollError, WorkerDied, WorkerLate
 from roll.strategies.base import EngineActivity, GenerateStrategy
-from roll.types import Ints, Metrics, NumberedCompletions, Sampling
+from roll.types import Ints, Metrics, NumberedCompletions, Sampling, Session
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Rendezvous, Route
@@ -37,6 +38,7 @@ class _Request:
     seed: int | None
     waiting: list[int]
     """Numbers of the samples that no engine has taken, in order."""
+    session: Session | None = None
     ended: asyncio.Queue[NumberedCompletions | Exception] = field(default_factory=asyncio.Queue)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     was_late: bool = False
@@ -68,11 +70,17 @@ class ActorInfer:
         self._asked = 0
         self._open: set[_Request] = set()
         self._waiting: deque[_Request] = deque()
+        self._homes: WeakKeyDictionary[Session, int] = WeakKeyDictionary()  # the engine that answered a session last
         self.pool = EnginePool(group, start_seconds, self.takes_weights, self._engines_changed)
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
-        """Samples of one prompt, as they end. Those that no engine has room for wait; the first to ask is the first to be served."""
-        request = _Request(self._asked, token_ids, sampling, seed, list(range(sampling.samples)))
+    async def generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, session: Session | None = None
+    ) -> AsyncGenerator[NumberedCompletions, None]:
+        """Samples of one prompt, as they end. Those that no engine has room for wait; the first to ask is the first to be served.
+
+        Requests of one session go to one engine, unless it is dead or full.
+        """
+        request = _Request(self._asked, token_ids, sampling, seed, list(range(sampling.samples)), session)
         self._asked += 1
         if self.pool.failure is not None:
             raise self.pool.failure
@@ -106,10 +114,12 @@ class ActorInfer:
         while self._waiting:
             request = self._waiting[0]
             together = unbroken(request.waiting)
-            engine, count = self._running.place(len(together))
+            engine, count = self._running.place(len(together), self._homes.get(request.session) if request.session else None)
             if not count:
                 self.pool.tell()  # samples wait
                 return
+            if request.session:
+                self._homes[request.session] = engine
             share = _Share(request, engine, together[0], set(together[:count]))
             task = asyncio.create_task(self._run(share))
             task.add_done_callback(partial(self._leave, share))

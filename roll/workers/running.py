@@ -2,7 +2,8 @@
 
     samples that wait, in order ──▶ the engine with the most room ──▶ one leaves, and another may come
 
-Samples of a prompt go to one engine together if it has room for all of them, and share its prefill. What does not fit waits here, where
+Samples of a prompt go to one engine together if it has room for all of them, and share its prefill. A turn of an episode goes to the engine
+that answered the turn before, if it has room, and shares its prefix. What does not fit waits here, where
 any engine can take it, and not at an engine that has enough to do.
 """
 
@@ -71,15 +72,24 @@ class Running:
         """These engines alone take samples from now on; of them, `suspect` ones only where others have less room."""
         self._serving, self._suspect = list(engines), frozenset(suspect)
 
-    def place(self, samples: int) -> tuple[int, int]:
-        """The engine that takes samples of one prompt, and how many of them: 0 if no engine may take one."""
+    def place(self, samples: int, home: int | None = None) -> tuple[int, int]:
+        """The engine that takes samples of one prompt, and how many of them: 0 if no engine may take one.
+
+        Args:
+            home: takes them if it may, since it holds what they begin with.
+        """
         if not self._serving:
             return 0, 0
-        engine = max(self._serving, key=lambda one: (self._room(one, samples), one not in self._suspect, -self._running[one]))
+        engine = self._roomiest(samples)
+        if home is not None and home in self._serving and home not in self._suspect and self._room(home, samples) == samples:
+            engine = home
         taken = self._room(engine, samples)
         self._running[engine] += taken
         self._most[engine] = max(self._most[engine], self._running[engine])
         return engine, taken
+
+    def _roomiest(self, samples: int) -> int:
+        return max(self._serving, key=lambda one: (self._room(one, samples), one not in self._suspect, -self._running[one]))
 
     def leave(self, engine: int, samples: int) -> None:
         """So many samples have ended."""

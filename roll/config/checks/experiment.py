@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from roll.config.checks.credit import credit_faults, credit_warnings
+from roll.config.checks.environments import environment_faults
 from roll.config.checks.filters import filter_faults
 from roll.config.checks.loss import loss_faults, loss_warnings
 from roll.config.checks.methods import method_faults
@@ -43,7 +44,15 @@ def experiment_faults(config: Config) -> list[Fault]:
         faults += offline_faults(config)
     else:
         faults += [*_window(config), *_running(config), *_kl(config), *credit_faults(config), *loss_faults(config)]
-        faults += [*_same_policy(config), *_adapter(config), *_rewards(config), *model_reward_faults(config), *filter_faults(config)]
+        faults += [
+            *_same_policy(config),
+            *_adapter(config),
+            *_rewards(config),
+            *_domains(config),
+            *model_reward_faults(config),
+            *filter_faults(config),
+        ]
+        faults += environment_faults(config)
     return faults
 
 
@@ -63,7 +72,8 @@ def _experiment(config: Config) -> Iterator[Fault]:
 
 def _learner(config: Config) -> Iterator[Fault]:
     name, role = learner(config)
-    yield from column_faults(f"{name}.data_args", role.data_args, rows_of(config) if isinstance(config, OfflineConfig) else "prompts")
+    if role.data_args:
+        yield from column_faults(f"{name}.data_args", role.data_args, rows_of(config) if isinstance(config, OfflineConfig) else "prompts")
     if isinstance(config, RlvrConfig) and config.validation:
         yield from _held_out(config.validation)
 
@@ -71,11 +81,14 @@ def _learner(config: Config) -> Iterator[Fault]:
 def _held_out(validation: ValidationConfig) -> Iterator[Fault]:
     sets, places = validation.named_sets(), validation.places()
     for name, place in places.items():
-        yield from column_faults(f"{place}.data_args", sets[name][0], "prompts")
+        if columns := sets[name].data_args:
+            yield from column_faults(f"{place}.data_args", columns, "prompts")
+        elif not sets[name].rows:
+            yield Fault(f"{place}.data_args", "missing", "give the prompts of the set, or rows of environments")
     if not sets:
         yield Fault("validation.data_args", "missing, and there are no validation.sets", "give the prompts of one set, or several sets")
-    if validation.sets and (validation.data_args or "name" in validation.model_fields_set):
-        key = "data_args" if validation.data_args else "name"
+    if validation.sets and (validation.data_args or validation.rows or "name" in validation.model_fields_set):
+        key = "data_args" if validation.data_args else "rows" if validation.rows else "name"
         problem = "given, and so is validation.sets, in which each set has a name and data_args of its own"
         yield Fault(f"validation.{key}", problem, "remove it, or make it one of the sets")
 
@@ -202,15 +215,22 @@ def _rewards(config: RlvrConfig) -> Iterator[Fault]:
         if reward.normalise == "group" and not reward.parts:
             remedy = "give parts, or remove it; the adv_estimator normalises a single reward"
             yield Fault(f"rewards.{domain}.normalise", "'group', but there are no parts to add up", remedy)
-    tags = {domain: set(reward.tag_included or (domain,)) for domain, reward in config.rewards.items()}
+
+
+def _domains(config: RlvrConfig) -> Iterator[Fault]:
+    """Rows that would go to several domains, or to none."""
+    known, rows = config.domains, config.actor_train.data_args
+    tags = {domain: set(section.tag_included or (domain,)) for domain, section in known.items()}
+    places = {domain: f"{'environments' if domain in config.environments else 'rewards'}.{domain}" for domain in known}
     for first, second in combinations(tags, 2):
         for tag in sorted(tags[first] & tags[second]):
-            yield Fault(f"rewards.{second}.tag_included", f"'{tag}' is scored by rewards.{first} too", "leave each tag to one domain")
-    for domain in config.actor_train.data_args.domain_interleave_probs or {}:
-        if domain not in config.rewards:
+            problem = f"'{tag}' is scored by {places[first]} too"
+            yield Fault(f"{places[second]}.tag_included", problem, "leave each tag to one domain")
+    for domain in (rows and rows.domain_interleave_probs) or {}:
+        if domain not in known:
             where = f"actor_train.data_args.domain_interleave_probs.{domain}"
-            problem = f"'{domain}' is no domain of rewards{nearest(domain, list(config.rewards))}"
-            yield Fault(where, problem, f"known domains: {', '.join(config.rewards)}")
+            problem = f"'{domain}' is no domain of rewards{nearest(domain, list(known))}"
+            yield Fault(where, problem, f"known domains: {', '.join(known)}")
 
 
 def experiment_warnings(config: Config) -> list[str]:

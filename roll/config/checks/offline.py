@@ -7,7 +7,7 @@ from typing import Literal
 
 from roll.algorithms.methods.base import readers
 from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
-from roll.config.derived.batch import has_pairs, learner, sequences_per_update
+from roll.config.derived.batch import has_pairs, row_learner, sequences_per_update
 from roll.config.schema.faults import unread_keys
 from roll.config.schema.model import DataConfig
 from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, SftConfig
@@ -145,7 +145,7 @@ def offline_warnings(config: OfflineConfig) -> Iterator[str]:
     held_out = config.validation is not None or (config.data_split is not None and config.data_split[1] > 0)
     if held_out and not config.eval_steps:
         yield "validation: there are held-out rows, but eval_steps is 0, so the loss is never computed on them"
-    name, role = learner(config)
+    name, role = row_learner(config)
     if role.data_args.domain_interleave_probs:
         yield f"{name}.data_args.domain_interleave_probs: has no effect here; every row is drawn once in an epoch"
 

@@ -10,7 +10,7 @@ from roll.config.schema.model import GeneratingConfig
 from roll.config.schema.offline import DpoConfig, OfflineConfig, RewardModelConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import ActorTrainConfig, LearnerConfig
+from roll.config.schema.roles import ActorTrainConfig, LearnerConfig, RowsTrainConfig
 from roll.errors import Fault
 
 
@@ -26,7 +26,7 @@ class BatchPlan:
     updates_per_step: int
     """Optimizer updates, over all `ppo_epochs`."""
     longest_sequence: int
-    """Tokens of prompt and response."""
+    """Tokens of prompt and response, or of an episode."""
     longest_example: int
     """Tokens of the longest sequence, or pair, that is not split over forward passes."""
 
@@ -35,6 +35,19 @@ def learner(config: Config | OfflineConfig) -> tuple[str, ActorTrainConfig]:
     """The role that trains on the data, and its name."""
     ((name, role),) = [(name, role) for name, role in model_roles(config).items() if isinstance(role, ActorTrainConfig)]
     return name, role
+
+
+def row_learner(config: OfflineConfig) -> tuple[str, RowsTrainConfig]:
+    """The role that trains on given rows, and its name."""
+    name, role = learner(config)
+    assert isinstance(role, RowsTrainConfig), "offline pipelines learn from rows"
+    return name, role
+
+
+def longest_sequence(config: Config | OfflineConfig) -> int:
+    """Tokens of the longest sequence that is trained on: prompt and response, or an episode in an environment."""
+    single = config.prompt_length + config.response_length
+    return config.sequence_length or single if isinstance(config, RlvrConfig) else single
 
 
 def has_pairs(config: Config | OfflineConfig) -> bool:
@@ -51,7 +64,7 @@ def sequences_per_update(role: LearnerConfig) -> int:
 def plan_batch(config: Config) -> BatchPlan:
     """Counts of a configuration without batch faults."""
     update = sequences_per_update(learner(config)[1])
-    longest = config.prompt_length + config.response_length
+    longest = longest_sequence(config)
     if not isinstance(config, RlvrConfig):
         return BatchPlan(0, update, update, 1, longest, longest * 2 if has_pairs(config) else longest)
     step = config.rollout_batch_size * config.num_return_sequences_in_group
@@ -85,13 +98,14 @@ def _update_faults(name: str, role: LearnerConfig, config: RlvrConfig) -> list[F
 
 
 def _engine_faults(config: Config) -> list[Fault]:
-    longest, faults = config.prompt_length + config.response_length, []
+    longest, faults = longest_sequence(config), []
+    said = "sequence_length" if isinstance(config, RlvrConfig) and config.sequence_length else "prompt_length + response_length"
     for name, role in model_roles(config).items():
         engine, where = vllm_config(role), f"{name}.strategy_args.strategy_config"
         if engine is None:
             continue
         if engine.max_model_len is not None and engine.max_model_len < longest:
-            problem = f"{engine.max_model_len} is less than prompt_length + response_length = {longest}"
+            problem = f"{engine.max_model_len} is less than {said} = {longest}"
             faults.append(Fault(f"{where}.max_model_len", problem, f"give at least {longest}, or remove the key"))
         if engine.max_num_batched_tokens < engine.max_num_seqs:
             problem = f"{engine.max_num_batched_tokens} is less than max_num_seqs {engine.max_num_seqs}: a step gives each sequence a token"

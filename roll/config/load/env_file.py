@@ -59,6 +59,7 @@ def environment_faults(config: Config) -> list[Fault]:
     sections |= {f"{name}.system_envs": role.system_envs for name, role in model_roles(config).items()}
     if isinstance(config, RlvrConfig):
         sections |= {f"rewards.{name}.system_envs": reward.system_envs for name, reward in config.rewards.items()}
+        sections |= {f"environments.{name}.system_envs": one.system_envs for name, one in config.environments.items()}
     names = [(f"{where}.{name}", name) for where, variables in sections.items() for name in variables]
     faults = [Fault(where, f"'{name}' is no name of a variable", "write NAME: value") for where, name in names if not name.isidentifier()]
     return faults + [_of_its_place(where, name) for where, name in names if name in PLACE]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from roll.config.derived.batch import learner
+from roll.config.derived.batch import learner, longest_sequence
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
 from roll.config.derived.placement import generates, model_roles
 from roll.config.derived.reward_roles import names_file
@@ -51,7 +51,8 @@ def look(config: Config) -> Found:
     for role_name, role in model_roles(config).items():
         found.missing += _packages(role_name, role)
     name, role = learner(config)
-    _files(f"{name}.data_args.file_name", role.data_args, found)
+    if role.data_args:
+        _files(f"{name}.data_args.file_name", role.data_args, found)
     for place, held_out in _held_out(config).items():
         _files(f"{place}.data_args.file_name", held_out, found)
     if isinstance(config, RlvrConfig):
@@ -71,7 +72,8 @@ def _held_out(config: Config) -> dict[str, DataConfig]:
     """The held-out rows, by the place of their block."""
     if isinstance(config, RlvrConfig):
         sets = config.validation.named_sets() if config.validation else {}
-        return {place: sets[name][0] for name, place in (config.validation.places() if config.validation else {}).items()}
+        places = config.validation.places() if config.validation else {}
+        return {place: rows for name, place in places.items() if (rows := sets[name].data_args)}
     return {"validation": config.validation.data_args} if config.validation and config.validation.data_args else {}
 
 
@@ -82,7 +84,7 @@ def _models(config: Config, found: Found) -> None:
         model, where = (own, f"{role_name}.model_args.model_name_or_path") if own else (config.pretrain, "pretrain")
         if model not in seen:
             # What a reward's model reads is counted by its own tokenizer; what is too long for it gets no verdict.
-            longest = 0 if isinstance(role, ServedConfig) else config.prompt_length + config.response_length
+            longest = 0 if isinstance(role, ServedConfig) else longest_sequence(config)
             seen[model] = _model(model, where, longest, found)
         shape = seen[model]
         if shape:
@@ -110,8 +112,9 @@ def _model(model: str, where: str, longest: int, found: Found) -> ModelShape | N
     if shape is None:
         found.notes.append(f"{where}: '{model}' is of a kind whose size is not known from config.json; no memory is estimated for it")
     elif shape.max_position_embeddings and longest > shape.max_position_embeddings:
-        problem = f"prompt_length + response_length = {longest}, but '{model}' has {shape.max_position_embeddings} positions"
-        found.faults.append(Fault("response_length", problem, f"keep their sum within {shape.max_position_embeddings}"))
+        problem = f"sequences have up to {longest} tokens, but '{model}' has {shape.max_position_embeddings} positions"
+        remedy = f"keep prompt_length + response_length, and sequence_length, within {shape.max_position_embeddings}"
+        found.faults.append(Fault("response_length", problem, remedy))
     return shape
 
 

@@ -11,6 +11,7 @@ from roll.config.checks.experiment import experiment_faults, experiment_warnings
 from roll.config.checks.sequence_parallel import sequence_parallel_faults
 from roll.config.checks.tensor_parallel import tensor_parallel_faults
 from roll.config.derived.batch import BatchPlan, batch_faults, plan_batch
+from roll.config.derived.environment_roles import ENVIRONMENTS
 from roll.config.derived.placement import RolePlan, model_roles, place, placement_faults, placement_warnings, turns
 from roll.config.derived.reward_roles import PREFIX, model_reward
 from roll.config.load.env_file import environment_faults
@@ -30,7 +31,9 @@ class Plan:
     """Everything that follows from a configuration before anything starts."""
 
     roles: Mapping[str, RolePlan]
-    """Groups of workers to start, by name: the roles with a model, then `rewards.<domain>`. A reference that is unused is not here."""
+    """Groups of workers to start, by name: the roles with a model, then `rewards.<domain>` and `environments.<domain>`.
+
+    A reference that is unused is not here."""
     batch: BatchPlan
     reference: ReferencePlan
     """Where reference log-probs come from: nowhere, the role `reference`, or `actor_train` with its adapter off."""
@@ -98,6 +101,10 @@ def _plan(config: Config, found: Found, warnings: list[str]) -> Plan:
             name: RolePlan(name, "reward", ((),) * (reward.world_size if model_reward(domain, reward) is None else 1))
             for domain, reward in config.rewards.items()
             if (name := f"{PREFIX}{domain}") not in roles
+        }
+        roles |= {
+            (name := f"{ENVIRONMENTS}{domain}"): RolePlan(name, "environment", ((),) * section.world_size)
+            for domain, section in config.environments.items()
         }
     last = max((device for role in roles.values() for device in role.all_devices), default=-1)
     nodes = -(-(last + 1) // config.num_gpus_per_node)

@@ -104,8 +104,23 @@ def arithmetic_lines(config: Config, plan: Plan) -> list[str]:
         updates = batch.sequences_per_step // learnt * config.ppo_epochs
         alone = f"; alone in the first {config.critic_warmup} steps" if config.critic_warmup else ""
         lines.append(f"Critic: {_updates(updates)} a step, of {learnt} sequences{alone}")
-    lines.append(f"Longest sequence: {config.prompt_length} + {config.response_length} = {batch.longest_sequence} tokens")
+    if isinstance(config, RlvrConfig) and config.environments:
+        lines += _episodes(config)
+    single = config.prompt_length + config.response_length
+    if batch.longest_sequence == single:
+        lines.append(f"Longest sequence: {config.prompt_length} + {config.response_length} = {single} tokens")
+    else:
+        lines.append(f"Longest sequence: {batch.longest_sequence} tokens, of which {config.response_length} a turn at most")
     return lines
+
+
+def _episodes(config: RlvrConfig) -> list[str]:
+    """What each environment plays, and how many episodes its processes hold."""
+    return [
+        f"Environment {domain}: {section.environment or domain}, at most {section.max_turns} turns"
+        f"{f', {section.rows} tasks of its own' if section.rows else ''}; {section.world_size * section.sessions_per_process} at a time"
+        for domain, section in config.environments.items()
+    ]
 
 
 def _judging(config: RlvrConfig) -> list[str]:

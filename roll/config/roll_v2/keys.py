@@ -57,7 +57,6 @@ IGNORED = {
     "val_n_sample": "use validation.generating_args.num_return_sequences",
     "val_batch_size": "held-out rows are all answered; remove the key",
     "train_batch_size": "use per_device_train_batch_size and gradient_accumulation_steps",
-    "sequence_length": "use prompt_length and response_length",
     "max_running_requests": "use actor_infer.strategy_args.strategy_config.max_num_seqs",
     "generate_opt_level": "generation always streams; remove the key",
     "use_additional_prompts": BEYOND,

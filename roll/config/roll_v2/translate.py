@@ -75,6 +75,7 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
     _global_template(done)
     _unread_by_variant(done)
     _ignored(done)
+    _sequence_length(done)
     _refused(done)
     _read_as(done)
     _values(done)
@@ -103,6 +104,15 @@ def _ignored(done: Translation) -> None:
         for place, block in _matches(done.values, pattern.split(".")):
             done.roll_keys.append(pattern)
             done.warnings.append(f"{dotted(place)}: {shown_at(place, block.pop(place[-1]))} is ignored; {reason}")
+
+
+def _sequence_length(done: Translation) -> None:
+    """The length of an episode; of ROLL's that of a prompt with its response, which has two keys here."""
+    if "sequence_length" not in done.values or done.values.get("environments"):
+        return
+    done.roll_keys.append("sequence_length")
+    if (value := done.values.pop("sequence_length")) is not None:
+        done.warnings.append(f"sequence_length: {shown(value)} is ignored without environments; use prompt_length and response_length")
 
 
 def _refused(done: Translation) -> None:

@@ -106,7 +106,7 @@ class VllmConfig(StrictConfig):
     )
     kv_cache_gib: PositiveFloat = Field(1.0, description="On the CPU: GiB of memory for the KV cache.")
     max_model_len: PositiveInt | None = Field(
-        None, description="Longest prompt + response; `prompt_length + response_length` if not given."
+        None, description="Longest prompt + response, or episode; what the lengths of the experiment need if not given."
     )
     max_num_seqs: PositiveInt = Field(512, description="Sequences that generate at the same time.")
     max_num_batched_tokens: PositiveInt = Field(8192, description="Tokens of one engine step.")

@@ -12,7 +12,7 @@ from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES, Prefere
 from roll.config.schema.base import Fraction, NonNegativeFloat, PositiveFloat, StrictConfig
 from roll.config.schema.methods import Named
 from roll.config.schema.model import DataConfig
-from roll.config.schema.roles import ActorTrainConfig, ExperimentConfig, ReferenceConfig
+from roll.config.schema.roles import ExperimentConfig, ReferenceConfig, RowsTrainConfig
 
 NAMES = "`rlvr`, `sft`, `dpo`, `reward_model` or `distill`."
 
@@ -44,7 +44,7 @@ class SftConfig(OfflineConfig):
         description="Learn the tokens of the last response alone, of all of the assistant's turns (`assistant`), or of the prompt too "
         "(`all`). Raw text is learnt as a whole.",
     )
-    sft_train: ActorTrainConfig = Field(description="The model that learns.")
+    sft_train: RowsTrainConfig = Field(description="The model that learns.")
 
 
 class DpoConfig(OfflineConfig):
@@ -69,7 +69,7 @@ class DpoConfig(OfflineConfig):
         description="`live` asks the reference in every step; `precomputed` once before the first, for the rows that the run will see, "
         "and then ends the role `reference`.",
     )
-    actor_train: ActorTrainConfig = Field(description="The policy that learns.")
+    actor_train: RowsTrainConfig = Field(description="The policy that learns.")
     reference: ReferenceConfig | None = Field(
         None, description="The policy compared with. Without this block and with LoRA it is `actor_train` with its adapter off."
     )
@@ -79,7 +79,7 @@ class RewardModelConfig(OfflineConfig):
     """A model that scores responses, learnt from pairs."""
 
     pipeline: Literal["reward_model"] = Field(description=NAMES)
-    reward_train: ActorTrainConfig = Field(description="The model that learns to score.")
+    reward_train: RowsTrainConfig = Field(description="The model that learns to score.")
 
 
 class DistillConfig(OfflineConfig):
@@ -95,5 +95,5 @@ class DistillConfig(OfflineConfig):
     distill_loss_weight: Fraction = Field(
         1.0, description="Weight of the divergence; the rest goes to the cross-entropy of the given responses."
     )
-    student: ActorTrainConfig = Field(description="The model that learns.")
+    student: RowsTrainConfig = Field(description="The model that learns.")
     teacher: ReferenceConfig = Field(description="The model learnt from; it must have the student's tokenizer.")

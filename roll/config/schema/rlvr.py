@@ -21,6 +21,7 @@ from roll.config.schema.base import (
     PositiveInt,
     StrictConfig,
 )
+from roll.config.schema.environments import EnvironmentConfig
 from roll.config.schema.methods import Named
 from roll.config.schema.offline import NAMES
 from roll.config.schema.roles import (
@@ -192,5 +193,20 @@ class RlvrConfig(ExperimentConfig):
         None, description="The policy of the KL terms. Without this block and with LoRA it is `actor_train` with its adapter off."
     )
     critic: CriticConfig | None = Field(None, description="The value function; `gae` needs it, and nothing else uses it.")
-    rewards: dict[Name, RewardConfig] = Field(min_length=1, description="Reward of each domain.")
+    rewards: dict[Name, RewardConfig] = Field(
+        default_factory=dict, description="Reward of each domain; not needed of those with an environment, which gives rewards itself."
+    )
+    environments: dict[Name, EnvironmentConfig] = Field(
+        default_factory=dict, description="Environments, by domain, in which the policy acts for several turns; see docs/agents.md."
+    )
+    sequence_length: PositiveInt | None = Field(
+        None,
+        description="Longest episode in an environment, in tokens: the first observation and all turns with their answers. "
+        "`prompt_length + response_length` if not given.",
+    )
     validation: ValidationConfig | None = Field(None, description="Held-out prompts.")
+
+    @property
+    def domains(self) -> dict[str, RewardConfig | EnvironmentConfig]:
+        """What answers the rows of each domain: its environment, if there is one, or else its reward alone."""
+        return {**self.rewards, **self.environments}

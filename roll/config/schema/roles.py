@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -44,7 +45,7 @@ class RoleConfig(StrictConfig):
     max_tokens_per_microbatch: PositiveInt | None = Field(
         None,
         description="Token budget of one forward pass; sequences are packed up to it. "
-        "If not given: the role's batch size times `prompt_length + response_length`.",
+        "If not given: the role's batch size times `prompt_length + response_length`, or times `sequence_length` with environments.",
     )
     infer_batch_size: PositiveInt = Field(1, description="Sequences behind the default token budget of a log-prob pass.")
     system_envs: dict[str, str] = Field(default_factory=dict, description="Environment variables of the role's processes.")
@@ -64,7 +65,13 @@ class CriticConfig(LearnerConfig):
 class ActorTrainConfig(LearnerConfig):
     """The policy that learns."""
 
-    data_args: DataConfig = Field(description="The prompts (RLVR), or the rows with their responses (all other pipelines).")
+    data_args: DataConfig | None = Field(None, description="The prompts; not needed where environments make their own tasks (`rows`).")
+
+
+class RowsTrainConfig(ActorTrainConfig):
+    """A model that learns from given rows."""
+
+    data_args: DataConfig = Field(description="The rows with their responses.")
 
 
 class ActorInferConfig(RoleConfig):
@@ -174,10 +181,23 @@ class RewardConfig(ModelRewardKeys):
 class ValidationSetConfig(StrictConfig):
     """A set of held-out prompts, of several."""
 
-    data_args: DataConfig = Field(description="Its prompts.")
+    data_args: DataConfig | None = Field(None, description="Its prompts.")
+    rows: dict[Name, PositiveInt] = Field(
+        default_factory=dict,
+        description="By domain whose environment makes its own tasks, how many: their seeds are apart from those of training.",
+    )
     generating_args: GeneratingConfig | None = Field(
         None, description="How they are answered; as `validation.generating_args` if not given."
     )
+
+
+class HeldOut(NamedTuple):
+    """One set of held-out prompts, with all that holds for it."""
+
+    data_args: DataConfig | None
+    rows: Mapping[str, int]
+    """Tasks that environments make themselves, by domain."""
+    generating_args: GeneratingConfig
 
 
 class ValidationConfig(StrictConfig):
@@ -187,6 +207,9 @@ class ValidationConfig(StrictConfig):
     """
 
     data_args: DataConfig | None = Field(None, description="The held-out prompts of a single set.")
+    rows: dict[Name, PositiveInt] = Field(
+        default_factory=dict, description="Tasks of a single set by domain whose environment makes its own, as of one of several sets."
+    )
     generating_args: GeneratingConfig = Field(
         default_factory=lambda: GeneratingConfig.model_validate({}), description="Sampling in validation."
     )
@@ -195,10 +218,11 @@ class ValidationConfig(StrictConfig):
         default_factory=dict, description="Several sets by name, in the place of `data_args` and `name`."
     )
 
-    def named_sets(self) -> dict[str, tuple[DataConfig, GeneratingConfig]]:
+    def named_sets(self) -> dict[str, HeldOut]:
         """By name, the prompts of each set and how they are answered."""
-        alone = {self.name: (self.data_args, self.generating_args)} if self.data_args else {}
-        return alone | {name: (one.data_args, one.generating_args or self.generating_args) for name, one in self.sets.items()}
+        alone = {self.name: HeldOut(self.data_args, self.rows, self.generating_args)} if self.data_args or self.rows else {}
+        several = {name: HeldOut(one.data_args, one.rows, one.generating_args or self.generating_args) for name, one in self.sets.items()}
+        return alone | several
 
     def places(self) -> dict[str, str]:
         """By name of a set, where its block stands."""
@@ -260,7 +284,7 @@ class ExperimentConfig(StrictConfig):
         "`false` keeps all of them there, which is faster where memory allows.",
     )
     prompt_length: PositiveInt = Field(1024, description="Longest prompt in tokens; longer rows are dropped and counted.")
-    response_length: PositiveInt = Field(1024, description="Longest response in tokens.")
+    response_length: PositiveInt = Field(1024, description="Longest response in tokens; of an episode in an environment, of one turn.")
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are scaled down to this global norm.")
     system_envs: dict[str, str] = Field(default_factory=dict, description="Environment variables of every worker.")
     deadlines: DeadlinesConfig = Field(default_factory=lambda: DeadlinesConfig.model_validate({}), description="Bounds of every wait.")

@@ -12,8 +12,8 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from roll.pipeline.evaluate import Evaluator, majority, majority_at_k, pass_at_k, sizes, validation_metrics
-from roll.rollout.group import Generator
+from roll.pipeline.evaluate import ByItself, Evaluator, majority, majority_at_k, pass_at_k, sizes, validation_metrics
+from roll.rollout.group import Generator, SingleTurns
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Prompt, RewardOutcome, RewardResult, RolloutGroup, Sampling
 from tests.unit.rollout.build import make_episode, make_group, make_trajectory, sampled
 
@@ -114,7 +114,10 @@ def test_sets_are_answered_each_with_its_own_sampling() -> None:
     sets = {"odd": (prompts[1::2], 1), "all": (prompts, 4)}
 
     async def run() -> dict[str, float]:
-        made = [Evaluator(name, some, echo, echo, Sampling(1, samples=count, log_probs=False), 0) for name, (some, count) in sets.items()]
+        def sampler(count: int) -> SingleTurns:
+            return SingleTurns(echo, ByItself(echo), Sampling(1, samples=count, log_probs=False))
+
+        made = [Evaluator(name, some, sampler(count), count, 0) for name, (some, count) in sets.items()]
         return {name: value for metrics in await asyncio.gather(*(one.run() for one in made)) for name, value in metrics.items()}
 
     metrics = asyncio.run(run())

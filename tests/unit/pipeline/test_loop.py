@@ -18,12 +18,13 @@ from roll.data.example_batch import given_batch
 from roll.data.examples import Example, ExampleSequence
 from roll.pipeline import offline, rlvr
 from roll.pipeline.device_phases import DevicePhases
-from roll.pipeline.evaluate import Evaluator, pass_at_k
+from roll.pipeline.evaluate import ByItself, Evaluator, pass_at_k
 from roll.pipeline.learning import Learning
 from roll.pipeline.position import Position
 from roll.pipeline.rlvr import Rlvr
 from roll.rollout.batch import Shaping
 from roll.rollout.credit import Credit, CreditAssignment
+from roll.rollout.group import SingleTurns
 from roll.rollout.record import single_turn
 from roll.types import (
     Completion,
@@ -270,13 +271,17 @@ class Comparing(Answers):
 
 def test_validation_scores_a_response_by_itself() -> None:
     prompts = [Prompt(0, np.array([10], np.int32), "", "digits", {})]
-    metrics = asyncio.run(Evaluator("held", prompts, Answers(), Comparing(), Sampling(4, samples=1, log_probs=False), 0).run())
+    metrics = asyncio.run(
+        Evaluator("held", prompts, SingleTurns(Answers(), ByItself(Comparing()), Sampling(4, log_probs=False)), 1, 0).run()
+    )
     assert metrics["val/held/pass@1"] == 1
 
 
 def test_evaluation(caplog: pytest.LogCaptureFixture) -> None:
     prompts = [Prompt(number, np.array([10 + number], np.int32), "", "digits", {}) for number in range(3)]
-    metrics = asyncio.run(Evaluator("held", prompts, Answers(), Answers(), Sampling(4, samples=2, log_probs=False), 0).run())
+    metrics = asyncio.run(
+        Evaluator("held", prompts, SingleTurns(Answers(), ByItself(Answers()), Sampling(4, samples=2, log_probs=False)), 2, 0).run()
+    )
     assert metrics["val/held/pass@1"] == pytest.approx((0.5 + 0.5 + 0) / 3)
     assert metrics["val/held/pass@2"] == pytest.approx(2 / 3)
     assert metrics["val/held/length_mean"] == 2

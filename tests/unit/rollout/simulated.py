@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from roll.rollout.group import SingleTurns
 from roll.rollout.record import token_versions
 from roll.rollout.scheduler import RolloutScheduler
 from roll.types import (
@@ -156,8 +157,8 @@ async def _run(case: Case, trace: list[Event]) -> None:
         world = World(trace)
         world.version = version
         sampling = Sampling(8, samples=2)
-        more: dict[str, Any] = {"most_batches": case.most_batches, "greedy_baseline": case.greedy_baseline}
-        scheduler = RolloutScheduler(world, world, world, sampling, BATCH, case.ratio, 7, **more)
+        sampler = SingleTurns(world, world, sampling, case.greedy_baseline)
+        scheduler = RolloutScheduler(world, sampler, BATCH, case.ratio, 7, most_batches=case.most_batches)
         scheduler.load_state_dict(state)
         for _ in range(steps):
             groups = await scheduler.take()

@@ -14,7 +14,7 @@ from typing import Any, cast
 from roll.errors import WorkerDied
 from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.engine_sync import EngineSync
-from roll.rollout.group import prompt_seed
+from roll.rollout.group import SingleTurns, prompt_seed
 from roll.rollout.scheduler import TRAINING, RolloutScheduler
 from roll.types import Prompt, RewardResult, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
@@ -93,7 +93,7 @@ class Schedule(EachByItself):
         weights = WeightSync(cast(Any, Trainer()), engines.engines, lambda _: routes, True, 1, limits.CALL)
         sync = EngineSync(weights, engines, DevicePhases(self.bring), nullcontext)
         sampling = Sampling(1, samples=SAMPLES)
-        scheduler = RolloutScheduler(self, engines, self, sampling, BATCH, self.ratio, SEED, window=self.window)
+        scheduler = RolloutScheduler(self, SingleTurns(engines, self, sampling), BATCH, self.ratio, SEED, window=self.window)
         killing = asyncio.create_task(self.kill())
         limit = -(-self.ratio // 1) + self.window // BATCH - 1
         await sync.push(0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from roll.errors import RollError
-from roll.rollout.group import sample_group
+from roll.rollout.group import SingleTurns
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Prompt, RewardResult, Sampling
 from tests import limits
 from tests.unit.rollout.build import EachByItself, make_prompt
@@ -58,7 +58,7 @@ def test_samples_are_scored_while_others_are_drawn() -> None:
     async def run() -> None:
         engine, rewards = Engine(), Rewards()
         async with asyncio.timeout(limits.CALL):
-            group = asyncio.create_task(sample_group(make_prompt(0), engine, rewards, Sampling(1, samples=4), None))
+            group = asyncio.create_task(SingleTurns(engine, rewards, Sampling(1, samples=4)).sample(make_prompt(0), None))
             for number in range(3):
                 engine.steps.put_nowait(None)
                 while len(rewards.scored) <= number:
@@ -77,7 +77,7 @@ def test_a_failure_gives_up_what_is_being_scored() -> None:
     async def run() -> None:
         engine, rewards = Engine(), Rewards()
         async with asyncio.timeout(limits.CALL):
-            group = asyncio.create_task(sample_group(make_prompt(0), engine, rewards, Sampling(1, samples=4), None))
+            group = asyncio.create_task(SingleTurns(engine, rewards, Sampling(1, samples=4)).sample(make_prompt(0), None))
             engine.steps.put_nowait(None)
             while not rewards.scored:
                 await asyncio.sleep(0)

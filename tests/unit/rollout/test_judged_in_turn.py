@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from roll.pipeline.device_phases import DevicePhases
-from roll.pipeline.evaluate import Evaluator
+from roll.pipeline.evaluate import ByItself, Evaluator
+from roll.rollout.group import SingleTurns
 from roll.rollout.judged_in_turn import JudgedInTurn
 from roll.rollout.scheduler import RolloutScheduler
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Prompt, RewardResult, Sampling
@@ -127,7 +128,7 @@ def test_two_moves_a_rollout(domains: list[str], moves: list[str]) -> None:
         both = JudgedInTurn(
             Engine(device), judges, {name: partial(phases.judging, f"rewards.{name}") for name in judged}, phases.generation
         )
-        scheduler = RolloutScheduler(Source(domains), both, both, SAMPLING, BATCH, 0.0, None)
+        scheduler = RolloutScheduler(Source(domains), SingleTurns(both, both, SAMPLING), BATCH, 0.0, None)
         for _ in range(3):
             await phases.generation()
             groups = await scheduler.take()
@@ -136,7 +137,8 @@ def test_two_moves_a_rollout(domains: list[str], moves: list[str]) -> None:
         assert device.moves == [*moves, "actor_train"] * 3
         assert judges.most > 1, "the responses of a phase are judged at the same time"
         await phases.generation()
-        await Evaluator("held", [make_prompt(number, domain=domains[0]) for number in range(4)], both, both, SAMPLING, 0).run()
+        held_out = [make_prompt(number, domain=domains[0]) for number in range(4)]
+        await Evaluator("held", held_out, SingleTurns(both, ByItself(both), SAMPLING), SAMPLING.samples, 0).run()
         assert device.moves[-len(moves) :] == moves
         await scheduler.aclose()
 
@@ -151,7 +153,7 @@ def test_two_models_judge_one_after_the_other() -> None:
         judged = ["first", "second"]
         judging = {name: partial(phases.judging, f"rewards.{name}") for name in judged}
         both = JudgedInTurn(Engine(device), Judges(device, judged), judging, phases.generation)
-        scheduler = RolloutScheduler(Source(judged), both, both, SAMPLING, BATCH, 0.0, None)
+        scheduler = RolloutScheduler(Source(judged), SingleTurns(both, both, SAMPLING), BATCH, 0.0, None)
         await phases.generation()
         await scheduler.take()
         assert device.moves[0] == "actor_infer" and sorted(device.moves[1:]) == ["rewards.first", "rewards.second"]

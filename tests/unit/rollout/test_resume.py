@@ -16,6 +16,7 @@ from roll.data.prompts import PromptSet
 from roll.data.sampler import PromptSampler
 from roll.rollout.batch import Shaping, experience
 from roll.rollout.credit import Credit, CreditAssignment
+from roll.rollout.group import SingleTurns
 from roll.rollout.scheduler import RolloutScheduler
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Prompt, RewardResult, Sampling
 from tests.unit.rollout.build import EachByItself, make_episode, make_group
@@ -74,7 +75,7 @@ def test_the_scheduler_goes_on_with_the_prompts_that_were_due(tmp_path: Path) ->
     state = LoopState.read(tmp_path)
 
     async def run() -> list[tuple[int, str]]:
-        scheduler = RolloutScheduler(PromptSampler(prompts(16), 42), Same(), Same(), Sampling(8, samples=2), 4, 1.0, 7)
+        scheduler = RolloutScheduler(PromptSampler(prompts(16), 42), SingleTurns(Same(), Same(), Sampling(8, samples=2)), 4, 1.0, 7)
         scheduler.load_state_dict(state.sampler)
         groups = await scheduler.take()
         await scheduler.aclose()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from roll.errors import RollError
-from roll.rollout.group import Scorer, prompt_seed
+from roll.rollout.group import Scorer, SingleTurns, prompt_seed
 from roll.rollout.scheduler import TRAINING, RolloutScheduler
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Prompt, RewardResult, RolloutGroup, Sampling
 from tests import limits
@@ -87,10 +87,17 @@ class AlikeFor(EachByItself):
 
 
 def scheduler(
-    generator: Gated, batch_size: int = 4, ratio: float = 0.0, seed: int | None = 7, scorer: Scorer | None = None, **settings: Any
+    generator: Gated,
+    batch_size: int = 4,
+    ratio: float = 0.0,
+    seed: int | None = 7,
+    scorer: Scorer | None = None,
+    greedy_baseline: bool = False,
+    **settings: Any,
 ) -> tuple[RolloutScheduler, Counting]:
     source = Counting()
-    return RolloutScheduler(source, generator, scorer or ByText(), Sampling(8, samples=2), batch_size, ratio, seed, **settings), source
+    sampler = SingleTurns(generator, scorer or ByText(), Sampling(8, samples=2), greedy_baseline)
+    return RolloutScheduler(source, sampler, batch_size, ratio, seed, **settings), source
 
 
 def ids(groups: Sequence[RolloutGroup]) -> list[int]:

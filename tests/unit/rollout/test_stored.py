@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from roll.errors import CheckpointError
+from roll.rollout.group import SingleTurns
 from roll.rollout.scheduler import RolloutScheduler
 from roll.rollout.stored import FILE, StoredGroup, read_groups, write_groups
 from roll.types import (
@@ -108,7 +109,8 @@ class Engine(World):
 
 
 def scheduler(engine: Engine, finished: Callable[[RolloutGroup], None] | None = None, **sampling: Any) -> RolloutScheduler:
-    return RolloutScheduler(engine, engine, engine, Sampling(8, samples=2, **sampling), 4, 1.0, 7, window=8, finished=finished)
+    sampler = SingleTurns(engine, engine, Sampling(8, samples=2, **sampling))
+    return RolloutScheduler(engine, sampler, 4, 1.0, 7, window=8, finished=finished)
 
 
 def told(groups: Sequence[RolloutGroup]) -> list[list[int]]:
@@ -149,7 +151,7 @@ def test_nothing_is_written_where_nothing_waits(tmp_path: Path) -> None:
     async def run() -> None:
         engine = Engine()
         engine.release.set()
-        synchronous = RolloutScheduler(engine, engine, engine, Sampling(8, samples=2), 4, 0.0, 7)
+        synchronous = RolloutScheduler(engine, SingleTurns(engine, engine, Sampling(8, samples=2)), 4, 0.0, 7)
         await synchronous.take()
         await synchronous.save(tmp_path)
         await synchronous.load(tmp_path)

@@ -20,7 +20,7 @@ from roll.algorithms.advantages import Normalisation
 from roll.algorithms.shaping import Overlong
 from roll.rollout.batch import Shaping, experience
 from roll.rollout.credit import Credit, CreditAssignment
-from roll.rollout.group import sample_group
+from roll.rollout.group import SingleTurns
 from roll.rollout.record import token_log_probs, token_versions
 from roll.rollout.turns import TurnEnds, divided, joined_turns
 from roll.types import (
@@ -233,8 +233,8 @@ class Halving(EachByItself):
 @pytest.mark.parametrize("divides", [True, False])
 def test_a_response_is_divided_as_soon_as_it_is_scored(divides: bool) -> None:
     locate = ends_by(bytewise()) if divides else None
-    answered = sample_group(make_prompt(0), Saying(), Halving(), Sampling(8, samples=2), None, True, locate)  # type: ignore[arg-type]
-    group = asyncio.run(answered)
+    sampler = SingleTurns(Saying(), Halving(), Sampling(8, samples=2), True, locate)  # type: ignore[arg-type]
+    group = asyncio.run(sampler.sample(make_prompt(0), None))
     for episode in group.episodes:
         assert [(len(segment.token_ids), segment.text) for segment in episode.sampled] == ([(1, "2"), (4, "€")] if divides else [(5, "2€")])
         assert list(episode.turn_rewards) == ([0.5, 0.5] if divides else [])

@@ -1,0 +1,72 @@
+"""Keys of environments that contradict each other or lack one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from roll.config.derived.environment_roles import ENVIRONMENTS, own_tasks
+from roll.config.derived.placement import judged_in_turn
+from roll.config.schema.environments import EnvironmentConfig
+from roll.config.schema.rlvr import RlvrConfig
+from roll.errors import Fault
+from roll.registry import nearest
+
+
+def environment_faults(config: RlvrConfig) -> Iterator[Fault]:
+    """Of all keys about environments, and of those that do not go with them."""
+    if not config.rewards and not config.environments:
+        yield Fault("rewards", "missing, and there are no environments: nothing would be rewarded", "give the reward of each domain")
+    yield from _lengths(config)
+    yield from _rows(config)
+    for domain, section in config.environments.items():
+        yield from _domain(f"{ENVIRONMENTS}{domain}", section)
+        if domain in config.rewards and config.rewards[domain].tag_included:
+            problem = f"given, but the rows of '{domain}' go to {ENVIRONMENTS}{domain}, whose reward this is added to"
+            yield Fault(f"rewards.{domain}.tag_included", problem, f"move it to {ENVIRONMENTS}{domain}.tag_included")
+    if config.environments:
+        yield from _other_keys(config)
+
+
+def _lengths(config: RlvrConfig) -> Iterator[Fault]:
+    longest, single = config.sequence_length, config.prompt_length + config.response_length
+    if longest is not None and longest < single:
+        problem = f"{longest} is less than prompt_length + response_length = {single}: a first turn might find no room"
+        yield Fault("sequence_length", problem, f"give at least {single}, or lower one of the two")
+
+
+def _rows(config: RlvrConfig) -> Iterator[Fault]:
+    if config.actor_train.data_args is None and not own_tasks(config):
+        where, problem = "actor_train.data_args", "missing"
+        if config.environments:
+            where, problem = f"{ENVIRONMENTS}{next(iter(config.environments))}.rows", "missing, and so is actor_train.data_args"
+            yield Fault(where, problem, "give rows, a number of tasks that the environment makes of a seed each; or a data file")
+        else:
+            yield Fault(where, problem, "give the data file of the prompts and its columns")
+    sets, places = (config.validation.named_sets(), config.validation.places()) if config.validation else ({}, {})
+    for name, one in sets.items():
+        for domain in one.rows:
+            if domain not in config.environments:
+                problem = f"'{domain}' is no domain of environments{nearest(domain, list(config.environments))}"
+                yield Fault(f"{places[name]}.rows.{domain}", problem, "name an environment that makes its own tasks")
+
+
+def _domain(where: str, section: EnvironmentConfig) -> Iterator[Fault]:
+    if section.step_timeout > section.episode_timeout:
+        problem = f"{section.step_timeout:g} s is more than episode_timeout, {section.episode_timeout:g} s"
+        yield Fault(f"{where}.step_timeout", problem, "lower it, or raise episode_timeout")
+    for place, name in enumerate(section.tools):
+        if ":" not in name:
+            yield Fault(f"{where}.tools[{place}]", f"'{name}' names no function", "write package.module:function")
+
+
+def _other_keys(config: RlvrConfig) -> Iterator[Fault]:
+    """What is made for single responses."""
+    if config.adv_estimator.traits.needs_greedy:
+        problem = f"'{config.adv_estimator}' compares with a greedy response, and an episode in an environment has none"
+        yield Fault("adv_estimator", problem, "use another estimator, such as grpo or rloo")
+    if config.overlong_buffer:
+        problem = "given, but it counts the tokens of one response, and an episode in an environment has several turns"
+        yield Fault("overlong_buffer", problem, "remove it; sequence_length and max_turns bound an episode")
+    if in_turn := sorted(judged_in_turn(config)):
+        problem = f"{' and '.join(in_turn)} would take devices from engines that generate turn by turn"
+        yield Fault(f"{in_turn[0]}.device_mapping", problem, "give it devices of its own, or set time_sharing=false")

@@ -1,0 +1,111 @@
+"""Rows of environments that make their own tasks: each is a seed. And all rows of a run as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roll.types import Prompt
+
+SEED = "seed"
+"""Column of a row that says from which seed its environment makes the task."""
+FIRST_HELD_OUT = 1 << 30
+"""First seed of held-out tasks, beyond all that are trained on."""
+
+
+class Prompts(Protocol):
+    """Prompts by their number."""
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """All domains of the run."""
+        ...
+
+    @property
+    def domain_index(self) -> NDArray[np.int16]:
+        """[prompts], into `domains`."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Names the prompts, in their order."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def prompt(self, index: int, prompt_id: int) -> Prompt:
+        """Prompt `index`, 0 <= index < len(self), as draw number `prompt_id` of the run."""
+        ...
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Implements `Prompts`: tasks that environments make of seeds. What the policy sees is known once an environment has been reset."""
+
+    domains: tuple[str, ...]
+    counts: Mapping[str, int]
+    """By domain, how many."""
+    first: int = 0
+    """Seed of the first one of each domain."""
+
+    @property
+    def domain_index(self) -> NDArray[np.int16]:
+        """See `Prompts`."""
+        return np.repeat(np.array([self.domains.index(name) for name in self.counts], np.int16), list(self.counts.values()))
+
+    @property
+    def identity(self) -> str:
+        """See `Prompts`."""
+        counted = ", ".join(f"{count} of {domain}" for domain, count in self.counts.items())
+        return f"tasks from seed {self.first}: {counted}"
+
+    def __len__(self) -> int:
+        return sum(self.counts.values())
+
+    def prompt(self, index: int, prompt_id: int) -> Prompt:
+        """See `Prompts`."""
+        number = index
+        for domain, count in self.counts.items():
+            if number < count:
+                return Prompt(prompt_id, np.zeros(0, np.int32), "", domain, {SEED: self.first + number})
+            number -= count
+        raise IndexError(index)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Implements `Prompts`: several sets, one after the other."""
+
+    sets: Sequence[Prompts]
+    """One at least, all of the same domains."""
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """See `Prompts`."""
+        return self.sets[0].domains
+
+    @property
+    def domain_index(self) -> NDArray[np.int16]:
+        """See `Prompts`."""
+        return np.concatenate([one.domain_index for one in self.sets])
+
+    @property
+    def identity(self) -> str:
+        """See `Prompts`."""
+        return "; ".join(one.identity for one in self.sets)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sets))
+
+    def prompt(self, index: int, prompt_id: int) -> Prompt:
+        """See `Prompts`."""
+        number = index
+        for one in self.sets:
+            if number < len(one):
+                return one.prompt(number, prompt_id)
+            number -= len(one)
+        raise IndexError(index)

@@ -1,0 +1,82 @@
+"""Groups of episodes: all attempts at one task, side by side, and what they earned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from roll.data.tasks import SEED
+from roll.rollout.batch import has_verdict
+from roll.rollout.episodes import Episodes
+from roll.rollout.group import GroupSampler, Scorer, gathered, prompt_seed, sample_seed, sampled_so
+from roll.rollout.record import observed
+from roll.types import Episode, Prompt, RewardOutcome, RewardResult, RolloutGroup, Sampling
+
+TRAINING, HELD_OUT = 2, 3
+"""Seed streams of environments whose rows name no seed."""
+IN_ENVIRONMENT = "environment"
+"""The part of a reward that the environment gave, where a verdict on the responses is added."""
+
+
+@dataclass(frozen=True)
+class EpisodeGroups:
+    """Implements `GroupSampler`: episodes that begin in the same environment, with the same row and the same seed."""
+
+    episodes: Episodes
+    sampling: Sampling
+    """Of one turn; its `samples` are the episodes of a group."""
+    seed: int
+    stream: int
+    """With the seed, that of environments whose rows name none."""
+    scorer: Scorer
+    judged: frozenset[str]
+    """Domains whose rewards judge what the policy said, all turns joined, beside the environment."""
+
+    async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
+        """See `GroupSampler`. The prompt of the group has the first observation's tokens."""
+        given = prompt.row.get(SEED)
+        of_world = given if isinstance(given, int) else prompt_seed(self.seed, self.stream, prompt.prompt_id)
+        seeds = [None if seed is None else sample_seed(seed, number) for number in range(self.sampling.samples)]
+        played: Sequence[Episode] = await gathered([self.episodes.play(prompt, of_world, own) for own in seeds])
+        if prompt.domain in self.judged:
+            played = await self._judged(prompt, played)
+        return RolloutGroup(observed(prompt, played), played)
+
+    def yields(self, prompt: Prompt, episodes: Sequence[Episode], baseline: Episode | None) -> bool:
+        """See `GroupSampler`."""
+        return baseline is None and sampled_so(episodes, self.sampling)
+
+    async def _judged(self, prompt: Prompt, played: Sequence[Episode]) -> list[Episode]:
+        if not all(map(has_verdict, played)) and self.scorer.compares(prompt):
+            return list(played)
+        said = ["".join(segment.text for segment in episode.sampled) for episode in played]
+        verdicts = self.scorer.combined(prompt, await self.scorer.score(prompt, said))
+        return [replace(one, reward=with_verdict(one.reward, verdict)) for one, verdict in zip(played, verdicts, strict=True)]
+
+
+@dataclass(frozen=True)
+class SampledByDomain:
+    """Implements `GroupSampler`: episodes for prompts of domains that have an environment, single turns for all others."""
+
+    domains: frozenset[str]
+    episodes: GroupSampler
+    single_turns: GroupSampler
+
+    async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
+        """See `GroupSampler`."""
+        return await self._of(prompt).sample(prompt, seed)
+
+    def yields(self, prompt: Prompt, episodes: Sequence[Episode], baseline: Episode | None) -> bool:
+        """See `GroupSampler`."""
+        return self._of(prompt).yields(prompt, episodes, baseline)
+
+    def _of(self, prompt: Prompt) -> GroupSampler:
+        return self.episodes if prompt.domain in self.domains else self.single_turns
+
+
+def with_verdict(earned: RewardResult, verdict: RewardResult) -> RewardResult:
+    """What the environment gave and what a reward says of the responses, as one result. Without one of the two there is none."""
+    if earned.outcome is not RewardOutcome.SCORED:
+        return earned
+    parts = {IN_ENVIRONMENT: earned.value, **verdict.parts}
+    return RewardResult(earned.value + verdict.value, verdict.outcome, parts, verdict.note or earned.note)

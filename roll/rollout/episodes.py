@@ -1,0 +1,253 @@
+"""Episodes of several turns: the policy acts in an environment, token in, token out.
+
+    environment ──messages──▶ renderer ──tokens──▶ engine ──tokens──▶ renderer ──message──▶ environment
+                                 ▲                                       │
+                                 └──── what was sampled stays as it is ◀─┘
+
+The engine goes on from exactly the tokens that it saw and sampled: the renderer says which tokens the environment's answer adds to them,
+and nothing is rendered twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from roll.data.renderers.base import ChatRenderer, Parsed
+from roll.environments.base import MalformedCalls, Message, Observation, Step
+from roll.errors import EnvironmentFailed
+from roll.rollout.group import turn_seed
+from roll.rollout.transcript import Transcript, without_verdict
+from roll.types import Completion, Episode, FinishReason, Ints, NumberedCompletions, Prompt, RewardOutcome, Sampling, Session, StopReason
+
+ENVIRONMENT = "environment/"
+"""Of the names of what an environment counts itself."""
+TOOL_ERRORS = "tool_errors"
+"""What an environment counts under this name is added to the tool calls that could not be read."""
+UNREADABLE = "Error: this tool call cannot be read, and nothing was done: {}"
+FAILURES = {"crashed": RewardOutcome.CRASHED, "timed_out": RewardOutcome.TIMED_OUT}
+
+
+class EnvironmentSession(Protocol):
+    """One environment, after its `reset`."""
+
+    observation: Observation
+    malformed_calls: MalformedCalls
+
+    async def step(self, message: Message) -> Step:
+        """What the environment answers to the policy's message.
+
+        Raises:
+            EnvironmentFailed: it broke.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End it. Never raises."""
+        ...
+
+
+class Environments(Protocol):
+    """Where environments are had."""
+
+    async def open(self, domain: str, row: Mapping[str, Any], seed: int) -> EnvironmentSession:
+        """A fresh environment of the domain, after its `reset`.
+
+        Raises:
+            EnvironmentFailed: there is none.
+        """
+        ...
+
+
+class SessionGenerator(Protocol):
+    """A `Generator` that knows which requests belong to one episode."""
+
+    def generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, session: Session | None = None
+    ) -> AsyncGenerator[NumberedCompletions, None]:
+        """See `Generator`. Requests of one session go to one engine as long as it has room."""
+        ...
+
+
+@dataclass(frozen=True)
+class EpisodeLimits:
+    """Bounds of the episodes of a domain."""
+
+    max_turns: int
+    seconds: float
+    """Of a whole attempt, generation included."""
+    attempts: int
+    """Of an episode whose environment breaks."""
+
+
+@dataclass(frozen=True)
+class TokenLimits:
+    """Bounds of a trajectory, in tokens."""
+
+    prompt: int
+    """The first observation."""
+    sequence: int
+    """All of it."""
+
+
+class Episodes:
+    """Plays episodes with the current policy."""
+
+    def __init__(
+        self,
+        environments: Environments,
+        generator: SessionGenerator,
+        renderer: ChatRenderer,
+        sampling: Sampling,
+        limits: Mapping[str, EpisodeLimits],
+        tokens: TokenLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            sampling: of one turn.
+            limits: by domain.
+        """
+        self._environments, self._generator, self._renderer = environments, generator, renderer
+        stops = tuple(sorted({*sampling.stop_token_ids, *renderer.stop_token_ids}))
+        self._sampling = replace(sampling, samples=1, stop_token_ids=stops)
+        self._limits, self._tokens, self._clock = limits, tokens, clock
+
+    async def play(self, prompt: Prompt, environment_seed: int, seed: int | None) -> Episode:
+        """One episode: of the first attempt whose environment holds, or else one that ended with ENVIRONMENT_FAILED.
+
+        Args:
+            environment_seed: the same for all episodes that are compared with each other.
+            seed: of the sampled tokens; None leaves randomness to the engine.
+        """
+        limits, retried = self._limits[prompt.domain], 0
+        while True:
+            try:
+                episode = await self._attempt(prompt, environment_seed, seed, limits)
+                return replace(episode, metrics={**episode.metrics, "retried": float(retried)})
+            except EnvironmentFailed as error:
+                retried += 1
+                if retried >= limits.attempts:
+                    return without_verdict(NO_TOKENS, prompt.text, StopReason.ENVIRONMENT_FAILED, str(error), FAILURES[error.reason])
+
+    async def _attempt(self, prompt: Prompt, environment_seed: int, seed: int | None, limits: EpisodeLimits) -> Episode:
+        turns = None
+        began = self._clock()
+        try:
+            async with asyncio.timeout(limits.seconds) as deadline:
+                session = await self._environments.open(prompt.domain, prompt.row, environment_seed)
+                try:
+                    turns = _Turns(self._generator, self._renderer, self._sampling, self._tokens, session, self._clock)
+                    turns.transcript.counts["environment_seconds"] += self._clock() - began
+                    stop = await turns.run(limits.max_turns, seed)
+                finally:
+                    await session.close()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            stop = StopReason.DEADLINE
+        late = f"the episode took longer than episode_timeout, {limits.seconds:g} s"
+        if turns is None:
+            return without_verdict(NO_TOKENS, prompt.text, stop, late, RewardOutcome.TIMED_OUT)
+        episode = turns.transcript.episode(stop)
+        return replace(episode, reward=replace(episode.reward, note=late)) if stop is StopReason.DEADLINE else episode
+
+
+class _Turns:
+    """One attempt at an episode, turn by turn."""
+
+    def __init__(
+        self,
+        generator: SessionGenerator,
+        renderer: ChatRenderer,
+        sampling: Sampling,
+        tokens: TokenLimits,
+        environment: EnvironmentSession,
+        clock: Callable[[], float],
+    ) -> None:
+        """Raises EnvironmentFailed if the first observation is longer than a prompt may be."""
+        self._generator, self._renderer, self._sampling, self._environment = generator, renderer, sampling, environment
+        self._longest, self._clock, self._session = tokens.sequence, clock, Session()
+        first = environment.observation
+        self._tools, self._messages, self._state = first.tools, list(first.messages), state_of(first)
+        token_ids = renderer.render(self._messages, self._tools)
+        if len(token_ids) > tokens.prompt:
+            raise EnvironmentFailed(f"its first observation has {len(token_ids)} tokens, and prompt_length is {tokens.prompt}")
+        self.transcript = Transcript(token_ids, renderer.text(token_ids))
+
+    async def run(self, max_turns: int, seed: int | None) -> StopReason:
+        """All turns, and why there are no more."""
+        for turn in range(max_turns):
+            room = self._longest - len(self.transcript.context)
+            if room < 1:
+                return StopReason.CONTEXT_FULL
+            completion = await self._generated(min(room, self._sampling.max_new_tokens), None if seed is None else turn_seed(seed, turn))
+            parsed = self._renderer.parse(completion.token_ids, self._tools)
+            self.transcript.act(completion, calls_of(parsed.message), self._state)
+            self.transcript.counts["tool_calls"] += len(parsed.message.get("tool_calls") or ())
+            self.transcript.counts[TOOL_ERRORS] += len(parsed.malformed)
+            self._messages.append(parsed.message)
+            if completion.finish_reason is FinishReason.ABORT:
+                return StopReason.ABORTED
+            if completion.finish_reason is FinishReason.LENGTH:
+                return StopReason.LENGTH if room >= self._sampling.max_new_tokens else StopReason.CONTEXT_FULL
+            step = await self._answer(parsed)
+            self.transcript.earn(step.reward)
+            if step.done:
+                return StopReason.COMPLETED
+            if turn + 1 < max_turns and not self._go_on(completion.token_ids, step.messages):
+                return StopReason.CONTEXT_FULL
+        return StopReason.MAX_TURNS
+
+    async def _generated(self, most: int, seed: int | None) -> Completion:
+        sampling = replace(self._sampling, max_new_tokens=most)
+        async with aclosing(self._generator.generate(self.transcript.context, sampling, seed, self._session)) as answer:
+            [completion] = [completion async for ended in answer for _, completion in ended]
+        return completion
+
+    async def _answer(self, parsed: Parsed) -> Step:
+        """What the environment says to a message; to tool calls that cannot be read, what it wants to be said."""
+        malformed, counts = parsed.malformed, self.transcript.counts
+        if malformed and self._environment.malformed_calls == "answer":
+            return Step([{"role": "tool", "content": UNREADABLE.format(text)} for text in malformed])
+        if malformed and self._environment.malformed_calls == "end":
+            return Step(done=True)
+        began = self._clock()
+        step = await self._environment.step({**parsed.message, "malformed": list(malformed)} if malformed else parsed.message)
+        counts["environment_seconds"] += self._clock() - began
+        for name, value in step.metrics.items():
+            counts[name if name == TOOL_ERRORS else f"{ENVIRONMENT}{name}"] += value
+        self._state = state_of(step)
+        return step
+
+    def _go_on(self, sampled: Ints, messages: Sequence[Message]) -> bool:
+        """Give the policy the environment's answer; False if there is no room for it and a token more."""
+        transcript, before = self.transcript, self.transcript.context[: len(self.transcript.context) - len(sampled)]
+        self._messages += messages
+        bridge = self._renderer.bridge(before, sampled, messages, self._tools)
+        lay, token_ids = transcript.go_on, bridge
+        if token_ids is None:
+            lay, token_ids = transcript.fork, self._renderer.render(self._messages, self._tools)
+        if len(token_ids) + (len(transcript.context) if bridge is not None else 0) >= self._longest:
+            return False
+        lay(token_ids, self._renderer.text(token_ids))
+        return True
+
+
+NO_TOKENS = np.zeros(0, np.int32)
+
+
+def state_of(seen: Observation | Step) -> str:
+    """The state by which turns are compared: the environment's own word, or else the text of its messages."""
+    return seen.state if seen.state is not None else "\n".join(str(message.get("content") or "") for message in seen.messages)
+
+
+def calls_of(message: Message) -> list[dict[str, Any]]:
+    """Name and arguments of the tools that a message calls."""
+    return [{"name": call["function"]["name"], "arguments": call["function"]["arguments"]} for call in message.get("tool_calls") or ()]

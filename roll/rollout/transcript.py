@@ -1,0 +1,72 @@
+"""An episode as it comes about: what each party lays down, and what it earns."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from roll.rollout.record import given, sampled
+from roll.types import Completion, Episode, FinishReason, Ints, RewardOutcome, RewardResult, Segment, StopReason, Trajectory
+
+NOTHING_SAMPLED = Completion(np.zeros(0, np.int32), None, np.zeros(0, np.int32), FinishReason.ABORT, "")
+
+
+class Transcript:
+    """The tokens of both parties end to end, exactly as the engine saw and sampled them.
+
+    Where what follows cannot be laid down after what was sampled, the context forks: all of it is given anew, as another trajectory.
+    """
+
+    def __init__(self, token_ids: Ints, text: str) -> None:
+        """The first observation, with the policy's turn opened."""
+        self._paths: list[list[Segment]] = [[given(token_ids, text)]]
+        self._earned: list[float] = []
+        self._states: list[str] = []
+        self.context = token_ids
+        """[C], what the engine is to go on from."""
+        self.counts: defaultdict[str, float] = defaultdict(float)
+        """What is counted of the episode."""
+
+    def act(self, completion: Completion, calls: Sequence[Mapping[str, Any]], state: str) -> None:
+        """The policy's turn, taken in a state of the environment. It has earned nothing yet."""
+        self._paths[-1].append(sampled(completion, calls))
+        self._earned.append(0.0)
+        self._states.append(state)
+        self.context = np.concatenate([self.context, completion.token_ids], dtype=np.int32)
+
+    def earn(self, reward: float) -> None:
+        """What the last turn earned."""
+        self._earned[-1] += reward
+
+    def go_on(self, token_ids: Ints, text: str) -> None:
+        """What is given to the policy after its turn."""
+        self._paths[-1].append(given(token_ids, text))
+        self.context = np.concatenate([self.context, token_ids], dtype=np.int32)
+
+    def fork(self, token_ids: Ints, text: str) -> None:
+        """The whole conversation, given anew."""
+        self._paths.append([given(token_ids, text)])
+        self.context = token_ids
+
+    def episode(self, stop: StopReason) -> Episode:
+        """The record. Its reward is the sum of what the turns earned."""
+        self._check()
+        if not self._earned:
+            self.act(NOTHING_SAMPLED, (), "")
+        stops = [StopReason.COMPLETED] * (len(self._paths) - 1) + [stop]
+        value = sum(self._earned)
+        paths = [Trajectory(segments, why) for segments, why in zip(self._paths, stops, strict=True)]
+        return Episode(paths, RewardResult(value), tuple(self._earned), tuple(self._states), dict(self.counts))
+
+    def _check(self) -> None:
+        laid = np.concatenate([segment.token_ids for segment in self._paths[-1]])
+        assert np.array_equal(laid, self.context), "the segments of an episode are not the tokens that the engine saw"
+
+
+def without_verdict(token_ids: Ints, text: str, stop: StopReason, note: str, outcome: RewardOutcome) -> Episode:
+    """The record of an episode of which there is nothing to learn: the environment broke, or the time was up, before the first turn."""
+    path = Trajectory([given(token_ids, text), sampled(NOTHING_SAMPLED, ())], stop)
+    return Episode([path], RewardResult(0.0, outcome, note=note), (0.0,), ("",))
