@@ -200,6 +200,8 @@ CONTRADICTIONS = [
     (["dynamic_sampling.max_num_gen_batches=1"], "dynamic_sampling.max_num_gen_batches", "1: no group", "at least 2"),
     (["max_len_mask=true", "actor_infer.generating_args.ignore_eos=true"], "max_len_mask", "every response is truncated", "one of the two"),
     (["adv_estimator=step_reinforce"], "adv_estimator", "no reward of this run names turns", "math_steps, right_prefix"),
+    (["adv_estimator=gigpo"], "adv_estimator", "this run has no environments", "add an environments block"),
+    (["gigpo_std=false"], "gigpo_std", "adv_estimator", "gigpo"),
     (["kl_loss_type=k2"], "kl_loss_type", "'k2', but use_kl_loss is not given", "use_kl_loss=true"),
     (["kl_penalty=k3"], "kl_penalty", "'k3', but add_token_level_kl is not given", "add_token_level_kl=true"),
     ([*ONE, "difficulty_mask=true"], "difficulty_mask", "num_return_sequences_in_group is 1", "at least 2"),

@@ -104,6 +104,21 @@ def test_each_sampled_segment_is_a_turn() -> None:
     assert metrics["response/turns_mean"] == 2.5
 
 
+def test_turns_taken_in_one_state_are_compared() -> None:
+    """All begin alike and earn 1 and 3 in the end. The states of the third are not known: it is compared as a whole."""
+    first = replace(tool_call(), turn_states=("start", "door", "start"))
+    second, third = replace(compacted(), turn_states=("start", "hall", "door")), one_turn(2.0)
+    step = step_of(first, second, third)
+    assert step.turns is not None and step.turns.states is not None
+    assert step.turns.states.tolist() == [0, 1, 0, 0, 2, 1, 3]
+    own = {"step_reward_gamma": 0.5, "gigpo_std": False}
+    batch = batch_of(step, Credit("gigpo", Normalisation(), estimator_args=own))
+    # Returns 0.625, 0.25, 0.5 and 1.5, 1, 2: those of the start have the mean 0.875, those of the door 1.125. The rewards' mean is 2.
+    paid = np.repeat([-1.25, -1.875, -1.375, 1.625, 1, 1.875, 0], [4, 2, 3, 3, 3, 6, 3])
+    np.testing.assert_allclose(batch.advantages, step.sequences.response_mask * paid, rtol=1e-6)
+    assert step_of(one_turn(2.0), tool_call()).turns.states is None  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("stop", list(StopReason))
 def test_what_ends_an_episode_says_whether_it_has_a_verdict(stop: StopReason) -> None:
     group = group_of(tool_call(0.0, stop), one_turn(1.0), one_turn(0.5))
