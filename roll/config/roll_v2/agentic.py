@@ -206,7 +206,7 @@ class Agentic:
     def _rows_of_files(self) -> None:
         learner = self._values.get("actor_train")
         rows = learner.get("data_args") if isinstance(learner, dict) else None
-        if isinstance(rows, dict) and "file_name" not in rows:
+        if isinstance(learner, dict) and isinstance(rows, dict) and "file_name" not in rows:
             del learner["data_args"]
             self.warnings.append(
                 f"actor_train.data_args: {shown(rows)} is ignored; no file is read, and the tokenizer's own template is taken; remove it"
