@@ -2,8 +2,8 @@
 
     python examples/tiny/make_conversations.py FOLDER [--seed 0]
 
-writes FOLDER/conversations.jsonl. In some of them the tool is called, and its result is the answer; in the others the answer is guessed,
-and wrong. What is trained on them calls the tool about as often, and reinforcement learning finds out that this is what pays.
+writes FOLDER/conversations.jsonl. In some of them the tool is called, and its result is the answer; in the others the answer is wrong: 0.
+What is trained on them calls the tool about as often, and reinforcement learning finds out that this is what pays.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 from roll.environments.calculator import Calculator, calculator
 
 CONVERSATIONS = 6000
-WITH_TOOL = 0.35
+WITH_TOOL = 0.4
 """Share of the conversations in which the tool is called."""
+WRONG = "0"
 FIRST_SEED = 1 << 20
 """Of the tasks: others than those of training and of validation."""
 PROBLEMS = {"digits": 3, "operators": "*"}
@@ -31,7 +32,7 @@ def conversation(seed: int, draw: random.Random) -> list[dict[str, Any]]:
     """The messages of one episode."""
     said = [dict(message) for message in Calculator(**PROBLEMS).reset({}, seed).messages]
     if draw.random() > WITH_TOOL:
-        return [*said, {"role": "assistant", "content": str(draw.randrange(10**4, 10**6))}]
+        return [*said, {"role": "assistant", "content": WRONG}]
     expression = said[-1]["content"].rstrip("=")
     call = {"id": "0", "type": "function", "function": {"name": "calculator", "arguments": json.dumps({"expression": expression})}}
     result = calculator(expression)

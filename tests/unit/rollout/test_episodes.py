@@ -138,25 +138,9 @@ def test_every_end_has_its_reason(case: tuple[StopReason, World, Engine, dict[st
 
 
 def test_what_is_late_before_its_first_turn_has_no_verdict() -> None:
-    episode = one(World([DONE], seconds=2 * LATE), Engine(counting()), seconds=LATE)
-    assert episode.stop is StopReason.DEADLINE and not usable(RolloutGroup(task(), [episode]))
+    episode = one(World([DONE]), Engine(counting(), seconds=2 * LATE), seconds=LATE)
+    assert episode.length == 0 and episode.stop is StopReason.DEADLINE and not usable(RolloutGroup(task(), [episode]))
     assert "episode_timeout" in episode.reward.note
-
-
-class Hangs(Worlds):
-    """Never opens a world."""
-
-    async def open(self, *given: Any) -> World:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-
-def test_an_environment_that_does_not_open_is_late() -> None:
-    async def play() -> Episode:
-        return await episodes(Hangs(lambda: World([])), Engine(counting()), seconds=LATE).play(task(), 5, 11)
-
-    episode = run(play)
-    assert episode.stop is StopReason.DEADLINE and episode.length == 0 and episode.reward.outcome is RewardOutcome.TIMED_OUT
 
 
 @pytest.mark.parametrize("reason", ["crashed", "timed_out"])

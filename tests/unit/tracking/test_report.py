@@ -143,7 +143,7 @@ def test_the_page_shows_the_segments_of_several_turns(tmp_path: Path, of_several
         "reward 0.5",
         "It is 391.",
     ]
-    shown += ["trajectory 1 · policy", "A long thought.", "trajectory 2 · given · 5 tokens", "In short: 17 · 23", "391"]
+    shown += ["trajectory 1 · assistant", "A long thought.", "trajectory 2 · environment · 5 tokens", "In short: 17 · 23", "391"]
     places = [text.index(shown[0])]
     for part in shown[1:]:
         places.append(text.index(part, places[-1]))
