@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from roll.data.renderers.base import ChatRenderer, Parsed
-from roll.environments.base import MalformedCalls, Message, Observation, Step
+from roll.environments.base import TOOL_ERRORS, MalformedCalls, Message, Observation, Step
 from roll.errors import EnvironmentFailed
 from roll.rollout.group import turn_seed
 from roll.rollout.transcript import Transcript, without_verdict
@@ -28,8 +28,6 @@ from roll.types import Completion, Episode, FinishReason, Ints, NumberedCompleti
 
 ENVIRONMENT = "environment/"
 """Of the names of what an environment counts itself."""
-TOOL_ERRORS = "tool_errors"
-"""What an environment counts under this name is added to the tool calls that could not be read."""
 UNREADABLE = "Error: this tool call cannot be read, and nothing was done: {}"
 FAILURES = {"crashed": RewardOutcome.CRASHED, "timed_out": RewardOutcome.TIMED_OUT}
 
