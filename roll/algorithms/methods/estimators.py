@@ -23,6 +23,8 @@ class EstimatorTraits:
     """The scope that it normalises over by itself; these two keys may say so too."""
     whitens: bool = False
     """It whitens its advantages by itself."""
+    credits_tokens: bool = False
+    """Its advantages differ among the tokens of a response, whatever `gamma` is."""
     needs_values: bool = False
     """It takes advantages against a critic's values."""
     needs_turns: bool = False
@@ -52,12 +54,19 @@ ESTIMATORS = table(
     _method("dr_grpo", EstimatorTraits()),
     _method("rloo", EstimatorTraits()),
     _method("reinforce", EstimatorTraits(compares_groups=False, discounts="tokens", normalises=True)),
-    _method("step_reinforce", EstimatorTraits(compares_groups=False, discounts="turns", normalises=True, needs_turns=True)),
-    _method("gigpo", EstimatorTraits(own_scope="group", needs_states=True), *GIGPO_KEYS, fields=same_names),
+    _method(
+        "step_reinforce",
+        EstimatorTraits(compares_groups=False, discounts="turns", normalises=True, credits_tokens=True, needs_turns=True),
+    ),
+    _method("gigpo", EstimatorTraits(own_scope="group", credits_tokens=True, needs_states=True), *GIGPO_KEYS, fields=same_names),
     _method("reinforce_plus_plus", EstimatorTraits(compares_groups=False, discounts="tokens", whitens=True)),
     _method("reinforce_plus_plus_baseline", EstimatorTraits(whitens=True)),
     _method("remax", EstimatorTraits(compares_groups=False, discounts="tokens", needs_greedy=True)),
     _method("opo", EstimatorTraits()),
     _method("gpg", EstimatorTraits()),
-    _method("gae", EstimatorTraits(compares_groups=False, discounts="tokens", needs_values=True), "lambd", "value_clip", "critic_warmup"),
+    _method(
+        "gae",
+        EstimatorTraits(compares_groups=False, discounts="tokens", credits_tokens=True, needs_values=True),
+        *("lambd", "value_clip", "critic_warmup"),
+    ),
 )
