@@ -38,7 +38,7 @@ ENDS_RUN = (Kind.DRIVER, Kind.RAYLET, Kind.GCS)
 """Without them there is no run: the same command resumes it."""
 TRAINER_SIDE = (Kind.TRAINER, Kind.REFERENCE)
 """Their group starts anew from the last checkpoint."""
-STEPS = 18
+STEPS = 24
 """Of each run; enough for its faults, most of which wait for a phase of a step."""
 PER_RUN = 12
 WORK = (Phase.GENERATE, Phase.SYNC, Phase.TRAIN, Phase.SAVE)

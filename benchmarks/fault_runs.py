@@ -11,7 +11,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import psutil
 
 from benchmarks.fault_plan import ENDS_RUN, STEPS, TRAINER_SIDE, Kind, Phase, PlannedFault
-from benchmarks.fault_watch import LOOK, STEP, Course, Watch, is_running
+from benchmarks.fault_watch import LOOK, STEP, Course, Said, Watch, is_running
 
 PLACEMENTS = ("one engine, adapter, judge behind a URL", "two engines, whole weights, judge in the run")
 ROLES = {Kind.ENGINE: "actor_infer", Kind.CORE: "actor_infer", Kind.REWARD: "rewards.arithmetic", Kind.JUDGE: "rewards.judged"}
@@ -31,7 +30,9 @@ SUSPENDED = 20.0
 """Seconds in which a driver is stopped; then it is let go on, as by `fg`."""
 PATIENCE = 4
 """Steps in which a phase is waited for; then any moment will do."""
-LONGEST = 1800.0
+UNNOTICED = 3
+"""Steps that an engine's death cannot go unnoticed."""
+LONGEST = 1200.0
 """Seconds of an attempt; a run that takes longer hangs."""
 ALARM = re.compile(r"rank \d+ (died:|is replaced)|restart \d+ of \d+:|is stopped \(SIGSTOP\)|: its process \w+ on this host")
 ECHO = 120.0
@@ -52,6 +53,8 @@ class Injected:
     alone: bool
     """Nothing else was ill."""
     pid: int
+    actor: int
+    """Of an engine, Ray's process; where vLLM's is hit, that is another one."""
     rank: int
     noticed: float | None = None
     healed: float | None = None
@@ -226,8 +229,7 @@ class Campaign:
             return self._is_starting(fault, watch, victims)
         if ill and not (fault.at_once and ill[-1] is self._injected[-1]):
             return False
-        steps = [line for line in self._course.lines if line.at > watch.began and STEP.match(line.text)]
-        if len(steps) < 2:  # the first step of an attempt is not usual
+        if len(self._steps_of(watch)) < 2:  # the first step of an attempt is not usual
             return False
         before = next((one.step for one in reversed(self._injected) if one.fault.kind in TRAINER_SIDE), -2)
         if fault.kind in TRAINER_SIDE and self._course.step < before + 2:
@@ -246,11 +248,13 @@ class Campaign:
             here = [line.text for line in self._course.lines if line.at > watch.began]
             return any("roles start" in text for text in here) and not any("actor_infer has started" in text for text in here)
         hurt = next((one for one in reversed(self._injected) if one.fault.kind in ENGINES), None)
-        if hurt is None or hurt.healed or hurt.noticed is None or hurt.attempt != self._attempt:
-            return False
-        with suppress(psutil.NoSuchProcess):
-            return psutil.Process(victims[self._rank(fault, victims)]).create_time() > hurt.noticed
-        return False
+        if hurt is None or hurt.healed:  # too late: it is hit while it works
+            return len(self._steps_of(watch)) > 1
+        return hurt.attempt == self._attempt and victims[self._rank(fault, victims)] != hurt.actor
+
+    def _steps_of(self, watch: Watch) -> list[Said]:
+        """Lines of the steps that this attempt has taken."""
+        return [line for line in self._course.lines if line.at > watch.began and STEP.match(line.text)]
 
     def _inject(self, fault: PlannedFault, watch: Watch, phases: set[Phase]) -> None:
         victims = watch.victims(fault.kind)
@@ -258,10 +262,12 @@ class Campaign:
         pid, alone = victims[rank], all(one.healed for one in self._injected)
         if not alone:
             self._injected[-1] = replace(self._injected[-1], alone=False)
-        found = (fault.phase,) if fault.phase is Phase.START else tuple(sorted(phases))
+        starts = fault.phase is Phase.START and (fault.kind is Kind.DRIVER or not alone)
+        found = (fault.phase,) if starts else tuple(sorted(phases))
+        actor = watch.victims(Kind.ENGINE).get(rank, pid) if fault.kind in ENGINES else pid
         now = time.time()
         os.kill(pid, signal.SIGSTOP if fault.is_stop else signal.SIGKILL)
-        self._injected.append(Injected(fault, now, self._attempt, self._course.step, found, alone, pid, rank))
+        self._injected.append(Injected(fault, now, self._attempt, self._course.step, found, alone, pid, actor, rank))
         self._due = self._course.step
         print(f"{self._name}: {fault.name} {rank} ({pid}) after step {self._course.step}, amid {', '.join(found) or '?'}", flush=True)
 
@@ -292,8 +298,11 @@ class Campaign:
             noticed = found.at if found else None
             back = found and since(found.at, rf"{re.escape(role)} rank {one.rank} is back after")
             healed = back.at if back else None
-            if back is None and not is_running(one.pid) and len(steps) > 2 and kind not in (Kind.REWARD, Kind.JUDGE):
-                healed = steps[2][1]
+            if noticed is None and len(steps) > UNNOTICED and not is_running(one.pid):  # replaced with all that was amid a sync
+                healed = steps[UNNOTICED][1]
+        elif kind in (Kind.RAYLET, Kind.GCS):
+            found = since(one.at, r"Ray: its process|the run ended: failed")
+            noticed = found.at if found else None
         elif kind is Kind.DRIVER and one.fault.is_stop:
             if time.time() - one.at > SUSPENDED and psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
                 process.send_signal(signal.SIGCONT)

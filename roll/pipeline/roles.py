@@ -277,7 +277,10 @@ class Roles:
         for name in names:
             await self._starts.pop(name)()
             if name in self._colocated:
-                await self._sharing.enter(name, self._colocated[name])
+                facade = self._colocated[name]
+                if isinstance(facade, ActorInfer):
+                    facade.pool.begin_probes()
+                await self._sharing.enter(name, facade)
 
     def _group(self, name: str, role: RoleConfig, settings: Settings[S], blocking: bool) -> WorkerGroup[S]:
         deepspeed = deepspeed_config(role)
