@@ -129,8 +129,8 @@ def effective(faults: Sequence[Mapping[str, Any]]) -> str:
     rank = notice["trainer"] + SLACK + STARTS["trainer"] + SAVE_STEPS / 2 * STEP
     share = 1 - (ENGINE_SHARE * engine + (1 - ENGINE_SHARE) * rank) / FAILURE_EVERY
     return (
-        f"Effective training time on 64 GPUs, half of them engines, steps of {STEP:.0f} s, a checkpoint every {SAVE_STEPS} steps, a failure "
-        f"every {FAILURE_EVERY:.0f} s, cold starts of {STARTS['engine']:.0f} s (engine) and {STARTS['trainer']:.0f} s (trainer), noticed after "
-        f"{notice['engine']:.1f} s and {notice['trainer']:.1f} s as measured here: an engine's failure costs {engine:.1f} s, a rank's "
-        f"{rank:.0f} s, {100 * share:.1f}% of the time trains."
+        f"Effective training time on 64 GPUs, half of them engines, steps of {STEP:.0f} s, a checkpoint every {SAVE_STEPS} steps, "
+        f"a failure every {FAILURE_EVERY:.0f} s, cold starts of {STARTS['engine']:.0f} s (engine) and {STARTS['trainer']:.0f} s (trainer), "
+        f"noticed after {notice['engine']:.1f} s and {notice['trainer']:.1f} s as measured here: an engine's failure costs {engine:.1f} s, "
+        f"a rank's {rank:.0f} s, {100 * share:.1f}% of the time trains."
     )

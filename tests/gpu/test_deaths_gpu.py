@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -74,7 +75,8 @@ class Deaths:
         """A run into the folder `name`."""
         keys = {"output_dir": name, "pretrain": self.model} | KEYS | placement
         chosen = ("--config-dir", str(ROOT / "benchmarks" / "config"), "--config-name", "step_full")
-        return self.world.start(*chosen, *(f"{key}={value}" for key, value in keys.items()), environment={"PYTHONPATH": str(ROOT)})
+        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        return self.world.start(*chosen, *(f"{key}={value}" for key, value in keys.items()), environment={"PYTHONPATH": paths})
 
     def course(self, name: str) -> str:
         """What the run said so far."""
