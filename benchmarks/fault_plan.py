@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -54,9 +53,15 @@ PHASES = {
     Kind.RAYLET: WORK,
     Kind.GCS: WORK,
 }
-CHEAP = (Kind.REWARD, Kind.CHILD, Kind.REWARD, Kind.CHILD, Kind.JUDGE)
-"""Of every run, beside the kinds that cost a start."""
-TOGETHER = 0.25
+CHEAP = (Kind.REWARD, Kind.CHILD, Kind.JUDGE)
+"""They cost no start of an engine or of the trainer: a run has as many of them in turn as its other faults leave room."""
+ENDS = (
+    ((Kind.RAYLET, False), (Kind.GCS, True)),
+    ((Kind.DRIVER, True), (Kind.RAYLET, True)),
+    ((Kind.GCS, False), (Kind.DRIVER, False)),
+)
+"""What ends runs with even numbers, in turn, and whether it is stopped. Those with odd ones begin with a driver that is killed."""
+TOGETHER = 0.4
 """Share of the faults that come at once with the one before."""
 STOPPED = 0.4
 """Share of SIGSTOP; the others are SIGKILL."""
@@ -89,25 +94,19 @@ def planned(seed: int, faults: int) -> list[list[PlannedFault]]:
 
 
 def _run(draw: random.Random, number: int) -> list[PlannedFault]:
-    """One run: two that end it, two of the trainer's side, three of engines, the others of what gives rewards."""
-    ends = (*_ordered(draw, ENDS_RUN)[:1], ENDS_RUN[number % len(ENDS_RUN)])
-    engines = (Kind.ENGINE, Kind.CORE)
-    kinds = _ordered(draw, [*CHEAP, *TRAINER_SIDE, *engines, *ends])
-    faults = [_fault(draw, kind) for kind in kinds]
-    place = next(place for place, fault in enumerate(faults) if fault.kind in engines and not fault.is_stop or place == len(faults) - 1)
-    again = PlannedFault(Kind.ENGINE, False, Phase.START, faults[place].rank, at_once=True)
-    faults.insert(place + 1, again)
-    if number % 2:  # a start is killed before anything else
-        faults.remove(next(fault for fault in faults if fault.kind in ENDS_RUN))
-        faults.insert(0, PlannedFault(Kind.DRIVER, False, Phase.START, 0, at_once=False))
-    return faults
+    """One run: what ends it, two faults of the trainer's side, three of engines, the others of what gives rewards."""
+    starts = [PlannedFault(Kind.DRIVER, False, Phase.START, 0, at_once=False)] if number % 2 else []
+    ends = [] if starts else [_fault(draw, kind, is_stop) for kind, is_stop in ENDS[number // 2 % len(ENDS)]]
+    engines = [_fault(draw, Kind.ENGINE), _fault(draw, Kind.CORE)]
+    again = PlannedFault(Kind.ENGINE, False, Phase.START, 0, at_once=True)
+    others = [_fault(draw, kind) for kind in TRAINER_SIDE]
+    room = PER_RUN - len(starts) - len(ends) - len(engines) - len(others) - 1
+    others += [_fault(draw, CHEAP[place % len(CHEAP)]) for place in range(room)]
+    faults = draw.sample([*ends, *engines, *others], PER_RUN - len(starts) - 1)
+    place = next(place for place, fault in enumerate(faults) if fault in engines)
+    return [*starts, *faults[: place + 1], again, *faults[place + 1 :]]
 
 
-def _fault(draw: random.Random, kind: Kind) -> PlannedFault:
-    return PlannedFault(
-        kind, draw.random() < STOPPED, draw.choice(PHASES[kind]), draw.randrange(2), kind not in ENDS_RUN and draw.random() < TOGETHER
-    )
-
-
-def _ordered(draw: random.Random, kinds: Sequence[Kind]) -> list[Kind]:
-    return draw.sample(list(kinds), len(kinds))
+def _fault(draw: random.Random, kind: Kind, is_stop: bool | None = None) -> PlannedFault:
+    stop = draw.random() < STOPPED if is_stop is None else is_stop
+    return PlannedFault(kind, stop, draw.choice(PHASES[kind]), draw.randrange(2), kind not in ENDS_RUN and draw.random() < TOGETHER)
