@@ -250,7 +250,7 @@ class Campaign:
         hurt = next((one for one in reversed(self._injected) if one.fault.kind in ENGINES), None)
         if hurt is None or hurt.healed:  # too late: it is hit while it works
             return len(self._steps_of(watch)) > 1
-        return hurt.attempt == self._attempt and victims[self._rank(fault, victims)] != hurt.actor
+        return hurt.attempt == self._attempt and victims.get(hurt.rank, hurt.actor) != hurt.actor
 
     def _steps_of(self, watch: Watch) -> list[Said]:
         """Lines of the steps that this attempt has taken."""

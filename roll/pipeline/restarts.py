@@ -17,8 +17,8 @@ class Restarts:
         self._failed_step: int | None = None
         self.count = 0
 
-    def wait_after(self, failure: WorkerFailed, step: int) -> float:
-        """Count a restart after a failure in this step; seconds to wait before it.
+    def wait_after(self, failure: WorkerFailed, step: int | None) -> float:
+        """Count a restart after a failure in this step; seconds to wait before it. None: amid a restart, before any step.
 
         Raises:
             WorkerFailed: the failure, if a restart would not help: a process raised an exception (bad input, memory or disk that ran out),
@@ -27,11 +27,13 @@ class Restarts:
         is_loss = isinstance(failure, WorkerDied | WorkerLate | WorkerAbandoned) and is_trainer_side(failure.role)
         if not is_loss or not self._most:
             raise failure
-        if step == self._failed_step:
+        if step is not None and step == self._failed_step:
             raise ended(failure, f"step {step} failed before in the same way, and was taken again")
         if self.count >= self._most:
             raise ended(failure, f"the roles were started anew {self.count} times before, and max_restarts is {self._most}")
-        self.count, self._failed_step = self.count + 1, step
+        self.count += 1
+        if step is not None:
+            self._failed_step = step
         return BACK_OFF_SECONDS[min(self.count, len(BACK_OFF_SECONDS)) - 1]
 
 

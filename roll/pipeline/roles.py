@@ -82,6 +82,8 @@ class Roles:
         self._unsettled: set[str] = set()
         self.have_started = False
         """Whether all roles had started at least once."""
+        self.are_running = False
+        """Whether all roles have started, those that were ended for a restart included."""
         self.groups: dict[str, WorkerGroup[object]] = {}
         self.liveness = Liveness(RayNodes())
 
@@ -234,6 +236,7 @@ class Roles:
 
     async def end_trainer_side(self) -> None:
         """End by force all groups but those that generate and give rewards, and of these any that is `unsettled`."""
+        self.are_running = False
         ending = [name for name in self._all if is_trainer_side(name) or name in self._unsettled]
         await asyncio.gather(*(self.end(name, seconds=0.0) for name in ending))
 
@@ -266,7 +269,7 @@ class Roles:
         tasks = [asyncio.ensure_future(self._start_line(line)) for line in waiting]
         try:
             await asyncio.gather(*tasks)
-            self.have_started = True
+            self.have_started = self.are_running = True
             return self._sharing
         finally:
             for task in tasks:

@@ -76,6 +76,7 @@ class Roles:
 
     def __init__(self, config: Config, plan: Plan, session: ClusterSession, stack: AsyncExitStack) -> None:
         self.have_started, self.ended, self.liveness = True, 0, self
+        self.are_running = True
 
     @asynccontextmanager
     async def watched(self, is_awaited: Callable[[str], bool]) -> AsyncIterator[None]:
@@ -141,6 +142,20 @@ def test_steps_after_the_checkpoint_are_taken_and_logged_again(tmp_path: Path, m
     run = Run({(4, 1): LOST})
     assert finished(tmp_path, run, monkeypatch) == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1), (6, 1)]
     assert run.taken[3] == 2
+
+
+def test_a_loss_amid_a_restart_is_none_of_the_step_that_was_to_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Anew(Run):
+        async def loop(self, roles: Any, context: RunContext, interrupt: Interrupt) -> Position:
+            roles.are_running = context.restarts != 1
+            if not roles.are_running:
+                raise LOST
+            return await super().loop(roles, context, interrupt)
+
+    run = Anew({(3, 1): LOST})
+    assert finished(tmp_path, run, monkeypatch)[2:4] == [(2, 0), (3, 2)]
+    with pytest.raises(WorkerDied, match="step 3 failed before"):
+        finished(tmp_path / "again", Anew({(3, 1): LOST, (3, 2): LOST}), monkeypatch)
 
 
 @pytest.mark.parametrize(
