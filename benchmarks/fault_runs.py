@@ -19,6 +19,7 @@ import psutil
 
 from benchmarks.fault_plan import ENDS_RUN, STEPS, TRAINER_SIDE, Kind, Phase, PlannedFault
 from benchmarks.fault_watch import LOOK, STEP, Course, Said, Watch, is_running
+from roll.pipeline.restarts import BACK_OFF_SECONDS
 
 PLACEMENTS = ("one engine, adapter, judge behind a URL", "two engines, whole weights, judge in the run")
 ROLES = {Kind.ENGINE: "actor_infer", Kind.CORE: "actor_infer", Kind.REWARD: "rewards.arithmetic", Kind.JUDGE: "rewards.judged"}
@@ -59,6 +60,8 @@ class Injected:
     noticed: float | None = None
     healed: float | None = None
     steps_lost: int = 0
+    back_off: float = 0.0
+    """Seconds that the run waited before the restart."""
     caught_up: float | None = None
     """When the step that was under way was logged."""
 
@@ -308,7 +311,14 @@ class Campaign:
                 process.send_signal(signal.SIGCONT)
             healed = next((at for _, at in steps), None)
         caught_up = next((at for step, at in steps if step > one.step), None)
-        return replace(one, noticed=noticed, healed=healed, caught_up=caught_up, steps_lost=self._steps_lost(one))
+        back_off = self._back_off(one) if kind in TRAINER_SIDE else 0.0
+        return replace(one, noticed=noticed, healed=healed, caught_up=caught_up, steps_lost=self._steps_lost(one), back_off=back_off)
+
+    def _back_off(self, one: Injected) -> float:
+        """Seconds before the restart that followed it; runs are short, so all restarts of an attempt are recent."""
+        found = self._course.since(one.at, r"restart \d+ of")
+        number = int(re.findall(r"restart (\d+) of", found.text)[0]) if found else 1
+        return BACK_OFF_SECONDS[min(number, len(BACK_OFF_SECONDS)) - 1]
 
     def _steps_lost(self, one: Injected) -> int:
         """Logged steps that were taken again because of it."""

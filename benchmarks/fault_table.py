@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.fault_plan import ENDS_RUN, TRAINER_SIDE, Kind
+from roll.pipeline.restarts import BACK_OFF_SECONDS
 
 FAILURE_EVERY = 3600.0
 """Seconds from failure to failure of a cluster of 64 GPUs."""
@@ -114,9 +115,10 @@ def costs(faults: Sequence[Mapping[str, Any]]) -> str:
 
 
 def allowed(one: Mapping[str, Any]) -> float:
-    """Seconds that a failure may cost."""
+    """Seconds that a failure may cost; a campaign waits longer before a restart than a run that is hit once an hour."""
     outcome = one["outcome"]
-    return outcome["cold_start"] + SLACK + (1 + one["steps_lost"]) * outcome["usual_step"]
+    repeated = max(0.0, one["back_off"] - BACK_OFF_SECONDS[0])
+    return outcome["cold_start"] + SLACK + repeated + (1 + one["steps_lost"]) * outcome["usual_step"]
 
 
 def effective(faults: Sequence[Mapping[str, Any]]) -> str:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from collections.abc import Callable
+
 from roll.errors import WorkerAbandoned, WorkerDied, WorkerFailed, WorkerLate
 from roll.pipeline.roles import is_trainer_side
 
 BACK_OFF_SECONDS = (5.0, 30.0, 120.0)
-"""Before the first restart, the second, and every further one: what ended a process may last for a while."""
+"""Before the first restart within `RECENT_SECONDS`, the second, and every further one: what ended a process may last for a while."""
+RECENT_SECONDS = 3600.0
 
 
 class Restarts:
     """Counts the restarts of a run's trainer side."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` gives seconds."""
+        self._most, self._clock = most, clock
+        self._recent: deque[float] = deque()
         self._failed_step: int | None = None
         self.count = 0
 
@@ -34,7 +41,11 @@ class Restarts:
         self.count += 1
         if step is not None:
             self._failed_step = step
-        return BACK_OFF_SECONDS[min(self.count, len(BACK_OFF_SECONDS)) - 1]
+        now = self._clock()
+        while self._recent and self._recent[0] <= now - RECENT_SECONDS:
+            self._recent.popleft()
+        self._recent.append(now)
+        return BACK_OFF_SECONDS[min(len(self._recent), len(BACK_OFF_SECONDS)) - 1]
 
 
 def ended(failure: WorkerFailed, why: str) -> WorkerFailed:

@@ -22,7 +22,7 @@ from roll.pipeline import assemble, restarts
 from roll.pipeline.checkpointer import Checkpointer
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.position import Position
-from roll.pipeline.restarts import BACK_OFF_SECONDS, Restarts
+from roll.pipeline.restarts import BACK_OFF_SECONDS, RECENT_SECONDS, Restarts
 from roll.pipeline.run_context import RunContext
 from roll.workers.cluster import ClusterSession
 from tests import limits
@@ -35,6 +35,17 @@ def test_the_wait_before_a_restart_grows() -> None:
     counted = Restarts(5)
     assert [counted.wait_after(LOST, step) for step in range(4)] == [*BACK_OFF_SECONDS, BACK_OFF_SECONDS[-1]]
     assert counted.count == 4
+
+
+def test_losses_far_apart_are_not_waited_for_longer_and_longer() -> None:
+    now = 0.0
+    counted = Restarts(5, lambda: now)
+    waited = []
+    for seconds in (0.0, RECENT_SECONDS / 2, RECENT_SECONDS, RECENT_SECONDS, RECENT_SECONDS / 4):
+        now += seconds
+        waited.append(counted.wait_after(LOST, int(now)))
+    first, second, _ = BACK_OFF_SECONDS
+    assert waited == [first, second, first, first, second]
 
 
 @pytest.mark.parametrize("role", ["actor_train", "critic", "reference", "sft_train", "teacher"])
