@@ -25,13 +25,15 @@ class Restarts:
         self.count = 0
 
     def wait_after(self, failure: WorkerFailed, step: int | None) -> float:
-        """Count a restart after a failure in this step; seconds to wait before it. None: amid a restart, before any step.
+        """Count a restart after a failure in this step; seconds to wait before it.
+
+        None is amid a restart, before any step: then any role may have lost a process that is about to be started again.
 
         Raises:
             WorkerFailed: the failure, if a restart would not help: a process raised an exception (bad input, memory or disk that ran out),
                 the role is no learner's, the step failed before, or there were `most` restarts.
         """
-        is_loss = isinstance(failure, WorkerDied | WorkerLate | WorkerAbandoned) and is_trainer_side(failure.role)
+        is_loss = isinstance(failure, WorkerDied | WorkerLate | WorkerAbandoned) and (step is None or is_trainer_side(failure.role))
         if not is_loss or not self._most:
             raise failure
         if step is not None and step == self._failed_step:

@@ -80,6 +80,7 @@ class Roles:
         self._colocated: dict[str, ColocatedRole] = {}
         self._sharing = DeviceSharing(plan.turns)
         self._unsettled: set[str] = set()
+        self._started: set[str] = set()  # whose groups have started and run
         self.have_started = False
         """Whether all roles had started at least once."""
         self.are_running = False
@@ -232,12 +233,13 @@ class Roles:
             await facade.close()
         self._sharing.ended(name)
         self._unsettled.discard(name)
+        self._started.discard(name)
         await self._all.pop(name).stop(self._config.deadlines.shutdown if seconds is None else seconds)
 
     async def end_trainer_side(self) -> None:
-        """End by force all groups but those that generate and give rewards, and of these any that is `unsettled`."""
+        """End by force all groups but those that generate and give rewards, and of these any that is `unsettled` or amid its start."""
         self.are_running = False
-        ending = [name for name in self._all if is_trainer_side(name) or name in self._unsettled]
+        ending = [name for name in self._all if is_trainer_side(name) or name in self._unsettled or name not in self._started]
         await asyncio.gather(*(self.end(name, seconds=0.0) for name in ending))
 
     @contextmanager
@@ -279,6 +281,7 @@ class Roles:
     async def _start_line(self, names: Sequence[str]) -> None:
         for name in names:
             await self._starts.pop(name)()
+            self._started.add(name)
             if name in self._colocated:
                 facade = self._colocated[name]
                 if isinstance(facade, ActorInfer):

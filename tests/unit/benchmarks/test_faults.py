@@ -20,7 +20,7 @@ from benchmarks.fault_runs import Injected, RunOutcome, differences, false_alarm
 from benchmarks.fault_watch import Course, Watch, is_running
 from tests import limits
 
-LINE = "2026-01-01 10:00:{seconds:02d},000 INFO roll.somewhere: {text}\n"
+LINE = "2026-01-01 10:00:{second:02d},000 INFO roll.somewhere: {text}\n"
 
 
 def test_the_seed_alone_decides_and_a_part_is_what_it_is_in_the_whole() -> None:
@@ -45,7 +45,7 @@ def test_a_course_is_read_as_it_grows(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     log, course = tmp_path / "logs" / "driver.log", Course(tmp_path)
     assert course.look() == [] and course.step == -1
-    log.write_text(LINE.format(seconds=1, text="step 3/24  reward 0.1") + "a line of a traceback\n" + "2026-01-01 10:00:02,000 INFO ro")
+    log.write_text(LINE.format(second=1, text="step 3/24  reward 0.1") + "a line of a traceback\n" + "2026-01-01 10:00:02,000 INFO ro")
     (found,) = course.look()
     assert found.text.startswith("step 3/24") and course.step == 3
     with log.open("a") as stream:
@@ -108,7 +108,7 @@ def outcome() -> dict[str, Any]:
     rank = replace(engine, kind=Kind.TRAINER, is_stop=True)
     first = Injected(engine, 100.0, 0, 3, ("train",), True, 7, 7, 0, noticed=102.0, healed=140.0, caught_up=142.0)
     second = Injected(rank, 200.0, 0, 5, (), False, 8, 8, 1, noticed=212.0, healed=260.0, steps_lost=1, caught_up=262.0)
-    run = RunOutcome(0, "one engine", (first, second), 0, (0,), 1, (), (), cold_start=35.0, usual_step=2.0, seconds=300.0)
+    run = RunOutcome(0, "one engine", (first, second), 0, (0,), 1, (), (), 35.0, 2.0, 300.0)
     return json.loads(json.dumps(run.to_json()))
 
 

@@ -17,7 +17,7 @@ from roll.config.load.compose import compose
 from roll.config.load.loader import load_config
 from roll.config.plan.plan import Plan
 from roll.config.schema.pipelines import Config
-from roll.errors import BadInput, Fault, RollError, WorkerAbandoned, WorkerDied, WorkerFailed, WorkerLate
+from roll.errors import BadInput, EngineShortage, Fault, RollError, WorkerAbandoned, WorkerDied, WorkerFailed, WorkerLate
 from roll.pipeline import assemble, restarts
 from roll.pipeline.checkpointer import Checkpointer
 from roll.pipeline.interrupt import Interrupt
@@ -67,6 +67,14 @@ def test_what_would_fail_again_or_heals_elsewhere_ends_the_run(failure: WorkerFa
     with pytest.raises(WorkerFailed) as raised:
         counted.wait_after(failure, 4)
     assert raised.value is failure and counted.count == 0
+
+
+def test_an_engine_that_dies_amid_a_restart_is_started_with_the_others() -> None:
+    counted = Restarts(3)
+    counted.wait_after(LOST, 4)
+    assert counted.wait_after(WorkerDied("actor_infer", 1, "the process died"), None) == BACK_OFF_SECONDS[1]
+    with pytest.raises(WorkerFailed, match="memory"):
+        counted.wait_after(EngineShortage("actor_infer", 1, "too little memory"), None)
 
 
 def test_a_step_that_fails_twice_and_one_loss_too_many_end_the_run() -> None:
