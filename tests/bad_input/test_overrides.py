@@ -377,6 +377,11 @@ def test_settings_of_a_strategy_that_is_not_taken_are_not_listed(refused: Callab
     assert message.startswith("1 fault in the configuration:\n  actor_train.strategy_args.strategy_name:")
 
 
+def test_an_item_of_a_list_cannot_be_deleted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config-name", "tiny/tiny_dpo", "~data_split.1", "dry_run=true"]) == 2
+    assert_said(capsys.readouterr().err, "~data_split.1", "data_split is a list", "data_split=[...]")
+
+
 def test_a_path_is_no_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config-name", "exp/sound.yaml"]) == 2
     assert "--config-path exp --config-name sound" in capsys.readouterr().err
