@@ -70,3 +70,13 @@ def _other_keys(config: RlvrConfig) -> Iterator[Fault]:
     if in_turn := sorted(judged_in_turn(config)):
         problem = f"{' and '.join(in_turn)} would take devices from engines that generate turn by turn"
         yield Fault(f"{in_turn[0]}.device_mapping", problem, "give it devices of its own, or set time_sharing=false")
+
+
+def environment_warnings(config: RlvrConfig) -> Iterator[str]:
+    """Environments that make the engines wait."""
+    episodes = config.rollout_batch_size * config.num_return_sequences_in_group
+    for domain, section in config.environments.items():
+        room = section.world_size * section.sessions_per_process
+        if room < episodes and len(config.domains) == 1:
+            wait = f"holds {room} episodes at a time, and a step has {episodes}: the others wait"
+            yield f"{ENVIRONMENTS}{domain}: {wait}; raise sessions_per_process or world_size"

@@ -30,7 +30,7 @@ class EnvironmentConfig(StrictConfig):
     )
     step_timeout: Seconds = Field(10.0, description="Deadline of one call of the environment, in seconds.")
     episode_timeout: Seconds = Field(
-        600.0, description="Deadline of a whole episode, generation included. One that is late has no verdict and is not trained on."
+        600.0, description="Deadline of an episode from its first observation on, generation included. One that is late is not trained on."
     )
     memory_gib: PositiveFloat = Field(
         8.0, le=65536, description="Memory that a process may allocate, and that it and the processes it started may hold together."
