@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 from roll.environments.base import ENVIRONMENTS, Message, Observation, Step
+from roll.environments.tasks import task_of, with_more
 from roll.rewards.answers import final_text
 from roll.rewards.code_sandbox import describe, verdict
 from roll.rewards.programs import Cases, cases_of, job_of, program_of
@@ -28,8 +28,7 @@ NO_PROGRAM = "There is no Python program in your message. Write one in a fenced 
 
 @ENVIRONMENTS.register("code_repl")
 class CodeRepl:
-    """A row's task and cases, as of the reward `code_sandbox`: `case_type`, `test_cases`, `test_case_function`; the task is the row's
-    `messages`, a list or as JSON text, or its `prompt`.
+    """A row's task and cases, as of the reward `code_sandbox`: `case_type`, `test_cases`, `test_case_function`.
 
     An attempt that passes the public cases is judged by the hidden ones and ends the episode, as does the last one. The reward is the share
     of hidden cases that pass. `check_based` rows have each `assert` for a case.
@@ -48,6 +47,7 @@ class CodeRepl:
         memory_mib: int = 1024,
         disk_mib: int = 64,
         output_mib: int = 4,
+        column: str | None = None,
     ) -> None:
         """
         Args:
@@ -60,6 +60,7 @@ class CodeRepl:
             memory_mib: address space of the program.
             disk_mib: of its /tmp.
             output_mib: that a case may write.
+            column: of the row, that holds the task; `messages`, else `prompt`, if not given.
 
         Raises:
             ValueError: a value is not possible.
@@ -68,7 +69,7 @@ class CodeRepl:
             raise ValueError(f"public_cases and max_steps have to be at least 1; they are {public_cases} and {max_steps}")
         self._public_count, self._max_steps, self._sandboxed, self._python = public_cases, max_steps, sandboxed, python
         self._limits = Limits(cpu_seconds, wall_seconds, memory_mib, disk_mib, output_mib)
-        self._steps = 0
+        self._column, self._steps = column, 0
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
         """The row's task.
@@ -80,7 +81,7 @@ class CodeRepl:
         self._public, self._hidden = divided(cases_of(row), self._public_count)
         await asyncio.to_thread(ready, survey(self._python), self._sandboxed)
         task = INSTRUCTION.format(public=self._public_count, left=self._max_steps)
-        return Observation(with_more(task_of(row), f"{task}\n\n{shown_cases(self._public)}"))
+        return Observation(with_more(task_of(row, self._column), f"{task}\n\n{shown_cases(self._public)}"))
 
     async def step(self, message: Message) -> Step:
         """Run the message's program."""
@@ -118,27 +119,6 @@ class CodeRepl:
 
     def _outcomes(self, cases: Cases, program: str) -> Iterator[Outcome]:
         return run(job_of(cases, program), self._limits, survey(self._python), self._sandboxed)
-
-
-def task_of(row: Mapping[str, Any]) -> list[Message]:
-    """The conversation that states the task. Raises ValueError if the row has none."""
-    messages = row.get("messages") or row.get("prompt")
-    if isinstance(messages, str) and messages.lstrip().startswith("["):
-        with suppress(ValueError):  # of a text that begins like this
-            messages = json.loads(messages)
-    if isinstance(messages, str):
-        return [{"role": "user", "content": messages}]
-    if isinstance(messages, list) and messages and all(isinstance(one, Mapping) for one in messages):
-        return messages
-    raise ValueError(f"the row has neither 'messages' nor 'prompt'; it has the columns {', '.join(map(str, row))}")
-
-
-def with_more(messages: list[Message], text: str) -> list[Message]:
-    """The messages with a text at their end: of the last one if it is the user's, since some templates know no two of them in a row."""
-    last = messages[-1]
-    if last.get("role") != "user" or not isinstance(last.get("content"), str):
-        return [*messages, {"role": "user", "content": text}]
-    return [*messages[:-1], {**last, "content": f"{last['content']}\n\n{text}"}]
 
 
 def divided(cases: Cases, public: int) -> tuple[Cases, Cases]:
