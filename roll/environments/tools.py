@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from roll.environments.base import Message
+from roll.errors import EnvironmentFailed
 
 MOST_CHARACTERS = 16384
 """Of an answer to a call; the rest is left out, and the model is told."""
@@ -82,9 +83,11 @@ class Tools:
         return any(inspect.iscoroutinefunction(tool.function) for tool in self._tools.values())
 
     def answer(self, call: Mapping[str, Any]) -> Answered:
-        """The answer to a call of a plain function. What it raises is an error that the model is told."""
+        """The answer to a call of a plain function. What it raises is told to the model; EnvironmentFailed ends the episode."""
         try:
             return _answered(call, self._begun(call))
+        except EnvironmentFailed:
+            raise
         except Exception as error:
             return _refused(call, error)
 
@@ -93,6 +96,8 @@ class Tools:
         try:
             value = self._begun(call)
             return _answered(call, await value if inspect.isawaitable(value) else value)
+        except EnvironmentFailed:
+            raise
         except Exception as error:
             return _refused(call, error)
 

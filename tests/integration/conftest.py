@@ -163,7 +163,7 @@ def leaves_nothing() -> Iterator[Callable[[], None]]:
 
 
 def _traces() -> dict[str, set[str]]:
-    """Ray's, vLLM's and the processes of rewards and environments; files in shared memory; temporary folders of runs and of Ray."""
+    """Ray's, vLLM's and the rewards' processes; files in shared memory; temporary folders of runs and of Ray."""
     names = ("ray::", "raylet", "gcs_server", "EngineCore", "VLLM", "roll.rewards.child", "roll.environments.child", "roll.pipeline")
     processes = set()
     for process in psutil.process_iter(["pid", "name", "cmdline"]):

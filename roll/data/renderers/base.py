@@ -11,16 +11,40 @@ from roll.types import Ints
 
 @dataclass(frozen=True)
 class Parsed:
+    """What the policy wrote in a turn."""
+
     message: Mapping[str, Any]
+    """As `Environment.step` gets it: role, content, `tool_calls` with JSON text for arguments, `reasoning_content` if it thought."""
     malformed: Sequence[str] = ()
+    """The texts of tool calls that cannot be read."""
 
 
 class ChatRenderer(Protocol):
-    stop_token_ids: frozenset[int]
+    """Messages to tokens and back, in the format of one model."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Ints: ...
-    def bridge(
-        self, before: Ints, sampled: Ints, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
-    ) -> Ints | None: ...
-    def parse(self, sampled: Ints, tools: Sequence[Mapping[str, Any]]) -> Parsed: ...
-    def text(self, token_ids: Ints) -> str: ...
+    stop_token_ids: frozenset[int]
+    """They end a turn: the engine must stop on them."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Ints:
+        """The tokens of a whole conversation, with the assistant's turn opened at its end.
+
+        Raises:
+            TemplateFault: the format cannot express these messages, or the calls of tools in it cannot be read.
+        """
+        ...
+
+    def bridge(self, before: Ints, sampled: Ints, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Ints | None:
+        """What to lay down after `before` and `sampled`: the end of the turn if `sampled` lacks it, `messages`, the next turn opened.
+
+        Returns:
+            None if no safe bridge exists.
+        """
+        ...
+
+    def parse(self, sampled: Ints, tools: Sequence[Mapping[str, Any]]) -> Parsed:
+        """The message that the sampled tokens are."""
+        ...
+
+    def text(self, token_ids: Ints) -> str:
+        """The tokens as text, special ones included."""
+        ...

@@ -1,0 +1,88 @@
+"""Tool calls in what the policy wrote, in the form of Hermes and Qwen. Pure functions of text.
+
+<tool_call>
+{"name": "search", "arguments": {"query": "weather"}}
+</tool_call>
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+THINK, THOUGHT = "<think>", "</think>"
+DECODER = json.JSONDecoder(parse_constant=lambda name: _refuse(name))
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the policy wrote in a turn."""
+
+    reasoning: str | None
+    """Between the tags of thinking; None without."""
+    content: str
+    """The rest, without the calls."""
+    calls: Sequence[Mapping[str, Any]]
+    """Each with a `name` and its `arguments`, an object."""
+    malformed: Sequence[str]
+    """Calls that cannot be read."""
+
+
+def read_turn(text: str, thinks: bool) -> Written:
+    """A turn's text, taken apart.
+
+    Args:
+        thinks: the text begins inside thinking, because the prompt has opened it.
+    """
+    reasoning, said = None, text
+    if thinks or text.lstrip().startswith(THINK):
+        thought, _, said = (text if thinks else text.lstrip().removeprefix(THINK)).partition(THOUGHT)
+        reasoning, said = thought.strip("\n"), said.lstrip("\n")
+    content, opened, rest = said.partition(OPEN)
+    if not opened:
+        return Written(reasoning, said, (), ())
+    kept = [content.rstrip()]
+    calls: list[Mapping[str, Any]] = []
+    malformed: list[str] = []
+    while opened:
+        call, unread, rest = _one_call(rest)
+        if call is not None:
+            calls.append(call)
+        else:
+            malformed.append(unread)
+        between, opened, rest = rest.partition(OPEN)
+        kept.append(between.strip())
+    return Written(reasoning, "\n".join(part for part in kept if part), calls, malformed)
+
+
+def _one_call(text: str) -> tuple[Mapping[str, Any] | None, str, str]:
+    """(the call or None, its text, what follows it) of a text that begins after an opening tag."""
+    try:
+        begun = len(text) - len(text.lstrip())
+        found, end = DECODER.raw_decode(text, begun)
+        after = text[end:].lstrip()
+        if after.startswith(CLOSE) and is_call(found):
+            return found, text[:end], after.removeprefix(CLOSE)
+    except (ValueError, RecursionError):
+        pass  # what is not JSON is returned as it is
+    ends = [at for at in (text.find(CLOSE), text.find(OPEN)) if at >= 0]
+    end = min(ends, default=len(text))
+    return None, text[:end].strip(), text[end:].removeprefix(CLOSE)
+
+
+def is_call(found: Any) -> bool:
+    """Whether a JSON value names a tool and gives it arguments, all in texts that UTF-8 can write."""
+    if not (isinstance(found, dict) and isinstance(found.get("name"), str) and found["name"] and isinstance(found.get("arguments"), dict)):
+        return False
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"JSON has no {name}")

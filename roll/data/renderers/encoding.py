@@ -1,0 +1,166 @@
+"""From rendered text to tokens, so that no text of a message becomes a special token.
+
+A chat template writes special tokens as text, and a tokenizer reads each back. What a user, a tool or an environment says may hold the same
+text: `guarded` breaks it with a character that occurs nowhere else, `Encoder.encode` leaves that character out again, and reads as special
+tokens only what was not broken.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from roll.data.chat import TemplateFault
+from roll.types import Ints
+
+PRIVATE = range(0xF0000, 0xFFFFE)
+"""Code points that Unicode gives to nobody."""
+OPENINGS = ("<|", "<｜")
+"""Most special tokens begin so, also those that a tokenizer does not call special."""
+
+
+class Encoder:
+    """Text to tokens and back, of one tokenizer.
+
+    Attributes:
+        marks: the special tokens by their text: those that the tokenizer calls so, those that look so, and those that the template writes.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
+        """
+        Args:
+            template: text of the chat template.
+
+        Raises:
+            ValueError: the tokenizer is not one of the library `tokenizers`.
+        """
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if not isinstance(backend, Tokenizer):
+            raise ValueError("its tokenizer is not one of the library 'tokenizers' (it has no tokenizer.json)")
+        added = tokenizer.added_tokens_decoder
+        chosen = {
+            number: token
+            for number, token in added.items()
+            if token.content.strip() and (token.special or token.content.startswith(OPENINGS) or token.content in template)
+        }
+        self.marks: Mapping[str, int] = {token.content: number for number, token in chosen.items()}
+        self._tokenizer = tokenizer
+        self._whole: Tokenizer = backend
+        self._strip_left = {token.content for token in chosen.values() if token.lstrip}
+        self._strip_right = {token.content for token in chosen.values() if token.rstrip}
+        self._pattern = re.compile("|".join(re.escape(mark) for mark in sorted(self.marks, key=len, reverse=True)) or "(?!)")
+        self._first, self._later = (_without_marks(backend, self.marks, first) for first in (True, False))
+        self._forbidden = frozenset(self.marks.values())
+
+    def encode(self, text: str, guard: str = "", first: bool = True) -> list[int]:
+        """The tokens of `text`.
+
+        Args:
+            guard: the character of `guarded`, to be left out.
+            first: nothing comes before it.
+
+        Raises:
+            TemplateFault: the tokenizer makes a special token of plain text.
+        """
+        pieces, marks = self._pattern.split(text), self._pattern.findall(text)
+        ids: list[int] = []
+        for number, piece in enumerate(pieces):
+            if number and marks[number - 1] in self._strip_right:
+                piece = piece.lstrip()
+            if number < len(marks) and marks[number] in self._strip_left:
+                piece = piece.rstrip()
+            plain = piece.replace(guard, "") if guard else piece
+            if plain:
+                backend = self._first if first and not number else self._later
+                found = backend.encode(plain, add_special_tokens=False).ids
+                if not self._forbidden.isdisjoint(found):
+                    raise TemplateFault(f"the tokenizer makes a special token of a part of the text {plain[:80]!r}")
+                ids += found
+            if number < len(marks):
+                ids.append(self.marks[marks[number]])
+        return ids
+
+    def check(self, text: str) -> None:
+        """Raises TemplateFault if the tokenizer itself gives a text without guard other tokens."""
+        if self._whole.encode(text, add_special_tokens=False).ids != self.encode(text):
+            raise TemplateFault(f"its tokenizer reads {text!r} differently when the special tokens in it are taken apart from the text")
+
+    def decode(self, token_ids: Ints | Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        text = self._tokenizer.decode([int(one) for one in token_ids], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
+
+    def decode_guarded(self, token_ids: Ints | Sequence[int], guard: str) -> str:
+        """The text of tokens, in which a special token's text stands only where that token is; elsewhere it is broken by `guard`."""
+        special = {number: mark for mark, number in self.marks.items()}
+        parts: list[str] = []
+        run: list[int] = []
+        for one in (*(int(one) for one in token_ids), None):
+            if one is not None and one not in special:
+                run.append(one)
+                continue
+            if run:
+                parts.append(self.guarded(self.decode(run), guard))
+                run = []
+            if one is not None:
+                parts.append(special[one])
+        return "".join(parts)
+
+    def guarded(self, text: str, guard: str) -> str:
+        """`text` with `guard` after the first character of whatever looks like a special token."""
+        while (found := self._pattern.search(text)) and found.end() - found.start() > 1:
+            text = self._pattern.sub(lambda mark: mark[0][0] + guard + mark[0][1:], text)
+        return text
+
+    def guarded_message(self, message: Mapping[str, Any], guard: str) -> dict[str, Any]:
+        """The message with all its texts guarded, unless it is the assistant's: those are the policy's own."""
+        if message["role"] == "assistant":
+            return dict(message)
+        return {key: value if key == "role" else self._guarded_value(value, guard) for key, value in message.items()}
+
+    def _guarded_value(self, value: Any, guard: str) -> Any:
+        if isinstance(value, str):
+            return self.guarded(value, guard)
+        if isinstance(value, Mapping):
+            return {key: self._guarded_value(one, guard) for key, one in value.items()}
+        return [self._guarded_value(one, guard) for one in value] if isinstance(value, list | tuple) else value
+
+
+def guard_for(texts: Iterable[str]) -> str:
+    """A character that occurs in none of the texts."""
+    used = {character for text in texts for character in text if ord(character) >= PRIVATE.start}
+    return next(chr(point) for point in PRIVATE if chr(point) not in used)
+
+
+def ints(token_ids: Sequence[int]) -> Ints:
+    """As an array."""
+    return np.asarray(token_ids, np.int32)
+
+
+def _without_marks(backend: Tokenizer, marks: Mapping[str, int], first: bool) -> Tokenizer:
+    """A tokenizer to which the marks are plain text."""
+    description = json.loads(backend.to_str())
+    description["added_tokens"] = [token for token in description["added_tokens"] if token["content"] not in marks]
+    description["post_processor"] = description["truncation"] = description["padding"] = None
+    vocabulary = description["model"].get("vocab")
+    if isinstance(vocabulary, dict):
+        kept = description["model"].get("unk_token")
+        description["model"]["vocab"] = {text: number for text, number in vocabulary.items() if text not in marks or text == kept}
+    if not first:
+        _not_first(description["pre_tokenizer"])
+    return Tokenizer.from_str(json.dumps(description))
+
+
+def _not_first(step: dict[str, Any] | None) -> None:
+    """SentencePiece's space before the first word belongs to the beginning of a text only."""
+    for inner in (step or {}).get("pretokenizers", ()):
+        _not_first(inner)
+    if step and step.get("prepend_scheme") == "first":
+        step["prepend_scheme"] = "never"

@@ -1,0 +1,36 @@
+"""Which renderer a model's chat gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from roll.data.renderers.base import ChatRenderer
+from roll.data.renderers.bridges import TemplateRenderer
+from roll.data.renderers.encoding import Encoder
+from roll.data.renderers.templates import template_text, turns_renderer
+from roll.errors import BadInput, Fault
+
+REMEDY = "choose data_args.template: chatml or qwen2_5 (the tokenizer must have <|im_start|> and <|im_end|>), or a model whose template can"
+
+
+def chat_renderer(tokenizer: PreTrainedTokenizerBase, model_path: str | Path, template: str) -> ChatRenderer:
+    """The renderer of a model's conversations over several turns.
+
+    Args:
+        model_path: the model's folder.
+        template: as `data_args.template`.
+
+    Raises:
+        BadInput: a conversation in this format cannot be continued from its tokens.
+    """
+    try:
+        eos = tokenizer.eos_token_id
+        encoder = Encoder(tokenizer, template_text(tokenizer, template))
+        renderer = TemplateRenderer(encoder, turns_renderer(tokenizer, template), eos if isinstance(eos, int) else None)
+        renderer.check()
+    except ValueError as error:
+        problem = f"the model '{model_path}' cannot play several turns with the template '{template}': {error}"
+        raise BadInput([Fault("environments", problem, REMEDY)]) from error
+    return renderer

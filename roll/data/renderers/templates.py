@@ -1,0 +1,112 @@
+"""Chat templates with tools: the tokenizer's own, and ours. From messages to text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from roll.data.chat import QWEN2_5_SYSTEM, TemplateFault
+
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+
+# Qwen2.5's published template. SYSTEM is the system message of a conversation that has none.
+CHATML_TOOLS = """\
+{%- set system = messages[0].content if messages[0].role == 'system' else SYSTEM %}
+{%- if tools or system or messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + system }}
+    {%- if tools %}
+        {{- '\\n\\n' if system }}
+        {{- '# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\n' }}
+        {{- 'You are provided with function signatures within <tools></tools> XML tags:\\n<tools>' }}
+        {%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
+        {{- '\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments within ' }}
+        {{- '<tool_call></tool_call> XML tags:\\n<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>' }}
+    {%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- '<|im_start|>user' if loop.first or loop.previtem.role != 'tool' }}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {{- '<|im_end|>\\n' if loop.last or loop.nextitem.role != 'tool' }}
+    {%- elif message.tool_calls %}
+        {{- '<|im_start|>' + message.role + ('\\n' + message.content if message.content else '') }}
+        {%- for call in message.tool_calls %}
+            {{- '\\n<tool_call>\\n{"name": ' + (call.function.name | tojson) + ', "arguments": ' }}
+            {{- (call.function.arguments | tojson) + '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif not (loop.first and message.role == 'system') %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{{- '<|im_start|>assistant\\n' if add_generation_prompt }}"""
+OWN = {"chatml": CHATML_TOOLS.replace("SYSTEM", "''"), "qwen2_5": CHATML_TOOLS.replace("SYSTEM", repr(QWEN2_5_SYSTEM))}
+
+
+class RenderTurns(Protocol):
+    """From messages to text."""
+
+    def __call__(self, messages: Messages, tools: Tools, generate: bool) -> str:
+        """The text of `messages`; `generate` opens an assistant turn at its end.
+
+        Raises:
+            TemplateFault: the template refuses the messages, or does not write a part of them.
+        """
+        ...
+
+
+def template_text(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
+    """The Jinja text that `template` stands for. Of several that a tokenizer has by name, all.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if template in OWN:
+        return OWN[template]
+    if template != "native":
+        raise ValueError(f"the template '{template}' does not say where a turn ends")
+    if not tokenizer.chat_template:
+        raise ValueError("the tokenizer has no chat template of its own")
+    own = tokenizer.chat_template
+    return own if isinstance(own, str) else "\n".join(own.values())
+
+
+def turns_renderer(tokenizer: PreTrainedTokenizerBase, template: str) -> RenderTurns:
+    """The function that renders with `template`, of which `template_text` has a text."""
+    chosen, writes_calls = OWN.get(template), "tool_calls" in template_text(tokenizer, template)
+
+    def render(messages: Messages, tools: Tools, generate: bool) -> str:
+        if not writes_calls and any(message.get("tool_calls") for message in messages):
+            raise TemplateFault("a message has 'tool_calls', which the template does not write")
+        conversation = [template_message(message) for message in messages]
+        try:
+            rendered = tokenizer.apply_chat_template(
+                conversation,
+                tools=[dict(tool) for tool in tools] or None,
+                tokenize=False,
+                add_generation_prompt=generate,
+                chat_template=chosen,
+            )
+        except (TemplateError, ValueError, TypeError, KeyError) as error:
+            raise TemplateFault(f"the chat template refuses the messages: {error}") from error
+        assert isinstance(rendered, str)
+        return rendered
+
+    return render
+
+
+def template_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: with a content, and with the arguments of calls as an object where OpenAI has JSON text."""
+    calls = [{**call, "function": {**call["function"], "arguments": _object(call)}} for call in message.get("tool_calls") or ()]
+    return {**message, "content": message.get("content") or "", **({"tool_calls": calls} if calls else {})}
+
+
+def _object(call: Mapping[str, Any]) -> Any:
+    arguments = call["function"]["arguments"]
+    return json.loads(arguments) if isinstance(arguments, str) else arguments
