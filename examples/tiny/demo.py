@@ -2,7 +2,8 @@
 
     python examples/tiny/demo.py [--agent]
 
-With --agent it is an agent: conversations in place of problems, and episodes of several turns with a tool. What is finished is not done again; an interrupted run goes on from its last checkpoint. Remove `output/` to start afresh.
+With --agent it is an agent: conversations in place of problems, and episodes of several turns with a tool. What is finished is not done
+again; an interrupted run goes on from its last checkpoint. Remove `output/` to start afresh.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from roll.environments.calculator import Calculator, calculator
+from roll.environments.calculator import Calculator, calc
 
 CONVERSATIONS = 6000
 WITH_TOOL = 0.4
@@ -34,8 +34,8 @@ def conversation(seed: int, draw: random.Random) -> list[dict[str, Any]]:
     if draw.random() > WITH_TOOL:
         return [*said, {"role": "assistant", "content": WRONG}]
     expression = said[-1]["content"].rstrip("=")
-    call = {"id": "0", "type": "function", "function": {"name": "calculator", "arguments": json.dumps({"expression": expression})}}
-    result = calculator(expression)
+    call = {"id": "0", "type": "function", "function": {"name": "calc", "arguments": json.dumps({"x": expression})}}
+    result = calc(expression)
     said.append({"role": "assistant", "content": "", "tool_calls": [call]})
     return [*said, {"role": "tool", "content": result, "tool_call_id": "0"}, {"role": "assistant", "content": result}]
 
