@@ -138,7 +138,7 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
             learn=meter.timed("train", learning(config, plan, actor_train, critic, phases)),
             sync=meter.timed("weight_sync", sync.push),
             evaluate=meter.timed("evaluate", evaluation(config, phases, validate)),
-            measure=measurement(meter, scheduler, actor_infer, models),
+            measure=measurement(meter, scheduler, actor_infer, models, playing),
             save=meter.timed("checkpoint", context.checkpointer.save_if_due),
             interrupted=interrupt.happened,
             tracker=context.tracker,
@@ -229,13 +229,15 @@ def scheduler_of(
 
 
 def measurement(
-    meter: Meter, scheduler: RolloutScheduler, actor_infer: ActorInfer, models: Mapping[str, ModelReward]
+    meter: Meter, scheduler: RolloutScheduler, actor_infer: ActorInfer, models: Mapping[str, ModelReward], playing: Playing | None
 ) -> Callable[[Sequence[RolloutGroup]], Awaitable[Metrics]]:
-    """Times and throughput of a step, what its engines and its judges did, and what its sampling dropped."""
+    """Times and throughput of a step, what its engines, judges and environments did, and what its sampling dropped."""
 
     async def measure(groups: Sequence[RolloutGroup]) -> Metrics:
         step, engines = await asyncio.gather(meter.step(token_count(groups)), actor_infer.activity())
-        return step | engine_metrics(engines, step["time/step"]) | actor_infer.metrics() | scheduler.metrics() | judge_metrics(models)
+        worlds = playing.environments.metrics() if playing else {}
+        asked = actor_infer.metrics() | scheduler.metrics() | judge_metrics(models) | worlds
+        return step | engine_metrics(engines, step["time/step"]) | asked
 
     return measure
 
