@@ -43,6 +43,20 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: str) -> Ten
     raise ValueError(f"no KL estimator is named '{estimator}'; known: {KNOWN}")
 
 
+def importance_weighted(kl: Tensor, log_ratio: Tensor, estimator: str) -> Tensor:
+    """The estimate at tokens that another policy sampled, weighted by the ratio of the policy to that one: [S].
+
+    Over tokens of the policy that sampled, the expected gradient is that of KL(policy || reference) exactly. With k1 and k3 the ratio
+    carries its gradient, as in DeepSeek-V3.2 (arXiv 2512.02556, section 3.1). The gradient of k2, which `k1+` and `k3+` have too, is
+    right under the policy's own samples as it is, so there the ratio carries none.
+
+    Args:
+        kl: [S], of `kl_estimate`.
+        log_ratio: [S], log-probs under the policy less those under the policy that sampled; with a gradient.
+    """
+    return kl * (log_ratio if estimator in ("k1", "k3") else log_ratio.detach()).exp()
+
+
 def adapted_coefficient(coefficient: float, kl: float, target: float, samples: int, horizon: int) -> float:
     """The weight of the KL for the next step: it grows while the KL is above its target and falls while it is below.
 

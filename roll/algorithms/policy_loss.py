@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from roll.algorithms.corrections import MismatchCorrection
-from roll.algorithms.kl import kl_estimate
+from roll.algorithms.kl import importance_weighted, kl_estimate
 from roll.algorithms.losses import Loss, LossInputs, TokenLosses
 from roll.algorithms.objectives import Objective, PolicyTokens, Ppo
 from roll.types import Bools, TrainBatch
@@ -18,7 +18,8 @@ class PolicyLoss(Loss):
     """loss = weight * objective + kl_coef * KL(policy || reference) - entropy_coef * entropy.
 
     Ratios are taken against the trainer's policy before the step's first update where its log-probs are given, otherwise
-    against the behaviour policy. The weight is the correction's, 1 without one; see `Correction`.
+    against the behaviour policy. The weight is the correction's, 1 without one; see `Correction`. With `kl_importance` the KL is weighted
+    by the ratio to the behaviour policy where its log-probs are given, otherwise to the one that ratios are taken against.
     """
 
     objective: Objective = field(default_factory=Ppo)
@@ -27,6 +28,8 @@ class PolicyLoss(Loss):
     """A step makes one update, so ratios are taken against the current policy and are 1 exactly, without a pass for it."""
     kl_coef: float = 0.0
     kl_estimator: str = "k3"
+    kl_importance: bool = False
+    """The KL of a token counts by the ratio of the policy to the one that sampled it."""
     entropy_coef: float = 0.0
 
     def token_selection(self, batch: TrainBatch) -> Bools | None:
@@ -53,6 +56,9 @@ class PolicyLoss(Loss):
         if inputs.ref_log_probs is not None:
             kl = kl_estimate(log_probs, inputs.ref_log_probs, self.kl_estimator)
             metrics["policy/kl_ref"] = kl.detach()
+            if self.kl_coef and self.kl_importance:
+                sampled = old if inputs.behaviour_log_probs is None else inputs.behaviour_log_probs
+                kl = importance_weighted(kl, log_probs - sampled, self.kl_estimator)
             if self.kl_coef:
                 losses = losses + self.kl_coef * kl
         if self.entropy_coef:
