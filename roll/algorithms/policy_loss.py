@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from roll.algorithms.corrections import MismatchCorrection
-from roll.algorithms.kl import importance_weighted, kl_estimate
+from roll.algorithms.kl import EXPONENTIAL, importance_weighted, kl_estimate
 from roll.algorithms.losses import Loss, LossInputs, TokenLosses
 from roll.algorithms.objectives import Objective, PolicyTokens, Ppo
+from roll.algorithms.ratios import is_clamped
 from roll.types import Bools, TrainBatch
 
 
@@ -48,6 +49,7 @@ class PolicyLoss(Loss):
             "policy/kl_behaviour": kl_estimate(old, log_probs, "k3").detach(),  # of the policy that sampled: so k3 is unbiased
             "policy/entropy": entropy.detach(),
         }
+        clamped = is_clamped(log_probs - old)
         if self.correction is not None:
             assert inputs.behaviour_log_probs is not None, "a correction without the engine's log-probs"
             corrected = self.correction(old - inputs.behaviour_log_probs, inputs.lengths)
@@ -56,13 +58,17 @@ class PolicyLoss(Loss):
         if inputs.ref_log_probs is not None:
             kl = kl_estimate(log_probs, inputs.ref_log_probs, self.kl_estimator)
             metrics["policy/kl_ref"] = kl.detach()
+            if self.kl_estimator in EXPONENTIAL:
+                clamped = clamped | is_clamped(inputs.ref_log_probs - log_probs)
             if self.kl_coef and self.kl_importance:
                 sampled = old if inputs.behaviour_log_probs is None else inputs.behaviour_log_probs
+                clamped = clamped | is_clamped(log_probs - sampled)
                 kl = importance_weighted(kl, log_probs - sampled, self.kl_estimator)
             if self.kl_coef:
                 losses = losses + self.kl_coef * kl
         if self.entropy_coef:
             losses = losses - self.entropy_coef * entropy
+        metrics["policy/clamped_fraction"] = clamped.float()
         return TokenLosses(losses, metrics)
 
     def _old(self, log_probs: Tensor, inputs: LossInputs) -> Tensor:
