@@ -207,6 +207,7 @@ CONTRADICTIONS = [
     (["adv_estimator=gigpo"], "adv_estimator", "this run has no environments", "add an environments block"),
     (["gigpo_std=false"], "gigpo_std", "adv_estimator", "gigpo"),
     (["kl_loss_type=k2"], "kl_loss_type", "'k2', but use_kl_loss is not given", "use_kl_loss=true"),
+    (["kl_loss_importance=true"], "kl_loss_importance", "true, but use_kl_loss is not given", "use_kl_loss=true"),
     (["kl_penalty=k3"], "kl_penalty", "'k3', but add_token_level_kl is not given", "add_token_level_kl=true"),
     ([*ONE, "difficulty_mask=true"], "difficulty_mask", "num_return_sequences_in_group is 1", "at least 2"),
     ([*ONE, "difficulty_loss_weight=true"], "difficulty_loss_weight", "num_return_sequences_in_group is 1", "at least 2"),
