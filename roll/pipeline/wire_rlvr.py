@@ -33,7 +33,7 @@ from roll.pipeline.roles import Roles, check_same_tokens, model_path
 from roll.pipeline.run_context import Prepared, RunContext
 from roll.pipeline.sampling import sampling_of
 from roll.pipeline.wire_critic import learning
-from roll.pipeline.wire_environments import Playing, group_sampler, prompts_of, renderer_of
+from roll.pipeline.wire_environments import Playing, environment_metrics, group_sampler, prompts_of, renderer_of
 from roll.pipeline.wire_filters import kept_groups, most_batches
 from roll.pipeline.wire_reward_models import judge_metrics, prepare_reward_models
 from roll.rollout.batch import Shaping, token_count
@@ -138,7 +138,7 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
             learn=meter.timed("train", learning(config, plan, actor_train, critic, phases)),
             sync=meter.timed("weight_sync", sync.push),
             evaluate=meter.timed("evaluate", evaluation(config, phases, validate)),
-            measure=measurement(meter, scheduler, actor_infer, models),
+            measure=measurement(meter, scheduler, actor_infer, models, playing),
             save=meter.timed("checkpoint", context.checkpointer.save_if_due),
             interrupted=interrupt.happened,
             tracker=context.tracker,
@@ -229,13 +229,14 @@ def scheduler_of(
 
 
 def measurement(
-    meter: Meter, scheduler: RolloutScheduler, actor_infer: ActorInfer, models: Mapping[str, ModelReward]
+    meter: Meter, scheduler: RolloutScheduler, actor_infer: ActorInfer, models: Mapping[str, ModelReward], playing: Playing | None
 ) -> Callable[[Sequence[RolloutGroup]], Awaitable[Metrics]]:
-    """Times and throughput of a step, what its engines and its judges did, and what its sampling dropped."""
+    """Times and throughput of a step, what its engines, judges and environments did, and what its sampling dropped."""
 
     async def measure(groups: Sequence[RolloutGroup]) -> Metrics:
         step, engines = await asyncio.gather(meter.step(token_count(groups)), actor_infer.activity())
-        return step | engine_metrics(engines, step["time/step"]) | actor_infer.metrics() | scheduler.metrics() | judge_metrics(models)
+        engine = engine_metrics(engines, step["time/step"]) | actor_infer.metrics()
+        return step | engine | scheduler.metrics() | judge_metrics(models) | environment_metrics(playing)
 
     return measure
 

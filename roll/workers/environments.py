@@ -20,7 +20,6 @@ from roll.workers.user_code import SLACK, bound_log
 
 R = TypeVar("R")
 LOG = logging.getLogger(__name__)
-COUNTED = ("crashed", "timed_out", "neighbours_lost")
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,11 @@ class EnvironmentWorkers:
         counts = sum((domain.counts for domain in self._domains.values()), Counter[str]())
         for domain in self._domains.values():
             domain.counts.clear()
-        return {f"environments/{name}": float(counts[name]) for name in COUNTED} if self._domains else {}
+        return {
+            "environment/crashed": float(counts["crashed"]),
+            "environment/timed_out": float(counts["timed_out"]),
+            "environment/neighbours_lost": float(counts["neighbours_lost"]),
+        }
 
 
 class _Domain:

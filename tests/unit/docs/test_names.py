@@ -47,6 +47,7 @@ WRITERS = (
     "strategies/metric_sums.py",
     "workers/actor_train.py",
     "workers/actor_infer.py",
+    "workers/environments.py",
 )
 """Modules that make metrics; others read them."""
 METRIC = re.compile(
