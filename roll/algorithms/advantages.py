@@ -38,7 +38,7 @@ class Scores:
     running: RunningMoments | None = None
     """Of all rewards so far, these included; needed where a scope is `running`."""
     turns: Turns | None = None
-    """`step_reinforce`: what parts of the responses earned; None where every response is one turn."""
+    """`step_reinforce`, `gigpo`: what parts of the responses earned; None where every response is one turn."""
     values: Floats | None = None
     """[T], what the critic expects before each token; `gae` needs it."""
 
@@ -115,6 +115,41 @@ def step_reinforce(scores: Scores, norm: Normalisation) -> Doubles:
     return np.where(mask, returns[turns.of_token], 0.0)
 
 
+@ADVANTAGES.register("gigpo")
+def gigpo(
+    scores: Scores,
+    norm: Normalisation,
+    episode_reward_weight: float = 1.0,
+    step_reward_weight: float = 1.0,
+    step_reward_gamma: float = 0.95,
+    gigpo_std: bool = True,
+) -> Doubles:
+    """Group-in-group policy optimisation: an episode is compared with its group, and each turn with those taken in the same state.
+
+    A = w_E (r - mean) / F + w_S (G_k - mean) / F. The first mean runs over the group's rewards, the second over the returns G_k of all
+    turns of the group that were taken in the turn's state. A turn whose state no other turn has seen gets the first term alone.
+
+    Source: Feng et al., arXiv 2505.10978, eq. 3 to 8.
+
+    Args:
+        step_reward_gamma: discount of later turns' rewards in G_k.
+        gigpo_std: F is the standard deviation of what is compared, as in `grpo`; otherwise it is 1.
+    """
+    turns, std = scores.turns or undivided(scores.sequences, scores.rewards), "group" if gigpo_std else None
+    by_episode = to_tokens(episode_reward_weight * standardise(scores.rewards, scores.groups, "group", std), scores)
+    returns = turn_returns(turns.rewards, turns.rows, step_reward_gamma)
+    by_turn = step_reward_weight * standardise(returns, _anchors(turns, scores.groups), "group", std)
+    return by_episode + np.where(scores.sequences.response_mask, by_turn[turns.of_token], 0.0)
+
+
+def _anchors(turns: Turns, groups: Ints) -> Ints:
+    """[K], the same number for turns of a group that were taken in one state."""
+    if turns.states is None:
+        return np.arange(len(turns.rows), dtype=np.int32)
+    pairs = np.stack([groups[turns.rows], turns.states])
+    return np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int32)
+
+
 @ADVANTAGES.register("reinforce_plus_plus")
 def reinforce_plus_plus(scores: Scores, norm: Normalisation) -> Doubles:
     """REINFORCE++: discounted returns, whitened over all response tokens of the step. No groups are needed.
@@ -184,7 +219,7 @@ def advantages(estimator: str, scores: Scores, norm: Normalisation, own: Mapping
 
     Args:
         estimator: A name in `ADVANTAGES`, or `package.module:Name`.
-        own: Values of the keys of an estimator of the user's.
+        own: Values of the keys of the estimator alone.
     """
     result = ADVANTAGES.find(estimator)(clipped(scores, norm), norm, **(own or {}))
     if norm.whiten:

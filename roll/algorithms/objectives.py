@@ -104,9 +104,11 @@ class PolicyGradient(Objective):
 @OBJECTIVES.register("gspo")
 @dataclass(frozen=True)
 class Gspo(Objective):
-    """Group sequence policy optimisation: PPO's clip of the sequence's ratio s = exp(mean_y d), at each of its tokens.
+    """Group sequence policy optimisation by token: PPO's clip of sg(s) pi / sg(pi) with the sequence's ratio s = exp(mean_y d).
 
-    Source: arXiv 2507.18071, eq. 5 and 7. With `seq-mean-token-mean` the aggregate is the paper's.
+    Its value is s at each token. A token's own log-prob carries the gradient, so that each token is paid its own advantage; with
+    advantages that are equal throughout a sequence the gradient is that of s. Source: GSPO-token, arXiv 2507.18071, section 4.3
+    (eq. 5 and 7 for s). With `seq-mean-token-mean` the aggregate is the paper's.
     """
 
     clip_low: float = 3e-4
@@ -114,7 +116,9 @@ class Gspo(Objective):
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
         """See `Objective`."""
-        return _clipped(sequence_mean(tokens.log_ratio, tokens.lengths).exp(), tokens.advantages, self.clip_low, self.clip_high)
+        ratio = sequence_mean(tokens.log_ratio.detach(), tokens.lengths).exp()
+        own = (tokens.log_probs - tokens.log_probs.detach()).exp()  # 1, with the gradient of log pi
+        return _clipped(ratio * own, tokens.advantages, self.clip_low, self.clip_high)
 
 
 @OBJECTIVES.register("gmpo")

@@ -24,6 +24,8 @@ class Turns:
     """[K], which episode each belongs to; not falling."""
     of_token: Ints
     """[T], the turn of each token. Given tokens stand with the turn after them, and behind the last turn with that."""
+    states: Ints | None = None
+    """[K], the state of the environment in which each turn was taken: equal numbers are equal states. None where no state is known."""
 
 
 def discounted(rewards: np.ndarray, sequences: Sequences, gamma: float) -> Doubles:

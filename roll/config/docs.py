@@ -17,6 +17,7 @@ from roll.algorithms.methods.base import readers
 from roll.algorithms.methods.estimators import ESTIMATORS
 from roll.algorithms.methods.policy_losses import POLICY_LOSSES, USUAL_DUAL_CLIP
 from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
+from roll.config.roll_v2.agentic import AGENTIC
 from roll.config.roll_v2.defaults import CISPO_CLIP, DEFAULTS, ENOUGH
 from roll.config.roll_v2.keys import DIFFERS, HOLDS, IGNORED, MEANINGS, READ_AS, REFUSED, REWARD_CLASSES, ROLE, ROLES, VALUES, VARIABLES
 from roll.config.roll_v2.model_rewards import KEY, OF_MODELS, PROMPTS
@@ -196,6 +197,7 @@ def _roll_keys() -> str:
     lines.append("| workers, templates and keys of images, video and diffusion models | refused by name, before all else |")
     strategies = ", ".join(f"`{name}`" for name in STRATEGIES)
     lines.append(f"| `<role>.strategy_args.strategy_name`: {strategies} | refused by name, as are Megatron's keys of `strategy_config` |")
+    lines += [f"| `{place}` | {meant} |" for place, meant in AGENTIC.items()]
     variables = ", ".join(f"`{name}`" for name in VARIABLES)
     lines.append(f"| {variables} at the root | variables for `${{...}}`; in a file they may stand unused |")
     return "\n".join([*lines, "", *_defaults_of_roll(), ""])

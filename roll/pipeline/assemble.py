@@ -153,7 +153,7 @@ async def _run(
             async with context.session.watched():
                 roles = Roles(config, plan, context.session, stack)
                 while (lost := await _attempt(roles, loop, context, interrupt)) is not None:
-                    seconds = restarts.wait_after(lost, context.tracker.step_under_way)
+                    seconds = restarts.wait_after(lost, context.tracker.step_under_way if roles.are_running else None)
                     await roles.end_trainer_side()
                     step = context.checkpointer.go_back()
                     _tell_restart(lost, f"restart {restarts.count} of {config.max_restarts}", step)

@@ -82,8 +82,11 @@ class Roles:
         self._colocated: dict[str, ColocatedRole] = {}
         self._sharing = DeviceSharing(plan.turns)
         self._unsettled: set[str] = set()
+        self._started: set[str] = set()  # whose groups have started and run
         self.have_started = False
         """Whether all roles had started at least once."""
+        self.are_running = False
+        """Whether all roles have started, those that were ended for a restart included."""
         self.groups: dict[str, WorkerGroup[object]] = {}
         self.liveness = Liveness(RayNodes())
 
@@ -232,11 +235,13 @@ class Roles:
             await facade.close()
         self._sharing.ended(name)
         self._unsettled.discard(name)
+        self._started.discard(name)
         await self._all.pop(name).stop(self._config.deadlines.shutdown if seconds is None else seconds)
 
     async def end_trainer_side(self) -> None:
-        """End by force all groups but those that generate and give rewards, and of these any that is `unsettled`."""
-        ending = [name for name in self._all if is_trainer_side(name) or name in self._unsettled]
+        """End by force all groups but those that generate and give rewards, and of these any that is `unsettled` or amid its start."""
+        self.are_running = False
+        ending = [name for name in self._all if is_trainer_side(name) or name in self._unsettled or name not in self._started]
         await asyncio.gather(*(self.end(name, seconds=0.0) for name in ending))
 
     @contextmanager
@@ -276,7 +281,7 @@ class Roles:
         tasks = [asyncio.ensure_future(self._start_line(line)) for line in waiting]
         try:
             await asyncio.gather(*tasks)
-            self.have_started = True
+            self.have_started = self.are_running = True
             return self._sharing
         finally:
             for task in tasks:
@@ -286,8 +291,12 @@ class Roles:
     async def _start_line(self, names: Sequence[str]) -> None:
         for name in names:
             await self._starts.pop(name)()
+            self._started.add(name)
             if name in self._colocated:
-                await self._sharing.enter(name, self._colocated[name])
+                facade = self._colocated[name]
+                if isinstance(facade, ActorInfer):
+                    facade.pool.begin_probes()
+                await self._sharing.enter(name, facade)
 
     def _group(self, name: str, role: RoleConfig, settings: Settings[S], blocking: bool) -> WorkerGroup[S]:
         deepspeed = deepspeed_config(role)

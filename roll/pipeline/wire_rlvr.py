@@ -273,7 +273,7 @@ def credit(config: RlvrConfig) -> Credit:
     )
     return Credit(
         estimator=config.adv_estimator.name,
-        estimator_args=config.adv_estimator_args,
+        estimator_args=config.adv_estimator_args or config.adv_estimator.arguments(config),
         normalisation=normalisation,
         kl_coef=config.init_kl_coef if config.add_token_level_kl else 0.0,
         kl_estimator=config.kl_penalty,

@@ -2,9 +2,10 @@
 
 The child (child.py) makes one call at a time, or `concurrency` side by side; groups that wait are sent to it together. A call that is not
 over by its deadline costs the child, unless the child itself could end it; the child is killed and replaced, and goes on with the calls
-that are left. Of several calls that were under way each is made once more, alone, which tells whose fault it was. A child is lost, too, if
-it holds more memory or more processes than it may, or if it says what is not the answer to a call that it has begun. A child is a fresh
-interpreter, never a fork of this process, and imports nothing but what its rewards need.
+that are left. Of several calls that were under way each is made once more, alone, which tells whose fault it was. So is the only one, if
+somebody else killed or stopped the child. A child is lost, too, if it holds more memory or more processes than it may, or if it says what
+is not the answer to a call that it has begun. A child is a fresh interpreter, never a fork of this process, and imports nothing but what
+its rewards need.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class _Batch:
     """Of the first call, once they are sent; the others count on from it."""
     seals: Sequence[int] = ()
     """Of the calls, once they are sent."""
+    was_disturbed: bool = False
+    """Somebody killed or stopped the child that made it. The next time the response is to blame."""
 
     def responses(self, number: int) -> Sequence[str]:
         """Those of a call."""
@@ -221,9 +224,9 @@ class RewardProcess:
                     self._part_with(replaced)
                     break
         except TimeoutError:
-            self._lose(timed_out(self._section.timeout))
+            self._lose(timed_out(self._section.timeout), child.is_stopped())
         except ChildDied as died:
-            self._lose(crashed(str(died)))
+            self._lose(crashed(str(died)), child.was_killed())
         except Garbled as garbled:
             self._lose(crashed(f"what its process wrote is no verdict: {garbled}"))
 
@@ -276,15 +279,15 @@ class RewardProcess:
         for number in islice(self._sent, self._section.concurrency):
             self._begun.setdefault(number, now)
 
-    def _lose(self, result: RewardResult) -> None:
-        """What a child that is lost, and whose last call then has this result, leaves to do."""
+    def _lose(self, result: RewardResult, disturbed: bool = False) -> None:
+        """What a child that is lost, and whose last call then has this result, leaves to do; `disturbed` if by somebody else."""
         self._check_open()
         self._end()
         self._begin(asyncio.get_running_loop().time())
         suspects = [_one(self._sent.pop(number), number) for number in self._begun]
         self._put_back()
-        if len(suspects) > 1:
-            self._alone.extend(suspects)
+        if len(suspects) > 1 or (disturbed and not any(batch.was_disturbed for batch in suspects)):
+            self._alone.extend(replace(batch, was_disturbed=disturbed) for batch in suspects)
             return
         for batch in suspects:
             batch.settle(batch.number, [result] * (batch.end - batch.begin))

@@ -41,7 +41,7 @@ class Credit:
     weigh_length: bool = False
     """Long responses weigh less in the loss."""
     estimator_args: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of an estimator of the user's."""
+    """Keys of the estimator's own, beside the normalisation."""
 
 
 @dataclass(frozen=True)

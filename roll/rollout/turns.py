@@ -106,7 +106,21 @@ def joined_turns(episodes: Sequence[Episode], rewards: Floats) -> Turns | None:
         rewards=np.concatenate(earned).astype(np.float32),
         rows=np.repeat(np.arange(len(episodes), dtype=np.int32), counts),
         of_token=np.repeat(np.arange(sum(counts), dtype=np.int32), np.concatenate(lengths)),
+        states=_states(episodes),
     )
+
+
+def _states(episodes: Sequence[Episode]) -> Ints | None:
+    """[K], numbers of the states in which turns were taken. A turn of which none is known has one of its own."""
+    if not any(episode.turn_states for episode in episodes):
+        return None
+    numbers: dict[str | tuple[int, int], int] = {}
+    seen = [
+        numbers.setdefault(state, len(numbers))
+        for row, episode in enumerate(episodes)
+        for state in episode.turn_states or [(row, turn) for turn in range(len(episode.sampled))]
+    ]
+    return np.array(seen, np.int32)
 
 
 def _turn_lengths(episode: Episode) -> list[int]:

@@ -47,6 +47,7 @@ class Child:
         self._received = bytearray()
         self._ended = False
         self._cause = ""
+        self._was_ended_here = False
         self._woken = False
         self._ready: asyncio.Future[None] | None = None
         # -P: the parent's sys.path, handed over as PYTHONPATH, says where modules are; not the working directory.
@@ -74,6 +75,16 @@ class Child:
         if self._process.returncode is not None:
             return False
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    def is_stopped(self) -> bool:
+        """Whether somebody sent it SIGSTOP."""
+        with suppress(psutil.NoSuchProcess):
+            return self._process.returncode is None and psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED
+        return False
+
+    def was_killed(self) -> bool:
+        """Whether it ended by a SIGKILL that did not come from here."""
+        return self._process.returncode == -signal.SIGKILL and not self._was_ended_here
 
     async def send(self, message: Any, timeout: float) -> None:
         """Raises TimeoutError, or ChildDied."""
@@ -143,6 +154,7 @@ class Child:
     def end_process(self) -> str:
         """Kills and reaps the process and what it started; says how it ended."""
         if self._process.returncode is None:
+            self._was_ended_here = self.alive()
             _end_groups_beneath(self._process.pid)
             os.killpg(self._process.pid, signal.SIGKILL)
         status = self._process.wait(KILL_SECONDS)

@@ -7,6 +7,8 @@ copies it whole before it answers, so the trainer may fill it again.
 from __future__ import annotations
 
 import pickle
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,6 +29,12 @@ ALIGNMENT = 256
 """Bytes; the start of every tensor in a buffer is a multiple of it."""
 SLOTS = 2
 WORDS_AT_A_TIME = 1 << 24
+LOOK_EVERY = 0.2
+"""Seconds between two looks at the store of a broadcast."""
+CUT_OFF = "cut off"
+"""Key in that store: a member has died, and the others wait for nobody."""
+CUT_OFF_SECONDS = 10.0
+"""In which the trainer's rank 0, where the store is, takes that key."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +92,15 @@ class Broadcast:
     """The trainer's rank 0 and the engines' workers on other devices."""
 
     def __init__(self, rendezvous: Rendezvous, rank: int, device: torch.device) -> None:
-        """Join the others; all must come within the deadline of the rendezvous."""
+        """Join the others; all must come within the deadline of the rendezvous.
+
+        Raises:
+            TimeoutError: some did not come.
+            WeightSyncError: the broadcast was cut off.
+        """
         limit = timedelta(seconds=rendezvous.seconds)
         store = dist.TCPStore(rendezvous.address, rendezvous.port, rendezvous.size, rank == 0, limit, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
+        meet(store, rank, rendezvous)
         if device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = limit
@@ -94,11 +108,23 @@ class Broadcast:
         else:
             self._group = dist.ProcessGroupGloo(store, rank, rendezvous.size, limit)
         self._store, self._on_gpu = store, device.type == "cuda"
+        self._left = threading.Event()
+        self._watching = threading.Thread(target=self._watch, args=(rendezvous,), daemon=True)
+        if rank == 0 and self._on_gpu:
+            self._watching.start()
         # NCCL's first collective waits on the host for all members. Here all are on their way; amid a sync, the engine is not
         # told of a bucket before the trainer has handed it over.
         self.start(torch.zeros(1, dtype=torch.uint8, device=device)).wait()
         if self._on_gpu:
             torch.cuda.current_stream().synchronize()
+
+    def _watch(self, rendezvous: Rendezvous) -> None:
+        """End what waits for a member that has died, which gloo notices and NCCL does not. The other connection to the store may wait."""
+        store = _store(rendezvous, rendezvous.seconds)
+        while not self._left.wait(LOOK_EVERY):
+            if store.check([CUT_OFF]):
+                self._group.abort()
+                return
 
     def start(self, buffer: Tensor) -> Any:
         """Send, or receive into, a buffer; the work to wait for."""
@@ -108,9 +134,44 @@ class Broadcast:
 
     def close(self) -> None:
         """Leave. Nobody is waited for."""
+        self._left.set()
+        if self._watching.is_alive():
+            self._watching.join()
         if self._on_gpu:
             self._group.abort()
         del self._group, self._store
+
+
+def meet(store: Any, rank: int, rendezvous: Rendezvous) -> None:
+    """Wait until all members of a broadcast are there, without NCCL, which would wait for one that has died.
+
+    Raises:
+        TimeoutError: some did not come.
+        WeightSyncError: the broadcast was cut off.
+    """
+    store.set(f"here {rank}", "")
+    end = time.monotonic() + rendezvous.seconds
+    while missing := [other for other in range(rendezvous.size) if not store.check([f"here {other}"])]:
+        if store.check([CUT_OFF]):
+            raise WeightSyncError("the broadcast was cut off before all of its members had come")
+        if time.monotonic() > end:
+            raise TimeoutError(f"timed out: member(s) {', '.join(map(str, missing))} did not come to the broadcast")
+        time.sleep(LOOK_EVERY / 10)
+
+
+def cut_off(rendezvous: Rendezvous) -> None:
+    """Tell the members of a broadcast that one of them has died.
+
+    Raises:
+        RuntimeError: the trainer's rank 0, where they meet, does not answer.
+    """
+    _store(rendezvous, CUT_OFF_SECONDS).set(CUT_OFF, "")
+
+
+def _store(rendezvous: Rendezvous, seconds: float) -> Any:
+    """A further connection to where a broadcast meets."""
+    limit = timedelta(seconds=seconds)
+    return dist.TCPStore(rendezvous.address, rendezvous.port, None, False, limit, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
 
 
 class DeviceSender:

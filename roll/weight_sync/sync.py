@@ -6,8 +6,8 @@
 While the engines load one bucket the trainer gathers the next. Two slots alternate, so buckets take the room of two.
 Engines are addressed one by one. Which of them take part may change between two syncs; each change begins an epoch, for which
 the routes are opened anew. Each wait has a deadline, kept by the group of workers that is waited for.
-An engine that dies amid a sync is left out of the rest of it. A broadcast is cut off by the death of a member, for good: then all that take
-part are given up, for none of them has the whole model.
+An engine that dies amid a sync, or misses its deadline, is left out of the rest of it. A broadcast is cut off by the death of a member, for
+good: the trainer is told, which would wait for it, and all engines that take part are given up, for none of them has the whole model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from roll.errors import ECHO_SECONDS, WeightSyncError, WorkerAbandoned, WorkerDied, WorkerWaited
+from roll.errors import ECHO_SECONDS, WeightSyncError, WorkerAbandoned, WorkerDied, WorkerLate, WorkerWaited
 from roll.types import TensorSpec
 from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets
 from roll.weight_sync.device import SLOTS, DeviceBucket
@@ -35,6 +35,10 @@ class Sender(Protocol):
 
     async def open_routes(self, routes: Routes, rendezvous: Rendezvous | None) -> None:
         """Prepare to send by these routes and no others; with a rendezvous, wait for the engines."""
+        ...
+
+    async def cut_off(self, rendezvous: Rendezvous) -> None:
+        """End what waits in a broadcast for a member that has died."""
         ...
 
     async def tensors(self) -> list[TensorSpec]:
@@ -95,6 +99,16 @@ class BroadcastCutOff(WeightSyncError):
     """A member of a broadcast has died, and the others wait for it in vain."""
 
 
+class DidNotCome(WeightSyncError):
+    """Some did not come to a collective operation for which others waited."""
+
+    def __init__(self, late: Sequence[str], waiting: Sequence[str]) -> None:
+        super().__init__(
+            f"{', '.join(late)} did not come to a collective operation of the weight sync for which {', '.join(waiting)} waited"
+        )
+        self.late = late
+
+
 class WeightSync:
     """Brings the engines to the trainer's weights, as an adapter or whole."""
 
@@ -113,7 +127,7 @@ class WeightSync:
         self._tensors: list[TensorSpec] = []
         self._members, self._opened = dict.fromkeys(range(len(engines)), 0), -1
         self._lost: set[int] = set()
-        self._broadcasts = False
+        self._rendezvous: Rendezvous | None = None
         self.epoch = 0
         """Counts changes of the set of engines that take part."""
         self.versions: dict[int, int | None] = dict.fromkeys(self._members)
@@ -130,15 +144,15 @@ class WeightSync:
         """Let trainer and engines prepare for the routes of the weights, once in each epoch; members of a broadcast find each other."""
         if self._opened == self.epoch:
             return
-        epoch, routes, rendezvous = self.epoch, self._find_routes(self._living), None
+        epoch, routes = self.epoch, self._find_routes(self._living)
         if self._adapter:
             await self._sender.open_routes(routes, None)
         else:
+            rendezvous = self._rendezvous = None
             if routes.broadcast_size:
                 address, port = await self._sender.free_address()
-                rendezvous = Rendezvous(address, port, routes.broadcast_size, self._seconds)
-            self._broadcasts = bool(routes.broadcast_size)
-            opening = self._asked(lambda number, engine: engine.open_route(routes.to[number], rendezvous), self._broadcasts)
+                rendezvous = self._rendezvous = Rendezvous(address, port, routes.broadcast_size, self._seconds)
+            opening = self._asked(lambda number, engine: engine.open_route(routes.to[number], rendezvous), rendezvous is not None)
             await together({TRAINER: self._sender.open_routes(routes, rendezvous)} | opening)
         self._opened = epoch
 
@@ -150,6 +164,7 @@ class WeightSync:
 
         Raises:
             WeightSyncError: what arrived is not what was sent, or an engine is at another version afterwards.
+            WorkerLate: the trainer did not come to a broadcast.
         """
         self._lost.clear()
         self.versions |= dict.fromkeys(self._members)
@@ -161,9 +176,12 @@ class WeightSync:
             await self.open_routes()
             await (self._push_adapter() if self._adapter else self._push_model())
         except BroadcastCutOff as error:
-            self._opened = -1
-            for number in self._living:
-                await self._engines[number].give_up(str(error))
+            await self._give_up_broadcast(str(error))
+            return []
+        except DidNotCome as error:
+            if TRAINER in error.late:
+                raise WorkerLate(TRAINER, 0, str(error)) from error
+            await self._give_up_broadcast(str(error))
             return []
         await self._each(lambda _, engine: engine.resume(policy_version))
         said = await self._each(lambda _, engine: engine.policy_version())
@@ -172,6 +190,14 @@ class WeightSync:
             if version != policy_version:
                 raise WeightSyncError(f"{self._engines[number].name} is at policy version {version} after a sync to {policy_version}")
         return list(said)
+
+    async def _give_up_broadcast(self, cause: str) -> None:
+        """Free the trainer, and have the engines replaced, which wait or have a part of the weights."""
+        self._opened = -1
+        for number in self._living:
+            await self._engines[number].give_up(cause)
+        if self._rendezvous is not None:
+            await self._sender.cut_off(self._rendezvous)
 
     @property
     def _living(self) -> list[int]:
@@ -194,7 +220,9 @@ class WeightSync:
     async def _unless_it_dies(self, number: int, ask: Callable[[int, Engine], Awaitable[None]], broadcasts: bool) -> None:
         try:
             await ask(number, self._engines[number])
-        except WorkerDied as error:
+        except (WorkerDied, WorkerLate) as error:
+            if isinstance(error, WorkerLate):
+                await self._engines[number].give_up(error.cause)
             self._lost.add(number)
             if broadcasts:
                 raise BroadcastCutOff(f"a broadcast of weights was cut off: {error}") from error
@@ -215,7 +243,7 @@ class WeightSync:
         await self._sender.empty_buckets()
 
     def _loading(self, bucket: Bucket | DeviceBucket) -> dict[str, Awaitable[None]]:
-        return self._asked(lambda _, engine: engine.load_bucket(bucket), self._broadcasts)
+        return self._asked(lambda _, engine: engine.load_bucket(bucket), self._rendezvous is not None)
 
     async def _send_while_loading(self, names: Sequence[str], slot: int, sent: Bucket | DeviceBucket | None) -> Bucket | DeviceBucket:
         """Send the next bucket while the engines load the one before."""
@@ -231,7 +259,7 @@ async def together(work: Mapping[str, Awaitable[T]]) -> list[T]:
     rather than its consequence.
 
     Raises:
-        WeightSyncError: some did not come to a collective operation for which others waited.
+        DidNotCome: some did not come to a collective operation for which others waited.
     """
     if not work:
         return []
@@ -243,8 +271,7 @@ async def together(work: Mapping[str, Awaitable[T]]) -> list[T]:
         failures = {name: error for name, task in tasks.items() if task.done() and (error := task.exception())}
         late = [name for name, task in tasks.items() if not task.done()]
         if late and all(isinstance(error, WorkerWaited) for error in failures.values()):
-            waiting = "did not come to a collective operation of the weight sync for which"
-            raise WeightSyncError(f"{', '.join(late)} {waiting} {', '.join(failures)} waited") from next(iter(failures.values()))
+            raise DidNotCome(late, list(failures)) from next(iter(failures.values()))
         for error in [error for error in failures.values() if not isinstance(error, WorkerAbandoned)] or failures.values():
             raise error
         return [task.result() for task in tasks.values()]

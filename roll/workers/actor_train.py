@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +21,7 @@ from roll.models.flops import TrainingFlops, dense_bf16_peak
 from roll.strategies.base import MicroBatch, Rank, TrainResult, TrainStrategy
 from roll.types import Floats, Metrics, Sequences, TensorSpec, TrainBatch
 from roll.weight_sync.bucket import Adapter, Bucket
-from roll.weight_sync.device import DeviceBucket
+from roll.weight_sync.device import DeviceBucket, cut_off
 from roll.weight_sync.routes import Rendezvous, Routes, Transport
 from roll.weight_sync.sender import BucketSender
 from roll.workers.calls import Calls, Ranks
@@ -28,6 +30,7 @@ from roll.workers.group import WorkerGroup
 from roll.workers.scoring import gather_tokens, share_out
 
 T = TypeVar("T")
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,13 @@ class ActorTrain(Learner):
         if rendezvous is not None or self._routes.broadcast_size:
             await self._sending.one(0, BucketSender.join_broadcast, rendezvous)
         self._routes = routes
+
+    async def cut_off(self, rendezvous: Rendezvous) -> None:
+        """See `Sender`."""
+        try:
+            await asyncio.to_thread(cut_off, rendezvous)
+        except RuntimeError as error:  # rank 0 is gone, as the next call on it says
+            LOG.info("the broadcast at %s:%d cannot be cut off: %s", rendezvous.address, rendezvous.port, error)
 
     @property
     def _sending(self) -> Calls[BucketSender]:

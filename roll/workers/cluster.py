@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,8 @@ HEADS = ("gcs_server", "raylet")
 """Names of the processes without which Ray does nothing."""
 LOOK_EVERY = 1.0
 """Seconds between two looks at them."""
+LOOKS_STOPPED = 12
+"""In a row that have to find one of them stopped. They are counted, not timed: who stops a whole run (Ctrl-Z) stops the looks too."""
 RAY_FOLDER = "r"
 """In the run's temporary folder. Ray opens its own to every user of the host; the one above it is not."""
 LONGEST_SOCKET = 107
@@ -59,20 +61,44 @@ class ClusterSession:
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Within, the death of one of Ray's own processes ends the work. Without its head Ray ends this process, and puts nothing in order.
+        """Within, the death of one of Ray's own processes ends the work, and so does one that stays stopped, which is killed.
+
+        Without its head Ray ends this process, and puts nothing in order.
 
         Raises:
-            ClusterUnavailable: one has died.
+            ClusterUnavailable: one has died or was stopped.
         """
         async with guarded(self._watch()):
             yield
 
     async def _watch(self) -> None:
+        stopped = dict.fromkeys(self.heads, 0)
         while True:
-            if dead := [process.name() for process in self.heads if not is_alive(process)]:
-                remedy = "logs/ray of the run's folder has what it said; if nothing, it was killed: the host's memory may have run out"
-                raise ClusterUnavailable(str(Fault("Ray", f"its process {dead[0]} on this host died", remedy)))
+            for head in self.heads:
+                stopped[head] = stopped[head] + 1 if is_stopped(head) else 0
+                if stopped[head] >= LOOKS_STOPPED:
+                    head.kill()
+                    raise _head_lost(
+                        head, "was stopped (SIGSTOP)", "somebody or something sent it SIGSTOP; the same command resumes the run"
+                    )
+                if not is_alive(head):
+                    raise _head_lost(
+                        head, "died", "logs/ray has what it said; if nothing, it was killed: the host's memory may have run out"
+                    )
             await asyncio.sleep(LOOK_EVERY)
+
+
+def is_stopped(process: psutil.Process) -> bool:
+    """Whether a process was sent SIGSTOP."""
+    with suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_STOPPED
+    return False
+
+
+def _head_lost(process: psutil.Process, how: str, remedy: str) -> ClusterUnavailable:
+    with suppress(psutil.NoSuchProcess):
+        return ClusterUnavailable(str(Fault("Ray", f"its process {process.name()} on this host {how}", remedy)))
+    return ClusterUnavailable(str(Fault("Ray", f"its process {process.pid} on this host {how}", remedy)))
 
 
 @contextmanager

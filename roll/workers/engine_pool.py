@@ -3,7 +3,8 @@
     a call fails ──▶ the engine has died ──▶ DEAD, and a task replaces its process ──▶ STALE ──weight sync──▶ HEALTHY
                  └─▶ it has not: the failure is its own cause, and is raised
 
-A restart waits while a sync is under way, and while other roles are on the engines' devices.
+A restart waits while a sync is under way, and while other roles are on the engines' devices. Engines that nobody calls are asked now and
+then whether they live.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from roll.workers.group import LOOK_SECONDS, WorkerGroup
 P = ParamSpec("P")
 R = TypeVar("R")
 LOG = logging.getLogger(__name__)
+PROBE_EVERY = 10.0
+"""Seconds between two looks whether an engine lives."""
 
 
 class EnginePool:
@@ -40,6 +43,7 @@ class EnginePool:
         self._group, self._start_seconds, self._takes_weights, self._changed = group, start_seconds, takes_weights, changed
         self._health = EngineHealth(len(group))
         self._restarting: dict[int, asyncio.Task[None]] = {}
+        self._probing: asyncio.Task[None] | None = None
         self._may_restart = asyncio.Event()
         self._may_restart.set()
         self._in_sync = self._is_away = False
@@ -151,6 +155,24 @@ class EnginePool:
         self.report_dead(engine, cause)
         return WorkerDied(self._group.role, engine, cause)
 
+    def begin_probes(self) -> None:
+        """Look from now on after engines that nobody calls: one that dies is replaced at once, and not when it is needed."""
+        self._probing = self._probing or asyncio.create_task(self._probe_all())
+
+    async def _probe_all(self) -> None:
+        while True:
+            await asyncio.sleep(PROBE_EVERY)
+            await together(self._probe(engine, process) for engine, process in self.present.items())
+
+    async def _probe(self, engine: int, process: int) -> None:
+        """Report an engine that says that it cannot go on, or whose process is gone. One that is late may be busy."""
+        try:
+            cause = await self._group.within(LOOK_SECONDS).one(engine, GenerateStrategy.cause_of_death)
+        except WorkerFailed as error:
+            cause = error.cause if isinstance(error, WorkerDied) else None
+        if cause is not None and self._health.restarts(engine) == process:
+            self.report_dead(engine, cause)
+
     async def _cause_of_death(self, engine: int) -> str | None:
         """What an engine says whose call has failed."""
         try:
@@ -248,7 +270,8 @@ class EnginePool:
             self._may_restart.set()
 
     async def close(self) -> None:
-        """Give up restarts."""
-        for task in self._restarting.values():
+        """Give up restarts and probes."""
+        tasks = [*self._restarting.values(), *([self._probing] if self._probing else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._restarting.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -53,6 +53,7 @@ class Replaced(Generic[S]):
         """Replace a process, unless another call that it failed has done so."""
         async with self._turns[rank]:
             while self._replacements[rank] == which:
+                began = self._clock()
                 self._count(rank, failed)
                 LOG.warning("%s rank %d is replaced, and asked again what it has not answered: %s", failed.role, rank, failed.cause)
                 try:
@@ -61,6 +62,7 @@ class Replaced(Generic[S]):
                     failed = error
                 else:
                     self._replacements[rank] += 1
+                    LOG.warning("%s rank %d is back after %.0f s", failed.role, rank, self._clock() - began)
 
     def _count(self, rank: int, failed: WorkerFailed) -> None:
         now, failures = self._clock(), self._failures[rank]

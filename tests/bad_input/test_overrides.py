@@ -17,6 +17,7 @@ REFERENCE = "reference.strategy_args.strategy_name"
 SAMPLING = "actor_infer.generating_args"
 ONE = ("num_return_sequences_in_group=1", "actor_train.training_args.per_device_train_batch_size=4", "adv_estimator=reinforce")
 IN_REWARD = ("add_token_level_kl=true", "init_kl_coef=0.1", "actor_train.model_args.lora_target=all-linear")
+STEPS = ("adv_estimator=step_reinforce", "+rewards.math_steps={}")
 MODEL = "actor_train.model_args"
 GPUS = ("actor_train.device_mapping=[0,1]", "rollout_batch_size=8")
 
@@ -179,6 +180,9 @@ LOSSES = [
     ([ON_POLICY, "pg_clip_high=0.3"], "pg_clip_high", "0.3, but with behaviour_log_probs on_policy every ratio is 1", "engine"),
     ([ON_POLICY, "dual_clip_loss=true"], "dual_clip_loss", "true, but with behaviour_log_probs on_policy", "remove it"),
     (["policy_loss=pg", TRAINER], "behaviour_log_probs", "pg takes no ratio", "on_policy"),
+    (["policy_loss=gmpo", "adv_estimator=reinforce", "gamma=0.9"], "policy_loss", "gamma 0.9 gives tokens", "ppo, pg, gspo, cispo"),
+    (["policy_loss=gmpo", *STEPS], "policy_loss", "step_reinforce gives tokens of a response different advantages", "use one of"),
+    (["policy_loss=gmpo", *IN_REWARD], "policy_loss", "add_token_level_kl gives each token its own penalty", "use one of"),
     (["clip_cov_ratio=0.1"], "clip_cov_ratio", "0.1", "policy_loss=clip_cov"),
     (["policy_loss=clip_cov", "clip_cov_low=9"], "clip_cov_low", "9", "1 and 5"),
     (["kl_cov_coef=2"], "kl_cov_coef", "2", "policy_loss=kl_cov"),
@@ -200,6 +204,8 @@ CONTRADICTIONS = [
     (["dynamic_sampling.max_num_gen_batches=1"], "dynamic_sampling.max_num_gen_batches", "1: no group", "at least 2"),
     (["max_len_mask=true", "actor_infer.generating_args.ignore_eos=true"], "max_len_mask", "every response is truncated", "one of the two"),
     (["adv_estimator=step_reinforce"], "adv_estimator", "no reward of this run names turns", "math_steps, right_prefix"),
+    (["adv_estimator=gigpo"], "adv_estimator", "this run has no environments", "add an environments block"),
+    (["gigpo_std=false"], "gigpo_std", "adv_estimator", "gigpo"),
     (["kl_loss_type=k2"], "kl_loss_type", "'k2', but use_kl_loss is not given", "use_kl_loss=true"),
     (["kl_penalty=k3"], "kl_penalty", "'k3', but add_token_level_kl is not given", "add_token_level_kl=true"),
     ([*ONE, "difficulty_mask=true"], "difficulty_mask", "num_return_sequences_in_group is 1", "at least 2"),
@@ -369,6 +375,11 @@ def test_settings_of_a_strategy_that_is_not_taken_are_not_listed(refused: Callab
         "~actor_train.strategy_args", f"+actor_train.strategy_args={{strategy_name: megatron_train, strategy_config: {megatron}}}"
     )
     assert message.startswith("1 fault in the configuration:\n  actor_train.strategy_args.strategy_name:")
+
+
+def test_an_item_of_a_list_cannot_be_deleted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config-name", "tiny/tiny_dpo", "~data_split.1", "dry_run=true"]) == 2
+    assert_said(capsys.readouterr().err, "~data_split.1", "data_split is a list", "data_split=[...]")
 
 
 def test_a_path_is_no_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from roll.algorithms.methods.base import Method, table
+from roll.algorithms.methods.base import Fields, Method, same_names, table
 
 
 @dataclass(frozen=True)
@@ -22,20 +23,30 @@ class EstimatorTraits:
     """The scope that it normalises over by itself; these two keys may say so too."""
     whitens: bool = False
     """It whitens its advantages by itself."""
+    credits_tokens: bool = False
+    """Its advantages differ among the tokens of a response, whatever `gamma` is."""
     needs_values: bool = False
     """It takes advantages against a critic's values."""
     needs_turns: bool = False
     """It credits turns of a response, which a reward names."""
+    needs_states: bool = False
+    """It compares turns that were taken in the same state of an environment."""
     needs_greedy: bool = False
     """It compares with the greedy response to each prompt."""
 
 
 NORM_KEYS = ("norm_mean_type", "norm_std_type")
+GIGPO_KEYS = ("episode_reward_weight", "step_reward_weight", "step_reward_gamma", "gigpo_std")
 
 
-def _method(name: str, traits: EstimatorTraits, *own: str) -> Method[EstimatorTraits]:
+def _none(keys: Fields) -> Fields:
+    """The keys of most estimators reach them in `Normalisation`."""
+    return {}
+
+
+def _method(name: str, traits: EstimatorTraits, *own: str, fields: Callable[[Fields], Fields] = _none) -> Method[EstimatorTraits]:
     """An estimator that reads the keys that its traits speak of, and its own."""
-    return Method(name, traits, (*["gamma"] * bool(traits.discounts), *NORM_KEYS * traits.normalises, *own))
+    return Method(name, traits, (*["gamma"] * bool(traits.discounts), *NORM_KEYS * traits.normalises, *own), fields)
 
 
 ESTIMATORS = table(
@@ -43,11 +54,19 @@ ESTIMATORS = table(
     _method("dr_grpo", EstimatorTraits()),
     _method("rloo", EstimatorTraits()),
     _method("reinforce", EstimatorTraits(compares_groups=False, discounts="tokens", normalises=True)),
-    _method("step_reinforce", EstimatorTraits(compares_groups=False, discounts="turns", normalises=True, needs_turns=True)),
+    _method(
+        "step_reinforce",
+        EstimatorTraits(compares_groups=False, discounts="turns", normalises=True, credits_tokens=True, needs_turns=True),
+    ),
+    _method("gigpo", EstimatorTraits(own_scope="group", credits_tokens=True, needs_states=True), *GIGPO_KEYS, fields=same_names),
     _method("reinforce_plus_plus", EstimatorTraits(compares_groups=False, discounts="tokens", whitens=True)),
     _method("reinforce_plus_plus_baseline", EstimatorTraits(whitens=True)),
     _method("remax", EstimatorTraits(compares_groups=False, discounts="tokens", needs_greedy=True)),
     _method("opo", EstimatorTraits()),
     _method("gpg", EstimatorTraits()),
-    _method("gae", EstimatorTraits(compares_groups=False, discounts="tokens", needs_values=True), "lambd", "value_clip", "critic_warmup"),
+    _method(
+        "gae",
+        EstimatorTraits(compares_groups=False, discounts="tokens", credits_tokens=True, needs_values=True),
+        *("lambd", "value_clip", "critic_warmup"),
+    ),
 )

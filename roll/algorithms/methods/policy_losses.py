@@ -17,6 +17,8 @@ class PolicyLossTraits:
 
     ratio: Literal["token", "sequence"] | None = "token"
     """What its ratio is of; None takes no ratio."""
+    carries_token_credit: bool = True
+    """A token's gradient has the token's own advantage; otherwise a sequence's tokens share theirs."""
     selects_tokens: bool = False
     """It chooses tokens of the whole step by log-probs from before the update."""
     acts_on_change: bool = False
@@ -52,7 +54,7 @@ POLICY_LOSSES = table(
     Method("ppo", PolicyLossTraits(), (*CLIP, "dual_clip_loss"), _ppo),
     Method("pg", PolicyLossTraits(ratio=None)),
     Method("gspo", PolicyLossTraits(ratio="sequence", usual_clip=(3e-4, 4e-4), largest_clip=0.01), CLIP, _clip),
-    Method("gmpo", PolicyLossTraits(ratio="sequence"), CLIP, _clip),
+    Method("gmpo", PolicyLossTraits(ratio="sequence", carries_token_credit=False), CLIP, _clip),
     Method("cispo", PolicyLossTraits(), CLIP, _clip),
     Method("topr", PolicyLossTraits(ratio="sequence"), ("topr_positive_weight", "topr_negative_weight"), _topr),
     Method("clip_cov", PolicyLossTraits(selects_tokens=True), (*CLIP, "clip_cov_ratio", "clip_cov_low", "clip_cov_high"), _clip_cov),

@@ -84,6 +84,9 @@ def _estimator(config: RlvrConfig) -> Iterator[Fault]:
         problem = f"{config.gamma:g}, but adv_estimator {estimator} {pays}"
         others = _estimators(lambda traits: traits.discounts is not None)
         yield Fault("gamma", problem, f"remove it, or set adv_estimator to one of: {others}")
+    if traits.needs_states and not config.environments:
+        problem = f"'{estimator}' compares turns taken in the same state of an environment, and this run has no environments"
+        yield Fault("adv_estimator", problem, "add an environments block, or use grpo, which is what is left without one")
     if traits.needs_turns and not config.environments and not any(map(_may_name_turns, named_rewards(config.rewards).values())):
         problem = f"'{estimator}', but no reward of this run names turns: every response would be one"
         known = ", ".join(rewards_with_turns())

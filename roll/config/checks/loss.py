@@ -27,6 +27,7 @@ def loss_faults(config: RlvrConfig) -> list[Fault]:
         *_on_policy(config),
         *staleness_faults(config),
         *_corrections(config),
+        *_token_credit(config),
         *_sampling(config),
     ]
 
@@ -45,6 +46,22 @@ def _own_keys(config: RlvrConfig) -> Iterator[Fault]:
     if config.clip_cov_low >= config.clip_cov_high:
         problem = f"{config.clip_cov_low:g} is not below clip_cov_high {config.clip_cov_high:g}: no token is between them"
         yield Fault("clip_cov_low", problem, "give a smaller number (1 and 5 are usual)")
+
+
+def _token_credit(config: RlvrConfig) -> Iterator[Fault]:
+    """A loss whose tokens share a sequence's credit, beside keys that give each token its own."""
+    loss, estimator = config.policy_loss, config.adv_estimator
+    if loss.traits.carries_token_credit:
+        return
+    reasons = {
+        f"adv_estimator {estimator} gives tokens of a response different advantages": estimator.traits.credits_tokens,
+        f"gamma {config.gamma:g} gives tokens of a response different advantages": estimator.traits.discounts and config.gamma != 1,
+        "add_token_level_kl gives each token its own penalty": config.add_token_level_kl,
+    }
+    others = ", ".join(other.name for other in POLICY_LOSSES.values() if other.traits.carries_token_credit)
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        problem = f"'{loss}' has one gradient for all tokens of a sequence, and {reason}: they would cancel out"
+        yield Fault("policy_loss", problem, f"use one of: {others}; or credit that is equal for all tokens of a response")
 
 
 def _without_ratio(config: RlvrConfig) -> Iterator[Fault]:

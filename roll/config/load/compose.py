@@ -237,6 +237,7 @@ def _overrides_checked() -> Iterator[None]:
 
     def check_and_apply(overrides: list[Override], cfg: DictConfig) -> None:
         _refuse_partial_blocks([override.key_or_group for override in overrides], cfg)
+        _refuse_deleted_items([override.key_or_group for override in overrides if override.is_delete()], cfg)
         apply(overrides, cfg)
 
     ConfigLoaderImpl._apply_overrides_to_config = staticmethod(check_and_apply)
@@ -266,6 +267,27 @@ def _refuse_partial_blocks(keys: Sequence[str], composed: DictConfig) -> None:
                 target = ".".join([node.removeprefix("${").removesuffix("}"), *steps[depth:]])
                 problem = f"{'.'.join(steps[:depth])} is {node}; setting one key inside would drop all the others"
                 faults.append(Fault(key, problem, f"set {target} instead"))
+    if faults:
+        raise ConfigError(faults)
+
+
+def _refuse_deleted_items(keys: Sequence[str], composed: DictConfig) -> None:
+    """Hydra deletes keys of blocks, and fails at items of lists.
+
+    Raises:
+        ConfigError: a deleted key is one.
+    """
+    files, faults = OmegaConf.to_container(composed, resolve=False), []
+    for key in keys:
+        node: object = files
+        *steps, _ = key.split(".")
+        for step in steps:
+            node = node.get(step) if isinstance(node, dict) else None
+        if isinstance(node, list):
+            where = ".".join(steps)
+            faults.append(
+                Fault(f"~{key}", f"{where} is a list, and items of lists cannot be deleted", f"give the list as it is to be: {where}=[...]")
+            )
     if faults:
         raise ConfigError(faults)
 

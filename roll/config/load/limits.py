@@ -129,11 +129,18 @@ def container_faults(raw: Any) -> list[Fault]:
         where = dotted([step if isinstance(step, int) else UNUSABLE.sub("?", str(step)) for step in place])
         if len(place) > DEEPEST:
             return [Fault(where, TOO_DEEP, FLATTEN)]
-        if place and not isinstance(place[-1], str) and not in_list:
+        if place and not in_list and not _is_text_or_whole(place[-1]):
             faults.append(Fault(where, "its key is not text", "put the key into quotes"))
+        if isinstance(value, Mapping) and len(set(map(str, value))) < len(value):
+            faults.append(Fault(where, "two of its keys are the same as text", "remove one of them"))
         if any(isinstance(text, str) and UNUSABLE.search(text) for text in (value, *place[-1:])):
             faults.append(Fault(where, "it holds NUL, or bytes that are not UTF-8", "write it without them"))
     return faults or _expansion_faults(raw)
+
+
+def _is_text_or_whole(key: Any) -> bool:
+    """Whole numbers are read as text: tables of symbols are written so."""
+    return isinstance(key, str) or isinstance(key, int) and not isinstance(key, bool)
 
 
 def _values(node: Any) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:

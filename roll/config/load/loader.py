@@ -92,7 +92,13 @@ def _resolve(composed: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise ConfigError([resolution_fault(error)]) from error
     assert isinstance(plain, dict), "a composed configuration is a mapping"
-    return {str(key): value for key, value in plain.items()}
+    return _with_text_keys(plain)
+
+
+def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _with_text_keys(below) for key, below in value.items()}
+    return [_with_text_keys(below) for below in value] if isinstance(value, list) else value
 
 
 def resolution_fault(error: OmegaConfBaseException) -> Fault:

@@ -10,7 +10,12 @@ from typing import Any
 ROLES = ("actor_train", "actor_infer", "reference", "critic", "sft_train", "reward_train", "student", "teacher")
 ROLE = "<role>"
 
-VARIABLES = ("lora_target", "lora_rank", "lora_alpha", "lora_dropout", "pg_variant", "reward_pretrain")
+VARIABLES = (
+    *("lora_target", "lora_rank", "lora_alpha", "lora_dropout", "pg_variant", "reward_pretrain"),
+    *("custom_env", "env_manager_cls", "max_tokens_per_step", "max_actions_per_traj", "agent_system_template", "agent_template"),
+    *("action_pattern", "think_action_pattern", "all_response_pattern", "sokoban_format_penalty", "frozen_format_penalty"),
+    *("single_prompt_agent_system_template", "single_prompt_agent_template"),
+)
 """Root keys that ROLL's files use as variables of `${...}`. In a file they may stand unused; on the command line that is a fault."""
 
 BEYOND = "no prompts are generated beyond rollout_batch_size; use async_generation_ratio"
@@ -37,6 +42,8 @@ IGNORED = {
     "model_download_type": "a model is a folder, or a name of Hugging Face's Hub; remove the key",
     "reward_pretrain": "no reward uses it; a judge's or a reward model's is rewards.<domain>.model_args.model_name_or_path",
     "use_pg_clip_range": "pg_clip_low and pg_clip_high apply wherever they are given",
+    "env_monitor": "use environments.<domain>.step_timeout and episode_timeout",
+    "render_save_dir": "episodes go to `samples.jsonl` in output_dir, turn by turn",
     "reward_norm": NORM,
     "reward_shift": NORM,
     "reward_scale": NORM,
@@ -134,7 +141,6 @@ IGNORED = {
 }
 """Without them the run learns the same; by place, what to use."""
 
-ENVIRONMENTS = "rewards score single responses, and nothing here acts in environments"
 LOGIN = "log in before the run (`wandb login`, `swanlab login`), or set the key in its environment, where no file holds it"
 ON_POLICY = "on-policy distillation is add_token_level_kl with the teacher as reference; see docs/post_training.md"
 REFUSED = {
@@ -155,9 +161,7 @@ REFUSED = {
     "opd_kl_coef": ON_POLICY,
     "student_train": ON_POLICY,
     "student_infer": ON_POLICY,
-    "train_env_manager": ENVIRONMENTS,
-    "val_env_manager": ENVIRONMENTS,
-    "custom_envs": ENVIRONMENTS,
+    "ratio_type": "use policy_loss: gspo takes the ratio of a whole episode",
     "system_key": "data_args.system is the system message itself; rows with one of their own use messages",
     "query_key": "join it to the prompt's column in the rows",
     "distill_on_prompt": "the student learns the responses alone",
@@ -173,7 +177,7 @@ REFUSED = {
     "<role>.model_args.freeze_module_prefix": "use lora_target to train a part of the model",
 }
 """Without them the run would learn something else, so they are faults; by place, what to use."""
-HOLDS = {"whiten_rewards": False, "rl_loss_coef": 1, "distill_on_prompt": False, "teacher_temperature": 1}
+HOLDS = {"ratio_type": "token", "whiten_rewards": False, "rl_loss_coef": 1, "distill_on_prompt": False, "teacher_temperature": 1}
 """Values with which they say what holds anyway, which is no fault."""
 
 READ_AS = {

@@ -11,6 +11,7 @@ from typing import Any
 from roll.config.derived.devices import FORMS, parse_devices
 from roll.config.derived.rewards import SANDBOX, SANDBOX_TIMEOUT
 from roll.config.derived.trackers import TRACKERS
+from roll.config.roll_v2.agentic import DEFINITIONS, MANAGERS, NORM, translate_agentic
 from roll.config.roll_v2.keys import (
     DIFFERS,
     HOLDS,
@@ -38,7 +39,7 @@ COLUMNS = ("messages", "prompt", "response", "text", "chosen", "rejected", "marg
 """Keys of `data_args` that name a column of what is read."""
 KNOWN = (
     {place.split(".")[0] for place in (*IGNORED, *REFUSED, *READ_AS)}
-    | {"global_template"}
+    | {"global_template", DEFINITIONS, NORM, *MANAGERS}
     | {key for schema in PIPELINES.values() for key in schema.model_fields}
 )
 """Root keys that mean something by themselves; any other that `${...}` uses is a variable of the file's own."""
@@ -68,6 +69,7 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
     for name in list(done.values):
         if (name in VARIABLES or name not in KNOWN) and (f"${{{name}}}" in references or f"${{{name}." in references):
             del done.values[name]
+    _agentic(done)
     _rewards(done)
     _model_rewards(done)
     done.warnings += translate_reward_functions(done.values.get("rewards"))
@@ -97,6 +99,13 @@ def _matches(values: Any, pattern: Sequence[str], above: tuple[str, ...] = ()) -
             yield (*above, step), values
         else:
             yield from _matches(values[step], pattern[1:], (*above, step))
+
+
+def _agentic(done: Translation) -> None:
+    read = translate_agentic(done.values)
+    done.roll_keys += read.keys
+    done.warnings += read.warnings
+    done.faults += read.faults
 
 
 def _ignored(done: Translation) -> None:

@@ -48,7 +48,9 @@ def formula(objective: Objective) -> Formula:
             case PolicyGradient():
                 return [-a * current for current, _, a, _ in tokens]
             case Gspo(low, high):
-                return [surrogate(exp(sum(d) / len(d)), a, low, high) for a in row.advantages]
+                s = exp(sum(fixed) / len(fixed))
+                own = [exp(current - stopped) for current, stopped in zip(row.current, held.current, strict=True)]
+                return [surrogate(s * x, a, low, high) for x, a in zip(own, row.advantages, strict=True)]
             case Gmpo(low, high):
                 c = [min(x, high) if a >= 0 else max(x, -low) for x, a in zip(d, row.advantages, strict=True)]
                 return [-a * float(np.prod([exp(x) for x in c])) ** (1 / len(c)) for a in row.advantages]

@@ -66,6 +66,31 @@ def test_gspo_by_hand() -> None:
     assert said.clipped.tolist() == [False, False, True, True, False]
 
 
+def test_gspo_pays_each_token_its_own_advantage() -> None:
+    """On policy these advantages, whose sum is 0, would have no gradient if a sequence's tokens shared theirs."""
+    tokens = of_ratios([1, 1, 1, 1], [2, 0, 0, -2], [4])
+    leaf = tokens.log_probs.clone().requires_grad_()
+    Gspo()(replace(tokens, log_probs=leaf)).losses.sum().backward()
+    torch.testing.assert_close(leaf.grad, tensor(-2, 0, 0, 2))
+
+
+@pytest.mark.parametrize("mode", ["mean", "sum"])
+def test_gspos_gradient_is_the_sequence_ratios_where_advantages_are_equal(mode: str) -> None:
+    """Against eq. 5 of the paper, differentiated by autograd through the ratio of the sequence itself, clips included."""
+    tokens = random_tokens([5, 1, 9, 3, 30])
+    lengths = tokens.lengths.tolist()
+    tokens = replace(tokens, advantages=torch.repeat_interleave(tensor(1.5, -2, -0.5, 1, 0.7), tokens.lengths))
+    ours, theirs = (tokens.log_probs.clone().requires_grad_() for _ in range(2))
+    for losses in Gspo(0.05, 0.1)(replace(tokens, log_probs=ours)).losses.split(lengths):
+        (losses.mean() if mode == "mean" else losses.sum()).backward(retain_graph=True)
+    for log_ratio, advantages in zip((theirs - tokens.old_log_probs).split(lengths), tokens.advantages.split(lengths), strict=True):
+        s, a = log_ratio.mean().exp(), advantages[0]
+        loss = -torch.minimum(s * a, s.clamp(0.95, 1.1) * a) * (1 if mode == "mean" else len(advantages))
+        loss.backward(retain_graph=True)
+    assert ours.grad is not None and (ours.grad != 0).any()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-14)
+
+
 def test_gmpo_by_hand() -> None:
     # A > 0: log 2 is cut to 0.4 and log 1/2 is not: exp((0.4 - log 2) / 2). A < 0: the other way round.
     said = Gmpo(0.4, 0.4)(of_ratios([2, 0.5, 2, 0.5], [1, 1, -1, -1], [2, 2]))

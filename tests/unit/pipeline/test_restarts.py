@@ -17,12 +17,12 @@ from roll.config.load.compose import compose
 from roll.config.load.loader import load_config
 from roll.config.plan.plan import Plan
 from roll.config.schema.pipelines import Config
-from roll.errors import BadInput, Fault, RollError, WorkerAbandoned, WorkerDied, WorkerFailed, WorkerLate
+from roll.errors import BadInput, EngineShortage, Fault, RollError, WorkerAbandoned, WorkerDied, WorkerFailed, WorkerLate
 from roll.pipeline import assemble, restarts
 from roll.pipeline.checkpointer import Checkpointer
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.position import Position
-from roll.pipeline.restarts import BACK_OFF_SECONDS, Restarts
+from roll.pipeline.restarts import BACK_OFF_SECONDS, RECENT_SECONDS, Restarts
 from roll.pipeline.run_context import RunContext
 from roll.workers.cluster import ClusterSession
 from tests import limits
@@ -35,6 +35,17 @@ def test_the_wait_before_a_restart_grows() -> None:
     counted = Restarts(5)
     assert [counted.wait_after(LOST, step) for step in range(4)] == [*BACK_OFF_SECONDS, BACK_OFF_SECONDS[-1]]
     assert counted.count == 4
+
+
+def test_losses_far_apart_are_not_waited_for_longer_and_longer() -> None:
+    now = 0.0
+    counted = Restarts(5, lambda: now)
+    waited = []
+    for seconds in (0.0, RECENT_SECONDS / 2, RECENT_SECONDS, RECENT_SECONDS, RECENT_SECONDS / 4):
+        now += seconds
+        waited.append(counted.wait_after(LOST, int(now)))
+    first, second, _ = BACK_OFF_SECONDS
+    assert waited == [first, second, first, first, second]
 
 
 @pytest.mark.parametrize("role", ["actor_train", "critic", "reference", "sft_train", "teacher"])
@@ -58,6 +69,14 @@ def test_what_would_fail_again_or_heals_elsewhere_ends_the_run(failure: WorkerFa
     assert raised.value is failure and counted.count == 0
 
 
+def test_an_engine_that_dies_amid_a_restart_is_started_with_the_others() -> None:
+    counted = Restarts(3)
+    counted.wait_after(LOST, 4)
+    assert counted.wait_after(WorkerDied("actor_infer", 1, "the process died"), None) == BACK_OFF_SECONDS[1]
+    with pytest.raises(WorkerFailed, match="memory"):
+        counted.wait_after(EngineShortage("actor_infer", 1, "too little memory"), None)
+
+
 def test_a_step_that_fails_twice_and_one_loss_too_many_end_the_run() -> None:
     counted = Restarts(2)
     counted.wait_after(LOST, 4)
@@ -76,6 +95,7 @@ class Roles:
 
     def __init__(self, config: Config, plan: Plan, session: ClusterSession, stack: AsyncExitStack) -> None:
         self.have_started, self.ended, self.liveness = True, 0, self
+        self.are_running = True
 
     @asynccontextmanager
     async def watched(self, is_awaited: Callable[[str], bool]) -> AsyncIterator[None]:
@@ -141,6 +161,20 @@ def test_steps_after_the_checkpoint_are_taken_and_logged_again(tmp_path: Path, m
     run = Run({(4, 1): LOST})
     assert finished(tmp_path, run, monkeypatch) == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1), (6, 1)]
     assert run.taken[3] == 2
+
+
+def test_a_loss_amid_a_restart_is_none_of_the_step_that_was_to_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Anew(Run):
+        async def loop(self, roles: Any, context: RunContext, interrupt: Interrupt) -> Position:
+            roles.are_running = context.restarts != 1
+            if not roles.are_running:
+                raise LOST
+            return await super().loop(roles, context, interrupt)
+
+    run = Anew({(3, 1): LOST})
+    assert finished(tmp_path, run, monkeypatch)[2:4] == [(2, 0), (3, 2)]
+    with pytest.raises(WorkerDied, match="step 3 failed before"):
+        finished(tmp_path / "again", Anew({(3, 1): LOST, (3, 2): LOST}), monkeypatch)
 
 
 @pytest.mark.parametrize(

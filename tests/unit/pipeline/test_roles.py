@@ -58,6 +58,8 @@ class Group:
     """Stands in for `WorkerGroup`: writes down its start and its end."""
 
     log: ClassVar[list[str]] = []
+    die: ClassVar[set[str]] = set()
+    """As they start."""
 
     def __init__(self, role: str, *_: object) -> None:
         self.role = role
@@ -67,6 +69,8 @@ class Group:
 
     async def start(self, *_: object) -> None:
         self.log.append(f"{self.role} starts")
+        if self.role in self.die:
+            raise WorkerDied(self.role, 0, "the process died")
 
     async def stop(self, seconds: float) -> None:
         self.log.append(f"{self.role} {'closes' if seconds else 'is killed'}")
@@ -116,5 +120,17 @@ def test_engines_and_rewards_outlive_the_trainer_side_unless_it_had_them_in_its_
             assert await end() == ["actor_infer is killed", "actor_train is killed", "reference is killed"]
             assert await begin() == [*engines, *trainer]
             assert await end() == ["actor_train is killed", "reference is killed"], "it was settled by its end"
+            with found.unsettled("actor_infer"):
+                pass
+            await begin()
+            with pytest.raises(WorkerDied), found.unsettled("actor_infer"):
+                raise WorkerDied("actor_train", 0, "the process died")
+            await end()
+            Group.die = {"actor_infer"}
+            with pytest.raises(WorkerDied):
+                await begin()
+            Group.die = set()
+            assert "actor_infer is killed" in await end() and not found.are_running
+            assert "actor_infer starts" in await begin() and found.are_running
 
     asyncio.run(run())

@@ -185,6 +185,34 @@ def test_a_child_that_died_while_idle_is_replaced() -> None:
     assert run(go())[0].value == 102.0
 
 
+def test_a_call_whose_child_somebody_killed_or_stopped_is_made_once_more(marks: Path) -> None:
+    async def disturbed(rewards: RewardProcess, number: signal.Signals) -> None:
+        mark = marks / "begun wait"
+        await limits.comes_true(mark.exists, "the call has begun")
+        mark.unlink()
+        (child,) = reward_children()
+        os.kill(child, number)
+        if number is signal.SIGSTOP:
+            await limits.comes_true(lambda: stat_fields(child)[0] == "T", "the child is stopped")
+            skip(limits.CALL)
+
+    async def go() -> list[RewardResult]:
+        found = []
+        async with process() as rewards:
+            for numbers in ((signal.SIGKILL,), (signal.SIGSTOP,), (signal.SIGKILL, signal.SIGKILL)):
+                for mark in ("begun wait", "end of wait"):
+                    (marks / mark).unlink(missing_ok=True)
+                scoring = asyncio.create_task(rewards.score(PROMPT, ["wait"]))
+                for number in numbers:
+                    await disturbed(rewards, number)
+                (marks / "end of wait").touch()
+                found += await scoring
+        return found
+
+    killed, stopped, twice = run(go())
+    assert [killed.outcome, stopped.outcome, twice.outcome] == [RewardOutcome.SCORED, RewardOutcome.SCORED, RewardOutcome.CRASHED]
+
+
 def test_a_cancelled_group_leaves_no_result_to_the_next(marks: Path) -> None:
     async def go() -> list[RewardResult]:
         async with process() as rewards:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.errors import WeightSyncError
-from roll.weight_sync.device import ALIGNMENT, SLOTS, DeviceSender, checked, fingerprint, layout, views
+from roll.weight_sync.device import ALIGNMENT, SLOTS, DeviceSender, checked, cut_off, fingerprint, layout, views
 from roll.weight_sync.reader import BucketReader
 from roll.weight_sync.routes import Rendezvous, Route, Transport
 from tests import limits
@@ -128,6 +128,16 @@ def test_a_broadcast_reaches_every_worker(rendezvous: Rendezvous) -> None:
 def test_a_rendezvous_that_nobody_else_comes_to_has_a_deadline(rendezvous: Rendezvous) -> None:
     with pytest.raises(Exception, match=r"(?i)tim|wait"):
         DeviceSender(CPU).join(replace(rendezvous, seconds=limits.EXPIRY))
+
+
+def test_who_waits_for_a_member_that_has_died_is_told(rendezvous: Rendezvous) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        route = Route(Transport.BROADCAST, same_host=False, first_rank=1)
+        waiting = [threads.submit(DeviceSender(CPU).join, rendezvous), threads.submit(BucketReader, route, rendezvous, 0, CPU)]
+        cut_off(rendezvous)  # the third never comes
+        for future in waiting:
+            with pytest.raises(WeightSyncError, match="cut off before all of its members had come"):
+                future.result(limits.CALL / 2)
 
 
 def test_views_are_the_buffers_memory() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from roll.errors import WeightSyncError, WorkerAbandoned, WorkerDied, WorkerFailed, WorkerWaited
+from roll.errors import WeightSyncError, WorkerAbandoned, WorkerDied, WorkerFailed, WorkerLate, WorkerWaited
 from roll.types import TensorSpec
 from roll.weight_sync import sync as weight_sync_module
 from roll.weight_sync.bucket import Adapter, Bucket, read_bucket, spec, write_adapter, write_bucket
@@ -23,6 +23,9 @@ class FakeSender:
     def __init__(self, engines: Engines, folder: Path) -> None:
         self.log, self.engines, self.folder = engines.log, engines, folder
         self.opened: list[tuple[Routes, Rendezvous | None]] = []
+        self.cut: list[Rendezvous] = []
+        self.stays_away = False
+        """From the broadcast."""
         self.weights = {f"w{number}": torch.full((4,), float(number)) for number in range(5)}
         self.lora = {"lora": torch.ones(2)}
 
@@ -31,6 +34,11 @@ class FakeSender:
 
     async def open_routes(self, routes: Routes, rendezvous: Rendezvous | None) -> None:
         self.opened.append((routes, rendezvous))
+        if self.stays_away:
+            await asyncio.get_running_loop().create_future()
+
+    async def cut_off(self, rendezvous: Rendezvous) -> None:
+        self.cut.append(rendezvous)
 
     async def tensors(self) -> list[TensorSpec]:
         return [spec(name, tensor) for name, tensor in self.weights.items()]
@@ -65,12 +73,13 @@ class Engines:
         self.opened: list[tuple[int, Rendezvous | None]] = []
         self.dies_at: dict[int, str] = {}
         """By engine, the call or the bucket at which it dies."""
+        self.error: type[WorkerFailed] = WorkerDied
         self.given_up: list[tuple[int, str]] = []
 
     def live(self, number: int, what: str) -> None:
         if self.dies_at.get(number) in (what, "dead"):
             self.dies_at[number] = "dead"
-            raise WorkerDied("actor_infer", number, "the process died")
+            raise self.error("actor_infer", number, "the process died")
 
 
 class FakeEngine:
@@ -283,9 +292,27 @@ def test_a_death_amid_a_broadcast_gives_the_others_up(tmp_path: Path, at: str) -
     engines.dies_at = {1: at}
     assert asyncio.run(weight_sync.push(1)) == []
     assert engines.given_up == [(0, "a broadcast of weights was cut off: actor_infer rank 1: the process died")]
+    assert sender.cut == [rendezvous for _, rendezvous in sender.opened], "the trainer would wait for the one that died"
     engines.dies_at = {}
     weight_sync.choose({0: 1, 1: 1})
     assert asyncio.run(weight_sync.push(1)) == [0, 1] and len(sender.opened) == 2
+
+
+@pytest.mark.parametrize("at", ["pause", "w2", "resume"])
+def test_an_engine_that_misses_its_deadline_is_replaced_as_one_that_dies(tmp_path: Path, at: str) -> None:
+    weight_sync, _, engines = sync(tmp_path)
+    engines.dies_at, engines.error = {1: at}, WorkerLate
+    assert asyncio.run(weight_sync.push(1)) == [0]
+    assert engines.given_up == [(1, "the process died")]
+
+
+def test_a_trainer_that_does_not_come_to_a_broadcast_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_sync_module, "ECHO_SECONDS", 0.0)
+    weight_sync, sender, engines = sync(tmp_path, find=by_broadcast)
+    engines.dies_at, engines.error = {1: "open"}, WorkerWaited
+    sender.stays_away = True
+    with pytest.raises(WorkerLate, match="^actor_train rank 0: actor_train did not come to a collective operation .* engine 1 waited$"):
+        asyncio.run(weight_sync.push(1))
 
 
 async def fail(error: Exception) -> None:

@@ -77,6 +77,26 @@ def test_the_death_of_a_head_ends_the_work_and_is_its_cause(tmp_path: Path) -> N
     assert reached == ["work that ends by itself"]
 
 
+def test_a_head_that_is_stopped_ends_the_work_and_one_that_goes_on_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "LOOK_EVERY", limits.LOOK)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]) as process:
+        head = psutil.Process(process.pid)
+        session = cluster.ClusterSession(tmp_path, tmp_path, tmp_path, [head])
+
+        async def work() -> None:
+            async with session.watched():
+                head.suspend()
+                await asyncio.sleep(limits.LOOK * cluster.LOOKS_STOPPED / 2)
+                head.resume()
+                await asyncio.sleep(limits.LOOK * cluster.LOOKS_STOPPED)
+                head.suspend()
+                await asyncio.sleep(limits.CALL)
+
+        with pytest.raises(cluster.ClusterUnavailable, match=r"Ray: its process .* on this host was stopped \(SIGSTOP\)"):
+            asyncio.run(work())
+        process.wait(limits.END)
+
+
 def test_what_fails_while_the_heads_are_watched_keeps_its_own_cause(tmp_path: Path) -> None:
     async def work() -> None:
         async with cluster.ClusterSession(tmp_path, tmp_path, tmp_path).watched():

@@ -16,6 +16,7 @@ from roll.types import Completion, Sampling
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.device_sharing import Level
 from roll.workers.engine_health import MOST_LATE, MOST_RESTARTS
+from roll.workers.engine_pool import PROBE_EVERY
 from roll.workers.reward_models import JudgeEngines
 from roll.workers.running import Running, running_limits
 from tests import limits
@@ -201,6 +202,25 @@ def test_who_dies_in_a_call_of_all_is_left_out() -> None:
         assert [engine for engine, method, _ in group.asked if method == "pause"] == [0, 1, 2, 0, 1, 2]
 
     run(scenario, Engines(3))
+
+
+def test_an_engine_that_dies_while_nobody_calls_it_is_replaced_and_one_that_is_late_is_not() -> None:
+    class Late(Engines):
+        async def _answer(self, engine: int, method: str, given: tuple[Any, ...]) -> Any:
+            if method == "cause_of_death" and engine == 1:
+                raise WorkerLate(self.role, engine, "cause_of_death was not done")
+            return await super()._answer(engine, method, given)
+
+    async def scenario(group: Engines, engines: ActorInfer) -> None:
+        engines.pool.begin_probes()
+        await asyncio.sleep(3 * PROBE_EVERY + 1)
+        assert engines.pool.serving == [0, 1]
+        group.kill(0)
+        await asyncio.sleep(PROBE_EVERY + 2)
+        assert engines.pool.serving == [1] and engines.pool.stale == [0] and group.processes == [1, 0]
+        assert {method for _, method, _ in group.asked} == {"cause_of_death"}
+
+    run(scenario, Late(2))
 
 
 def test_no_restart_begins_amid_a_sync_or_while_others_are_on_the_devices() -> None:

@@ -1,0 +1,138 @@
+"""Tables of a campaign of faults: by kind, by phase, what a failure costs, and the effective training time that follows."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.fault_plan import ENDS_RUN, TRAINER_SIDE, Kind
+from roll.pipeline.restarts import BACK_OFF_SECONDS
+
+FAILURE_EVERY = 3600.0
+"""Seconds from failure to failure of a cluster of 64 GPUs."""
+STEP = 60.0
+"""Seconds of a step there."""
+ENGINES = 32
+"""Engines there, one on each of 32 GPUs; the trainer has the other 32."""
+ENGINE_SHARE = 0.5
+"""Of the failures that hit an engine's GPU."""
+STARTS = {"engine": 120.0, "trainer": 180.0}
+"""Seconds of a cold start there: an engine of 7B with CUDA graphs, a trainer with its checkpoint."""
+SAVE_STEPS = 10
+"""Steps between two checkpoints there."""
+SLACK = 10.0
+"""Seconds beyond a cold start that a failure may cost: to notice it, and to back off."""
+
+
+def is_good(outcome: Mapping[str, Any]) -> bool:
+    """Whether a run took all its steps, equals the undisturbed one, and took nothing for dead that was not."""
+    return outcome["statuses"][-1] == 0 and not outcome["unequal"] and not outcome["false_alarms"]
+
+
+def markdown(outcomes: Sequence[Mapping[str, Any]]) -> str:
+    """All tables."""
+    faults = [one | {"outcome": outcome} for outcome in outcomes for one in outcome["injected"]]
+    parts = [by_kind(faults), by_phase(faults), of_runs(outcomes), costs(faults), effective(faults)]
+    return "\n\n".join(parts) + "\n"
+
+
+def by_kind(faults: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each kind of fault."""
+    lines = [
+        "| fault | injected | noticed after s: median, most | healed after s: median, most | steps taken again: mean, most | the run ended first |",
+        "|---|---|---|---|---|---|",
+    ]
+    kinds = defaultdict(list)
+    for one in faults:
+        kinds[(one["fault"]["kind"], one["fault"]["is_stop"])].append(one)
+    for kind in Kind:
+        for is_stop in (False, True):
+            if found := kinds.get((kind, is_stop)):
+                lost = [one["steps_lost"] for one in found]
+                cells = [
+                    f"{'stop' if is_stop else 'kill'} {kind}",
+                    str(len(found)),
+                    spread([one["noticed"] - one["at"] for one in found if one["noticed"]]),
+                    spread([one["healed"] - one["at"] for one in found if one["healed"]]),
+                    f"{statistics.mean(lost):.1f}, {max(lost)}",
+                    str(sum(one["healed"] is None for one in found)),
+                ]
+                lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def spread(seconds: Sequence[float]) -> str:
+    """Median and most."""
+    return f"{statistics.median(seconds):.1f}, {max(seconds):.1f}" if seconds else "-"
+
+
+def by_phase(faults: Sequence[Mapping[str, Any]]) -> str:
+    """How many faults met each phase. One that came together with another counts where it was found."""
+    counts: dict[str, int] = defaultdict(int)
+    for one in faults:
+        for phase in one["phases"] or ["between two"]:
+            counts[phase] += 1
+    return "| phase | faults |\n|---|---|\n" + "\n".join(f"| {phase} | {count} |" for phase, count in sorted(counts.items()))
+
+
+def of_runs(outcomes: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each run."""
+    lines = [
+        "| run | placement | faults | no moment | attempts | restarts of the trainer's side | false alarms | unequal | seconds |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for outcome in outcomes:
+        statuses = ", ".join(map(str, outcome["statuses"]))
+        lines.append(
+            f"| {outcome['number']} | {outcome['placement']} | {len(outcome['injected'])} | {outcome['left']} | {statuses} | "
+            f"{outcome['restarts']} | {len(outcome['false_alarms'])} | {len(outcome['unequal'])} | {outcome['seconds']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def cost(one: Mapping[str, Any]) -> float | None:
+    """Seconds that a fault cost that came alone: until the step under way was logged, beyond a usual step."""
+    if not one["alone"] or one["caught_up"] is None:
+        return None
+    return one["caught_up"] - one["at"] - one["outcome"]["usual_step"]
+
+
+def costs(faults: Sequence[Mapping[str, Any]]) -> str:
+    """What a failure that came alone cost, beside what it may."""
+    lines = ["| failure | seconds: median, most | may cost | more than that |", "|---|---|---|---|"]
+    groups = {
+        "engine": ((Kind.ENGINE, Kind.CORE), "cold start + 10 s + the rest of the trainer's step"),
+        "rank": (TRAINER_SIDE, "cold start + 10 s + the steps since the checkpoint"),
+        "driver, Ray": (ENDS_RUN, "a start of the run + 10 s + the steps since the checkpoint"),
+    }
+    for name, (kinds, bound) in groups.items():
+        found = [(one, seconds) for one in faults if one["fault"]["kind"] in kinds and (seconds := cost(one)) is not None]
+        over = [seconds for one, seconds in found if seconds > allowed(one)]
+        lines.append(f"| {name} | {spread([seconds for _, seconds in found])} | {bound} | {len(over)} of {len(found)} |")
+    return "\n".join(lines)
+
+
+def allowed(one: Mapping[str, Any]) -> float:
+    """Seconds that a failure may cost; a campaign waits longer before a restart than a run that is hit once an hour."""
+    outcome = one["outcome"]
+    repeated = max(0.0, one["back_off"] - BACK_OFF_SECONDS[0])
+    return outcome["cold_start"] + SLACK + repeated + (1 + one["steps_lost"]) * outcome["usual_step"]
+
+
+def effective(faults: Sequence[Mapping[str, Any]]) -> str:
+    """The share of time that trains on 64 GPUs, from what was measured here and what is assumed of them."""
+    notice = {
+        name: statistics.mean([one["noticed"] - one["at"] for one in faults if one["fault"]["kind"] in kinds and one["noticed"]] or [SLACK])
+        for name, kinds in {"engine": (Kind.ENGINE, Kind.CORE), "trainer": TRAINER_SIDE}.items()
+    }
+    engine = (notice["engine"] + STARTS["engine"]) / ENGINES
+    rank = notice["trainer"] + SLACK + STARTS["trainer"] + SAVE_STEPS / 2 * STEP
+    share = 1 - (ENGINE_SHARE * engine + (1 - ENGINE_SHARE) * rank) / FAILURE_EVERY
+    return (
+        f"Effective training time on 64 GPUs, half of them engines, steps of {STEP:.0f} s, a checkpoint every {SAVE_STEPS} steps, "
+        f"a failure every {FAILURE_EVERY:.0f} s, cold starts of {STARTS['engine']:.0f} s (engine) and {STARTS['trainer']:.0f} s (trainer), "
+        f"noticed after {notice['engine']:.1f} s and {notice['trainer']:.1f} s as measured here: an engine's failure costs {engine:.1f} s, "
+        f"a rank's {rank:.0f} s, {100 * share:.1f}% of the time trains."
+    )

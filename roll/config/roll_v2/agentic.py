@@ -1,0 +1,236 @@
+"""ROLL's agentic files in our words: environments by tag, groups of episodes, lengths, and what rewards are compared with.
+
+custom_envs.<tag>     ──▶ environments.<tag>
+train_env_manager     ──▶ rollout_batch_size, num_return_sequences_in_group, environments.<tag>.rows
+val_env_manager       ──▶ validation.sets.<tag>
+reward_normalization  ──▶ adv_estimator, norm_mean_type, norm_std_type
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from roll.config.schema.faults import shown
+from roll.errors import Fault
+
+MANAGERS = ("train_env_manager", "val_env_manager")
+DEFINITIONS, NORM = "custom_envs", "reward_normalization"
+AGENTIC: Mapping[str, str] = {
+    f"{DEFINITIONS}.<tag>": "read as `environments.<tag>` if a manager names it; `env_config` and the templates as `environment_args`",
+    f"{DEFINITIONS}.<tag>.env_type": "read as `environment`; `frozen_lake` and `sokoban` are here, any other is refused",
+    f"{DEFINITIONS}.<tag>.env_manager_cls": "ignored if it is `TrajEnvManager`, any other is refused",
+    "train_env_manager.tags, num_groups_partition": "read as `environments.<tag>.rows`: so many tasks for each of `max_steps`",
+    "train_env_manager.group_size": "read as `num_return_sequences_in_group`",
+    "train_env_manager.max_env_num_per_worker": "read as `environments.<tag>.sessions_per_process`",
+    "rollout_batch_size": "with `train_env_manager` a number of episodes, here of groups: divided by `group_size`",
+    "val_env_manager": "read as `validation.sets.<tag>`: `rows`, and `group_size` as samples",
+    "sequence_length": "with environments a key of ours; `prompt_length` is what is left of it beside `response_length`",
+    f"{DEFINITIONS}.<tag>.max_tokens_per_step": "read as `response_length`, the largest of them",
+    f"{DEFINITIONS}.<tag>.max_steps": "read as `max_turns`",
+    NORM: "read as `adv_estimator`, `norm_mean_type` and `norm_std_type`; `tags` and `asym_clip` are refused",
+    "adv_estimator: agentic_reinforce": "read as `step_reinforce`",
+    "actor_train.data_args without file_name": "ignored; the tokenizer's own template is taken",
+}
+"""What becomes of keys of agentic files, by place; for the reference of keys."""
+TYPES = ("frozen_lake", "sokoban")
+"""Values of `env_type` that are names of environments here."""
+WHOLE_EPISODES = "TrajEnvManager"
+NO_MEANING = ("use_thread_lock", "max_env_step_concurrent", "agent_runner_cls", "env_manager_cls")
+"""Keys of a definition that say nothing here."""
+TEMPLATES = ("agent_system_template", "agent_template")
+METHODS = {"mean_std": ("mean", "std"), "mean": ("mean",), "identity": ()}
+"""Of `reward_normalization.method`: what is done over the group or the batch."""
+SCOPES = {"traj_group_id": "group", "batch": "batch"}
+COMPARES = {("mean", "std"): "grpo", ("mean",): "dr_grpo"}
+"""The estimator that does it within a group by itself."""
+
+
+class Agentic:
+    """Brings the values of one file, in place, into the schema's form."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+        self.keys: list[str] = []
+        """Those of ROLL's that stood there."""
+        self.warnings: list[str] = []
+        self.faults: list[Fault] = []
+
+    def translate(self) -> None:
+        """Do so, where the file is one of agents."""
+        train, val = (self._block(name) for name in MANAGERS)
+        definitions = self._block(DEFINITIONS)
+        if train is None and val is None:
+            return
+        tags = list(dict.fromkeys([*_tags(train), *_tags(val)]))
+        environments = {tag: self._environment(tag, (definitions or {}).get(tag)) for tag in tags}
+        self._values.setdefault("environments", {}).update({tag: one for tag, one in environments.items() if one is not None})
+        self._lengths(definitions or {}, tags)
+        self._training(train or {})
+        self._validation(val or {})
+        self._normalisation()
+        self._rows_of_files()
+
+    def _block(self, name: str) -> dict[str, Any] | None:
+        block = self._values.pop(name, None)
+        if block is None:
+            return None
+        self.keys.append(name)
+        if isinstance(block, dict):
+            return block
+        self.faults.append(Fault(name, f"{shown(block)} is no block", "give its keys, or remove it"))
+        return None
+
+    def _environment(self, tag: str, definition: Any) -> dict[str, Any] | None:
+        where = f"{DEFINITIONS}.{tag}"
+        if not isinstance(definition, dict):
+            self.faults.append(Fault(where, "missing, and a manager names the tag", f"define it, or add environments.{tag}"))
+            return None
+        kind, manager = definition.get("env_type"), str(definition.get("env_manager_cls") or WHOLE_EPISODES)
+        if kind not in TYPES:
+            remedy = f"{' and '.join(TYPES)} are; write your own and name it as environments.{tag}.environment=package.module:Class"
+            self.faults.append(Fault(f"{where}.env_type", f"there is no environment {shown(kind)} here", remedy))
+            return None
+        if manager.rpartition(".")[2] != WHOLE_EPISODES:
+            problem = f"{shown(manager)} has no counterpart here"
+            self.faults.append(
+                Fault(f"{where}.env_manager_cls", problem, f"remove it; an episode is one conversation, as {WHOLE_EPISODES} has it")
+            )
+        own = definition.get("env_config") or {}
+        templates = {key: definition[key] for key in TEMPLATES if definition.get(key) is not None}
+        said = definition.get("max_tokens_per_step")
+        turns = definition.get("max_steps") or own.get("max_steps")
+        read = {
+            "environment": kind,
+            "environment_args": {**own, **templates, **({"max_response_length": said} if said is not None else {})},
+            **({"max_turns": turns} if turns is not None else {}),
+        }
+        unknown = set(definition) - {"env_type", "env_config", "max_steps", "max_tokens_per_step", *TEMPLATES, *NO_MEANING}
+        self.faults += [
+            Fault(f"{where}.{key}", f"{shown(definition[key])} has no counterpart here", "remove it") for key in sorted(unknown)
+        ]
+        self.warnings.append(f"{where}: read as environments.{tag} with environment={kind}; write it so")
+        return read
+
+    def _lengths(self, definitions: Mapping[str, Any], tags: list[str]) -> None:
+        """`response_length` is that of a turn, and what is left of an episode's length bounds the first observation."""
+        values, found = (
+            self._values,
+            [definitions[tag].get("max_tokens_per_step") for tag in tags if isinstance(definitions.get(tag), dict)],
+        )
+        steps = [value for value in found if isinstance(value, int)]
+        if steps and "response_length" not in values:
+            values["response_length"] = max(steps)
+            self.warnings.append(f"max_tokens_per_step: read as response_length={max(steps)}, which holds for each turn; write it so")
+        longest, turn = values.get("sequence_length"), values.get("response_length")
+        if isinstance(longest, int) and isinstance(turn, int) and longest > turn and "prompt_length" not in values:
+            values["prompt_length"] = longest - turn
+            self.warnings.append(
+                f"prompt_length: missing; {longest - turn} is taken, what sequence_length leaves beside a turn; write it so"
+            )
+
+    def _training(self, train: Mapping[str, Any]) -> None:
+        size = train.get("group_size", 1)
+        if not isinstance(size, int) or size < 1:
+            self.faults.append(Fault("train_env_manager.group_size", f"{shown(size)} is no number of episodes", "give 1 or more"))
+            return
+        episodes = self._values.get("rollout_batch_size")
+        if isinstance(episodes, int):
+            if episodes % size:
+                problem = f"{episodes} episodes are not divisible by train_env_manager.group_size, {size}"
+                self.faults.append(Fault("rollout_batch_size", problem, "give a multiple of it"))
+            self._values["rollout_batch_size"] = episodes // size
+            said = f"{episodes} episodes in groups of {size} are read as rollout_batch_size={episodes // size}"
+            self.warnings.append(f"rollout_batch_size: {said} and num_return_sequences_in_group={size}; write it so")
+        self._values.setdefault("num_return_sequences_in_group", size)
+        steps = self._values.get("max_steps")
+        for tag, groups in _partition(train):
+            section = self._values["environments"].get(tag)
+            if section is not None:
+                section["rows"] = groups * (steps if isinstance(steps, int) else 1)
+                section |= _sessions(train)
+        if train.get("num_env_groups") is not None:
+            self.warnings.append(
+                f"train_env_manager.num_env_groups: {shown(train['num_env_groups'])} is ignored; a group begins as soon as there is room, "
+                "and max_running_samples bounds how many episodes run"
+            )
+        self._generating("train_env_manager", train, self._values.setdefault("actor_infer", {}))
+
+    def _validation(self, val: Mapping[str, Any]) -> None:
+        sets = {}
+        for tag, groups in _partition(val):
+            section = self._values["environments"].get(tag)
+            if section is not None:
+                sets[tag] = {"rows": {tag: groups}}
+                section.update({key: value for key, value in _sessions(val).items() if key not in section})
+        if not sets:
+            return
+        block = self._values.setdefault("validation", {})
+        block.setdefault("sets", {}).update(sets)
+        self._generating("val_env_manager", val, block)
+        samples = val.get("group_size", 1)
+        block.setdefault("generating_args", {}).setdefault("num_return_sequences", samples)
+        named = ", ".join(f"{tag} {one['rows'][tag]}" for tag, one in sets.items())
+        self.warnings.append(f"val_env_manager: read as validation.sets, by tag as many tasks ({named}), each {samples} times; write it so")
+
+    def _generating(self, name: str, manager: Mapping[str, Any], block: Any) -> None:
+        given = manager.get("generating_args")
+        if isinstance(given, dict) and isinstance(block, dict):
+            block["generating_args"] = {**(block.get("generating_args") or {}), **given}
+
+    def _normalisation(self) -> None:
+        """What an estimator does by itself is not said again; `reinforce` and `step_reinforce` are told by two keys."""
+        values = self._values
+        if values.get("adv_estimator") == "agentic_reinforce":
+            values["adv_estimator"] = "step_reinforce"
+            self.warnings.append("adv_estimator: agentic_reinforce is read as step_reinforce, which discounts by turns; write it so")
+        given = values.pop(NORM, None)
+        if not isinstance(given, dict):
+            return
+        self.keys.append(NORM)
+        scope, method = given.get("grouping", "batch"), given.get("method", "identity")
+        if scope not in SCOPES or method not in METHODS:
+            key, value = ("grouping", scope) if scope not in SCOPES else ("method", method)
+            known = ", ".join(SCOPES if key == "grouping" else METHODS)
+            self.faults.append(Fault(f"{NORM}.{key}", f"{shown(value)} has no counterpart here", f"give one of {known}"))
+            return
+        done, ours = METHODS[method], SCOPES[scope]
+        told = {f"norm_{what}_type": ours for what in done}
+        if values.get("adv_estimator") == "grpo":
+            values["adv_estimator"] = COMPARES.get(done, "reinforce") if ours == "group" else "reinforce"
+        if values.get("adv_estimator") in ("reinforce", "step_reinforce"):
+            values.update({key: value for key, value in told.items() if key not in values})
+        said = ", ".join(f"{key}={value}" for key, value in {"adv_estimator": values.get("adv_estimator"), **told}.items())
+        self.warnings.append(f"{NORM}: {method} over {scope} is read as {said}; write it so")
+
+    def _rows_of_files(self) -> None:
+        learner = self._values.get("actor_train")
+        rows = learner.get("data_args") if isinstance(learner, dict) else None
+        if isinstance(learner, dict) and isinstance(rows, dict) and "file_name" not in rows:
+            del learner["data_args"]
+            self.warnings.append(
+                f"actor_train.data_args: {shown(rows)} is ignored; no file is read, and the tokenizer's own template is taken; remove it"
+            )
+
+
+def translate_agentic(values: dict[str, Any]) -> Agentic:
+    """Bring ROLL's keys of environments, in place, into the schema's form."""
+    done = Agentic(values)
+    done.translate()
+    return done
+
+
+def _tags(manager: Mapping[str, Any] | None) -> list[str]:
+    tags = (manager or {}).get("tags")
+    return [str(tag) for tag in tags] if isinstance(tags, list | tuple) else []
+
+
+def _partition(manager: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Each tag with its number of groups; without a partition all are the only tag's."""
+    tags, counts = _tags(manager), manager.get("num_groups_partition") or [manager.get("num_env_groups", 1)]
+    yield from ((tag, count) for tag, count in zip(tags, counts, strict=False) if isinstance(count, int) and count > 0)
+
+
+def _sessions(manager: Mapping[str, Any]) -> dict[str, int]:
+    most = manager.get("max_env_num_per_worker")
+    return {"sessions_per_process": most} if isinstance(most, int) and most > 0 else {}
