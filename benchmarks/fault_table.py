@@ -41,7 +41,8 @@ def markdown(outcomes: Sequence[Mapping[str, Any]]) -> str:
 def by_kind(faults: Sequence[Mapping[str, Any]]) -> str:
     """A line for each kind of fault."""
     lines = [
-        "| fault | injected | noticed after s: median, most | healed after s: median, most | steps taken again: mean, most | the run ended first |",
+        "| fault | injected | noticed after s: median, most | healed after s: median, most | steps taken again: mean, most "
+        "| the run ended first |",
         "|---|---|---|---|---|---|",
     ]
     kinds = defaultdict(list)

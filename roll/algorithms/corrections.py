@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.methods.corrections import Level
+from roll.algorithms.ratios import LARGEST_LOG_RATIO
 from roll.algorithms.segments import sequence_mean, sequence_sum
 
 
@@ -50,7 +51,7 @@ class Correction(MismatchCorrection):
     weight: Level | None = None
     """None weighs every token 1."""
     cap: float | None = None
-    """None does not cap."""
+    """None caps at e^20 alone."""
     reject: Level | None = None
     """None rejects nothing."""
     low: float = 0.0
@@ -60,7 +61,7 @@ class Correction(MismatchCorrection):
         """See `MismatchCorrection`."""
         ratio = torch.zeros_like(delta) if self.weight is None else _at(self.weight, delta, lengths)
         # Before exp: the product over a long sequence may overflow.
-        capped = ratio if self.cap is None else ratio.clamp(max=log(self.cap))
+        capped = ratio.clamp(max=LARGEST_LOG_RATIO if self.cap is None else min(log(self.cap), LARGEST_LOG_RATIO))
         kept = torch.ones_like(delta, dtype=torch.bool)
         if self.reject is not None:
             judged = _at(self.reject, delta, lengths).exp()

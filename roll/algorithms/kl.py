@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.methods.adaptive_kl import LARGEST_ERROR
+from roll.algorithms.ratios import LARGEST_LOG_RATIO, ratio_of
 
+EXPONENTIAL = ("k3", "k3+")
+"""Estimators that take the exponential of a log-ratio."""
 KNOWN = "k1, k2, k3, abs, k1+, k3+"
 
 
@@ -17,7 +20,7 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: str) -> Ten
     """KL(policy || reference) at each sampled token, in nats, from the two log-probs of that token.
 
     With d = ref - policy: k1 = -d (unbiased, high variance), k2 = d^2 / 2 (biased, low variance),
-    k3 = exp(d) - 1 - d (unbiased, never negative), abs = |d|.
+    k3 = exp(d) - 1 - d (unbiased, never negative; d at most 20, as above it is no gradient), abs = |d|.
 
     As a term of a loss an estimator counts by its gradient, and over samples of the policy the expected gradient of k1 is zero,
     that of k3 belongs to KL(reference || policy), and that of k2 is the gradient of KL(policy || reference).
@@ -34,13 +37,28 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: str) -> Ten
         case "k2":
             return d.square() / 2
         case "k3":
-            return torch.expm1(d) - d
+            bounded = d.clamp(max=LARGEST_LOG_RATIO)
+            return torch.expm1(bounded) - bounded
         case "abs":
             return d.abs()
         case "k1+" | "k3+":
             value, carrier = kl_estimate(log_probs, ref_log_probs, estimator[:-1]), d.square() / 2
             return value.detach() + carrier - carrier.detach()
     raise ValueError(f"no KL estimator is named '{estimator}'; known: {KNOWN}")
+
+
+def importance_weighted(kl: Tensor, log_ratio: Tensor, estimator: str) -> Tensor:
+    """The estimate at tokens that another policy sampled, weighted by the ratio of the policy to that one: [S].
+
+    Over tokens of the policy that sampled, the expected gradient is that of KL(policy || reference) exactly. With k1 and k3 the ratio
+    carries its gradient, as in DeepSeek-V3.2 (arXiv 2512.02556, section 3.1). The gradient of k2, which `k1+` and `k3+` have too, is
+    right under the policy's own samples as it is, so there the ratio carries none.
+
+    Args:
+        kl: [S], of `kl_estimate`.
+        log_ratio: [S], log-probs under the policy less those under the policy that sampled; with a gradient.
+    """
+    return kl * ratio_of(log_ratio if estimator in ("k1", "k3") else log_ratio.detach())
 
 
 def adapted_coefficient(coefficient: float, kl: float, target: float, samples: int, horizon: int) -> float:

@@ -2,6 +2,7 @@
 
 In all formulas d = log pi - log old is the log-ratio of the current policy to the one that ratios are taken against, r = exp(d),
 A the token's advantage, sg(.) stops the gradient, and mean_y and sum_y run over the response tokens of the token's sequence.
+Where a logarithm is above 20 its exponential is that of 20; see `ratio_of`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.covariance import largest, some_between, token_covariances
+from roll.algorithms.ratios import ratio_of
 from roll.algorithms.segments import sequence_mean, sequence_sum
 from roll.registry import Registry
 from roll.types import Bools, TrainBatch
@@ -83,7 +85,7 @@ class Ppo(Objective):
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
         """See `Objective`."""
-        surrogate = _clipped(tokens.log_ratio.exp(), tokens.advantages, self.clip_low, self.clip_high)
+        surrogate = _clipped(ratio_of(tokens.log_ratio), tokens.advantages, self.clip_low, self.clip_high)
         if self.dual_clip is None:
             return surrogate
         bound = torch.where(tokens.advantages < 0, -tokens.advantages * self.dual_clip, torch.inf)
@@ -97,7 +99,7 @@ class PolicyGradient(Objective):
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
         """See `Objective`."""
-        ratio = tokens.log_ratio.detach().exp()
+        ratio = ratio_of(tokens.log_ratio.detach())
         return Surrogate(-tokens.advantages * tokens.log_probs, ratio, torch.zeros_like(ratio, dtype=torch.bool))
 
 
@@ -116,7 +118,7 @@ class Gspo(Objective):
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
         """See `Objective`."""
-        ratio = sequence_mean(tokens.log_ratio.detach(), tokens.lengths).exp()
+        ratio = ratio_of(sequence_mean(tokens.log_ratio.detach(), tokens.lengths))
         own = (tokens.log_probs - tokens.log_probs.detach()).exp()  # 1, with the gradient of log pi
         return _clipped(ratio * own, tokens.advantages, self.clip_low, self.clip_high)
 
@@ -138,7 +140,7 @@ class Gmpo(Objective):
         d, sign = tokens.log_ratio, tokens.advantages.sign()
         bounded = d.clamp(-self.clip_low, self.clip_high)
         clipped = sign * bounded < sign * d
-        ratio = sequence_mean(torch.where(clipped, bounded, d), tokens.lengths).exp()
+        ratio = ratio_of(sequence_mean(torch.where(clipped, bounded, d), tokens.lengths))
         return Surrogate(-tokens.advantages * ratio, ratio.detach(), clipped.detach())
 
 
@@ -156,7 +158,7 @@ class Cispo(Objective):
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
         """See `Objective`."""
-        ratio = tokens.log_ratio.detach().exp()
+        ratio = ratio_of(tokens.log_ratio.detach())
         weight = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
         return Surrogate(-weight * tokens.advantages * tokens.log_probs, ratio, weight != ratio)
 
@@ -205,7 +207,7 @@ class ClipCov(Objective):
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
         """See `Objective`."""
         assert tokens.token_selection is not None, "no tokens were chosen"
-        surrogate = _clipped(tokens.log_ratio.exp(), tokens.advantages, self.clip_low, self.clip_high)
+        surrogate = _clipped(ratio_of(tokens.log_ratio), tokens.advantages, self.clip_low, self.clip_high)
         losses = torch.where(tokens.token_selection, 0.0, surrogate.losses)
         return Surrogate(losses, surrogate.ratio, surrogate.clipped | tokens.token_selection)
 
@@ -229,7 +231,7 @@ class KlCov(Objective):
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
         """See `Objective`."""
         assert tokens.token_selection is not None, "no tokens were chosen"
-        ratio = tokens.log_ratio.exp()
+        ratio = ratio_of(tokens.log_ratio)
         penalty = torch.where(tokens.token_selection, self.coef * tokens.log_ratio.abs(), 0.0)
         return Surrogate(penalty - tokens.advantages * ratio, ratio.detach(), tokens.token_selection)
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from roll.algorithms.corrections import MismatchCorrection
-from roll.algorithms.kl import kl_estimate
+from roll.algorithms.kl import EXPONENTIAL, importance_weighted, kl_estimate
 from roll.algorithms.losses import Loss, LossInputs, TokenLosses
 from roll.algorithms.objectives import Objective, PolicyTokens, Ppo
+from roll.algorithms.ratios import is_clamped
 from roll.types import Bools, TrainBatch
 
 
@@ -18,7 +19,8 @@ class PolicyLoss(Loss):
     """loss = weight * objective + kl_coef * KL(policy || reference) - entropy_coef * entropy.
 
     Ratios are taken against the trainer's policy before the step's first update where its log-probs are given, otherwise
-    against the behaviour policy. The weight is the correction's, 1 without one; see `Correction`.
+    against the behaviour policy. The weight is the correction's, 1 without one; see `Correction`. With `kl_importance` the KL is weighted
+    by the ratio to the behaviour policy where its log-probs are given, otherwise to the one that ratios are taken against.
     """
 
     objective: Objective = field(default_factory=Ppo)
@@ -27,6 +29,8 @@ class PolicyLoss(Loss):
     """A step makes one update, so ratios are taken against the current policy and are 1 exactly, without a pass for it."""
     kl_coef: float = 0.0
     kl_estimator: str = "k3"
+    kl_importance: bool = False
+    """The KL of a token counts by the ratio of the policy to the one that sampled it."""
     entropy_coef: float = 0.0
 
     def token_selection(self, batch: TrainBatch) -> Bools | None:
@@ -45,6 +49,7 @@ class PolicyLoss(Loss):
             "policy/kl_behaviour": kl_estimate(old, log_probs, "k3").detach(),  # of the policy that sampled: so k3 is unbiased
             "policy/entropy": entropy.detach(),
         }
+        clamped = is_clamped(log_probs - old)
         if self.correction is not None:
             assert inputs.behaviour_log_probs is not None, "a correction without the engine's log-probs"
             corrected = self.correction(old - inputs.behaviour_log_probs, inputs.lengths)
@@ -53,10 +58,17 @@ class PolicyLoss(Loss):
         if inputs.ref_log_probs is not None:
             kl = kl_estimate(log_probs, inputs.ref_log_probs, self.kl_estimator)
             metrics["policy/kl_ref"] = kl.detach()
+            if self.kl_estimator in EXPONENTIAL:
+                clamped = clamped | is_clamped(inputs.ref_log_probs - log_probs)
+            if self.kl_coef and self.kl_importance:
+                sampled = old if inputs.behaviour_log_probs is None else inputs.behaviour_log_probs
+                clamped = clamped | is_clamped(log_probs - sampled)
+                kl = importance_weighted(kl, log_probs - sampled, self.kl_estimator)
             if self.kl_coef:
                 losses = losses + self.kl_coef * kl
         if self.entropy_coef:
             losses = losses - self.entropy_coef * entropy
+        metrics["policy/clamped_fraction"] = clamped.float()
         return TokenLosses(losses, metrics)
 
     def _old(self, log_probs: Tensor, inputs: LossInputs) -> Tensor:

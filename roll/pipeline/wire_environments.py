@@ -13,7 +13,7 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.data.prompts import prepare_prompts
 from roll.data.remarks import remark, remark_routes
 from roll.data.renderers.base import ChatRenderer
-from roll.data.renderers.families import chat_renderer
+from roll.data.renderers.families import NATIVE, chat_renderer
 from roll.data.tasks import Joined, Prompts, Tasks
 from roll.pipeline.roles import model_path
 from roll.rollout.episode_groups import EpisodeGroups, SampledByDomain
@@ -22,9 +22,6 @@ from roll.rollout.group import Generator, GroupSampler, Scorer, SingleTurns
 from roll.rollout.turns import Locate
 from roll.types import Sampling
 from roll.workers.environments import EnvironmentWorkers
-
-NATIVE = "native"
-"""Template of a run without data files: the tokenizer's own."""
 
 
 def prompts_of(
@@ -64,11 +61,6 @@ class Playing:
 
     environments: EnvironmentWorkers
     renderer: ChatRenderer
-
-
-def environment_metrics(playing: Playing | None) -> dict[str, float]:
-    """What has become of environments since the last time that this was asked."""
-    return playing.environments.metrics() if playing else {}
 
 
 def group_sampler(

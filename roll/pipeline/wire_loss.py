@@ -6,7 +6,7 @@ from roll.algorithms.corrections import Correction, MismatchCorrection
 from roll.algorithms.objectives import OBJECTIVES, Objective
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.config.derived.corrections import correction_of
-from roll.config.derived.ratios import ratio_source
+from roll.config.derived.ratios import ratio_source, weighs_kl
 from roll.config.schema.rlvr import RlvrConfig
 from roll.registry import imported
 
@@ -19,6 +19,7 @@ def policy_loss(config: RlvrConfig) -> PolicyLoss:
         on_policy=ratio_source(config) == "on_policy",
         kl_coef=config.kl_loss_coef if config.use_kl_loss else 0.0,
         kl_estimator=config.kl_loss_type,
+        kl_importance=config.use_kl_loss and weighs_kl(config),
         entropy_coef=config.entropy_loss_coef,
     )
 

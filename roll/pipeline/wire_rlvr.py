@@ -33,7 +33,7 @@ from roll.pipeline.roles import Roles, check_same_tokens, model_path
 from roll.pipeline.run_context import Prepared, RunContext
 from roll.pipeline.sampling import sampling_of
 from roll.pipeline.wire_critic import learning
-from roll.pipeline.wire_environments import Playing, environment_metrics, group_sampler, prompts_of, renderer_of
+from roll.pipeline.wire_environments import Playing, group_sampler, prompts_of, renderer_of
 from roll.pipeline.wire_filters import kept_groups, most_batches
 from roll.pipeline.wire_reward_models import judge_metrics, prepare_reward_models
 from roll.rollout.batch import Shaping, token_count
@@ -235,8 +235,9 @@ def measurement(
 
     async def measure(groups: Sequence[RolloutGroup]) -> Metrics:
         step, engines = await asyncio.gather(meter.step(token_count(groups)), actor_infer.activity())
-        engine = engine_metrics(engines, step["time/step"]) | actor_infer.metrics()
-        return step | engine | scheduler.metrics() | judge_metrics(models) | environment_metrics(playing)
+        worlds = playing.environments.metrics() if playing else {}
+        asked = actor_infer.metrics() | scheduler.metrics() | judge_metrics(models) | worlds
+        return step | engine_metrics(engines, step["time/step"]) | asked
 
     return measure
 

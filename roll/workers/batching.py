@@ -12,6 +12,7 @@ A method that is an asynchronous generator answers with each item as it comes.
 from __future__ import annotations
 
 import asyncio
+import sys
 import traceback
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -22,6 +23,8 @@ from roll.workers.wire import decoded, encoded
 
 LINGER = 0.02
 """Seconds that the first answer waits for others."""
+KNOWN = {"roll", "torch", "ray", *sys.stdlib_module_names}
+"""Packages whose errors travel as they are. To import vLLM for one of its own holds a driver up for seconds."""
 MOST_BYTES = 8 << 20
 """Of answers that travel together; the last of them may go beyond."""
 
@@ -232,7 +235,9 @@ class BatchedServer:
 
 
 def portable(error: Exception, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> Exception:
-    """The error, or its text alone where it cannot travel."""
+    """The error, or its text alone where it cannot travel, or where whoever receives it would import an engine for its sake."""
+    if type(error).__module__.partition(".")[0] not in KNOWN:
+        return RuntimeError(f"{type(error).__name__}: {error}")
     try:
         decode(encode(error))
     except Exception:

@@ -96,9 +96,12 @@ def is_stopped(process: psutil.Process) -> bool:
 
 
 def _head_lost(process: psutil.Process, how: str, remedy: str) -> ClusterUnavailable:
+    name = str(process.pid)
     with suppress(psutil.NoSuchProcess):
-        return ClusterUnavailable(str(Fault("Ray", f"its process {process.name()} on this host {how}", remedy)))
-    return ClusterUnavailable(str(Fault("Ray", f"its process {process.pid} on this host {how}", remedy)))
+        name = process.name()
+    fault = Fault("Ray", f"its process {name} on this host {how}", remedy)
+    LOG.info("%s", fault)  # it takes a while until the run has ended
+    return ClusterUnavailable(str(fault))
 
 
 @contextmanager

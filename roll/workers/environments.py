@@ -14,12 +14,15 @@ from roll.environments.base import MalformedCalls, Message, Observation, Step
 from roll.environments.process import EnvironmentProcess, NeighbourFailed
 from roll.errors import EnvironmentFailed, RollError
 from roll.strategies.base import Rank
+from roll.types import Metrics
 from roll.workers.group import WorkerGroup
 from roll.workers.replacement import Replaced
 from roll.workers.user_code import SLACK, bound_log
 
 R = TypeVar("R")
 LOG = logging.getLogger(__name__)
+COUNTED = {"crashed": "episode/crashed", "timed_out": "episode/timed_out", "neighbours_lost": "episode/neighbours_lost"}
+"""What is counted, and the metric that tells it."""
 
 
 @dataclass(frozen=True)
@@ -97,16 +100,12 @@ class EnvironmentWorkers:
         """
         return await self._domains[domain].open(row, seed)
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Metrics:
         """What has become of environments since the last time that this was asked."""
         counts = sum((domain.counts for domain in self._domains.values()), Counter[str]())
         for domain in self._domains.values():
             domain.counts.clear()
-        return {
-            "environment/crashed": float(counts["crashed"]),
-            "environment/timed_out": float(counts["timed_out"]),
-            "environment/neighbours_lost": float(counts["neighbours_lost"]),
-        }
+        return {metric: float(counts[name]) for name, metric in COUNTED.items()}
 
 
 class _Domain:

@@ -207,6 +207,7 @@ CONTRADICTIONS = [
     (["adv_estimator=gigpo"], "adv_estimator", "this run has no environments", "add an environments block"),
     (["gigpo_std=false"], "gigpo_std", "adv_estimator", "gigpo"),
     (["kl_loss_type=k2"], "kl_loss_type", "'k2', but use_kl_loss is not given", "use_kl_loss=true"),
+    (["kl_loss_importance=true"], "kl_loss_importance", "true, but use_kl_loss is not given", "use_kl_loss=true"),
     (["kl_penalty=k3"], "kl_penalty", "'k3', but add_token_level_kl is not given", "add_token_level_kl=true"),
     ([*ONE, "difficulty_mask=true"], "difficulty_mask", "num_return_sequences_in_group is 1", "at least 2"),
     ([*ONE, "difficulty_loss_weight=true"], "difficulty_loss_weight", "num_return_sequences_in_group is 1", "at least 2"),
@@ -369,14 +370,6 @@ def assert_said(message: str, place: str, value: str, remedy: str) -> None:
     assert remedy in fault, message
 
 
-def test_settings_of_a_strategy_that_is_not_taken_are_not_listed(refused: Callable[..., str]) -> None:
-    megatron = "{tensor_model_parallel_size: 8, use_distributed_optimizer: true}"
-    message = refused(
-        "~actor_train.strategy_args", f"+actor_train.strategy_args={{strategy_name: megatron_train, strategy_config: {megatron}}}"
-    )
-    assert message.startswith("1 fault in the configuration:\n  actor_train.strategy_args.strategy_name:")
-
-
 def test_an_item_of_a_list_cannot_be_deleted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config-name", "tiny/tiny_dpo", "~data_split.1", "dry_run=true"]) == 2
     assert_said(capsys.readouterr().err, "~data_split.1", "data_split is a list", "data_split=[...]")
@@ -392,14 +385,3 @@ def test_a_block_of_another_strategy_is_one_fault_that_its_remedy_mends(refused:
     assert refused(*chosen).startswith("2 faults")
     message = refused(*chosen, "~actor_infer.strategy_args.strategy_config")
     assert message.startswith("1 fault in the configuration:\n  max_steps:")
-
-
-def test_all_faults_are_listed_at_once(refused: Callable[..., str]) -> None:
-    message = refused("max_step=3", "seed=-1", "actor_train.model_args.dtype=bf61")
-    assert message.startswith("3 faults in the configuration:")
-    assert all(place in message for place in ("max_step:", "seed:", "actor_train.model_args.dtype:"))
-
-
-def test_faults_of_the_plan_are_listed_at_once(refused: Callable[..., str]) -> None:
-    message = refused("rollout_batch_size=5", "kl_loss_coef=1", "pretrain=./nowhere")
-    assert message.startswith("3 faults in the configuration:")

@@ -9,6 +9,7 @@ import pytest
 from roll.pipeline.__main__ import main
 
 TWO_UPDATES = "rollout_batch_size=8"
+KL_IN_LOSS = ["use_kl_loss=true", "kl_loss_coef=0.1", "actor_train.model_args.lora_target=all-linear"]
 WARNINGS = [
     (["policy_loss=gspo"], "pg_clip: 0.2 hardly ever binds with policy_loss gspo"),
     (["pg_clip=0.2", "pg_clip_low=0.1", "pg_clip_high=0.3"], "pg_clip: has no effect"),
@@ -23,10 +24,9 @@ WARNINGS = [
         ["+dynamic_sampling={}", "adv_estimator=remax"],
         "dynamic_sampling: drops groups whose rewards are all equal, and adv_estimator remax",
     ),
-    (
-        ["use_kl_loss=true", "kl_loss_coef=0.1", "kl_loss_type=k1", "actor_train.model_args.lora_target=all-linear"],
-        "kl_loss_type: in a loss k1's gradient is zero on average",
-    ),
+    ([*KL_IN_LOSS, "kl_loss_type=k1"], "kl_loss_type: in a loss k1's gradient is zero on average"),
+    (KL_IN_LOSS, "kl_loss_type: in a loss k3 has the gradient of KL(reference || policy), which is off by 54%"),
+    ([*KL_IN_LOSS, "kl_loss_importance=false", TWO_UPDATES], "kl_loss_importance: false, and the policy that sampled is another"),
 ]
 
 
@@ -34,6 +34,12 @@ WARNINGS = [
 def test_the_plan_warns_and_goes_on(folder: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], warning: str) -> None:
     assert main(["--config-path", "exp", "--config-name", "sound", "dry_run=true", *overrides]) == 0
     assert warning in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [[TWO_UPDATES], ["kl_loss_importance=true"], ["kl_loss_type=k3+"], ["kl_loss_type=k2"]])
+def test_a_kl_with_its_own_gradient_needs_no_warning(folder: Path, capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
+    assert main(["--config-path", "exp", "--config-name", "sound", "dry_run=true", *KL_IN_LOSS, *more]) == 0
+    assert "kl_loss" not in capsys.readouterr().err
 
 
 def test_without_such_keys_there_is_no_warning(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,8 +168,6 @@ def _adaptive_kl(config: RlvrConfig) -> Iterator[Fault]:
 def credit_warnings(config: RlvrConfig) -> Iterator[str]:
     """Keys of credit assignment that do less than they seem to."""
     traits = config.adv_estimator.traits
-    if config.use_kl_loss and config.kl_loss_type == "k1":
-        yield "kl_loss_type: in a loss k1's gradient is zero on average, so it holds nothing; k2, k1+ and k3+ have the KL's own gradient"
     if config.dynamic_sampling and not traits.compares_groups:
         yield f"dynamic_sampling: drops groups whose rewards are all equal, and adv_estimator {config.adv_estimator} could learn from them"
     if config.whiten_advantages and traits.whitens:

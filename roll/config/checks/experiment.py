@@ -167,9 +167,12 @@ def _kl(config: RlvrConfig) -> Iterator[Fault]:
             )
         if coefficient and not on:
             yield Fault(switch, f"false, but {weight} is {coefficient:g}", f"set {switch}=true, or remove {weight}")
-    for key, switch in (("kl_loss_type", "use_kl_loss"), ("kl_penalty", "add_token_level_kl")):
+    switches = {"kl_loss_type": "use_kl_loss", "kl_loss_importance": "use_kl_loss", "kl_penalty": "add_token_level_kl"}
+    for key, switch in switches.items():
         if key in config.model_fields_set and switch not in config.model_fields_set:
-            yield Fault(key, f"'{getattr(config, key)}', but {switch} is not given", f"set {switch}=true, or remove it")
+            value = getattr(config, key)
+            shown = str(value).lower() if isinstance(value, bool) else repr(value)
+            yield Fault(key, f"{shown}, but {switch} is not given", f"set {switch}=true, or remove it")
     if uses_reference(config) and config.reference is None and not config.actor_train.model_args.lora_target:
         term = "use_kl_loss" if config.use_kl_loss else "add_token_level_kl"
         problem = f"missing, but {term} compares with it, and without LoRA there is no adapter to switch off"

@@ -10,11 +10,13 @@ from roll.algorithms.methods.policy_losses import POLICY_LOSSES
 from roll.config.checks.staleness import staleness_faults
 from roll.config.derived.batch import plan_batch
 from roll.config.derived.corrections import BOUNDS, is_corrected
-from roll.config.derived.ratios import WHOLE, keeps_engine_log_probs, ratio_source, shown, truncations
+from roll.config.derived.ratios import WHOLE, keeps_engine_log_probs, ratio_source, shown, truncations, weighs_kl
 from roll.config.schema.faults import unread_keys
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import Fault
 
+K3_ERROR = 0.54
+"""Of k3's expected gradient as a term of the loss: median over random policies 0.7 nats from their reference (docs/algorithms.md)."""
 SWITCHES = {"dual_clip_loss"}
 """Keys that any loss may switch off in so many words."""
 
@@ -134,6 +136,7 @@ def loss_warnings(config: RlvrConfig) -> Iterator[str]:
             f"actor_infer.generating_args: {shown(given)} change the distribution that responses are drawn from, and the trainer "
             f"learns as though they came from the whole one{extra} (docs/algorithms.md); top_p=1 and top_k=-1 agree"
         )
+    yield from _kl_gradient(config)
     if "pg_clip" in config.model_fields_set and config.pg_clip_low and config.pg_clip_high:
         yield "pg_clip: has no effect, for pg_clip_low and pg_clip_high are both given"
     high, loss, traits = config.pg_clip_high or config.pg_clip, config.policy_loss, config.policy_loss.traits
@@ -148,3 +151,18 @@ def loss_warnings(config: RlvrConfig) -> Iterator[str]:
         )
     if traits.acts_on_change and updates == 1 and not config.async_generation_ratio:
         yield f"policy_loss: {loss} penalises a change of the policy, and with one update a step there is none yet"
+
+
+def _kl_gradient(config: RlvrConfig) -> Iterator[str]:
+    """Estimators whose gradient in the loss is another than the KL's."""
+    if not config.use_kl_loss:
+        return
+    if not weighs_kl(config):
+        remedy = "k2, k1+ and k3+ have the KL's own gradient on policy, and kl_loss_importance=true gives it to all"
+        if config.kl_loss_type == "k1":
+            yield f"kl_loss_type: in a loss k1's gradient is zero on average, so it holds nothing; {remedy}"
+        if config.kl_loss_type == "k3":
+            error = f"which is off by {K3_ERROR:.0%} at 0.7 nats from it"
+            yield f"kl_loss_type: in a loss k3 has the gradient of KL(reference || policy), {error}; {remedy}"
+    if config.kl_loss_importance is False and weighs_kl(config.model_copy(update={"kl_loss_importance": None})):
+        yield "kl_loss_importance: false, and the policy that sampled is another than the one that learns: the KL's gradient is biased"

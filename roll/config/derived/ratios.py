@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from roll.config.derived.batch import plan_batch
 from roll.config.derived.corrections import is_corrected
 from roll.config.schema.model import GeneratingConfig
 from roll.config.schema.rlvr import RlvrConfig
@@ -22,6 +23,13 @@ def ratio_source(config: RlvrConfig) -> RatioSource:
 def keeps_engine_log_probs(config: RlvrConfig) -> bool:
     """Whether rollouts are asked for the log-probs of what they sample."""
     return ratio_source(config) == "engine" or is_corrected(config)
+
+
+def weighs_kl(config: RlvrConfig) -> bool:
+    """`kl_loss_importance`; where it is not given, whether an update learns from tokens that another policy sampled."""
+    if config.kl_loss_importance is not None:
+        return config.kl_loss_importance
+    return config.async_generation_ratio > 0 or plan_batch(config).updates_per_step > 1
 
 
 WHOLE = {"top_p": 1, "top_k": -1, "repetition_penalty": 1}

@@ -182,6 +182,11 @@ class RlvrConfig(ExperimentConfig):
     kl_loss_type: Literal["k1", "k2", "k3", "k1+", "k3+"] = Field(
         "k3", description="Its estimator (Schulman, 2020); with `+` it has the gradient of k2, which is the KL's own."
     )
+    kl_loss_importance: bool | None = Field(
+        None,
+        description="Weigh it by the ratio of the policy to the one that sampled, which makes its gradient exact off policy. If not given: "
+        "`true` where `async_generation_ratio` is above 0 or a step makes several updates.",
+    )
     add_token_level_kl: bool = Field(False, description="Subtract the KL to the reference from the reward, token by token.")
     init_kl_coef: NonNegativeFloat = Field(0.0, description="Its weight; the first step's if `target_kl` is given.")
     kl_penalty: Literal["k1", "k2", "k3", "abs"] = Field("k1", description="Its estimator.")

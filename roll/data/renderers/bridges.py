@@ -11,36 +11,18 @@ more follows, and ends a turn with a special token:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from roll.data.chat import TemplateFault
 from roll.data.renderers.base import Parsed
 from roll.data.renderers.calls import THINK, THOUGHT, read_turn
-from roll.data.renderers.encoding import Encoder, guard_for, ints
+from roll.data.renderers.encoding import Encoder, guard_for, ints, render_tokens
+from roll.data.renderers.probes import ASKED, CALL, PROBE, TOOLS, calling
 from roll.data.renderers.templates import Messages, RenderTurns, Tools
 from roll.types import Ints
 
-PROBE = "Quokka"
-"""What the assistant says where only the text around it matters."""
-ASKED: Mapping[str, Any] = {"role": "user", "content": "Wombat"}
-TOOL = "wallaby"
-CALL: Mapping[str, Any] = {"name": TOOL, "arguments": {"leaf": "eucalyptus", "number": 3}}
-TOOLS: Tools = [
-    {
-        "type": "function",
-        "function": {
-            "name": TOOL,
-            "description": "Feed it.",
-            "parameters": {
-                "type": "object",
-                "properties": {"leaf": {"type": "string"}, "number": {"type": "integer"}},
-                "required": ["leaf"],
-            },
-        },
-    }
-]
 NO_CALLS = 'its chat template does not write tool calls as <tool_call>{{"name": ..., "arguments": ...}}</tool_call>: {}'
 
 
@@ -84,8 +66,7 @@ class TemplateRenderer:
         """
         if tools and self.no_calls:
             raise TemplateFault(self.no_calls)
-        guard, guarded = self._guarded(messages)
-        return ints(self._encoder.encode(self._render_text(guarded, tools, True), guard))
+        return render_tokens(self._encoder, self._render_text, messages, tools)
 
     def bridge(self, before: Ints, sampled: Ints, messages: Messages, tools: Tools) -> Ints | None:
         """See `ChatRenderer`. None also where the template refuses these messages."""
@@ -129,7 +110,7 @@ class TemplateRenderer:
 
     def _following(self, messages: Messages, tools: Tools) -> tuple[Ending, str, str]:
         """(how the turn before ends, the text from its last token to the opened next turn, the guard in it)."""
-        guard, guarded = self._guarded(messages)
+        guard, guarded = self._encoder.guarded_messages(messages)
         history = _history(guarded)
         ended = self._render_text(history, tools, False)
         whole = self._render_text([*history, *guarded], tools, True)
@@ -139,10 +120,6 @@ class TemplateRenderer:
         if ending is None:
             raise TemplateFault(self.no_calls)
         return ending, ending.mark + ending.after + whole[len(ended) :], guard
-
-    def _guarded(self, messages: Messages) -> tuple[str, list[dict[str, Any]]]:
-        guard = guard_for([json.dumps(list(messages), ensure_ascii=False)])
-        return guard, [self._encoder.guarded_message(message, guard) for message in messages]
 
     def _ending(self, messages: Messages, tools: Tools) -> Ending:
         text = self._render_text(messages, tools, False)
@@ -154,7 +131,7 @@ class TemplateRenderer:
 
     def _unreadable(self) -> str | None:
         """Why calls as the template writes them cannot be read back; None if they can."""
-        messages = [ASKED, _calling([CALL, CALL])]
+        messages = [ASKED, calling([CALL, CALL])]
         opened, written = self._render_text(messages[:1], TOOLS, True), self._render_text(messages, TOOLS, False)
         turn = written[len(opened) :] if written.startswith(opened) else written[written.rfind(ASKED["content"]) :]
         found = read_turn(turn, thinks=False).calls
@@ -168,20 +145,7 @@ def _history(messages: Messages) -> list[Mapping[str, Any]]:
         if message["role"] != "tool":
             break
         answers.append(message)
-    return [ASKED, _calling([CALL] * len(answers), answers) if answers else {"role": "assistant", "content": PROBE}]
-
-
-def _calling(calls: Sequence[Mapping[str, Any]], answers: Messages = ()) -> dict[str, Any]:
-    """The assistant's message that calls tools, to which `answers` answer."""
-    named = [
-        {
-            "id": (answers[number].get("tool_call_id") if number < len(answers) else None) or f"call{number:05d}",
-            "type": "function",
-            "function": {**call, "name": (answers[number].get("name") if number < len(answers) else None) or call["name"]},
-        }
-        for number, call in enumerate(calls)
-    ]
-    return {"role": "assistant", "content": "", "tool_calls": named}
+    return [ASKED, calling([CALL] * len(answers), answers) if answers else {"role": "assistant", "content": PROBE}]
 
 
 def _without(guard: str, value: Any) -> Any:

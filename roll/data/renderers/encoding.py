@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from roll.data.chat import TemplateFault
+from roll.data.renderers.templates import Messages, RenderTurns, Tools
 from roll.types import Ints
 
 PRIVATE = range(0xF0000, 0xFFFFE)
@@ -119,6 +120,11 @@ class Encoder:
             text = self._pattern.sub(lambda mark: mark[0][0] + guard + mark[0][1:], text)
         return text
 
+    def guarded_messages(self, messages: Messages) -> tuple[str, list[dict[str, Any]]]:
+        """(a guard, the messages with it)."""
+        guard = guard_for([json.dumps(list(messages), ensure_ascii=False)])
+        return guard, [self.guarded_message(message, guard) for message in messages]
+
     def guarded_message(self, message: Mapping[str, Any], guard: str) -> dict[str, Any]:
         """The message with all its texts guarded, unless it is the assistant's: those are the policy's own."""
         if message["role"] == "assistant":
@@ -131,6 +137,12 @@ class Encoder:
         if isinstance(value, Mapping):
             return {key: self._guarded_value(one, guard) for key, one in value.items()}
         return [self._guarded_value(one, guard) for one in value] if isinstance(value, list | tuple) else value
+
+
+def render_tokens(encoder: Encoder, render: RenderTurns, messages: Messages, tools: Tools) -> Ints:
+    """The tokens of a whole conversation, with the assistant's turn opened at its end."""
+    guard, guarded = encoder.guarded_messages(messages)
+    return ints(encoder.encode(render(guarded, tools, True), guard))
 
 
 def guard_for(texts: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ from roll.data.renderers.encoding import Encoder
 from roll.data.renderers.templates import template_text, turns_renderer
 from roll.errors import BadInput, Fault
 
+NATIVE = "native"
 REMEDY = "choose data_args.template: chatml or qwen2_5 (the tokenizer must have <|im_start|> and <|im_end|>), or a model whose template can"
 
 
@@ -25,10 +26,16 @@ def chat_renderer(tokenizer: PreTrainedTokenizerBase, model_path: str | Path, te
     Raises:
         BadInput: a conversation in this format cannot be continued from its tokens.
     """
+    from roll.data.renderers.library import family_renderer  # here, because the library takes a second to import
+
     try:
         eos = tokenizer.eos_token_id
         encoder = Encoder(tokenizer, template_text(tokenizer, template))
-        renderer = TemplateRenderer(encoder, turns_renderer(tokenizer, template), eos if isinstance(eos, int) else None)
+        render = turns_renderer(tokenizer, template)
+        known = family_renderer(tokenizer, encoder, render, model_path) if template == NATIVE else None
+        if known is not None:
+            return known
+        renderer = TemplateRenderer(encoder, render, eos if isinstance(eos, int) else None)
         renderer.check()
     except ValueError as error:
         problem = f"the model '{model_path}' cannot play several turns with the template '{template}': {error}"

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from math import exp
+from statistics import median
+from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor
 
 from roll.algorithms.kl import adapted_coefficient, kl_estimate
+from roll.algorithms.losses import LossInputs
+from roll.algorithms.policy_loss import PolicyLoss
+from roll.config.schema.rlvr import RlvrConfig
+
+KL_IN_LOSS = get_args(RlvrConfig.model_fields["kl_loss_type"].annotation)
+STALENESS = (0.0, 0.1, 0.5, 1.5)
+"""Standard deviation of the logits' changes since the tokens were sampled."""
 
 
 def tensor(*values: float) -> Tensor:
@@ -74,6 +83,54 @@ def test_the_expected_gradient_of_each_estimator_as_a_term_of_a_loss(estimator: 
     assert logits.grad is not None
     torch.testing.assert_close(found, logits.grad)
     assert estimator == "k1" or found.abs().max() > 0.01
+
+
+def gradients(estimator: str, staleness: float, *, importance: bool, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """Of the loss's KL term by six logits, exactly: every token counts as often as the stale policy samples it. And the KL's own."""
+    ref, logits, moved = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    ref, sampled = ref.log_softmax(-1), (logits + staleness * moved).log_softmax(-1)
+    leaf = logits.requires_grad_()
+    policy = leaf.log_softmax(-1)
+    inputs = LossInputs(torch.zeros(6, dtype=torch.float64), torch.tensor([6]), sampled, ref_log_probs=ref)
+    loss = PolicyLoss(kl_coef=1.0, kl_estimator=estimator, kl_importance=importance)
+    found = torch.autograd.grad((sampled.exp() * loss(policy, torch.zeros(6), inputs).losses).sum(), leaf)[0]
+    policy = leaf.log_softmax(-1)
+    return found, torch.autograd.grad((policy.exp() * (policy - ref)).sum(), leaf)[0]
+
+
+@pytest.mark.parametrize("staleness", STALENESS)
+@pytest.mark.parametrize("estimator", KL_IN_LOSS)
+def test_weighted_by_the_ratio_every_estimator_has_the_kls_gradient_exactly(estimator: str, staleness: float) -> None:
+    found, true = gradients(estimator, staleness, importance=True)
+    assert true.norm() > 0.1
+    assert (found - true).abs().max() < 1e-10
+
+
+def test_without_the_ratio_the_gradient_is_off_by_what_the_documents_say() -> None:
+    def error(estimator: str, staleness: float) -> float:
+        pairs = [gradients(estimator, staleness, importance=False, seed=seed) for seed in range(20)]
+        return median(float((found - true).norm() / true.norm()) for found, true in pairs)
+
+    assert error("k2", 0.0) < 1e-10
+    assert error("k2", 0.1) == pytest.approx(0.06, abs=0.005)
+    assert error("k2", 0.5) == pytest.approx(0.31, abs=0.005)
+    assert error("k3", 0.0) == pytest.approx(0.54, abs=0.005)
+    assert error("k3", 0.1) == pytest.approx(0.50, abs=0.005)
+    assert error("k3", 0.5) == pytest.approx(0.53, abs=0.005)
+
+
+def test_the_ratio_is_to_the_policy_that_sampled_else_to_the_one_of_the_loss() -> None:
+    """Ratios 2 to the engine and 4 to the proximal policy; k2 of log 1/2 against the reference."""
+    log_probs, ref = tensor(-1.0), tensor(-1.0 + 0.5)
+    behaviour, proximal = log_probs - tensor(2.0).log(), log_probs - tensor(4.0).log()
+    loss = PolicyLoss(kl_coef=1.0, kl_estimator="k2", kl_importance=True)
+    for given, ratio in (((behaviour, proximal), 2.0), ((None, proximal), 4.0)):
+        inputs = LossInputs(tensor(0.0), torch.tensor([1]), *given, ref_log_probs=ref)
+        assert loss(log_probs, tensor(0.0), inputs).losses.item() == pytest.approx(ratio * 0.125)
+    alone = PolicyLoss(kl_coef=1.0, kl_estimator="k2", kl_importance=True, on_policy=True)
+    said = alone(log_probs, tensor(0.0), LossInputs(tensor(0.0), torch.tensor([1]), ref_log_probs=ref))
+    assert said.losses.item() == pytest.approx(0.125)
+    assert said.metrics["policy/kl_ref"].item() == pytest.approx(0.125), "the metric is not weighted"
 
 
 def test_the_weight_follows_the_kl_within_bounds() -> None:

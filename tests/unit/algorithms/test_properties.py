@@ -46,6 +46,7 @@ LOSSES: dict[str, Loss] = {
     "kl_cov": PolicyLoss(KlCov(ratio=0.3)),
 }
 LOSSES |= {f"kl {name}": PolicyLoss(Ppo(), kl_coef=0.5, kl_estimator=name) for name in KL_IN_LOSS}
+LOSSES |= {f"kl {name}, weighted": PolicyLoss(Ppo(), kl_coef=0.5, kl_estimator=name, kl_importance=True) for name in KL_IN_LOSS}
 LOSSES |= {f"correction {name}": PolicyLoss(Ppo(), correction) for name, correction in CORRECTIONS.items()}
 
 

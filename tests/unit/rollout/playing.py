@@ -82,7 +82,7 @@ class Engine:
 
     says: Callable[[str], str]
     version: int = 0
-    seconds: float = 1.0
+    takes: float = 1.0
     aborts: bool = False
     requests: list[Request] = field(default_factory=list)
 
@@ -90,7 +90,7 @@ class Engine:
         self, token_ids: Ints, sampling: Sampling, seed: int | None = None, session: Session | None = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
         self.requests.append(Request(text(token_ids), sampling, seed, session))
-        await asyncio.sleep(self.seconds)
+        await asyncio.sleep(self.takes)
         ids = tokens(f"{self.says(text(token_ids))}|")[: sampling.max_new_tokens]
         reason = FinishReason.ABORT if self.aborts else FinishReason.STOP if ids[-1] in sampling.stop_token_ids else FinishReason.LENGTH
         log_probs = -ids.astype(np.float32) if sampling.log_probs else None
@@ -105,13 +105,13 @@ class World:
     answers: Sequence[Step | Exception]
     observation: Observation = field(default_factory=lambda: Observation([{"role": "user", "content": "go"}]))
     malformed_calls: MalformedCalls = "answer"
-    seconds: float = 0.0
+    takes: float = 0.0
     heard: list[Message] = field(default_factory=list)
     closed: int = 0
 
     async def step(self, message: Message) -> Step:
         self.heard.append(message)
-        await asyncio.sleep(self.seconds)
+        await asyncio.sleep(self.takes)
         answer = self.answers[len(self.heard) - 1]
         if isinstance(answer, Exception):
             raise answer

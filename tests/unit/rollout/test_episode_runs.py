@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ class BySeed(Worlds):
     """Those of some seeds break whenever they are opened."""
 
     broken: frozenset[int] = frozenset()
-    seconds: dict[int, float] = field(default_factory=dict)
 
     async def open(self, domain: str, row: Mapping[str, Any], seed: int) -> World:
         if seed in self.broken:
@@ -132,7 +131,7 @@ def test_finished_episodes_are_stored_whole(tmp_path: Path) -> None:
 def test_a_resumed_run_takes_what_was_finished(tmp_path: Path, log_probs: bool) -> None:
     async def take() -> None:
         before, engine = saying(), saying()
-        before.seconds = engine.seconds = limits.NONE
+        before.takes = engine.takes = limits.NONE
         first = scheduler(groups(episodes(Worlds(fresh), before)), ratio=1.0)
         taken = await first.take()
         await limits.comes_true(lambda: len(before.requests) == 32, "two turns of two episodes of eight groups")

@@ -115,7 +115,7 @@ def stops() -> Iterator[tuple[StopReason, World, Engine, dict[str, Any], int]]:
     yield StopReason.CONTEXT_FULL, World([said("a")] * 4), Engine(counting()), {"sequence": 42}, 1
     yield StopReason.CONTEXT_FULL, World([said("a"), DONE]), Engine(counting()), {"sequence": 46}, 2
     yield StopReason.COMPLETED, World([said("a"), DONE]), Engine(counting()), {"sequence": 49}, 2
-    yield StopReason.DEADLINE, World([said("a")] * 4, seconds=4.0), Engine(counting()), {"seconds": LATE}, 2
+    yield StopReason.DEADLINE, World([said("a")] * 4, takes=4.0), Engine(counting()), {"seconds": LATE}, 2
     yield StopReason.ABORTED, World([DONE]), Engine(counting(), aborts=True), {}, 1
 
 
@@ -138,7 +138,7 @@ def test_every_end_has_its_reason(case: tuple[StopReason, World, Engine, dict[st
 
 
 def test_what_is_late_before_its_first_turn_has_no_verdict() -> None:
-    episode = one(World([DONE]), Engine(counting(), seconds=2 * LATE), seconds=LATE)
+    episode = one(World([DONE]), Engine(counting(), takes=2 * LATE), seconds=LATE)
     assert episode.length == 0 and episode.stop is StopReason.DEADLINE and not usable(RolloutGroup(task(), [episode]))
     assert "episode_timeout" in episode.reward.note
 
@@ -219,7 +219,7 @@ def test_a_reward_of_the_domain_is_added() -> None:
 
 def test_episodes_of_a_group_are_played_side_by_side() -> None:
     async def play() -> float:
-        worlds = Worlds(lambda: World([said("a"), DONE], seconds=1.0))
+        worlds = Worlds(lambda: World([said("a"), DONE], takes=1.0))
         await groups(episodes(worlds, Engine(counting())), samples=16).sample(task(), None)
         return asyncio.get_running_loop().time()
 
@@ -227,7 +227,7 @@ def test_episodes_of_a_group_are_played_side_by_side() -> None:
 
 
 def test_cancelled_episodes_close_their_environments() -> None:
-    worlds = Worlds(lambda: World([said("a")] * 4, seconds=LATE))
+    worlds = Worlds(lambda: World([said("a")] * 4, takes=LATE))
 
     async def play() -> None:
         group = asyncio.create_task(groups(episodes(worlds, Engine(counting())), samples=3).sample(task(), None))
@@ -260,7 +260,7 @@ def test_an_error_of_the_engine_is_no_failure_of_the_environment() -> None:
 
 def test_metrics_say_what_happened() -> None:
     async def play() -> RolloutGroup:
-        left = iter([World([said("a", metrics={"moves": 3.0}), DONE], seconds=1.5), World([DONE], seconds=0.5)])
+        left = iter([World([said("a", metrics={"moves": 3.0}), DONE], takes=1.5), World([DONE], takes=0.5)])
         says = Engine(lambda context: "!add(1)" if context.endswith("go|assistant:") else "x")
         return await groups(episodes(Worlds(lambda: next(left)), says)).sample(task(), None)
 

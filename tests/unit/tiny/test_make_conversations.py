@@ -58,8 +58,8 @@ def test_what_is_learnt_is_what_the_policy_will_meet(tokenizer: PreTrainedTokeni
     """Rendered whole, as for the warm-up, and laid down turn by turn, as in an episode, a conversation has the same tokens."""
     chat = chat_renderer(tokenizer, "model", "native")
     asked, call, result, answer = next(messages for messages in conversations if len(messages) == 4)
-    whole = tokenizer.apply_chat_template([asked, call, result, answer])["input_ids"]
-    end = tokenizer.eos_token_id
+    text = tokenizer.apply_chat_template([asked, call, result, answer], tokenize=False)
+    whole, end = tokenizer(str(text)).input_ids, tokenizer.eos_token_id
     given = chat.render([asked], []).tolist()
     first = whole[len(given) : whole.index(end, len(given)) + 1]
     assert whole[: len(given)] == given

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
+import numpy as np
 import pytest
 
-from roll.workers.batching import MOST_BYTES, Answers, BatchedCaller, BatchedServer, Failure, Stream
+from roll.errors import RollError
+from roll.workers.batching import MOST_BYTES, Answers, BatchedCaller, BatchedServer, Failure, Stream, portable
 from tests import limits
 
 
@@ -268,3 +271,16 @@ def test_a_stream_that_is_closed_holds_up_nothing() -> None:
         assert await caller.call("double", (1,)) == 2, "its late items are nobody's"
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("error", "travels"),
+    [
+        (ValueError("odd"), ValueError("odd")),
+        (RollError("ours"), RollError("ours")),
+        (np.linalg.LinAlgError("singular"), RuntimeError("LinAlgError: singular")),
+    ],
+)
+def test_an_error_makes_nobody_import_a_package_for_its_sake(error: Exception, travels: Exception) -> None:
+    found = portable(error, pickle.dumps, pickle.loads)
+    assert type(found) is type(travels) and str(found) == str(travels)

@@ -1,0 +1,41 @@
+"""Conversations by which is found what a chat template writes. Their words occur in no template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from roll.data.renderers.templates import Messages, Tools
+
+PROBE = "Quokka"
+"""What the assistant says where only the text around it matters."""
+ASKED: Mapping[str, Any] = {"role": "user", "content": "Wombat"}
+TOOL = "wallaby"
+CALL: Mapping[str, Any] = {"name": TOOL, "arguments": {"leaf": "eucalyptus", "number": 3}}
+TOOLS: Tools = [
+    {
+        "type": "function",
+        "function": {
+            "name": TOOL,
+            "description": "Feed it.",
+            "parameters": {
+                "type": "object",
+                "properties": {"leaf": {"type": "string"}, "number": {"type": "integer"}},
+                "required": ["leaf"],
+            },
+        },
+    }
+]
+
+
+def calling(calls: Sequence[Mapping[str, Any]], answers: Messages = ()) -> dict[str, Any]:
+    """The assistant's message that calls tools, to which `answers` answer."""
+    named = [
+        {
+            "id": (answers[number].get("tool_call_id") if number < len(answers) else None) or f"call{number:05d}",
+            "type": "function",
+            "function": {**call, "name": (answers[number].get("name") if number < len(answers) else None) or call["name"]},
+        }
+        for number, call in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": named}
