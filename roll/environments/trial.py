@@ -3,44 +3,55 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from roll.config.derived.environment_roles import environment_of
 from roll.config.schema.environments import EnvironmentConfig
+from roll.environments.base import Observation
 from roll.environments.process import EnvironmentProcess, EnvironmentProcessFailed
 from roll.errors import ConfigError, EnvironmentFailed, Fault
 
 TRIAL_SEED = 0
+ProblemOf = Callable[[Observation], str]
 
 
-async def trial(sections: Mapping[str, EnvironmentConfig], firsts: Mapping[str, Mapping[str, Any]], start_seconds: float) -> list[Fault]:
+async def trial(
+    sections: Mapping[str, EnvironmentConfig], firsts: Mapping[str, Mapping[str, Any]], start_seconds: float, problem_of: ProblemOf
+) -> list[Fault]:
     """Import the environment and the tools of every domain, and reset the environment on a row.
 
     Args:
         sections: by domain.
         firsts: a row of each domain that has any; the environments of others are imported alone.
         start_seconds: in which a process must have imported its environment.
+        problem_of: what is wrong with a first observation as the run's model would be given it; empty if nothing is.
 
     Returns:
         What is wrong with any of them.
     """
-    found = await asyncio.gather(*(_domain(name, section, firsts.get(name), start_seconds) for name, section in sections.items()))
+    found = await asyncio.gather(
+        *(_domain(name, section, firsts.get(name), start_seconds, problem_of) for name, section in sections.items())
+    )
     return [fault for faults in found for fault in faults]
 
 
-async def _domain(domain: str, section: EnvironmentConfig, row: Mapping[str, Any] | None, start_seconds: float) -> list[Fault]:
+async def _domain(
+    domain: str, section: EnvironmentConfig, row: Mapping[str, Any] | None, start_seconds: float, problem_of: ProblemOf
+) -> list[Fault]:
     place, process = f"environments.{domain}", EnvironmentProcess(domain, section, start_seconds)
+    tried = f"'{environment_of(domain, section)}', reset on the first row of its domain,"
     try:
         await process.start()
-        if row is not None:
-            await process.open(0, row, TRIAL_SEED)
-        return []
+        problem = "" if row is None else problem_of(await process.open(0, row, TRIAL_SEED))
+        remedy = "mend what reset returns, or raise prompt_length if it is too long"
+        return [Fault(f"{place}.environment", f"{tried} cannot be given to the model: {problem}", remedy)] if problem else []
     except ConfigError as error:
         return list(error.faults)
     except EnvironmentProcessFailed as error:
         return [Fault(place, str(error), "mend the module of the environment, or raise deadlines.start")]
     except EnvironmentFailed as failed:
-        problem = f"'{section.environment or domain}', reset on the first row of its domain, fails: {failed}"
+        problem = f"{tried} fails: {failed}"
         columns = f"the row has the columns {', '.join(map(str, row or ()))}"
         late = f"make it faster, or raise {place}.step_timeout"
         return [Fault(f"{place}.environment", problem, late if failed.reason == "timed_out" else f"mend the class; {columns}")]

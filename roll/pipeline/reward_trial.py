@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
 from roll.config.derived.reward_roles import model_reward
 from roll.config.schema.model_rewards import JUDGE
 from roll.config.schema.rlvr import RlvrConfig
+from roll.data.chat import TemplateFault
+from roll.data.renderers.base import ChatRenderer
 from roll.data.tasks import Prompts
+from roll.environments.base import Observation
 from roll.environments.trial import trial as trial_of_environments
 from roll.errors import ConfigError, Fault
 from roll.pipeline.wire_reward_models import judge_template
@@ -37,19 +41,32 @@ def try_rewards(config: RlvrConfig, *sets: Prompts) -> None:
         raise ConfigError(faults)
 
 
-def try_environments(config: RlvrConfig, *sets: Prompts) -> None:
-    """Reset every environment on the first row of its domain in the first of these sets that has one.
+def try_environments(config: RlvrConfig, renderer: ChatRenderer | None, *sets: Prompts) -> None:
+    """Reset every environment on the first row of its domain in the first of these sets that has one, and render what it says.
 
     Raises:
         ConfigError: with what is wrong with any of them.
     """
+    if renderer is None:
+        return
     rows = {domain: prompt.row for domain, prompt in first_prompts(*sets).items()}
     sections = {
         domain: section.model_copy(update={"system_envs": {**config.system_envs, **section.system_envs}})
         for domain, section in config.environments.items()
     }
-    if faults := asyncio.run(trial_of_environments(sections, rows, config.deadlines.start)):
+    if faults := asyncio.run(
+        trial_of_environments(sections, rows, config.deadlines.start, partial(_problem, renderer, config.prompt_length))
+    ):
         raise ConfigError(faults)
+
+
+def _problem(renderer: ChatRenderer, most: int, first: Observation) -> str:
+    """What is wrong with a first observation for this renderer, in so many tokens; empty if nothing is."""
+    try:
+        tokens = len(renderer.render(first.messages, first.tools))
+    except TemplateFault as fault:
+        return f"the chat template refuses its first observation: {fault}"
+    return f"its first observation has {tokens} tokens, and prompt_length is {most}" if tokens > most else ""
 
 
 def first_prompts(*sets: Prompts) -> dict[str, Prompt]:

@@ -86,8 +86,8 @@ def prepare(config: RlvrConfig) -> Prepared:
     sets = config.validation.named_sets() if config.validation else {}
     held_out = {name: prompts_of(config, tokenizer, one.data_args, one.rows, FIRST_HELD_OUT) for name, one in sets.items()}
     try_rewards(config, training, *held_out.values())
-    try_environments(config, training, *held_out.values())
     renderer = renderer_of(config, tokenizer)
+    try_environments(config, renderer, training, *held_out.values())
     locate = None
     if config.adv_estimator.traits.needs_turns:
         locate = TurnEnds(partial(tokenizer.decode, skip_special_tokens=True))  # pyright: ignore[reportArgumentType]  # one text for one list

@@ -129,9 +129,11 @@ class _Domain:
             method, given = EnvironmentWorker.open, (session.number, row, seed)
             opened = await self.workers.one(worker, self.seconds, method, *given)
             session.observation, session.malformed_calls = self.had(opened)
-        except BaseException as error:
-            # One that failed is closed. One whose caller was cancelled may be there.
-            await session.close() if not isinstance(error, EnvironmentFailed) else self.leave(worker)
+        except EnvironmentFailed:  # it is closed
+            self.leave(worker)
+            raise
+        except BaseException:  # it may be there
+            await session.close()
             raise
         return session
 

@@ -44,9 +44,9 @@ async def plays(folder: Path) -> None:
         failed = [isinstance(answer, EnvironmentFailed) for answer in answers]
         assert failed == [True, False, True, False], "they are spread in turn, and those of the other worker go on"
         assert environments.metrics() == {
-            "environments/crashed": 0.0,
-            "environments/timed_out": 0.0,
-            "environments/neighbours_lost": 2.0,
+            "episode/crashed": 0.0,
+            "episode/timed_out": 0.0,
+            "episode/neighbours_lost": 2.0,
         }
         for session in sessions:
             await session.close()

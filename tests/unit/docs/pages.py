@@ -18,6 +18,7 @@ WRITTEN = (
     "docs/algorithms.md",
     "docs/clusters.md",
     "docs/deepspeed.md",
+    "docs/environments.md",
     "docs/extending.md",
     "docs/post_training.md",
     "docs/rewards.md",

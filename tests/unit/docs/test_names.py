@@ -204,7 +204,8 @@ def test_keys_of_yaml_blocks_exist(page: str) -> None:
     for block in blocks(page):
         if block.info.startswith("yaml"):
             for path in paths_of(yaml.safe_load(block.text)):
-                free = ".reward_args." in path or path.startswith(("tracker_kwargs.", "system_envs.", *OWN_KEYS))
+                of_users = any(block in path for block in (".reward_args.", ".environment_args."))
+                free = of_users or path.startswith(("tracker_kwargs.", "system_envs.", *OWN_KEYS))
                 assert resolves(path) or path == "defaults" or free, f"{page}: {path}"
 
 

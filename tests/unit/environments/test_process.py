@@ -60,7 +60,7 @@ def test_sessions_of_one_process_are_apart(kind: str, marks: Path) -> None:
 def test_asynchronous_environments_run_side_by_side() -> None:
     """Each waits for the other one."""
 
-    async def go() -> list[Step]:
+    async def go() -> tuple[Step, Step]:
         async with process(environment="worlds:Awaited") as held:
             for session, begin in ((1, "go"), (2, "hold")):
                 await held.open(session, ROW, 0)

@@ -6,7 +6,7 @@ import json
 from typing import Any, Literal
 
 import pytest
-from transformers.utils import get_json_schema
+from transformers.utils.chat_template_utils import get_json_schema
 
 from roll.environments.base import Observation, Step
 from roll.environments.hosted import Hosted

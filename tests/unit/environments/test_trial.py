@@ -50,8 +50,15 @@ class Odd:
 '''
 
 
-def faults(row: dict[str, Any] | None = None, **others: Any) -> list[Fault]:
-    return asyncio.run(trial({"act": section(**others)}, {} if row is None else {"act": row}, limits.START))
+def faults(row: dict[str, Any] | None = None, problem: str = "", **others: Any) -> list[Fault]:
+    return asyncio.run(
+        trial(
+            {"act": section(**others)},
+            {} if row is None else {"act": row},
+            limits.START,
+            lambda first: problem and f"{problem} {len(first.messages)}",
+        )
+    )
 
 
 @pytest.fixture
@@ -125,6 +132,12 @@ def test_what_fails_on_a_row_is_a_fault_with_its_line(marks: Path) -> None:
     assert "'worlds:World', reset on the first row of its domain, fails: reset failed: KeyError" in fault.problem
     assert fault.problem.endswith(f"({marks / 'worlds.py'}, line {line})")
     assert fault.remedy == "mend the class; the row has the columns name, fail"
+
+
+def test_a_first_observation_that_the_model_cannot_be_given_is_a_fault() -> None:
+    [fault] = faults({"seed": 1}, problem="tokens of messages:", environment="calculator")
+    assert fault.problem == "'calculator', reset on the first row of its domain, cannot be given to the model: tokens of messages: 1"
+    assert fault.remedy.endswith("raise prompt_length if it is too long")
 
 
 def test_what_hangs_or_ends_its_process_on_a_row_is_a_fault() -> None:
