@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from roll.config.derived.environment_roles import environment_of
 from roll.config.schema.environments import EnvironmentConfig
 from roll.environments.base import Message, Observation, Step
 from roll.environments.messages import Assignment, Call, Method, Ready, read_ready, read_reply, value_of
@@ -227,7 +228,7 @@ class EnvironmentProcess:
 
     def _assignment(self) -> Assignment:
         section = self._section
-        name = section.environment or self._domain
+        name = environment_of(self._domain, section)
         return Assignment(self._domain, name, section.environment_args, section.tools, section.step_timeout, self._memory_bytes)
 
 

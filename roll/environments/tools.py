@@ -11,11 +11,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from roll.environments.base import Message
+from roll.errors import EnvironmentFailed
 
 MOST_CHARACTERS = 16384
 """Of an answer to a call; the rest is left out, and the model is told."""
@@ -23,7 +25,6 @@ MOST_ERROR = 500
 """Characters of what is said of a call that failed."""
 SECTIONS = re.compile(r"^(Args|Returns|Raises|Yields|Examples?):\s*$", re.MULTILINE)
 PARAMETER = re.compile(r"^ {4}(\w+)(?: \([^)]*\))?: (.*(?:\n {5,}.*)*)", re.MULTILINE)
-DROPPED = ("title", "additionalProperties")
 
 
 class CallError(Exception):
@@ -82,9 +83,11 @@ class Tools:
         return any(inspect.iscoroutinefunction(tool.function) for tool in self._tools.values())
 
     def answer(self, call: Mapping[str, Any]) -> Answered:
-        """The answer to a call of a plain function. What it raises is an error that the model is told."""
+        """The answer to a call of a plain function. What it raises is told to the model; EnvironmentFailed ends the episode."""
         try:
             return _answered(call, self._begun(call))
+        except EnvironmentFailed:
+            raise
         except Exception as error:
             return _refused(call, error)
 
@@ -93,6 +96,8 @@ class Tools:
         try:
             value = self._begun(call)
             return _answered(call, await value if inspect.isawaitable(value) else value)
+        except EnvironmentFailed:
+            raise
         except Exception as error:
             return _refused(call, error)
 
@@ -130,8 +135,8 @@ def descriptions(docstring: str) -> tuple[str, dict[str, str]]:
     """What a docstring in Google's style says of the function, and of each parameter."""
     marks = list(SECTIONS.finditer(docstring))
     said, described = docstring[: marks[0].start() if marks else None].strip(), dict[str, str]()
-    for mark, following in zip(marks, [*marks[1:], None], strict=True):
-        if mark[1] == "Args":
+    for mark, following in pairwise([*marks, None]):
+        if mark and mark[1] == "Args":
             body = docstring[mark.end() : following.start() if following else None]
             described = {name: " ".join(text.split()) for name, text in PARAMETER.findall(body)}
     return said, described
@@ -159,7 +164,7 @@ def _stripped(schema: Any, are_names: bool = False) -> Any:
         return [_stripped(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {key: value for key, value in schema.items() if are_names or key not in DROPPED}
+    kept = {key: value for key, value in schema.items() if are_names or (key != "title" and value is not False)}
     return {key: _stripped(value, not are_names and key in ("properties", "$defs")) for key, value in kept.items()}
 
 

@@ -27,6 +27,7 @@ CASES = [
     ),
     ([WORLD, "environments.calculator.step_timeout=700"], "environments.calculator.step_timeout", "more than episode_timeout", "lower it"),
     ([WORLD, "environments.calculator.tools=[add]"], "environments.calculator.tools[0]", "'add'", "package.module:function"),
+    (["+environments={sums: {tools: ['a:b'], rows: 4}}"], "environments.sums", "no rewards.sums", "give rewards.sums"),
     ([WORLD, "environments.calculator.max_turns=0"], "environments.calculator.max_turns", "0", "above 0"),
     ([WORLD, "adv_estimator=remax"], "adv_estimator", "an episode in an environment has none", "grpo"),
     ([WORLD, "+overlong_buffer={len: 4}"], "overlong_buffer", "several turns", "remove it"),
@@ -61,6 +62,7 @@ def test_it_is_refused(refused: Callable[..., str], overrides: list[str], place:
         [WORLD, "~rewards", "~actor_train.data_args"],
         [WORLD, "+sequence_length=64", "adv_estimator=step_reinforce"],
         [WORLD, "+rewards.calculator={reward: math_rule}"],
+        ["+environments={sums: {tools: ['a:b'], rows: 4}}", "+rewards.sums={reward: math_rule}"],
         [WORLD, "+validation={rows: {calculator: 4}}", "eval_steps=1"],
     ],
 )

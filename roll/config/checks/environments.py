@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roll.config.derived.environment_roles import ENVIRONMENTS, own_tasks
+from roll.config.derived.environment_roles import ENVIRONMENTS, TOOL_USE, environment_of, own_tasks
 from roll.config.derived.placement import judged_in_turn
 from roll.config.schema.environments import EnvironmentConfig
 from roll.config.schema.rlvr import RlvrConfig
@@ -20,6 +20,9 @@ def environment_faults(config: RlvrConfig) -> Iterator[Fault]:
     yield from _rows(config)
     for domain, section in config.environments.items():
         yield from _domain(f"{ENVIRONMENTS}{domain}", section)
+        if environment_of(domain, section) == TOOL_USE and domain not in config.rewards:
+            problem = f"'{TOOL_USE}' gives no reward itself, and there is no rewards.{domain}"
+            yield Fault(f"{ENVIRONMENTS}{domain}", problem, f"give rewards.{domain}, which judges what the policy said")
         if domain in config.rewards and config.rewards[domain].tag_included:
             problem = f"given, but the rows of '{domain}' go to {ENVIRONMENTS}{domain}, whose reward this is added to"
             yield Fault(f"rewards.{domain}.tag_included", problem, f"move it to {ENVIRONMENTS}{domain}.tag_included")

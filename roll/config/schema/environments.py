@@ -13,7 +13,9 @@ class EnvironmentConfig(StrictConfig):
     """One domain's environment: a class whose objects run in processes that can be ended."""
 
     environment: str | None = Field(
-        None, description="Name of the environment, or `package.module:Class`; the domain's own name if not given."
+        None,
+        description="Name of the environment, or `package.module:Class`. If not given: the domain's own name, or `tool_use` where it has "
+        "`tools` and no environment has that name.",
     )
     environment_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the class.")
     tools: tuple[str, ...] = Field((), description="Further tools of the policy, each a Python function as `package.module:function`.")
