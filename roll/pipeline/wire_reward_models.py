@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from roll.config.derived.batch import longest_sequence
 from roll.config.derived.reward_roles import PREFIX, TEMPLATE_TOKENS, judge_context, judge_sampling, model_reward, reward_role
 from roll.config.schema.model import DataConfig
 from roll.config.schema.model_rewards import JUDGE, SCORER
@@ -96,7 +97,7 @@ def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Cal
 def positions_of(path: str, config: RlvrConfig) -> int:
     """Tokens that a reward model reads at most: room for prompt and response by its own tokenizer, within its own positions."""
     shape = model_shape(path)
-    room = 2 * (config.prompt_length + config.response_length) + TEMPLATE_TOKENS
+    room = 2 * longest_sequence(config) + TEMPLATE_TOKENS
     return min(room, shape.max_position_embeddings) if shape and shape.max_position_embeddings else room
 
 

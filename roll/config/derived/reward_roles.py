@@ -48,5 +48,6 @@ def judge_sampling(reward: RewardConfig) -> JudgeSamplingConfig:
 
 def judge_context(config: RlvrConfig, reward: RewardConfig, positions: int | None) -> int:
     """Tokens of a judge's context: room for what it is asked and what it answers, within the model's own `positions`."""
-    room = config.prompt_length + config.response_length + TEMPLATE_TOKENS + judge_sampling(reward).max_new_tokens
+    judged = config.sequence_length or config.prompt_length + config.response_length
+    room = judged + TEMPLATE_TOKENS + judge_sampling(reward).max_new_tokens
     return min(room, positions) if positions else room

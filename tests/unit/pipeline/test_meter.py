@@ -62,7 +62,7 @@ def test_a_step_is_measured_with_what_its_engines_did() -> None:
 
     async def scenario() -> Metrics:
         meter = Meter({}, devices=1, resident={})
-        measure = measurement(meter, cast(RolloutScheduler, Sampler()), cast(ActorInfer, FacadeOfEngines()), {})
+        measure = measurement(meter, cast(RolloutScheduler, Sampler()), cast(ActorInfer, FacadeOfEngines()), {}, None)
         return await measure([])
 
     metrics = asyncio.run(scenario())
