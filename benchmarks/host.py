@@ -37,6 +37,7 @@ from roll.config.derived.placement import RolePlan
 from roll.config.schema.roles import RewardConfig
 from roll.rollout.batch import Shaping, experience, rollout_metrics, token_count
 from roll.rollout.credit import Credit, CreditAssignment
+from roll.rollout.group import SingleTurns
 from roll.rollout.scheduler import RolloutScheduler
 from roll.strategies.base import MicroBatch, Rank, TrainResult
 from roll.system.step_memory import memory_of_steps
@@ -246,7 +247,8 @@ async def measure(
     async with started(session, engine) as roles:
         for size in sizes:
             sampling, credit = Sampling(4 * engine.mean_length, GROUP), CreditAssignment(Credit("grpo", Normalisation()))
-            scheduler = RolloutScheduler(Source(), roles.actor_infer, roles.rewards, sampling, size // GROUP, 0.0, seed=0)
+            sampler = SingleTurns(roles.actor_infer, roles.rewards, sampling)
+            scheduler = RolloutScheduler(Source(), sampler, size // GROUP, 0.0, seed=0)
             async with aclosing(scheduler):
                 checked[size] = await step(scheduler, roles.actor_train, credit, CHECKED)
                 steps = max(sizes) // size

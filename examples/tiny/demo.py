@@ -1,12 +1,14 @@
 """The tiny world from nothing to a trained policy: model, problems, warm-up, RLVR. Run it in the root of the checkout.
 
-    python examples/tiny/demo.py
+    python examples/tiny/demo.py [--agent]
 
-What is finished is not done again; an interrupted run goes on from its last checkpoint. Remove `output/` to start afresh.
+With --agent it is an agent: conversations in place of problems, and episodes of several turns with a tool. What is finished is not done
+again; an interrupted run goes on from its last checkpoint. Remove `output/` to start afresh.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import signal
 import subprocess
@@ -22,6 +24,8 @@ import yaml
 HERE = Path(__file__).resolve().parent
 MODEL, PROBLEMS = Path("output/tiny/model"), Path("output/tiny/problems")
 WARM_UP, RLVR = HERE / "tiny_warm_up.yaml", HERE / "tiny_rlvr_lora_zero3.yaml"
+AGENT_MODEL, CONVERSATIONS = Path("output/tiny/agent-model"), Path("output/tiny/conversations")
+AGENT_WARM_UP, AGENT = HERE / "tiny_agent_warm_up.yaml", HERE / "tiny_agent.yaml"
 ACCURACY = "val/heldout/pass@1"
 
 
@@ -36,14 +40,9 @@ class Step:
     """Whether its result is there already."""
 
 
-def main() -> int:
+def main(agent: bool = False) -> int:
     """Takes the steps that are left, and tells what came of them. Returns the exit status of the step that failed, or 0."""
-    for step in (
-        Step("a model of random weights", (str(HERE / "make_model.py"), str(MODEL)), MODEL.exists()),
-        Step("arithmetic problems", (str(HERE / "make_problems.py"), str(PROBLEMS)), PROBLEMS.exists()),
-        Step("warm-up: supervised fine-tuning", pipeline(WARM_UP), finished(WARM_UP)),
-        Step("RLVR: GRPO with LoRA, ZeRO-3 and vLLM", pipeline(RLVR), finished(RLVR)),
-    ):
+    for step in agent_steps() if agent else steps():
         if step.done:
             print(f"== {step.title}: done before", flush=True)
             continue
@@ -52,8 +51,29 @@ def main() -> int:
         if status := run(step.arguments):
             return status
         print(f"== {step.title}: {time.monotonic() - started:.0f} s", flush=True)
-    print(summary(run_folder(RLVR)))
+    print(summary(run_folder(AGENT if agent else RLVR)))
     return 0
+
+
+def steps() -> list[Step]:
+    """Of a policy that answers at once."""
+    return [
+        Step("a model of random weights", (str(HERE / "make_model.py"), str(MODEL)), MODEL.exists()),
+        Step("arithmetic problems", (str(HERE / "make_problems.py"), str(PROBLEMS)), PROBLEMS.exists()),
+        Step("warm-up: supervised fine-tuning", pipeline(WARM_UP), finished(WARM_UP)),
+        Step("RLVR: GRPO with LoRA, ZeRO-3 and vLLM", pipeline(RLVR), finished(RLVR)),
+    ]
+
+
+def agent_steps() -> list[Step]:
+    """Of one that calls a tool first."""
+    make_model, make_conversations = str(HERE / "make_model.py"), str(HERE / "make_conversations.py")
+    return [
+        Step("a model of random weights", (make_model, str(AGENT_MODEL), "--agent"), AGENT_MODEL.exists()),
+        Step("conversations with a calculator", (make_conversations, str(CONVERSATIONS)), CONVERSATIONS.exists()),
+        Step("warm-up: supervised fine-tuning", pipeline(AGENT_WARM_UP), finished(AGENT_WARM_UP)),
+        Step("RLVR: episodes with a tool, GRPO with ZeRO-2 and vLLM", pipeline(AGENT), finished(AGENT)),
+    ]
 
 
 def pipeline(experiment: Path) -> tuple[str, ...]:
@@ -131,4 +151,6 @@ def summary(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agent", action="store_true", help="an agent, whose environment is a calculator")
+    sys.exit(main(parser.parse_args().agent))

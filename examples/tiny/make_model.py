@@ -1,8 +1,9 @@
 """Writes the model of the tiny world: a Qwen2 of 1.1 million random weights, with a tokenizer of single bytes.
 
-    python examples/tiny/make_model.py FOLDER [--seed 0]
+    python examples/tiny/make_model.py FOLDER [--seed 0] [--agent]
 
-FOLDER becomes a Hugging Face model folder like any other. Nothing is downloaded.
+FOLDER becomes a Hugging Face model folder like any other. Nothing is downloaded. With --agent the model has room for a conversation, and
+its tokenizer a chat template with tool calls, written as Qwen2.5 writes them.
 """
 
 from __future__ import annotations
@@ -21,16 +22,43 @@ VOCABULARY = 320
 """Rows of the embedding and of the head: 256 bytes and three special tokens, padded to a multiple of 64."""
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 PAD_ID, START_ID, END_ID = 256, 257, 258
+TOOL_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+"""Further tokens of an agent, which are text like any other."""
+POSITIONS, AGENT_POSITIONS = 64, 256
+AGENT_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message.role == 'tool' -%}
+{{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' -}}
+{%- else -%}
+{{- '<|im_start|>' + message.role -}}
+{%- if message.content -%}{{- '\\n' + message.content -}}{%- endif -%}
+{%- for call in message.tool_calls or [] -%}
+{%- set call = call.function or call -%}
+{{- '\\n<tool_call>\\n{"name": "' + call.name + '", "arguments": ' -}}
+{{- (call.arguments if call.arguments is string else call.arguments | tojson) + '}\\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+"""The tools themselves are not written: there is one, and the model knows it."""
 
 
-def build_tokenizer() -> PreTrainedTokenizerBase:
+def build_tokenizer(agent: bool = False) -> PreTrainedTokenizerBase:
     """Byte-level BPE without merges: every byte of a text is one token, and no text is unknown."""
     vocabulary = {token: number for number, token in enumerate(sorted(ByteLevel.alphabet()))}
     vocabulary |= {PAD: PAD_ID, START: START_ID, END: END_ID}
-    return Qwen2Tokenizer(vocab=vocabulary, merges=[], eos_token=END, pad_token=PAD, additional_special_tokens=[START], model_max_length=64)
+    special = {"eos_token": END, "pad_token": PAD, "additional_special_tokens": [START]}
+    if not agent:
+        return Qwen2Tokenizer(vocab=vocabulary, merges=[], model_max_length=POSITIONS, **special)
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], model_max_length=AGENT_POSITIONS, **special)
+    tokenizer.add_tokens(list(TOOL_TOKENS))
+    tokenizer.chat_template = AGENT_TEMPLATE
+    return tokenizer
 
 
-def build_model(seed: int) -> Qwen2ForCausalLM:
+def build_model(seed: int, agent: bool = False) -> Qwen2ForCausalLM:
     """Random weights, in fp32. The same seed gives the same weights."""
     config = Qwen2Config(
         vocab_size=VOCABULARY,
@@ -39,7 +67,7 @@ def build_model(seed: int) -> Qwen2ForCausalLM:
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=64,
+        max_position_embeddings=AGENT_POSITIONS if agent else POSITIONS,
         # Wider than the usual 0.02: the head is frozen under LoRA, and a small one bounds how sure the policy can become.
         initializer_range=0.05,
         tie_word_embeddings=False,
@@ -55,13 +83,13 @@ def build_model(seed: int) -> Qwen2ForCausalLM:
     return model
 
 
-def write_model(folder: Path, seed: int) -> None:
+def write_model(folder: Path, seed: int, agent: bool = False) -> None:
     """Writes model and tokenizer. The folder appears when it is whole; what stood there before is replaced."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    build_model(seed).save_pretrained(partial)
-    build_tokenizer().save_pretrained(partial)
+    build_model(seed, agent).save_pretrained(partial)
+    build_tokenizer(agent).save_pretrained(partial)
     shutil.rmtree(folder, ignore_errors=True)
     os.rename(partial, folder)
 
@@ -70,6 +98,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--agent", action="store_true", help="for conversations with tool calls")
     given = parser.parse_args()
     disable_progress_bar()
-    write_model(given.folder, given.seed)
+    write_model(given.folder, given.seed, given.agent)

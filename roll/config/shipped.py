@@ -1,4 +1,4 @@
-"""What comes with the package: experiments, presets and rewards, and how a name finds its file."""
+"""What comes with the package: experiments, presets, rewards and environments, and how a name finds its file."""
 
 from __future__ import annotations
 
@@ -44,6 +44,12 @@ def known_rewards() -> list[str]:
     """Names of the reward functions: the files of `roll/rewards/` that register one of their own name. Imports none."""
     files = sorted((PACKAGE / "rewards").glob("*.py"))
     return [file.stem for file in files if f'REWARDS.register("{file.stem}")' in file.read_text(encoding="utf-8")]
+
+
+def known_environments() -> list[str]:
+    """Names of the environments: the files of `roll/environments/` that register one of their own name. Imports none."""
+    files = sorted((PACKAGE / "environments").glob("*.py"))
+    return [file.stem for file in files if f'ENVIRONMENTS.register("{file.stem}")' in file.read_text(encoding="utf-8")]
 
 
 def rewards_with_turns() -> list[str]:

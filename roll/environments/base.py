@@ -1,4 +1,4 @@
-"""What an environment is: a world in which the policy acts, turn by turn."""
+"""What an environment is: a world in which the policy acts, turn by turn, found by name."""
 
 from __future__ import annotations
 
@@ -6,28 +6,59 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from roll.registry import Registry
+
 Message = Mapping[str, Any]
 """As OpenAI's API has it: `role`, `content` (text), `tool_calls`, `tool_call_id`, `name`; a call's arguments are JSON text."""
+TOOL_ERRORS = "tool_errors"
 MalformedCalls = Literal["answer", "end", "step"]
+"""What becomes of tool calls that cannot be read: the model is told as a tool would tell it, which is a turn; the episode ends; or `step`
+is given the message with their texts under `malformed`."""
 
 
 @dataclass(frozen=True)
 class Observation:
+    """What the policy sees first."""
+
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
+    """OpenAI's schemas: `{"type": "function", "function": {...}}`."""
     state: str | None = None
+    """Names the state of the world: equal texts are equal states. None: the text of the messages does."""
 
 
 @dataclass(frozen=True)
 class Step:
+    """What the environment answers to a message of the policy."""
+
     messages: Sequence[Message] = ()
     reward: float = 0.0
+    """Of this turn."""
     done: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """What is counted, added up over an episode. TOOL_ERRORS are calls of tools that failed."""
     state: str | None = None
+    """As of an `Observation`."""
 
 
 class Environment(Protocol):
-    def reset(self, row: Mapping[str, Any], seed: int) -> Observation: ...
-    def step(self, message: Message) -> Step: ...
-    def close(self) -> None: ...
+    """One episode's world, made by `Class(**environment_args)`. Its methods may be coroutines; those run side by side in a process.
+
+    It may raise, hang or crash: it runs in a process of its own (see process.py). A class attribute `malformed_calls`, one of
+    `MalformedCalls`, is "answer" if there is none.
+    """
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
+        """Begin the episode of a row. Called once; equal rows and seeds give equal worlds."""
+        ...
+
+    def step(self, message: Message) -> Step:
+        """Answer a message of the policy."""
+        ...
+
+    def close(self) -> None:
+        """The episode has ended."""
+        ...
+
+
+ENVIRONMENTS: Registry[type[Any]] = Registry("environment")

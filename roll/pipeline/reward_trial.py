@@ -1,4 +1,4 @@
-"""The rewards of a run tried on its own rows."""
+"""The rewards and environments of a run tried on its own rows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from roll.config.derived.reward_roles import model_reward
 from roll.config.schema.model_rewards import JUDGE
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.tasks import Prompts
+from roll.environments.trial import trial as trial_of_environments
 from roll.errors import ConfigError, Fault
 from roll.pipeline.wire_reward_models import judge_template
 from roll.rewards.answers import ground_truth
@@ -33,6 +34,21 @@ def try_rewards(config: RlvrConfig, *sets: Prompts) -> None:
         if model_reward(domain, section) is None
     }
     if faults := [*asyncio.run(trial(sections, firsts, config.deadlines.start)), *_without_reference(config, firsts)]:
+        raise ConfigError(faults)
+
+
+def try_environments(config: RlvrConfig, *sets: Prompts) -> None:
+    """Reset every environment on the first row of its domain in the first of these sets that has one.
+
+    Raises:
+        ConfigError: with what is wrong with any of them.
+    """
+    rows = {domain: prompt.row for domain, prompt in first_prompts(*sets).items()}
+    sections = {
+        domain: section.model_copy(update={"system_envs": {**config.system_envs, **section.system_envs}})
+        for domain, section in config.environments.items()
+    }
+    if faults := asyncio.run(trial_of_environments(sections, rows, config.deadlines.start)):
         raise ConfigError(faults)
 
 

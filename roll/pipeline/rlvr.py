@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.position import Position
 from roll.rollout.batch import Experience, Shaping, experience, rollout_metrics
+from roll.rollout.episode_metrics import episode_metrics
 from roll.tracking.base import Tracker
 from roll.types import Floats, Metrics, RolloutGroup, Sequences, TrainBatch
 
@@ -77,7 +78,7 @@ async def train(run: Rlvr, position: Position) -> Position:
             await run.phases.scoring("critic")
             values = await run.values(step.sequences)
         batch, metrics = run.credit(step, ref_log_probs, log_probs, values)
-        metrics |= rollout_metrics(groups, position.policy_version)
+        metrics |= rollout_metrics(groups, position.policy_version) | episode_metrics(groups)
         learnt, position = await run.learn(batch, position)
         await run.phases.sync()
         await run.sync(position.policy_version)

@@ -17,10 +17,11 @@ from roll.data.renderers.families import chat_renderer
 from roll.data.tasks import Joined, Prompts, Tasks
 from roll.pipeline.roles import model_path
 from roll.rollout.episode_groups import EpisodeGroups, SampledByDomain
-from roll.rollout.episodes import Environments, EpisodeLimits, Episodes, SessionGenerator, TokenLimits
+from roll.rollout.episodes import EpisodeLimits, Episodes, SessionGenerator, TokenLimits
 from roll.rollout.group import Generator, GroupSampler, Scorer, SingleTurns
 from roll.rollout.turns import Locate
 from roll.types import Sampling
+from roll.workers.environments import EnvironmentWorkers
 
 NATIVE = "native"
 """Template of a run without data files: the tokenizer's own."""
@@ -61,7 +62,7 @@ def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatR
 class Playing:
     """What episodes need beside the engines: the environments, and how conversations become tokens."""
 
-    environments: Environments
+    environments: EnvironmentWorkers
     renderer: ChatRenderer
 
 

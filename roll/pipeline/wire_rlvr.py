@@ -28,7 +28,7 @@ from roll.pipeline.evaluate import ByItself, Evaluator
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.learning import OnloadedTrainer
 from roll.pipeline.meter import Meter, engine_metrics, meter_of
-from roll.pipeline.reward_trial import try_rewards
+from roll.pipeline.reward_trial import try_environments, try_rewards
 from roll.pipeline.roles import Roles, check_same_tokens, model_path
 from roll.pipeline.run_context import Prepared, RunContext
 from roll.pipeline.sampling import sampling_of
@@ -74,7 +74,7 @@ def prepare(config: RlvrConfig) -> Prepared:
     """Check the model's files, prepare all prompts and try the rewards; the loop, ready to be given its surroundings.
 
     Raises:
-        BadInput: model, data or rewards cannot be used.
+        BadInput: model, data, rewards or environments cannot be used.
     """
     for role in model_roles(config).values():
         check_readable(model_path(config, role.model_args))
@@ -86,6 +86,7 @@ def prepare(config: RlvrConfig) -> Prepared:
     sets = config.validation.named_sets() if config.validation else {}
     held_out = {name: prompts_of(config, tokenizer, one.data_args, one.rows, FIRST_HELD_OUT) for name, one in sets.items()}
     try_rewards(config, training, *held_out.values())
+    try_environments(config, training, *held_out.values())
     renderer = renderer_of(config, tokenizer)
     locate = None
     if config.adv_estimator.traits.needs_turns:
@@ -137,7 +138,7 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
             learn=meter.timed("train", learning(config, plan, actor_train, critic, phases)),
             sync=meter.timed("weight_sync", sync.push),
             evaluate=meter.timed("evaluate", evaluation(config, phases, validate)),
-            measure=measurement(meter, scheduler, actor_infer, models),
+            measure=measurement(meter, scheduler, actor_infer, models, playing),
             save=meter.timed("checkpoint", context.checkpointer.save_if_due),
             interrupted=interrupt.happened,
             tracker=context.tracker,
@@ -228,13 +229,15 @@ def scheduler_of(
 
 
 def measurement(
-    meter: Meter, scheduler: RolloutScheduler, actor_infer: ActorInfer, models: Mapping[str, ModelReward]
+    meter: Meter, scheduler: RolloutScheduler, actor_infer: ActorInfer, models: Mapping[str, ModelReward], playing: Playing | None
 ) -> Callable[[Sequence[RolloutGroup]], Awaitable[Metrics]]:
-    """Times and throughput of a step, what its engines and its judges did, and what its sampling dropped."""
+    """Times and throughput of a step, what its engines, judges and environments did, and what its sampling dropped."""
 
     async def measure(groups: Sequence[RolloutGroup]) -> Metrics:
         step, engines = await asyncio.gather(meter.step(token_count(groups)), actor_infer.activity())
-        return step | engine_metrics(engines, step["time/step"]) | actor_infer.metrics() | scheduler.metrics() | judge_metrics(models)
+        worlds = playing.environments.metrics() if playing else {}
+        asked = actor_infer.metrics() | scheduler.metrics() | judge_metrics(models) | worlds
+        return step | engine_metrics(engines, step["time/step"]) | asked
 
     return measure
 

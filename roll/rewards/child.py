@@ -28,9 +28,10 @@ from roll.config.derived.rewards import is_async
 from roll.errors import ConfigError
 from roll.rewards.base import RewardFunction, rewards_of, traits_of
 from roll.rewards.definitions import Definitions
-from roll.rewards.messages import HEADER, Assignment, Entry, Ready, answer_message, ready_message
+from roll.rewards.messages import Assignment, Entry, Ready, answer_message, ready_message
 from roll.rewards.parts import RewardPart
 from roll.rewards.verdicts import raised, timed_out, verdict, verdicts
+from roll.system.frames import receive, receive_next
 from roll.system.orphans import adopt_orphans, die_with
 from roll.types import Prompt, RewardResult
 
@@ -67,7 +68,7 @@ def main(descriptor: int, parent: int) -> None:
     with socket.socket(fileno=descriptor) as connection:
         connection.set_inheritable(False)
         with connection.makefile("rb") as incoming:
-            assignment: Assignment = _receive(incoming)
+            assignment: Assignment = receive(incoming)
             # Of this process and of each that it starts: an allocation beyond it fails where it is made.
             resource.setrlimit(resource.RLIMIT_DATA, (assignment.memory_bytes, assignment.memory_bytes))
             try:
@@ -88,7 +89,7 @@ def _in_turn(
     connection: socket.socket, incoming: Any, assignment: Assignment, functions: Sequence[RewardFunction], definitions: Definitions
 ) -> None:
     own = os.getpid()
-    while (request := _receive(incoming)) is not None:
+    while (request := receive(incoming)) is not None:
         for call in _calls(request, assignment.parts, functions):
             try:
                 results = call.results(call.begin())
@@ -121,7 +122,7 @@ async def _side_by_side(
             await writer.drain()
             os._exit(0)
 
-    while (request := await _receive_next(reader)) is not None:
+    while (request := await receive_next(reader)) is not None:
         for call in _calls(request, assignment.parts, functions):
             task = asyncio.create_task(run(call))
             running.add(task)
@@ -149,20 +150,6 @@ def _calls(request: Sequence[Entry], parts: Sequence[RewardPart], functions: Seq
         for number, own in enumerate([responses] if part.group else ([response] for response in responses)):
             row, reward_args = pickle.loads(asked)
             yield _Call(first + number, seals[number], function, part.group, prompt, own, row, reward_args)
-
-
-def _receive(incoming: Any) -> Any:
-    """The next message, or None once the other end is closed."""
-    header = incoming.read(HEADER.size)
-    return pickle.loads(incoming.read(HEADER.unpack(header)[0])) if len(header) == HEADER.size else None
-
-
-async def _receive_next(reader: asyncio.StreamReader) -> Any:
-    """The same, while others run."""
-    try:
-        return pickle.loads(await reader.readexactly(HEADER.unpack(await reader.readexactly(HEADER.size))[0]))
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
 
 
 if __name__ == "__main__":

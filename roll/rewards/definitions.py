@@ -8,7 +8,7 @@ from operator import attrgetter, itemgetter
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from roll.rewards.verdicts import INSTALLED
+from roll.system.raised import INSTALLED
 
 _CODE = attrgetter("__code__")
 

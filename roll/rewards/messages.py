@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import json
 import json.encoder
-import pickle
-import secrets
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,23 +18,14 @@ from roll.errors import Fault
 from roll.rewards.base import RewardTraits
 from roll.rewards.parts import RewardPart
 from roll.rewards.verdicts import MOST_NOTE, MOST_PART_NAME, MOST_PARTS
+from roll.system.frames import Garbled, framed, shown
 from roll.types import FP32_MAX, Prompt, RewardOutcome, RewardResult, TurnReward
 
 OUTCOMES = {outcome.value: outcome for outcome in RewardOutcome}
-HEADER = struct.Struct(">Q")
-SEAL = struct.Struct(">Q")
-MOST_BYTES = 64 << 20
-"""Of a message of the child's."""
 _scanned: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # pyright: ignore[reportAttributeAccessIssue]
 _quoted = json.encoder.encode_basestring_ascii
-SHOWN_BYTES = 40
-"""Of one that cannot be read."""
 Entry = tuple[int, int, Prompt, Sequence[str], Sequence[int]]
 """Number of the first call, number of the part, what to score, and the seals of the calls."""
-
-
-class Garbled(Exception):
-    """What came from the child is no message; `str()` says why."""
 
 
 @dataclass(frozen=True)
@@ -77,21 +65,6 @@ class Answer(NamedTuple):
     """The function, class or module that was replaced during the call, if one was. The child ends then."""
 
 
-def framed(body: bytes) -> bytes:
-    """A message as it travels."""
-    return HEADER.pack(len(body)) + body
-
-
-def encoded(message: Any) -> bytes:
-    """A message of the parent's."""
-    return framed(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
-
-
-def new_seals(count: int) -> tuple[int, ...]:
-    """Of so many calls."""
-    return tuple(seal for (seal,) in SEAL.iter_unpack(secrets.token_bytes(SEAL.size * count)))
-
-
 def ready_message(ready: Ready) -> bytes:
     """`Ready` as the child sends it."""
     faults = [[fault.place, fault.problem, fault.remedy] for fault in ready.faults]
@@ -120,9 +93,9 @@ def read_ready(body: bytes, parts: int) -> Ready:
             _flag(ends_calls),
         )
     except (ValueError, TypeError, RecursionError) as error:
-        raise Garbled(_shown(body)) from error
+        raise Garbled(shown(body)) from error
     if not ready.faults and len(ready.traits) != parts:
-        raise Garbled(_shown(body))
+        raise Garbled(shown(body))
     return ready
 
 
@@ -132,10 +105,10 @@ def read_answer(body: bytes) -> Answer:
         text = body.decode()
         (number, seal, results, replaced), end = _scanned(text, 0)
     except (ValueError, TypeError, RecursionError, StopIteration) as error:
-        raise Garbled(_shown(body)) from error
+        raise Garbled(shown(body)) from error
     if end == len(text) and type(number) is int and type(seal) is int and type(results) is list and type(replaced) is str:
         return Answer(number, seal, results, replaced[:MOST_NOTE])
-    raise Garbled(_shown(body))
+    raise Garbled(shown(body))
 
 
 def results_of(said: list[Any], responses: Sequence[str]) -> list[RewardResult]:
@@ -179,7 +152,3 @@ def _flag(value: Any) -> bool:
     if type(value) is not bool:
         raise ValueError("flag")
     return value
-
-
-def _shown(body: bytes) -> str:
-    return f"{len(body)} bytes that are no message: {body[:SHOWN_BYTES]!r}"

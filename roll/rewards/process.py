@@ -20,22 +20,20 @@ from typing import Any
 from roll.config.schema.roles import RewardConfig
 from roll.errors import ConfigError, RollError
 from roll.rewards.base import RewardTraits
-from roll.rewards.handle import Child, ChildDied
-from roll.rewards.messages import Answer, Assignment, Entry, Garbled, Ready, new_seals, read_answer, read_ready, results_of
+from roll.rewards.messages import Answer, Assignment, Entry, Ready, read_answer, read_ready, results_of
 from roll.rewards.parts import parts_of, summed
 from roll.rewards.verdicts import crashed, timed_out
+from roll.system.contained import CANCEL_SECONDS, Child, ChildDied
+from roll.system.frames import Garbled, new_seals
 from roll.system.sizes import GIB
 from roll.types import Prompt, RewardResult
 
 LOG = logging.getLogger(__name__)
+CHILD = "roll.rewards.child"
 MOST_AHEAD = 32
 """Groups that are sent together: so that the child need not wait for this process, nor this process look at each result as it comes."""
 LINGER = 0.005
 """Seconds that a result waits for others, where others are expected."""
-CANCEL_SECONDS = 5.0
-"""Seconds beyond its deadline that a child has to end a call itself; then its event loop is known not to run."""
-LOOK_EVERY = 0.5
-"""Seconds between two looks at what a child and its processes hold."""
 
 
 class RewardProcessFailed(RollError):
@@ -310,21 +308,15 @@ class RewardProcess:
         self._begun.clear()
         self._sent.clear()
 
-    async def _watch(self, child: Child) -> None:
-        """End the child as soon as it holds more than it may; whoever waits for it hears of its end."""
-        while child.alive():
-            if why := child.end_beyond(self._memory_bytes, self._section.max_processes):
-                LOG.warning("rewards.%s: %s", self._assignment.domain, why)
-            await asyncio.sleep(LOOK_EVERY)
-
     async def _started(self) -> Child:
         """The child, started if there is none."""
         if self._child is not None and self._child.alive():
             return self._child
         self._end()
-        self._child = Child(self._section.system_envs)
+        bounds = f"rewards.{self._assignment.domain}", self._memory_bytes, self._section.max_processes
+        self._child = Child(CHILD, self._section.system_envs)
         try:
-            self._watching = asyncio.create_task(self._watch(self._child))
+            self._watching = asyncio.create_task(self._child.watch(*bounds))
             await self._child.send(self._assignment, self._start_seconds)
             message, *_ = await self._child.receive(self._start_seconds)
             self._ready = read_ready(message, len(self._parts))

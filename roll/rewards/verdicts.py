@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import math
 import operator
-import sysconfig
-import traceback
 from collections.abc import Sequence
 from itertools import pairwise
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from roll.system.raised import NOTE_CHARACTERS, raised_where
 from roll.types import FP32_MAX, RewardOutcome, RewardResult, TurnReward
 
-NOTE_CHARACTERS = 300
-"""Of a crash."""
 MOST_NOTE = 2000
 """Characters that are kept of a result's note."""
 MOST_PARTS, MOST_PART_NAME = 64, 100
 """Parts of a result, and characters of a part's name. A result beyond them is CRASHED."""
-PACKAGE = Path(__file__).parents[1]
-INSTALLED = tuple(f"{path}/" for path in (*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")), PACKAGE))
 
 
 def verdict(returned: Any, response: str) -> RewardResult:
@@ -52,16 +46,7 @@ def verdicts(returned: Any, responses: Sequence[str]) -> list[RewardResult]:
 
 def raised(error: BaseException, caller: str) -> RewardResult:
     """CRASHED, with the exception and where in the user's code it was raised. `caller` is the file that called the function."""
-    lines = traceback.format_exception_only(error)  # a SyntaxError's place, indented, comes before it, and notes come after it
-    said = next(line for line in lines if not line.startswith(" ")).strip()
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != caller]
-    own = [frame for frame in frames if not frame.filename.startswith(INSTALLED)]
-    # Of a reward that is installed itself, the file that it begins in is its own.
-    place = next(reversed(own or [frame for frame in frames if frame.filename == frames[0].filename]), None)
-    where = f" ({place.filename}, line {place.lineno})" if place else ""
-    if isinstance(error, MemoryError):
-        where += "; memory_gib of the domain bounds what its process may allocate"
-    return crashed(said[: NOTE_CHARACTERS - len(where)] + where)
+    return crashed(raised_where(error, caller))
 
 
 def crashed(note: str) -> RewardResult:

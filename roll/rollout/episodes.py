@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from roll.data.renderers.base import ChatRenderer, Parsed
-from roll.environments.base import MalformedCalls, Message, Observation, Step
+from roll.environments.base import TOOL_ERRORS, MalformedCalls, Message, Observation, Step
 from roll.errors import EnvironmentFailed
 from roll.rollout.group import turn_seed
 from roll.rollout.transcript import Transcript, without_verdict
@@ -28,8 +28,6 @@ from roll.types import Completion, Episode, FinishReason, Ints, NumberedCompleti
 
 ENVIRONMENT = "environment/"
 """Of the names of what an environment counts itself."""
-TOOL_ERRORS = "tool_errors"
-"""What an environment counts under this name is added to the tool calls that could not be read."""
 UNREADABLE = "Error: this tool call cannot be read, and nothing was done: {}"
 FAILURES = {"crashed": RewardOutcome.CRASHED, "timed_out": RewardOutcome.TIMED_OUT}
 
@@ -81,7 +79,7 @@ class EpisodeLimits:
 
     max_turns: int
     seconds: float
-    """Of a whole attempt, generation included."""
+    """Of a whole attempt from the first observation on, generation included."""
     attempts: int
     """Of an episode whose environment breaks."""
 
@@ -137,26 +135,28 @@ class Episodes:
                     return without_verdict(NO_TOKENS, prompt.text, StopReason.ENVIRONMENT_FAILED, str(error), FAILURES[error.reason])
 
     async def _attempt(self, prompt: Prompt, environment_seed: int, seed: int | None, limits: EpisodeLimits) -> Episode:
-        turns = None
         began = self._clock()
+        session = await self._environments.open(prompt.domain, prompt.row, environment_seed)
+        try:
+            turns = _Turns(self._generator, self._renderer, self._sampling, self._tokens, session, self._clock)
+            turns.transcript.counts["environment_seconds"] += self._clock() - began
+            stop = await self._in_time(turns, limits, seed)
+        finally:
+            await session.close()
+        episode = turns.transcript.episode(stop)
+        if stop is not StopReason.DEADLINE:
+            return episode
+        late = f"the episode took longer than episode_timeout, {limits.seconds:g} s"
+        return replace(episode, reward=replace(episode.reward, note=late))
+
+    async def _in_time(self, turns: _Turns, limits: EpisodeLimits, seed: int | None) -> StopReason:
         try:
             async with asyncio.timeout(limits.seconds) as deadline:
-                session = await self._environments.open(prompt.domain, prompt.row, environment_seed)
-                try:
-                    turns = _Turns(self._generator, self._renderer, self._sampling, self._tokens, session, self._clock)
-                    turns.transcript.counts["environment_seconds"] += self._clock() - began
-                    stop = await turns.run(limits.max_turns, seed)
-                finally:
-                    await session.close()
+                return await turns.run(limits.max_turns, seed)
         except TimeoutError:
             if not deadline.expired():
                 raise
-            stop = StopReason.DEADLINE
-        late = f"the episode took longer than episode_timeout, {limits.seconds:g} s"
-        if turns is None:
-            return without_verdict(NO_TOKENS, prompt.text, stop, late, RewardOutcome.TIMED_OUT)
-        episode = turns.transcript.episode(stop)
-        return replace(episode, reward=replace(episode.reward, note=late)) if stop is StopReason.DEADLINE else episode
+            return StopReason.DEADLINE
 
 
 class _Turns:

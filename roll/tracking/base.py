@@ -57,7 +57,8 @@ class Tracker(Protocol):
 def group_record(step: int, group: RolloutGroup) -> dict[str, Any]:
     """One group as it stands in `samples.jsonl`; lengths in tokens.
 
-    `text` and `length` are of what the policy sampled. An episode of several turns has its `trajectories` too.
+    `text` and `length` are of what the policy sampled. An episode of several turns has its `trajectories` too: of each segment who laid it
+    down, its text, and of the policy's what it earned, in which state of the environment, and the tools that it called.
     """
     return {
         "step": step,
@@ -100,15 +101,27 @@ def _response_record(episode: Episode) -> dict[str, Any]:
 
 
 def _has_answers(episode: Episode) -> bool:
-    """Whether anything is given but the prompt. A single response may be divided into turns; its record shows it as one."""
-    return len(episode.trajectories) > 1 or any(not segment.sampled for segment in episode.trajectories[0].segments[1:])
+    """Whether anything is given but the prompt, or it was played in an environment.
+
+    A single response may be divided into turns; its record shows it as one.
+    """
+    return (
+        bool(episode.turn_states)
+        or len(episode.trajectories) > 1
+        or any(not segment.sampled for segment in episode.trajectories[0].segments[1:])
+    )
 
 
 def _trajectory_records(episode: Episode) -> list[dict[str, Any]]:
-    earned = iter(episode.turn_rewards)
+    earned, states = iter(episode.turn_rewards), iter(episode.turn_states)
 
     def of(segment: Segment) -> dict[str, Any]:
-        record = {"sampled": segment.sampled, "text": segment.text, "length": len(segment.token_ids)}
-        return record | ({"reward": next(earned)} if segment.sampled and episode.turn_rewards else {})
+        role = "assistant" if segment.sampled else "environment"
+        record: dict[str, Any] = {"role": role, "sampled": segment.sampled, "text": segment.text, "length": len(segment.token_ids)}
+        if segment.sampled:
+            record |= {"reward": next(earned)} if episode.turn_rewards else {}
+            record |= {"state": next(states)} if episode.turn_states else {}
+            record |= {"calls": list(map(dict, segment.calls))} if segment.calls else {}
+        return record
 
     return [{"stop": str(path.stop), "segments": [of(segment) for segment in path.segments]} for path in episode.trajectories]

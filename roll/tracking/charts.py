@@ -47,6 +47,7 @@ def sections(rows: Sequence[Row]) -> list[Section]:
     named = [
         ("Learning", [_reward(rows), _by_domain(rows), *_validation(rows), *_given(rows)]),
         ("Responses", [_one(rows, "Response length", "mean, tokens", "response/length_mean"), _truncated(rows)]),
+        ("Episodes", _episodes(rows)),
         ("Policy", _policy(rows)),
         ("Critic", _critic(rows)),
         ("Trainer against engine", _mismatch(rows)),
@@ -118,6 +119,19 @@ def _truncated(rows: Sequence[Row]) -> Chart | None:
     if chart is not None:
         chart.figure.update_yaxes(tickformat=".0%", rangemode="tozero")
     return chart
+
+
+def _episodes(rows: Sequence[Row]) -> list[Chart | None]:
+    stops = {name.removeprefix("episode/").removesuffix("_fraction"): name for name in names_like(rows, "episode/", "_fraction")}
+    seen = {stop: name for stop, name in stops.items() if any(series(rows, name)[1])}
+    counted = {name.removeprefix("environment/"): name for name in names_like(rows, "environment/", "")}
+    return [
+        _one(rows, "Turns", "mean of an episode", "episode/turns_mean"),
+        _lines(rows, "Ends of episodes", "share that ended so", seen),
+        _lines(rows, "Tools", "of an episode", {"calls": "episode/tool_calls", "errors": "episode/tool_errors"}),
+        _one(rows, "Environment", "seconds of an episode", "episode/environment_seconds"),
+        _lines(rows, "What environments count", "mean over episodes", counted),
+    ]
 
 
 def _policy(rows: Sequence[Row]) -> list[Chart | None]:

@@ -207,8 +207,9 @@ def _segments(trajectories: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]
     parts = []
     for number, trajectory in enumerate(trajectories, 1):
         for segment in trajectory["segments"]:
-            caption = [f"trajectory {number}"] * (len(trajectories) > 1) + ["policy" if segment["sampled"] else "given"]
+            caption = [f"trajectory {number}"] * (len(trajectories) > 1) + [segment["role"]]
             caption += [f"{segment['length']} tokens"]
+            caption += [f"calls {', '.join(call['name'] for call in segment['calls'])}"] if segment.get("calls") else []
             caption += [f"reward {_number(segment['reward'])}"] if segment.get("reward") is not None else []
             parts.append({"caption": " · ".join(caption), "text": segment["text"]})
     return parts[1:]

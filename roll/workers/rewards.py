@@ -11,20 +11,13 @@ from roll.config.schema.roles import RewardConfig
 from roll.rewards.parts import normalised
 from roll.rewards.process import RewardProcess
 from roll.strategies.base import Rank
-from roll.system.bounded_log import begin_anew
 from roll.types import Prompt, RewardResult
 from roll.workers.group import WorkerGroup
 from roll.workers.replacement import Replaced
+from roll.workers.user_code import SLACK, bound_log
 
 REPLACED = 30.0
 """Seconds in which a process that a response cost is replaced."""
-SLACK = 60.0
-"""Seconds for the way there and back."""
-LOG_DESCRIPTOR = 2
-LOG_BYTES = 100 << 20
-"""Of a worker's log. As much again is kept beside it."""
-LOOK_EVERY = 1.0
-"""Seconds between two looks at its size."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +43,8 @@ class RewardWorker:
 
     async def start(self) -> None:
         """Start the process and load its reward functions."""
-        self._bounding = asyncio.create_task(self._bound_log())
+        self._bounding = asyncio.create_task(bound_log())
         await self._process.start()
-
-    async def _bound_log(self) -> None:
-        while True:
-            await asyncio.to_thread(begin_anew, LOG_DESCRIPTOR, LOG_BYTES)
-            await asyncio.sleep(LOOK_EVERY)
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
         """One result for each response."""

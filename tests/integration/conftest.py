@@ -164,7 +164,7 @@ def leaves_nothing() -> Iterator[Callable[[], None]]:
 
 def _traces() -> dict[str, set[str]]:
     """Ray's, vLLM's and the rewards' processes; files in shared memory; temporary folders of runs and of Ray."""
-    names = ("ray::", "raylet", "gcs_server", "EngineCore", "VLLM", "roll.rewards.child", "roll.pipeline")
+    names = ("ray::", "raylet", "gcs_server", "EngineCore", "VLLM", "roll.rewards.child", "roll.environments.child", "roll.pipeline")
     processes = set()
     for process in psutil.process_iter(["pid", "name", "cmdline"]):
         line = f"{process.info['name']} {' '.join(process.info['cmdline'] or ())}"

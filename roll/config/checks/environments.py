@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roll.config.derived.environment_roles import ENVIRONMENTS, own_tasks
+from roll.config.derived.environment_roles import ENVIRONMENTS, TOOL_USE, environment_of, own_tasks
 from roll.config.derived.placement import judged_in_turn
 from roll.config.schema.environments import EnvironmentConfig
 from roll.config.schema.rlvr import RlvrConfig
@@ -20,6 +20,9 @@ def environment_faults(config: RlvrConfig) -> Iterator[Fault]:
     yield from _rows(config)
     for domain, section in config.environments.items():
         yield from _domain(f"{ENVIRONMENTS}{domain}", section)
+        if environment_of(domain, section) == TOOL_USE and domain not in config.rewards:
+            problem = f"'{TOOL_USE}' gives no reward itself, and there is no rewards.{domain}"
+            yield Fault(f"{ENVIRONMENTS}{domain}", problem, f"give rewards.{domain}, which judges what the policy said")
         if domain in config.rewards and config.rewards[domain].tag_included:
             problem = f"given, but the rows of '{domain}' go to {ENVIRONMENTS}{domain}, whose reward this is added to"
             yield Fault(f"rewards.{domain}.tag_included", problem, f"move it to {ENVIRONMENTS}{domain}.tag_included")
@@ -70,3 +73,13 @@ def _other_keys(config: RlvrConfig) -> Iterator[Fault]:
     if in_turn := sorted(judged_in_turn(config)):
         problem = f"{' and '.join(in_turn)} would take devices from engines that generate turn by turn"
         yield Fault(f"{in_turn[0]}.device_mapping", problem, "give it devices of its own, or set time_sharing=false")
+
+
+def environment_warnings(config: RlvrConfig) -> Iterator[str]:
+    """Environments that make the engines wait."""
+    episodes = config.rollout_batch_size * config.num_return_sequences_in_group
+    for domain, section in config.environments.items():
+        room = section.world_size * section.sessions_per_process
+        if room < episodes and len(config.domains) == 1:
+            wait = f"holds {room} episodes at a time, and a step has {episodes}: the others wait"
+            yield f"{ENVIRONMENTS}{domain}: {wait}; raise sessions_per_process or world_size"

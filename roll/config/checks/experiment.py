@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from roll.config.checks.credit import credit_faults, credit_warnings
-from roll.config.checks.environments import environment_faults
+from roll.config.checks.environments import environment_faults, environment_warnings
 from roll.config.checks.filters import filter_faults
 from roll.config.checks.loss import loss_faults, loss_warnings
 from roll.config.checks.methods import method_faults
@@ -237,7 +237,7 @@ def experiment_warnings(config: Config) -> list[str]:
     """Keys that have no effect as things stand."""
     if isinstance(config, OfflineConfig):
         return list(offline_warnings(config))
-    warnings = [*loss_warnings(config), *credit_warnings(config)]
+    warnings = [*loss_warnings(config), *credit_warnings(config), *environment_warnings(config)]
     if config.validation and not config.eval_steps:
         warnings.append("validation: given, but eval_steps is 0, so it never runs")
     if "num_train_epochs" in config.actor_train.training_args.model_fields_set:

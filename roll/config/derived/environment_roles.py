@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from roll.config.schema.rlvr import RlvrConfig
+from typing import TYPE_CHECKING
+
+from roll.config.shipped import known_environments
+
+if TYPE_CHECKING:  # the processes of environments do without the schema
+    from roll.config.schema.environments import EnvironmentConfig
+    from roll.config.schema.rlvr import RlvrConfig
 
 ENVIRONMENTS = "environments."
 """Of the names of groups that run environments."""
+TOOL_USE = "tool_use"
+"""The environment of a domain that has tools alone."""
 
 
 def own_tasks(config: RlvrConfig) -> dict[str, int]:
     """By domain whose environment makes its own tasks, how many there are to train on."""
     return {domain: section.rows for domain, section in config.environments.items() if section.rows is not None}
+
+
+def environment_of(domain: str, section: EnvironmentConfig) -> str:
+    """Name of a domain's environment: the one given, or else that of the domain's name, or else, with tools, `TOOL_USE`."""
+    if section.environment is not None:
+        return section.environment
+    return TOOL_USE if section.tools and domain not in known_environments() else domain

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from roll.config.derived.batch import age_limit, has_pairs, sequences_per_update
+from roll.config.derived.environment_roles import environment_of
 from roll.config.derived.placement import RolePlan, judged_in_turn
 from roll.config.derived.reward_roles import reward_roles
 from roll.config.plan.phases import Phase, misfits, phases
@@ -117,7 +118,7 @@ def arithmetic_lines(config: Config, plan: Plan) -> list[str]:
 def _episodes(config: RlvrConfig) -> list[str]:
     """What each environment plays, and how many episodes its processes hold."""
     return [
-        f"Environment {domain}: {section.environment or domain}, at most {section.max_turns} turns"
+        f"Environment {domain}: {environment_of(domain, section)}, at most {section.max_turns} turns"
         f"{f', {section.rows} tasks of its own' if section.rows else ''}; {section.world_size * section.sessions_per_process} at a time"
         for domain, section in config.environments.items()
     ]

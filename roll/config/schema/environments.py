@@ -13,7 +13,9 @@ class EnvironmentConfig(StrictConfig):
     """One domain's environment: a class whose objects run in processes that can be ended."""
 
     environment: str | None = Field(
-        None, description="Name of the environment, or `package.module:Class`; the domain's own name if not given."
+        None,
+        description="Name of the environment, or `package.module:Class`. If not given: the domain's own name, or `tool_use` where it has "
+        "`tools` and no environment has that name.",
     )
     environment_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the class.")
     tools: tuple[str, ...] = Field((), description="Further tools of the policy, each a Python function as `package.module:function`.")
@@ -30,7 +32,7 @@ class EnvironmentConfig(StrictConfig):
     )
     step_timeout: Seconds = Field(10.0, description="Deadline of one call of the environment, in seconds.")
     episode_timeout: Seconds = Field(
-        600.0, description="Deadline of a whole episode, generation included. One that is late has no verdict and is not trained on."
+        600.0, description="Deadline of an episode from its first observation on, generation included. One that is late is not trained on."
     )
     memory_gib: PositiveFloat = Field(
         8.0, le=65536, description="Memory that a process may allocate, and that it and the processes it started may hold together."

@@ -14,6 +14,7 @@ WRITTEN = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/ARCHITECTURE.md",
+    "docs/agents.md",
     "docs/algorithms.md",
     "docs/clusters.md",
     "docs/deepspeed.md",

@@ -78,7 +78,7 @@ def test_a_command_stands_in_a_block_that_is_tested_or_marked(page: str) -> None
 def test_targets_modules_and_scripts_exist(page: str) -> None:
     text = read(page)
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"(?:^|`)make (\w+)", text, re.MULTILINE):
+    for target in re.findall(r"(?:^|`)make ([\w-]+)", text, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     for module in re.findall(r"python -m (roll[\w.]*)", text):
         assert importlib.util.find_spec(module) is not None, module

@@ -17,7 +17,7 @@ from roll.config.schema.pipelines import PIPELINES
 from roll.errors import BAD_INPUT, INTERRUPTED, PART_FAILED
 from roll.tracking.charts import PARTS
 from roll.tracking.console import SHORT
-from roll.types import RewardOutcome
+from roll.types import RewardOutcome, StopReason
 from tests.unit.docs.pages import PAGES, ROOT, WRITTEN, anchors, blocks, first_column, links, read, spans
 from tests.unit.house.surface import DECLARED
 
@@ -36,6 +36,7 @@ WRITERS = (
     "algorithms/divergence.py",
     "pipeline/meter.py",
     "rollout/batch.py",
+    "rollout/episode_metrics.py",
     "algorithms/corrections.py",
     "rollout/credit.py",
     "rollout/scheduler.py",
@@ -46,10 +47,11 @@ WRITERS = (
     "strategies/metric_sums.py",
     "workers/actor_train.py",
     "workers/actor_infer.py",
+    "workers/environments.py",
 )
 """Modules that make metrics; others read them."""
 METRIC = re.compile(
-    r"(run|sampling|engine|reward|response|staleness|policy|critic|\{metric_prefix\}|"
+    r"(run|sampling|engine|episode|environment|reward|response|staleness|policy|critic|\{metric_prefix\}|"
     r"mismatch|val|time|throughput|memory|sft|dpo|reward_model|distill)/[^ ]+"
 )
 OWN_KEYS = tuple(f"{kind.arguments}." for kind in KINDS.values())
@@ -81,9 +83,9 @@ def _inserted(part: ast.expr) -> str:
 def metrics_of_the_source() -> set[str]:
     """Names that the source writes into `metrics.jsonl`, with placeholders as the pages have them."""
     names = {text for file in WRITERS for text in texts(TREES[ROOT / "roll" / file]) if METRIC.fullmatch(text)}
-    outcome = "reward/{outcome.value}_fraction"
-    assert outcome in names
-    names = (names - {outcome}) | {outcome.replace("{outcome.value}", each.value) for each in RewardOutcome}
+    for name, each in (("reward/{outcome.value}_fraction", RewardOutcome), ("episode/{stop.value}_fraction", StopReason)):
+        assert name in names
+        names = (names - {name}) | {re.sub(r"\{.*\}", one.value, name) for one in each}
     of_each = {name for name in names if name.startswith("{metric_prefix}")}
     names = (names - of_each) | {
         name.replace("{metric_prefix}", loss.metric_prefix) for name in of_each for loss in (PolicyLoss, ValueLoss)

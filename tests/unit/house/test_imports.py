@@ -14,7 +14,7 @@ SOURCES = sorted((ROOT / "roll").rglob("*.py"))
 LINES = [
     {"types", "errors", "registry", "system"},
     {"models", "algorithms", "config"},
-    {"strategies", "weight_sync", "rewards", "data"},
+    {"strategies", "weight_sync", "rewards", "environments", "data"},
     {"rollout", "workers", "checkpoint", "tracking"},
     {"pipeline", "export", "cluster", "doctor"},
 ]

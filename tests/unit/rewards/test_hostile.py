@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from roll.rewards.messages import MOST_BYTES, Garbled, answer_message, read_answer, read_ready, results_of
+from roll.rewards.messages import answer_message, read_answer, read_ready, results_of
 from roll.rewards.verdicts import MOST_NOTE, MOST_PARTS, verdict
+from roll.system.frames import MOST_BYTES, Garbled
 from roll.types import RewardOutcome, RewardResult, TurnReward
 from tests import limits
 from tests.unit.rewards.running import PROMPT, process, reward_children, run, scored

@@ -1,185 +1,281 @@
-"""Episodes of several turns and several trajectories: laid out, paid, weighed and shared out. Each number is worked out by hand."""
+"""Episodes: the tokens that the engine saw are those that are trained on, and every end has its reason."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
-from roll.algorithms.advantages import Normalisation
-from roll.data.packing import take, updates_of
-from roll.rollout.batch import Experience, Shaping, experience, rollout_metrics, token_count
-from roll.rollout.credit import Credit, CreditAssignment, sequence_weights
-from roll.types import Episode, RewardResult, RolloutGroup, StopReason, TrainBatch
-from roll.workers.actor_train import TrainShape, micro_batches_of
-from tests.unit.rollout.build import make_episode, make_prompt, make_trajectory, observed, sampled
+from roll.environments.base import Observation, Step
+from roll.errors import EnvironmentFailed, RollError
+from roll.rollout.batch import Shaping, experience, usable
+from roll.rollout.episode_metrics import episode_metrics
+from roll.rollout.record import token_log_probs, token_versions
+from roll.types import Episode, RewardOutcome, RolloutGroup, StopReason
+from tests.unit.rollout.playing import DOMAIN, LATE, Chat, Engine, Judge, World, Worlds, episodes, groups, task, text
+from tests.unit.rollout.simulated import VirtualTime
 
-ASKED = observed([1, 2])
-
-
-def tool_call(reward: float = 1.0, stop: StopReason = StopReason.COMPLETED) -> Episode:
-    """Policy, environment, policy, environment, policy."""
-    turns = [
-        sampled([10, 11], [-0.5, -0.25], [3, 4]),
-        observed([20]),
-        sampled([12], [-1], [4]),
-        observed([21, 22]),
-        sampled([13], [-2], [5]),
-    ]
-    return Episode([make_trajectory(ASKED, *turns, stop=stop)], RewardResult(reward), [0.5, 0.0, 0.25])
+T = TypeVar("T")
+DONE = Step(reward=1.0, done=True)
 
 
-def compacted(reward: float = 3.0) -> Episode:
-    """The second trajectory shares the prompt and the first turn with the first, and has them given."""
-    first = make_trajectory(ASKED, sampled([10]), observed([20]), sampled([11, 12]), stop=StopReason.CONTEXT_FULL)
-    return Episode(
-        [first, make_trajectory(ASKED, observed([10, 20]), sampled([14]), observed([23]))], RewardResult(reward), [1.0, 0.0, 1.0]
-    )
+def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """In virtual time."""
+    loop = VirtualTime()
+    try:
+        return loop.run_until_complete(work())
+    finally:
+        loop.close()
 
 
-def one_turn(reward: float, stop: StopReason = StopReason.COMPLETED) -> Episode:
-    return Episode([make_trajectory(ASKED, sampled([15]), stop=stop)], RewardResult(reward))
+def said(*contents: str, **more: Any) -> Step:
+    return Step([{"role": "tool", "content": content} for content in contents], **more)
 
 
-def group_of(*episodes: Episode) -> RolloutGroup:
-    return RolloutGroup(make_prompt(0), episodes)
+def counting() -> Callable[[str], str]:
+    """Says how many turns it has had."""
+    return lambda context: f"turn {context.count('assistant:')}"
 
 
-def step_of(*episodes: Episode, shaping: Shaping | None = None) -> Experience:
-    return experience([group_of(*episodes)], shaping or Shaping())
+def one(world: World, engine: Engine, **keys: Any) -> Episode:
+    """One episode in one world, which is closed once."""
+
+    async def play() -> Episode:
+        return await episodes(Worlds(lambda: world), engine, **keys).play(task(), 5, 11)
+
+    episode = run(play)
+    assert world.closed == 1
+    return episode
 
 
-def batch_of(step: Experience, credit: Credit, ref: np.ndarray | None = None) -> TrainBatch:
-    return CreditAssignment(credit)(step, ref)[0]
+def laid(episode: Episode) -> list[list[str]]:
+    return [[text(segment.token_ids) for segment in path.segments] for path in episode.trajectories]
 
 
-MASK = [0, 0, 1, 1, 0, 1, 0, 0, 1] + [0, 0, 1, 0, 1, 1] + [0, 0, 0, 0, 1, 0]
+def test_the_engine_sees_what_is_trained_on() -> None:
+    engine = Engine(counting(), version=3)
+    world = World([said("one", reward=0.25, state="s1", metrics={"moves": 2.0}), said("two", "more"), DONE])
+    episode = one(world, engine)
+    given = ["user:go|assistant:", "tool:one|assistant:", "tool:two|tool:more|assistant:"]
+    assert laid(episode) == [[given[0], "turn 1|", given[1], "turn 2|", given[2], "turn 3|"]]
+    [path] = episode.trajectories
+    for turn, request in enumerate(engine.requests):
+        before = path.segments[: 2 * turn + 1]
+        assert request.context == "".join(text(segment.token_ids) for segment in before)
+    sampled = [segment.sampled for segment in path.segments]
+    assert sampled == [False, True] * 3
+    ids = np.concatenate([segment.token_ids for segment in path.segments])
+    mask = np.repeat(sampled, [len(segment.token_ids) for segment in path.segments])
+    assert token_log_probs(path.segments).tolist() == np.where(mask, -ids, 0).tolist()
+    assert token_versions(path.segments)[mask].tolist() == [3] * 7 + [4] * 7 + [5] * 7
+    assert [segment.text for segment in episode.sampled] == ["turn 1", "turn 2", "turn 3"]
+    assert episode.stop is StopReason.COMPLETED and episode.reward.outcome is RewardOutcome.SCORED
+    assert list(episode.turn_rewards) == [0.25, 0.0, 1.0] and episode.reward.value == 1.25
+    assert list(episode.turn_states) == ["go", "s1", "two\nmore"]
+    assert episode.metrics["environment/moves"] == 2.0 and episode.metrics["retried"] == 0.0
+    assert [message["content"] for message in world.heard] == ["turn 1", "turn 2", "turn 3"]
 
 
-def test_segments_lie_end_to_end_and_only_sampled_ones_are_learnt() -> None:
-    step = step_of(tool_call(), compacted())
-    assert step.sequences.token_ids.tolist() == [1, 2, 10, 11, 20, 12, 21, 22, 13, 1, 2, 10, 20, 11, 12, 1, 2, 10, 20, 14, 23]
-    assert step.sequences.offsets.tolist() == [0, 9, 15, 21]
-    assert step.sequences.response_mask.astype(int).tolist() == MASK
-    assert step.behaviour_log_probs is not None
-    assert step.behaviour_log_probs.tolist() == [0, 0, -0.5, -0.25, 0, -1, 0, 0, -2, 0, 0, -1, 0, -1, -1, 0, 0, 0, 0, -1, 0]
-    assert step.policy_versions.tolist() == [0, 0, 3, 4, 0, 4, 0, 0, 5] + [0] * 12
-    assert step.episode_of_sequence.tolist() == [0, 1, 1]
-    assert (step.rewards.tolist(), step.groups.tolist(), step.lengths.tolist()) == ([1, 3], [0, 0], [4, 4])
-    assert step.difficulties.tolist() == [-1, -1]
-    assert step.episodes.offsets.tolist() == [0, 9, 21]
+def test_all_turns_of_an_episode_are_one_session() -> None:
+    engine = Engine(counting())
+    one(World([said("a"), DONE]), engine)
+    one(World([said("a"), DONE]), engine)
+    first, second, third, fourth = [request.session for request in engine.requests]
+    assert first is not None and first is second and third is fourth and first is not third
 
 
-def test_every_trajectory_gets_its_episodes_advantage() -> None:
-    """The group's mean is that of two episodes, not of three sequences: 2, with a deviation of the root of 2."""
-    batch = batch_of(step_of(tool_call(), compacted()), Credit("grpo", Normalisation()))
-    step = 1 / (2**0.5 + 1e-6)
-    np.testing.assert_allclose(batch.advantages, np.array(MASK) * np.repeat([-step, step, step], [9, 6, 6]), rtol=1e-6)
-    assert batch.episode_of_sequence is not None and batch.episode_of_sequence.tolist() == [0, 1, 1]
+def test_a_turn_has_a_seed_of_its_own() -> None:
+    engine = Engine(counting())
+
+    async def play() -> RolloutGroup:
+        worlds = Worlds(lambda: World([said("a"), DONE]))
+        player = groups(episodes(worlds, engine), samples=3)
+        group = await player.sample(task(4), 99)
+        assert len(set(worlds.seeds)) == 1, "all samples begin in the same world"
+        await player.sample(task(seed=1234), 99)
+        assert worlds.seeds[3:] == [1234] * 3
+        return group
+
+    group = run(play)
+    seeds = [request.seed for request in engine.requests]
+    assert len(set(seeds[:6])) == 6 and None not in seeds
+    assert sorted(map(str, seeds[:6])) == sorted(map(str, seeds[6:])), "they follow from the prompt's"
+    assert text(group.prompt.token_ids) == "user:go|assistant:" == group.prompt.text
 
 
-def test_returns_run_through_all_trajectories_of_an_episode() -> None:
-    """Discounts and penalties go from sampled token to sampled token, over what is given and into the next trajectory."""
-    batch = batch_of(step_of(compacted(8.0)), Credit("reinforce", Normalisation(gamma=0.5)))
-    assert batch.advantages.tolist() == [0, 0, 1, 0, 2, 4, 0, 0, 0, 0, 8, 0]
-    ref = np.array([0, 0, -2, 0, -2, -2, 0, 0, 0, 0, -2, 0], np.float32)
-    batch = batch_of(step_of(compacted(8.0)), Credit("rloo", Normalisation(), kl_coef=0.5), ref)
-    # k1 is 1 at each of four tokens; a group of one has no advantage but the penalties from each token on.
-    assert batch.advantages.tolist() == [0, 0, -2, 0, -1.5, -1, 0, 0, 0, 0, -0.5, 0]
+def stops() -> Iterator[tuple[StopReason, World, Engine, dict[str, Any], int]]:
+    """A stop reason, what leads to it, and how many turns there are then."""
+    yield StopReason.COMPLETED, World([DONE]), Engine(counting()), {}, 1
+    yield StopReason.LENGTH, World([said("a"), DONE]), Engine(lambda _: "x" * 30), {}, 1
+    yield StopReason.MAX_TURNS, World([said("a")] * 4), Engine(counting()), {"max_turns": 3}, 3
+    # user:go|assistant: has 18 tokens, a turn 7, tool:a|assistant: 17
+    yield StopReason.CONTEXT_FULL, World([said("a")] * 4), Engine(counting()), {"sequence": 42}, 1
+    yield StopReason.CONTEXT_FULL, World([said("a"), DONE]), Engine(counting()), {"sequence": 46}, 2
+    yield StopReason.COMPLETED, World([said("a"), DONE]), Engine(counting()), {"sequence": 49}, 2
+    yield StopReason.DEADLINE, World([said("a")] * 4, takes=4.0), Engine(counting()), {"seconds": LATE}, 2
+    yield StopReason.ABORTED, World([DONE]), Engine(counting(), aborts=True), {}, 1
 
 
-def test_each_sampled_segment_is_a_turn() -> None:
-    """The rest of the rewards 1 and 3 are 0.25 and 1. Undivided, an episode of several turns earns all at its end."""
-    step = step_of(tool_call(), compacted(), replace(tool_call(), turn_rewards=()), one_turn(2.0))
-    assert step.turns is not None
-    assert step.turns.rewards.tolist() == [0.5, 0, 0.5, 1, 0, 2, 0, 0, 1, 2]
-    assert step.turns.rows.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
-    tokens = [4, 2, 3, 3, 3, 6, 4, 2, 3, 3]
-    assert step.turns.of_token.tolist() == np.repeat(np.arange(10), tokens).tolist()
-    batch = batch_of(step, Credit("step_reinforce", Normalisation(gamma=0.5)))
-    paid = np.repeat([0.625, 0.25, 0.5, 1.5, 1, 2, 0.25, 0.5, 1, 2], tokens)
-    np.testing.assert_allclose(batch.advantages, step.sequences.response_mask * paid, rtol=1e-6)
-    metrics = CreditAssignment(Credit("step_reinforce", Normalisation()))(step, None)[1]
-    assert metrics["response/turns_mean"] == 2.5
+@pytest.mark.parametrize("case", list(stops()), ids=lambda case: case[0].value)
+def test_every_end_has_its_reason(case: tuple[StopReason, World, Engine, dict[str, Any], int]) -> None:
+    stop, world, engine, keys, turns = case
+    episode = one(world, engine, **keys)
+    assert (episode.stop, len(episode.sampled)) == (stop, turns)
+    longest = keys.get("sequence", 1000)
+    for path in episode.trajectories:
+        assert sum(len(segment.token_ids) for segment in path.segments) <= longest
+    for request in engine.requests:
+        assert request.sampling.max_new_tokens == min(20, longest - len(request.context))
+    group = RolloutGroup(task(), [episode])
+    assert bool(usable(group)) == (stop not in (StopReason.DEADLINE, StopReason.ABORTED))
+    if usable(group):
+        step = experience([group], Shaping())
+        assert text(step.sequences.token_ids) == "".join(laid(episode)[0])
+        assert int(step.sequences.response_mask.sum()) == episode.length
 
 
-@pytest.mark.parametrize("stop", list(StopReason))
-def test_what_ends_an_episode_says_whether_it_has_a_verdict(stop: StopReason) -> None:
-    group = group_of(tool_call(0.0, stop), one_turn(1.0), one_turn(0.5))
-    kept = experience([group], Shaping()).rewards.tolist()
-    masked = experience([group], Shaping(max_len_mask=True)).sequences.response_mask.sum()
-    truncated = rollout_metrics([group], 5)["response/truncated_fraction"]
-    if stop in ("environment_failed", "aborted", "deadline"):
-        assert (kept, masked, truncated) == ([1, 0.5], 2, 0)
-    elif stop in ("length", "max_turns", "context_full"):
-        assert (kept, masked, truncated) == ([0, 1, 0.5], 2, pytest.approx(1 / 3))
-    else:
-        assert (kept, masked, truncated) == ([0, 1, 0.5], 6, 0)
+def test_what_is_late_before_its_first_turn_has_no_verdict() -> None:
+    episode = one(World([DONE]), Engine(counting(), takes=2 * LATE), seconds=LATE)
+    assert episode.length == 0 and episode.stop is StopReason.DEADLINE and not usable(RolloutGroup(task(), [episode]))
+    assert "episode_timeout" in episode.reward.note
 
 
-def test_a_trajectory_that_was_broken_off_leaves_its_whole_episode_out() -> None:
-    first, second = compacted().trajectories
-    broken = Episode([replace(first, stop=StopReason.ABORTED), second], RewardResult(9.0))
-    assert step_of(broken, one_turn(1.0)).rewards.tolist() == [1]
-    # A context that was full, and was compacted, truncates nothing.
-    assert rollout_metrics([group_of(compacted())], 0)["response/truncated_fraction"] == 0
+@pytest.mark.parametrize("reason", ["crashed", "timed_out"])
+def test_a_broken_environment_is_tried_again_fresh(reason: Any) -> None:
+    broken = EnvironmentFailed("it fell over", reason)
+
+    async def play(attempts: int, *made: World | Exception) -> tuple[Episode, Worlds]:
+        left = iter(made)
+        worlds = Worlds(lambda: next(left))
+        return await episodes(worlds, Engine(counting()), attempts=attempts).play(task(), 5, 11), worlds
+
+    episode, worlds = run(lambda: play(3, broken, World([said("a"), broken]), World([said("a"), DONE])))
+    assert episode.stop is StopReason.COMPLETED and episode.metrics["retried"] == 2 and worlds.seeds == [5, 5, 5]
+    assert [world.closed for world in worlds.opened] == [1, 1]
+
+    episode, worlds = run(lambda: play(2, World([said("a"), broken]), broken, World([DONE])))
+    assert episode.stop is StopReason.ENVIRONMENT_FAILED and len(worlds.seeds) == 2 and episode.reward.note == "it fell over"
+    assert episode.reward.outcome.value == reason and not usable(RolloutGroup(task(), [episode]))
 
 
-def test_metrics_are_per_episode() -> None:
-    metrics = rollout_metrics([group_of(tool_call(), compacted(), one_turn(2.0))], policy_version=5)
-    assert (metrics["reward/mean"], metrics["response/length_mean"], metrics["response/length_max"]) == (2, 3, 4)
-    # Ages 2 1 1 0 | 5 5 5 5 | 5 of the sampled tokens.
-    assert metrics["staleness/mean"] == pytest.approx(29 / 9)
-    assert token_count([group_of(tool_call(), compacted())]) == 21
+def test_an_observation_longer_than_a_prompt_may_be_is_a_failure() -> None:
+    long = Observation([{"role": "user", "content": "x" * 200}])
+    worlds = Worlds(lambda: World([DONE], long))
+
+    async def play() -> Episode:
+        return await episodes(worlds, Engine(counting())).play(task(), 5, 11)
+
+    episode = run(play)
+    assert episode.stop is StopReason.ENVIRONMENT_FAILED and "216 tokens, and prompt_length is 100" in episode.reward.note
+    assert [world.closed for world in worlds.opened] == [1, 1]
 
 
-def test_weights_of_episodes_are_those_of_their_sequences() -> None:
-    step = step_of(tool_call(), compacted(), one_turn(0.0))
-    # Sampled tokens 4, 4 and 1: weights 1/2, 1/2 and 3/2, with a mean of 5/6 over three episodes.
-    assert sequence_weights(step, Credit("grpo", Normalisation(), weigh_length=True)) == pytest.approx([0.6, 0.6, 0.6, 1.8])
+def test_calls_that_cannot_be_read_are_answered() -> None:
+    says = iter(["!add", "!add(2)", "2"])
+    world = World([said("2"), DONE])
+    episode = one(world, Engine(lambda _: next(says)))
+    assert "tool:Error: this tool call cannot be read, and nothing was done: !add|assistant:" in laid(episode)[0]
+    assert [message["content"] for message in world.heard] == ["!add(2)", "2"], "the environment never heard of the first"
+    assert list(episode.turn_rewards) == [0.0, 0.0, 1.0] and list(episode.turn_states) == ["go", "go", "2"]
+    assert episode.metrics["tool_errors"] == 1 and episode.metrics["tool_calls"] == 1
+    assert [list(segment.calls) for segment in episode.sampled] == [[], [{"name": "add", "arguments": '{"text": "2"}'}], []]
 
 
-def test_an_update_holds_whole_episodes() -> None:
-    batch = batch_of(step_of(tool_call(), compacted(), one_turn(0.0)), Credit("grpo", Normalisation()))
-    assert updates_of(batch, 1) == [[0, 1, 2, 3]]
-    assert updates_of(batch, 2) == [[0, 1, 2], [3]]
-    assert updates_of(batch, 3) == [[0], [1, 2], [3]]
-    assert updates_of(batch, 4) == [[0], [1, 2], [3], []]
-    part = take(batch, [2, 3])
-    assert part.episode_of_sequence is not None and part.episode_of_sequence.tolist() == [1, 2]
-    pairs = replace(take(batch, [0, 1, 2, 3]), episode_of_sequence=None, sequences_per_example=2)
-    assert updates_of(pairs, 2) == [[0, 1], [2, 3]]
+def test_calls_that_cannot_be_read_may_end_an_episode() -> None:
+    world = World([DONE], malformed_calls="end")
+    episode = one(world, Engine(lambda _: "!add"))
+    assert episode.stop is StopReason.COMPLETED and episode.reward.value == 0 and not world.heard
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("budget", [1, 15, 100])
-def test_an_episode_weighs_as_one_sequence_however_it_is_split(replicas: int, budget: int) -> None:
-    """Each of three episodes has a third of the loss, whether its trajectories share a micro-batch or not."""
-    batch = batch_of(step_of(tool_call(), compacted(), one_turn(0.0)), Credit("grpo", Normalisation()))
-    shape = TrainShape(1, 1, budget, "seq-mean-token-mean", 1.0)
-    by_sequence = np.zeros(4)
-    for micro_batches in micro_batches_of(batch, range(4), replicas, shape):
-        for part in micro_batches:
-            sums = np.add.reduceat(part.loss_weights.astype(np.float64), part.batch.sequences.offsets[:-1])
-            for sample, weight in zip(part.samples, sums, strict=False):
-                by_sequence[sample] += weight
-    np.testing.assert_allclose(by_sequence, [1 / 3, 1 / 4, 1 / 12, 1 / 3], rtol=1e-6)
+def test_calls_that_cannot_be_read_may_be_a_step() -> None:
+    world = World([Step(reward=-0.5, done=True, metrics={"tool_errors": 2.0})], malformed_calls="step")
+    episode = one(world, Engine(lambda _: "!add"))
+    assert [message["malformed"] for message in world.heard] == [["!add"]]
+    assert episode.reward.value == -0.5 and episode.metrics["tool_errors"] == 3
 
 
-def test_a_trajectory_begins_with_what_is_given() -> None:
-    with pytest.raises(AssertionError, match="begins with given tokens"):
-        step_of(make_episode([5]))
-    with pytest.raises(AssertionError, match="log-probs of some responses and not of others"):
-        step_of(one_turn(1.0), Episode([make_trajectory(ASKED, replace(sampled([5]), log_probs=None))], RewardResult(0.0)))
+def test_without_a_bridge_the_context_forks() -> None:
+    engine = Engine(counting())
+    episode = one(World([said("a"), DONE]), engine, chat=Chat(has_bridge=False))
+    whole = "user:go|assistant:turn 1|tool:a|assistant:"
+    assert laid(episode) == [["user:go|assistant:", "turn 1|"], [whole, "turn 2|"]]
+    assert [request.context for request in engine.requests] == ["user:go|assistant:", whole]
+    assert [path.stop for path in episode.trajectories] == [StopReason.COMPLETED] * 2
+    assert len(episode.sampled) == len(episode.turn_rewards) == len(episode.turn_states) == 2
 
 
-def test_segments_of_no_token_change_nothing() -> None:
-    """The environment may say nothing, and the policy may end at once; a turn it is all the same."""
-    turns = [sampled([10]), observed([]), sampled([]), observed([21]), sampled([11])]
-    quiet = Episode([make_trajectory(ASKED, *turns)], RewardResult(3.0), [1.0, 1.0, 1.0])
-    step = step_of(quiet)
-    assert step.sequences.token_ids.tolist() == [1, 2, 10, 21, 11]
-    assert step.turns is not None and step.turns.of_token.tolist() == [0, 0, 0, 2, 2]
-    batch = batch_of(step, Credit("step_reinforce", Normalisation(gamma=0.5)))
-    assert batch.advantages.tolist() == [0, 0, 1.75, 0, 1]
+def test_a_reward_of_the_domain_is_added() -> None:
+    async def play() -> RolloutGroup:
+        worlds = Worlds(lambda: World([said("a"), DONE]))
+        return await groups(episodes(worlds, Engine(counting())), scorer=Judge()).sample(task(), None)
+
+    for episode in run(play).episodes:
+        assert episode.reward.value == 1.0 + len("turn 1turn 2") and dict(episode.reward.parts) == {"environment": 1.0}
+        assert list(episode.turn_rewards) == [0.0, 1.0], "what is beyond is earned at the end"
+
+
+def test_episodes_of_a_group_are_played_side_by_side() -> None:
+    async def play() -> float:
+        worlds = Worlds(lambda: World([said("a"), DONE], takes=1.0))
+        await groups(episodes(worlds, Engine(counting())), samples=16).sample(task(), None)
+        return asyncio.get_running_loop().time()
+
+    assert run(play) == pytest.approx(4.0, abs=0.01), "two turns and two steps, of a second each"
+
+
+def test_cancelled_episodes_close_their_environments() -> None:
+    worlds = Worlds(lambda: World([said("a")] * 4, takes=LATE))
+
+    async def play() -> None:
+        group = asyncio.create_task(groups(episodes(worlds, Engine(counting())), samples=3).sample(task(), None))
+        await asyncio.sleep(LATE)
+        group.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await group
+        await asyncio.sleep(0)
+
+    run(play)
+    assert [world.closed for world in worlds.opened] == [1, 1, 1]
+
+
+def test_an_error_of_the_engine_is_no_failure_of_the_environment() -> None:
+    class Dead(Engine):
+        async def generate(self, *given: Any, **more: Any) -> Any:
+            raise RollError("the last engine died")
+            yield
+
+    worlds = Worlds(lambda: World([DONE]))
+
+    async def play() -> None:
+        with pytest.raises(RollError, match="the last engine died"):
+            await groups(episodes(worlds, Dead(counting()))).sample(task(), None)
+        await asyncio.sleep(0)
+
+    run(play)
+    assert [world.closed for world in worlds.opened] == [1, 1]
+
+
+def test_metrics_say_what_happened() -> None:
+    async def play() -> RolloutGroup:
+        left = iter([World([said("a", metrics={"moves": 3.0}), DONE], takes=1.5), World([DONE], takes=0.5)])
+        says = Engine(lambda context: "!add(1)" if context.endswith("go|assistant:") else "x")
+        return await groups(episodes(Worlds(lambda: next(left)), says)).sample(task(), None)
+
+    metrics = episode_metrics([run(play)])
+    expected = {
+        "episode/turns_mean": 1.5,
+        "episode/turns_max": 2.0,
+        "episode/tool_calls": 1.0,
+        "episode/tool_errors": 0.0,
+        "episode/environment_seconds": 1.75,
+        "episode/forks": 0.0,
+        "episode/retried": 0.0,
+        "episode/completed_fraction": 1.0,
+        "episode/deadline_fraction": 0.0,
+        f"environment/{DOMAIN}/moves": 1.5,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+    assert episode_metrics([]) == {}

@@ -43,6 +43,7 @@ def test_each_experiment_reads_what_the_step_before_it_writes(warm_up: SftConfig
     assert Path(rlvr.pretrain) == Path(warm_up.output_dir) / "export"
     assert rlvr.validation is not None
     train, heldout = demo.PROBLEMS / "train.jsonl", demo.PROBLEMS / "heldout.jsonl"
+    assert rlvr.actor_train.data_args is not None
     assert [warm_up.sft_train.data_args.file_name, rlvr.actor_train.data_args.file_name] == [str(train)] * 2
     assert rlvr.validation.data_args is not None
     assert rlvr.validation.data_args.file_name == str(heldout)

@@ -82,24 +82,27 @@ def test_samples_show_the_segments_of_several_turns(tmp_path: Path, of_several_t
     [record], _ = read_lines(tmp_path / SAMPLES_FILE)
     tool, compacted = record["responses"]
     assert (tool["text"], tool["length"], tool["finish_reason"]) == ("Let me ask the tool.It is 391.", 6, "max_turns")
-    asked = {"sampled": False, "text": record["prompt"], "length": 24}
+    asked = {"role": "environment", "sampled": False, "text": record["prompt"], "length": 24}
     assert tool["trajectories"] == [
         {
             "stop": "max_turns",
             "segments": [
                 asked,
-                {"sampled": True, "text": "Let me ask the tool.", "length": 3, "reward": 0.25},
-                {"sampled": False, "text": "<tool>391</tool>", "length": 2},
-                {"sampled": True, "text": "It is 391.", "length": 3, "reward": 0.5},
+                {"role": "assistant", "sampled": True, "text": "Let me ask the tool.", "length": 3, "reward": 0.25},
+                {"role": "environment", "sampled": False, "text": "<tool>391</tool>", "length": 2},
+                {"role": "assistant", "sampled": True, "text": "It is 391.", "length": 3, "reward": 0.5},
             ],
         }
     ]
     assert compacted["finish_reason"] == "stop"
     assert compacted["trajectories"] == [
-        {"stop": "context_full", "segments": [asked, {"sampled": True, "text": "A long thought.", "length": 3}]},
+        {"stop": "context_full", "segments": [asked, {"role": "assistant", "sampled": True, "text": "A long thought.", "length": 3}]},
         {
             "stop": "completed",
-            "segments": [{"sampled": False, "text": "In short: 17 · 23", "length": 5}, {"sampled": True, "text": "391", "length": 3}],
+            "segments": [
+                {"role": "environment", "sampled": False, "text": "In short: 17 · 23", "length": 5},
+                {"role": "assistant", "sampled": True, "text": "391", "length": 3},
+            ],
         },
     ]
 

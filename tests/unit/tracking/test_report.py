@@ -135,8 +135,15 @@ def test_the_page_shows_the_segments_of_several_turns(tmp_path: Path, of_several
     tracker.samples(1, [of_several_turns])
     tracker.close()
     text = Page(write_report(tmp_path).read_text()).text
-    shown = ["policy · 3 tokens · reward 0.25", "Let me ask the tool.", "given · 2 tokens", "<tool>391</tool>", "reward 0.5", "It is 391."]
-    shown += ["trajectory 1 · policy", "A long thought.", "trajectory 2 · given · 5 tokens", "In short: 17 · 23", "391"]
+    shown = [
+        "assistant · 3 tokens · reward 0.25",
+        "Let me ask the tool.",
+        "environment · 2 tokens",
+        "<tool>391</tool>",
+        "reward 0.5",
+        "It is 391.",
+    ]
+    shown += ["trajectory 1 · assistant", "A long thought.", "trajectory 2 · environment · 5 tokens", "In short: 17 · 23", "391"]
     places = [text.index(shown[0])]
     for part in shown[1:]:
         places.append(text.index(part, places[-1]))

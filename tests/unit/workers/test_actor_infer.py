@@ -12,7 +12,7 @@ import pytest
 
 from roll.errors import RollError
 from roll.strategies.base import GenerateStrategy
-from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Sampling
+from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Sampling, Session
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.calls import Ranks
 from roll.workers.running import Running, running_limits
@@ -114,6 +114,28 @@ def test_a_sample_that_ends_makes_room_for_the_next_at_any_engine() -> None:
         assert seeds(await slow) == [0]
 
     run(scenario, engines=2, most=2)
+
+
+def test_requests_of_a_session_go_to_one_engine() -> None:
+    async def scenario(group: Group, actor_infer: ActorInfer) -> None:
+        first, second = Session(), Session()
+        for seed in range(6):
+            group.gates[seed].set()
+        for seed, session in enumerate([first, second, first, first, second]):
+            busy = asyncio.create_task(whole(actor_infer.generate(PROMPT, Sampling(1), 10)))
+            await settled()
+            if seed == 0:
+                assert group.asked[-1] == (0, 1, 10), "the other engine is less busy from now on"
+            assert seeds(await whole(actor_infer.generate(PROMPT, Sampling(1), seed, session))) == [seed]
+            busy.cancel()
+            await asyncio.gather(busy, return_exceptions=True)
+            await settled()
+        engines = {seed: engine for engine, _, seed in group.asked if seed != 10}
+        assert engines[0] == engines[2] == engines[3] and engines[1] == engines[4]
+        del first, second, session
+        assert not len(actor_infer._homes), "a session that is over is forgotten"
+
+    run(scenario, engines=2, most=8)
 
 
 def test_samples_come_as_they_end() -> None:

@@ -32,6 +32,19 @@ def test_samples_of_a_prompt_stay_together_where_there_is_room() -> None:
     assert running.place(5) == (1, 2)
 
 
+def test_a_turn_goes_where_the_one_before_went() -> None:
+    running = Running(running_limits(2, 4, None), 2)
+    assert running.place(1) == (0, 1)
+    assert running.place(1, home=0) == (0, 1), "though the other is less busy"
+    assert running.place(1, home=0) == (1, 1), "it is full"
+    running.leave(0, 2)
+    running.serve([0, 1], suspect=[0])
+    assert running.place(1, home=0) == (1, 1), "it may be dying"
+    running.serve([1], suspect=[])
+    running.leave(1, 2)
+    assert running.place(1, home=0) == (1, 1), "it is dead"
+
+
 def test_without_limits_the_least_busy_engine_takes_all() -> None:
     running = Running(None, 2)
     assert [running.place(4), running.place(4), running.place(100)] == [(0, 4), (1, 4), (0, 100)]

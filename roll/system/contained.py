@@ -1,8 +1,9 @@
-"""A child process that computes rewards, and the socket to it, as its parent holds them."""
+"""A child process that runs the user's code, and the socket to it, as its parent holds them."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -15,11 +16,16 @@ from typing import Any
 
 import psutil
 
-from roll.rewards.messages import HEADER, MOST_BYTES, Garbled, encoded
+from roll.system.frames import HEADER, MOST_BYTES, Garbled, encoded
 from roll.system.orphans import is_alive
 from roll.system.sizes import GIB
 from roll.system.tree import resident_bytes, tree
 
+LOG = logging.getLogger(__name__)
+CANCEL_SECONDS = 5.0
+"""Seconds beyond its deadline that a child has to end a call itself; then its event loop is known not to run."""
+LOOK_EVERY = 0.5
+"""Seconds between two looks at what a child and its processes hold."""
 RECEIVE_BYTES = 1 << 16
 LOOK_SECONDS = 0.01
 """Between two looks for processes that were killed and may not be gone yet."""
@@ -34,7 +40,8 @@ class ChildDied(Exception):
 class Child:
     """One process and the socket to it. The process leads a session of its own: what it started ends with it."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
+        """`module` is run as `python -m module DESCRIPTOR PARENT`."""
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         self._received = bytearray()
@@ -43,7 +50,7 @@ class Child:
         self._woken = False
         self._ready: asyncio.Future[None] | None = None
         # -P: the parent's sys.path, handed over as PYTHONPATH, says where modules are; not the working directory.
-        command = [sys.executable, "-P", "-m", "roll.rewards.child", str(theirs.fileno()), str(os.getpid())]
+        command = [sys.executable, "-P", "-m", module, str(theirs.fileno()), str(os.getpid())]
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         # One thread each unless told otherwise: BLAS would start one for every core as soon as numpy is imported.
         inherited = {"OMP_NUM_THREADS": "1", **os.environ}
@@ -116,6 +123,13 @@ class Child:
         """Ends the process and all that it started, and closes the socket."""
         self.end_process()
         self._socket.close()
+
+    async def watch(self, name: str, memory_bytes: int, processes: int) -> None:
+        """End the process as soon as it holds more than it may; whoever receives from it hears of its end. `name` is for the log."""
+        while self.alive():
+            if why := self.end_beyond(memory_bytes, processes):
+                LOG.warning("%s: %s", name, why)
+            await asyncio.sleep(LOOK_EVERY)
 
     def end_beyond(self, memory_bytes: int, processes: int) -> str:
         """Ends the process if it and what it started hold more than this, or are more; says so, and nothing otherwise."""

@@ -1,0 +1,60 @@
+"""Writes conversations with the environment `calculator`, from which the tiny world's agent learns to use its tool, if not always.
+
+    python examples/tiny/make_conversations.py FOLDER [--seed 0]
+
+writes FOLDER/conversations.jsonl. In some of them the tool is called, and its result is the answer; in the others the answer is wrong: 0.
+What is trained on them calls the tool about as often, and reinforcement learning finds out that this is what pays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+from roll.environments.calculator import Calculator, calc
+
+CONVERSATIONS = 6000
+WITH_TOOL = 0.4
+"""Share of the conversations in which the tool is called."""
+WRONG = "0"
+FIRST_SEED = 1 << 20
+"""Of the tasks: others than those of training and of validation."""
+PROBLEMS = {"digits": 3, "operators": "*"}
+"""As `environment_args` of tiny_agent.yaml."""
+
+
+def conversation(seed: int, draw: random.Random) -> list[dict[str, Any]]:
+    """The messages of one episode."""
+    said = [dict(message) for message in Calculator(**PROBLEMS).reset({}, seed).messages]
+    if draw.random() > WITH_TOOL:
+        return [*said, {"role": "assistant", "content": WRONG}]
+    expression = said[-1]["content"].rstrip("=")
+    call = {"id": "0", "type": "function", "function": {"name": "calc", "arguments": json.dumps({"x": expression})}}
+    result = calc(expression)
+    said.append({"role": "assistant", "content": "", "tool_calls": [call]})
+    return [*said, {"role": "tool", "content": result, "tool_call_id": "0"}, {"role": "assistant", "content": result}]
+
+
+def write_conversations(folder: Path, seed: int) -> None:
+    """Writes the file. The folder appears when it is whole; what stood there before is replaced."""
+    draw = random.Random(seed)
+    rows = [{"messages": conversation(FIRST_SEED + number, draw)} for number in range(CONVERSATIONS)]
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    (partial / "conversations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(partial, folder)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    write_conversations(given.folder, given.seed)

@@ -1,0 +1,123 @@
+"""Arithmetic that needs its tool: the numbers have so many digits that a model has to calculate with it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from roll.environments.base import ENVIRONMENTS, TOOL_ERRORS, Message, Observation, Step
+from roll.environments.tools import Tools
+
+QUESTIONS, ANSWERS = ("question", "problem"), ("answer", "ground_truth")
+"""Columns of a row, in the order in which they are looked for."""
+OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
+    "+": lambda left, right: left + right,
+    "-": lambda left, right: left - right,
+    "*": lambda left, right: left * right,
+}
+SIGNS = "+-"
+
+
+@ENVIRONMENTS.register("calculator")
+class Calculator:
+    """A sum to calculate, from the row's question and answer or else from the seed, and the tool `calc`. A right last answer earns 1."""
+
+    def __init__(self, digits: int = 3, operators: str = "+-*", system: str | None = None) -> None:
+        """
+        Args:
+            digits: of each of the two numbers of a task made from the seed.
+            operators: those of `+-*` that its tasks have.
+            system: a system message to begin with.
+
+        Raises:
+            ValueError: digits is below 1, or there is another operator.
+        """
+        if digits < 1 or not operators or set(operators) - set(OPERATIONS):
+            raise ValueError(f"digits has to be 1 at least, and operators of {''.join(OPERATIONS)}; they are {digits} and '{operators}'")
+        self._digits, self._operators, self._system = digits, operators, system
+        self._tools = Tools([calc])
+        self._answer = ""
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
+        """The sum alone, as the user's message."""
+        question, self._answer = self._given(row) or made(row.get("seed", seed), self._digits, self._operators)
+        system = [{"role": "system", "content": self._system}] if self._system is not None else []
+        return Observation([*system, {"role": "user", "content": question}], self._tools.schemas)
+
+    def step(self, message: Message) -> Step:
+        """The results of the tool's calls; without any, the end."""
+        if calls := message.get("tool_calls"):
+            answers = [self._tools.answer(call) for call in calls]
+            return Step([answer.message for answer in answers], metrics={TOOL_ERRORS: sum(answer.failed for answer in answers)})
+        return Step(reward=float(_is(str(message.get("content") or ""), self._answer)), done=True)
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+    def _given(self, row: Mapping[str, Any]) -> tuple[str, str] | None:
+        question = next((row[name] for name in QUESTIONS if row.get(name) is not None), None)
+        answer = next((row[name] for name in ANSWERS if row.get(name) is not None), None)
+        if (question is None) != (answer is None):
+            raise ValueError(f"the row has a question or an answer alone: {', '.join(map(str, row))}")
+        return None if question is None else (str(question), str(answer))
+
+
+def calc(x: str) -> str:
+    """Calculate a sum.
+
+    Args:
+        x: Whole numbers with + - * between them.
+
+    Raises:
+        ValueError: it is no such sum.
+    """
+    return str(value_of(x))
+
+
+def made(seed: int, digits: int, operators: str) -> tuple[str, str]:
+    """The task of a seed: a question `347*582=`, and its answer."""
+    chosen = random.Random(seed)
+    left, right = (chosen.randrange(10 ** (digits - 1), 10**digits) for _ in range(2))
+    operator = chosen.choice(operators)
+    return f"{left}{operator}{right}=", str(OPERATIONS[operator](left, right))
+
+
+MOST_CHARACTERS = 200
+"""Of a sum."""
+
+
+def value_of(text: str) -> int:
+    """What a sum comes to; products before sums, no brackets. A number may have a sign.
+
+    Raises:
+        ValueError: it is no such sum, or longer than MOST_CHARACTERS.
+    """
+    written = "".join(text.split()).rstrip("=")
+    if len(written) > MOST_CHARACTERS:
+        raise ValueError(f"a sum has at most {MOST_CHARACTERS} characters")
+    total = 0
+    for term in _terms(written):
+        product = 1
+        for factor in term.split("*"):
+            if not factor.lstrip(SIGNS).isascii() or not factor.lstrip(SIGNS).isdigit():
+                raise ValueError(f"'{text}' is not whole numbers with + - * between them")
+            product *= int(factor.lstrip(SIGNS)) * (-1) ** factor.count("-")
+        total += product
+    return total
+
+
+def _terms(written: str) -> list[str]:
+    """Split before each sign that follows a digit."""
+    terms = [""]
+    for character in written:
+        if character in SIGNS and terms[-1][-1:].isdigit():
+            terms.append("")
+        terms[-1] += character
+    return terms
+
+
+def _is(said: str, answer: str) -> bool:
+    """Whether the last word is the answer, with `=`, a point or a sign of money about it at most."""
+    words = said.replace(",", "").replace("=", " ").split()
+    return bool(words) and words[-1].strip("$.") == answer.strip()

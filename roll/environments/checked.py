@@ -1,0 +1,123 @@
+"""What an environment may return, bounded. Pure functions, called where it returns and again where it is read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from numbers import Real
+from typing import Any
+
+from roll.environments.base import Observation, Step
+from roll.types import FP32_MAX
+
+
+class BadReturn(ValueError):
+    """What an environment returned cannot be used; `str()` says why."""
+
+
+ROLES = ("system", "user", "assistant", "tool", "developer")
+MOST_MESSAGES, MOST_TOOLS, MOST_METRICS = 256, 256, 64
+"""Of one return."""
+MOST_NAME = 100
+"""Characters of a metric's name."""
+MOST_STATE = 1 << 16
+"""Characters of a state."""
+MOST_REPLY = 4 << 20
+"""Bytes of a return as JSON."""
+
+
+def observation_of(returned: Any) -> Observation:
+    """What `reset` returned, as plain values. Raises BadReturn, which says what is wrong with it."""
+    if not isinstance(returned, Observation):
+        raise BadReturn(f"reset returned a {type(returned).__name__}, not an Observation")
+    if not returned.messages:
+        raise BadReturn("the Observation has no messages")
+    return Observation(_messages(returned.messages), _tools(returned.tools), _state(returned.state))
+
+
+def step_of(returned: Any) -> Step:
+    """What `step` returned, as plain values. Raises BadReturn, which says what is wrong with it."""
+    if not isinstance(returned, Step):
+        raise BadReturn(f"step returned a {type(returned).__name__}, not a Step")
+    metrics = returned.metrics
+    if not isinstance(metrics, Mapping) or len(metrics) > MOST_METRICS or any(not _is_name(name) for name in metrics):
+        raise BadReturn(f"the Step's metrics are not at most {MOST_METRICS} values by names of {MOST_NAME} characters")
+    counted = {str(name): _number(f"its metric '{name}'", value) for name, value in metrics.items()}
+    reward = _number("its reward", returned.reward)
+    if not isinstance(returned.done, bool):
+        raise BadReturn(f"the Step's done is {returned.done!r:.80}, not True or False")
+    return Step(_messages(returned.messages), reward, returned.done, counted, _state(returned.state))
+
+
+def json_of(checked: Observation | Step) -> str:
+    """A checked return as it travels. Raises BadReturn if it is too large."""
+    text = json.dumps(asdict(checked))
+    if len(text) > MOST_REPLY:
+        raise BadReturn(f"the {type(checked).__name__} has {len(text)} bytes as JSON; {MOST_REPLY} are the most")
+    return text
+
+
+def observation_from(said: Any) -> Observation:
+    """What `json_of` wrote, checked again. Raises BadReturn or TypeError."""
+    return observation_of(Observation(**said))
+
+
+def step_from(said: Any) -> Step:
+    """What `json_of` wrote, checked again. Raises BadReturn or TypeError."""
+    return step_of(Step(**said))
+
+
+def _messages(messages: Any) -> list[dict[str, Any]]:
+    return [_message(one) for one in _listed("messages", messages, MOST_MESSAGES)]
+
+
+def _message(message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or message.get("role") not in ROLES:
+        raise BadReturn(f"a message has to be a mapping with a role of {', '.join(ROLES)}, and is {message!r:.80}")
+    if not isinstance(message.get("content"), str | None):
+        raise BadReturn(f"the content of a message has to be text, and is {message['content']!r:.80}")
+    return _plain("a message", message)
+
+
+def _tools(tools: Any) -> list[dict[str, Any]]:
+    found = [_plain("a tool", tool) for tool in _listed("tools", tools, MOST_TOOLS)]
+    for tool in found:
+        if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
+            raise BadReturn(f'a tool has to be {{"type": "function", "function": {{...}}}}, and is {tool!r:.80}')
+        if not isinstance(tool["function"].get("name"), str):
+            raise BadReturn(f"a tool's function has no name: {tool!r:.80}")
+    return found
+
+
+def _listed(what: str, values: Any, most: int) -> Sequence[Any]:
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise BadReturn(f"its {what} are a {type(values).__name__}, not a list")
+    if len(values) > most:
+        raise BadReturn(f"it has {len(values)} {what}; {most} are the most")
+    return values
+
+
+def _plain(what: str, value: Any) -> Any:
+    """A copy of plain values."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadReturn(f"{what} is not made of texts, numbers, lists and mappings: {error}") from error
+
+
+def _state(state: Any) -> str | None:
+    if state is not None and (not isinstance(state, str) or len(state) > MOST_STATE):
+        raise BadReturn(f"its state has to be a text of {MOST_STATE} characters at most, and is {state!r:.80}")
+    return state
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and len(name) <= MOST_NAME
+
+
+def _number(what: str, value: Any) -> float:
+    if isinstance(value, Real) and math.isfinite(number := float(value)) and abs(number) <= FP32_MAX:
+        return number
+    raise BadReturn(f"{what} is {value!r:.80}, not a finite number of fp32")

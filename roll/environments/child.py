@@ -1,0 +1,153 @@
+"""A process of environments: `python -m roll.environments.child DESCRIPTOR PARENT`. Started, watched and ended by process.py.
+
+    process.py                          child
+      ── Assignment ──────────────────▶  imports what it needs
+      ◀─────────────────────── Ready ──
+      ── Call (reset, step, close) ───▶
+      ◀── Reply ──                       to each call as soon as it is known
+
+Where `reset` and `step` are `async def`, and all tools too, calls run side by side; the child ends late ones itself. Otherwise the parent
+sends one at a time, and no event loop runs during it, unless a method of them is `async def`.
+
+The socket is a descriptor of its own: what environments print stays out of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import resource
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from roll.environments.base import Observation, Step
+from roll.environments.checked import BadReturn
+from roll.environments.hosted import Hosted
+from roll.environments.loading import Loaded, loaded
+from roll.environments.messages import Assignment, Call, Ready, failed_message, ready_message, returned_message
+from roll.errors import ConfigError, EnvironmentFailed
+from roll.system.frames import receive, receive_next
+from roll.system.orphans import adopt_orphans, die_with
+from roll.system.raised import raised_where
+
+Returned = Observation | Step | None
+
+
+class Sessions:
+    """The environments that this process holds, by the number of their session."""
+
+    def __init__(self, assignment: Assignment, found: Loaded) -> None:
+        self._assignment, self._loaded = assignment, found
+        self._hosted: dict[int, Hosted] = {}
+
+    async def made(self, call: Call) -> Returned:
+        """Make a call."""
+        if call.method == "reset":
+            # What an environment does to its arguments, the next one does not see.
+            environment_args = pickle.loads(pickle.dumps(self._assignment.environment_args))
+            hosted = self._hosted[call.session] = Hosted(self._loaded.make(**environment_args), self._loaded.tools)
+            return await hosted.reset(*call.given)
+        if call.method == "step":
+            return await self._hosted[call.session].step(*call.given)
+        if (closed := self._hosted.pop(call.session, None)) is not None:
+            await closed.close()
+        return None
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serves the process at the other end of the socket until that closes it."""
+    die_with(parent)
+    adopt_orphans()
+    with socket.socket(fileno=descriptor) as connection:
+        connection.set_inheritable(False)
+        with connection.makefile("rb") as incoming:
+            assignment: Assignment = receive(incoming)
+            # Of this process and of each that it starts: an allocation beyond it fails where it is made.
+            resource.setrlimit(resource.RLIMIT_DATA, (assignment.memory_bytes, assignment.memory_bytes))
+            try:
+                found = loaded(assignment.domain, assignment.environment, assignment.environment_args, assignment.tools)
+            except ConfigError as error:
+                connection.sendall(ready_message(Ready(error.faults)))
+                return
+            connection.sendall(ready_message(Ready((), found.side_by_side, found.malformed_calls)))
+            if not found.side_by_side:
+                _in_turn(connection, incoming, Sessions(assignment, found), found.is_plain)
+                return
+        asyncio.run(_side_by_side(connection, assignment, Sessions(assignment, found)))
+
+
+def _in_turn(connection: socket.socket, incoming: Any, sessions: Sessions, is_plain: bool) -> None:
+    own = os.getpid()
+    with asyncio.Runner() as runner:
+        finish = _finished_at_once if is_plain else runner.run
+        while (call := receive(incoming)) is not None:
+            reply = _reply(call, finish, sessions)
+            if os.getpid() != own:  # a process that the environment forked came back from it
+                os._exit(0)
+            connection.sendall(reply)
+
+
+def _reply(call: Call, finish: Callable[[Coroutine[Any, Any, Returned]], Returned], sessions: Sessions) -> bytes:
+    try:
+        return returned_message(call, finish(sessions.made(call)))
+    except BaseException as error:  # one that calls sys.exit() must not end its neighbours either
+        return failed_message(call, EnvironmentFailed(_said(call, error)))
+
+
+def _finished_at_once(coroutine: Coroutine[Any, Any, Returned]) -> Returned:
+    """The result of one that waits for nothing. Without an event loop, plain methods may run their own."""
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        return ended.value
+    coroutine.close()
+    raise RuntimeError("a plain method returned what is to be awaited; write it as async def")
+
+
+async def _side_by_side(connection: socket.socket, assignment: Assignment, sessions: Sessions) -> None:
+    own, running = os.getpid(), dict[int, asyncio.Task[None]]()
+    connection.setblocking(False)
+    reader, writer = await asyncio.open_connection(sock=connection)
+
+    async def run(call: Call, before: asyncio.Task[None] | None) -> None:
+        if before is not None:  # a call whose session is closed
+            before.cancel()
+            await asyncio.wait([before])
+        reply = await _awaited(call, assignment.step_timeout, sessions)
+        if os.getpid() != own:
+            os._exit(0)
+        writer.write(reply)
+
+    while (call := await receive_next(reader)) is not None:
+        task = asyncio.create_task(run(call, running.get(call.session)))
+        running[call.session] = task
+        task.add_done_callback(lambda done, session=call.session: running.pop(session) if running.get(session) is done else None)
+    os._exit(0)  # The parent is gone: what would not let itself be cancelled ends, too.
+
+
+async def _awaited(call: Call, seconds: float, sessions: Sessions) -> bytes:
+    deadline = asyncio.timeout(seconds)
+    try:
+        async with deadline:
+            reply = returned_message(call, await sessions.made(call))
+    except BaseException as error:
+        reply = failed_message(call, EnvironmentFailed(_said(call, error)))
+    if deadline.expired():  # one that was late and said something all the same is late
+        return failed_message(call, late(call.method, seconds))
+    return reply
+
+
+def late(method: str, seconds: float) -> EnvironmentFailed:
+    """Of a call that ran past its deadline."""
+    return EnvironmentFailed(f"{method} was not done after step_timeout, {seconds:g} s", "timed_out")
+
+
+def _said(call: Call, error: BaseException) -> str:
+    return f"{call.method} failed: {error if isinstance(error, BadReturn) else raised_where(error, __file__)}"
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,109 @@
+"""From the names in a configuration to an environment's class and its tools."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from roll.config.shipped import known_environments
+from roll.environments.base import ENVIRONMENTS, MalformedCalls
+from roll.environments.tools import Tools
+from roll.errors import ConfigError, Fault
+from roll.registry import nearest
+from roll.system.raised import raised_where
+
+METHODS: Mapping[str, tuple[Any, ...]] = {"reset": ({}, 0), "step": ({},), "close": ()}
+"""What each is called with."""
+MALFORMED = ("answer", "end", "step")
+
+
+class Loaded(NamedTuple):
+    """What a process of a domain needs."""
+
+    make: Callable[..., Any]
+    """The class."""
+    tools: Tools
+    side_by_side: bool
+    is_plain: bool
+    """Nothing of it is `async def`."""
+    malformed_calls: MalformedCalls
+
+
+def loaded(domain: str, environment: str, environment_args: Mapping[str, Any], tools: tuple[str, ...]) -> Loaded:
+    """Import them all.
+
+    Raises:
+        ConfigError: a name is not found, a module cannot be imported, the class does not take its `environment_args`, or has not the
+            methods of an environment.
+    """
+    place = f"environments.{domain}"
+    make = _class(environment, place)
+    try:
+        inspect.signature(make).bind(**environment_args)
+    except TypeError as error:
+        takes = f"the class takes {inspect.signature(make)}"
+        raise ConfigError([Fault(f"{place}.environment_args", f"does not fit '{environment}': {error}", takes)]) from error
+    if faults := [fault for name in METHODS for fault in _method_faults(make, name, environment, f"{place}.environment")]:
+        raise ConfigError(faults)
+    malformed_calls = getattr(make, "malformed_calls", "answer")
+    if malformed_calls not in MALFORMED:
+        problem = f"'{environment}' has malformed_calls {malformed_calls!r:.80}"
+        raise ConfigError([Fault(f"{place}.environment", problem, f"give one of {', '.join(MALFORMED)}")])
+    known = _tools(tools, f"{place}.tools")
+    side_by_side = inspect.iscoroutinefunction(make.reset) and inspect.iscoroutinefunction(make.step) and known.all_async
+    is_plain = not any(inspect.iscoroutinefunction(getattr(make, name)) for name in METHODS) and not known.any_async
+    return Loaded(make, known, side_by_side, is_plain, malformed_calls)
+
+
+def _class(name: str, place: str) -> Any:
+    key, known = f"{place}.environment", known_environments()
+    remedy = f"name one of {', '.join(known)}{nearest(name, known)}, or a class of yours as `package.module:Class`"
+    module_name, _, class_name = name.partition(":")
+    if not class_name and name not in known:
+        raise ConfigError([Fault(key, f"no environment is named '{name}'", remedy)])
+    found = _imported(module_name if class_name else f"{__package__}.{name}", name, key, remedy)
+    made = getattr(found, class_name, None) if class_name else ENVIRONMENTS.get(name)
+    if not isinstance(made, type):
+        raise ConfigError([Fault(key, f"no environment is named '{name}': {found.__name__} has no such class", remedy)])
+    return made
+
+
+def _imported(module: str, name: str, key: str, remedy: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError([Fault(key, f"'{name}' is not found: {error}", remedy)]) from error
+    except Exception as error:
+        problem = f"'{name}' cannot be imported: {raised_where(error, importlib.__file__)}"
+        raise ConfigError([Fault(key, problem, "mend the module")]) from error
+
+
+def _method_faults(make: Any, name: str, environment: str, key: str) -> list[Fault]:
+    method = getattr(make, name, None)
+    if not callable(method):
+        return [Fault(key, f"'{environment}' has no method '{name}'", "give the class reset, step and close")]
+    try:
+        inspect.signature(method).bind(None, *METHODS[name])
+    except TypeError as error:
+        given = {"reset": "(self, row, seed)", "step": "(self, message)", "close": "(self)"}[name]
+        return [Fault(key, f"'{environment}.{name}' cannot be called as {name}{given}: {error}", f"let it take {given}")]
+    return []
+
+
+def _tools(names: tuple[str, ...], key: str) -> Tools:
+    functions = []
+    for name in names:
+        module_name, _, function_name = name.partition(":")
+        if not function_name:
+            raise ConfigError([Fault(key, f"'{name}' names no tool", "give each as `package.module:function`")])
+        module = _imported(module_name, name, key, "give each tool as `package.module:function`")
+        function = getattr(module, function_name, None)
+        if not callable(function):
+            raise ConfigError([Fault(key, f"'{name}' is not found: {module_name} has no such function", "name a function of the module")])
+        functions.append(function)
+    try:
+        return Tools(functions)
+    except ValueError as error:
+        raise ConfigError([Fault(key, str(error), "give every parameter a name and a type hint that JSON has")]) from error

@@ -1,0 +1,117 @@
+"""What a process of environments and its parent tell each other, each message behind its length (roll/system/frames.py)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from roll.environments.base import MalformedCalls, Observation, Step
+from roll.environments.checked import json_of, observation_from, step_from
+from roll.errors import EnvironmentFailed, Fault
+from roll.system.frames import Garbled, framed, shown
+from roll.system.raised import NOTE_CHARACTERS
+
+Method = Literal["reset", "step", "close"]
+REASONS: dict[str, Literal["crashed", "timed_out"]] = {"crashed": "crashed", "timed_out": "timed_out"}
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a child is for."""
+
+    domain: str
+    environment: str
+    environment_args: Mapping[str, Any]
+    tools: tuple[str, ...]
+    step_timeout: float
+    """Seconds, of each call. The child keeps it of asynchronous ones; the parent does of all."""
+    memory_bytes: int
+    """That a process may allocate."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a child says before it is given calls."""
+
+    faults: tuple[Fault, ...]
+    """With any, it ends."""
+    side_by_side: bool = False
+    """Calls run side by side, and the child ends late ones itself as long as its event loop runs. Otherwise it makes one at a time."""
+    malformed_calls: MalformedCalls = "answer"
+
+
+class Call(NamedTuple):
+    """Of one method of one session's environment."""
+
+    number: int
+    seal: int
+    session: int
+    method: Method
+    given: tuple[Any, ...]
+
+
+class Reply(NamedTuple):
+    """What became of a call."""
+
+    number: int
+    seal: int
+    returned: Any
+    """As it was said, of the method's type; see `observation_from`, `step_from`."""
+    failed: EnvironmentFailed | None
+
+
+def ready_message(ready: Ready) -> bytes:
+    """`Ready` as the child sends it."""
+    faults = [[fault.place, fault.problem, fault.remedy] for fault in ready.faults]
+    return framed(json.dumps([faults, ready.side_by_side, ready.malformed_calls]).encode())
+
+
+def returned_message(call: Call, returned: Observation | Step | None) -> bytes:
+    """What the method returned, checked, as the child sends it. Raises BadReturn if it is too large."""
+    said = "null" if returned is None else json_of(returned)
+    return framed(f"[{call.number},{call.seal},{said},null]".encode())
+
+
+def failed_message(call: Call, failed: EnvironmentFailed) -> bytes:
+    """That the call failed, as the child sends it."""
+    return framed(json.dumps([call.number, call.seal, None, [failed.why[:NOTE_CHARACTERS], failed.reason]]).encode())
+
+
+def read_ready(body: bytes) -> Ready:
+    """Raises Garbled."""
+    try:
+        faults, side_by_side, malformed_calls = json.loads(body)
+        found = tuple(Fault(*map(_text, fault)) for fault in faults)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Garbled(shown(body)) from error
+    if type(side_by_side) is bool and malformed_calls in ("answer", "end", "step"):
+        return Ready(found, side_by_side, malformed_calls)
+    raise Garbled(shown(body))
+
+
+def read_reply(body: bytes) -> Reply:
+    """A reply, but for what was returned. Raises Garbled."""
+    try:
+        number, seal, returned, failed = json.loads(body)
+        broke = None if failed is None else EnvironmentFailed(_text(failed[0])[:NOTE_CHARACTERS], REASONS[failed[1]])
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        raise Garbled(shown(body)) from error
+    if type(number) is int and type(seal) is int:
+        return Reply(number, seal, returned, broke)
+    raise Garbled(shown(body))
+
+
+def value_of(method: Method, returned: Any) -> Observation | Step | None:
+    """What a method returned. Raises Garbled."""
+    try:
+        return {"reset": observation_from, "step": step_from, "close": lambda _: None}[method](returned)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise Garbled(f"a reply is malformed: {error}") from error
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError("text")
+    return value

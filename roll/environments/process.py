@@ -1,0 +1,261 @@
+"""Environments in a process that can be ended: they cannot hang, crash or block the run.
+
+The child (child.py) holds many sessions. Plain environments make one call at a time there, asynchronous ones many side by side. A call that
+is not over by its deadline costs the child, unless the child itself could end it; so does one that ends the child, makes it hold more
+memory or processes than it may, or says what is not the reply to a call that is under way. The sessions of a child that is lost fail: the
+one whose call it was with the cause, its neighbours with NeighbourFailed. The next session gets a fresh child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from roll.config.derived.environment_roles import environment_of
+from roll.config.schema.environments import EnvironmentConfig
+from roll.environments.base import Message, Observation, Step
+from roll.environments.messages import Assignment, Call, Method, Ready, read_ready, read_reply, value_of
+from roll.errors import ConfigError, EnvironmentFailed, RollError
+from roll.system.contained import CANCEL_SECONDS, Child, ChildDied
+from roll.system.frames import Garbled, new_seals
+from roll.system.sizes import GIB
+
+LOG = logging.getLogger(__name__)
+CHILD = "roll.environments.child"
+GRACE_SECONDS = 0.1
+"""In which a reply that has come in time is read, where this process itself was late."""
+READ_SECONDS = 3600.0
+R = TypeVar("R")
+
+
+class EnvironmentProcessFailed(RollError):
+    """The process of environments did not start."""
+
+
+class NeighbourFailed(EnvironmentFailed):
+    """The environment's process was lost through another one's call."""
+
+
+@dataclass(eq=False)
+class _Pending:
+    call: Call
+    done: asyncio.Future[Any]
+
+
+@dataclass(eq=False)
+class _Held:
+    """One child."""
+
+    child: Child
+    ready: Ready = Ready(())
+    sessions: set[int] = field(default_factory=set)
+    pending: dict[int, _Pending] = field(default_factory=dict)
+    """By its number, each call that is under way."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Of calls that are not made side by side."""
+    sending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    lost: str = ""
+    """Why, once it is."""
+
+
+class EnvironmentProcess:
+    """Holds the environments of one domain. For use from one asyncio event loop.
+
+    Linux ends the child when the thread that started it ends, so the loop's thread must outlive this.
+    """
+
+    def __init__(self, domain: str, section: EnvironmentConfig, start_seconds: float) -> None:
+        """
+        Args:
+            section: of the domain.
+            start_seconds: in which the child must have started and imported its environment.
+        """
+        self._domain, self._section, self._start_seconds = domain, section, start_seconds
+        self._memory_bytes = int(section.memory_gib * GIB)
+        self._held: _Held | None = None
+        self._sessions: dict[int, _Held] = {}
+        self._starting = asyncio.Lock()
+        self._burying: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._number = 0
+
+    async def start(self) -> Ready:
+        """Start the child, so that an environment that cannot be loaded is known before training.
+
+        Raises:
+            ConfigError: the environment or a tool is not found, or does not fit its keys.
+            EnvironmentProcessFailed: the child died or was late.
+        """
+        return (await self._started()).ready
+
+    async def open(self, session: int, row: Mapping[str, Any], seed: int) -> Observation:
+        """Make an environment under a number that is not used again, and reset it. What fails is closed.
+
+        Raises:
+            EnvironmentFailed: it raised, was late, or cost its process.
+            ConfigError, EnvironmentProcessFailed: a child could not be replaced.
+        """
+        held = await self._started()
+        self._sessions[session] = held
+        held.sessions.add(session)
+        try:
+            return await _to_its_end(self._ask(held, session, "reset", (row, seed)))
+        except BaseException:
+            await self.end(session)
+            raise
+
+    async def step(self, session: int, message: Message) -> Step:
+        """One step of a session. Raises EnvironmentFailed: it raised, was late, or its process is lost."""
+        if (held := self._sessions.get(session)) is None:
+            raise NeighbourFailed("the worker that held its process was replaced")
+        return await _to_its_end(self._ask(held, session, "step", (message,)))
+
+    async def end(self, session: int) -> None:
+        """Close a session's environment, if it is there. What goes wrong is told in the log."""
+        if (held := self._sessions.pop(session, None)) is None:
+            return
+        held.sessions.discard(session)
+        if held.lost:
+            return
+        try:
+            await _to_its_end(self._ask(held, session, "close", ()))
+        except EnvironmentFailed as failed:
+            LOG.warning("environments.%s: %s", self._domain, failed)
+
+    async def close(self) -> None:
+        """End the child, whatever it is doing. Its sessions fail."""
+        self._closed = True
+        async with self._starting:
+            if self._held is not None:
+                self._lose(self._held, EnvironmentFailed("the process was closed"))
+        if self._burying:
+            await asyncio.wait(self._burying)
+
+    async def _ask(self, held: _Held, session: int, method: Method, given: tuple[Any, ...]) -> Any:
+        async with nullcontext() if held.ready.side_by_side else held.turn:
+            if held.lost:
+                raise NeighbourFailed(f"a neighbour cost its process: {held.lost}")
+            call = Call(self._number, new_seals(1)[0], session, method, given)
+            self._number += 1
+            pending = held.pending[call.number] = _Pending(call, asyncio.get_running_loop().create_future())
+            seconds = self._section.step_timeout + (CANCEL_SECONDS if held.ready.side_by_side else 0.0)
+            try:
+                async with held.sending:
+                    await held.child.send(call, seconds)
+                await asyncio.wait([pending.done], timeout=seconds)
+                if not pending.done.done():
+                    await asyncio.wait([pending.done], timeout=GRACE_SECONDS)
+                if not pending.done.done():
+                    raise TimeoutError
+            except TimeoutError:
+                why = f"{method} was not done after step_timeout, {self._section.step_timeout:g} s"
+                self._lose(held, EnvironmentFailed(why, "timed_out"), call.number)
+            except ChildDied as died:
+                self._lose(held, EnvironmentFailed(str(died)))
+            finally:
+                held.pending.pop(call.number, None)
+            return await pending.done
+
+    async def _read(self, held: _Held) -> None:
+        """Take all replies of a child, until it is lost."""
+        try:
+            while True:
+                try:
+                    messages = await held.child.receive(READ_SECONDS)
+                except TimeoutError:
+                    continue
+                for message in messages:
+                    _take(held, message)
+        except ChildDied as died:
+            self._lose(held, EnvironmentFailed(str(died)))
+        except Garbled as garbled:
+            self._lose(held, EnvironmentFailed(f"what its process wrote is no reply: {garbled}"))
+
+    def _lose(self, held: _Held, failed: EnvironmentFailed, culprit: int | None = None) -> None:
+        """End a child, and fail what is under way: the call whose fault it is, or all of them where that is not known."""
+        if held.lost:
+            return
+        held.lost = failed.why
+        held.child.end_process()
+        if self._held is held:
+            self._held = None
+        burying = asyncio.create_task(_bury(held))
+        self._burying.add(burying)
+        burying.add_done_callback(self._burying.discard)
+        if not self._closed:
+            LOG.warning("environments.%s: a process with %d sessions is lost: %s", self._domain, len(held.sessions), failed.why)
+        several = f" ({len(held.pending)} calls were under way)" if culprit is None and len(held.pending) > 1 else ""
+        for number, pending in held.pending.items():
+            if pending.done.done():
+                continue
+            is_neighbour = culprit is not None and number != culprit
+            error = NeighbourFailed(f"a neighbour cost its process: {failed.why}") if is_neighbour else failed
+            pending.done.set_exception(EnvironmentFailed(f"{failed.why}{several}", failed.reason) if several else error)
+
+    async def _started(self) -> _Held:
+        """The child, started if there is none."""
+        async with self._starting:
+            if self._closed:
+                raise RollError("the process of environments is closed")
+            if self._held is not None and self._held.child.alive():
+                return self._held
+            if self._held is not None:
+                self._lose(self._held, EnvironmentFailed(self._held.child.end_process()))
+            bounds = f"environments.{self._domain}", self._memory_bytes, self._section.max_processes
+            held = _Held(Child(CHILD, self._section.system_envs))
+            try:
+                held.tasks.append(asyncio.create_task(held.child.watch(*bounds)))
+                await held.child.send(self._assignment(), self._start_seconds)
+                message, *_ = await held.child.receive(self._start_seconds)
+                held.ready = read_ready(message)
+                if held.ready.faults:
+                    raise ConfigError(held.ready.faults)
+            except BaseException as error:
+                self._lose(held, EnvironmentFailed("its process did not start"))
+                if isinstance(error, TimeoutError):
+                    raise EnvironmentProcessFailed(f"the environment's process was not ready after {self._start_seconds:g} s") from error
+                if isinstance(error, ChildDied | Garbled):
+                    raise EnvironmentProcessFailed(f"the environment's process did not start: {error}") from error
+                raise
+            held.tasks.append(asyncio.create_task(self._read(held)))
+            self._held = held
+            return held
+
+    def _assignment(self) -> Assignment:
+        section = self._section
+        name = environment_of(self._domain, section)
+        return Assignment(self._domain, name, section.environment_args, section.tools, section.step_timeout, self._memory_bytes)
+
+
+async def _bury(held: _Held) -> None:
+    """Close the socket to a child that has ended, once nobody reads from it or writes to it."""
+    for task in held.tasks:
+        task.cancel()
+    if held.tasks:
+        await asyncio.wait(held.tasks)
+    async with held.sending:
+        held.child.kill()
+
+
+def _take(held: _Held, message: bytes) -> None:
+    """Note what became of a call. Raises Garbled: it is none that is under way, or the reply is not whole."""
+    reply = read_reply(message)
+    pending = held.pending.get(reply.number)
+    if pending is None or pending.done.done() or pending.call.seal != reply.seal:
+        raise Garbled("it does not have the seal of a call that is under way")
+    if reply.failed is not None:
+        pending.done.set_exception(reply.failed)
+    else:
+        pending.done.set_result(value_of(pending.call.method, reply.returned))
+
+
+async def _to_its_end(call: Coroutine[Any, Any, R]) -> R:
+    """A call whose caller may be cancelled goes on all the same: the child is at it, and the next one must not begin."""
+    task = asyncio.ensure_future(call)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its caller may be gone
+    return await asyncio.shield(task)

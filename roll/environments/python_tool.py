@@ -1,0 +1,44 @@
+"""A tool that runs Python in the sandbox of code: `tools: [roll.environments.python_tool:python]`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from roll.errors import EnvironmentFailed
+from roll.rewards.code_sandbox import describe
+from roll.rewards.sandbox.bubblewrap import SandboxUnavailable, survey
+from roll.rewards.sandbox.program import Ending, Job, Limits, Outcome, ready, run
+
+LIMITS = Limits(cpu_seconds=4, wall_seconds=8.0, memory_mib=512)
+"""Its time is over before `step_timeout` is, as that is by default."""
+MOST_PRINTED = 8000
+"""Characters of what a program prints that the model is shown."""
+
+
+async def python(code: str) -> str:
+    """Run a Python program, which has the standard library and neither files nor network, and get what it prints.
+
+    Args:
+        code: The program. Print what you want to see.
+    """
+    try:
+        return said(await asyncio.to_thread(_ran, code))
+    except SandboxUnavailable as error:
+        raise EnvironmentFailed(str(error)) from error
+
+
+def _ran(code: str) -> Outcome:
+    interpreter = survey(None)
+    ready(interpreter, True)
+    [outcome] = run(Job(code, "input", (b"",)), LIMITS, interpreter)
+    return outcome
+
+
+def said(outcome: Outcome) -> str:
+    """What the model is told of a program that has ended."""
+    printed = outcome.output.decode("utf-8", "replace")
+    if len(printed) > MOST_PRINTED:
+        printed = f"{printed[:MOST_PRINTED]}... ({len(printed)} characters)"
+    if outcome.ending is Ending.OK:
+        return printed or "(it printed nothing)"
+    return f"{printed}\n{describe(outcome)}".lstrip()

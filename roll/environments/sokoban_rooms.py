@@ -1,0 +1,98 @@
+"""Rooms of Sokoban, made by playing backwards from the solved one, so that each can be solved. Pure functions of a random generator."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+
+Cell = tuple[int, int]
+"""Row, column."""
+MOVES: tuple[Cell, ...] = ((-1, 0), (1, 0), (0, -1), (0, 1))
+BLOCKS: tuple[tuple[Cell, ...], ...] = (
+    ((0, 0), (0, 1), (0, -1)),
+    ((0, 0), (1, 0), (-1, 0)),
+    ((0, 0), (0, 1), (1, 0), (1, 1)),
+    ((0, 0), (0, 1), (-1, 0)),
+    ((0, 0), (0, -1), (1, 0)),
+)
+"""What is dug out around each place of a walk."""
+TURNS = 0.35
+"""Probability that the walk turns."""
+LENGTH = 1.7
+"""Steps of the walk, times rows and columns."""
+PULL = 0.7
+"""Probability that a box is pulled which can be."""
+ROOMS, PLAYS = 200, 10
+"""Rooms that are tried, and games backwards in each."""
+
+
+class Level(NamedTuple):
+    """A room and what stands in it."""
+
+    floor: frozenset[Cell]
+    targets: frozenset[Cell]
+    boxes: frozenset[Cell]
+    player: Cell
+
+
+def added(cell: Cell, move: Cell) -> Cell:
+    """The neighbouring cell."""
+    return cell[0] + move[0], cell[1] + move[1]
+
+
+def drawn(rows: int, columns: int, boxes: int, depth: int, random: Random) -> Level:
+    """A level in which no box stands on a target, and which can be solved.
+
+    Args:
+        depth: moves of the game backwards, at most.
+
+    Raises:
+        ValueError: none was found.
+    """
+    for _ in range(ROOMS):
+        floor = dug(rows, columns, random)
+        if len(floor) < 2 * boxes + 1:
+            continue
+        *targets, player = random.sample(sorted(floor), boxes + 1)
+        solved = Level(floor, frozenset(targets), frozenset(targets), player)
+        found = max((played_back(solved, depth, random) for _ in range(PLAYS)), key=distance, default=solved)
+        if distance(found):
+            return found
+    raise ValueError(f"{ROOMS} rooms of {rows} x {columns} have no place for {boxes} box(es); enlarge dim_room, or lower num_boxes")
+
+
+def dug(rows: int, columns: int, random: Random) -> frozenset[Cell]:
+    """The floor that a random walk digs out within the walls; connected."""
+    cell, move = (random.randrange(1, rows - 1), random.randrange(1, columns - 1)), random.choice(MOVES)
+    floor = {cell}
+    for _ in range(int(LENGTH * (rows + columns))):
+        if random.random() < TURNS:
+            move = random.choice(MOVES)
+        row, column = added(cell, move)
+        cell = min(max(row, 1), rows - 2), min(max(column, 1), columns - 2)
+        block = (added(cell, offset) for offset in random.choice(BLOCKS))
+        floor |= {(row, column) for row, column in block if 1 <= row <= rows - 2 and 1 <= column <= columns - 2}
+    return frozenset(floor)
+
+
+def played_back(level: Level, depth: int, random: Random) -> Level:
+    """The level of a random game backwards whose boxes are farthest from the targets."""
+    best = level
+    for _ in range(depth):
+        move = random.choice(MOVES)
+        behind, player = added(level.player, (-move[0], -move[1])), added(level.player, move)
+        if player not in level.floor or player in level.boxes:
+            continue
+        boxes = level.boxes
+        if behind in boxes and random.random() < PULL:
+            boxes = boxes - {behind} | {level.player}
+        level = level._replace(boxes=boxes, player=player)
+        best = max(best, level, key=distance)
+    return best
+
+
+def distance(level: Level) -> int:
+    """How far the boxes are from targets, in moves without walls, each from its nearest; 0 if one stands on a target."""
+    if level.boxes & level.targets:
+        return 0
+    return sum(min(abs(box[0] - row) + abs(box[1] - column) for row, column in level.targets) for box in level.boxes)

@@ -1,0 +1,128 @@
+"""Worlds whose actions the policy writes in its text: the templates of the messages, and how an action is read. Pure functions.
+
+The keys and placeholders are those of ROLL v0.2.1.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roll.environments.base import Message, Observation, Step
+
+ACTION_PATTERN = r"<answer>(.*?)</answer>"
+SYSTEM = "You are a good game player. You are aiming to get high reward in the game."
+TURN = (
+    "Turn {turn_idx}:\nState:\n{observation}\nYou have {actions_left} actions left. "
+    "Always output: <answer>your action</answer> with no extra text. Decide the next action:"
+)
+PLACEHOLDERS = ("turn_idx", "observation", "actions_left", "max_response_length")
+
+
+@dataclass(frozen=True)
+class Templates:
+    """Of the messages of a world."""
+
+    instruction: str
+    """Stands before the first state."""
+    system: str
+    """Empty for no system message."""
+    turn: str
+    """Of a turn, with PLACEHOLDERS."""
+    max_steps: int
+    max_response_length: int | None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError if `agent_template` cannot be filled in."""
+        named = {field for _, field, _, _ in string.Formatter().parse(self.turn) if field is not None}
+        if unknown := sorted(named - set(PLACEHOLDERS)):
+            raise ValueError(f"agent_template has {{{unknown[0]}}}; there are {', '.join(f'{{{name}}}' for name in PLACEHOLDERS)}")
+        if "max_response_length" in named and self.max_response_length is None:
+            raise ValueError("agent_template has {max_response_length}, and environment_args give no max_response_length")
+        if self.max_steps < 1:
+            raise ValueError(f"max_steps is {self.max_steps}, and must be at least 1")
+
+    def first(self, state: str) -> Observation:
+        """What the policy sees first."""
+        begin: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        return Observation([*begin, {"role": "user", "content": f"{self.instruction}\n{self._turn(state, 0)}"}], state=state)
+
+    def answer(self, happened: str, state: str, steps: int) -> list[Message]:
+        """What the policy sees after so many steps."""
+        return [{"role": "user", "content": f"{happened}\n{self._turn(state, steps)}"}]
+
+    def _turn(self, state: str, steps: int) -> str:
+        left = self.max_steps - steps
+        length = self.max_response_length
+        return self.turn.format(turn_idx=steps + 1, observation=state, actions_left=left, max_response_length=length)
+
+
+class ActionReader:
+    """Finds the action in a text."""
+
+    def __init__(self, pattern: str, actions: Sequence[str]) -> None:
+        """
+        Args:
+            pattern: its last group, or the whole of it without groups, is the action.
+            actions: their words; case does not count.
+
+        Raises:
+            ValueError: the pattern is not a regular expression.
+        """
+        try:
+            self._pattern = re.compile(pattern, re.DOTALL)
+        except re.error as error:
+            raise ValueError(f"action_pattern '{pattern}' is not a regular expression: {error}") from error
+        self._actions = {action.lower(): number for number, action in enumerate(actions)}
+
+    def __call__(self, text: str) -> int | None:
+        """The number of the action that is written first; None if it cannot be read."""
+        found = self._pattern.search(text)
+        if found is None:
+            return None
+        written = found.group(found.lastindex or 0)
+        return self._actions.get(written.strip().lower())
+
+
+class Counter:
+    """The steps of an episode, and what is said and counted of each."""
+
+    def __init__(self, templates: Templates, format_penalty: float) -> None:
+        self._templates, self._penalty, self._steps = templates, format_penalty, 0
+
+    def unreadable(self, state: str) -> Step:
+        """A message without an action that can be read: it costs `format_penalty`, and nothing moves."""
+        return self._step("Your action could not be read.", state, self._penalty, {"invalid_actions": 1.0})
+
+    def moved(self, action: str, state: str, reward: float, has_effect: bool, is_over: bool, is_solved: bool) -> Step:
+        """A step of the world."""
+        happened = f"You moved {action}." if has_effect else f"You tried to move {action}, and nothing moved."
+        counted = {"ineffective_actions": float(not has_effect), "success": float(is_solved)}
+        return self._step(happened, state, reward, counted, is_over)
+
+    def _step(self, happened: str, state: str, reward: float, counted: Mapping[str, float], is_over: bool = False) -> Step:
+        self._steps += 1
+        is_over = is_over or self._steps >= self._templates.max_steps
+        messages = () if is_over else self._templates.answer(happened, state, self._steps)
+        return Step(messages, reward, is_over, counted, state)
+
+
+def symbols(given: Mapping[Any, str] | None, usual: Mapping[int, str]) -> dict[int, str]:
+    """`grid_lookup` as given, whose keys may be texts, over the usual one. Raises ValueError where it is not one."""
+    lookup = dict(usual)
+    for key, symbol in (given or {}).items():
+        if not str(key).isdecimal() or int(key) not in usual or not isinstance(symbol, str) or not symbol:
+            raise ValueError(f"grid_lookup has {key!r}: {symbol!r}; its keys are {', '.join(map(str, usual))}, its values texts")
+        lookup[int(key)] = symbol
+    if len(set(lookup.values())) < len(lookup):
+        raise ValueError("grid_lookup gives two things the same symbol")
+    return lookup
+
+
+def legend(lookup: Mapping[int, str], vocab: Mapping[str, str] | None, names: Mapping[int, str]) -> str:
+    """What the symbols mean: by `grid_vocab`, or else by the usual names."""
+    meant = {symbol: (vocab or {}).get(symbol, names[number]) for number, symbol in lookup.items()}
+    return ", ".join(f"{symbol}: {name}" for symbol, name in meant.items())

@@ -1,0 +1,58 @@
+"""How a process and a child of it that runs the user's code tell each other things: each message behind its length.
+
+The parent sends pickles. What the child says is JSON, which is read as plain values: nothing that is written to its socket runs in the
+parent. Each call has a seal, a number that cannot be guessed; an answer counts once, and only with the seal of a call that is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import secrets
+import struct
+from typing import Any
+
+HEADER = struct.Struct(">Q")
+SEAL = struct.Struct(">Q")
+MOST_BYTES = 64 << 20
+"""Of a message of the child's."""
+SHOWN_BYTES = 40
+"""Of one that cannot be read."""
+
+
+class Garbled(Exception):
+    """What came from the child is no message; `str()` says why."""
+
+
+def framed(body: bytes) -> bytes:
+    """A message as it travels."""
+    return HEADER.pack(len(body)) + body
+
+
+def encoded(message: Any) -> bytes:
+    """A message of the parent's."""
+    return framed(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def new_seals(count: int) -> tuple[int, ...]:
+    """Of so many calls."""
+    return tuple(seal for (seal,) in SEAL.iter_unpack(secrets.token_bytes(SEAL.size * count)))
+
+
+def shown(body: bytes) -> str:
+    """A message that cannot be read."""
+    return f"{len(body)} bytes that are no message: {body[:SHOWN_BYTES]!r}"
+
+
+def receive(incoming: Any) -> Any:
+    """The parent's next message, or None once the other end is closed."""
+    header = incoming.read(HEADER.size)
+    return pickle.loads(incoming.read(HEADER.unpack(header)[0])) if len(header) == HEADER.size else None
+
+
+async def receive_next(reader: asyncio.StreamReader) -> Any:
+    """The same, while others run."""
+    try:
+        return pickle.loads(await reader.readexactly(HEADER.unpack(await reader.readexactly(HEADER.size))[0]))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None

@@ -1,0 +1,177 @@
+"""The environment workers: Ray actors that each keep a process of environments, wherever in the cluster they are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from roll.config.schema.environments import EnvironmentConfig
+from roll.environments.base import MalformedCalls, Message, Observation, Step
+from roll.environments.process import EnvironmentProcess, NeighbourFailed
+from roll.errors import EnvironmentFailed, RollError
+from roll.strategies.base import Rank
+from roll.types import Metrics
+from roll.workers.group import WorkerGroup
+from roll.workers.replacement import Replaced
+from roll.workers.user_code import SLACK, bound_log
+
+R = TypeVar("R")
+LOG = logging.getLogger(__name__)
+COUNTED = {"crashed": "episode/crashed", "timed_out": "episode/timed_out", "neighbours_lost": "episode/neighbours_lost"}
+"""What is counted, and the metric that tells it."""
+
+
+@dataclass(frozen=True)
+class EnvironmentSettings:
+    """Of `EnvironmentWorker`."""
+
+    domain: str
+    section: EnvironmentConfig
+    start_seconds: float
+    """In which the process must be ready."""
+
+    def build(self, rank: Rank) -> EnvironmentWorker:
+        """See `Settings`."""
+        return EnvironmentWorker(self)
+
+
+class EnvironmentWorker:
+    """Hosted by a Ray actor, whose log has what the environments print. What an environment fails with is returned, not raised."""
+
+    def __init__(self, settings: EnvironmentSettings) -> None:
+        self._process = EnvironmentProcess(settings.domain, settings.section, settings.start_seconds)
+        self._malformed_calls: MalformedCalls = "answer"
+        self._bounding: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the process and load its environment."""
+        self._bounding = asyncio.create_task(bound_log())
+        self._malformed_calls = (await self._process.start()).malformed_calls
+
+    async def open(self, session: int, row: Mapping[str, Any], seed: int) -> tuple[Observation, MalformedCalls] | EnvironmentFailed:
+        """See `EnvironmentProcess`."""
+        try:
+            return await self._process.open(session, row, seed), self._malformed_calls
+        except EnvironmentFailed as failed:
+            return failed
+
+    async def step(self, session: int, message: Message) -> Step | EnvironmentFailed:
+        """See `EnvironmentProcess`."""
+        try:
+            return await self._process.step(session, message)
+        except EnvironmentFailed as failed:
+            return failed
+
+    async def end(self, session: int) -> None:
+        """See `EnvironmentProcess`."""
+        await self._process.end(session)
+
+    async def close(self) -> None:
+        """End the process."""
+        if self._bounding is not None:
+            self._bounding.cancel()
+        await self._process.close()
+
+
+class EnvironmentWorkers:
+    """Facade of the groups of environments: gives each session to the worker of its domain that holds the fewest.
+
+    The sessions of a worker that dies fail; the one that replaces it takes new ones. For use from one asyncio event loop.
+    """
+
+    def __init__(
+        self, groups: Mapping[str, WorkerGroup[EnvironmentWorker]], sections: Mapping[str, EnvironmentConfig], start_seconds: float
+    ) -> None:
+        """
+        Args:
+            start_seconds: deadline of each part of the start of a worker that replaces one that died.
+        """
+        self._domains = {domain: _Domain(group, sections[domain], start_seconds) for domain, group in groups.items()}
+
+    async def open(self, domain: str, row: Mapping[str, Any], seed: int) -> WorkerSession:
+        """A fresh environment of the domain, after its `reset`. Waits while all processes hold as many as they may.
+
+        Raises:
+            EnvironmentFailed: there is none.
+        """
+        return await self._domains[domain].open(row, seed)
+
+    def metrics(self) -> Metrics:
+        """What has become of environments since the last time that this was asked."""
+        counts = sum((domain.counts for domain in self._domains.values()), Counter[str]())
+        for domain in self._domains.values():
+            domain.counts.clear()
+        return {metric: float(counts[name]) for name, metric in COUNTED.items()}
+
+
+class _Domain:
+    """The workers of a domain."""
+
+    def __init__(self, group: WorkerGroup[EnvironmentWorker], section: EnvironmentConfig, start_seconds: float) -> None:
+        self.workers, self.counts = Replaced(group, start_seconds), Counter[str]()
+        self._room = asyncio.Semaphore(len(group) * section.sessions_per_process)
+        self._sessions = [0] * len(group)
+        self._number = 0
+        # Each call before it takes its time at most, where one is made at a time; then the process may have to be replaced.
+        self.seconds = section.step_timeout * 2 * (section.sessions_per_process + 1) + start_seconds + SLACK
+
+    async def open(self, row: Mapping[str, Any], seed: int) -> WorkerSession:
+        await self._room.acquire()
+        worker = min(range(len(self._sessions)), key=self._sessions.__getitem__)
+        self._sessions[worker] += 1
+        session = WorkerSession(self, worker, self._number)
+        self._number += 1
+        try:
+            method, given = EnvironmentWorker.open, (session.number, row, seed)
+            opened = await self.workers.one(worker, self.seconds, method, *given)
+            session.observation, session.malformed_calls = self.had(opened)
+        except BaseException as error:
+            # One that failed is closed. One whose caller was cancelled may be there.
+            await session.close() if not isinstance(error, EnvironmentFailed) else self.leave(worker)
+            raise
+        return session
+
+    def had(self, returned: R | EnvironmentFailed) -> R:
+        """What a worker returned. Raises the failure that it is."""
+        if isinstance(returned, EnvironmentFailed):
+            self.counts["neighbours_lost" if isinstance(returned, NeighbourFailed) else returned.reason] += 1
+            raise returned
+        return returned
+
+    def leave(self, worker: int) -> None:
+        """A session less."""
+        self._sessions[worker] -= 1
+        self._room.release()
+
+
+class WorkerSession:
+    """An environment in a worker; see `EnvironmentSession` of roll/rollout/episodes.py."""
+
+    observation: Observation
+    malformed_calls: MalformedCalls
+
+    def __init__(self, domain: _Domain, worker: int, number: int) -> None:
+        self._domain, self._worker, self.number = domain, worker, number
+        self._closing: asyncio.Task[None] | None = None
+
+    async def step(self, message: Message) -> Step:
+        """What the environment answers. Raises EnvironmentFailed."""
+        one = self._domain.workers.one
+        return self._domain.had(await one(self._worker, self._domain.seconds, EnvironmentWorker.step, self.number, message))
+
+    async def close(self) -> None:
+        """End it. Its room is free once that is done; nobody has to wait for it."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+
+    async def _close(self) -> None:
+        try:
+            await self._domain.workers.one(self._worker, self._domain.seconds, EnvironmentWorker.end, self.number)
+        except RollError as error:
+            LOG.warning("an environment was not closed: %s", error)  # whoever needs the worker next hears of it
+        finally:
+            self._domain.leave(self._worker)

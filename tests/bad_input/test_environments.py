@@ -1,0 +1,77 @@
+"""Environments that cannot be meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.bad_input.test_overrides import assert_said
+from tests.bad_input.test_sets_and_filters import SETS
+
+WORLD = "+environments={calculator: {rows: 10}}"
+NO_ROWS = "+environments={calculator: {max_turns: 2}}"
+TAG = "environments.calculator.tag_included=[sums]"
+CASES = [
+    (["~rewards"], "rewards", "missing, and there are no environments", "each domain"),
+    (["~actor_train.data_args"], "actor_train.data_args", "missing", "data file"),
+    (["~actor_train.data_args", NO_ROWS], "environments.calculator.rows", "missing, and so is actor_train.data_args", "a data file"),
+    ([WORLD, "+sequence_length=20"], "sequence_length", "20 is less than prompt_length + response_length = 24", "at least 24"),
+    ([WORLD, "+sequence_length=65"], "response_length", "up to 65 tokens, but 'model' has 64 positions", "within 64"),
+    (
+        [WORLD, "+sequence_length=60", "+actor_infer.strategy_args.strategy_config.max_model_len=50"],
+        "actor_infer.strategy_args.strategy_config.max_model_len",
+        "50 is less than sequence_length = 60",
+        "at least 60",
+    ),
+    ([WORLD, "environments.calculator.step_timeout=700"], "environments.calculator.step_timeout", "more than episode_timeout", "lower it"),
+    ([WORLD, "environments.calculator.tools=[add]"], "environments.calculator.tools[0]", "'add'", "package.module:function"),
+    (["+environments={sums: {tools: ['a:b'], rows: 4}}"], "environments.sums", "no rewards.sums", "give rewards.sums"),
+    ([WORLD, "environments.calculator.max_turns=0"], "environments.calculator.max_turns", "0", "above 0"),
+    ([WORLD, "adv_estimator=remax"], "adv_estimator", "an episode in an environment has none", "grpo"),
+    ([WORLD, "+overlong_buffer={len: 4}"], "overlong_buffer", "several turns", "remove it"),
+    (
+        [WORLD, TAG, "rewards.math_rule.tag_included=[sums]"],
+        "environments.calculator.tag_included",
+        "by rewards.math_rule too",
+        "one domain",
+    ),
+    (
+        [WORLD, "+rewards.calculator={reward: math_rule, tag_included: [sums]}"],
+        "rewards.calculator.tag_included",
+        "go to environments.calculator",
+        "move it to environments.calculator.tag_included",
+    ),
+    ([WORLD, SETS, "+validation.sets.held.rows={sums: 4}"], "validation.sets.held.rows.sums", "no domain of environments", "its own tasks"),
+    ([WORLD, "+validation={sets: {held: {}}}"], "validation.sets.held.data_args", "missing", "rows of environments"),
+    ([WORLD, SETS, "+validation.rows={calculator: 4}"], "validation.rows", "and so is validation.sets", "one of the sets"),
+    (["+environments={a b: {}}"], "environments.a b", '"a b"', "a text of the form"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "place", "value", "remedy"), CASES, ids=[case[0][-1][:60] for case in CASES])
+def test_it_is_refused(refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str) -> None:
+    assert_said(refused(*overrides), place, value, remedy)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [WORLD],
+        [WORLD, "~rewards", "~actor_train.data_args"],
+        [WORLD, "+sequence_length=64", "adv_estimator=step_reinforce"],
+        [WORLD, "+rewards.calculator={reward: math_rule}"],
+        ["+environments={sums: {tools: ['a:b'], rows: 4}}", "+rewards.sums={reward: math_rule}"],
+        [WORLD, "+validation={rows: {calculator: 4}}", "eval_steps=1"],
+    ],
+)
+def test_it_is_taken(judged: Callable[..., str | None], overrides: list[str]) -> None:
+    assert judged(*overrides) is None
+
+
+def test_lengths_follow_from_the_episode(folder: Path, judged: Callable[..., str | None]) -> None:
+    """The engine's own length and the micro-batches are made for the longest episode."""
+    engine = "+actor_infer.strategy_args.strategy_config.max_model_len"
+    assert judged(WORLD, "+sequence_length=60", f"{engine}=60") is None
+    assert judged(WORLD, "+sequence_length=60", "+actor_train.max_tokens_per_microbatch=24") is None, "a sequence may run alone"

@@ -1,0 +1,202 @@
+"""Environments that hang, raise, leak, die and forge cost their process at most, and are never taken for an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll.environments.base import Observation, Step
+from roll.environments.process import NeighbourFailed
+from roll.errors import ConfigError, EnvironmentFailed
+from tests import limits
+from tests.unit.environments.running import KINDS, environment_children, process, says
+from tests.unit.rewards.running import gone, run
+
+pytestmark = pytest.mark.usefixtures("marks", "nothing_left_behind")
+ROW = {"name": "ada"}
+MIB = 1 << 20
+RETURNS = {
+    "no step": "step returned a str, not a Step",
+    "nan": "its reward is nan, not a finite number",
+    "large": "bytes as JSON; 4194304 are the most",
+    "many": "it has 300 messages; 256 are the most",
+    "no role": "a message has to be a mapping with a role of",
+    "object": "is not JSON serializable",
+    "state": "its state has to be a text of 65536 characters at most",
+    "metric": "its metric 'm' is 'high', not a finite number",
+}
+
+
+async def failure(step: Any) -> EnvironmentFailed:
+    with pytest.raises(EnvironmentFailed) as failed:
+        await step
+    return failed.value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sessions_of_one_process_are_apart(kind: str, marks: Path) -> None:
+    async def go() -> None:
+        async with process(environment=f"worlds:{kind}", environment_args={"begin": 4}) as held:
+            first, second = await held.open(1, ROW, 7), await held.open(2, {"name": None}, 8)
+            assert first == Observation([{"role": "user", "content": "ada 7"}], [], "start")
+            assert second.messages == [{"role": "user", "content": "None 8"}]
+            expected = Step([{"role": "user", "content": "turn 5"}], 2.5, False, {"count": 5.0}, "at 5")
+            assert await held.step(1, says("go")) == expected
+            assert (await held.step(1, says("go"))).reward == 3.0
+            assert await held.step(2, says("go")) == expected
+            assert len(environment_children()) == 1
+            await held.end(1)
+            assert (marks / "closed 6").exists() and not (marks / "closed 5").exists()
+            assert isinstance(await failure(held.step(1, says("go"))), NeighbourFailed)
+
+    run(go())
+
+
+def test_asynchronous_environments_run_side_by_side() -> None:
+    """Each waits for the other one."""
+
+    async def go() -> list[Step]:
+        async with process(environment="worlds:Awaited") as held:
+            for session, begin in ((1, "go"), (2, "hold")):
+                await held.open(session, ROW, 0)
+                if begin == "go":
+                    await held.step(session, says("go"))
+            return await asyncio.gather(held.step(1, says("meet")), held.step(2, says("meet")))
+
+    assert [step.reward for step in run(go())] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_raises_costs_its_own_session(kind: str, marks: Path) -> None:
+    async def go() -> None:
+        async with process(environment=f"worlds:{kind}", memory_gib=0.75) as held:
+            await held.open(1, ROW, 0)
+            children = environment_children()
+            for number, (text, said) in enumerate(
+                {
+                    "raise": "KeyError: 'no such door'",
+                    "exit": "SystemExit: enough",
+                    "allocate": "; memory_gib of the domain",
+                    **RETURNS,
+                }.items()
+            ):
+                await held.open(10 + number, ROW, 0)
+                failed = await failure(held.step(10 + number, says(text)))
+                assert failed.reason == "crashed" and not isinstance(failed, NeighbourFailed)
+                assert failed.why.startswith("step failed: ") and said in failed.why
+                if text == "raise":
+                    line = (marks / "worlds.py").read_text().splitlines().index('        raise KeyError("no such door")  # raise') + 1
+                    assert f"({marks / 'worlds.py'}, line {line})" in failed.why
+                await held.end(10 + number)
+            assert (await failure(held.open(50, {"fail": "raise"}, 0))).why.startswith("reset failed: KeyError")
+            assert (await held.step(1, says("go"))).reward == 0.5
+            assert environment_children() == children
+
+    run(go())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("leave", "the process ended itself with status 3"),
+        pytest.param("segfault", "the process died of SIGSEGV", marks=pytest.mark.full),
+        ("forge", "what its process wrote is no reply: it does not have the seal of a call that is under way"),
+        ("spawn", "the process and what it started were 10 processes; max_processes is 8"),
+        (f"leak {300 * MIB}", "the process and what it started held "),
+    ],
+)
+def test_what_costs_its_process_costs_no_more(kind: str, text: str, why: str) -> None:
+    async def go() -> None:
+        async with process(environment=f"worlds:{kind}", max_processes=8, memory_gib=0.75) as held:
+            await held.open(1, ROW, 0)
+            await held.open(2, ROW, 0)
+            children = environment_children()
+            failed = await failure(held.step(1, says(text)))
+            assert failed.reason == "crashed" and not isinstance(failed, NeighbourFailed)
+            assert failed.why.startswith(why)
+            neighbour = await failure(held.step(2, says("go")))
+            assert isinstance(neighbour, NeighbourFailed) and neighbour.why.startswith(f"a neighbour cost its process: {why}")
+            await held.end(1)
+            await held.end(2)
+            await held.open(3, ROW, 0)
+            assert (await held.step(3, says("go"))).reward == 0.5
+            assert gone(children) and len(environment_children()) == 1
+
+    run(go())
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "neighbours_live"), [("World", "hang", False), ("Awaited", "hang", False), ("Awaited", "sleep", True)]
+)
+def test_what_is_late_is_ended(kind: str, text: str, neighbours_live: bool, marks: Path) -> None:
+    """A plain call costs its process; one that only waits is ended within it."""
+
+    async def go() -> None:
+        async with process(environment=f"worlds:{kind}", step_timeout=limits.EXPIRY) as held:
+            for session in (1, 2):
+                await held.open(session, ROW, 0)
+            failed = await failure(held.step(1, says(text)))
+            assert (failed.reason, failed.why) == ("timed_out", f"step was not done after step_timeout, {limits.EXPIRY:g} s")
+            hung = int((marks / "hanging").read_text())
+            assert gone([hung]) is not neighbours_live
+            if neighbours_live:
+                assert (await held.step(2, says("go"))).reward == 0.5
+            else:
+                assert isinstance(await failure(held.step(2, says("go"))), NeighbourFailed)
+
+    run(go())
+
+
+def test_a_process_that_is_killed_is_replaced() -> None:
+    async def go() -> None:
+        async with process() as held:
+            await held.open(1, ROW, 0)
+            [child] = environment_children()
+            os.kill(child, signal.SIGKILL)
+            assert (await failure(held.step(1, says("go")))).why.endswith("the process died of SIGKILL")
+            await held.open(2, ROW, 0)
+            assert (await held.step(2, says("go"))).reward == 0.5
+
+    run(go())
+
+
+def test_a_caller_that_gives_up_leaves_the_process_to_its_neighbours(marks: Path) -> None:
+    async def go() -> None:
+        async with process(environment="worlds:Awaited") as held:
+            await held.open(1, ROW, 0)
+            await held.open(2, ROW, 0)
+            step = asyncio.ensure_future(held.step(1, says("sleep")))
+            await limits.comes_true((marks / "hanging").exists, "the step is under way")
+            step.cancel()
+            await held.end(1)
+            assert (marks / "closed 0").exists(), "the step was ended, and the environment closed"
+            assert (await held.step(2, says("go"))).reward == 0.5
+
+    run(go())
+
+
+def test_an_environment_does_not_see_what_another_does_to_its_arguments() -> None:
+    async def go() -> list[float]:
+        async with process(environment="worlds:World", environment_args={"taken": [1]}) as held:
+            rewards = []
+            for session in (1, 2):
+                await held.open(session, ROW, 0)
+                rewards.append((await held.step(session, says("taken"))).reward)
+            return rewards
+
+    assert run(go()) == [1.0, 1.0]
+
+
+def test_what_cannot_be_loaded_is_a_fault_of_the_configuration() -> None:
+    async def go() -> None:
+        async with process(environment="worlds:Nothing"):
+            raise AssertionError("it has started")
+
+    with pytest.raises(ConfigError, match="environments.act.environment: no environment is named 'worlds:Nothing'"):
+        run(go())

@@ -1,0 +1,167 @@
+"""Tools: their schemas against those of transformers, and what a model is told of its calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import pytest
+from transformers.utils import get_json_schema
+
+from roll.environments.base import Observation, Step
+from roll.environments.hosted import Hosted
+from roll.environments.tools import MOST_CHARACTERS, MOST_ERROR, Tools, calls_for, tool_of
+from tests.unit.environments.running import calls
+from tests.unit.rewards.running import run
+
+
+def plain(city: str, days: int = 3, rain: bool = True) -> str:
+    """Tell the weather.
+
+    Of a city, as it will be.
+
+    Args:
+        city: Whose, by its
+            full name.
+        days: So many.
+        rain: Whether rain counts.
+
+    Returns:
+        A text.
+    """
+    return f"{city} {days} {rain}"
+
+
+def nested(shares: list[float], named: dict[str, int], unit: str | None) -> list[float]:
+    """Divide.
+
+    Args:
+        shares: Of each.
+        named: By name.
+        unit: Theirs.
+    """
+    return shares
+
+
+def chosen(unit: Literal["metre", "mile"], title: str = "") -> dict[str, str]:
+    """Choose a unit."""
+    return {"unit": unit, "title": title}
+
+
+async def awaited(text: str) -> str:
+    """Echo."""
+    return text
+
+
+def raises(text: str) -> str:
+    """Fails."""
+    raise ValueError("no " + text)
+
+
+def long(count: int) -> str:
+    """Writes much."""
+    return "x" * count
+
+
+TOOLS = Tools([plain, nested, chosen, raises, long])
+
+
+def normal(schema: Any) -> Any:
+    """Without what is said differently by the two: defaults, an Optional, the type beside an enum, and order."""
+    if isinstance(schema, list):
+        return [normal(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: normal(value) for key, value in schema.items() if key not in ("default", "return")}
+    if (either := kept.pop("anyOf", None)) is not None:
+        [kept["type"]] = [one["type"] for one in either if one["type"] != "null"]
+        kept["nullable"] = True
+    return kept
+
+
+@pytest.mark.parametrize("function", [plain, nested])
+def test_a_schema_is_that_of_transformers(function: Any) -> None:
+    assert normal(tool_of(function).schema) == normal(get_json_schema(function))
+
+
+def test_a_parameter_may_be_named_title_and_a_default_is_said() -> None:
+    parameters = tool_of(chosen).schema["function"]["parameters"]
+    assert parameters == {
+        "type": "object",
+        "properties": {"unit": {"enum": ["metre", "mile"], "type": "string"}, "title": {"default": "", "type": "string"}},
+        "required": ["unit"],
+    }
+
+
+def test_calls_are_answered() -> None:
+    [call, second] = calls(("plain", '{"city": "Ulm", "days": 2}'), ("chosen", '{"unit": "mile"}'))["tool_calls"]
+    assert TOOLS.answer(call) == ({"role": "tool", "tool_call_id": "call-0", "name": "plain", "content": "Ulm 2 True"}, False)
+    assert json.loads(TOOLS.answer(second).message["content"]) == {"unit": "mile", "title": ""}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("weather", "{}", "Error: there is no tool 'weather'; there are plain, nested, chosen, raises, long"),
+        ("plain", "{}", "Error: the arguments of 'plain' do not fit: city: Field required"),
+        ("plain", '{"city": 3}', "Error: the arguments of 'plain' do not fit: city: Input should be a valid string"),
+        ("plain", '{"city": "a", "town": "b"}', "Error: the arguments of 'plain' do not fit: town: Extra inputs are not permitted"),
+        ("plain", '{"city": ', "Error: the arguments of 'plain' do not fit: the arguments: Invalid JSON"),
+        ("plain", "[1]", "Error: the arguments of 'plain' do not fit: the arguments: Input should be an object"),
+        ("chosen", '{"unit": "yard"}', "Error: the arguments of 'chosen' do not fit: unit: Input should be 'metre' or 'mile'"),
+        ("raises", '{"text": "way"}', "Error: ValueError: no way"),
+    ],
+)
+def test_what_is_wrong_with_a_call_is_told(name: str, given: str, said: str) -> None:
+    answer = TOOLS.answer(calls((name, given))["tool_calls"][0])
+    assert answer.failed
+    assert answer.message["content"].startswith(said)
+    assert len(answer.message["content"]) <= MOST_ERROR
+
+
+def test_a_long_answer_is_cut() -> None:
+    [call] = calls(("long", f'{{"count": {MOST_CHARACTERS + 7}}}'))["tool_calls"]
+    assert TOOLS.answer(call).message["content"] == "x" * MOST_CHARACTERS + "\n... 7 characters more"
+
+
+class Echo:
+    """Says which calls it was given."""
+
+    def reset(self, row: Any, seed: int) -> Observation:
+        return Observation([{"role": "user", "content": "begin"}], [tool_of(awaited).schema])
+
+    def step(self, message: Any) -> Step:
+        names = [call["function"]["name"] for call in message["tool_calls"]]
+        return Step([{"role": "user", "content": " ".join(names)}], 2.0, metrics={"tool_errors": 1.0})
+
+    def close(self) -> None: ...
+
+
+def test_tools_of_a_domain_stand_beside_those_of_its_environment() -> None:
+    async def go() -> tuple[Observation, Step, Step]:
+        hosted = Hosted(Echo(), Tools([plain, raises]))
+        ours = calls(("plain", '{"city": "Ulm"}'), ("raises", '{"text": "way"}'))
+        both = calls(("plain", '{"city": "Ulm"}'), ("awaited", "{}"), ("raises", "{}"))
+        return await hosted.reset({}, 0), await hosted.step(ours), await hosted.step(both)
+
+    first, ours, both = run(go())
+    assert [tool["function"]["name"] for tool in first.tools] == ["awaited", "plain", "raises"]
+    assert [message["content"] for message in ours.messages] == ["Ulm 3 True", "Error: ValueError: no way"]
+    assert (ours.reward, ours.done, ours.metrics) == (0.0, False, {"tool_errors": 1.0})
+    assert [message["content"] for message in both.messages][::2] == ["Ulm 3 True", "awaited"]
+    assert (both.reward, both.metrics) == (2.0, {"tool_errors": 2.0})
+
+
+def test_asynchronous_tools_are_awaited() -> None:
+    [call] = calls(("awaited", '{"text": "echo"}'))["tool_calls"]
+    assert run(Tools([awaited]).answer_awaited(call)).message["content"] == "echo"
+    assert Tools([awaited]).all_async and not Tools([plain]).any_async
+
+
+def test_a_message_without_calls_has_none_for_any_tool() -> None:
+    assert calls_for(TOOLS.names, {"role": "assistant", "content": "text"}) == ([], [])
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="two tools are named 'plain'"):
+        Tools([plain, plain])

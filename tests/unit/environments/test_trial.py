@@ -1,0 +1,140 @@
+"""Environments that are tried before a run: what is wrong with them is said with file and line."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll.environments.trial import trial
+from roll.errors import Fault
+from tests import limits
+from tests.unit.environments.running import section
+
+pytestmark = pytest.mark.usefixtures("marks", "nothing_left_behind")
+TOOLS = '''
+def sound(text: str, times: int = 1) -> str:
+    """Repeat a text.
+
+    Args:
+        text: It.
+        times: So often.
+    """
+    return text * times
+
+
+def untyped(text) -> str:
+    """Has no hint."""
+    return text
+
+
+def several(*texts: str) -> str:
+    """Cannot be called by names."""
+    return ""
+
+
+class Short:
+    def reset(self, row):
+        ...
+    def step(self, message):
+        ...
+
+
+class Odd:
+    malformed_calls = "ignore"
+    def reset(self, row, seed): ...
+    def step(self, message): ...
+    def close(self): ...
+'''
+
+
+def faults(row: dict[str, Any] | None = None, **others: Any) -> list[Fault]:
+    return asyncio.run(trial({"act": section(**others)}, {} if row is None else {"act": row}, limits.START))
+
+
+@pytest.fixture
+def own_tools(marks: Path) -> Path:
+    """The modules `own_tools` and `broken`."""
+    (marks / "own_tools.py").write_text(TOOLS)
+    (marks / "broken.py").write_text("x = 1\ny = x / 0\n")
+    return marks
+
+
+@pytest.mark.usefixtures("own_tools")
+def test_what_is_sound_has_no_fault() -> None:
+    assert faults({"name": "ada"}, tools=("own_tools:sound",)) == []
+    assert faults(None) == []
+    assert faults({"seed": 3}, environment="calculator") == []
+    assert faults({"name": "ada"}, environment="worlds:Awaited") == []
+
+
+@pytest.mark.usefixtures("own_tools")
+@pytest.mark.parametrize(
+    ("keys", "place", "problem", "remedy"),
+    [
+        ({"environment": "calculater"}, "environment", "no environment is named 'calculater'", "did you mean 'calculator'?"),
+        (
+            {"environment": "nowhere:World"},
+            "environment",
+            "'nowhere:World' is not found: No module named 'nowhere'",
+            "name one of calculator",
+        ),
+        ({"environment": "worlds:world"}, "environment", "worlds has no such class", "`package.module:Class`"),
+        ({"environment": "broken:World"}, "environment", "'broken:World' cannot be imported: ZeroDivisionError", "mend the module"),
+        ({"environment_args": {"start": 3}}, "environment_args", "does not fit 'worlds:World'", "the class takes (begin: "),
+        ({"environment": "own_tools:Short"}, "environment", "reset' cannot be called as reset(self, row, seed)", "let it take"),
+        ({"environment": "own_tools:Odd"}, "environment", "has malformed_calls 'ignore'", "give one of answer, end, step"),
+        ({"tools": ("own_tools",)}, "tools", "'own_tools' names no tool", "`package.module:function`"),
+        (
+            {
+                "tools": (
+                    "own_tools:sound",
+                    "own_tools:sound",
+                )
+            },
+            "tools",
+            "two tools are named 'sound'",
+            "give every parameter",
+        ),
+        ({"tools": ("own_tools:gone",)}, "tools", "own_tools has no such function", "name a function of the module"),
+        ({"tools": ("own_tools:untyped",)}, "tools", "the parameter 'text' of 'untyped' has no type hint", "a type hint"),
+        ({"tools": ("own_tools:several",)}, "tools", "'several' takes *texts: str, which a call by names cannot give", "a type hint"),
+    ],
+)
+def test_what_cannot_be_loaded_is_a_fault(keys: dict[str, Any], place: str, problem: str, remedy: str) -> None:
+    found = [*faults(None, **keys)]
+    if keys.get("environment") == "own_tools:Short":
+        assert found.pop().problem == "'own_tools:Short' has no method 'close'"
+    [fault] = found
+    assert fault.place == f"environments.act.{place}"
+    assert problem in fault.problem
+    assert remedy in fault.remedy
+
+
+def test_the_line_of_a_module_that_cannot_be_imported_is_named(own_tools: Path) -> None:
+    [fault] = faults(None, environment="broken:World")
+    assert fault.problem.endswith(f"({own_tools / 'broken.py'}, line 2)")
+
+
+def test_what_fails_on_a_row_is_a_fault_with_its_line(marks: Path) -> None:
+    [fault] = faults({"name": "ada", "fail": "raise"})
+    line = (marks / "worlds.py").read_text().splitlines().index('        raise KeyError("no such door")  # raise') + 1
+    assert fault.place == "environments.act.environment"
+    assert "'worlds:World', reset on the first row of its domain, fails: reset failed: KeyError" in fault.problem
+    assert fault.problem.endswith(f"({marks / 'worlds.py'}, line {line})")
+    assert fault.remedy == "mend the class; the row has the columns name, fail"
+
+
+def test_what_hangs_or_ends_its_process_on_a_row_is_a_fault() -> None:
+    [late] = faults({"fail": "hang"}, step_timeout=limits.EXPIRY)
+    assert "reset was not done after step_timeout, 1 s" in late.problem
+    assert late.remedy == "make it faster, or raise environments.act.step_timeout"
+    [ended] = faults({"fail": "leave"})
+    assert "the process ended itself with status 3" in ended.problem
+
+
+def test_a_row_that_an_environment_cannot_use_is_a_fault() -> None:
+    [fault] = faults({"question": "1+1="}, environment="calculator")
+    assert "the row has a question or an answer alone: question" in fault.problem

@@ -1,0 +1,173 @@
+"""An engine, environments and a chat format that cost nothing, for episodes made by hand.
+
+A message is written `role:content|`, the policy's turn is opened with `assistant:` and ended with `|`. `!name(text)` in it is a tool call,
+`!` without brackets one that cannot be read. A token is a byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from roll.data.renderers.base import Parsed
+from roll.environments.base import MalformedCalls, Message, Observation, Step
+from roll.rollout.episode_groups import TRAINING, EpisodeGroups
+from roll.rollout.episodes import EpisodeLimits, Episodes, TokenLimits
+from roll.rollout.group import Scorer
+from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Prompt, RewardResult, Sampling, Session
+from tests import limits
+from tests.unit.rollout.build import EachByItself
+
+END = ord("|")
+DOMAIN = "world"
+LATE = 10.0
+"""Of virtual time: how long an episode may take."""
+
+
+def tokens(text: str) -> Ints:
+    return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+
+def text(token_ids: Ints) -> str:
+    return bytes(token_ids.tolist()).decode()
+
+
+class Chat:
+    """Implements `ChatRenderer`."""
+
+    stop_token_ids = frozenset({END})
+
+    def __init__(self, has_bridge: bool = True) -> None:
+        self._has_bridge = has_bridge
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Ints:
+        return tokens("".join(f"{one['role']}:{one['content']}|" for one in messages) + "assistant:")
+
+    def bridge(self, before: Ints, sampled: Ints, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Ints | None:
+        closed = len(sampled) and sampled[-1] == END
+        return np.concatenate([tokens("" if closed else "|"), self.render(messages, tools)]) if self._has_bridge else None
+
+    def parse(self, sampled: Ints, tools: Sequence[Mapping[str, Any]]) -> Parsed:
+        said = text(sampled).removesuffix("|")
+        calls = [
+            {"id": str(number), "type": "function", "function": {"name": name, "arguments": json.dumps({"text": given})}}
+            for number, (name, given) in enumerate(re.findall(r"!(\w+)\((.*?)\)", said))
+        ]
+        unreadable = tuple(re.findall(r"!\w+(?![\w(])", said))
+        return Parsed({"role": "assistant", "content": said} | ({"tool_calls": calls} if calls else {}), unreadable)
+
+    def text(self, token_ids: Ints) -> str:
+        return text(token_ids)
+
+
+@dataclass
+class Request:
+    """What the engine was asked."""
+
+    context: str
+    sampling: Sampling
+    seed: int | None
+    session: Session | None
+
+
+@dataclass
+class Engine:
+    """Says to a context what `says` says, by default in a second of the loop's time; its policy version grows by one with every answer."""
+
+    says: Callable[[str], str]
+    version: int = 0
+    takes: float = 1.0
+    aborts: bool = False
+    requests: list[Request] = field(default_factory=list)
+
+    async def generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, session: Session | None = None
+    ) -> AsyncGenerator[NumberedCompletions, None]:
+        self.requests.append(Request(text(token_ids), sampling, seed, session))
+        await asyncio.sleep(self.takes)
+        ids = tokens(f"{self.says(text(token_ids))}|")[: sampling.max_new_tokens]
+        reason = FinishReason.ABORT if self.aborts else FinishReason.STOP if ids[-1] in sampling.stop_token_ids else FinishReason.LENGTH
+        log_probs = -ids.astype(np.float32) if sampling.log_probs else None
+        yield [(0, Completion(ids, log_probs, np.full(len(ids), self.version, np.int32), reason, text(ids).removesuffix("|")))]
+        self.version += 1
+
+
+@dataclass
+class World:
+    """An environment that answers as `answers` says, one turn after the other."""
+
+    answers: Sequence[Step | Exception]
+    observation: Observation = field(default_factory=lambda: Observation([{"role": "user", "content": "go"}]))
+    malformed_calls: MalformedCalls = "answer"
+    takes: float = 0.0
+    heard: list[Message] = field(default_factory=list)
+    closed: int = 0
+
+    async def step(self, message: Message) -> Step:
+        self.heard.append(message)
+        await asyncio.sleep(self.takes)
+        answer = self.answers[len(self.heard) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+@dataclass
+class Worlds:
+    """Implements `Environments`: those that `make` makes, in their order."""
+
+    make: Callable[[], World | Exception]
+    opened: list[World] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+
+    async def open(self, domain: str, row: Mapping[str, Any], seed: int) -> World:
+        self.seeds.append(seed)
+        world = self.make()
+        if isinstance(world, Exception):
+            raise world
+        self.opened.append(world)
+        return world
+
+
+class Judge(EachByItself):
+    """Rewards the number of characters that the policy said."""
+
+    async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
+        return [RewardResult(float(len(response))) for response in responses]
+
+
+def task(number: int = 0, seed: int | None = None) -> Prompt:
+    row: dict[str, Any] = {"number": number} if seed is None else {"seed": seed}
+    return Prompt(number, np.zeros(0, np.int32), "", DOMAIN, row)
+
+
+def episodes(
+    worlds: Worlds,
+    engine: Engine,
+    chat: Chat | None = None,
+    max_turns: int = 4,
+    attempts: int = 2,
+    response: int = 20,
+    sequence: int = 1000,
+    prompt: int = 100,
+    log_probs: bool = True,
+    seconds: float = limits.CALL,
+) -> Episodes:
+    bounds = {DOMAIN: EpisodeLimits(max_turns, seconds, attempts)}
+    sampling, longest = Sampling(response, log_probs=log_probs), TokenLimits(prompt, sequence)
+    clock = asyncio.get_running_loop().time
+    return Episodes(worlds, engine, chat or Chat(), sampling, bounds, longest, clock)
+
+
+def groups(player: Episodes, samples: int = 2, log_probs: bool = True, scorer: Scorer | None = None) -> EpisodeGroups:
+    judged = frozenset({DOMAIN}) if scorer else frozenset[str]()
+    return EpisodeGroups(player, Sampling(20, samples=samples, log_probs=log_probs), 7, TRAINING, scorer or Judge(), judged)
