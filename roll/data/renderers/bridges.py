@@ -19,7 +19,7 @@ from roll.data.chat import TemplateFault
 from roll.data.renderers.base import Parsed
 from roll.data.renderers.calls import THINK, THOUGHT, read_turn
 from roll.data.renderers.encoding import Encoder, guard_for, ints, render_tokens
-from roll.data.renderers.probes import ASKED, CALL, PROBE, TOOLS, calling
+from roll.data.renderers.probes import ASKED, CALL, PROBE, SYSTEM, TOOLS, calling
 from roll.data.renderers.templates import Messages, RenderTurns, Tools
 from roll.types import Ints
 
@@ -54,6 +54,7 @@ class TemplateRenderer:
             self.no_calls: str | None = self._unreadable()
         except TemplateFault as fault:
             self.no_calls = NO_CALLS.format(fault)
+        self._no_system = self._moving()
         marks = {encoder.marks[one.mark] for one in self._endings.values()}
         self._closing = frozenset(marks)
         self.stop_token_ids = frozenset(marks if eos_token_id is None else {*marks, eos_token_id})
@@ -66,6 +67,8 @@ class TemplateRenderer:
         """
         if tools and self.no_calls:
             raise TemplateFault(self.no_calls)
+        if self._no_system and any(message["role"] == "system" for message in messages):
+            raise TemplateFault(self._no_system)
         return render_tokens(self._encoder, self._render_text, messages, tools)
 
     def bridge(self, before: Ints, sampled: Ints, messages: Messages, tools: Tools) -> Ints | None:
@@ -106,7 +109,10 @@ class TemplateRenderer:
     def check(self) -> None:
         """Raises TemplateFault where no bridge over a user's message is safe, or the tokens are not those of the tokenizer itself."""
         self._following([ASKED], ())
-        self._encoder.check(self._render_text([ASKED, {"role": "assistant", "content": PROBE}, ASKED], (), True))
+        whole = self._render_text([ASKED, {"role": "assistant", "content": PROBE}, ASKED], (), True)
+        if not whole.startswith(self._render_text([ASKED], (), True)):
+            raise TemplateFault("it writes the prompt of a turn differently once the turn follows it")
+        self._encoder.check(whole)
 
     def _following(self, messages: Messages, tools: Tools) -> tuple[Ending, str, str]:
         """(how the turn before ends, the text from its last token to the opened next turn, the guard in it)."""
@@ -128,6 +134,16 @@ class TemplateRenderer:
             if ended.endswith(mark) and text.rfind(PROBE) < len(ended):
                 return Ending(mark, text[len(ended) :])
         raise TemplateFault("it ends a turn of the assistant without a special token")
+
+    def _moving(self) -> str | None:
+        """Why a conversation with a system message cannot be continued; None if it can, or if the template refuses it anyhow."""
+        begun = [SYSTEM, ASKED]
+        try:
+            later = self._render_text([*begun, {"role": "assistant", "content": PROBE}, ASKED], (), True)
+            follows = later.startswith(self._render_text(begun, (), True))
+        except TemplateFault:
+            return None
+        return None if follows else "its chat template moves the system message when more follows: tell it in the user's message"
 
     def _unreadable(self) -> str | None:
         """Why calls as the template writes them cannot be read back; None if they can."""

@@ -24,6 +24,8 @@ PRIVATE = range(0xF0000, 0xFFFFE)
 """Code points that Unicode gives to nobody."""
 OPENINGS = ("<|", "<｜")
 """Most special tokens begin so, also those that a tokenizer does not call special."""
+TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+"""The policy's own words with a meaning, also where the template does not write them."""
 
 
 class Encoder:
@@ -45,18 +47,19 @@ class Encoder:
         if not isinstance(backend, Tokenizer):
             raise ValueError("its tokenizer is not one of the library 'tokenizers' (it has no tokenizer.json)")
         added = tokenizer.added_tokens_decoder
-        chosen = {
-            number: token
+        self.marks: Mapping[str, int] = {
+            token.content: number
             for number, token in added.items()
-            if token.content.strip() and (token.special or token.content.startswith(OPENINGS) or token.content in template)
+            if token.content.strip()
+            and (token.special or token.content.startswith(OPENINGS) or token.content in TAGS or token.content in template)
         }
-        self.marks: Mapping[str, int] = {token.content: number for number, token in chosen.items()}
         self._tokenizer = tokenizer
         self._whole: Tokenizer = backend
-        self._strip_left = {token.content for token in chosen.values() if token.lstrip}
-        self._strip_right = {token.content for token in chosen.values() if token.rstrip}
-        self._pattern = re.compile("|".join(re.escape(mark) for mark in sorted(self.marks, key=len, reverse=True)) or "(?!)")
-        self._first, self._later = (_without_marks(backend, self.marks, first) for first in (True, False))
+        self._strip_left = {token.content for token in added.values() if token.lstrip}
+        self._strip_right = {token.content for token in added.values() if token.rstrip}
+        self._added = {token.content: number for number, token in added.items()}
+        self._any, self._mark = _pattern(self._added), _pattern(self.marks)
+        self._first, self._later = (_plain(backend, self._added, first) for first in (True, False))
         self._forbidden = frozenset(self.marks.values())
 
     def encode(self, text: str, guard: str = "", first: bool = True) -> list[int]:
@@ -69,7 +72,7 @@ class Encoder:
         Raises:
             TemplateFault: the tokenizer makes a special token of plain text.
         """
-        pieces, marks = self._pattern.split(text), self._pattern.findall(text)
+        pieces, marks = self._any.split(text), self._any.findall(text)
         ids: list[int] = []
         for number, piece in enumerate(pieces):
             if number and marks[number - 1] in self._strip_right:
@@ -84,7 +87,7 @@ class Encoder:
                     raise TemplateFault(f"the tokenizer makes a special token of a part of the text {plain[:80]!r}")
                 ids += found
             if number < len(marks):
-                ids.append(self.marks[marks[number]])
+                ids.append(self._added[marks[number]])
         return ids
 
     def check(self, text: str) -> None:
@@ -116,8 +119,8 @@ class Encoder:
 
     def guarded(self, text: str, guard: str) -> str:
         """`text` with `guard` after the first character of whatever looks like a special token."""
-        while (found := self._pattern.search(text)) and found.end() - found.start() > 1:
-            text = self._pattern.sub(lambda mark: mark[0][0] + guard + mark[0][1:], text)
+        while (found := self._mark.search(text)) and found.end() - found.start() > 1:
+            text = self._mark.sub(lambda mark: mark[0][0] + guard + mark[0][1:], text)
         return text
 
     def guarded_messages(self, messages: Messages) -> tuple[str, list[dict[str, Any]]]:
@@ -156,15 +159,20 @@ def ints(token_ids: Sequence[int]) -> Ints:
     return np.asarray(token_ids, np.int32)
 
 
-def _without_marks(backend: Tokenizer, marks: Mapping[str, int], first: bool) -> Tokenizer:
-    """A tokenizer to which the marks are plain text."""
+def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
+    """Finds each of the texts; nothing if there are none."""
+    return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) or "(?!)")
+
+
+def _plain(backend: Tokenizer, added: Mapping[str, int], first: bool) -> Tokenizer:
+    """A tokenizer without added tokens."""
     description = json.loads(backend.to_str())
-    description["added_tokens"] = [token for token in description["added_tokens"] if token["content"] not in marks]
+    description["added_tokens"] = []
     description["post_processor"] = description["truncation"] = description["padding"] = None
     vocabulary = description["model"].get("vocab")
     if isinstance(vocabulary, dict):
         kept = description["model"].get("unk_token")
-        description["model"]["vocab"] = {text: number for text, number in vocabulary.items() if text not in marks or text == kept}
+        description["model"]["vocab"] = {text: number for text, number in vocabulary.items() if text not in added or text == kept}
     if not first:
         _not_first(description["pre_tokenizer"])
     return Tokenizer.from_str(json.dumps(description))

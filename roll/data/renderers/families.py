@@ -12,7 +12,6 @@ from roll.data.renderers.encoding import Encoder
 from roll.data.renderers.templates import template_text, turns_renderer
 from roll.errors import BadInput, Fault
 
-NATIVE = "native"
 REMEDY = "choose data_args.template: chatml or qwen2_5 (the tokenizer must have <|im_start|> and <|im_end|>), or a model whose template can"
 
 
@@ -32,7 +31,7 @@ def chat_renderer(tokenizer: PreTrainedTokenizerBase, model_path: str | Path, te
         eos = tokenizer.eos_token_id
         encoder = Encoder(tokenizer, template_text(tokenizer, template))
         render = turns_renderer(tokenizer, template)
-        known = family_renderer(tokenizer, encoder, render, model_path) if template == NATIVE else None
+        known = family_renderer(tokenizer, encoder, render, model_path) if template == "native" else None
         if known is not None:
             return known
         renderer = TemplateRenderer(encoder, render, eos if isinstance(eos, int) else None)

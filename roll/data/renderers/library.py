@@ -20,7 +20,7 @@ from roll.data.chat import TemplateFault
 from roll.data.renderers.base import Parsed
 from roll.data.renderers.calls import is_call
 from roll.data.renderers.encoding import Encoder, ints, render_tokens
-from roll.data.renderers.probes import ASKED, CALL, PROBE, TOOL, TOOLS, calling
+from roll.data.renderers.probes import ASKED, CALL, PROBE, SYSTEM, TOOL, TOOLS, calling
 from roll.data.renderers.templates import Messages, RenderTurns, Tools, template_message
 from roll.types import Ints
 
@@ -51,7 +51,6 @@ FURTHER: Mapping[str, Sequence[Mapping[str, Any]]] = {"llama-3": ({}, {"date_str
 """Of these, what their templates may have been given besides: Llama 3.2 writes the date."""
 REFUSALS = (AssertionError, AttributeError, ImportError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError, ValueError)
 """What the library raises where a tokenizer lacks its tokens, or a message is not to its liking."""
-SYSTEM: Mapping[str, Any] = {"role": "system", "content": "Be brief."}
 SAID: Mapping[str, Any] = {"role": "assistant", "content": PROBE}
 ANSWER: Mapping[str, Any] = {"role": "tool", "content": "Fed.", "tool_call_id": "call00000", "name": TOOL}
 TRIALS: Sequence[tuple[Messages, Tools]] = (
@@ -91,7 +90,7 @@ class FamilyRenderer:
         found = self._library.parse_response(sampled.tolist(), tools=_plain(tools), prompt_ids=self._opened)
         message: dict[str, Any] = {"role": "assistant", "content": found.content}
         if found.reasoning_content is not None:
-            message["reasoning_content"] = found.reasoning_content
+            message |= {"reasoning_content": found.reasoning_content.strip("\n"), "content": found.content.lstrip("\n")}
         readable = [(call, _read(call)) for call in found.tool_calls]
         calls = [
             {"id": call.id or f"call{number:05d}", "type": "function", "function": read}

@@ -10,6 +10,7 @@ from roll.data.renderers.templates import Messages, Tools
 PROBE = "Quokka"
 """What the assistant says where only the text around it matters."""
 ASKED: Mapping[str, Any] = {"role": "user", "content": "Wombat"}
+SYSTEM: Mapping[str, Any] = {"role": "system", "content": "Be brief."}
 TOOL = "wallaby"
 CALL: Mapping[str, Any] = {"name": TOOL, "arguments": {"leaf": "eucalyptus", "number": 3}}
 TOOLS: Tools = [

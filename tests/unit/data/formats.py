@@ -181,6 +181,11 @@ class Format:
     tools: bool = True
     system: bool = True
 
+    @property
+    def added(self) -> list[str]:
+        """All of its tokens."""
+        return [*self.special, *self.plain]
+
 
 def deepseek_tokens() -> list[str]:
     names = ["tool▁sep", *(f"tool▁{part}▁{end}" for part in ("calls", "call", "outputs", "output") for end in ("begin", "end"))]
@@ -196,7 +201,7 @@ FORMATS = {
     "qwen2.5": Format("qwen2", QWEN2_5, CHATML, HERMES),
     "qwen3": Format("qwen3", QWEN3, CHATML, (*HERMES, *THINK)),
     "llama3": Format("llama", LLAMA3, HEADERS),
-    "mistral": Format("mistral", MISTRAL, ("</s>", "<s>", "[INST]", "[/INST]"), tools=False),
+    "mistral": Format("mistral", MISTRAL, ("</s>", "<s>", "[INST]", "[/INST]"), tools=False, system=False),
     "gemma": Format("gemma2", GEMMA, ("<end_of_turn>", "<bos>", "<start_of_turn>"), tools=False, system=False),
     "deepseek": Format("deepseek_v3", DEEPSEEK, deepseek_tokens(), THINK),
     "glm": Format("glm4_moe", GLM, GLM_TOKENS, (*HERMES, *THINK, *GLM_TAGS)),

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from roll.data.chat import TemplateFault
 from roll.data.renderers.bridges import TemplateRenderer
 from roll.data.renderers.library import FamilyRenderer
 from tests.unit.data.formats import FORMATS, make_renderer, make_tokenizer
 
+PARAMETERS = {"type": "object", "properties": {"x": {"type": "integer"}}}
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": PARAMETERS}}]
+HERMES_CALL = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
+DEEPSEEK_CALL = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{}{{"x": 1}}\n```<｜tool▁call▁end｜>'
+SAMPLED = np.array([5], np.int32)
 KNOWN = {"qwen3", "llama3", "deepseek", "glm"}
 
 
@@ -25,3 +33,47 @@ def test_a_template_that_the_library_does_not_follow_is_continued_by_what_it_wri
         "Cutting Knowledge Date: December 2023", "Cutting Knowledge Date: May 2026"
     )
     assert type(make_renderer(FORMATS["llama3"], tokenizer, tmp_path)) is TemplateRenderer
+
+
+def test_a_template_that_moves_the_system_message_takes_none(tmp_path: Path) -> None:
+    renderer = make_renderer(FORMATS["mistral"], make_tokenizer(FORMATS["mistral"]), tmp_path)
+    with pytest.raises(TemplateFault, match="moves the system message"):
+        renderer.render([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}], ())
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma"])
+def test_tools_are_refused_where_calls_cannot_be_read(name: str, tmp_path: Path) -> None:
+    renderer = make_renderer(FORMATS[name], make_tokenizer(FORMATS[name]), tmp_path)
+    with pytest.raises(TemplateFault, match="does not write tool calls"):
+        renderer.render([{"role": "user", "content": "1+1?"}], TOOLS)
+    assert (
+        renderer.bridge(renderer.render([{"role": "user", "content": "1+1?"}], ()), SAMPLED, [{"role": "tool", "content": "2"}], ()) is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "calls", "malformed"),
+    [
+        ("qwen2.5", '<tool_call>{"name": "add", "arguments": {"x": "QUOTED"}}</tool_call>', ["QUOTED"], 0),
+        ("qwen2.5", f"<think>{HERMES_CALL}</think>2", [], 0),
+        ("qwen2.5", "QUOTED so", [], 0),
+        ("qwen3", f"<think>{HERMES_CALL}</think>\n\n{HERMES_CALL}", [1], 0),
+        ("qwen3", "<tool_call>{add}</tool_call>", [], 1),
+        ("qwen3", f"{HERMES_CALL}\n<tool_call>{{", [1], 1),
+        ("llama3", '{"name": "add", "parameters": {"x": 1}}', [1], 0),
+        ("deepseek", f"<｜tool▁calls▁begin｜>{DEEPSEEK_CALL.format('{{')}<｜tool▁calls▁end｜>", [], 1),
+        ("deepseek", f"<｜tool▁calls▁begin｜>{DEEPSEEK_CALL.format('')}<｜tool▁calls▁end｜>", [1], 0),
+        ("glm", "<think></think>\n<tool_call>add\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", [1], 0),
+        ("glm", "<think></think>\n<tool_call>add\n<arg_key>x</arg_key>", [], 1),
+    ],
+)
+def test_calls_are_read_from_the_tokens_of_their_tags(name: str, written: str, calls: list[object], malformed: int, tmp_path: Path) -> None:
+    """QUOTED stands for the text of a closing tag in ordinary tokens."""
+    tokenizer = make_tokenizer(FORMATS[name])
+    pieces = [tokenizer.encode(piece, add_special_tokens=False) for piece in written.split("QUOTED")]
+    quoted = tokenizer.encode("<", add_special_tokens=False) + tokenizer.encode("/tool_call>", add_special_tokens=False)
+    sampled = [*pieces[0], *(token for piece in pieces[1:] for token in (*quoted, *piece))]
+    parsed = make_renderer(FORMATS[name], tokenizer, tmp_path).parse(np.array(sampled, np.int32), TOOLS)
+    found = [json.loads(call["function"]["arguments"])["x"] for call in parsed.message.get("tool_calls", ())]
+    assert found == ["</tool_call>" if one == "QUOTED" else one for one in calls]
+    assert len(parsed.malformed) == malformed

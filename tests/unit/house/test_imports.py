@@ -25,6 +25,7 @@ KEPT_TO = {
     "ray": ["roll/workers/*"],
     "deepspeed": ["roll/strategies/deepspeed_*", "roll/weight_sync/*"],
     "vllm": ["roll/strategies/vllm*.py", "roll/weight_sync/*"],
+    "renderers": ["roll/data/renderers/library.py"],
     "filelock": ["roll/system/locks.py"],
 }
 HEAVY = {"torch", "ray", "transformers", "deepspeed", "vllm", "peft", "numpy"}
