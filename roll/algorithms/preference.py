@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from roll.algorithms.losses import Loss, LossInputs, TokenLosses
+from roll.algorithms.segments import sums
 from roll.registry import Registry
 
 NEAREST = 1e-6
@@ -24,7 +25,7 @@ NEAREST = 1e-6
 
 @dataclass(frozen=True)
 class Responses:
-    """One response of each of P pairs, [P] each."""
+    """One response of each of P pairs, [P] each. Sums are fp64: margins are small differences of large sums."""
 
     log_probs: Tensor
     """l, with a gradient."""
@@ -153,7 +154,8 @@ class PreferenceLoss(Loss):
             return TokenLosses(log_probs, {})
         chosen, rejected = (_responses(log_probs, inputs, number) for number in (0, 1))
         said = self.objective(chosen, rejected)
-        per_token = said.losses.repeat_interleave(2).repeat_interleave(inputs.lengths, output_size=len(log_probs))
+        dtype = log_probs.dtype
+        per_token = said.losses.to(dtype).repeat_interleave(2).repeat_interleave(inputs.lengths, output_size=len(log_probs))
         all_count = torch.ones_like(said.losses, dtype=torch.bool)
         up, down = said.chosen_rewards.detach(), said.rejected_rewards.detach()
         metrics = {
@@ -165,19 +167,14 @@ class PreferenceLoss(Loss):
             "dpo/chosen_log_prob": chosen.mean.detach(),
             "dpo/rejected_log_prob": rejected.mean.detach(),
         }
-        return TokenLosses(per_token, {}, {name: (values, all_count) for name, values in metrics.items()})
+        return TokenLosses(per_token, {}, {name: (values.to(dtype), all_count) for name, values in metrics.items()})
 
 
 def _responses(log_probs: Tensor, inputs: LossInputs, number: int) -> Responses:
     """The first (0) or the second (1) response of every pair."""
-    sums, ref = _sums(log_probs, inputs.lengths), inputs.ref_log_probs
-    ref_sums = None if ref is None else _sums(ref, inputs.lengths)[number::2]
-    return Responses(sums[number::2], ref_sums, inputs.lengths[number::2])
-
-
-def _sums(values: Tensor, lengths: Tensor) -> Tensor:
-    """[N], over each sequence."""
-    return torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True)
+    ref = inputs.ref_log_probs
+    ref_sums = None if ref is None else sums(ref, inputs.lengths)[number::2]
+    return Responses(sums(log_probs, inputs.lengths)[number::2], ref_sums, inputs.lengths[number::2])
 
 
 @LABELLED_LOSSES.register("kto")
@@ -200,7 +197,7 @@ class Kto(Loss):
         if not len(log_probs):  # the filler, which has no label
             return TokenLosses(log_probs, {})
         assert inputs.ref_log_probs is not None and inputs.labels is not None, "KTO without reference or labels"
-        log_ratio = _sums(log_probs, inputs.lengths) - _sums(inputs.ref_log_probs, inputs.lengths)
+        log_ratio = sums(log_probs.double() - inputs.ref_log_probs.double(), inputs.lengths).to(log_probs.dtype)
         desirable = inputs.labels > 0.5
         sign = torch.where(desirable, 1.0, -1.0).to(log_ratio.dtype)
         weight = torch.where(desirable, self.desirable_weight, self.undesirable_weight).to(log_ratio.dtype)

@@ -17,7 +17,6 @@ REFERENCE = "reference.strategy_args.strategy_name"
 SAMPLING = "actor_infer.generating_args"
 ONE = ("num_return_sequences_in_group=1", "actor_train.training_args.per_device_train_batch_size=4", "adv_estimator=reinforce")
 IN_REWARD = ("add_token_level_kl=true", "init_kl_coef=0.1", "actor_train.model_args.lora_target=all-linear")
-STEPS = ("adv_estimator=step_reinforce", "+rewards.math_steps={}")
 MODEL = "actor_train.model_args"
 GPUS = ("actor_train.device_mapping=[0,1]", "rollout_batch_size=8")
 
@@ -181,7 +180,7 @@ LOSSES = [
     ([ON_POLICY, "dual_clip_loss=true"], "dual_clip_loss", "true, but with behaviour_log_probs on_policy", "remove it"),
     (["policy_loss=pg", TRAINER], "behaviour_log_probs", "pg takes no ratio", "on_policy"),
     (["policy_loss=gmpo", "adv_estimator=reinforce", "gamma=0.9"], "policy_loss", "gamma 0.9 gives tokens", "ppo, pg, gspo, cispo"),
-    (["policy_loss=gmpo", *STEPS], "policy_loss", "step_reinforce gives tokens of a response different advantages", "use one of"),
+    (["policy_loss=gmpo", "adv_estimator=step_reinforce"], "policy_loss", "step_reinforce gives tokens", "use one of"),
     (["policy_loss=gmpo", *IN_REWARD], "policy_loss", "add_token_level_kl gives each token its own penalty", "use one of"),
     (["clip_cov_ratio=0.1"], "clip_cov_ratio", "0.1", "policy_loss=clip_cov"),
     (["policy_loss=clip_cov", "clip_cov_low=9"], "clip_cov_low", "9", "1 and 5"),

@@ -13,6 +13,7 @@ from torch import Tensor
 from roll.algorithms.corrections import Correction
 from roll.algorithms.losses import LossInputs
 from roll.algorithms.methods.corrections import CORRECTIONS as METHODS
+from roll.algorithms.methods.corrections import Level
 from roll.algorithms.objectives import PolicyGradient, Ppo
 from roll.algorithms.policy_loss import PolicyLoss
 
@@ -100,6 +101,21 @@ def test_against_the_formula_in_float64(rows: list[list[float]], name: str) -> N
     said = correction(tensor(*itertools.chain(*rows)), torch.tensor([len(row) for row in rows]))
     expected = [weight for row in rows if row for weight in reference(correction, row)]
     torch.testing.assert_close(said.weights, tensor(*expected), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("token", "token_k1"), ("sequence", "seq_sum_k1"), ("geometric", "seq_mean_k1")])
+def test_verls_bounds_are_those_of_the_inverse(ours: Level, theirs: str) -> None:
+    """Its rule, written out: k1 = -log ratio, summed or averaged, between the logs of its bounds. As converted in docs/algorithms.md."""
+    low, high = 0.7, 1.1
+    lengths = [1, 3, 2, 1, 4]
+    delta = 0.3 * torch.randn(sum(lengths), dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    expected: list[bool] = []
+    for part in delta.split(lengths):
+        k1 = {"token_k1": -part, "seq_sum_k1": -part.sum() + 0 * part, "seq_mean_k1": -part.mean() + 0 * part}[theirs]
+        expected += [log(low) <= value <= log(high) for value in k1.tolist()]
+    weights = Correction(reject=ours, low=1 / high, high=1 / low)(delta, torch.tensor(lengths)).weights
+    assert (weights == 1).tolist() == expected
+    assert any(expected) and not all(expected)
 
 
 def decoupled(loss: PolicyLoss, log_probs: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from dataclasses import replace
-from math import exp, log
+from math import exp, fsum, log
 from random import Random
 
 import pytest
@@ -89,6 +89,18 @@ def test_gspos_gradient_is_the_sequence_ratios_where_advantages_are_equal(mode: 
         loss.backward(retain_graph=True)
     assert ours.grad is not None and (ours.grad != 0).any()
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-14)
+
+
+def test_ratios_of_long_sequences_are_those_of_exact_sums() -> None:
+    """32,768 tokens in fp32 whose log-ratios nearly cancel out: sums in fp32 would be off by more than the sum."""
+    length = 32768
+    generator = torch.Generator().manual_seed(0)
+    d = torch.randn(length, generator=generator)
+    d = d - d.mean()
+    tokens = PolicyTokens(d, torch.zeros(length), torch.full((length,), -1.0), torch.tensor([length]))
+    exact = fsum(d.tolist())
+    assert Gspo()(tokens).ratio[0].item() == pytest.approx(exp(exact / length), abs=1e-7)
+    assert Topr()(tokens).ratio[0].item() == pytest.approx(exp(min(exact, 0)), rel=1e-6)
 
 
 def test_gmpo_by_hand() -> None:

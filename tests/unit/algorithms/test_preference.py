@@ -110,6 +110,27 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
     assert torch.autograd.gradcheck(lambda values: LOSSES[name](values, values.detach(), given).losses, [log_probs])
 
 
+def long_pairs(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs of policy and reference in fp32, and lengths: two pairs of responses about as long as a model's whole context."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([tokens, tokens - 1, tokens // 3, tokens])
+    policy = -torch.empty(int(lengths.sum())).exponential_(generator=generator)
+    return policy, policy + 0.05 * torch.randn(len(policy), generator=generator), lengths
+
+
+def test_margins_of_long_responses_are_those_of_exact_sums() -> None:
+    policy, reference, lengths = long_pairs(32768)
+    parts = [[part.double().tolist() for part in values.split(lengths.tolist())] for values in (policy, reference)]
+    ratios = [math.fsum(ours) - math.fsum(theirs) for ours, theirs in zip(*parts, strict=True)]
+    margins = [ratios[0] - ratios[1], ratios[2] - ratios[3]]
+    given = LossInputs(torch.zeros_like(policy), lengths, ref_log_probs=reference, labels=torch.tensor(LABELS))
+    said = PreferenceLoss(Dpo(1.0))(policy, policy, given)
+    assert said.counted["dpo/reward_margin"][0].tolist() == pytest.approx(margins, abs=1e-5)
+    kto = Kto(1.0)(policy, policy, given)
+    assert kto.counted["dpo/chosen_reward"][0].tolist() == pytest.approx(ratios, abs=1e-5)
+    assert said.losses.dtype == kto.losses.dtype == torch.float32
+
+
 def test_a_response_that_is_certain_has_finite_odds() -> None:
     log_probs = torch.zeros(2, requires_grad=True)
     loss = LOSSES["orpo"](log_probs, log_probs, LossInputs(log_probs.detach(), torch.tensor([1, 1]))).losses.sum()

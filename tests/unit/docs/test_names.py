@@ -57,7 +57,8 @@ METRIC = re.compile(
 OWN_KEYS = tuple(f"{kind.arguments}." for kind in KINDS.values())
 """Blocks whose keys are those of a method of the user's."""
 PLACEHOLDERS = {"domain": "<domain>", "name": "<set>", "part": "<part>", "k": "<k>", "samples": "<n>", "role": "<role>"}
-FOREIGN = {"RAY_JOB_STOP_WAIT_TIME_S", "initial_scale_power", "NotImplementedError"}
+OF_VERL = {"rollout_rs", "token_k1", "seq_sum_k1", "seq_mean_k1", "seq_mean_k3"}
+FOREIGN = {"RAY_JOB_STOP_WAIT_TIME_S", "initial_scale_power", "NotImplementedError", *OF_VERL}
 """Names of other projects that the source does not mention."""
 OF_VLLM = {step for used in DECLARED.values() for name in used for step in name.split(".")}
 """Names of vLLM's, which `tests/unit/house/test_vllm.py` compares with its source."""
