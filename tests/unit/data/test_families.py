@@ -77,3 +77,12 @@ def test_calls_are_read_from_the_tokens_of_their_tags(name: str, written: str, c
     found = [json.loads(call["function"]["arguments"])["x"] for call in parsed.message.get("tool_calls", ())]
     assert found == ["</tool_call>" if one == "QUOTED" else one for one in calls]
     assert len(parsed.malformed) == malformed
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3"])
+def test_the_text_of_an_opening_tag_in_ordinary_tokens_is_no_call(name: str, tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(FORMATS[name])
+    sampled = [token for piece in ("<", HERMES_CALL[1:]) for token in tokenizer.encode(piece, add_special_tokens=False)]
+    parsed = make_renderer(FORMATS[name], tokenizer, tmp_path).parse(np.array(sampled, np.int32), TOOLS)
+    assert parsed.message == {"role": "assistant", "content": HERMES_CALL}
+    assert not parsed.malformed
