@@ -13,7 +13,7 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.data.prompts import prepare_prompts
 from roll.data.remarks import remark, remark_routes
 from roll.data.renderers.base import ChatRenderer
-from roll.data.renderers.families import NATIVE, chat_renderer
+from roll.data.renderers.families import chat_renderer
 from roll.data.tasks import Joined, Prompts, Tasks
 from roll.pipeline.roles import model_path
 from roll.rollout.episode_groups import EpisodeGroups, SampledByDomain
@@ -52,7 +52,7 @@ def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatR
     if not config.environments:
         return None
     rows, learner = config.actor_train.data_args, config.actor_train.model_args
-    return chat_renderer(tokenizer, model_path(config, learner), rows.template if rows else NATIVE)
+    return chat_renderer(tokenizer, model_path(config, learner), rows.template if rows else "native")
 
 
 @dataclass(frozen=True)
