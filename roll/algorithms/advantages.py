@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from roll.algorithms.moments import Doubles, RunningMoments, Scope, by_group, standardise, whiten
+from roll.algorithms.moments import EPSILON, Doubles, RunningMoments, Scope, by_group, standardise, whiten
 from roll.algorithms.returns import Turns, discounted, discounted_end, gae, turn_returns, undivided
 from roll.registry import Registry
 from roll.types import Floats, Ints, Sequences
@@ -202,6 +202,17 @@ def gpg(scores: Scores, norm: Normalisation) -> Doubles:
     """
     differ = by_group(scores.rewards, scores.groups, np.ptp) > 0
     return to_tokens(_centred(scores) * len(differ) / max(int(differ.sum()), 1), scores)
+
+
+@ADVANTAGES.register("maxrl")
+def maxrl(scores: Scores, norm: Normalisation) -> Doubles:
+    """Maximum likelihood RL: (r - mean) / mean. 0 in a group whose mean is not above 1e-6, which has no success.
+
+    With rewards of 0 and 1, a success rate p and n responses its expected gradient is that of the first n - 1 terms of
+    log p = -sum_k (1 - p)^k / k, of which the first alone is what the other estimators raise. Source: Tajwar et al., arXiv 2602.02710.
+    """
+    mean = by_group(scores.rewards, scores.groups, np.mean)
+    return to_tokens(np.where(mean > EPSILON, _centred(scores) / np.maximum(mean, EPSILON), 0.0), scores)
 
 
 @ADVANTAGES.register("gae")

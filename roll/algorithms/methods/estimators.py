@@ -64,6 +64,7 @@ ESTIMATORS = table(
     _method("remax", EstimatorTraits(compares_groups=False, discounts="tokens", needs_greedy=True)),
     _method("opo", EstimatorTraits()),
     _method("gpg", EstimatorTraits()),
+    _method("maxrl", EstimatorTraits()),
     _method(
         "gae",
         EstimatorTraits(compares_groups=False, discounts="tokens", credits_tokens=True, needs_values=True),

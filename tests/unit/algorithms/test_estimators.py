@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from random import Random
 
@@ -51,6 +52,26 @@ def test_gpg_makes_up_for_groups_that_teach_nothing() -> None:
     # Group 1 is all alike: 2 of 5 responses count, and each counts 5/2 times.
     assert by_response("gpg", scores([0, 1, 3, 3, 3], [0, 0, 1, 1, 1], [".x"] * 5)) == pytest.approx([-1.25, 1.25, 0, 0, 0])
     assert by_response("gpg", FIVE) == pytest.approx(by_response("dr_grpo", FIVE))
+
+
+def test_maxrl_divides_by_the_mean() -> None:
+    assert by_response("maxrl", FIVE) == pytest.approx([-1, 1, -2 / 3, -1 / 3, 1])
+    assert by_response("maxrl", scores([0, 0, -1, 1, -1], [0, 0, 1, 1, 1], [".x"] * 5)) == [0] * 5
+
+
+@pytest.mark.parametrize("p", [0.03, 0.4, 0.9])
+@pytest.mark.parametrize("n", [2, 5, 8])
+def test_maxrls_expected_gradient_is_that_of_the_likelihoods_first_terms(n: int, p: float) -> None:
+    """Exactly, over all outcomes of n samples of a success with p = s(theta): log p = -sum_k (1 - p)^k / k has the derivative
+    sum_k (1 - p)^(k - 1) dp, of which the estimator takes n - 1 terms (the paper's theorem 5)."""
+    expected = 0.0
+    for outcome in itertools.product([0.0, 1.0], repeat=n):
+        chance = float(np.prod([p if success else 1 - p for success in outcome]))
+        credit = by_response("maxrl", scores(list(outcome), [0] * n, [".x"] * n))
+        slopes = [1 - p if success else -p for success in outcome]  # of the sample's log-probability
+        expected += chance * float(np.dot(credit, slopes)) / n
+    terms = sum((1 - p) ** (k - 1) for k in range(1, n))
+    assert expected == pytest.approx(terms * p * (1 - p), rel=1e-5)
 
 
 def test_remax_subtracts_what_the_greedy_response_got() -> None:
