@@ -103,6 +103,10 @@ class EnvironmentFailed(RollError):
         return type(self), (self.why, self.reason)
 
 
+class NeighbourFailed(EnvironmentFailed):
+    """The environment's process was lost through another one's call, or with its worker."""
+
+
 class DeviceMemoryError(RollError):
     """A device has too little memory, and nothing is left to be made smaller."""
 

@@ -19,7 +19,7 @@ from roll.config.derived.environment_roles import environment_of
 from roll.config.schema.environments import EnvironmentConfig
 from roll.environments.base import Message, Observation, Step
 from roll.environments.messages import Assignment, Call, Method, Ready, read_ready, read_reply, value_of
-from roll.errors import ConfigError, EnvironmentFailed, RollError
+from roll.errors import ConfigError, EnvironmentFailed, NeighbourFailed, RollError
 from roll.system.contained import CANCEL_SECONDS, Child, ChildDied
 from roll.system.frames import Garbled, new_seals
 from roll.system.sizes import GIB
@@ -34,10 +34,6 @@ R = TypeVar("R")
 
 class EnvironmentProcessFailed(RollError):
     """The process of environments did not start."""
-
-
-class NeighbourFailed(EnvironmentFailed):
-    """The environment's process was lost through another one's call."""
 
 
 @dataclass(eq=False)

@@ -19,9 +19,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from roll.data.chat import TemplateFault
 from roll.data.renderers.base import ChatRenderer, Parsed
 from roll.environments.base import TOOL_ERRORS, MalformedCalls, Message, Observation, Step
-from roll.errors import EnvironmentFailed
+from roll.errors import EnvironmentFailed, NeighbourFailed
 from roll.rollout.group import turn_seed
 from roll.rollout.transcript import Transcript, without_verdict
 from roll.types import Completion, Episode, FinishReason, Ints, NumberedCompletions, Prompt, RewardOutcome, Sampling, Session, StopReason
@@ -29,6 +30,8 @@ from roll.types import Completion, Episode, FinishReason, Ints, NumberedCompleti
 ENVIRONMENT = "environment/"
 """Of the names of what an environment counts itself."""
 UNREADABLE = "Error: this tool call cannot be read, and nothing was done: {}"
+MOST_DISTURBED = 10
+"""How often an episode begins anew because its environment was lost through another one, which uses up no attempt."""
 FAILURES = {"crashed": RewardOutcome.CRASHED, "timed_out": RewardOutcome.TIMED_OUT}
 
 
@@ -124,14 +127,17 @@ class Episodes:
             environment_seed: the same for all episodes that are compared with each other.
             seed: of the sampled tokens; None leaves randomness to the engine.
         """
-        limits, retried = self._limits[prompt.domain], 0
+        limits, failed, disturbed = self._limits[prompt.domain], 0, 0
         while True:
             try:
                 episode = await self._attempt(prompt, environment_seed, seed, limits)
-                return replace(episode, metrics={**episode.metrics, "retried": float(retried)})
+                return replace(episode, metrics={**episode.metrics, "retried": float(failed + disturbed)})
             except EnvironmentFailed as error:
-                retried += 1
-                if retried >= limits.attempts:
+                if isinstance(error, NeighbourFailed):
+                    disturbed += 1
+                else:
+                    failed += 1
+                if failed >= limits.attempts or disturbed >= MOST_DISTURBED:
                     return without_verdict(NO_TOKENS, prompt.text, StopReason.ENVIRONMENT_FAILED, str(error), FAILURES[error.reason])
 
     async def _attempt(self, prompt: Prompt, environment_seed: int, seed: int | None, limits: EpisodeLimits) -> Episode:
@@ -153,6 +159,8 @@ class Episodes:
         try:
             async with asyncio.timeout(limits.seconds) as deadline:
                 return await turns.run(limits.max_turns, seed)
+        except TemplateFault as fault:
+            raise EnvironmentFailed(f"the chat template refuses what it says: {fault}") from fault
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -171,12 +179,15 @@ class _Turns:
         environment: EnvironmentSession,
         clock: Callable[[], float],
     ) -> None:
-        """Raises EnvironmentFailed if the first observation is longer than a prompt may be."""
+        """Raises EnvironmentFailed if the first observation is longer than a prompt may be, or the chat template refuses it."""
         self._generator, self._renderer, self._sampling, self._environment = generator, renderer, sampling, environment
         self._longest, self._clock, self._session = tokens.sequence, clock, Session()
         first = environment.observation
         self._tools, self._messages, self._state = first.tools, list(first.messages), state_of(first)
-        token_ids = renderer.render(self._messages, self._tools)
+        try:
+            token_ids = renderer.render(self._messages, self._tools)
+        except TemplateFault as fault:
+            raise EnvironmentFailed(f"the chat template refuses its first observation: {fault}") from fault
         if len(token_ids) > tokens.prompt:
             raise EnvironmentFailed(f"its first observation has {len(token_ids)} tokens, and prompt_length is {tokens.prompt}")
         self.transcript = Transcript(token_ids, renderer.text(token_ids))

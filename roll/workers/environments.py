@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from roll.config.schema.environments import EnvironmentConfig
 from roll.environments.base import MalformedCalls, Message, Observation, Step
-from roll.environments.process import EnvironmentProcess, NeighbourFailed
-from roll.errors import EnvironmentFailed, RollError
+from roll.environments.process import EnvironmentProcess
+from roll.errors import EnvironmentFailed, NeighbourFailed, RollError
 from roll.strategies.base import Rank
 from roll.types import Metrics
 from roll.workers.group import WorkerGroup

@@ -64,7 +64,7 @@ VALUES = [
     (["exp_name='a b'"], "exp_name", '"a b"', "a text of the form"),
     (["use_kl_loss=maybe"], "use_kl_loss", '"maybe"', "true or false"),
     (["pipeline=rlhf"], "pipeline", '"rlhf"', "give one of: rlvr"),
-    (["~rewards"], "rewards", "missing", "Reward of each domain"),
+    (["~rewards"], "rewards", "missing", "give the reward of each domain"),
     (["track_with=[tensorbord]"], "track_with", "tensorbord", "did you mean 'tensorboard'"),
     ([f"{ENGINE}.gpu_memory_utilization=60"], f"{ENGINE}.gpu_memory_utilization", "60", "at most 1"),
     (["dual_clip_loss=0.5"], "dual_clip_loss", "0.5", "above 1"),

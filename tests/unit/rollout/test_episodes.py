@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
-from roll.environments.base import Observation, Step
-from roll.errors import EnvironmentFailed, RollError
+from roll.data.chat import TemplateFault
+from roll.environments.base import Message, Observation, Step
+from roll.errors import EnvironmentFailed, NeighbourFailed, RollError
 from roll.rollout.batch import Shaping, experience, usable
 from roll.rollout.episode_metrics import episode_metrics
+from roll.rollout.episodes import MOST_DISTURBED
 from roll.rollout.record import token_log_probs, token_versions
-from roll.types import Episode, RewardOutcome, RolloutGroup, StopReason
+from roll.types import Episode, Ints, RewardOutcome, RolloutGroup, StopReason
 from tests.unit.rollout.playing import DOMAIN, LATE, Chat, Engine, Judge, World, Worlds, episodes, groups, task, text
 from tests.unit.rollout.simulated import VirtualTime
 
@@ -159,6 +161,42 @@ def test_a_broken_environment_is_tried_again_fresh(reason: Any) -> None:
     episode, worlds = run(lambda: play(2, World([said("a"), broken]), broken, World([DONE])))
     assert episode.stop is StopReason.ENVIRONMENT_FAILED and len(worlds.seeds) == 2 and episode.reward.note == "it fell over"
     assert episode.reward.outcome.value == reason and not usable(RolloutGroup(task(), [episode]))
+
+
+def test_what_a_neighbour_broke_uses_up_no_attempt() -> None:
+    lost, broken = NeighbourFailed("a neighbour cost its process"), EnvironmentFailed("it fell over")
+
+    async def play(*made: World | Exception) -> Episode:
+        left = iter(made)
+        return await episodes(Worlds(lambda: next(left)), Engine(counting()), attempts=2).play(task(), 5, 11)
+
+    episode = run(lambda: play(lost, broken, lost, World([said("a"), lost]), World([DONE])))
+    assert episode.stop is StopReason.COMPLETED and episode.metrics["retried"] == 4
+    episode = run(lambda: play(*[lost] * MOST_DISTURBED))
+    assert episode.stop is StopReason.ENVIRONMENT_FAILED and "neighbour" in episode.reward.note
+
+
+@pytest.mark.parametrize("refuses", [0, 1])
+def test_what_the_chat_template_refuses_is_a_failure(refuses: int) -> None:
+    """The first observation, or what the environment says later."""
+
+    class Strict(Chat):
+        rendered = 0
+
+        def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Ints:
+            self.rendered += 1
+            if self.rendered > refuses:
+                raise TemplateFault("two user messages in a row")
+            return super().render(messages, tools)
+
+    worlds = Worlds(lambda: World([said("a"), DONE]))
+
+    async def play() -> Episode:
+        return await episodes(worlds, Engine(counting()), attempts=1, chat=Strict()).play(task(), 5, 11)
+
+    episode = run(play)
+    assert episode.stop is StopReason.ENVIRONMENT_FAILED and "two user messages in a row" in episode.reward.note
+    assert [world.closed for world in worlds.opened] == [1]
 
 
 def test_an_observation_longer_than_a_prompt_may_be_is_a_failure() -> None:
