@@ -51,8 +51,6 @@ class Injected:
     """The last that was logged."""
     phases: tuple[str, ...]
     """What the run did."""
-    alone: bool
-    """Nothing else was ill."""
     pid: int
     actor: int
     """Of an engine, Ray's process; where vLLM's is hit, that is another one."""
@@ -215,10 +213,9 @@ class Campaign:
                 process.wait()
         ended = time.time()
         self._course.look()
-        self._injected = [
-            replace(one, noticed=ended) if one.attempt == self._attempt and one.fault.kind in ENDS_RUN and one.noticed is None else one
-            for one in self._injected
-        ]
+        for place, one in enumerate(self._injected):
+            if one.fault.kind in ENDS_RUN and one.attempt == self._attempt and one.noticed is None and one.healed is None:
+                self._injected[place] = replace(one, noticed=ended)
         print(f"{self._name}: attempt {self._attempt + 1} ended with {process.returncode} at step {self._course.step}", flush=True)
         return process.returncode
 
@@ -262,15 +259,13 @@ class Campaign:
     def _inject(self, fault: PlannedFault, watch: Watch, phases: set[Phase]) -> None:
         victims = watch.victims(fault.kind)
         rank = self._rank(fault, victims)
-        pid, alone = victims[rank], all(one.healed for one in self._injected)
-        if not alone:
-            self._injected[-1] = replace(self._injected[-1], alone=False)
-        starts = fault.phase is Phase.START and (fault.kind is Kind.DRIVER or not alone)
+        pid, ill = victims[rank], any(one.healed is None for one in self._injected)
+        starts = fault.phase is Phase.START and (fault.kind is Kind.DRIVER or ill)
         found = (fault.phase,) if starts else tuple(sorted(phases))
         actor = watch.victims(Kind.ENGINE).get(rank, pid) if fault.kind in ENGINES else pid
         now = time.time()
         os.kill(pid, signal.SIGSTOP if fault.is_stop else signal.SIGKILL)
-        self._injected.append(Injected(fault, now, self._attempt, self._course.step, found, alone, pid, actor, rank))
+        self._injected.append(Injected(fault, now, self._attempt, self._course.step, found, pid, actor, rank))
         self._due = self._course.step
         print(f"{self._name}: {fault.name} {rank} ({pid}) after step {self._course.step}, amid {', '.join(found) or '?'}", flush=True)
 

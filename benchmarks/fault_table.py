@@ -22,6 +22,7 @@ STARTS = {"engine": 120.0, "trainer": 180.0}
 """Seconds of a cold start there: an engine of 7B with CUDA graphs, a trainer with its checkpoint."""
 SAVE_STEPS = 10
 """Steps between two checkpoints there."""
+COSTLY = (Kind.ENGINE, Kind.CORE, *TRAINER_SIDE, *ENDS_RUN)
 SLACK = 10.0
 """Seconds beyond a cold start that a failure may cost: to notice it, and to back off."""
 
@@ -41,8 +42,7 @@ def markdown(outcomes: Sequence[Mapping[str, Any]]) -> str:
 def by_kind(faults: Sequence[Mapping[str, Any]]) -> str:
     """A line for each kind of fault."""
     lines = [
-        "| fault | injected | noticed after s: median, most | healed after s: median, most | steps taken again: mean, most "
-        "| the run ended first |",
+        "| fault | injected | noticed, s: median, most | healed, s: median, most | steps taken again: mean, most | run ended first |",
         "|---|---|---|---|---|---|",
     ]
     kinds = defaultdict(list)
@@ -94,14 +94,20 @@ def of_runs(outcomes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def cost(one: Mapping[str, Any]) -> float | None:
-    """Seconds that a fault cost that came alone: until the step under way was logged, beyond a usual step."""
-    if not one["alone"] or one["caught_up"] is None:
+    """Seconds that a fault cost beside which nothing else was started: until the step under way was logged, beyond a usual step."""
+    if one["caught_up"] is None or any(overlap(one, other) for other in one["outcome"]["injected"] if other["at"] != one["at"]):
         return None
     return one["caught_up"] - one["at"] - one["outcome"]["usual_step"]
 
 
+def overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether an engine, the trainer's side or the run was started for another fault while this one cost time."""
+    end = other["healed"] or float("inf")
+    return other["fault"]["kind"] in COSTLY and other["at"] < one["caught_up"] and end > one["at"]
+
+
 def costs(faults: Sequence[Mapping[str, Any]]) -> str:
-    """What a failure that came alone cost, beside what it may."""
+    """What failures cost that came apart from others, beside what they may."""
     lines = ["| failure | seconds: median, most | may cost | more than that |", "|---|---|---|---|"]
     groups = {
         "engine": ((Kind.ENGINE, Kind.CORE), "cold start + 10 s + the rest of the trainer's step"),

@@ -106,8 +106,8 @@ def outcome() -> dict[str, Any]:
     """A run of two faults: an engine alone, and a rank beside which something else was ill."""
     engine = PlannedFault(Kind.ENGINE, False, Phase.TRAIN, 0, at_once=False)
     rank = replace(engine, kind=Kind.TRAINER, is_stop=True)
-    first = Injected(engine, 100.0, 0, 3, ("train",), True, 7, 7, 0, noticed=102.0, healed=140.0, caught_up=142.0)
-    second = Injected(rank, 200.0, 0, 5, (), False, 8, 8, 1, noticed=212.0, healed=260.0, steps_lost=1, caught_up=262.0)
+    first = Injected(engine, 100.0, 0, 3, ("train",), 7, 7, 0, noticed=102.0, healed=140.0, caught_up=142.0)
+    second = Injected(rank, 200.0, 0, 5, (), 8, 8, 1, noticed=212.0, healed=260.0, steps_lost=1, caught_up=262.0)
     run = RunOutcome(0, "one engine", (first, second), 0, (0,), 1, (), (), 35.0, 2.0, 300.0)
     return json.loads(json.dumps(run.to_json()))
 
@@ -119,9 +119,15 @@ def test_the_table_says_what_was_measured(outcome: dict[str, Any]) -> None:
     assert "| train | 1 |" in text and "| between two | 1 |" in text
     assert "| 0 | one engine | 2 | 0 | 0 | 1 | 0 | 0 | 300 |" in text
     assert "| engine | 40.0, 40.0 | cold start + 10 s + the rest of the trainer's step | 0 of 1 |" in text
-    assert "| rank | - | cold start + 10 s + the steps since the checkpoint | 0 of 0 |" in text
+    assert "| rank | 60.0, 60.0 | cold start + 10 s + the steps since the checkpoint | 1 of 1 |" in text
     # (2 + 120) / 32 s of an engine, 12 + 10 + 180 + 5 x 60 s of a rank, half of each in an hour.
     assert f"an engine's failure costs 3.8 s, a rank's 502 s, {100 * (1 - (122 / 32 + 502) / 2 / 3600):.1f}% of the time trains" in text
+
+
+def test_what_two_failures_at_once_cost_is_of_neither(outcome: dict[str, Any]) -> None:
+    outcome["injected"][1] |= {"at": 130.0, "caught_up": 192.0}
+    text = fault_table.markdown([outcome])
+    assert "| engine | - | cold" in text and "| rank | - | cold" in text
 
 
 def test_a_run_is_good_that_took_all_its_steps_and_equals_the_other(outcome: dict[str, Any]) -> None:
