@@ -40,9 +40,10 @@ def test_every_recipe_plans_the_same_number_of_samples_a_step(recipe: str) -> No
 
 
 def test_every_advantage_estimator_has_a_recipe() -> None:
+    """But those that compare states of an environment, of which the tiny task has none; `tiny_agent_gigpo` is theirs."""
     configs = [load(recipe) for recipe in algorithms.recipes()]
     covered = {config.adv_estimator.name for config in configs if isinstance(config, RlvrConfig)}
-    assert covered == set(ESTIMATORS)
+    assert covered == {name for name, method in ESTIMATORS.items() if not method.traits.needs_states}
 
 
 def write(folder: Path, *lines: dict[str, float]) -> None:
