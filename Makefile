@@ -21,7 +21,7 @@ agent-demo: $(ROLL)
 	@.venv/bin/python examples/tiny/demo.py --agent
 
 test: $(ROLL)
-	.venv/bin/python -m pytest -m "not full"
+	.venv/bin/python -m pytest -m "not full" --durations=20
 
 test-all: $(ROLL)
 	.venv/bin/python -m pytest --hypothesis-profile=random

@@ -105,14 +105,16 @@ def test_what_dies_in_a_run_changes_none_of_its_metrics(world: World, uninterrup
     world.wait_for_step("killed", 1, process)
     [engine] = engine_processes(process.pid)
     engine.kill()
-    world.wait_for_step("killed", 3, process)
+    world.wait_for_step("killed", 2, process)
     world.working_rank("killed", process, "actor_train", 1).kill()
+    log = world.folder / "killed" / "logs" / "driver.log"
+    limits.until(lambda: "restart 1 of 3" in log.read_text(), "the trainer's side starts anew")
     world.wait_for_step("killed", 5, process)
     psutil.Process(process.pid).send_signal(signal.SIGKILL)
     process.communicate(timeout=limits.CALL)
     outcome = world.run(*arguments)
     assert outcome.status == 0, outcome.output
-    course = (world.folder / "killed" / "logs" / "driver.log").read_text()
+    course = log.read_text()
     assert "actor_infer rank 0 died: the process died" in course and "actor_infer rank 0 is back after" in course
     assert "restart 1 of 3: the run goes on from the checkpoint of step" in course
     world.took_the_same_steps("killed", uninterrupted)

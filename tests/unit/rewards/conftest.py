@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import limits
 from tests.unit.rewards.running import descendants, open_channels
 
 
@@ -20,8 +21,8 @@ def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def nothing_left_behind() -> Iterator[None]:
-    """No process, socket or pipe may outlive a test."""
+    """No process, socket or pipe may outlive a test. Libraries that tests before it have used may open a socket for a moment."""
     channels, processes = open_channels(), descendants(os.getpid())
     yield
     assert [pid for pid in descendants(os.getpid()) if pid not in processes] == []
-    assert open_channels() <= channels
+    limits.until(lambda: open_channels() <= channels, "no socket or pipe is left", found=lambda: open_channels() - channels)
