@@ -105,7 +105,8 @@ def test_what_dies_in_a_run_changes_none_of_its_metrics(world: World, uninterrup
     world.wait_for_step("killed", 1, process)
     [engine] = engine_processes(process.pid)
     engine.kill()
-    world.wait_for_step("killed", 2, process)
+    saved = world.folder / "killed" / "checkpoints" / "step_2"  # it is written after the step's line
+    limits.until(saved.exists, "the checkpoint of step 2 is written")
     world.working_rank("killed", process, "actor_train", 1).kill()
     log = world.folder / "killed" / "logs" / "driver.log"
     limits.until(lambda: "restart 1 of 3" in log.read_text(), "the trainer's side starts anew")
