@@ -5,6 +5,7 @@
     KIND: generate             vLLM's own `LLM`, its engine in a process of its own as by default
           generate_in_process  the same with the engine in the calling process
           generate_saturated   `LLM` with always more requests than it runs at once; seconds, tokens and ended responses of each stretch
+          generate_turns       `LLM` with the episodes that a run recorded, turn by turn; the seconds of each of its steps
           forward              log-probs of all tokens by the transformers model
           train                forward, backward and optimizer step
           copy                 the weights (with adapter sync: the adapter) from one place of a GPU to another, and to a second GPU
@@ -12,8 +13,9 @@
           sft_train            torch alone on the same rows, on one GPU
 
 prints one JSON object: the seconds of each repetition after a warm-up, by figure. `benchmarks/step.py` calls it with a
-`Work`, `benchmarks/longtail.py` with a `LongTailWork`, `benchmarks/sft.py` with an `SftWork`. On several GPUs all share the
-work, and a figure is the time until the last is done; of `generate_saturated` it is the first engine's, while all run.
+`Work`, `benchmarks/longtail.py` with a `LongTailWork`, `benchmarks/agents.py` with an `AgentWork`, `benchmarks/sft.py` with an
+`SftWork`. On several GPUs all share the work, and a figure is the time until the last is done; of `generate_saturated` and
+`generate_turns` it is the first engine's, while all run.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.work import LongTailWork, SftWork, TrainingWork, Work, adapter_parameters, parameters
+from benchmarks.work import AgentWork, LongTailWork, SftWork, TrainingWork, Work, adapter_parameters, parameters
 from roll.config.derived.devices import visible_devices
 
 Figures = dict[str, list[float]]
@@ -168,6 +170,10 @@ def measure_of(kind: str) -> Callable[[Any, int, str, Any], Figures]:
         from benchmarks.saturated import saturated
 
         return saturated
+    if kind == "generate_turns":
+        from benchmarks.turns import turns
+
+        return turns
     from benchmarks import plain
 
     return {"copy": copy, "forward": plain.forward, "train": plain.train}.get(kind, generate)
@@ -198,7 +204,7 @@ def kind_of_work(kind: str) -> type[TrainingWork]:
     """What a floor is given."""
     if kind.startswith("sft_"):
         return SftWork
-    return LongTailWork if kind == "generate_saturated" else Work
+    return {"generate_saturated": LongTailWork, "generate_turns": AgentWork}.get(kind, Work)
 
 
 if __name__ == "__main__":

@@ -93,9 +93,12 @@ def placed(device: int) -> dict[str, object]:
     roles = ("actor_train", "actor_infer", "reference")
     mappings = {f"{role}.device_mapping": f"[{device}]" for role in roles}
     sizes = {f"{role}.world_size": "null" for role in roles}
-    engine = {"gpu_memory_utilization": 0.3, "engine_args": "{kv_cache_memory_bytes: 1073741824}"}
+    engine = {"gpu_memory_utilization": 0.3, "enforce_eager": "true", "engine_args": "{kv_cache_memory_bytes: 1073741824}"}
+    # Compilation takes longer than these few steps.
+    compiled = {f"{role}.model_args.compile_layers": "false" for role in ("actor_train", "reference")}
+    merged = {"weight_sync.lora": "merged"}  # vLLM has no fp32 adapters on a GPU
     settings = {f"actor_infer.strategy_args.strategy_config.{key}": value for key, value in engine.items()}
-    return {**mappings, **sizes, **settings, "actor_train.training_args.per_device_train_batch_size": 256}
+    return {**mappings, **sizes, **settings, **compiled, **merged, "actor_train.training_args.per_device_train_batch_size": 256}
 
 
 def figure(folder: Path, steps: int) -> float | None:

@@ -153,6 +153,29 @@ class LongTailWork(Work):
         return self._kv_cache_of(max(usual, self.length + BLOCK))
 
 
+TEMPLATE_TOKENS = 32
+"""That a chat template writes about a message and the turn that follows it, at most."""
+
+
+@dataclass(frozen=True)
+class AgentWork(LongTailWork):
+    """One step of RLVR on episodes: `mean` and `response_tokens` are of a turn."""
+
+    turns: int
+    answer_tokens: int
+    """Of what the environment says between two turns."""
+
+    @property
+    def length(self) -> int:
+        """Tokens that an episode may have: its turns twice the mean length on average. One in a hundred of eight turns is longer."""
+        return self.prompt_tokens + TEMPLATE_TOKENS + self.turns * (2 * self.mean + self.answer_tokens + TEMPLATE_TOKENS)
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """Room for every episode at its greatest length."""
+        return self._kv_cache_of(self.sequences / self.engines * (self.length + BLOCK))
+
+
 def parameters(shape: dict[str, Any]) -> int:
     """All parameters of a Qwen2 of this shape, tied ones counted once."""
     hidden, inner, vocabulary = shape["hidden_size"], shape["intermediate_size"], shape["vocab_size"]
