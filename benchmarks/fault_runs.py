@@ -1,4 +1,4 @@
-"""Runs of the tiny world in which a campaign injects its faults, and what becomes of each."""
+"""Runs of the tiny world in which a campaign injects its faults, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ECHO = 120.0
 
 @dataclass(frozen=True)
 class Injected:
-    """A fault that was injected, and what became of it. Times are seconds since the epoch."""
+    """A fault that was injected, and its outcome. Times are seconds since the epoch."""
 
     fault: PlannedFault
     at: float
@@ -270,7 +270,7 @@ class Campaign:
         print(f"{self._name}: {fault.name} {rank} ({pid}) after step {self._course.step}, amid {', '.join(found) or '?'}", flush=True)
 
     def _settle(self, watch: Watch, process: subprocess.Popen[bytes]) -> None:
-        """Find out what has become of the faults that are not healed."""
+        """Look whether the faults have healed that had not."""
         for place, one in enumerate(self._injected):
             if one.healed is None or one.caught_up is None:
                 self._injected[place] = self._settled(one, watch, process)

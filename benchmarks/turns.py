@@ -84,7 +84,7 @@ def _play(llm: Any, episodes: Sequence[tuple[int, Recorded]], step: int, kept: d
 
     def ask(index: int, turn: int) -> None:
         count = episodes[index][1][turn].sampled
-        sampling = SamplingParams(min_tokens=count, max_tokens=count, ignore_eos=True, detokenize=False, **kept)
+        sampling = SamplingParams(max_tokens=count, ignore_eos=True, detokenize=False, **kept)
         prompt = TokensPrompt(prompt_token_ids=list(contexts[index]))
         llm.llm_engine.add_request(f"{step}-{index}-{turn}", prompt, sampling, lora_request=adapter)
 

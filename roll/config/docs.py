@@ -173,7 +173,7 @@ def _default(field: typing.Any) -> str:
 
 def _roll_keys() -> str:
     lines = ["## Keys of ROLL", "", "A file of ROLL v0.2.1 loads. Each of these keys gives one warning; what is refused is a fault.", ""]
-    lines += ["| key | what becomes of it |", "|---|---|"]
+    lines += ["| key | how it is read |", "|---|---|"]
     lines += [f"| `{place}` | ignored; {reason} |" for place, reason in IGNORED.items()]
     functions = ", ".join(f"`{key}`" for key in OF_MODELS)
     lines.append(f"| `rewards.*`: {functions} | ignored where the reward is a function |")

@@ -1,1 +1,1 @@
-"""Says what of a machine is fit for a run, and the command that mends what is not."""
+"""Checks whether a machine can run roll, and shows the command that mends each fault."""

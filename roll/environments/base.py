@@ -12,8 +12,8 @@ Message = Mapping[str, Any]
 """As OpenAI's API has it: `role`, `content` (text), `tool_calls`, `tool_call_id`, `name`; a call's arguments are JSON text."""
 TOOL_ERRORS = "tool_errors"
 MalformedCalls = Literal["answer", "end", "step"]
-"""What becomes of tool calls that cannot be read: the model is told as a tool would tell it, which is a turn; the episode ends; or `step`
-is given the message with their texts under `malformed`."""
+"""What follows tool calls that cannot be read. `answer`: the model gets an error as a tool's answer, which is a turn. `end`: the episode
+ends. `step`: the environment gets the message, with the texts of the calls under `malformed`."""
 
 
 @dataclass(frozen=True)

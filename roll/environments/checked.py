@@ -29,7 +29,7 @@ MOST_REPLY = 4 << 20
 
 
 def observation_of(returned: Any) -> Observation:
-    """What `reset` returned, as plain values. Raises BadReturn, which says what is wrong with it."""
+    """What `reset` returned, as plain values. Raises BadReturn with the fault."""
     if not isinstance(returned, Observation):
         raise BadReturn(f"reset returned a {type(returned).__name__}, not an Observation")
     if not returned.messages:
@@ -38,7 +38,7 @@ def observation_of(returned: Any) -> Observation:
 
 
 def step_of(returned: Any) -> Step:
-    """What `step` returned, as plain values. Raises BadReturn, which says what is wrong with it."""
+    """What `step` returned, as plain values. Raises BadReturn with the fault."""
     if not isinstance(returned, Step):
         raise BadReturn(f"step returned a {type(returned).__name__}, not a Step")
     metrics = returned.metrics

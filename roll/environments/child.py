@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-import resource
 import socket
 import sys
 from collections.abc import Callable, Coroutine
@@ -30,8 +29,8 @@ from roll.environments.loading import Loaded, loaded
 from roll.environments.messages import Assignment, Call, Ready, failed_message, ready_message, returned_message
 from roll.errors import ConfigError, EnvironmentFailed
 from roll.system.frames import receive, receive_next
-from roll.system.orphans import adopt_orphans, die_with
 from roll.system.raised import raised_where
+from roll.system.served import bound_memory, served
 
 Returned = Observation | Step | None
 
@@ -59,24 +58,20 @@ class Sessions:
 
 def main(descriptor: int, parent: int) -> None:
     """Serves the process at the other end of the socket until that closes it."""
-    die_with(parent)
-    adopt_orphans()
-    with socket.socket(fileno=descriptor) as connection:
-        connection.set_inheritable(False)
-        with connection.makefile("rb") as incoming:
-            assignment: Assignment = receive(incoming)
-            # Of this process and of each that it starts: an allocation beyond it fails where it is made.
-            resource.setrlimit(resource.RLIMIT_DATA, (assignment.memory_bytes, assignment.memory_bytes))
-            try:
-                found = loaded(assignment.domain, assignment.environment, assignment.environment_args, assignment.tools)
-            except ConfigError as error:
-                connection.sendall(ready_message(Ready(error.faults)))
-                return
-            connection.sendall(ready_message(Ready((), found.side_by_side, found.malformed_calls)))
-            if not found.side_by_side:
-                _in_turn(connection, incoming, Sessions(assignment, found), found.is_plain)
-                return
-        asyncio.run(_side_by_side(connection, assignment, Sessions(assignment, found)))
+    with served(descriptor, parent) as (connection, incoming):
+        assignment: Assignment = receive(incoming)
+        bound_memory(assignment.memory_bytes)
+        try:
+            found = loaded(assignment.domain, assignment.environment, assignment.environment_args, assignment.tools)
+        except ConfigError as error:
+            connection.sendall(ready_message(Ready(error.faults)))
+            return
+        connection.sendall(ready_message(Ready((), found.side_by_side, found.malformed_calls)))
+        sessions = Sessions(assignment, found)
+        if found.side_by_side:
+            asyncio.run(_side_by_side(connection, assignment, sessions))
+        else:
+            _in_turn(connection, incoming, sessions, found.is_plain)
 
 
 def _in_turn(connection: socket.socket, incoming: Any, sessions: Sessions, is_plain: bool) -> None:

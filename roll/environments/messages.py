@@ -53,7 +53,7 @@ class Call(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What became of a call."""
+    """The outcome of a call."""
 
     number: int
     seal: int

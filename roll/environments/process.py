@@ -239,7 +239,7 @@ async def _bury(held: _Held) -> None:
 
 
 def _take(held: _Held, message: bytes) -> None:
-    """Note what became of a call. Raises Garbled: it is none that is under way, or the reply is not whole."""
+    """Note the outcome of a call. Raises Garbled: no such call is under way, or the reply is not whole."""
     reply = read_reply(message)
     pending = held.pending.get(reply.number)
     if pending is None or pending.done.done() or pending.call.seal != reply.seal:

@@ -1,4 +1,4 @@
-"""Tools of a policy: Python functions with type hints, their schemas, and what becomes of a call.
+"""Tools of a policy: Python functions with type hints, their schemas, and answers to calls.
 
 The schema is pydantic's, which also reads the arguments of calls. `transformers.utils.get_json_schema` would import torch in every process
 of environments; a test compares the two.

@@ -286,7 +286,7 @@ def credit(config: RlvrConfig) -> Credit:
 
 
 def shaping(config: RlvrConfig, longest_response: int) -> Shaping:
-    """What becomes of rewards before credit is assigned."""
+    """How rewards change before credit is assigned."""
     buffer = config.overlong_buffer
     return Shaping(
         max_len_mask=config.max_len_mask,

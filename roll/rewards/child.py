@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-import resource
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from roll.rewards.messages import Assignment, Entry, Ready, answer_message, read
 from roll.rewards.parts import RewardPart
 from roll.rewards.verdicts import raised, timed_out, verdict, verdicts
 from roll.system.frames import receive, receive_next
-from roll.system.orphans import adopt_orphans, die_with
+from roll.system.served import bound_memory, served
 from roll.types import Prompt, RewardResult
 
 
@@ -63,26 +62,21 @@ class _Call(NamedTuple):
 
 def main(descriptor: int, parent: int) -> None:
     """Serves the process at the other end of the socket until that closes it."""
-    die_with(parent)
-    adopt_orphans()
-    with socket.socket(fileno=descriptor) as connection:
-        connection.set_inheritable(False)
-        with connection.makefile("rb") as incoming:
-            assignment: Assignment = receive(incoming)
-            # Of this process and of each that it starts: an allocation beyond it fails where it is made.
-            resource.setrlimit(resource.RLIMIT_DATA, (assignment.memory_bytes, assignment.memory_bytes))
-            try:
-                functions = rewards_of(assignment.domain, assignment.parts, assignment.concurrency)
-            except ConfigError as error:
-                connection.sendall(ready_message(Ready(error.faults)))
-                return
-            side_by_side = any(map(is_async, functions))
-            definitions = Definitions({str(getattr(function, "__module__", "")) for function in functions})
-            connection.sendall(ready_message(Ready((), tuple(map(traits_of, functions)), side_by_side)))
-            if not side_by_side:
-                _in_turn(connection, incoming, assignment, functions, definitions)
-                return
-        asyncio.run(_side_by_side(connection, assignment, functions, definitions))
+    with served(descriptor, parent) as (connection, incoming):
+        assignment: Assignment = receive(incoming)
+        bound_memory(assignment.memory_bytes)
+        try:
+            functions = rewards_of(assignment.domain, assignment.parts, assignment.concurrency)
+        except ConfigError as error:
+            connection.sendall(ready_message(Ready(error.faults)))
+            return
+        side_by_side = any(map(is_async, functions))
+        definitions = Definitions({str(getattr(function, "__module__", "")) for function in functions})
+        connection.sendall(ready_message(Ready((), tuple(map(traits_of, functions)), side_by_side)))
+        if side_by_side:
+            asyncio.run(_side_by_side(connection, assignment, functions, definitions))
+        else:
+            _in_turn(connection, incoming, assignment, functions, definitions)
 
 
 def _in_turn(

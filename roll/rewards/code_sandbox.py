@@ -95,7 +95,7 @@ def _same(output: bytes, expected: str) -> bool:
 
 
 def describe(outcome: Outcome) -> str:
-    """What became of a case that failed."""
+    """Why a case failed."""
     why = {
         Ending.OK: "wrong output",
         Ending.FAILED: "failed",

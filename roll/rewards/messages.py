@@ -54,7 +54,7 @@ class Ready:
 
 
 class Answer(NamedTuple):
-    """What became of a call, with values as the child said them."""
+    """The outcome of a call, with values as the child sent them."""
 
     number: int
     """Of the call."""

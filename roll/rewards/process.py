@@ -231,7 +231,7 @@ class RewardProcess:
             self._lose(crashed(f"what its process wrote is no verdict: {garbled}"))
 
     def _take(self, answer: Answer, now: float) -> str:
-        """Note what became of a call; what was replaced during it.
+        """Note the outcome of a call. Returns the name that was replaced during it, or an empty text.
 
         Raises:
             Garbled: it is none that may be answered now, or the answer is not whole.

@@ -35,7 +35,7 @@ TRUNCATED = (StopReason.LENGTH, StopReason.MAX_TURNS, StopReason.CONTEXT_FULL)
 
 @dataclass(frozen=True)
 class Shaping:
-    """What becomes of rewards, and of responses' place in the loss, before credit is assigned."""
+    """How rewards, and the responses' weights in the loss, change before credit is assigned."""
 
     max_len_mask: bool = False
     """Truncated responses count in their group's statistics but not in the loss."""

@@ -29,6 +29,8 @@ LOOK_EVERY = 0.5
 RECEIVE_BYTES = 1 << 16
 LOOK_SECONDS = 0.01
 """Between two looks for processes that were killed and may not be gone yet."""
+EXIT_LOOKS = 100
+"""For the exit of a process that has closed its socket; one that goes on without is killed."""
 KILL_SECONDS = 10.0
 """A killed process is gone at once, unless the kernel itself is stuck."""
 
@@ -93,7 +95,7 @@ class Child:
         except OSError as error:
             if isinstance(error, TimeoutError):
                 raise
-            raise ChildDied(self.end_process()) from error
+            raise await self._died() from error
 
     async def receive(self, timeout: float, linger: float = 0.0) -> list[bytes]:
         """The messages that have come, not yet read, in their order: at least one, unless `wake` is called.
@@ -115,7 +117,7 @@ class Child:
             if messages := self._messages():
                 return messages
             if self._ended:
-                raise ChildDied(self.end_process())
+                raise await self._died()
             if self._woken:
                 self._woken = False
                 return []
@@ -161,6 +163,14 @@ class Child:
         if self._cause:
             return self._cause
         return f"the process died of {signal.Signals(-status).name}" if status < 0 else f"the process ended itself with status {status}"
+
+    async def _died(self) -> ChildDied:
+        """The error once its end of the socket is closed. The kernel closes it a moment before a killed process is gone."""
+        for _ in range(EXIT_LOOKS):
+            if not self.alive():
+                break
+            await asyncio.sleep(LOOK_SECONDS)
+        return ChildDied(self.end_process())
 
     def _drain(self) -> None:
         try:

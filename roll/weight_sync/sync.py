@@ -13,6 +13,7 @@ good: the trainer is told, which would wait for it, and all engines that take pa
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 
@@ -23,6 +24,7 @@ from roll.weight_sync.device import SLOTS, DeviceBucket
 from roll.weight_sync.routes import Rendezvous, Route, Routes
 
 T = TypeVar("T")
+LOG = logging.getLogger(__name__)
 TRAINER = "actor_train"
 
 
@@ -193,6 +195,7 @@ class WeightSync:
 
     async def _give_up_broadcast(self, cause: str) -> None:
         """Free the trainer, and have the engines replaced, which wait or have a part of the weights."""
+        LOG.warning("%s", cause)
         self._opened = -1
         for number in self._living:
             await self._engines[number].give_up(cause)

@@ -101,7 +101,7 @@ class EnvironmentWorkers:
         return await self._domains[domain].open(row, seed)
 
     def metrics(self) -> Metrics:
-        """What has become of environments since the last time that this was asked."""
+        """Environments that crashed, timed out or lost a neighbour since the last call."""
         counts = sum((domain.counts for domain in self._domains.values()), Counter[str]())
         for domain in self._domains.values():
             domain.counts.clear()

@@ -46,7 +46,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Skip:
-    """What became of an update with a planted fault, on one rank."""
+    """The outcome of an update with a planted fault, on one rank."""
 
     skipped: float
     differences: list[str]

@@ -87,7 +87,7 @@ def test_a_judge_takes_turns_with_the_engine(tiny: Runs) -> None:
 
 @pytest.fixture(scope="module")
 def classifier(tiny: Runs) -> Path:
-    """A reward model of random weights: what it scores is of no matter here."""
+    """A reward model of random weights: its scores need not mean anything here."""
     source, folder = tiny.folder / "output" / "tiny" / "model", tiny.folder / "classifier"
     torch.manual_seed(0)
     AutoModelForSequenceClassification.from_pretrained(source, num_labels=1).save_pretrained(folder)

@@ -33,7 +33,7 @@ class ConfigWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Loaded:
-    """What became of a composed configuration."""
+    """A composed configuration after it was checked against the schema."""
 
     config: Config | None
     """What is left without the keys at fault; None where too much is at fault to conclude anything from the rest."""

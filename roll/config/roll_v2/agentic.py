@@ -32,7 +32,7 @@ AGENTIC: Mapping[str, str] = {
     "adv_estimator: agentic_reinforce": "read as `step_reinforce`",
     "actor_train.data_args without file_name": "ignored; the tokenizer's own template is taken",
 }
-"""What becomes of keys of agentic files, by place; for the reference of keys."""
+"""How keys of agentic files are read, by place; for the reference of keys."""
 TYPES = ("frozen_lake", "sokoban")
 """Values of `env_type` that are names of environments here."""
 WHOLE_EPISODES = "TrajEnvManager"

@@ -47,7 +47,7 @@ KNOWN = (
 
 @dataclass
 class Translation:
-    """What became of a configuration."""
+    """A configuration of ROLL in this schema."""
 
     values: dict[str, Any]
     warnings: list[str] = field(default_factory=list)

@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 
 class Ending(IntEnum):
-    """What became of a case. The numbers are the supervisor's."""
+    """How a case ended. The numbers are the supervisor's."""
 
     OK = 0
     FAILED = 1

@@ -97,7 +97,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def read(folder: Path, text: str) -> tuple[Loaded, list[str]]:
-    """What became of a file, and what was said."""
+    """How a file was read, and the messages about it."""
     (folder / "file.yaml").write_text(text)
     found: list[Loaded] = []
     with warnings.catch_warnings(record=True) as caught:

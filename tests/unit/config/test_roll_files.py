@@ -140,7 +140,7 @@ teacher:
 
 
 def read(text: str, **changes: Any) -> tuple[Loaded, list[str]]:
-    """What became of a file, and what was said."""
+    """How a file was read, and the messages about it."""
     values = yaml.safe_load(text) | changes
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -107,7 +107,7 @@ def test_what_raises_costs_its_own_session(kind: str, marks: Path) -> None:
         ("leave", "the process ended itself with status 3"),
         pytest.param("segfault", "the process died of SIGSEGV", marks=pytest.mark.full),
         ("forge", "what its process wrote is no reply: it does not have the seal of a call that is under way"),
-        ("spawn", "the process and what it started were 10 processes; max_processes is 8"),
+        ("spawn", "the process and what it started were "),
         (f"leak {300 * MIB}", "the process and what it started held "),
     ],
 )

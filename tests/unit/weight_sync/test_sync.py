@@ -287,11 +287,12 @@ def test_a_death_before_a_broadcast_leaves_the_others_one_of_their_own(tmp_path:
 
 
 @pytest.mark.parametrize("at", ["open", "w0", "w2", "w4"])
-def test_a_death_amid_a_broadcast_gives_the_others_up(tmp_path: Path, at: str) -> None:
+def test_a_death_amid_a_broadcast_gives_the_others_up(tmp_path: Path, at: str, caplog: pytest.LogCaptureFixture) -> None:
     weight_sync, sender, engines = sync(tmp_path, find=by_broadcast)
     engines.dies_at = {1: at}
     assert asyncio.run(weight_sync.push(1)) == []
-    assert engines.given_up == [(0, "a broadcast of weights was cut off: actor_infer rank 1: the process died")]
+    cause = "a broadcast of weights was cut off: actor_infer rank 1: the process died"
+    assert engines.given_up == [(0, cause)] and caplog.messages == [cause]
     assert sender.cut == [rendezvous for _, rendezvous in sender.opened], "the trainer would wait for the one that died"
     engines.dies_at = {}
     weight_sync.choose({0: 1, 1: 1})

@@ -1,4 +1,4 @@
-"""Messages of vLLM and torch, word by word as the installed versions have them, and what becomes of them."""
+"""Messages of vLLM and torch, word by word as the installed versions have them, and how they are told to the user."""
 
 from __future__ import annotations
 

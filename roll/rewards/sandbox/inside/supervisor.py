@@ -33,7 +33,7 @@ from roll.rewards.sandbox.inside.wire import Channel
 JOB, OUTCOMES, TESTS = 0, 1, 3
 FRAME = struct.Struct("<Q")
 OUTCOME = struct.Struct("<BdII")
-"""What became of a case, CPU seconds, bytes of its output, bytes of the note; both follow."""
+"""How a case ended, CPU seconds, bytes of its output, bytes of the note; both follow."""
 OK, FAILED, COMPILE_ERROR, CPU_TIME, WALL_TIME, OUTPUT_SIZE = range(6)
 NOTE_BYTES = 400
 CERTAINLY = 0.5
