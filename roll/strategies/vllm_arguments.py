@@ -32,6 +32,9 @@ def engine_arguments(settings: VllmSettings | VllmRewardSettings, device: str) -
         arguments["block_size"] = engine.block_size
     if device == "cpu":
         arguments["kv_cache_memory_bytes"] = int(engine.kv_cache_gib * 2**30)
+        # vLLM 0.32 rewinds the generator of a seeded sample whose prompt it splits over two engine steps, and the CPU's cannot be: it dies.
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(engine.max_num_batched_tokens, settings.max_model_len)
     else:
         arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
         arguments["enable_sleep_mode"] = settings.takes_turns

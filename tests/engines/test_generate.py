@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from examples.tiny.make_model import END_ID
+from roll.config.schema.engine import VllmConfig
 from roll.errors import WeightSyncError
 from roll.models.load import load_tokenizer
 from roll.models.weights import WeightView
@@ -114,6 +115,16 @@ def test_a_seed_decides_the_samples(engine: Running) -> None:
         alone = [engine.generate(PROMPTS[:1], Sampling(20), seed)[0][0].token_ids.tolist() for seed in (1, 2)]
         assert alone == first, "sample i is that of seed + i, wherever the others are drawn"
     assert first[0] != first[1]
+
+
+def test_seeded_samples_of_more_prompts_than_a_step_takes_are_those_of_each_alone(engine: Running) -> None:
+    if isinstance(engine.engine, HfGenerate):
+        pytest.skip("it computes the prompts of a call one after another")
+    generator = np.random.default_rng(0)
+    prompts = [generator.integers(0, 250, 900).astype(np.int32) for _ in range(12)]
+    assert sum(map(len, prompts)) > VllmConfig().max_num_batched_tokens
+    together = [one.token_ids.tolist() for [one] in engine.generate(prompts, Sampling(8), seed=5)]
+    assert together == [engine.generate([prompt], Sampling(8), seed=5)[0][0].token_ids.tolist() for prompt in prompts]
 
 
 def test_without_a_seed_every_call_differs(engine: Running) -> None:

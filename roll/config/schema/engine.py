@@ -109,7 +109,9 @@ class VllmConfig(StrictConfig):
         None, description="Longest prompt + response, or episode; what the lengths of the experiment need if not given."
     )
     max_num_seqs: PositiveInt = Field(512, description="Sequences that generate at the same time.")
-    max_num_batched_tokens: PositiveInt = Field(8192, description="Tokens of one engine step.")
+    max_num_batched_tokens: PositiveInt = Field(
+        8192, description="Tokens of one engine step; on the CPU at least `max_model_len`, as no prompt is split over two steps there."
+    )
     block_size: PositiveInt | None = Field(None, description="Tokens of one KV-cache block; vLLM's choice if not given.")
     enforce_eager: bool = Field(False, description="Do not compile or capture graphs; starts faster, generates slower.")
     enable_prefix_caching: bool = Field(
