@@ -163,6 +163,26 @@ class Cispo(Objective):
         return Surrogate(-weight * tokens.advantages * tokens.log_probs, ratio, weight != ratio)
 
 
+@OBJECTIVES.register("sapo")
+@dataclass(frozen=True)
+class Sapo(Objective):
+    """Soft adaptive policy optimisation: -A (4 / tau) s(tau (r - 1)), with s the logistic function in the place of a clip.
+
+    A token's gradient falls smoothly as r leaves 1, where it is that of -A r. tau is `positive` for A > 0, otherwise `negative`.
+    Source: Gao et al., arXiv 2511.20347; its temperatures are 1 and 1.05.
+    """
+
+    positive: float = 1.0
+    negative: float = 1.05
+
+    def __call__(self, tokens: PolicyTokens) -> Surrogate:
+        """See `Objective`."""
+        ratio = ratio_of(tokens.log_ratio)
+        tau = torch.full_like(ratio, self.negative).masked_fill(tokens.advantages > 0, self.positive)
+        losses = -tokens.advantages * 4 / tau * torch.sigmoid(tau * (ratio - 1))
+        return Surrogate(losses, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
+
+
 @OBJECTIVES.register("topr")
 @dataclass(frozen=True)
 class Topr(Objective):

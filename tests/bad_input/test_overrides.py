@@ -186,6 +186,7 @@ LOSSES = [
     (["policy_loss=clip_cov", "clip_cov_low=9"], "clip_cov_low", "9", "1 and 5"),
     (["kl_cov_coef=2"], "kl_cov_coef", "2", "policy_loss=kl_cov"),
     (["topr_negative_weight=2"], "topr_negative_weight", "2", "policy_loss=topr"),
+    (["sapo_negative_temperature=2"], "sapo_negative_temperature", "2", "policy_loss=sapo"),
 ]
 CONTRADICTIONS = [
     (["rollout_batch_size=5"], f"{TRAIN}.gradient_accumulation_steps", "10 sequences", "multiple of 8"),

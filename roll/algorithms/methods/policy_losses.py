@@ -38,6 +38,10 @@ def _ppo(keys: Fields) -> Fields:
     return {**_clip(keys), "dual_clip": USUAL_DUAL_CLIP if bound is True else bound or None}
 
 
+def _sapo(keys: Fields) -> Fields:
+    return {"positive": keys["sapo_positive_temperature"], "negative": keys["sapo_negative_temperature"]}
+
+
 def _topr(keys: Fields) -> Fields:
     return {"positive": keys["topr_positive_weight"], "negative": keys["topr_negative_weight"]}
 
@@ -56,6 +60,7 @@ POLICY_LOSSES = table(
     Method("gspo", PolicyLossTraits(ratio="sequence", usual_clip=(3e-4, 4e-4), largest_clip=0.01), CLIP, _clip),
     Method("gmpo", PolicyLossTraits(ratio="sequence", carries_token_credit=False), CLIP, _clip),
     Method("cispo", PolicyLossTraits(), CLIP, _clip),
+    Method("sapo", PolicyLossTraits(), ("sapo_positive_temperature", "sapo_negative_temperature"), _sapo),
     Method("topr", PolicyLossTraits(ratio="sequence"), ("topr_positive_weight", "topr_negative_weight"), _topr),
     Method("clip_cov", PolicyLossTraits(selects_tokens=True), (*CLIP, "clip_cov_ratio", "clip_cov_low", "clip_cov_high"), _clip_cov),
     Method("kl_cov", PolicyLossTraits(selects_tokens=True, acts_on_change=True), ("kl_cov_ratio", "kl_cov_coef"), _kl_cov),

@@ -146,6 +146,10 @@ class RlvrConfig(ExperimentConfig):
     dual_clip_loss: PositiveFloat | bool = Field(
         False, description="Bound the loss of tokens with a negative advantage at this multiple of it; `true` means 3."
     )
+    sapo_positive_temperature: PositiveFloat = Field(
+        1.0, description="How fast the gradient of a token with an advantage above 0 falls as its ratio leaves 1."
+    )
+    sapo_negative_temperature: PositiveFloat = Field(1.05, description="The same of the other tokens.")
     topr_positive_weight: NonNegativeFloat = Field(1.0, description="Weight of tokens with an advantage of at least 0.")
     topr_negative_weight: NonNegativeFloat = Field(1.0, description="Weight of tokens with a negative advantage.")
     clip_cov_ratio: Fraction = Field(2e-4, description="Share of a step's response tokens whose gradient is left out.")

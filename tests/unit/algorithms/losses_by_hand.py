@@ -8,7 +8,7 @@ from math import exp
 
 import numpy as np
 
-from roll.algorithms.objectives import Cispo, ClipCov, Gmpo, Gspo, KlCov, Objective, PolicyGradient, Ppo, Topr
+from roll.algorithms.objectives import Cispo, ClipCov, Gmpo, Gspo, KlCov, Objective, PolicyGradient, Ppo, Sapo, Topr
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,10 @@ def formula(objective: Objective) -> Formula:
                 return [-a * float(np.prod([exp(x) for x in c])) ** (1 / len(c)) for a in row.advantages]
             case Cispo(low, high):
                 return [-clip(exp(x), 1 - low, 1 + high) * a * current for x, (current, _, a, _) in zip(fixed, tokens, strict=True)]
+            case Sapo(positive, negative):
+                taus = [positive if a > 0 else negative for a in row.advantages]
+                gates = [4 / (tau * (1 + exp(-tau * (exp(x) - 1)))) for x, tau in zip(d, taus, strict=True)]
+                return [-a * gate for a, gate in zip(row.advantages, gates, strict=True)]
             case Topr(positive, negative):
                 product = float(np.prod([exp(x) for x in fixed]))
                 return [-(positive if a >= 0 else negative * min(product, 1)) * a * current for current, _, a, _ in tokens]

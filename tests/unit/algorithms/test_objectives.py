@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from roll.algorithms.objectives import Cispo, ClipCov, Gmpo, Gspo, KlCov, Objective, PolicyGradient, PolicyTokens, Ppo, Topr
+from roll.algorithms.objectives import Cispo, ClipCov, Gmpo, Gspo, KlCov, Objective, PolicyGradient, PolicyTokens, Ppo, Sapo, Topr
 from tests.unit.algorithms.losses_by_hand import Row, formula
 
 OBJECTIVES: list[Objective] = [
@@ -25,6 +25,7 @@ OBJECTIVES: list[Objective] = [
     Gmpo(0.3, 0.5),
     Cispo(0.2, 0.4),
     Cispo(1.0, 2.0),
+    Sapo(0.8, 1.4),
     Topr(0.7, 1.3),
     ClipCov(0.2, 0.3),
     KlCov(coef=0.6),
@@ -118,6 +119,18 @@ def test_cispo_by_hand() -> None:
     assert said.clipped.tolist() == [True, True, False]
     # Bound 1 below is none: the weight 0.5 stays.
     assert Cispo(1.0, 0.3)(tokens).clipped.tolist() == [True, False, False]
+
+
+def test_sapo_by_hand() -> None:
+    """At a ratio of 1 the gate is 2 / tau; its slope, times the ratio, is the gradient's weight: 1 there, less on either side."""
+    tokens = of_ratios([1, 1, 3, 0.5], [1, -1, 2, -2], [4])
+    leaf = tokens.log_probs.clone().requires_grad_()
+    said = Sapo(1.0, 2.0)(replace(tokens, log_probs=leaf))
+    said.losses.sum().backward()
+    far, near = 1 / (1 + exp(-2)), 1 / (1 + exp(1))
+    torch.testing.assert_close(said.losses.detach(), tensor(-2, 1, -2 * 4 * far, 2 * 2 * near))
+    torch.testing.assert_close(leaf.grad, tensor(-1, 1, -2 * 3 * 4 * far * (1 - far), 2 * 0.5 * 4 * near * (1 - near)))
+    assert not said.clipped.any()
 
 
 def test_topr_by_hand() -> None:
