@@ -75,6 +75,7 @@ def _without_ratio(config: RlvrConfig) -> Iterator[Fault]:
     if ratio_source(config) != "on_policy":
         return
     bounds = {"pg_clip_low": config.pg_clip_low, "pg_clip_high": config.pg_clip_high, "dual_clip_loss": config.dual_clip_loss or None}
+    bounds["dppo_threshold"] = config.dppo_threshold
     for key, bound in bounds.items():
         if bound is not None:
             problem = f"{str(bound).lower()}, but with behaviour_log_probs on_policy every ratio is 1, and nothing is clipped"

@@ -150,6 +150,14 @@ class RlvrConfig(ExperimentConfig):
         1.0, description="How fast the gradient of a token with an advantage above 0 falls as its ratio leaves 1."
     )
     sapo_negative_temperature: PositiveFloat = Field(1.05, description="The same of the other tokens.")
+    dppo_divergence: Literal["tv", "kl"] = Field(
+        "tv", description="Divergence of the policy from the one that sampled, as far as the sampled token tells: total variation, or KL."
+    )
+    dppo_threshold: PositiveFloat | None = Field(
+        None,
+        description="A token that has moved further than this in the direction of its advantage is left out of the loss. "
+        "If not given: 0.15 of `tv`, 0.05 of `kl`.",
+    )
     topr_positive_weight: NonNegativeFloat = Field(1.0, description="Weight of tokens with an advantage of at least 0.")
     topr_negative_weight: NonNegativeFloat = Field(1.0, description="Weight of tokens with a negative advantage.")
     clip_cov_ratio: Fraction = Field(2e-4, description="Share of a step's response tokens whose gradient is left out.")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from roll.algorithms.corrections import Correction
 from roll.algorithms.losses import Loss, NegativeLogLikelihood
 from roll.algorithms.methods.corrections import CORRECTIONS as METHODS
-from roll.algorithms.objectives import Cispo, ClipCov, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Sapo, Topr
+from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Sapo, Topr
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.value_loss import ValueLoss
 from roll.config.schema.rlvr import RlvrConfig
@@ -48,6 +48,8 @@ LOSSES: Mapping[str, Loss] = {
     "gmpo": PolicyLoss(Gmpo()),
     "cispo": PolicyLoss(Cispo()),
     "sapo": PolicyLoss(Sapo(3.0, 5.0)),
+    "dppo": PolicyLoss(Dppo(threshold=0.01)),
+    "dppo, kl": PolicyLoss(Dppo("kl", 0.002)),
     "topr": PolicyLoss(Topr()),
     "clip_cov": PolicyLoss(ClipCov(ratio=0.1, low=0.01, high=5.0)),
     "kl_cov": PolicyLoss(KlCov(ratio=0.2)),
