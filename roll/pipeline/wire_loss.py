@@ -21,6 +21,7 @@ def policy_loss(config: RlvrConfig) -> PolicyLoss:
         kl_estimator=config.kl_loss_type,
         kl_importance=config.use_kl_loss and weighs_kl(config),
         entropy_coef=config.entropy_loss_coef,
+        mask_threshold=config.off_policy_mask_threshold,
     )
 
 

@@ -186,6 +186,7 @@ LOSSES = [
     (["policy_loss=clip_cov", "clip_cov_low=9"], "clip_cov_low", "9", "1 and 5"),
     (["kl_cov_coef=2"], "kl_cov_coef", "2", "policy_loss=kl_cov"),
     (["topr_negative_weight=2"], "topr_negative_weight", "2", "policy_loss=topr"),
+    ([ON_POLICY, "off_policy_mask_threshold=0.5"], "off_policy_mask_threshold", "0.5, but behaviour_log_probs is on_policy", "engine"),
     (["dppo_threshold=0.1"], "dppo_threshold", "0.1", "policy_loss=dppo"),
     ([ON_POLICY, "policy_loss=dppo", "dppo_threshold=0.1"], "dppo_threshold", "every ratio is 1", "engine"),
     (["sapo_negative_temperature=2"], "sapo_negative_temperature", "2", "policy_loss=sapo"),

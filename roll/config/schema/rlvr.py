@@ -165,6 +165,11 @@ class RlvrConfig(ExperimentConfig):
     clip_cov_high: Number = Field(5.0, description="And below this.")
     kl_cov_ratio: Fraction = Field(2e-4, description="Share of a step's response tokens that are penalised.")
     kl_cov_coef: NonNegativeFloat = Field(1.0, description="Weight of the penalty.")
+    off_policy_mask_threshold: PositiveFloat | None = Field(
+        None,
+        description="Leave tokens with a negative advantage out of the policy term where their sequence's mean of log(sampled / present "
+        "probability) is above this, in nats; leaves out nothing if not given.",
+    )
     loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = Field(
         "seq-mean-token-mean", description="How token losses become one number, over all ranks and micro-batches of an update."
     )

@@ -36,6 +36,7 @@ CORRECTIONS = {name: Correction(one.weight, one.cap, one.reject, 0.9, 1.1) for n
 LOSSES: dict[str, Loss] = {
     "sft": NegativeLogLikelihood(),
     "ppo": PolicyLoss(Ppo(0.2, 0.28, 3.0), entropy_coef=0.01),
+    "ppo, masked": PolicyLoss(Ppo(), kl_coef=0.1, mask_threshold=0.02),
     "pg": PolicyLoss(PolicyGradient()),
     "gspo": PolicyLoss(Gspo(0.05, 0.1)),
     "gmpo": PolicyLoss(Gmpo(0.3, 0.5)),

@@ -43,6 +43,7 @@ LOSSES: Mapping[str, Loss] = {
     "ppo, kl and entropy": PolicyLoss(Ppo(0.2, 0.28), kl_coef=0.1, entropy_coef=0.01),
     "ppo, kl weighted": PolicyLoss(kl_coef=0.5, kl_estimator="k2", kl_importance=True),
     "on policy, tis": PolicyLoss(correction=Correction(weight="token", cap=2.0), on_policy=True),
+    "ppo, far and bad masked": PolicyLoss(mask_threshold=0.01),
     "pg": PolicyLoss(PolicyGradient()),
     "gspo": PolicyLoss(Gspo(0.02, 0.03)),
     "gmpo": PolicyLoss(Gmpo()),
