@@ -192,6 +192,9 @@ LOSSES = [
     (["sapo_negative_temperature=2"], "sapo_negative_temperature", "2", "policy_loss=sapo"),
 ]
 CONTRADICTIONS = [
+    (["adv_estimator=pass_at_k", "pass_k=9"], "pass_k", "9, but num_return_sequences_in_group is", "at most"),
+    (["adv_estimator=pass_at_k", "pass_k=1"], "pass_k", "1", "2"),
+    (["pass_k=3"], "pass_k", "3", "adv_estimator=pass_at_k"),
     (["rollout_batch_size=5"], f"{TRAIN}.gradient_accumulation_steps", "10 sequences", "multiple of 8"),
     (["num_return_sequences_in_group=1", f"{TRAIN}.per_device_train_batch_size=4"], "num_return_sequences_in_group", "1", "at least 2"),
     *(

@@ -117,6 +117,7 @@ class RlvrConfig(ExperimentConfig):
     step_reward_weight: NonNegativeFloat = Field(1.0, description="Weight of a turn's advantage over those taken in the same state.")
     step_reward_gamma: Fraction = Field(0.95, description="Discount of later turns' rewards in what turns are compared by.")
     gigpo_std: bool = Field(True, description="Divide both advantages by the standard deviation of what is compared.")
+    pass_k: Annotated[int, Field(ge=2)] = Field(4, description="Learn to be right once in so many samples.")
     whiten_advantages: bool = Field(False, description="Bring the advantages of a step's response tokens to mean 0 and variance 1.")
     reward_clip: PositiveFloat | None = Field(None, description="Clip rewards to this magnitude.")
     advantage_clip: PositiveFloat | None = Field(None, description="Clip advantages to this magnitude.")
