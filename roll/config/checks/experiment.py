@@ -14,6 +14,7 @@ from roll.config.checks.model_rewards import model_reward_faults
 from roll.config.checks.offline import column_faults, offline_faults, offline_warnings, rows_of
 from roll.config.derived.batch import learner
 from roll.config.derived.placement import generates, model_roles, ranks, vllm_config
+from roll.config.derived.preferences import compares
 from roll.config.derived.rewards import named_rewards, sandbox_faults
 from roll.config.derived.trackers import TRACKERS, chosen_trackers
 from roll.config.schema.engine import VllmConfig
@@ -152,7 +153,7 @@ def _engine_arguments(name: str, role: RoleConfig) -> Iterator[Fault]:
 def uses_reference(config: Config) -> bool:
     """Whether a term of the loss or of the reward compares with the reference policy."""
     if isinstance(config, OfflineConfig):
-        return isinstance(config, DpoConfig) and config.preference_loss.traits.needs_reference
+        return isinstance(config, DpoConfig) and compares(config)
     return config.use_kl_loss or config.add_token_level_kl
 
 

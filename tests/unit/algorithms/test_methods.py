@@ -14,7 +14,7 @@ from roll.algorithms.methods.estimators import ESTIMATORS
 from roll.algorithms.methods.policy_losses import POLICY_LOSSES
 from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
 from roll.algorithms.objectives import OBJECTIVES, Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Sapo, Topr
-from roll.algorithms.preference import LABELLED_LOSSES, PAIR_OBJECTIVES, Dpo, Ipo, Kto, OrPo, SimPo
+from roll.algorithms.preference import LABELLED_LOSSES, PAIR_OBJECTIVES, ChosenLikelihood, Dpo, DpoNorm, Ipo, Kto, OrPo, SimPo
 from roll.config.schema.offline import DpoConfig
 from roll.config.schema.rlvr import RlvrConfig
 
@@ -43,6 +43,8 @@ POLICY = [
 PREFERENCE = [
     ("dpo", {"beta": 0.3, "label_smoothing": 0.2}, Dpo(0.3, 0.2)),
     ("ipo", {"beta": 0.3}, Ipo(0.3)),
+    ("dpo_norm", {"beta": 5.0, "label_smoothing": 0.1}, DpoNorm(5.0, 0.1)),
+    ("sft", {}, ChosenLikelihood()),
     ("simpo", {"beta": 2.5, "simpo_gamma": 1.5}, SimPo(2.5, 1.5)),
     ("orpo", {"beta": 0.3}, OrPo(0.3)),
     ("kto", {"beta": 0.3, "desirable_weight": 2.0, "undesirable_weight": 3.0}, Kto(0.3, 2.0, 3.0)),
