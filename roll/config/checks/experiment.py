@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from roll.config.checks.credit import credit_faults, credit_warnings
+from roll.config.checks.distillation import on_policy_distillation_faults
 from roll.config.checks.environments import environment_faults, environment_warnings
 from roll.config.checks.filters import filter_faults
 from roll.config.checks.loss import loss_faults, loss_warnings
@@ -45,6 +46,7 @@ def experiment_faults(config: Config) -> list[Fault]:
         faults += offline_faults(config)
     else:
         faults += [*_window(config), *_running(config), *_kl(config), *credit_faults(config), *loss_faults(config)]
+        faults += on_policy_distillation_faults(config)
         faults += [
             *_same_policy(config),
             *_adapter(config),

@@ -7,6 +7,7 @@ from typing import Literal
 
 from roll.algorithms.methods.base import readers
 from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
+from roll.config.checks.distillation import distillation_faults
 from roll.config.derived.batch import has_pairs, row_learner, sequences_per_update
 from roll.config.derived.preferences import added_losses, compares
 from roll.config.schema.faults import unread_keys
@@ -84,7 +85,7 @@ def offline_faults(config: OfflineConfig) -> Iterator[Fault]:
     if isinstance(config, DpoConfig):
         yield from _preferences(config)
     if isinstance(config, DistillConfig):
-        yield from _distillation(config)
+        yield from distillation_faults(config)
 
 
 def _held_out(config: OfflineConfig) -> Iterator[Fault]:
@@ -142,20 +143,6 @@ def _added(config: DpoConfig) -> Iterator[Fault]:
     if config.added_preference_losses and loss.traits.rows != "pairs":
         problem = f"given, but preference_loss {loss} learns from single responses, and what is added from pairs"
         yield Fault("added_preference_losses", problem, "remove it")
-
-
-def _distillation(config: DistillConfig) -> Iterator[Fault]:
-    yield from unread_keys(config, "divergence", {"jsd_beta": ("jsd",)})
-    if not config.distill_loss_weight:
-        problem = "0, so that nothing is learnt of the teacher"
-        yield Fault("distill_loss_weight", problem, "give a weight above 0, or use pipeline: sft")
-    if config.teacher.model_args.lora_target:
-        problem = f"'{config.teacher.model_args.lora_target}', but the teacher is a model without an adapter"
-        yield Fault("teacher.model_args.lora_target", problem, "remove it")
-    teacher, student = (role.model_args.model_name_or_path or config.pretrain for role in (config.teacher, config.student))
-    if teacher == student:
-        problem = "the teacher is the model that the student starts from: there is nothing to learn"
-        yield Fault("teacher.model_args.model_name_or_path", problem, "name the teacher's folder or Hub name")
 
 
 def offline_warnings(config: OfflineConfig) -> Iterator[str]:

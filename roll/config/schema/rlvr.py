@@ -213,11 +213,25 @@ class RlvrConfig(ExperimentConfig):
     )
     kl_horizon: PositiveInt = Field(10000, description="Responses over which the weight adapts.")
 
+    distill_loss_coef: PositiveFloat = Field(
+        1.0, description="With a `teacher`: weight of the divergence from it in the loss, beside the policy term."
+    )
+    divergence: Literal["forward_kl", "reverse_kl", "jsd"] = Field(
+        "reverse_kl",
+        description="Of the policy from the teacher on each sampled token, over the whole vocabulary: KL(teacher, policy), "
+        "KL(policy, teacher), or Jensen-Shannon.",
+    )
+    jsd_beta: Annotated[float, Field(gt=0, lt=1)] = Field(0.5, description="`jsd`: weight of the teacher in the mixture.")
+    distill_temperature: PositiveFloat = Field(1.0, description="Both models' logits are divided by it before they are compared.")
+
     weight_sync: WeightSyncConfig = Field(default_factory=lambda: WeightSyncConfig.model_validate({}), description="Trainer to engine.")
     actor_train: ActorTrainConfig = Field(description="The policy that learns.")
     actor_infer: ActorInferConfig = Field(description="The policy that generates.")
     reference: ReferenceConfig | None = Field(
         None, description="The policy of the KL terms. Without this block and with LoRA it is `actor_train` with its adapter off."
+    )
+    teacher: ReferenceConfig | None = Field(
+        None, description="The model whose distributions the policy learns on its own responses; it must have the policy's tokenizer."
     )
     critic: CriticConfig | None = Field(None, description="The value function; `gae` needs it, and nothing else uses it.")
     rewards: dict[Name, RewardConfig] = Field(
