@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from roll.algorithms.best_of import added_to_best
 from roll.algorithms.moments import EPSILON, Doubles, RunningMoments, Scope, by_group, standardise, whiten
 from roll.algorithms.returns import Turns, discounted, discounted_end, gae, turn_returns, undivided
 from roll.registry import Registry
@@ -213,6 +214,24 @@ def maxrl(scores: Scores, norm: Normalisation) -> Doubles:
     """
     mean = by_group(scores.rewards, scores.groups, np.mean)
     return to_tokens(np.where(mean > EPSILON, _centred(scores) / np.maximum(mean, EPSILON), 0.0), scores)
+
+
+@ADVANTAGES.register("pass_at_k")
+def pass_at_k(scores: Scores, norm: Normalisation, pass_k: int = 4) -> Doubles:
+    """Pass@k policy optimisation: k times what the response adds to the best of k - 1 others of its group, over all choices of these.
+
+    With it REINFORCE has the gradient of the expected largest of k rewards, without bias; with rewards of 0 and 1 that is pass@k. A right
+    response is paid by how seldom others are right, a wrong one gets 0. A group of fewer than k responses is taken with as many as it has.
+
+    Source: Walder and Karkhanis, arXiv 2505.15201 (loo-1), for a loss that is a mean over the n responses: n times the paper's.
+    """
+    added = np.zeros(len(scores.rewards))
+    for group in np.unique(scores.groups):
+        members = np.flatnonzero(scores.groups == group)
+        k = min(pass_k, len(members))
+        if k > 1:
+            added[members] = k * added_to_best(scores.rewards[members], k)
+    return to_tokens(added, scores)
 
 
 @ADVANTAGES.register("gae")

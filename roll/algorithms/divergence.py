@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.losses import Loss, LossInputs, TokenLosses
+from roll.algorithms.policy_loss import PolicyLoss
+from roll.types import Bools, TrainBatch
 
 
 @dataclass(frozen=True)
@@ -55,3 +57,25 @@ class Distillation(Loss):
         losses = self.weight * divergence - (1 - self.weight) * log_probs
         metrics = {"distill/loss": losses, "distill/divergence": divergence, "distill/nll": -log_probs, "distill/entropy": entropy}
         return TokenLosses(losses, {name: values.detach() for name, values in metrics.items()})
+
+
+@dataclass(frozen=True)
+class DistilledPolicy(Loss):
+    """The loss of reinforcement learning + coef * divergence from a teacher, on responses that the policy sampled itself.
+
+    No gradient passes through the sampling. Source: generalised knowledge distillation (GKD), arXiv 2306.13649, on the student's own
+    responses, with reinforcement learning beside it.
+    """
+
+    policy: PolicyLoss
+    coef: float = 1.0
+
+    def token_selection(self, batch: TrainBatch) -> Bools | None:
+        """See `Loss`."""
+        return self.policy.token_selection(batch)
+
+    def __call__(self, log_probs: Tensor, entropy: Tensor, divergence: Tensor, inputs: LossInputs) -> TokenLosses:
+        """See `Loss`; of a student the model puts out the divergence [S] too."""
+        said = self.policy(log_probs, entropy, inputs)
+        metrics = {**said.metrics, "distill/divergence": divergence.detach()}
+        return TokenLosses(said.losses + self.coef * divergence, metrics, said.counted)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from roll.algorithms.binary import binary_divergence
 from roll.algorithms.covariance import largest, some_between, token_covariances
 from roll.algorithms.ratios import ratio_of
 from roll.algorithms.segments import sequence_mean, sequence_sum
@@ -161,6 +162,48 @@ class Cispo(Objective):
         ratio = ratio_of(tokens.log_ratio.detach())
         weight = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
         return Surrogate(-weight * tokens.advantages * tokens.log_probs, ratio, weight != ratio)
+
+
+@OBJECTIVES.register("sapo")
+@dataclass(frozen=True)
+class Sapo(Objective):
+    """Soft adaptive policy optimisation: -A (4 / tau) s(tau (r - 1)), with s the logistic function in the place of a clip.
+
+    A token's gradient falls smoothly as r leaves 1, where it is that of -A r. tau is `positive` for A > 0, otherwise `negative`.
+    Source: Gao et al., arXiv 2511.20347; its temperatures are 1 and 1.05.
+    """
+
+    positive: float = 1.0
+    negative: float = 1.05
+
+    def __call__(self, tokens: PolicyTokens) -> Surrogate:
+        """See `Objective`."""
+        ratio = ratio_of(tokens.log_ratio)
+        tau = torch.full_like(ratio, self.negative).masked_fill(tokens.advantages > 0, self.positive)
+        losses = -tokens.advantages * 4 / tau * torch.sigmoid(tau * (ratio - 1))
+        return Surrogate(losses, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
+
+
+@OBJECTIVES.register("dppo")
+@dataclass(frozen=True)
+class Dppo(Objective):
+    """Divergence proximal policy optimisation: -A r, without the tokens whose policy has moved too far in the direction of A.
+
+    A token is left out where r is above 1 and A > 0, or below 1 and A < 0, and the divergence of pi from old is above `threshold`. It
+    is that of two distributions over two outcomes, the sampled token and any other: `tv` is |pi - old|, `kl` is KL(old || pi).
+    Source: Qi et al., arXiv 2602.04879, with its binary approximation of divergences; the thresholds are the authors'.
+    """
+
+    divergence: Literal["tv", "kl"] = "tv"
+    threshold: float = 0.15
+
+    def __call__(self, tokens: PolicyTokens) -> Surrogate:
+        """See `Objective`."""
+        ratio = ratio_of(tokens.log_ratio)
+        apart = binary_divergence(tokens.log_probs.detach(), tokens.old_log_probs, self.divergence)
+        moves_along = tokens.log_ratio.detach() * tokens.advantages > 0
+        masked = moves_along & (apart > self.threshold)
+        return Surrogate(torch.where(masked, 0.0, -tokens.advantages * ratio), ratio.detach(), masked)
 
 
 @OBJECTIVES.register("topr")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from roll.algorithms.corrections import MismatchCorrection
@@ -11,6 +12,7 @@ from roll.algorithms.kl import EXPONENTIAL, importance_weighted, kl_estimate
 from roll.algorithms.losses import Loss, LossInputs, TokenLosses
 from roll.algorithms.objectives import Objective, PolicyTokens, Ppo
 from roll.algorithms.ratios import is_clamped
+from roll.algorithms.segments import sequence_mean
 from roll.types import Bools, TrainBatch
 
 
@@ -20,7 +22,8 @@ class PolicyLoss(Loss):
 
     Ratios are taken against the trainer's policy before the step's first update where its log-probs are given, otherwise
     against the behaviour policy. The weight is the correction's, 1 without one; see `Correction`. With `kl_importance` the KL is weighted
-    by the ratio to the behaviour policy where its log-probs are given, otherwise to the one that ratios are taken against.
+    by the ratio to the behaviour policy where its log-probs are given, otherwise to the one that ratios are taken against. With
+    `mask_threshold` the objective has no term at tokens of `is_far_and_bad`, which is judged by the same policy.
     """
 
     objective: Objective = field(default_factory=Ppo)
@@ -32,6 +35,8 @@ class PolicyLoss(Loss):
     kl_importance: bool = False
     """The KL of a token counts by the ratio of the policy to the one that sampled it."""
     entropy_coef: float = 0.0
+    mask_threshold: float | None = None
+    """Nats a token; None masks nothing."""
 
     def token_selection(self, batch: TrainBatch) -> Bools | None:
         """See `Loss`."""
@@ -55,13 +60,17 @@ class PolicyLoss(Loss):
             corrected = self.correction(old - inputs.behaviour_log_probs, inputs.lengths)
             losses = losses * corrected.weights
             metrics |= corrected.metrics
+        sampled = old if inputs.behaviour_log_probs is None else inputs.behaviour_log_probs
+        if self.mask_threshold is not None:
+            masked = is_far_and_bad(log_probs - sampled, inputs.advantages, inputs.lengths, self.mask_threshold)
+            losses = torch.where(masked, 0.0, losses)
+            metrics["policy/off_policy_masked_fraction"] = masked.float()
         if inputs.ref_log_probs is not None:
             kl = kl_estimate(log_probs, inputs.ref_log_probs, self.kl_estimator)
             metrics["policy/kl_ref"] = kl.detach()
             if self.kl_estimator in EXPONENTIAL:
                 clamped = clamped | is_clamped(inputs.ref_log_probs - log_probs)
             if self.kl_coef and self.kl_importance:
-                sampled = old if inputs.behaviour_log_probs is None else inputs.behaviour_log_probs
                 clamped = clamped | is_clamped(log_probs - sampled)
                 kl = importance_weighted(kl, log_probs - sampled, self.kl_estimator)
             if self.kl_coef:
@@ -77,3 +86,16 @@ class PolicyLoss(Loss):
         old = inputs.behaviour_log_probs if inputs.proximal_log_probs is None else inputs.proximal_log_probs
         assert old is not None, "a ratio without log-probs to take it against"
         return old
+
+
+def is_far_and_bad(log_ratio: Tensor, advantages: Tensor, lengths: Tensor, threshold: float) -> Tensor:
+    """bool [S]: tokens with A < 0 of sequences whose mean of log(mu / pi) is above `threshold`, mu being the policy that sampled.
+
+    Source: off-policy sequence masking, DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
+
+    Args:
+        log_ratio: [S], log(pi / mu).
+        advantages: [S], A.
+        lengths: int64 [N], response tokens of each sequence.
+    """
+    return (advantages < 0) & (sequence_mean(-log_ratio.detach(), lengths) > threshold)

@@ -8,7 +8,7 @@ tokens: averaged over tokens and then over sequences (`seq-mean-token-mean`) it 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -106,6 +106,24 @@ class Ipo(PairObjective):
         return PairLosses((up - down - 1 / (2 * self.beta)) ** 2, self.beta * up, self.beta * down)
 
 
+@PAIR_OBJECTIVES.register("dpo_norm")
+@dataclass(frozen=True)
+class DpoNorm(PairObjective):
+    """Length-normalised DPO: DPO's loss with h = beta (m(c) - ref m(c) - m(r) + ref m(r)), means in the place of sums.
+
+    Source: Tulu 3, arXiv 2411.15124, with beta 5.
+    """
+
+    beta: float = 5.0
+    label_smoothing: float = 0.0
+
+    def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
+        """See `PairObjective`."""
+        up, down = self.beta * chosen.log_ratio / chosen.lengths, self.beta * rejected.log_ratio / rejected.lengths
+        losses = -(1 - self.label_smoothing) * logsigmoid(up - down) - self.label_smoothing * logsigmoid(down - up)
+        return PairLosses(losses, up, down)
+
+
 @PAIR_OBJECTIVES.register("simpo")
 @dataclass(frozen=True)
 class SimPo(PairObjective):
@@ -135,6 +153,33 @@ class OrPo(PairObjective):
         difference = _log_odds(chosen.mean) - _log_odds(rejected.mean)
         losses = -chosen.mean - self.beta * logsigmoid(difference)
         return PairLosses(losses, self.beta * chosen.mean, self.beta * rejected.mean)
+
+
+@PAIR_OBJECTIVES.register("sft")
+@dataclass(frozen=True)
+class ChosenLikelihood(PairObjective):
+    """-m(c): the chosen responses are learnt. No reference. Beside `Dpo` it is RPO's term, arXiv 2404.19733."""
+
+    def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
+        """See `PairObjective`."""
+        return PairLosses(-chosen.mean, chosen.mean, rejected.mean)
+
+
+@dataclass(frozen=True)
+class Mixture(PairObjective):
+    """first + sum w other. The implicit rewards are those of the first. Source: MPO, arXiv 2411.10442, mixes three."""
+
+    first: PairObjective
+    others: tuple[tuple[float, PairObjective], ...]
+    """Weights, and what is added with them."""
+
+    def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
+        """See `PairObjective`."""
+        said = self.first(chosen, rejected)
+        losses = said.losses
+        for weight, objective in self.others:
+            losses = losses + weight * objective(chosen, rejected).losses
+        return replace(said, losses=losses)
 
 
 def _log_odds(log_p: Tensor) -> Tensor:

@@ -5,8 +5,8 @@
           └────────────── actor_infer ◀────── weight_sync ◀────── version n + 1 ──┘
 
 The loop waits for: the step's groups; the trainer's own log-probs, if ratios are taken against them; the reference, if
-a term of the loss or the reward uses it; the critic's values, if there is one; the updates; the sync, after which the engines
-generate at the new version.
+a term of the loss or the reward uses it; the critic's values and a teacher's states, if there are such roles; the updates;
+the sync, after which the engines generate at the new version.
 Generation goes on while the trainer works if `async_generation_ratio` is above 0. Every part keeps its own time and its
 own deadlines.
 """
@@ -14,7 +14,7 @@ own deadlines.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.position import Position
@@ -38,6 +38,8 @@ class Rlvr:
     """The role that computes them: `reference`, or `actor_train` with its adapter off."""
     values: Callable[[Sequences], Awaitable[Floats]] | None
     """Of the critic, before the step's first update."""
+    teacher_states: Callable[[Sequences], Awaitable[Floats]] | None
+    """[S, H] for the S response tokens, of a teacher whose distributions the policy learns."""
     learn: Callable[[TrainBatch, Position], Awaitable[tuple[Metrics, Position]]]
     """The step's updates; the position after them. Each learner is brought onto its devices there."""
     sync: Callable[[int], Awaitable[None]]
@@ -78,6 +80,9 @@ async def train(run: Rlvr, position: Position) -> Position:
             await run.phases.scoring("critic")
             values = await run.values(step.sequences)
         batch, metrics = run.credit(step, ref_log_probs, log_probs, values)
+        if run.teacher_states:
+            await run.phases.scoring("teacher")
+            batch = replace(batch, teacher_states=await run.teacher_states(batch.sequences))
         metrics |= rollout_metrics(groups, position.policy_version) | episode_metrics(groups)
         learnt, position = await run.learn(batch, position)
         await run.phases.sync()

@@ -7,7 +7,7 @@ from roll.config.plan.plan import Plan
 from roll.config.schema.rlvr import RlvrConfig
 from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.learning import CriticLearning, Learning
-from roll.pipeline.wire_loss import policy_loss
+from roll.pipeline.wire_loss import learner_loss
 from roll.workers.actor_train import ActorTrain
 from roll.workers.critic import Critic
 
@@ -17,7 +17,7 @@ def learning(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, critic: Cr
     beside = None
     if critic:
         beside = CriticLearning(critic.train_step, ValueLoss(config.value_clip), config.critic_warmup, at_once=are_apart(plan))
-    return Learning(phases, actor_train.train_step, policy_loss(config), plan.batch.updates_per_step, beside)
+    return Learning(phases, actor_train.train_step, learner_loss(config), plan.batch.updates_per_step, beside)
 
 
 def are_apart(plan: Plan) -> bool:

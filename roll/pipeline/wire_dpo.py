@@ -9,7 +9,8 @@ from functools import partial
 import numpy as np
 
 from roll.algorithms.losses import Loss
-from roll.algorithms.preference import LABELLED_LOSSES, PAIR_OBJECTIVES, Kto, PreferenceLoss
+from roll.algorithms.preference import LABELLED_LOSSES, PAIR_OBJECTIVES, Kto, Mixture, PreferenceLoss
+from roll.config.derived.preferences import added_losses
 from roll.config.plan.plan import Plan
 from roll.config.schema.offline import DpoConfig
 from roll.data.example_batch import given_batch, mismatched
@@ -71,7 +72,10 @@ def preference_loss(config: DpoConfig) -> Loss:
     method = config.preference_loss
     if method.traits.rows == "labelled":
         return LABELLED_LOSSES[method.name](**method.arguments(config))
-    return PreferenceLoss(PAIR_OBJECTIVES.find(method.name)(**method.arguments(config), **config.preference_loss_args))
+    first = PAIR_OBJECTIVES.find(method.name)(**method.arguments(config), **config.preference_loss_args)
+    added = added_losses(config).items()
+    others = tuple((weight, PAIR_OBJECTIVES[other.name](**other.arguments(config))) for other, weight in added)
+    return PreferenceLoss(Mixture(first, others) if others else first)
 
 
 def held_out_metrics(name: str, metrics: Metrics) -> Metrics:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from roll.algorithms.corrections import Correction, MismatchCorrection
+from roll.algorithms.divergence import DistilledPolicy
+from roll.algorithms.losses import Loss
 from roll.algorithms.objectives import OBJECTIVES, Objective
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.config.derived.corrections import correction_of
@@ -11,8 +13,14 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.registry import imported
 
 
+def learner_loss(config: RlvrConfig) -> Loss:
+    """The loss of what learns: the policy's, and with a teacher the divergence from it too."""
+    loss = policy_loss(config)
+    return DistilledPolicy(loss, config.distill_loss_coef) if config.teacher else loss
+
+
 def policy_loss(config: RlvrConfig) -> PolicyLoss:
-    """The loss that the keys describe."""
+    """The loss that the keys of reinforcement learning describe."""
     return PolicyLoss(
         objective=objective(config),
         correction=correction(config),
@@ -21,6 +29,7 @@ def policy_loss(config: RlvrConfig) -> PolicyLoss:
         kl_estimator=config.kl_loss_type,
         kl_importance=config.use_kl_loss and weighs_kl(config),
         entropy_coef=config.entropy_loss_coef,
+        mask_threshold=config.off_policy_mask_threshold,
     )
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import ParamSpec
 
 from roll.algorithms.advantages import Normalisation
+from roll.algorithms.divergence import Divergence
 from roll.algorithms.shaping import Overlong
 from roll.config.derived.environment_roles import own_tasks
 from roll.config.derived.placement import interrupting, judged_in_turn, model_roles, neighbours, sends_adapter
@@ -20,7 +21,8 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.data.renderers.base import ChatRenderer
 from roll.data.sampler import PromptSampler
 from roll.data.tasks import FIRST_HELD_OUT, Prompts
-from roll.models.load import check_readable, load_tokenizer
+from roll.models.load import check_readable, load_policy, load_tokenizer
+from roll.models.student import student_loader
 from roll.pipeline import rlvr
 from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.engine_sync import EngineSync
@@ -44,6 +46,7 @@ from roll.rollout.judged_in_turn import JudgedInTurn
 from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce, StepReference
 from roll.rollout.scheduler import RolloutScheduler
 from roll.rollout.turns import TurnEnds
+from roll.strategies.settings import ModelLoader
 from roll.types import Metrics, RolloutGroup, Sampling
 from roll.weight_sync.routes import find_routes
 from roll.weight_sync.sync import WeightSync
@@ -80,8 +83,9 @@ def prepare(config: RlvrConfig) -> Prepared:
         check_readable(model_path(config, role.model_args))
     learner = config.actor_train.model_args
     tokenizer = load_tokenizer(model_path(config, learner), learner.trust_remote_code)
-    if config.reference:
-        check_same_tokens(config, learner, config.reference.model_args, "reference")
+    for name, role in (("reference", config.reference), ("teacher", config.teacher)):
+        if role:
+            check_same_tokens(config, learner, role.model_args, name)
     training = prompts_of(config, tokenizer, config.actor_train.data_args, own_tasks(config), 0)
     sets = config.validation.named_sets() if config.validation else {}
     held_out = {name: prompts_of(config, tokenizer, one.data_args, one.rows, FIRST_HELD_OUT) for name, one in sets.items()}
@@ -99,10 +103,12 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
     plan = context.plan
     samples, from_engine = config.num_return_sequences_in_group, keeps_engine_log_probs(config)
     sampling = sampling_of(config.actor_infer.generating_args, config.response_length, samples, from_engine)
-    actor_train = roles.actor_train("actor_train", config.actor_train, config.max_steps - config.critic_warmup, sampling.temperature)
+    steps, load = config.max_steps - config.critic_warmup, policy_loader(config)
+    actor_train = roles.actor_train("actor_train", config.actor_train, steps, sampling.temperature, load)
     actor_infer = roles.actor_infer(config)
     reference = roles.reference(config, sampling.temperature) if plan.reference == "role" else actor_train
     critic = roles.critic(config.critic, config.max_steps) if config.critic else None
+    teacher = roles.teacher(config.teacher) if config.teacher else None
     models = inputs.models_of(roles)
     rewards = roles.rewards(config, models)
     playing = Playing(roles.environments(config), inputs.renderer) if inputs.renderer else None
@@ -135,6 +141,7 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
             ref_log_probs=None if plan.reference == "unused" else meter.timed("reference", asked.of),
             reference_role="reference" if plan.reference == "role" else "actor_train",
             values=meter.timed("values", critic.values) if critic else None,
+            teacher_states=meter.timed("teacher", teacher.states) if teacher else None,
             learn=meter.timed("train", learning(config, plan, actor_train, critic, phases)),
             sync=meter.timed("weight_sync", sync.push),
             evaluate=meter.timed("evaluate", evaluation(config, phases, validate)),
@@ -147,6 +154,18 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
             max_steps=config.max_steps,
         )
         return await rlvr.train(parts, position)
+
+
+def policy_loader(config: RlvrConfig) -> ModelLoader:
+    """Loads the policy that learns, with a teacher beside the teacher's output matrix.
+
+    Raises:
+        DataError: the teacher's configuration cannot be read.
+    """
+    if config.teacher is None:
+        return load_policy
+    measure = Divergence(config.divergence, config.jsd_beta, config.distill_temperature)
+    return student_loader(model_path(config, config.teacher.model_args), config.teacher.model_args, measure)
 
 
 def phases_of(config: RlvrConfig, roles: Roles, meter: Meter, sharing: DeviceSharing, actor_infer: ActorInfer) -> DevicePhases:

@@ -104,6 +104,12 @@ DPO_FAULTS = [
     ([LORA, "~actor_train.data_args.rejected"], "actor_train.data_args.rejected", "missing", "the other response"),
     ([LORA, "actor_train.data_args.rejected=chosen"], "actor_train.data_args.rejected", "'chosen', which is the column of chosen", "other"),
     ([LORA, "actor_train.data_args.margin=by"], "actor_train.data_args.margin", "no preference loss reads a margin", "remove it"),
+    ([LORA, "+added_preference_losses={stf: 1}"], "added_preference_losses", "'stf: 1' is no loss of pairs", "ipo, dpo_norm"),
+    ([LORA, "+added_preference_losses={kto: 1}"], "added_preference_losses", "'kto: 1' is no loss of pairs", "give some of"),
+    ([LORA, "+added_preference_losses={dpo: 1}"], "added_preference_losses", "is preference_loss itself", "give some of"),
+    ([LORA, "+added_preference_losses={sft: 0}"], "added_preference_losses.sft", "0", "above 0"),
+    ([*KTO, *LABELLED, "+added_preference_losses={sft: 1}"], "added_preference_losses", "single responses", "remove it"),
+    (["preference_loss=simpo", "+added_preference_losses={ipo: 1}"], "reference", "missing, but preference_loss ipo compares", "add"),
     ([LORA, "beta=0"], "beta", "0", "above 0"),
     ([LORA, "actor_infer={}"], "actor_infer", "unknown key", "did you mean 'actor_train'"),
 ]

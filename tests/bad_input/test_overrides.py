@@ -186,8 +186,21 @@ LOSSES = [
     (["policy_loss=clip_cov", "clip_cov_low=9"], "clip_cov_low", "9", "1 and 5"),
     (["kl_cov_coef=2"], "kl_cov_coef", "2", "policy_loss=kl_cov"),
     (["topr_negative_weight=2"], "topr_negative_weight", "2", "policy_loss=topr"),
+    ([ON_POLICY, "off_policy_mask_threshold=0.5"], "off_policy_mask_threshold", "0.5, but behaviour_log_probs is on_policy", "engine"),
+    (["dppo_threshold=0.1"], "dppo_threshold", "0.1", "policy_loss=dppo"),
+    ([ON_POLICY, "policy_loss=dppo", "dppo_threshold=0.1"], "dppo_threshold", "every ratio is 1", "engine"),
+    (["sapo_negative_temperature=2"], "sapo_negative_temperature", "2", "policy_loss=sapo"),
 ]
+TEACHER = "+teacher={model_args: {model_name_or_path: model}, strategy_args: {strategy_name: hf_infer}}"
 CONTRADICTIONS = [
+    (["+divergence=jsd"], "divergence", "jsd, but there is no teacher", "add a teacher block"),
+    (["+distill_loss_coef=0.5"], "distill_loss_coef", "0.5, but there is no teacher", "remove it"),
+    ([TEACHER, "+distill_loss_coef=0"], "distill_loss_coef", "0", "above 0"),
+    ([TEACHER, "+jsd_beta=0.3"], "jsd_beta", "divergence reverse_kl does not read it", "divergence=jsd"),
+    ([TEACHER, "+teacher.model_args.lora_target=all-linear"], "teacher.model_args.lora_target", "without an adapter", "remove it"),
+    (["adv_estimator=pass_at_k", "pass_k=9"], "pass_k", "9, but num_return_sequences_in_group is", "at most"),
+    (["adv_estimator=pass_at_k", "pass_k=1"], "pass_k", "1", "2"),
+    (["pass_k=3"], "pass_k", "3", "adv_estimator=pass_at_k"),
     (["rollout_batch_size=5"], f"{TRAIN}.gradient_accumulation_steps", "10 sequences", "multiple of 8"),
     (["num_return_sequences_in_group=1", f"{TRAIN}.per_device_train_batch_size=4"], "num_return_sequences_in_group", "1", "at least 2"),
     *(

@@ -80,6 +80,14 @@ def dpo(plain: Plain, examples: Sequence[Example]) -> Tensor:
     return (-(1 - SMOOTHING) * torch.log(torch.sigmoid(h)) - SMOOTHING * torch.log(torch.sigmoid(-h))).mean()
 
 
+def dpo_norm_and_sft(plain: Plain, examples: Sequence[Example]) -> Tensor:
+    """Averages over tokens, with label smoothing, and the chosen response's likelihood with the weight SHARE."""
+    pairs = _pairs(plain, examples)
+    h = torch.stack([BETA * ((c - rc).mean() - (r - rr).mean()) for c, r, rc, rr in pairs])
+    likelihood = torch.stack([c.mean() for c, _, _, _ in pairs])
+    return (-(1 - SMOOTHING) * torch.log(torch.sigmoid(h)) - SMOOTHING * torch.log(torch.sigmoid(-h)) - SHARE * likelihood).mean()
+
+
 def ipo(plain: Plain, examples: Sequence[Example]) -> Tensor:
     """Averages over tokens."""
     h = torch.stack([(c.mean() - rc.mean()) - (r.mean() - rr.mean()) for c, r, rc, rr in _pairs(plain, examples)])

@@ -14,7 +14,7 @@ import pytest
 
 from roll.algorithms.divergence import Distillation, Divergence
 from roll.algorithms.losses import Loss, NegativeLogLikelihood
-from roll.algorithms.preference import Dpo, Ipo, Kto, OrPo, PreferenceLoss, SimPo
+from roll.algorithms.preference import ChosenLikelihood, Dpo, DpoNorm, Ipo, Kto, Mixture, OrPo, PreferenceLoss, SimPo
 from roll.config.schema.model import TrainingConfig
 from roll.data.examples import Example, ExampleSequence, ExampleSet
 from roll.models.load import PackedPolicy, load_policy
@@ -54,13 +54,18 @@ LENGTHS = [(4, 7), (2, 5), (6, 3), (3, 9), (5, 5), (2, 8)]
 CASES: dict[str, tuple[Loss, int, LossOf]] = {
     "sft": (NegativeLogLikelihood(), 0, plain_offline.sft),
     "dpo": (PreferenceLoss(Dpo(BETA, SMOOTHING)), 3, plain_offline.dpo),
+    "dpo_norm and sft": (
+        PreferenceLoss(Mixture(DpoNorm(BETA, SMOOTHING), ((SHARE, ChosenLikelihood()),))),
+        2,
+        plain_offline.dpo_norm_and_sft,
+    ),
     "ipo": (PreferenceLoss(Ipo(BETA)), 2, plain_offline.ipo),
     "simpo": (PreferenceLoss(SimPo(BETA, GAMMA)), 3, plain_offline.simpo),
     "orpo": (PreferenceLoss(OrPo(BETA)), 1, plain_offline.orpo),
     "kto": (Kto(BETA, 1.5, 0.7), 3, plain_offline.kto),
 }
 """Loss, ZeRO stage, and the same by hand."""
-REFERENCED = ("dpo", "ipo", "kto")
+REFERENCED = ("dpo", "dpo_norm and sft", "ipo", "kto")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,6 +65,7 @@ ESTIMATORS = table(
     _method("opo", EstimatorTraits()),
     _method("gpg", EstimatorTraits()),
     _method("maxrl", EstimatorTraits()),
+    _method("pass_at_k", EstimatorTraits(), "pass_k", fields=same_names),
     _method(
         "gae",
         EstimatorTraits(compares_groups=False, discounts="tokens", credits_tokens=True, needs_values=True),

@@ -9,6 +9,8 @@ from roll.algorithms.methods.base import Fields, Method, table
 
 CLIP = ("pg_clip", "pg_clip_low", "pg_clip_high")
 USUAL_DUAL_CLIP = 3.0
+DPPO_THRESHOLDS = {"tv": 0.15, "kl": 0.05}
+"""By divergence, the threshold that the authors of DPPO use."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,15 @@ def _ppo(keys: Fields) -> Fields:
     return {**_clip(keys), "dual_clip": USUAL_DUAL_CLIP if bound is True else bound or None}
 
 
+def _sapo(keys: Fields) -> Fields:
+    return {"positive": keys["sapo_positive_temperature"], "negative": keys["sapo_negative_temperature"]}
+
+
+def _dppo(keys: Fields) -> Fields:
+    kind, threshold = keys["dppo_divergence"], keys["dppo_threshold"]
+    return {"divergence": kind, "threshold": DPPO_THRESHOLDS[kind] if threshold is None else threshold}
+
+
 def _topr(keys: Fields) -> Fields:
     return {"positive": keys["topr_positive_weight"], "negative": keys["topr_negative_weight"]}
 
@@ -56,6 +67,8 @@ POLICY_LOSSES = table(
     Method("gspo", PolicyLossTraits(ratio="sequence", usual_clip=(3e-4, 4e-4), largest_clip=0.01), CLIP, _clip),
     Method("gmpo", PolicyLossTraits(ratio="sequence", carries_token_credit=False), CLIP, _clip),
     Method("cispo", PolicyLossTraits(), CLIP, _clip),
+    Method("sapo", PolicyLossTraits(), ("sapo_positive_temperature", "sapo_negative_temperature"), _sapo),
+    Method("dppo", PolicyLossTraits(), ("dppo_divergence", "dppo_threshold"), _dppo),
     Method("topr", PolicyLossTraits(ratio="sequence"), ("topr_positive_weight", "topr_negative_weight"), _topr),
     Method("clip_cov", PolicyLossTraits(selects_tokens=True), (*CLIP, "clip_cov_ratio", "clip_cov_low", "clip_cov_high"), _clip_cov),
     Method("kl_cov", PolicyLossTraits(selects_tokens=True, acts_on_change=True), ("kl_cov_ratio", "kl_cov_coef"), _kl_cov),

@@ -36,7 +36,9 @@ def _simpo(keys: Fields) -> Fields:
 PREFERENCE_LOSSES = table(
     Method("dpo", PreferenceTraits(), ("beta", "label_smoothing")),
     Method("ipo", PreferenceTraits(), ("beta",)),
+    Method("dpo_norm", PreferenceTraits(), ("beta", "label_smoothing")),
     Method("simpo", PreferenceTraits(needs_reference=False), ("beta", "simpo_gamma"), _simpo),
     Method("orpo", PreferenceTraits(needs_reference=False), ("beta",)),
+    Method("sft", PreferenceTraits(needs_reference=False)),
     Method("kto", LabelledTraits(), ("beta", "desirable_weight", "undesirable_weight")),
 )

@@ -20,6 +20,7 @@ COMPARED = {"gamma", "value_clip", *NORM_KEYS}
 def credit_faults(config: RlvrConfig) -> Iterator[Fault]:
     """Contradictions among the keys that turn rewards into advantages."""
     yield from _groups_of_one(config)
+    yield from _best_of(config)
     yield from _estimator(config)
     yield from _critic(config)
     yield from _shaping(config)
@@ -45,6 +46,13 @@ def _groups_of_one(config: RlvrConfig) -> Iterator[Fault]:
         if getattr(config, key):
             problem = "given, but num_return_sequences_in_group is 1: it looks at the rewards of several responses to one prompt"
             yield Fault(key, problem, "give at least 2 samples, or remove it")
+
+
+def _best_of(config: RlvrConfig) -> Iterator[Fault]:
+    samples = config.num_return_sequences_in_group
+    if "pass_k" in config.adv_estimator.keys and 1 < samples < config.pass_k:
+        problem = f"{config.pass_k}, but num_return_sequences_in_group is {samples}: a prompt has no {config.pass_k} samples"
+        yield Fault("pass_k", problem, f"give at most {samples} (fewer than the samples: less variance), or more samples")
 
 
 def _dynamic_sampling(config: RlvrConfig) -> Iterator[Fault]:

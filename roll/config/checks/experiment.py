@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from roll.config.checks.credit import credit_faults, credit_warnings
+from roll.config.checks.distillation import on_policy_distillation_faults
 from roll.config.checks.environments import environment_faults, environment_warnings
 from roll.config.checks.filters import filter_faults
 from roll.config.checks.loss import loss_faults, loss_warnings
@@ -14,6 +15,7 @@ from roll.config.checks.model_rewards import model_reward_faults
 from roll.config.checks.offline import column_faults, offline_faults, offline_warnings, rows_of
 from roll.config.derived.batch import learner
 from roll.config.derived.placement import generates, model_roles, ranks, vllm_config
+from roll.config.derived.preferences import compares
 from roll.config.derived.rewards import named_rewards, sandbox_faults
 from roll.config.derived.trackers import TRACKERS, chosen_trackers
 from roll.config.schema.engine import VllmConfig
@@ -44,6 +46,7 @@ def experiment_faults(config: Config) -> list[Fault]:
         faults += offline_faults(config)
     else:
         faults += [*_window(config), *_running(config), *_kl(config), *credit_faults(config), *loss_faults(config)]
+        faults += on_policy_distillation_faults(config)
         faults += [
             *_same_policy(config),
             *_adapter(config),
@@ -152,7 +155,7 @@ def _engine_arguments(name: str, role: RoleConfig) -> Iterator[Fault]:
 def uses_reference(config: Config) -> bool:
     """Whether a term of the loss or of the reward compares with the reference policy."""
     if isinstance(config, OfflineConfig):
-        return isinstance(config, DpoConfig) and config.preference_loss.traits.needs_reference
+        return isinstance(config, DpoConfig) and compares(config)
     return config.use_kl_loss or config.add_token_level_kl
 
 

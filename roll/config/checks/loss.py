@@ -27,6 +27,7 @@ def loss_faults(config: RlvrConfig) -> list[Fault]:
         *_own_keys(config),
         *_without_ratio(config),
         *_on_policy(config),
+        *_off_policy_mask(config),
         *staleness_faults(config),
         *_corrections(config),
         *_token_credit(config),
@@ -75,6 +76,7 @@ def _without_ratio(config: RlvrConfig) -> Iterator[Fault]:
     if ratio_source(config) != "on_policy":
         return
     bounds = {"pg_clip_low": config.pg_clip_low, "pg_clip_high": config.pg_clip_high, "dual_clip_loss": config.dual_clip_loss or None}
+    bounds["dppo_threshold"] = config.dppo_threshold
     for key, bound in bounds.items():
         if bound is not None:
             problem = f"{str(bound).lower()}, but with behaviour_log_probs on_policy every ratio is 1, and nothing is clipped"
@@ -94,6 +96,15 @@ def _on_policy(config: RlvrConfig) -> Iterator[Fault]:
     if config.add_token_level_kl and not is_corrected(config):
         problem = "'on_policy', but add_token_level_kl needs log-probs before the update"
         yield Fault("behaviour_log_probs", problem, "set it to engine or trainer, or use use_kl_loss instead")
+
+
+def _off_policy_mask(config: RlvrConfig) -> Iterator[Fault]:
+    """A bound of what is 0 in every update."""
+    threshold, source = config.off_policy_mask_threshold, ratio_source(config)
+    if threshold is None or keeps_engine_log_probs(config) or (source == "trainer" and plan_batch(config).updates_per_step > 1):
+        return
+    problem = f"{threshold:g}, but behaviour_log_probs is {source}: no update knows a policy that is another than its own"
+    yield Fault("off_policy_mask_threshold", problem, "set behaviour_log_probs=engine, or a mismatch_correction, or remove it")
 
 
 def _corrections(config: RlvrConfig) -> Iterator[Fault]:

@@ -7,7 +7,9 @@ from typing import Literal
 
 from roll.algorithms.methods.base import readers
 from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
+from roll.config.checks.distillation import distillation_faults
 from roll.config.derived.batch import has_pairs, row_learner, sequences_per_update
+from roll.config.derived.preferences import added_losses, compares
 from roll.config.schema.faults import unread_keys
 from roll.config.schema.model import DataConfig
 from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, SftConfig
@@ -83,7 +85,7 @@ def offline_faults(config: OfflineConfig) -> Iterator[Fault]:
     if isinstance(config, DpoConfig):
         yield from _preferences(config)
     if isinstance(config, DistillConfig):
-        yield from _distillation(config)
+        yield from distillation_faults(config)
 
 
 def _held_out(config: OfflineConfig) -> Iterator[Fault]:
@@ -107,18 +109,22 @@ def _preferences(config: DpoConfig) -> Iterator[Fault]:
     if learning.data_args.margin:
         problem = f"'{learning.data_args.margin}', but no preference loss reads a margin of the data's"
         yield Fault("actor_train.data_args.margin", problem, "remove it")
-    compares, of_rows = loss.traits.needs_reference, loss.traits.compares_rows
-    yield from unread_keys(config, "preference_loss", readers(PREFERENCE_LOSSES))
-    if config.reference and not compares:
+    asked, of_rows = compares(config), loss.traits.compares_rows
+    yield from _added(config)
+    also_read = {key for method in added_losses(config) for key in method.keys}
+    own = {key: names for key, names in readers(PREFERENCE_LOSSES).items() if key not in also_read}
+    yield from unread_keys(config, "preference_loss", own)
+    if config.reference and not asked:
         yield Fault("reference", f"given, but preference_loss {loss} compares with no reference", "remove it: ~reference")
-    if compares and config.reference is None and not learning.model_args.lora_target:
+    if asked and config.reference is None and not learning.model_args.lora_target:
         free = " or ".join(other.name for other in PREFERENCE_LOSSES.values() if not other.traits.needs_reference)
-        problem = f"missing, but preference_loss {loss} compares with it, and without LoRA there is no adapter to switch off"
+        names = [method.name for method in (loss, *added_losses(config)) if method.traits.needs_reference]
+        problem = f"missing, but preference_loss {names[0]} compares with it, and without LoRA there is no adapter to switch off"
         yield Fault("reference", problem, f"add a reference block (strategy_name: hf_infer), or set preference_loss={free}")
     if config.reference and config.reference.model_args.lora_target:
         problem = f"'{config.reference.model_args.lora_target}', but the reference is the model without an adapter"
         yield Fault("reference.model_args.lora_target", problem, "remove it")
-    if config.reference_log_probs == "precomputed" and (not compares or of_rows):
+    if config.reference_log_probs == "precomputed" and (not asked or of_rows):
         why = "asks the reference about other pairs in every step" if of_rows else "uses none"
         yield Fault("reference_log_probs", f"'precomputed', but preference_loss {loss} {why}", "remove it")
     if of_rows and sequences_per_update(learning) < 2:
@@ -126,18 +132,17 @@ def _preferences(config: DpoConfig) -> Iterator[Fault]:
         yield Fault(where, f"an update of 1 row, but {loss} compares rows of an update with one another", "give at least 2 rows an update")
 
 
-def _distillation(config: DistillConfig) -> Iterator[Fault]:
-    yield from unread_keys(config, "divergence", {"jsd_beta": ("jsd",)})
-    if not config.distill_loss_weight:
-        problem = "0, so that nothing is learnt of the teacher"
-        yield Fault("distill_loss_weight", problem, "give a weight above 0, or use pipeline: sft")
-    if config.teacher.model_args.lora_target:
-        problem = f"'{config.teacher.model_args.lora_target}', but the teacher is a model without an adapter"
-        yield Fault("teacher.model_args.lora_target", problem, "remove it")
-    teacher, student = (role.model_args.model_name_or_path or config.pretrain for role in (config.teacher, config.student))
-    if teacher == student:
-        problem = "the teacher is the model that the student starts from: there is nothing to learn"
-        yield Fault("teacher.model_args.model_name_or_path", problem, "name the teacher's folder or Hub name")
+def _added(config: DpoConfig) -> Iterator[Fault]:
+    """Of `added_preference_losses`."""
+    loss = config.preference_loss
+    others = [method.name for method in PREFERENCE_LOSSES.values() if method.traits.rows == "pairs" and method is not loss]
+    for name, weight in config.added_preference_losses.items():
+        if name not in others:
+            why = "is preference_loss itself" if name == loss.name else "is no loss of pairs"
+            yield Fault("added_preference_losses", f"'{name}: {weight:g}' {why}", f"give some of: {', '.join(others)}")
+    if config.added_preference_losses and loss.traits.rows != "pairs":
+        problem = f"given, but preference_loss {loss} learns from single responses, and what is added from pairs"
+        yield Fault("added_preference_losses", problem, "remove it")
 
 
 def offline_warnings(config: OfflineConfig) -> Iterator[str]:

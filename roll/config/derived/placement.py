@@ -294,8 +294,9 @@ def placement_warnings(config: Config) -> list[str]:
     if engine and sharing and engine.gpu_memory_utilization > (0.85 if stays else 0.95):
         usual = "0.6 is usual beside roles that stay" if stays else "they leave, but their CUDA contexts stay; 0.9 is usual"
         warnings.append(f"{where}: {engine.gpu_memory_utilization:g} leaves little beside {' and '.join(sharing)}; {usual}")
-    if "reference" in sharing and ahead:
-        warnings.append("reference.device_mapping: shared with actor_infer, which never pauses for it; both must fit at once")
+    for name in ("reference", "teacher"):
+        if name in sharing and ahead:
+            warnings.append(f"{name}.device_mapping: shared with actor_infer, which never pauses for it; both must fit at once")
     return warnings
 
 

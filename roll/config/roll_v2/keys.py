@@ -142,7 +142,7 @@ IGNORED = {
 """Without them the run learns the same; by place, what to use."""
 
 LOGIN = "log in before the run (`wandb login`, `swanlab login`), or set the key in its environment, where no file holds it"
-ON_POLICY = "on-policy distillation is add_token_level_kl with the teacher as reference; see docs/post_training.md"
+ON_POLICY = "on-policy distillation is pipeline: rlvr with a teacher; see docs/post_training.md"
 REFUSED = {
     "train_infer_correction": "use mismatch_correction, mismatch_cap, mismatch_low and mismatch_high",
     "whiten_rewards": "use norm_mean_type=batch and norm_std_type=batch",

@@ -57,6 +57,10 @@ class DpoConfig(OfflineConfig):
     preference_loss_args: dict[str, Any] = Field(
         default_factory=dict, description="Keys of a loss of your own, named as `package.module:Name`."
     )
+    added_preference_losses: dict[str, PositiveFloat] = Field(
+        default_factory=dict,
+        description="Further losses of pairs by name, each with the weight that it is added with: `{sft: 0.2}` is RPO's term.",
+    )
     beta: PositiveFloat = Field(0.1, description="Scale of the rewards that the loss compares; `orpo`: weight of the odds ratio.")
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(
         0.0, description="Share of the pairs that is taken to be the wrong way round (cDPO)."

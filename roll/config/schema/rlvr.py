@@ -117,6 +117,7 @@ class RlvrConfig(ExperimentConfig):
     step_reward_weight: NonNegativeFloat = Field(1.0, description="Weight of a turn's advantage over those taken in the same state.")
     step_reward_gamma: Fraction = Field(0.95, description="Discount of later turns' rewards in what turns are compared by.")
     gigpo_std: bool = Field(True, description="Divide both advantages by the standard deviation of what is compared.")
+    pass_k: Annotated[int, Field(ge=2)] = Field(4, description="Learn to be right once in so many samples.")
     whiten_advantages: bool = Field(False, description="Bring the advantages of a step's response tokens to mean 0 and variance 1.")
     reward_clip: PositiveFloat | None = Field(None, description="Clip rewards to this magnitude.")
     advantage_clip: PositiveFloat | None = Field(None, description="Clip advantages to this magnitude.")
@@ -146,6 +147,18 @@ class RlvrConfig(ExperimentConfig):
     dual_clip_loss: PositiveFloat | bool = Field(
         False, description="Bound the loss of tokens with a negative advantage at this multiple of it; `true` means 3."
     )
+    sapo_positive_temperature: PositiveFloat = Field(
+        1.0, description="How fast the gradient of a token with an advantage above 0 falls as its ratio leaves 1."
+    )
+    sapo_negative_temperature: PositiveFloat = Field(1.05, description="The same of the other tokens.")
+    dppo_divergence: Literal["tv", "kl"] = Field(
+        "tv", description="Divergence of the policy from the one that sampled, as far as the sampled token tells: total variation, or KL."
+    )
+    dppo_threshold: PositiveFloat | None = Field(
+        None,
+        description="A token that has moved further than this in the direction of its advantage is left out of the loss. "
+        "If not given: 0.15 of `tv`, 0.05 of `kl`.",
+    )
     topr_positive_weight: NonNegativeFloat = Field(1.0, description="Weight of tokens with an advantage of at least 0.")
     topr_negative_weight: NonNegativeFloat = Field(1.0, description="Weight of tokens with a negative advantage.")
     clip_cov_ratio: Fraction = Field(2e-4, description="Share of a step's response tokens whose gradient is left out.")
@@ -153,6 +166,11 @@ class RlvrConfig(ExperimentConfig):
     clip_cov_high: Number = Field(5.0, description="And below this.")
     kl_cov_ratio: Fraction = Field(2e-4, description="Share of a step's response tokens that are penalised.")
     kl_cov_coef: NonNegativeFloat = Field(1.0, description="Weight of the penalty.")
+    off_policy_mask_threshold: PositiveFloat | None = Field(
+        None,
+        description="Leave tokens with a negative advantage out of the policy term where their sequence's mean of log(sampled / present "
+        "probability) is above this, in nats; leaves out nothing if not given.",
+    )
     loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = Field(
         "seq-mean-token-mean", description="How token losses become one number, over all ranks and micro-batches of an update."
     )
@@ -195,11 +213,25 @@ class RlvrConfig(ExperimentConfig):
     )
     kl_horizon: PositiveInt = Field(10000, description="Responses over which the weight adapts.")
 
+    distill_loss_coef: PositiveFloat = Field(
+        1.0, description="With a `teacher`: weight of the divergence from it in the loss, beside the policy term."
+    )
+    divergence: Literal["forward_kl", "reverse_kl", "jsd"] = Field(
+        "reverse_kl",
+        description="Of the policy from the teacher on each sampled token, over the whole vocabulary: KL(teacher, policy), "
+        "KL(policy, teacher), or Jensen-Shannon.",
+    )
+    jsd_beta: Annotated[float, Field(gt=0, lt=1)] = Field(0.5, description="`jsd`: weight of the teacher in the mixture.")
+    distill_temperature: PositiveFloat = Field(1.0, description="Both models' logits are divided by it before they are compared.")
+
     weight_sync: WeightSyncConfig = Field(default_factory=lambda: WeightSyncConfig.model_validate({}), description="Trainer to engine.")
     actor_train: ActorTrainConfig = Field(description="The policy that learns.")
     actor_infer: ActorInferConfig = Field(description="The policy that generates.")
     reference: ReferenceConfig | None = Field(
         None, description="The policy of the KL terms. Without this block and with LoRA it is `actor_train` with its adapter off."
+    )
+    teacher: ReferenceConfig | None = Field(
+        None, description="The model whose distributions the policy learns on its own responses; it must have the policy's tokenizer."
     )
     critic: CriticConfig | None = Field(None, description="The value function; `gae` needs it, and nothing else uses it.")
     rewards: dict[Name, RewardConfig] = Field(

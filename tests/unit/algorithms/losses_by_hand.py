@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, log
 
 import numpy as np
 
-from roll.algorithms.objectives import Cispo, ClipCov, Gmpo, Gspo, KlCov, Objective, PolicyGradient, Ppo, Topr
+from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, Objective, PolicyGradient, Ppo, Sapo, Topr
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,13 @@ def surrogate(ratio: float, advantage: float, low: float, high: float) -> float:
     return -advantage * (min(ratio, 1 + high) if advantage >= 0 else max(ratio, 1 - low))
 
 
+def apart(kind: str, p: float, q: float) -> float:
+    """Total variation, or KL(q || p), of two distributions over two outcomes with probabilities p and q of the first."""
+    if kind == "tv":
+        return (abs(p - q) + abs((1 - p) - (1 - q))) / 2
+    return q * log(q / p) + (1 - q) * log((1 - q) / (1 - p))
+
+
 def formula(objective: Objective) -> Formula:
     """The method's token losses; with `row` and `held` the same it is their value, with `held` fixed the gradient's antiderivative."""
 
@@ -56,6 +63,15 @@ def formula(objective: Objective) -> Formula:
                 return [-a * float(np.prod([exp(x) for x in c])) ** (1 / len(c)) for a in row.advantages]
             case Cispo(low, high):
                 return [-clip(exp(x), 1 - low, 1 + high) * a * current for x, (current, _, a, _) in zip(fixed, tokens, strict=True)]
+            case Sapo(positive, negative):
+                taus = [positive if a > 0 else negative for a in row.advantages]
+                gates = [4 / (tau * (1 + exp(-tau * (exp(x) - 1)))) for x, tau in zip(d, taus, strict=True)]
+                return [-a * gate for a, gate in zip(row.advantages, gates, strict=True)]
+            case Dppo(kind, threshold):
+                return [
+                    0.0 if (current - old) * a > 0 and apart(kind, exp(current), exp(old)) > threshold else -a * exp(current - old)
+                    for current, old, a, _ in tokens
+                ]
             case Topr(positive, negative):
                 product = float(np.prod([exp(x) for x in fixed]))
                 return [-(positive if a >= 0 else negative * min(product, 1)) * a * current for current, _, a, _ in tokens]

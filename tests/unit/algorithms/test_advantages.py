@@ -122,7 +122,7 @@ def test_a_masked_response_counts_in_its_group_and_not_in_the_loss() -> None:
 
 
 def test_an_unknown_estimator_is_named_with_the_known_ones() -> None:
-    with pytest.raises(KeyError, match=r"'grpp' \(did you mean 'grpo'\?\); known: dr_grpo, gae, gigpo, gpg, grpo, maxrl, opo, reinforce"):
+    with pytest.raises(KeyError, match=r"'grpp' \(did you mean 'grpo'\?\); known: dr_grpo, gae, gigpo, gpg, grpo, maxrl, opo, pass_at_k"):
         advantages("grpp", scores([1], [0], [".x"]), Normalisation())
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from roll.algorithms.advantages import ADVANTAGES, Normalisation, advantages
 from tests.unit.algorithms.build import ROWS, Row, build, scores
 
-BY_PROMPT = ["grpo", "dr_grpo", "rloo", "opo", "remax", "reinforce", "step_reinforce", "gigpo", "maxrl"]
+BY_PROMPT = ["grpo", "dr_grpo", "rloo", "opo", "remax", "reinforce", "step_reinforce", "gigpo", "maxrl", "pass_at_k"]
 """Estimators that look at a prompt's own responses and at nothing else, if not told to."""
 OF_THE_STEP = ["gpg", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
 

@@ -13,8 +13,8 @@ from roll.algorithms.methods.base import Method, readers
 from roll.algorithms.methods.estimators import ESTIMATORS
 from roll.algorithms.methods.policy_losses import POLICY_LOSSES
 from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
-from roll.algorithms.objectives import OBJECTIVES, Cispo, ClipCov, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Topr
-from roll.algorithms.preference import LABELLED_LOSSES, PAIR_OBJECTIVES, Dpo, Ipo, Kto, OrPo, SimPo
+from roll.algorithms.objectives import OBJECTIVES, Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Sapo, Topr
+from roll.algorithms.preference import LABELLED_LOSSES, PAIR_OBJECTIVES, ChosenLikelihood, Dpo, DpoNorm, Ipo, Kto, OrPo, SimPo
 from roll.config.schema.offline import DpoConfig
 from roll.config.schema.rlvr import RlvrConfig
 
@@ -31,6 +31,11 @@ POLICY = [
     ("gspo", {"pg_clip_low": 3e-4, "pg_clip_high": 4e-4}, Gspo(3e-4, 4e-4)),
     ("gmpo", {"pg_clip": 0.4}, Gmpo(0.4, 0.4)),
     ("cispo", {}, Cispo(0.2, 0.2)),
+    ("sapo", {}, Sapo(1.0, 1.05)),
+    ("sapo", {"sapo_positive_temperature": 2.0, "sapo_negative_temperature": 3.0}, Sapo(2.0, 3.0)),
+    ("dppo", {}, Dppo("tv", 0.15)),
+    ("dppo", {"dppo_divergence": "kl"}, Dppo("kl", 0.05)),
+    ("dppo", {"dppo_divergence": "kl", "dppo_threshold": 0.1}, Dppo("kl", 0.1)),
     ("topr", {"topr_positive_weight": 2.0, "topr_negative_weight": 3.0}, Topr(2.0, 3.0)),
     ("clip_cov", {"clip_cov_ratio": 0.1, "clip_cov_low": 2.0, "clip_cov_high": 3.0}, ClipCov(0.2, 0.2, 0.1, 2.0, 3.0)),
     ("kl_cov", {"kl_cov_ratio": 0.1, "kl_cov_coef": 2.0}, KlCov(0.1, 2.0)),
@@ -38,6 +43,8 @@ POLICY = [
 PREFERENCE = [
     ("dpo", {"beta": 0.3, "label_smoothing": 0.2}, Dpo(0.3, 0.2)),
     ("ipo", {"beta": 0.3}, Ipo(0.3)),
+    ("dpo_norm", {"beta": 5.0, "label_smoothing": 0.1}, DpoNorm(5.0, 0.1)),
+    ("sft", {}, ChosenLikelihood()),
     ("simpo", {"beta": 2.5, "simpo_gamma": 1.5}, SimPo(2.5, 1.5)),
     ("orpo", {"beta": 0.3}, OrPo(0.3)),
     ("kto", {"beta": 0.3, "desirable_weight": 2.0, "undesirable_weight": 3.0}, Kto(0.3, 2.0, 3.0)),

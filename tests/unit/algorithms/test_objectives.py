@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from roll.algorithms.objectives import Cispo, ClipCov, Gmpo, Gspo, KlCov, Objective, PolicyGradient, PolicyTokens, Ppo, Topr
+from roll.algorithms.binary import binary_divergence
+from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, Objective, PolicyGradient, PolicyTokens, Ppo, Sapo, Topr
 from tests.unit.algorithms.losses_by_hand import Row, formula
 
 OBJECTIVES: list[Objective] = [
@@ -25,6 +26,9 @@ OBJECTIVES: list[Objective] = [
     Gmpo(0.3, 0.5),
     Cispo(0.2, 0.4),
     Cispo(1.0, 2.0),
+    Sapo(0.8, 1.4),
+    Dppo(threshold=0.02),
+    Dppo("kl", 0.005),
     Topr(0.7, 1.3),
     ClipCov(0.2, 0.3),
     KlCov(coef=0.6),
@@ -45,7 +49,8 @@ def of_ratios(ratios: list[float], advantages: list[float], lengths: list[int], 
 
 def random_tokens(lengths: list[int], seed: int = 3) -> PolicyTokens:
     generator = torch.Generator().manual_seed(seed)
-    log_probs, noise, advantages = torch.randn(3, sum(lengths), dtype=torch.float64, generator=generator)
+    scale, noise, advantages = torch.randn(3, sum(lengths), dtype=torch.float64, generator=generator)
+    log_probs = -1.5 - scale.abs()
     token_selection = torch.rand(sum(lengths), generator=generator) < 0.3
     return PolicyTokens(log_probs, log_probs + 0.4 * noise, advantages, torch.tensor(lengths), token_selection)
 
@@ -118,6 +123,42 @@ def test_cispo_by_hand() -> None:
     assert said.clipped.tolist() == [True, True, False]
     # Bound 1 below is none: the weight 0.5 stays.
     assert Cispo(1.0, 0.3)(tokens).clipped.tolist() == [True, False, False]
+
+
+def test_sapo_by_hand() -> None:
+    """At a ratio of 1 the gate is 2 / tau; its slope, times the ratio, is the gradient's weight: 1 there, less on either side."""
+    tokens = of_ratios([1, 1, 3, 0.5], [1, -1, 2, -2], [4])
+    leaf = tokens.log_probs.clone().requires_grad_()
+    said = Sapo(1.0, 2.0)(replace(tokens, log_probs=leaf))
+    said.losses.sum().backward()
+    far, near = 1 / (1 + exp(-2)), 1 / (1 + exp(1))
+    torch.testing.assert_close(said.losses.detach(), tensor(-2, 1, -2 * 4 * far, 2 * 2 * near))
+    torch.testing.assert_close(leaf.grad, tensor(-1, 1, -2 * 3 * 4 * far * (1 - far), 2 * 0.5 * 4 * near * (1 - near)))
+    assert not said.clipped.any()
+
+
+def test_dppo_by_hand() -> None:
+    """From a probability of 0.2, 0.3 and 0.1 are 0.1 away and 0.4 is 0.2; a token that is far off and moves back keeps its gradient."""
+    old = tensor(0.2, 0.2, 0.2, 0.2, 0.9, 0.001).log()
+    now, advantages = tensor(0.3, 0.4, 0.4, 0.1, 0.6, 0.1).log().requires_grad_(), tensor(1, 1, -1, -1, -1, 1)
+    said = Dppo("tv", 0.15)(PolicyTokens(now, old, advantages, torch.tensor([6])))
+    assert said.clipped.tolist() == [False, True, False, False, True, False]
+    torch.testing.assert_close(said.losses.detach(), tensor(-1.5, 0, 2, 0.5, 0, -100))
+    said.losses.sum().backward()
+    torch.testing.assert_close(now.grad, said.losses.detach())
+
+
+def test_the_divergences_of_dppo_are_exact_near_certainty() -> None:
+    """In fp32, of probabilities that differ from 1 by less than its precision there; against float64 from the distances themselves."""
+    rest = tensor(1e-9, 1e-8, 1e-4, 0.5, 1 - 1e-9)
+    old_rest = tensor(1e-3, 1e-9, 1e-8, 0.1, 0.5)
+    log_p, log_q = torch.log1p(-rest).float(), torch.log1p(-old_rest).float()
+    p, q = -torch.expm1(log_p.double()), -torch.expm1(log_q.double())  # of the rest, as fp32 has it
+    expected = (1 - q) * (log_q.double() - log_p.double()) + q * (q / p).log()
+    torch.testing.assert_close(binary_divergence(log_p, log_q, "kl").double(), expected, rtol=1e-5, atol=1e-12)
+    assert (binary_divergence(log_p, log_q, "kl") >= 0).all()
+    certain = binary_divergence(tensor(0.0, -2.0, 0.0, -1e9), tensor(0.0, 0.0, -1.0, -1.0), "kl")
+    assert torch.isfinite(certain).all() and certain[0] == 0
 
 
 def test_topr_by_hand() -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.losses import Loss, LossInputs
-from roll.algorithms.preference import Dpo, Ipo, Kto, OrPo, PreferenceLoss, SimPo
+from roll.algorithms.preference import ChosenLikelihood, Dpo, DpoNorm, Ipo, Kto, Mixture, OrPo, PairObjective, PreferenceLoss, SimPo
 from roll.data import packing
 from roll.types import TrainBatch
 from roll.workers.actor_train import ActorTrain, TrainShape
@@ -31,6 +31,10 @@ LOSSES: Mapping[str, Loss] = {
     "dpo": PreferenceLoss(Dpo(0.5)),
     "cdpo": PreferenceLoss(Dpo(0.5, 0.2)),
     "ipo": PreferenceLoss(Ipo(0.5)),
+    "dpo_norm": PreferenceLoss(DpoNorm(3.0, 0.2)),
+    "sft": PreferenceLoss(ChosenLikelihood()),
+    "dpo + 0.3 sft": PreferenceLoss(Mixture(Dpo(0.5), ((0.3, ChosenLikelihood()),))),
+    "simpo + 0.4 ipo + 2 sft": PreferenceLoss(Mixture(SimPo(2.0, 0.3), ((0.4, Ipo(0.5)), (2.0, ChosenLikelihood())))),
     "simpo": PreferenceLoss(SimPo(2.0, 0.3)),
     "orpo": PreferenceLoss(OrPo(0.4)),
     "kto": Kto(0.5, 1.5, 0.7, kl=0.3),
@@ -61,6 +65,15 @@ def pair_loss(name: str, c: list[float], r: list[float], rc: list[float], rr: li
             return -0.8 * math.log(sigmoid(0.5 * h)) - 0.2 * math.log(sigmoid(-0.5 * h))
         case "ipo":
             return (mean_c - sum(rc) / len(rc) - mean_r + sum(rr) / len(rr) - 1.0) ** 2
+        case "dpo_norm":
+            h = 3 * (sum(a - b for a, b in zip(c, rc, strict=True)) / len(c) - sum(a - b for a, b in zip(r, rr, strict=True)) / len(r))
+            return -0.8 * math.log(sigmoid(h)) - 0.2 * math.log(sigmoid(-h))
+        case "sft":
+            return -mean_c
+        case "dpo + 0.3 sft":
+            return pair_loss("dpo", c, r, rc, rr) - 0.3 * mean_c
+        case "simpo + 0.4 ipo + 2 sft":
+            return pair_loss("simpo", c, r, rc, rr) + 0.4 * pair_loss("ipo", c, r, rc, rr) - 2 * mean_c
         case "simpo":
             return -math.log(sigmoid(2 * mean_c - 2 * mean_r - 0.3))
         case _:
@@ -108,6 +121,29 @@ def test_metrics_of_pairs_by_hand() -> None:
 def test_gradients_are_those_of_finite_differences(name: str) -> None:
     log_probs, given = inputs()
     assert torch.autograd.gradcheck(lambda values: LOSSES[name](values, values.detach(), given).losses, [log_probs])
+
+
+@pytest.mark.parametrize(
+    "objective", [Dpo(0.1), DpoNorm(5.0), Mixture(DpoNorm(5.0), ((0.2, ChosenLikelihood()), (1.0, Dpo(0.1))))], ids=str
+)
+@pytest.mark.parametrize("far", [-3e4, -100.0, 100.0, 3e4])
+def test_log_ratios_beyond_all_measure_stay_finite(objective: PairObjective, far: float) -> None:
+    """The chosen response is so much likelier than under the reference, in fp32; where it is less likely the loss grows with it."""
+    log_probs = torch.full((4,), -2.0).requires_grad_()
+    reference = torch.tensor([-2.0 - far, -2.0, -2.0, -2.0])
+    given = LossInputs(torch.zeros(4), torch.tensor([2, 2]), ref_log_probs=reference)
+    losses = PreferenceLoss(objective)(log_probs, log_probs, given).losses
+    losses.sum().backward()
+    assert log_probs.grad is not None and torch.isfinite(losses).all() and torch.isfinite(log_probs.grad).all()
+
+
+def test_of_responses_of_one_length_the_normalised_loss_is_dpos() -> None:
+    """With beta times the length."""
+    log_probs, reference = (torch.tensor([-0.5, -1.0, -2.0, -0.25], dtype=torch.float64) * scale for scale in (1.0, 0.7))
+    given = LossInputs(torch.zeros_like(log_probs), torch.tensor([2, 2]), ref_log_probs=reference)
+    ours, theirs = (PreferenceLoss(one)(log_probs, log_probs, given) for one in (DpoNorm(1.0, 0.1), Dpo(0.5, 0.1)))
+    torch.testing.assert_close(ours.losses, theirs.losses)
+    torch.testing.assert_close(ours.counted["dpo/reward_margin"][0], theirs.counted["dpo/reward_margin"][0])
 
 
 def long_pairs(tokens: int) -> tuple[Tensor, Tensor, Tensor]:

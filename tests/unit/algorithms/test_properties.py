@@ -19,7 +19,7 @@ from roll.algorithms.corrections import Correction
 from roll.algorithms.kl import kl_estimate
 from roll.algorithms.losses import Loss, LossInputs, NegativeLogLikelihood
 from roll.algorithms.methods.corrections import CORRECTIONS as METHODS
-from roll.algorithms.objectives import Cispo, ClipCov, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Topr
+from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Sapo, Topr
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.shaping import Overlong, difficulty_weights, length_weights, overlong_penalty
 from roll.config.schema.rlvr import RlvrConfig
@@ -36,10 +36,14 @@ CORRECTIONS = {name: Correction(one.weight, one.cap, one.reject, 0.9, 1.1) for n
 LOSSES: dict[str, Loss] = {
     "sft": NegativeLogLikelihood(),
     "ppo": PolicyLoss(Ppo(0.2, 0.28, 3.0), entropy_coef=0.01),
+    "ppo, masked": PolicyLoss(Ppo(), kl_coef=0.1, mask_threshold=0.02),
     "pg": PolicyLoss(PolicyGradient()),
     "gspo": PolicyLoss(Gspo(0.05, 0.1)),
     "gmpo": PolicyLoss(Gmpo(0.3, 0.5)),
     "cispo": PolicyLoss(Cispo()),
+    "sapo": PolicyLoss(Sapo(3.0, 5.0)),
+    "dppo": PolicyLoss(Dppo(threshold=0.01)),
+    "dppo, kl": PolicyLoss(Dppo("kl", 0.002)),
     "topr": PolicyLoss(Topr(0.7, 1.3)),
     # All that are between are chosen: which ones are drawn depends on the order of the tokens.
     "clip_cov": PolicyLoss(ClipCov(ratio=1.0, low=0.1, high=1.0)),

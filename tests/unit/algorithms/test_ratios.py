@@ -14,12 +14,12 @@ from roll.algorithms.corrections import Correction
 from roll.algorithms.kl import kl_estimate
 from roll.algorithms.losses import LossInputs
 from roll.algorithms.methods.corrections import CORRECTIONS
-from roll.algorithms.objectives import Cispo, ClipCov, Gmpo, Gspo, KlCov, Objective, PolicyGradient, Ppo, Topr
+from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, Objective, PolicyGradient, Ppo, Sapo, Topr
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.ratios import ratio_of
 
 OBJECTIVES: list[Objective] = [
-    *(Ppo(), Ppo(dual_clip=3.0), PolicyGradient(), Gspo(), Gmpo(), Cispo(), Topr(), ClipCov(), KlCov()),
+    *(Ppo(), Ppo(dual_clip=3.0), PolicyGradient(), Gspo(), Gmpo(), Cispo(), Sapo(), Dppo(), Dppo("kl", 0.05), Topr(), ClipCov(), KlCov()),
 ]
 PRESETS = {name: method.traits for name, method in CORRECTIONS.items() if name != "none"}
 FAR = (-3e4, -400.0, -90.0, -21.0, 0.0, 21.0, 90.0, 400.0, 3e4)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from roll.algorithms.corrections import Correction
 from roll.algorithms.losses import Loss, NegativeLogLikelihood
 from roll.algorithms.methods.corrections import CORRECTIONS as METHODS
-from roll.algorithms.objectives import Cispo, ClipCov, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Topr
+from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Sapo, Topr
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.value_loss import ValueLoss
 from roll.config.schema.rlvr import RlvrConfig
@@ -43,10 +43,14 @@ LOSSES: Mapping[str, Loss] = {
     "ppo, kl and entropy": PolicyLoss(Ppo(0.2, 0.28), kl_coef=0.1, entropy_coef=0.01),
     "ppo, kl weighted": PolicyLoss(kl_coef=0.5, kl_estimator="k2", kl_importance=True),
     "on policy, tis": PolicyLoss(correction=Correction(weight="token", cap=2.0), on_policy=True),
+    "ppo, far and bad masked": PolicyLoss(mask_threshold=0.01),
     "pg": PolicyLoss(PolicyGradient()),
     "gspo": PolicyLoss(Gspo(0.02, 0.03)),
     "gmpo": PolicyLoss(Gmpo()),
     "cispo": PolicyLoss(Cispo()),
+    "sapo": PolicyLoss(Sapo(3.0, 5.0)),
+    "dppo": PolicyLoss(Dppo(threshold=0.01)),
+    "dppo, kl": PolicyLoss(Dppo("kl", 0.002)),
     "topr": PolicyLoss(Topr()),
     "clip_cov": PolicyLoss(ClipCov(ratio=0.1, low=0.01, high=5.0)),
     "kl_cov": PolicyLoss(KlCov(ratio=0.2)),

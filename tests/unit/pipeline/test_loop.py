@@ -82,6 +82,10 @@ class Parts:
         self.calls.append("values")
         return np.full(len(sequences.token_ids), 0.25, np.float32) * sequences.response_mask
 
+    async def teacher_states(self, sequences: Sequences) -> Floats:
+        self.calls.append("teacher")
+        return np.arange(2 * int(sequences.response_mask.sum()), dtype=np.float32).reshape(-1, 2)
+
     async def train(self, batch: TrainBatch, loss: Loss, version: int) -> Metrics:
         self.calls.append(("train", version))
         self.batches.append(batch)
@@ -126,6 +130,7 @@ def wired(parts: Parts, **changes: Any) -> Rlvr:
         ref_log_probs=parts.ref_log_probs,
         reference_role="reference",
         values=None,
+        teacher_states=None,
         learn=Learning(phases, parts.train, PolicyLoss(), updates_per_step=3),
         sync=parts.sync,
         evaluate=parts.evaluate,
@@ -183,6 +188,14 @@ def test_a_critics_values_become_advantages_and_its_returns() -> None:
     assert batch.advantages[[3, 4, 8, 9]].tolist() == pytest.approx([-0.1875, -0.25, 0.0625, 0.75])
     assert batch.values is not None and batch.values[:5].tolist() == [0, 0, 0, 0.25, 0.25]
     assert batch.returns is not None and batch.returns[[3, 4, 8, 9]].tolist() == pytest.approx([0.0625, 0, 0.3125, 1])
+
+
+def test_a_teachers_states_reach_what_learns() -> None:
+    parts = Parts()
+    asyncio.run(rlvr.train(wired(parts, max_steps=1, teacher_states=parts.teacher_states), Position(0, 0)))
+    assert [call for call in parts.calls if isinstance(call, str)] == ["take", "reference", "teacher"]
+    [batch] = parts.batches
+    assert batch.teacher_states is not None and batch.teacher_states.tolist() == [[2.0 * row, 2.0 * row + 1] for row in range(8)]
 
 
 def test_kl_in_the_reward_lowers_the_return_of_earlier_tokens_more() -> None:

@@ -1,0 +1,33 @@
+"""What a response adds to the best of k: the reward of pass@k, and of the largest of k rewards. Pure functions."""
+
+from __future__ import annotations
+
+from math import comb
+
+import numpy as np
+
+from roll.algorithms.moments import Doubles
+from roll.types import Floats
+
+
+def added_to_best(rewards: Floats | Doubles, k: int) -> Doubles:
+    """[n]: by how much a response raises the largest reward of k - 1 others, averaged over all choices of these others.
+
+    The response of rank i by reward, from the lowest, finds rank j < i as the best of others in comb(j - 1, k - 2) of
+    comb(n - 1, k - 1) choices.
+
+    Source: Walder and Karkhanis, arXiv 2505.15201, the estimator with the baseline of k - 1 samples (loo-1), without its factor of k / n.
+
+    Args:
+        rewards: [n], of the responses to one prompt; n of at least 2.
+        k: From 2 to n.
+    """
+    n = len(rewards)
+    assert 2 <= k <= n, "a best of others needs others, and no more than there are"
+    order = np.argsort(rewards, kind="stable")
+    ranked = rewards[order].astype(np.float64) - float(rewards.min())  # so that equal rewards give 0 exactly
+    shares = np.array([comb(j, k - 2) / comb(n - 1, k - 1) for j in range(n - 1)])
+    below, paid = np.cumsum(shares), np.cumsum(shares * ranked[:-1])
+    out = np.zeros(n)
+    out[order[1:]] = ranked[1:] * below - paid
+    return out

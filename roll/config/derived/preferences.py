@@ -1,0 +1,19 @@
+"""The losses of preferences that a run adds up. Pure functions of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from roll.algorithms.methods.base import Method
+from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES, PreferenceTraits
+from roll.config.schema.offline import DpoConfig
+
+
+def added_losses(config: DpoConfig) -> Mapping[Method[PreferenceTraits], float]:
+    """The losses of `added_preference_losses` that are known, with their weights."""
+    return {PREFERENCE_LOSSES[name]: weight for name, weight in config.added_preference_losses.items() if name in PREFERENCE_LOSSES}
+
+
+def compares(config: DpoConfig) -> bool:
+    """Whether one of the losses compares with a reference."""
+    return any(method.traits.needs_reference for method in (config.preference_loss, *added_losses(config)))

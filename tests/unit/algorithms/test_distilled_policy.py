@@ -1,0 +1,136 @@
+"""Reinforcement learning beside a teacher: an update's gradient against float64 from the formulas, and in every split of the update."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from roll.algorithms.divergence import DistilledPolicy, Divergence
+from roll.algorithms.losses import Loss
+from roll.algorithms.objectives import ClipCov, Ppo
+from roll.algorithms.policy_loss import PolicyLoss
+from roll.models.divergence import chunked_divergence
+from roll.models.packed_inputs import packed_inputs, scored_only
+from roll.strategies.base import MicroBatch
+from roll.strategies.loss_inputs import loss_inputs
+from roll.types import TrainBatch
+from roll.workers.actor_train import ActorTrain, TrainShape
+from roll.workers.group import WorkerGroup
+from tests import limits
+from tests.unit.algorithms.test_split import TOKENS, AddingRanks, budgets, step
+
+WIDTH = 5
+"""Of the teacher's states."""
+COEF = 0.7
+MEASURES = [Divergence("forward_kl"), Divergence("reverse_kl", temperature=1.5), Divergence("jsd", beta=0.2)]
+each = pytest.mark.parametrize("measure", MEASURES, ids=str)
+
+
+@cache
+def taught() -> tuple[TrainBatch, Tensor]:
+    """The step with a teacher's states, and the teacher's output matrix."""
+    generator = torch.Generator().manual_seed(4)
+    batch = step()
+    states = torch.randn(int(batch.sequences.response_mask.sum()), WIDTH, generator=generator)
+    return replace(batch, teacher_states=states.numpy()), torch.randn(TOKENS, WIDTH, generator=generator)
+
+
+class Students(AddingRanks):
+    """Ranks whose policy also says how far it is from the teacher."""
+
+    def __init__(self, count: int, measure: Divergence) -> None:
+        super().__init__(count)
+        self.measure = measure
+
+    def backward(self, micro_batch: MicroBatch, loss: Loss) -> None:
+        batch = micro_batch.batch
+        packed = packed_inputs(batch.sequences, "cpu", teacher_states=batch.teacher_states)
+        before = packed.scored - 1
+        policy = self.policy
+        hidden = (policy.tokens[packed.token_ids[before]] + policy.positions[packed.position_ids[before]]).tanh()
+        assert packed.teacher_states is not None
+        apart = chunked_divergence(hidden, policy.head.t(), packed.teacher_states, taught()[1], self.measure)
+        said = loss(*policy(batch), apart, loss_inputs(batch, "cpu"))
+        (said.losses * scored_only(micro_batch.loss_weights, batch.sequences, "cpu")).sum().backward()
+
+
+def gradient(measure: Divergence, loss: Loss, ranks: int, token_budget: int) -> Tensor:
+    group = Students(ranks, measure)
+    shape = TrainShape(updates=1, epochs=1, token_budget=token_budget, loss_agg_mode="token-mean", temperature=1.0)
+    trainer = ActorTrain(cast(WorkerGroup, group), shape, Path(), limits.CALL, limits.CALL, limits.CALL)
+    asyncio.run(trainer.train_step(taught()[0], loss, 0))
+    return group.gradient
+
+
+def by_hand(measure: Divergence) -> Tensor:
+    """PPO without a clip that binds, plus the divergence, mean over tokens: float64, from probabilities."""
+    batch, weight = taught()
+    policy = Students(1, measure).policy.double()
+    packed = packed_inputs(batch.sequences, "cpu")
+    before, targets = packed.scored - 1, packed.token_ids[packed.scored]
+    hidden = (policy.tokens[packed.token_ids[before]] + policy.positions[packed.position_ids[before]]).tanh()
+    logits = hidden @ policy.head
+    assert batch.teacher_states is not None and batch.proximal_log_probs is not None
+    teacher = torch.from_numpy(batch.teacher_states).double() @ weight.double().t()
+    p, q = (torch.softmax(values / measure.temperature, -1) for values in (teacher, logits))
+    m = measure.beta * p + (1 - measure.beta) * q
+    apart = {
+        "forward_kl": (p * (p / q).log()).sum(-1),
+        "reverse_kl": (q * (q / p).log()).sum(-1),
+        "jsd": measure.beta * (p * (p / m).log()).sum(-1) + (1 - measure.beta) * (q * (q / m).log()).sum(-1),
+    }[measure.kind]
+    now = torch.softmax(logits, -1).gather(1, targets[:, None])[:, 0]
+    mask = batch.sequences.response_mask
+    old, advantages = (torch.from_numpy(values[mask]).double() for values in (batch.proximal_log_probs, batch.advantages))
+    (-advantages * now / old.exp() + COEF * apart).mean().backward()
+    return torch.cat([value.grad.flatten() for value in policy.parameters() if value.grad is not None])
+
+
+@each
+def test_the_gradient_of_an_update_is_the_one_by_hand(measure: Divergence) -> None:
+    ours = gradient(measure, DistilledPolicy(PolicyLoss(Ppo(1e9, 1e9)), COEF), 1, 10**6)
+    expected = by_hand(measure).float()
+    assert (ours - expected).norm() < 2e-6 * expected.norm()
+
+
+@each
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_no_split_changes_the_gradient(measure: Divergence, ranks: int) -> None:
+    loss = DistilledPolicy(PolicyLoss(kl_coef=0.1), COEF)
+    whole = gradient(measure, loss, 1, 10**6)
+    for micro_batches in (2, 5):
+        difference = (gradient(measure, loss, ranks, budgets(ranks)[micro_batches]) - whole).norm() / whole.norm()
+        assert difference < 1e-6, f"{ranks} ranks, {micro_batches} micro-batches: {difference:.1e}"
+
+
+def test_it_is_the_policys_loss_and_the_divergence() -> None:
+    """Metrics of both; and the tokens that the policy's objective chooses over the step are chosen."""
+    inputs = loss_inputs(step(), "cpu")
+    log_probs = torch.full((len(inputs.advantages),), -1.0)
+    apart, plain = torch.linspace(0, 2, len(log_probs)), PolicyLoss(kl_coef=0.1)
+    said, alone = DistilledPolicy(plain, 0.5)(log_probs, log_probs, apart, inputs), plain(log_probs, log_probs, inputs)
+    assert torch.equal(said.losses, alone.losses + 0.5 * apart)
+    assert {**alone.metrics, "distill/divergence": apart}.keys() == said.metrics.keys()
+    assert torch.equal(said.metrics["distill/divergence"], apart)
+    choosing = PolicyLoss(ClipCov(ratio=0.1, low=0.01, high=5.0))
+    ours, theirs = DistilledPolicy(choosing).token_selection(step()), choosing.token_selection(step())
+    assert ours is not None and theirs is not None and np.array_equal(ours, theirs)
+
+
+@each
+@pytest.mark.parametrize("far", [100.0, 3e4])
+def test_distributions_beyond_all_measure_stay_finite(measure: Divergence, far: float) -> None:
+    """Logits that far apart, of a student that is sure of one token and a teacher that is sure of another, in fp32."""
+    student = torch.tensor([[far, 0.0, -far], [0.0, 0.0, 0.0], [far, 0.0, -far]], requires_grad=True)
+    apart = measure(student, torch.tensor([[-far, 0.0, far], [-far, 0.0, far], [far, 0.0, -far]]))
+    apart.sum().backward()
+    assert student.grad is not None and torch.isfinite(apart).all() and torch.isfinite(student.grad).all()
+    assert apart[2].item() == pytest.approx(0, abs=1e-6)
