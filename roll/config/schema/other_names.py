@@ -82,6 +82,14 @@ PACKED = Counterpart(None, f"remove it: sequences are always packed and never pa
 LOGGED = Counterpart(None, "remove it: every step is logged")
 ALWAYS = Counterpart(None, "remove it: it holds anyway")
 LOADED = Counterpart(None, "remove it: rows are tokenised once, before the run")
+UNCUT = Counterpart("response_length", "and prompt_length: longer rows are left out and counted, since a cut response would not end")
+UNDROPPED = Counterpart(
+    f"{MODEL}.lora_dropout", "with lora_target; whole models are trained without dropout, so that log-probs do not change from pass to pass"
+)
+END_TOKEN = Counterpart(
+    None,
+    "copy the model, set eos_token in its tokenizer_config.json and eos_token_id in its generation_config.json; pretrain is the copy",
+)
 SEQUENCES = Counterpart(f"{BACKEND}.sequence_parallel_size")
 LEARNT = Counterpart("loss_on", "response, assistant or all")
 
@@ -118,6 +126,9 @@ OTHER_NAMES: Mapping[str, Counterpart] = {
     **dict.fromkeys(("max_prompt_length", "prompt_max_len", "max_prompt_seq_len"), Counterpart("prompt_length")),
     **dict.fromkeys(("max_completion_length", "max_response_length", "generate_max_len", "max_answer_seq_len"), RESPONSE),
     **dict.fromkeys(("packing", "padding_free", "group_by_length", "use_dynamic_bsz", "packing_samples"), PACKED),
+    **dict.fromkeys(("truncation", "truncation_side", "truncation_mode"), UNCUT),
+    **dict.fromkeys(("eot_token", "add_eot_token", "eos_token", "end_of_conversation_token", "end_token"), END_TOKEN),
+    **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout", "actor_dropout", "critic_dropout", "disable_dropout"), UNDROPPED),
     **dict.fromkeys(("dataloader_num_workers", "dataloader_drop_last", "dataloader_pin_memory", "remove_unused_columns"), LOADED),
     **dict.fromkeys(("completion_only_loss", "assistant_only_loss", "train_on_prompt", "train_on_inputs"), LEARNT),
     # the batch and the optimizer
@@ -138,6 +149,7 @@ OTHER_NAMES: Mapping[str, Counterpart] = {
     **dict.fromkeys(("adam_betas", "betas"), Counterpart(f"{TRAINING}.adam_beta1", "and adam_beta2, a number each")),
     "adam_eps": Counterpart(f"{TRAINING}.adam_epsilon"),
     **dict.fromkeys(("max_norm", "grad_clip", "clip_grad"), NORM),
+    **dict.fromkeys(("full_determinism", "enable_full_determinism"), Counterpart("deterministic")),
     "data_seed": Counterpart("seed"),
     "label_smoothing_factor": Counterpart("label_smoothing"),
     # DeepSpeed and devices

@@ -249,6 +249,11 @@ class ExperimentConfig(StrictConfig):
 
     exp_name: str = Field(description="Name of the run.", pattern=SET_NAME, max_length=LONGEST_NAME)
     seed: Seed = Field(42, description="Of everything random: sampling of prompts and of tokens, LoRA's initialisation.")
+    deterministic: bool = Field(
+        False,
+        description="Use torch's deterministic algorithms in the processes that train or score, so that the same inputs give the same "
+        "bits. An operation that has none ends the run with its name.",
+    )
     output_dir: PathText = Field(description="The run folder, used exactly as given.")
     pretrain: PathText = Field(description="Folder or Hub name of the policy's starting point.")
     roll_defaults: bool = Field(

@@ -87,5 +87,5 @@ def test_variables_that_nothing_reads_are_told_with_what_there_is(
 
 def test_a_roles_own_variables_win_over_the_roots_and_those_over_the_file() -> None:
     plan: Any = SimpleNamespace(environment={"A": "file", "B": "file", "C": "file"})
-    config: Any = SimpleNamespace(system_envs={"B": "root", "C": "root"})
+    config: Any = SimpleNamespace(deterministic=False, system_envs={"B": "root", "C": "root"})
     assert worker_environment(plan, config, {"C": "role"}) == {"A": "file", "B": "root", "C": "role"}
