@@ -17,6 +17,7 @@ LEAST = 80
 RLVR = ("--config-name", "rlvr_zero3", "dry_run=true")
 SFT = ("--config-name", "tiny/tiny_sft", "dry_run=true")
 ACTOR = "actor_train.model_args"
+ROLLS = ("logging_steps", "num_nodes")
 ASKED = [
     ("bf16=true", "use actor_train.model_args.dtype; true is bf16", f"{ACTOR}.dtype=bf16"),
     ("mixed_precision=bf16", "use actor_train.model_args.dtype", f"{ACTOR}.dtype=bf16"),
@@ -85,3 +86,13 @@ def test_a_pipeline_of_rows_names_its_own_role(capsys: pytest.CaptureFixture[str
     assert main([*SFT, "bf16=true", "sft_train.model_args.lora_r=4"]) == 2
     said = capsys.readouterr().err
     assert "use sft_train.model_args.dtype" in said and "use sft_train.model_args.lora_rank" in said
+
+
+def test_every_name_is_refused_at_the_root_with_its_counterpart(capsys: pytest.CaptureFixture[str]) -> None:
+    """But for those that ROLL's files have there, which are read or ignored with a warning of their own."""
+    names = [name for name in OTHER_NAMES if name not in ROLLS]
+    assert main([*RLVR, *(f"{name}=1" for name in names)]) == 2
+    said = capsys.readouterr().err
+    assert [
+        name for name in names if f"  {name}: unknown key, with the value 1\n    {counterpart_of(name, RlvrConfig)}\n" not in said
+    ] == []
