@@ -20,14 +20,31 @@ SECONDS = 120.0
 """For one host."""
 
 
+BY_HAND = "leave out --run: the commands are printed, each to be run on its host"
+CHOSEN = "--include and --exclude choose hosts and GPUs; device_mapping of the run says which role uses which"
+OTHER_FLAGS = {
+    "--num_gpus": CHOSEN,
+    "--num_nodes": CHOSEN,
+    "--no_ssh": BY_HAND,
+    "--node_rank": BY_HAND,
+    "--launcher": BY_HAND,
+    "--master_addr": "remove it: the first host of the hostfile is the head",
+    "--master_port": "use --port",
+    "--hostfile": "give the hostfile without a flag: python -m roll.cluster HOSTFILE",
+}
+"""Of DeepSpeed's launcher: what to write."""
+
+
 class HostFailed(RollError):
     """A command failed on a host."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print or run the commands; the exit status."""
-    arguments = parser().parse_args(argv)
+    arguments, rest = parser().parse_known_args(argv)
     try:
+        if faults := [_no_flag(word) for word in rest]:
+            raise ConfigError(faults)
         hosts = choose(parse_hostfile(_read(arguments.hostfile), str(arguments.hostfile)), arguments.include, arguments.exclude)
         start = arguments.action == "start"
         commands = start_commands(hosts, arguments.port, arguments.ray) if start else stop_commands(hosts, arguments.ray)
@@ -58,6 +75,11 @@ def parser() -> argparse.ArgumentParser:
         "--ray", type=PurePosixPath, default=PurePosixPath(sys.executable).with_name("ray"), help="Ray's program on the hosts"
     )
     return found
+
+
+def _no_flag(word: str) -> Fault:
+    flag = word.partition("=")[0]
+    return Fault(flag, "is no flag of this command", OTHER_FLAGS.get(flag.replace("-", "_").replace("__", "--", 1), "see --help"))
 
 
 def run(command: Command) -> str | None:

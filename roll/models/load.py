@@ -140,7 +140,9 @@ def check_readable(path: str) -> None:
         if index.exists():
             files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
         if not files and not list(folder.glob("*.bin")):
-            raise FileNotFoundError("it holds no weights (*.safetensors)")
+            problem = f"the model '{path}' cannot be read: it holds no weights (*.safetensors)"
+            remedy = f"give a folder with weights, or draw random ones: python -m roll.models.initialise {path} OUT, and pretrain=OUT"
+            raise DataError([Fault("pretrain", problem, remedy)])
         for file in files:
             with safe_open(file, "pt"):
                 pass
@@ -190,9 +192,20 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
     if packed and (why := not_packable(model)):
         raise DataError([unfit(path, why)])
     restore_frequencies(model)
+    disable_dropout(model)
     if model_args.liger:
         apply_liger(model)
     return loaded
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Let no layer of the model drop anything while it trains; an adapter that is added later has a dropout of its own.
+
+    Ratios compare log-probs of several passes, which dropout would make differ.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
 
 
 def restore_frequencies(model: PreTrainedModel) -> None:

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from roll.config.load.compose import compose
+from roll.config.load.flags import launcher_fault
 from roll.config.load.loader import read_config
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.plan.show import WIDTH, show_plan
@@ -26,8 +27,11 @@ Job = tuple[Config, Plan]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what the command line asks for; the exit status."""
+    words = sys.argv[1:] if argv is None else argv
     try:
-        for config, plan in _jobs(sys.argv[1:] if argv is None else argv):
+        if launched := launcher_fault(os.environ, words):
+            raise ConfigError([launched])
+        for config, plan in _jobs(words):
             _run(config, plan)
     except RollError as error:
         print(error, file=sys.stderr)

@@ -9,8 +9,10 @@ from hashlib import sha256
 from pathlib import Path
 
 from roll.config.derived.batch import has_pairs, learner, sequences_per_update
+from roll.config.derived.placement import model_roles
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.roles import LearnerConfig
 from roll.data.tables import COLUMNS
 from roll.pipeline.run_context import Prepared
 
@@ -21,6 +23,9 @@ def of_keys(config: Config) -> dict[str, str]:
     learnt = "pairs" if has_pairs(config) else "sequences"
     found = {"pipeline": config.pipeline, "seed": str(config.seed)}
     found[f"{name}.training_args"] = f"{sequences_per_update(role)} {learnt} an update"
+    # DeepSpeed names the files of a checkpoint by it.
+    learners = {place: one for place, one in model_roles(config).items() if isinstance(one, LearnerConfig)}
+    found |= {f"{place}.model_args.dtype": f"'{one.model_args.dtype}'" for place, one in learners.items()}
     columns = role.data_args.model_dump(include=COLUMNS - {"id"}) if role.data_args else {}  # but for what reports alone read
     found |= {f"{name}.data_args.{key}": "nothing" if value is None else f"'{value}'" for key, value in columns.items()}
     if isinstance(config, RlvrConfig):

@@ -134,6 +134,7 @@ class Roles:
             token_budget=shape.token_budget,
             seed=config.seed,
             load=load,
+            deterministic=config.deterministic,
         )
         return self._group(name, role, settings, blocking=True), shape
 
@@ -194,7 +195,10 @@ class Roles:
             takes_turns = name in self._plan.turns
             settings = VllmRewardSettings(path, role.model_args, engine, positions, self._config.seed, takes_turns)
         group: WorkerGroup[RewardStrategy] = self._group(
-            name, role, settings or HfRewardSettings(path, role.model_args, self._token_budget(name)), blocking=False
+            name,
+            role,
+            settings or HfRewardSettings(path, role.model_args, self._token_budget(name), self._config.deterministic),
+            blocking=False,
         )
         engines = self._colocated[name] = ScorerEngines(group, limits.rollout, limits.weight_sync, limits.start)
         return engines, positions
@@ -224,8 +228,8 @@ class Roles:
     def _score_settings(self, role: ReferenceConfig, wrap: ModelWrapper) -> Settings[TeachStrategy]:
         path = model_path(self._config, role.model_args)
         if isinstance(role.strategy_args, DeepSpeedInferStrategyConfig):
-            return ShardedScoreSettings(path, role.model_args, role.strategy_args.strategy_config, wrap)
-        return HfScoreSettings(path, role.model_args, wrap)
+            return ShardedScoreSettings(path, role.model_args, role.strategy_args.strategy_config, wrap, self._config.deterministic)
+        return HfScoreSettings(path, role.model_args, wrap, self._config.deterministic)
 
     async def end(self, name: str, seconds: float | None = None) -> None:
         """End a group that is not needed any more, and give its memory back; without `seconds` it closes within `deadlines.shutdown`."""
@@ -337,9 +341,14 @@ def running(engines: int, settings: VllmSettings | HfGenerateSettings, most: int
     return Running(running_limits(engines, most, takes), engines)
 
 
+CUBLAS_WORKSPACE = ":4096:8"
+"""With which cuBLAS is deterministic, as torch asks for it."""
+
+
 def worker_environment(plan: Plan, config: ExperimentConfig, own: Mapping[str, str]) -> dict[str, str]:
     """What is set for a process of a role: the role's own `system_envs` hold, then the root's, then `.deepspeed_env`."""
-    return {**plan.environment, **config.system_envs, **own}
+    chosen = {"CUBLAS_WORKSPACE_CONFIG": CUBLAS_WORKSPACE} if config.deterministic else {}
+    return {**chosen, **plan.environment, **config.system_envs, **own}
 
 
 def aggregation(config: Config) -> str:

@@ -248,7 +248,8 @@ class DeepSpeedTrain:
 
     def save(self, folder: Path) -> None:
         """See `TrainStrategy`."""
-        self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=self._is_lora)
+        # `latest` names the tag for DeepSpeed's own zero_to_fp32.py, which lies beside it.
+        self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=True, exclude_frozen_parameters=self._is_lora)
         states = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
         if self._rank.device == "cuda":
             states["cuda"] = torch.cuda.get_rng_state()

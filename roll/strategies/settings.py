@@ -34,6 +34,13 @@ class Settings(Protocol[S]):
         ...
 
 
+def choose_algorithms(deterministic: bool) -> None:
+    """Have torch take deterministic algorithms in this process, or leave it the choice."""
+    import torch
+
+    torch.use_deterministic_algorithms(deterministic)
+
+
 @dataclass(frozen=True)
 class TrainSettings:
     """Of `DeepSpeedTrain`."""
@@ -49,9 +56,12 @@ class TrainSettings:
     """Of one micro-batch, as the plan has it."""
     seed: int
     load: ModelLoader
+    deterministic: bool = False
+    """Take torch's deterministic algorithms."""
 
     def build(self, rank: Rank) -> TrainStrategy:
         """See `Settings`."""
+        choose_algorithms(self.deterministic)
         from roll.strategies.deepspeed_train import DeepSpeedTrain
 
         return DeepSpeedTrain(self, rank)
@@ -101,9 +111,12 @@ class HfScoreSettings:
     model_path: str
     model_args: ModelConfig
     wrap: ModelWrapper
+    deterministic: bool = False
+    """As of `TrainSettings`."""
 
     def build(self, rank: Rank) -> TeachStrategy:
         """See `Settings`."""
+        choose_algorithms(self.deterministic)
         from roll.strategies.hf_infer import HfScore
 
         return HfScore(self, rank)
@@ -117,9 +130,12 @@ class ShardedScoreSettings:
     model_args: ModelConfig
     deepspeed: DeepSpeedConfig
     wrap: ModelWrapper
+    deterministic: bool = False
+    """As of `TrainSettings`."""
 
     def build(self, rank: Rank) -> TeachStrategy:
         """See `Settings`."""
+        choose_algorithms(self.deterministic)
         from roll.strategies.deepspeed_infer import DeepSpeedScore
 
         return DeepSpeedScore(self, rank)
@@ -133,9 +149,12 @@ class HfRewardSettings:
     model_args: ModelConfig
     token_budget: int
     """Of one forward pass."""
+    deterministic: bool = False
+    """As of `TrainSettings`."""
 
     def build(self, rank: Rank) -> RewardStrategy:
         """See `Settings`."""
+        choose_algorithms(self.deterministic)
         from roll.strategies.hf_reward import HfReward
 
         return HfReward(self, rank)

@@ -9,9 +9,12 @@ from typing import Any
 from roll.tracking.base import RunFacts, sample_table
 from roll.types import Metrics, RolloutGroup
 
+ID_FILE = "wandb_run_id"
+"""In the run folder."""
+
 
 class WandbTracker:
-    """One W&B run for each process; the processes of one experiment share its name as their group."""
+    """One W&B run for each run folder: what resumes goes on in it."""
 
     name = "wandb"
 
@@ -20,7 +23,11 @@ class WandbTracker:
         self._wandb = importlib.import_module("wandb")
         run.folder.mkdir(parents=True, exist_ok=True)
         arguments = {"project": "roll", "name": run.exp_name, "group": run.exp_name, "config": dict(run.config), "dir": str(run.folder)}
+        known = run.folder / ID_FILE
+        if run.resumed_step is not None and known.is_file():
+            arguments |= {"id": known.read_text(encoding="utf-8"), "resume": "allow"}
         self._run = self._wandb.init(**(arguments | dict(settings)))
+        known.write_text(self._run.id, encoding="utf-8")
         # The loop's own step, so that a run that resumes may log a step again.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")

@@ -227,6 +227,12 @@ def check_gpus(gpus: int, gpus_per_node: int) -> None:
         return
     counts = gpu_counts()
     nodes = -(-gpus // gpus_per_node)
+    if not counts:
+        on_cpu = "to run on the CPU, leave device_mapping out of every role: ~actor_train.device_mapping ~actor_infer.device_mapping ..."
+        where = "no node of the cluster" if os.environ.get("RAY_ADDRESS") else "this host"
+        has = f"{where} has one that Ray sees" if where.startswith("no ") else f"Ray sees none on {where}"
+        remedy = f"{on_cpu}; on a host with GPUs `python -m roll.doctor` says what hides them"
+        raise ClusterUnavailable(str(Fault("device_mapping", f"asks for {gpus} GPUs, and {has}", remedy)))
     if len(counts) < nodes or min(counts[:nodes]) < min(gpus, gpus_per_node):
         fault = Fault(
             "device_mapping",

@@ -98,7 +98,7 @@ def test_a_bad_name_is_refused(
 
 def test_an_unknown_flag_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config-path", "exp", "--config-name", "sound", "--nope"]) == 2
-    assert "unrecognized arguments: --nope" in capsys.readouterr().err
+    assert "--nope: is no flag of this command" in capsys.readouterr().err
 
 
 def test_nothing_is_written_by_a_refusal(folder: Path, refused_by_command: Callable[..., str]) -> None:

@@ -22,7 +22,7 @@ GPUS = ("actor_train.device_mapping=[0,1]", "rollout_batch_size=8")
 
 KEYS = [
     (["max_step=3"], "max_step", "3", "did you mean 'max_steps'"),
-    (["lr=0.1"], "lr", "0.1", "docs/configuration.md lists the keys of the root"),
+    (["learn=0.1"], "learn", "0.1", "docs/configuration.md lists the keys of the root"),
     (["actor_train.rank=1"], "actor_train.rank", "1", "known keys of actor_train: data_args, device_mapping"),
     (["beta=0.1"], "pipeline", "beta is given", "add pipeline: dpo"),
     ([f"{TRAIN}.learning_rte=0.1"], f"{TRAIN}.learning_rte", "0.1", "did you mean 'learning_rate'"),

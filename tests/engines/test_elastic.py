@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from roll.checkpoint.store import CheckpointStore
 from roll.export.__main__ import main
 from roll.types import TrainBatch
 from roll.workers.actor_train import merge
+from tests import limits
 from tests.engines.elastic import Trained, checkpoint_of, load_and_train, train_and_save
 from tests.engines.ranks import run_ranks
 from tests.engines.test_train import assert_close, batch, shares  # noqa: F401  (the fixture)
@@ -111,6 +114,17 @@ def test_without_conversion_it_says_what_to_do(worlds: Worlds, ranks: int, numbe
 def stored(folder: Path) -> dict[str, Tensor]:
     """All tensors of a folder."""
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+@pytest.mark.parametrize("number", [number for number, case in enumerate(CASES) if not case.lora], ids=lambda number: CASES[number].name)
+def test_deepspeeds_own_script_reads_a_checkpoint_as_its_users_run_it(worlds: Worlds, tmp_path: Path, number: int) -> None:
+    checkpoint = checkpoint_of(worlds.folder / "2", CASES[number])
+    words = [sys.executable, "zero_to_fp32.py", ".", str(tmp_path / "out")]
+    done = subprocess.run(words, cwd=checkpoint, capture_output=True, text=True, timeout=limits.PROCESS, check=False)
+    assert done.returncode == 0, done.stderr
+    written = torch.load(tmp_path / "out" / "pytorch_model.bin")
+    trained = {name: tensor.float() for name, tensor in worlds.whole[2][0][number].saved.items()}
+    assert_close({name.removeprefix("model."): tensor for name, tensor in written.items()}, trained, 0.0)
 
 
 @each_way

@@ -288,7 +288,7 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: 
         asyncio.run(reads_no_earlier_log(tmp_path / "logs"))
         monkeypatch.setattr(liveness, "EVERY", limits.LOOK)
         asyncio.run(finds_what_is_stopped(tmp_path / "logs"))
-        with pytest.raises(ClusterUnavailable, match=r"asks for 16 GPUs on 2 node\(s\) of 8; the cluster's nodes .* by address, \[\]"):
+        with pytest.raises(ClusterUnavailable, match="asks for 16 GPUs, and Ray sees none on this host"):
             check_gpus(16, 8)
     assert (tmp_path / "logs" / "trainer-0.log").exists()
     leaves_nothing()

@@ -37,6 +37,17 @@ def unmeasured(line: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if not name.startswith(MEASURED)}
 
 
+def test_a_deterministic_run_runs_and_is_repeated_to_the_bit(world: World) -> None:
+    words = ("--config-name", "tiny/tiny_sft", *SHORT, "deterministic=true")
+    for folder in ("sft_one", "sft_two"):
+        outcome = world.run(*words, f"output_dir={folder}")
+        assert outcome.status == 0, outcome.output
+    one, two = (list(map(unmeasured, world.metrics(folder))) for folder in ("sft_one", "sft_two"))
+    assert len(one) == len(two) == 5 and one == two
+    log = (world.folder / "sft_one" / "logs" / "sft_train-0.log").read_text()
+    assert "nondeterministic" not in log
+
+
 def test_preferences_go_on_exactly_from_a_checkpoint(world: World) -> None:
     preferences = ("--config-name", "tiny/tiny_dpo", *SHORT, REFERENCE, "~actor_train.model_args.lora_target")
     preferences += ("~actor_train.model_args.lora_rank", "~actor_train.model_args.lora_alpha", "reference_log_probs=precomputed")

@@ -7,6 +7,7 @@ from itertools import combinations
 
 from roll.config.checks.credit import credit_faults, credit_warnings
 from roll.config.checks.distillation import on_policy_distillation_faults
+from roll.config.checks.determinism import determinism_faults, determinism_warnings
 from roll.config.checks.environments import environment_faults, environment_warnings
 from roll.config.checks.filters import filter_faults
 from roll.config.checks.loss import loss_faults, loss_warnings
@@ -36,7 +37,7 @@ LARGEST_ENGINE_RANK = 512
 
 def experiment_faults(config: Config) -> list[Fault]:
     """Every contradiction among the keys of a configuration that passed the schema."""
-    faults = [*_experiment(config), *_learner(config), *method_faults(config)]
+    faults = [*_experiment(config), *_learner(config), *method_faults(config), *determinism_faults(config)]
     for name, role in model_roles(config).items():
         faults += _lora_keys(name, role.model_args)
         faults += _kernels(name, role)
@@ -243,7 +244,7 @@ def experiment_warnings(config: Config) -> list[str]:
     """Keys that have no effect as things stand."""
     if isinstance(config, OfflineConfig):
         return list(offline_warnings(config))
-    warnings = [*loss_warnings(config), *credit_warnings(config), *environment_warnings(config)]
+    warnings = [*determinism_warnings(config), *loss_warnings(config), *credit_warnings(config), *environment_warnings(config)]
     if config.validation and not config.eval_steps:
         warnings.append("validation: given, but eval_steps is 0, so it never runs")
     if "num_train_epochs" in config.actor_train.training_args.model_fields_set:

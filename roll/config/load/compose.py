@@ -30,6 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
+from roll.config.load.flags import PROGRAM, checked_flags, missing_plugin, plugin_faults, version_line
 from roll.config.load.limits import FLATTEN, check_file, word_faults
 from roll.config.load.loader import resolution_fault
 from roll.config.roll_v2.keys import VARIABLES
@@ -39,12 +40,14 @@ from roll.errors import ConfigError, Fault, RollError
 QUIET = ("hydra.job.name=roll.pipeline", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
 MOST_JOBS = 1000
 """Of a sweep."""
-USAGE = """python -m roll.pipeline --config-name NAME [key=value ...]
+USAGE = f"""{PROGRAM} --config-name NAME [key=value ...]
 
   dry_run=true       print the plan and end
   --config-path DIR  look NAME up in this folder (also --config-dir)
   --cfg job          print the composed configuration; with --resolve, after interpolation
   --multirun         one run for each combination of key=a,b
+  --info             how Hydra composed the configuration, from which files
+  --version          of roll and of Hydra
   --hydra-help       Hydra's other flags
 
 Experiments:
@@ -67,10 +70,10 @@ def parse(argv: Sequence[str]) -> CommandLine:
     """Find the experiment, and tell flags from overrides.
 
     Raises:
-        ConfigError: no name, an unknown or ambiguous one, or an unknown folder.
-        SystemExit: 0 after `--help` without a name, 2 for a flag without its value.
+        ConfigError: no name, an unknown or ambiguous one, an unknown folder, or an unknown flag.
+        SystemExit: 0 after `--version` and after `--help` without a name, 2 for a flag without its value.
     """
-    ours = argparse.ArgumentParser(prog="python -m roll.pipeline", add_help=False, allow_abbrev=False)
+    ours = argparse.ArgumentParser(prog=PROGRAM, add_help=False, allow_abbrev=False)
     ours.add_argument("--config-name", "-cn")
     ours.add_argument("--config-path", "-cp")
     ours.add_argument("--config-dir", "-cd")
@@ -78,12 +81,15 @@ def parse(argv: Sequence[str]) -> CommandLine:
         raise ConfigError(faults)
     given, rest = ours.parse_known_args(argv)
     overrides = tuple(word for word in rest if not word.startswith("-") and ("=" in word or word.startswith("~")))
-    flags = tuple(word for word in rest if word not in overrides)
+    flags = tuple(checked_flags([word for word in rest if word not in overrides]))
+    if "--version" in flags:
+        print(version_line())
+        raise SystemExit(0)
     if given.config_name is None:
         if {"--help", "-h"} & set(flags):
             print(USAGE + "\n".join(f"  {name}" for name in experiments()))
             raise SystemExit(0)
-        if not {"--hydra-help", "--version"} & set(flags):
+        if "--hydra-help" not in flags:
             raise ConfigError([Fault("--config-name", "missing", f"give one of: {', '.join(experiments())}")])
         return CommandLine(None, flags, overrides)
     option = "--config-path" if given.config_path else "--config-dir"
@@ -236,6 +242,8 @@ def _overrides_checked() -> Iterator[None]:
     apply = ConfigLoaderImpl._apply_overrides_to_config
 
     def check_and_apply(overrides: list[Override], cfg: DictConfig) -> None:
+        if foreign := list(plugin_faults(cfg.hydra)):
+            raise ConfigError(foreign)
         _refuse_partial_blocks([override.key_or_group for override in overrides], cfg)
         _refuse_deleted_items([override.key_or_group for override in overrides if override.is_delete()], cfg)
         apply(overrides, cfg)
@@ -311,6 +319,8 @@ def _translated(cause: Exception) -> RollError | None:
         return ConfigError([resolution_fault(cause)])
     if isinstance(cause, MissingConfigException):
         problem = " ".join(str(cause).split("Config search path")[0].split("Available options")[0].split())
+        if foreign := missing_plugin(problem):
+            return ConfigError([foreign])
         remedy = f"correct the entry of `defaults`; presets are {', '.join(sorted(preset_names()))}, each as ../config/NAME@_here_; "
         remedy += "shipped experiments are ../FOLDER/NAME@_here_, those beside the file NAME alone"
         return ConfigError([Fault("defaults", problem, remedy)])

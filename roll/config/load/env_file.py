@@ -16,6 +16,17 @@ NAME = ".deepspeed_env"
 PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
 """Variables by which a worker knows its place; of all workers one value cannot be right."""
 
+RENDEZVOUS = "each role has an address and a port of its own, which its first worker finds"
+COLLECTIVE = "deadlines.collective says how long a collective operation may take, and a wait that is longer ends in an error"
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "MASTER_ADDR": RENDEZVOUS,
+    "MASTER_PORT": RENDEZVOUS,
+    "NODE_RANK": "device_mapping and num_gpus_per_node say what is on which node",
+    "NCCL_TIMEOUT": COLLECTIVE,
+    "TORCH_NCCL_TIMEOUT": COLLECTIVE,
+}
+"""Variables that scripts set for other programs and nothing here reads; by name, what there is instead."""
+
 
 def env_files() -> list[Path]:
     """Where they may lie, the home folder first: what the working directory says of the same variable holds."""
@@ -55,14 +66,32 @@ def _unquoted(value: str) -> str:
 
 def environment_faults(config: Config) -> list[Fault]:
     """Names in `system_envs` that are none, or that are not for a configuration to set."""
+    names = [(f"{where}.{name}", name) for where, variables in _sections(config).items() for name in variables]
+    faults = [Fault(where, f"'{name}' is no name of a variable", "write NAME: value") for where, name in names if not name.isidentifier()]
+    return faults + [_of_its_place(where, name) for where, name in names if name in PLACE]
+
+
+def _sections(config: Config) -> dict[str, Mapping[str, str]]:
+    """Every block of variables, by its place."""
     sections: dict[str, Mapping[str, str]] = {"system_envs": config.system_envs}
     sections |= {f"{name}.system_envs": role.system_envs for name, role in model_roles(config).items()}
     if isinstance(config, RlvrConfig):
         sections |= {f"rewards.{name}.system_envs": reward.system_envs for name, reward in config.rewards.items()}
         sections |= {f"environments.{name}.system_envs": one.system_envs for name, one in config.environments.items()}
-    names = [(f"{where}.{name}", name) for where, variables in sections.items() for name in variables]
-    faults = [Fault(where, f"'{name}' is no name of a variable", "write NAME: value") for where, name in names if not name.isidentifier()]
-    return faults + [_of_its_place(where, name) for where, name in names if name in PLACE]
+    return sections
+
+
+def idle_variables(config: Config, file: Mapping[str, str], environment: Mapping[str, str]) -> list[str]:
+    """A warning for each variable that is set and read by nothing.
+
+    Args:
+        file: The variables of `.deepspeed_env`.
+        environment: The driver's own.
+    """
+    places = [(f"{where}.{name}", name) for where, variables in _sections(config).items() for name in variables]
+    places += [(f"{name} in {NAME}", name) for name in file]
+    places += [(f"{name} in the environment", name) for name in environment if name not in file]
+    return [f"{place}: without effect; {WITHOUT_EFFECT[name]}" for place, name in places if name in WITHOUT_EFFECT]
 
 
 def secrets_of(config: Config, variables: Mapping[str, str]) -> Secrets:

@@ -17,7 +17,7 @@ from roll.config.derived.model_shape import ModelShape, config_file, read_shape
 from roll.config.derived.placement import generates, model_roles
 from roll.config.derived.reward_roles import names_file
 from roll.config.derived.trackers import missing_packages
-from roll.config.load.env_file import NAME, env_files, read_env_files
+from roll.config.load.env_file import NAME, env_files, idle_variables, read_env_files
 from roll.config.schema.engine import VllmStrategyConfig
 from roll.config.schema.model import DataConfig
 from roll.config.schema.pipelines import Config
@@ -38,6 +38,7 @@ class Found:
     missing: list[Fault] = field(default_factory=list)
     """Models, data and packages that are not on this machine; faults unless it is a dry run."""
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     """Of `.deepspeed_env`."""
     shapes: dict[str, ModelShape] = field(default_factory=dict)
@@ -63,6 +64,7 @@ def look(config: Config) -> Found:
     found.missing += missing_packages(config)
     found.environment, faults = read_env_files(env_files())
     found.faults += faults
+    found.warnings += idle_variables(config, found.environment, os.environ)
     if found.environment:
         found.notes.append(f"every worker gets {', '.join(found.environment)} from {NAME}; system_envs holds against it")
     return found

@@ -18,6 +18,7 @@ from typing import Any
 
 from roll.algorithms.methods.base import Method, is_path
 from roll.algorithms.methods.kinds import KINDS
+from roll.config.schema.base import variable_text
 from roll.config.shipped import known_rewards
 from roll.errors import Fault
 
@@ -98,7 +99,7 @@ def _block(value: Any) -> dict[str, Any]:
 
 
 def _texts(value: Any) -> dict[str, str]:
-    return {name: text for name, text in _block(value).items() if isinstance(text, str)}
+    return {name: text for name, given in _block(value).items() if isinstance(text := variable_text(given), str)}
 
 
 def ask(parts: Sequence[UserPart], environment: Mapping[str, str]) -> list[Looked]:

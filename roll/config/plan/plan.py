@@ -75,7 +75,7 @@ def make_plan(config: Config, earlier: Sequence[Fault] = ()) -> Plan:
         *sequence_parallel_faults(config, found.shapes),
         *tensor_parallel_faults(config, found.shapes),
     ]
-    warnings = [*placement_warnings(config), *experiment_warnings(config)]
+    warnings = [*placement_warnings(config), *experiment_warnings(config), *found.warnings]
     if config.dry_run:
         warnings += [f"{fault.place}: {fault.problem}; {fault.remedy}" for fault in found.missing]
     else:

@@ -33,6 +33,11 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def variable_text(value: Any) -> Any:
+    """A number as the text that an environment variable holds; everything else as it is."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
 def _path(value: str) -> str:
     longest_part = max(len(part.encode(errors="replace")) for part in value.split("/"))
     if len(value.encode(errors="replace")) > LONGEST_PATH or longest_part > LONGEST_PART:
@@ -59,6 +64,10 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Name = Annotated[str, Field(pattern=NAME, max_length=LONGEST_NAME)]
 PathText = Annotated[str, AfterValidator(_path)]
 """A path, or a name that may be one."""
+
+
+VariableText = Annotated[str, BeforeValidator(variable_text)]
+"""Value of an environment variable. A number is taken as YAML reads it: 0x10 is 16."""
 
 
 class StrictConfig(BaseModel):

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from roll.config.schema.base import PositiveFloat, PositiveInt, Ranks, Seconds, StrictConfig
+from roll.config.schema.base import PositiveFloat, PositiveInt, Ranks, Seconds, StrictConfig, VariableText
 
 
 class EnvironmentConfig(StrictConfig):
@@ -41,4 +41,4 @@ class EnvironmentConfig(StrictConfig):
     attempts: PositiveInt = Field(
         2, le=100, description="An episode whose environment broke is begun anew, up to so many attempts; then its group is replaced."
     )
-    system_envs: dict[str, str] = Field(default_factory=dict, description="Environment variables of the worker processes.")
+    system_envs: dict[str, VariableText] = Field(default_factory=dict, description="Environment variables of the worker processes.")

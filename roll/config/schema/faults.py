@@ -14,10 +14,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from roll.config.schema.deepspeed_keys import REFUSED
-from roll.config.schema.engine import DeepSpeedConfig
+from roll.config.schema.engine import DeepSpeedConfig, VllmConfig
 from roll.config.schema.fields import DISCRIMINATOR, dotted, homes, section_at, sections
 from roll.config.schema.foreign import MEGATRON_KEYS, STRATEGIES
 from roll.config.schema.methods import NO_METHOD
+from roll.config.schema.other_names import counterpart_of, counterparts_of_block
 from roll.config.schema.secrets import HIDDEN, LOGIN, is_secret, redacted
 from roll.errors import Fault
 
@@ -91,6 +92,8 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
         return Fault(dotted(place), f"{shown(value)}, but {why}", f"remove it; {instead}")
     if section is DeepSpeedConfig and name in MEGATRON_KEYS:
         return Fault(dotted(place), f"{shown(value)}: a key of Megatron's, and this block is DeepSpeed's", MEGATRON_KEYS[name])
+    if section not in (DeepSpeedConfig, VllmConfig) and (remedy := counterparts_of_block(name, value, root) or counterpart_of(name, root)):
+        return Fault(dotted(place), f"unknown key, with the value {shown_at(place, value)}", remedy)
     known = sorted(section.model_fields) if section else []
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     elsewhere = [path for path in homes(root, name) if path != dotted(place)]
@@ -99,7 +102,7 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
         remedy = f"did you mean '{close[0]}'?"
     elif elsewhere:
         remedy = f"this key belongs to {' or '.join(elsewhere[:4])}"
-    elif section is not None and section.__name__ == "VllmConfig":
+    elif section is VllmConfig:
         remedy = "if it is an argument of vLLM's AsyncEngineArgs, put it under engine_args"
     else:
         far = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
@@ -199,6 +202,8 @@ def _fault(place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: 
         hint = ", without quotes" if detail["input"] in choices else hint
         others = [_expected(other) for other in details[1:]]
         hint += "; or your own, as package.module:Name" * (kind == NO_METHOD)
+        if isinstance(detail["input"], bool) and (other := counterpart_of(str(place[-1]), root)):
+            hint += f"; {other.partition('; ')[2]}"
         return Fault(dotted(place), f"{value} is not allowed", f"allowed: {', or '.join([expected, *others])}{hint}")
     remedy = f"give {' or '.join(dict.fromkeys(_expected(one) for one in details))}{_quotes(details)}"
     if isinstance(detail["input"], str) and place[-1:] == ("strategy_config",):

@@ -19,6 +19,7 @@ from roll.config.schema.base import (
     Seconds,
     Seed,
     StrictConfig,
+    VariableText,
 )
 from roll.config.schema.engine import (
     DeepSpeedInferStrategyConfig,
@@ -48,7 +49,7 @@ class RoleConfig(StrictConfig):
         "If not given: the role's batch size times `prompt_length + response_length`, or times `sequence_length` with environments.",
     )
     infer_batch_size: PositiveInt = Field(1, description="Sequences behind the default token budget of a log-prob pass.")
-    system_envs: dict[str, str] = Field(default_factory=dict, description="Environment variables of the role's processes.")
+    system_envs: dict[str, VariableText] = Field(default_factory=dict, description="Environment variables of the role's processes.")
 
 
 class LearnerConfig(RoleConfig):
@@ -172,7 +173,7 @@ class RewardConfig(ModelRewardKeys):
         description="Reward of a response from which no answer could be read. One whose reward crashed, timed out or was unavailable "
         "is not trained on.",
     )
-    system_envs: dict[str, str] = Field(default_factory=dict, description="Environment variables of the worker processes.")
+    system_envs: dict[str, VariableText] = Field(default_factory=dict, description="Environment variables of the worker processes.")
     query_filter_config: QueryFilterConfig | None = Field(
         None, description="Which groups of this domain are replaced; if not given, as `dynamic_sampling` says."
     )
@@ -248,6 +249,11 @@ class ExperimentConfig(StrictConfig):
 
     exp_name: str = Field(description="Name of the run.", pattern=SET_NAME, max_length=LONGEST_NAME)
     seed: Seed = Field(42, description="Of everything random: sampling of prompts and of tokens, LoRA's initialisation.")
+    deterministic: bool = Field(
+        False,
+        description="Use torch's deterministic algorithms in the processes that train or score, so that the same inputs give the same "
+        "bits. An operation that has none ends the run with its name.",
+    )
     output_dir: PathText = Field(description="The run folder, used exactly as given.")
     pretrain: PathText = Field(description="Folder or Hub name of the policy's starting point.")
     roll_defaults: bool = Field(
@@ -286,5 +292,5 @@ class ExperimentConfig(StrictConfig):
     prompt_length: PositiveInt = Field(1024, description="Longest prompt in tokens; longer rows are dropped and counted.")
     response_length: PositiveInt = Field(1024, description="Longest response in tokens; of an episode in an environment, of one turn.")
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are scaled down to this global norm.")
-    system_envs: dict[str, str] = Field(default_factory=dict, description="Environment variables of every worker.")
+    system_envs: dict[str, VariableText] = Field(default_factory=dict, description="Environment variables of every worker.")
     deadlines: DeadlinesConfig = Field(default_factory=lambda: DeadlinesConfig.model_validate({}), description="Bounds of every wait.")

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from roll.config.load.env_file import read_env_files
+from roll.config.load.env_file import idle_variables, read_env_files
+from roll.config.load.user_code import user_parts
+from roll.config.schema.roles import RoleConfig
 from roll.pipeline.__main__ import main
 from roll.pipeline.roles import worker_environment
 
@@ -54,7 +56,36 @@ def test_system_envs_that_are_not_for_a_configuration_to_set_are_named(capsys: p
     assert "rewards.math_rule.system_envs.a-b: 'a-b' is no name of a variable" in said
 
 
+def test_a_number_is_the_text_that_a_variable_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    given: Any = {"NCCL_IB_DISABLE": 1, "RATIO": 0.5, "NCCL_DEBUG": "INFO"}
+    role = RoleConfig.model_validate({"strategy_args": {"strategy_name": "hf_infer"}, "system_envs": given})
+    assert role.system_envs == {"NCCL_IB_DISABLE": "1", "RATIO": "0.5", "NCCL_DEBUG": "INFO"}
+    reward = {"reward": "package.module:function", "system_envs": {"COUNT": 2}}
+    (part,) = user_parts({"rewards": {"mine": reward}})
+    assert part.environment == {"COUNT": "2"}
+    assert main(["--config-name", "rlvr_lora_zero3", "dry_run=true", "+system_envs.NCCL_IB_DISABLE=1"]) == 0
+    assert main(["--config-name", "rlvr_lora_zero3", "dry_run=true", "+system_envs.NCCL_IB_DISABLE=true"]) == 2
+    assert "system_envs.NCCL_IB_DISABLE: true is not allowed\n    give a text" in capsys.readouterr().err
+
+
+def test_variables_that_nothing_reads_are_told_with_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "node0")
+    words = ["--config-name", "rlvr_lora_zero3", "dry_run=true", "+system_envs.NCCL_TIMEOUT=3600", "+actor_train.system_envs.MASTER_PORT=1"]
+    assert main(words) == 0
+    said = capsys.readouterr().err
+    assert "warning: system_envs.NCCL_TIMEOUT: without effect; deadlines.collective says" in said
+    assert "warning: actor_train.system_envs.MASTER_PORT: without effect; each role has an address" in said
+    assert "warning: MASTER_ADDR in the environment: without effect" in said
+    assert main(["--config-name", "rlvr_lora_zero3", "dry_run=true", "deadlines.collective=3600"]) == 0
+    config: Any = SimpleNamespace(system_envs={})
+    monkeypatch.setattr("roll.config.load.env_file.model_roles", lambda config: {})
+    (line,) = idle_variables(config, {"NCCL_TIMEOUT": "1"}, {"NCCL_TIMEOUT": "1"})
+    assert line.startswith("NCCL_TIMEOUT in .deepspeed_env: without effect")
+
+
 def test_a_roles_own_variables_win_over_the_roots_and_those_over_the_file() -> None:
     plan: Any = SimpleNamespace(environment={"A": "file", "B": "file", "C": "file"})
-    config: Any = SimpleNamespace(system_envs={"B": "root", "C": "root"})
+    config: Any = SimpleNamespace(deterministic=False, system_envs={"B": "root", "C": "root"})
     assert worker_environment(plan, config, {"C": "role"}) == {"A": "file", "B": "root", "C": "role"}

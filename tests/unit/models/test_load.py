@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from roll.config.schema.model import ModelConfig
 from roll.errors import DataError
-from roll.models.load import check_readable, load_causal_model, load_tokenizer
+from roll.models.load import check_readable, disable_dropout, load_causal_model, load_tokenizer
 
 INDEX = "model.safetensors.index.json"
 
@@ -71,6 +73,12 @@ def test_broken_weights_are_known_from_their_headers(folder: Path, damage: Calla
     assert f"the model '{folder}' cannot be read: " in fault.problem
     assert problem in fault.problem
     assert fault.remedy
+
+
+def test_a_model_that_trains_drops_nothing() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), nn.Sequential(nn.Dropout(0.9))).train()
+    disable_dropout(model)
+    assert torch.equal(model(torch.ones(64)), torch.ones(64))
 
 
 def test_a_whole_index_is_readable(folder: Path) -> None:

@@ -5,7 +5,42 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from roll.pipeline.resume_fingerprint import weights
+import pytest
+
+from roll.checkpoint.state import LoopState
+from roll.checkpoint.store import CheckpointStore
+from roll.config.load.compose import compose
+from roll.config.load.loader import load_config
+from roll.config.schema.pipelines import Config
+from roll.errors import ConfigError
+from roll.pipeline.checkpointer import Checkpointer
+from roll.pipeline.resume_fingerprint import of_keys, weights
+
+
+def composed(*words: str) -> Config:
+    found: list[Config] = []
+    compose(
+        ["--config-name", "algorithms/ppo_critic", *words],
+        lambda config, presets: found.append(load_config(config, presets, imports=False)),
+    )
+    return found[0]
+
+
+def test_another_precision_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """DeepSpeed's files of a checkpoint bear it in their names, and are not found with another."""
+    store = CheckpointStore(tmp_path, 1)
+    config = composed(f"output_dir={tmp_path}", "resume_from_checkpoint=auto")
+    with store.writing(1) as folder:
+        LoopState(1, 1, {}, of_keys(config), 0.0, {}).write(folder)
+    Checkpointer(config, store).agree(of_keys(config), "set it to what it was")
+    other = composed(
+        f"output_dir={tmp_path}", "resume_from_checkpoint=auto", "actor_train.model_args.dtype=fp16", "critic.model_args.dtype=fp16"
+    )
+    with pytest.raises(ConfigError) as raised:
+        Checkpointer(other, store).agree(of_keys(other), "set it to what it was")
+    assert [fault.place for fault in raised.value.faults] == ["actor_train.model_args.dtype", "critic.model_args.dtype"]
+    assert "'fp16', but" in raised.value.faults[0].problem and "was written with 'fp32'" in raised.value.faults[0].problem
+    assert "set it to what it was; or start a new run" in raised.value.faults[0].remedy
 
 
 def write_model(folder: Path, second: bytes) -> str:

@@ -36,8 +36,8 @@ def facts(folder: Path, resumed_step: int | None = None) -> RunFacts:
 class FakeRun:
     """A run of W&B (`log`, `define_metric`, `finish`), SwanLab and Trackio (`log` with `step`, `finish`)."""
 
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
+    def __init__(self, calls: Calls, number: str = "r1") -> None:
+        self._calls, self.id = calls, number
 
     def log(self, data: dict[str, Any], step: int | None = None) -> None:
         self._calls.append(("log", {"data": data, "step": step}))
@@ -50,9 +50,19 @@ class FakeRun:
 
 
 def fake_wandb(calls: Calls) -> dict[str, Any]:
-    def init(*, project: str, name: str, group: str, config: dict[str, Any], dir: str, mode: str = "online") -> FakeRun:
+    def init(
+        *,
+        project: str,
+        name: str,
+        group: str,
+        config: dict[str, Any],
+        dir: str,
+        mode: str = "online",
+        id: str | None = None,
+        resume: str | None = None,
+    ) -> FakeRun:
         calls.append(("init", dict(locals())))
-        return FakeRun(calls)
+        return FakeRun(calls, id or f"made-{len(calls)}")
 
     return {"init": init, "Table": lambda columns, data: [dict(zip(columns, row, strict=True)) for row in data]}
 
@@ -112,6 +122,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Calls]:
         vars(module).update(fake(found[name]))
         monkeypatch.setitem(sys.modules, name, module)
     return found
+
+
+def test_a_run_of_wandb_that_resumes_goes_on_in_the_same_run(tmp_path: Path, calls: dict[str, Calls]) -> None:
+    for resumed_step, settings in ((None, {}), (4, {}), (4, {"id": "mine", "resume": "must"}), (None, {})):
+        for tracker in open_named(["wandb"], facts(tmp_path, resumed_step), {"wandb": settings}):
+            tracker.close()
+    began = [(arguments["id"], arguments["resume"]) for kind, arguments in calls["wandb"] if kind == "init"]
+    assert began == [(None, None), ("made-1", "allow"), ("mine", "must"), (None, None)]
+    assert (tmp_path / "wandb_run_id").read_text().startswith("made-"), "a fresh start has a run of its own"
 
 
 def test_all_of_them_at_once_get_metrics_and_samples(

@@ -43,7 +43,6 @@ def test_addresses_may_be_of_version_6(nodes: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("counts", "gpus", "counted"),
     [
-        ((), 1, r"\[\]"),
         ((8,), 16, r"\[8\]"),
         ((4, 8), 16, r"\[4, 8\]"),
         ((2, 8), 8, r"\[2, 8\]"),  # the first node is where they would lie
@@ -54,6 +53,20 @@ def test_too_few_gpus_are_told_with_what_nodes_have(nodes: list[dict[str, Any]],
     needed = -(-gpus // 8)
     with pytest.raises(ClusterUnavailable, match=rf"asks for {gpus} GPUs on {needed} node\(s\) of 8; .* by address, {counted}"):
         check_gpus(gpus, 8)
+
+
+@pytest.mark.parametrize(("address", "where"), [(None, "Ray sees none on this host"), ("10.0.0.1:6379", "no node of the cluster has one")])
+def test_where_there_are_no_gpus_it_is_told_how_to_run_on_the_cpu(
+    address: str | None, where: str, nodes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if address:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    nodes += [node("10.0.0.1", 0)]
+    with pytest.raises(ClusterUnavailable, match=rf"device_mapping: asks for 8 GPUs, and {where}") as raised:
+        check_gpus(8, 8)
+    remedy = str(raised.value).partition("\n")[2]
+    assert "leave device_mapping out of every role: ~actor_train.device_mapping ~actor_infer.device_mapping" in remedy
 
 
 def test_enough_gpus_pass(nodes: list[dict[str, Any]]) -> None:

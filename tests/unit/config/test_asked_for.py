@@ -1,0 +1,33 @@
+"""What guides of DeepSpeed and accelerate ask for: refused with what to use, or read with a warning."""
+
+from __future__ import annotations
+
+import pytest
+
+from roll.config.schema.deepspeed_keys import REFUSED
+from roll.pipeline.__main__ import main
+
+RLVR = ("--config-name", "rlvr_zero3", "dry_run=true")
+MODEL = "actor_train.model_args"
+
+
+def test_each_key_at_the_top_of_deepspeeds_configuration_that_is_not_taken_says_what_to_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*RLVR, *(f"deepspeed_zero3.{key}=1" for key in REFUSED)]) == 2
+    said = capsys.readouterr().err
+    place = "actor_train.strategy_args.strategy_config"
+    assert [key for key, (why, use) in REFUSED.items() if f"  {place}.{key}: 1, but {why}\n    remove it; {use}\n" not in said] == []
+
+
+def test_names_of_transformers_for_a_model_are_read_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*RLVR, f"{MODEL}.device_map=auto", f"{MODEL}.attn_implementation=flash_attention_2"]) == 0
+    said = capsys.readouterr().err
+    assert f'warning: {MODEL}.device_map: "auto" is ignored; each rank has its own device' in said
+    assert f'warning: {MODEL}.attn_implementation: "flash_attention_2" is read as fa2' in said
+
+
+def test_every_precision_and_schedule_of_the_guides_plans() -> None:
+    for word in ("bf16", "fp16", "fp32"):
+        roles = ("actor_train", "actor_infer", "reference")
+        assert main([*RLVR, *(f"{role}.model_args.dtype={word}" for role in roles)]) == 0
+    for word in ("linear", "cosine", "constant_with_warmup"):
+        assert main([*RLVR, f"actor_train.training_args.lr_scheduler_type={word}"]) == 0

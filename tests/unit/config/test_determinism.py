@@ -1,0 +1,57 @@
+"""`deterministic: true`: what it asks of other keys, and what it sets in the processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from roll.pipeline.__main__ import main
+from roll.pipeline.roles import worker_environment
+from tests import limits
+
+GPUS = ("--config-name", "rlvr_zero3", "dry_run=true", "deterministic=true")
+EAGER = ("actor_train.model_args.compile_layers=false", "reference.model_args.compile_layers=false")
+WITHOUT_ONE = """
+import torch
+from roll.strategies.settings import choose_algorithms
+choose_algorithms(True)
+assert torch.are_deterministic_algorithms_enabled()
+torch.zeros(4).put_(torch.tensor([0, 0]), torch.ones(2))
+"""
+
+
+def test_compiled_layers_are_refused_with_a_remedy_that_works(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(GPUS) == 2
+    said = capsys.readouterr().err
+    for role in ("actor_train", "reference"):
+        assert f'{role}.model_args.compile_layers: "auto", but deterministic is true' in said
+        assert f"set {role}.model_args.compile_layers=false" in said
+    assert main([*GPUS, *EAGER, "async_generation_ratio=1", "actor_infer.device_mapping=[16,17]"]) == 0
+    said = capsys.readouterr().err
+    assert "warning: deterministic: responses are sampled anew in each run; set actor_infer.generating_args.seeded=true" in said
+    assert "warning: deterministic: which weights sample a token depends on timing; set async_generation_ratio=0" in said
+    assert main([*GPUS, *EAGER, "actor_infer.generating_args.seeded=true"]) == 0
+    assert "deterministic" not in capsys.readouterr().err
+
+
+def test_on_the_cpu_layers_are_not_compiled_and_nothing_is_in_its_way() -> None:
+    assert main(["--config-name", "tiny/tiny_sft", "dry_run=true", "deterministic=true"]) == 0
+
+
+def test_processes_get_what_cublas_needs_and_a_role_may_set_another() -> None:
+    plan: Any = SimpleNamespace(environment={})
+    config: Any = SimpleNamespace(deterministic=True, system_envs={})
+    assert worker_environment(plan, config, {}) == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    assert worker_environment(plan, config, {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}) == {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+    config.deterministic = False
+    assert worker_environment(plan, config, {}) == {}
+
+
+def test_an_operation_without_a_deterministic_algorithm_is_named() -> None:
+    command = [sys.executable, "-c", WITHOUT_ONE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limits.PROCESS, check=False)
+    assert done.returncode != 0 and "put_ does not have a deterministic implementation" in done.stderr

@@ -1,0 +1,108 @@
+"""Flags of Hydra and of other programs, and launchers that start one driver for each GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from roll.config.load.flags import launcher_fault, plugin_faults
+from roll.pipeline.__main__ import main
+from tests import limits
+
+NAME = ("--config-name", "tiny/tiny_sft")
+REFUSED = [
+    ("--num_gpus", "4", "use ROLE.device_mapping"),
+    ("--num-processes=8", "", "use ROLE.device_mapping"),
+    ("--num_nodes", "2", "docs/clusters.md shows how they are joined"),
+    ("--master_addr", "node0", "the nodes are joined by Ray"),
+    ("--node_rank", "1", "the nodes are joined by Ray"),
+    ("--no_ssh", "", "the nodes are joined by Ray"),
+    ("--model_name_or_path", "m", "use pretrain"),
+    ("--report_to", "wandb", "use track_with"),
+    ("--deepspeed", "ds.json", "use ROLE.strategy_args.strategy_config"),
+    ("--bf16", "True", "use ROLE.model_args.dtype"),
+    ("--learning_rate", "1e-5", "write actor_train.training_args.learning_rate=VALUE"),
+    ("--output_dir", "x", "write output_dir=VALUE"),
+    ("--num_train_epochs", "3", "sft_train.training_args.num_train_epochs=VALUE"),
+    ("--teapot", "", "see --help for the flags"),
+    ("--config_path", "examples", "write --config-path"),
+    ("--hydra_help", "", "write --hydra-help"),
+    ("--shell-completion", "install=bash", "--help lists the experiments"),
+    ("-sc", "query=bash", "--help lists the experiments"),
+    ("--experimental-rerun", "job.pickle", "give the command of that run again"),
+]
+
+
+@pytest.mark.parametrize(("flag", "value", "remedy"), REFUSED, ids=[flag for flag, _, _ in REFUSED])
+def test_a_flag_that_is_none_here_is_refused_with_what_to_write(
+    flag: str, value: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*NAME, flag, *([value] if value else []), "dry_run=true"]) == 2
+    said = capsys.readouterr().err
+    assert said.splitlines()[1].startswith(f"  {flag.partition('=')[0]}: ")
+    assert remedy in said
+
+
+def test_version_names_roll_and_hydra(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"roll {version('roll')}, Hydra {version('hydra-core')}\n"
+
+
+@pytest.mark.parametrize("words", [("--info",), ("-i",), ("--info", "searchpath")])
+def test_info_says_where_a_configuration_comes_from(words: tuple[str, ...]) -> None:
+    """In a process of its own: Hydra logs to the streams that it finds when it is first run."""
+    command = [sys.executable, "-m", "roll.pipeline", *NAME, *words, "dry_run=true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limits.CALL, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Config search path" in done.stdout and "examples/tiny" in done.stdout
+    assert ("Defaults Tree" in done.stdout) == (len(words) == 1)
+
+
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [("hydra/launcher=joblib", "start one command for each"), ("hydra/sweeper=optuna", "--multirun KEY=A,B")],
+)
+def test_a_plugin_that_is_not_installed_is_refused_with_what_works(word: str, remedy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*NAME, "--multirun", "seed=1,2", word, "dry_run=true"]) == 2
+    said = capsys.readouterr().err
+    assert f"  {word.partition('=')[0]}: " in said and remedy in said
+
+
+def test_a_plugin_that_is_installed_is_refused_too() -> None:
+    """An installed launcher would run each job in another process, and none would reach the loop."""
+    own = {
+        "launcher": {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"},
+        "sweeper": {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"},
+    }
+    assert list(plugin_faults(own)) == []
+    (fault,) = plugin_faults(own | {"launcher": {"_target_": "hydra_plugins.hydra_joblib_launcher.JoblibLauncher"}})
+    assert fault.place == "hydra/launcher" and "JoblibLauncher" in fault.problem
+
+
+def test_a_driver_of_several_is_refused_with_the_command_of_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    assert main([*NAME, "exp_name='two words'", "dry_run=true"]) == 2
+    said = capsys.readouterr().err
+    assert "RANK=3, LOCAL_RANK=3, WORLD_SIZE=8 are set" in said
+    command = next(line for line in said.splitlines() if "python -m roll.pipeline" in line).partition(": ")[2]
+    assert command == """python -m roll.pipeline --config-name tiny/tiny_sft 'exp_name='"'"'two words'"'"'' dry_run=true"""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name)
+    assert main([*NAME, "dry_run=true"]) == 0
+
+
+def test_a_driver_that_is_alone_is_not(tmp_path: Path) -> None:
+    """A pod of Kubernetes has RANK and WORLD_SIZE, and Slurm names of its own."""
+    assert launcher_fault({"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "0"}, ["--help"]) is None
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "-m", "roll.pipeline", *NAME]
+    environment = os.environ | {"PYTHONPATH": os.getcwd(), "TMPDIR": str(tmp_path)}
+    done = subprocess.run([*torchrun, "dry_run=true"], capture_output=True, text=True, timeout=limits.START, env=environment, check=False)
+    assert done.returncode != 0 and "RANK=0, LOCAL_RANK=0, WORLD_SIZE=1 are set" in done.stderr

@@ -1,0 +1,98 @@
+"""Names of TRL, accelerate, verl and OpenRLHF are refused with the key to use, and that key works."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel
+
+from roll.config.schema.fields import ANY_NAME, walk
+from roll.config.schema.offline import DpoConfig, SftConfig
+from roll.config.schema.other_names import LEARNER, LEARNERS, OTHER_NAMES, counterpart_of, counterparts_of_block
+from roll.config.schema.pipelines import PIPELINES
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.roles import ExperimentConfig
+from roll.pipeline.__main__ import main
+
+LEAST = 80
+RLVR = ("--config-name", "rlvr_zero3", "dry_run=true")
+SFT = ("--config-name", "tiny/tiny_sft", "dry_run=true")
+ACTOR = "actor_train.model_args"
+ROLLS = ("logging_steps", "num_nodes")
+ASKED = [
+    ("bf16=true", "use actor_train.model_args.dtype; true is bf16", f"{ACTOR}.dtype=bf16"),
+    ("mixed_precision=bf16", "use actor_train.model_args.dtype", f"{ACTOR}.dtype=bf16"),
+    (f"{ACTOR}.gradient_checkpointing=true", "true is all, false is none", f"{ACTOR}.gradient_checkpointing=all"),
+    ("report_to=swanlab", "use track_with; one name", "track_with=tensorboard"),
+    ("actor_train.training_args.logging_steps=1", "remove it: every step is logged", None),
+    ("max_seq_length=4096", "use prompt_length; and response_length", "response_length=4000"),
+    ("packing=true", "actor_train.max_tokens_per_microbatch is the budget", "actor_train.max_tokens_per_microbatch=8192"),
+    ("deepspeed=ds.json", "${deepspeed_zero3}, with `- ../config/deepspeed_zero3@_here_`", "deepspeed_zero3.zero_optimization.stage=3"),
+    (f"{ACTOR}.lora_dim=8", "use actor_train.model_args.lora_rank", None),
+    (f"{ACTOR}.lora_module_name=q_proj", "use actor_train.model_args.lora_target", "lora_target=q_proj"),
+    ("num_machines=2", "use actor_train.device_mapping; it counts over all nodes", "actor_train.device_mapping='list(range(0,16))'"),
+    ("num_processes=8", "use actor_train.device_mapping; the GPUs of the role", None),
+    ("num_generations=8", "use num_return_sequences_in_group", "num_return_sequences_in_group=8"),
+    ("actor_train.training_args.lr=1e-6", "use actor_train.training_args.learning_rate", "actor_train.training_args.learning_rate=1e-6"),
+    ("clip_ratio_high=0.28", "use pg_clip_high", "pg_clip_high=0.28"),
+    ("save_total_limit=3", "use keep_checkpoints", "keep_checkpoints=3"),
+    ("actor_train.per_device_eval_batch_size=4", "use actor_train.max_tokens_per_microbatch", None),
+]
+"""What is written, what the message says, and what its remedy makes of it where it is another key with a value."""
+
+
+def keys(root: type[BaseModel]) -> set[str]:
+    """Every path of a schema, and every block."""
+    return {".".join(step for step in key.path if step != ANY_NAME) for key in walk(root)}
+
+
+def test_every_counterpart_is_a_key_of_a_pipeline() -> None:
+    known = set().union(*map(keys, PIPELINES.values()))
+    assert len(OTHER_NAMES) >= LEAST
+    wrong = [
+        (name, found.key)
+        for name, found in OTHER_NAMES.items()
+        if found.key is not None and not known & {found.key.replace(LEARNER, role) for role in LEARNERS}
+    ]
+    assert wrong == []
+    assert [name for name, found in OTHER_NAMES.items() if found.key is None and not found.how] == []
+
+
+def test_the_role_that_learns_is_that_of_the_pipeline() -> None:
+    assert counterpart_of("lr", RlvrConfig) == "use actor_train.training_args.learning_rate"
+    assert counterpart_of("lr", SftConfig) == "use sft_train.training_args.learning_rate"
+    assert "ROLE is actor_train, sft_train" in str(counterpart_of("lr", ExperimentConfig))
+    assert counterpart_of("num_generations", DpoConfig) == "use num_return_sequences_in_group, a key of another pipeline"
+    assert counterpart_of("teapot", RlvrConfig) is None
+
+
+def test_a_block_of_another_program_is_told_key_by_key() -> None:
+    block = {"actor": {"optim": {"lr": 1e-6}, "clip_ratio": 0.2}, "rollout": {"teapot": 1}}
+    assert counterparts_of_block("actor_rollout_ref", block, RlvrConfig) == (
+        "a block of verl's; its keys here: actor.optim.lr: use actor_train.training_args.learning_rate; actor.clip_ratio: use pg_clip"
+    )
+    assert counterparts_of_block("mine", {"teapot": 1}, RlvrConfig) is None
+
+
+def test_a_name_of_another_program_is_refused_with_its_counterpart_and_that_works(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*RLVR, *(word for word, _, _ in ASKED)]) == 2
+    said = capsys.readouterr().err
+    faults = {lines.partition(": ")[0]: lines for lines in said.split("\n  ") if not lines.startswith("  ")}
+    assert set(faults) >= {word.partition("=")[0] for word, _, _ in ASKED}
+    assert [text for _, text, _ in ASKED if text not in said] == []
+    assert main([*RLVR, *(word for _, _, word in ASKED if word)]) == 0
+
+
+def test_a_pipeline_of_rows_names_its_own_role(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SFT, "bf16=true", "sft_train.model_args.lora_r=4"]) == 2
+    said = capsys.readouterr().err
+    assert "use sft_train.model_args.dtype" in said and "use sft_train.model_args.lora_rank" in said
+
+
+def test_every_name_is_refused_at_the_root_with_its_counterpart(capsys: pytest.CaptureFixture[str]) -> None:
+    """But for those that ROLL's files have there, which are read or ignored with a warning of their own."""
+    names = [name for name in OTHER_NAMES if name not in ROLLS]
+    assert main([*RLVR, *(f"{name}=1" for name in names)]) == 2
+    said = capsys.readouterr().err
+    assert [
+        name for name in names if f"  {name}: unknown key, with the value 1\n    {counterpart_of(name, RlvrConfig)}\n" not in said
+    ] == []

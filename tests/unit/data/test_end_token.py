@@ -1,0 +1,30 @@
+"""An end token of one's own: that of the model's tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from roll.config.schema.model import DataConfig
+from roll.data.examples import Limits, prepare_examples
+from roll.models.load import load_tokenizer
+
+Write = Callable[..., str]
+
+
+def test_the_end_token_of_a_copy_of_the_model_ends_its_rows(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    """The remedy for `--eot_token`; what generates ends by `eos_token_id` of the same folder."""
+    copy = tmp_path / "copy"
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|mine|>"]})
+    tokenizer.save_pretrained(copy)
+    settings = json.loads((copy / "tokenizer_config.json").read_text())
+    assert settings["eos_token"] != "<|mine|>"
+    (copy / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<|mine|>"}))
+    rows = write_jsonl([{"q": "One?", "a": "Two."}])
+    columns = DataConfig.model_validate({"file_name": rows, "template": "raw", "prompt": "q", "response": "a"})
+    examples = prepare_examples(columns, load_tokenizer(str(copy)), Limits(100, 100), cache_folder=tmp_path / "cache")
+    (sequence,) = examples.example(0).sequences
+    assert tokenizer.decode(sequence.token_ids[sequence.response_mask]) == "Two.<|mine|>"
