@@ -69,6 +69,8 @@ class Checkpointer:
     """Step and folder of the newest checkpoint that the run has written or goes on from."""
     is_at_end: bool
     """Whether it is of the run's last step."""
+    exported: Path | None
+    """Folder of the policy, once this run has exported it."""
 
     def __init__(self, config: Config, store: CheckpointStore) -> None:
         """Looks for what `resume_from_checkpoint` asks for.
@@ -82,6 +84,7 @@ class Checkpointer:
         self._state = LoopState.read(self._folder) if self._folder else None
         self.last = None if self._folder is None or self._state is None else (self._state.step, self._folder)
         self.is_at_end = False
+        self.exported = None
         self._fingerprint: dict[str, str] = {}
         self._final = Path(config.output_dir).absolute() / EXPORT
 
@@ -178,4 +181,5 @@ class Checkpointer:
         await self._trainer.export(aside)
         shutil.rmtree(self._final, ignore_errors=True)
         aside.rename(self._final)
+        self.exported = self._final
         LOG.info("exported: %s", self._final)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Callable
@@ -53,6 +54,21 @@ class Ending:
         except OSError as failure:
             LOG.warning("%s cannot be written: %s", self._folder / END_FILE, failure)
         report(self._folder)
+        if self._checkpointer.exported is not None:
+            print(f"exported: {self._checkpointer.exported}\nload it:  {loading_call(self._checkpointer.exported)}", flush=True)
+
+
+def loading_call(export: Path) -> str:
+    """The Python code that loads an exported folder: an adapter with its base, a reward model, or a policy."""
+    package, prefix, kind = "transformers", "Auto", "CausalLM"
+    if (export / "adapter_config.json").is_file():
+        package, prefix = "peft", "AutoPeft"
+    configured = export / "config.json"
+    if configured.is_file():
+        architectures = json.loads(configured.read_text()).get("architectures") or []
+        kind = "SequenceClassification" if "ForSequenceClassification" in "".join(architectures) else kind
+    name = f"{prefix}ModelFor{kind}"
+    return f'from {package} import {name}; {name}.from_pretrained("{export}")'
 
 
 def outcome(error: BaseException | None) -> Literal["done", "interrupted", "failed"]:

@@ -90,6 +90,16 @@ class Roles:
         self.groups: dict[str, WorkerGroup[object]] = {}
         self.liveness = Liveness(RayNodes())
 
+    @property
+    def all_groups(self) -> Mapping[str, WorkerGroup[Any]]:
+        """Those that start or run, by role: also of rewards and environments."""
+        return dict(self._all)
+
+    @property
+    def facades(self) -> Mapping[str, ColocatedRole]:
+        """Of those that may share devices."""
+        return self._colocated
+
     def actor_train(self, name: str, role: ActorTrainConfig, steps: int, temperature: float, load: ModelLoader = load_policy) -> ActorTrain:
         """What is to be exported and learns in so many steps: a policy, or what `load` loads."""
         config = self._config

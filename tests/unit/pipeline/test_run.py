@@ -22,6 +22,7 @@ from roll.pipeline.roles import Roles
 from roll.pipeline.run_context import Prepared, RunContext
 from roll.tracking.ending import read_end
 from roll.workers.cluster import ClusterSession
+from tests.quiet import quiet_life
 
 
 class Nothing:
@@ -70,7 +71,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseExcept
         monkeypatch.setattr(assemble, "cluster", cluster)
         monkeypatch.setattr(assemble, "prepare", lambda config: Prepared(loop, "rows", rows=4))
         monkeypatch.setattr(assemble, "last_step", lambda config, plan, prepared: 2)
-        assemble.run(config, make_plan(config))
+        assemble.run(config, make_plan(config), quiet_life())
         return (tmp_path / "run" / "logs" / "driver.log").read_text()
 
     return start
