@@ -386,5 +386,6 @@ def training_flops(model: ModelShape, model_args: ModelConfig, load: ModelLoader
     if model_args.dtype == "fp32":
         return None
     whole = model.valuing_parameters if load is load_scores else model.parameters
+    whole -= model.parameters - model.active_parameters
     adapter = model.adapter_parameters(model_args.lora_target, model_args.lora_rank) if model_args.lora_target else 0
     return TrainingFlops(whole + adapter, adapter or whole, model.attending_flops)
