@@ -68,7 +68,7 @@ def run(config: Config, plan: Plan, life: Life) -> None:
         ending = stack.enter_context(Ending(folder, secrets.hide))
         LOG.info("the plan:\n%s", plan_text(config, plan))
         checkpointer = Checkpointer(config, store)
-        if _was_finished(config, checkpointer, config.max_steps):
+        if config.max_steps is not None and _was_finished(config, checkpointer, config.max_steps):
             return
         checkpointer.agree(resume_fingerprint.of_keys(config), "set it to what it was")
         checkpointer.agree(resume_fingerprint.of_weights(config), "name the model that the adapter was trained on")
@@ -82,7 +82,9 @@ def run(config: Config, plan: Plan, life: Life) -> None:
         steps = last_step(config, plan, prepared)
         if _was_finished(config, checkpointer, steps):
             return
-        ending.begin(checkpointer)
+        if prepared.rows is not None:
+            print(f"{prepared.rows} rows, {plan.batch.sequences_per_step} a step: {steps} steps", flush=True)
+        ending.begin(checkpointer, steps)
         write_config(config, folder)
         LOG.info(
             "models and data were looked through; Ray and %d roles start, to go on after step %d",
@@ -105,6 +107,7 @@ def run(config: Config, plan: Plan, life: Life) -> None:
 def last_step(config: Config, plan: Plan, prepared: Prepared) -> int:
     """Of the run: `max_steps`, or that which ends the last epoch."""
     if not isinstance(config, OfflineConfig) or prepared.rows is None:
+        assert config.max_steps is not None, "only a run over given rows has none"
         return config.max_steps
     return steps_of(config, prepared.rows, plan.batch.sequences_per_step)
 

@@ -13,6 +13,7 @@ from roll.checkpoint.state import LOOP_FILE, LoopState
 from roll.checkpoint.store import CheckpointStore
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, Fault
+from roll.pipeline.epochs import Epochs
 from roll.pipeline.position import Position
 
 LOG = logging.getLogger(__name__)
@@ -118,13 +119,16 @@ class Checkpointer:
         credit: Resumable | None = None,
         unconsumed: Unconsumed | None = None,
         last_step: int | None = None,
+        epochs: Epochs | None = None,
     ) -> Position:
         """Bring every part to where the checkpoint was written; the start of the run if there is none.
 
-        `last_step` is given where the run may end before `max_steps`.
+        `last_step` and `epochs` are given where the run passes over given rows, and may end before `max_steps`.
         """
         self._trainer, self._source, self._credit, self._unconsumed = trainer, source, credit, unconsumed
-        self._last_step = last_step or self._config.max_steps
+        last_step = last_step or self._config.max_steps
+        assert last_step is not None, "only a run over given rows has no max_steps"
+        self._last_step, self._epochs = last_step, epochs
         if self._folder is None or self._state is None:
             return Position(0, 0)
         await trainer.load(self._folder.absolute())
@@ -146,8 +150,13 @@ class Checkpointer:
         return self.resumed_step
 
     async def save_if_due(self, position: Position) -> None:
-        """Write a checkpoint every `save_steps`."""
-        if self._config.save_steps and position.step % self._config.save_steps == 0:
+        """Write a checkpoint every `save_steps`, or where an epoch ends."""
+        every = self._config.save_steps
+        if every == "epoch":
+            is_due = self._epochs is not None and self._epochs.end_in(position.step)
+        else:
+            is_due = every > 0 and position.step % every == 0
+        if is_due:
             await self._save(position)
 
     async def finish(self, position: Position) -> None:

@@ -27,9 +27,11 @@ class Ending:
         """`hide` takes secrets out of a text."""
         self._folder, self._hide = folder, hide
         self._checkpointer: Checkpointer | None = None
+        self._last_step: int | None = None
 
-    def begin(self, checkpointer: Checkpointer) -> None:
-        """From here on the run writes into its folder, and its end is recorded there."""
+    def begin(self, checkpointer: Checkpointer, last_step: int) -> None:
+        """From here on the run writes into its folder, and its end is recorded there. It is to take steps up to `last_step`."""
+        self._last_step = last_step
         (self._folder / END_FILE).unlink(missing_ok=True)
         self._checkpointer = checkpointer
 
@@ -42,7 +44,7 @@ class Ending:
         elif error is not None and not isinstance(error, RollError | KeyboardInterrupt | SystemExit):
             LOG.info("the run failed", exc_info=error)
         checkpoint = "" if self._checkpointer is None else checkpoint_line(self._checkpointer)
-        end = RunEnd(outcome(error), "" if error is None else self._hide(cause(error)), checkpoint)
+        end = RunEnd(outcome(error), "" if error is None else self._hide(cause(error)), checkpoint, self._last_step)
         LOG.info("the run ended: %s", "; ".join(filter(None, (end.outcome, end.cause, end.checkpoint))))
         if self._checkpointer is None:
             return

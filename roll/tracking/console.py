@@ -155,6 +155,8 @@ def plain_line(progress: Progress) -> str:
     """`step 12/100  reward 0.61  val 0.55  2.3 s (rollout 1.2, train 0.8, sync 0.1)  1,234 tok/s  eta 3m20s`."""
     metrics = progress.metrics or {}
     fields = [f"step {progress.step}/{progress.max_steps}"]
+    if "epoch" in metrics:
+        fields.append(f"epoch {metrics['epoch']:.2f}")
     if progress.headlines:
         fields.append(f"{progress.headline} {_number(progress.headlines[-1])}")
     if progress.validation and progress.validated_at == progress.step:

@@ -38,7 +38,7 @@ def run(folder: Path, error: BaseException | None, stands: Checkpointer | None) 
     try:
         with RunLog(folder, hide), Ending(folder, hide) as ending:
             if stands:
-                ending.begin(stands)
+                ending.begin(stands, 20)
             if error:
                 raise error
     except type(error or RollError) as passed:
@@ -67,7 +67,7 @@ def test_an_end_without_a_checkpoint_names_the_last_one(
     named = "the last one is of step 20, output/a/checkpoints/step_20" if last else "there is none, and the same command begins anew"
     assert f"this end wrote no checkpoint: {named}\n" in capsys.readouterr().err
     assert f"the run ended: {outcome}; {cause}; {named}" in log and "hunter2" not in log
-    assert read_end(tmp_path) == RunEnd(outcome, cause, named)  # pyright: ignore[reportArgumentType]
+    assert read_end(tmp_path) == RunEnd(outcome, cause, named, 20)  # pyright: ignore[reportArgumentType]
     page = (tmp_path / "report.html").read_text()
     said = "failed" if outcome == "failed" else "was interrupted"
     assert f"The run {said} after step 7." in page and cause in page and named in page
@@ -100,7 +100,7 @@ def test_the_worker_s_traceback_is_in_the_log(tmp_path: Path) -> None:
 
 def test_an_end_that_cannot_be_written_hides_no_cause(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(WorkerFailed), Ending(tmp_path / "gone", str) as ending, caplog.at_level(logging.INFO):
-        ending.begin(checkpointer(None))
+        ending.begin(checkpointer(None), 20)
         raise WorkerFailed("reference", 1, "the process died")
     assert "end.json cannot be written" in caplog.text
 

@@ -304,10 +304,10 @@ def test_a_score_is_read_at_the_end_of_each_response(run: Callable[..., Stand]) 
     assert np.array_equal(np.flatnonzero(sequences.response_mask), sequences.offsets[1:] - 1)
 
 
-def test_the_epochs_end_a_run_before_max_steps(run: Callable[..., Stand]) -> None:
-    stand = run("sft", "max_steps=1000", "sft_train.training_args.num_train_epochs=1", "eval_steps=0", "save_steps=0")
-    assert ("role", "sft_train", 29) in stand.calls, "3600 rows in batches of 128"
-    assert len(stand.batches) == 29
+@pytest.mark.parametrize("most", ["1000", "null"])
+def test_the_epochs_end_a_run_before_max_steps_and_without(run: Callable[..., Stand], most: str) -> None:
+    stand = run("sft", f"max_steps={most}", "sft_train.training_args.num_train_epochs=1", "eval_steps=0", "save_steps=0")
+    assert ("role", "sft_train", 29) in stand.calls and len(stand.batches) == 29, "3600 rows in batches of 128"
 
 
 def test_the_console_counts_up_to_the_step_that_ends_the_epochs(start: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,8 +47,8 @@ def test_plain_lines_of_the_first_and_the_last_step(capsys: pytest.CaptureFixtur
 
 def test_supervised_fine_tuning_shows_its_loss(capsys: pytest.CaptureFixture[str]) -> None:
     tracker = PlainConsole(2, quiet_life())
-    tracker.log(1, {"sft/loss": 2.345, "val/held_out/loss": 2.5})
-    assert capsys.readouterr().out == "step 1/2  loss 2.35  val 2.50\n"
+    tracker.log(1, {"sft/loss": 2.345, "val/held_out/loss": 2.5, "epoch": 0.5})
+    assert capsys.readouterr().out == "step 1/2  epoch 0.50  loss 2.35  val 2.50\n"
 
 
 def test_without_a_terminal_lines_are_plain() -> None:
