@@ -81,9 +81,13 @@ def _run(config: Config, plan: Plan) -> None:
     show_plan(config, plan, Console(width=None if sys.stdout.isatty() else WIDTH))
     if config.dry_run:
         return
-    from roll.pipeline.assemble import run  # Here, so that a dry run imports neither torch nor ray.
+    from roll.tracking.life import Life
 
-    run(config, plan)
+    with Life(Console()) as life:
+        life.driver("loading libraries")
+        from roll.pipeline.assemble import run  # Here, so that a dry run imports neither torch nor ray.
+
+        run(config, plan, life)
 
 
 if __name__ == "__main__":

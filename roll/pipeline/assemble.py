@@ -29,6 +29,7 @@ from roll.pipeline.checkpointer import Checkpointer
 from roll.pipeline.ending import Ending
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.restarts import Restarts
+from roll.pipeline.role_life import tell_signs
 from roll.pipeline.roles import Roles, is_trainer_side
 from roll.pipeline.run_context import Loop, Prepared, RunContext
 from roll.pipeline.wire_offline import steps_of
@@ -37,17 +38,21 @@ from roll.tracking.base import RunFacts
 from roll.tracking.console import StepLog, console_tracker
 from roll.tracking.fanout import Tracking
 from roll.tracking.jsonl import JsonlTracker
+from roll.tracking.life import Life
 from roll.tracking.logs import RunLog
 from roll.tracking.run import open_named
 from roll.workers.cluster import cluster
+from roll.workers.guarded import guarded
 
 LOG = logging.getLogger(__name__)
 BEFORE_FIRST = -1
 """The step before step 0, which holds what is measured before any training."""
 
 
-def run(config: Config, plan: Plan) -> None:
+def run(config: Config, plan: Plan, life: Life) -> None:
     """Run an experiment. Model and data are looked through first: nothing starts for a run that cannot go on.
+
+    `life` shows what the driver and the roles are doing.
 
     Raises:
         BadInput: the data or the model cannot be used.
@@ -63,12 +68,13 @@ def run(config: Config, plan: Plan) -> None:
         ending = stack.enter_context(Ending(folder, secrets.hide))
         LOG.info("the plan:\n%s", plan_text(config, plan))
         checkpointer = Checkpointer(config, store)
-        if _was_finished(config, checkpointer, config.max_steps):
+        if config.max_steps is not None and _was_finished(config, checkpointer, config.max_steps):
             return
         checkpointer.agree(resume_fingerprint.of_keys(config), "set it to what it was")
         checkpointer.agree(resume_fingerprint.of_weights(config), "name the model that the adapter was trained on")
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
+        life.driver("checking model and data")
         prepared = prepare(config)
         checkpointer.agree(
             resume_fingerprint.of_rows(config, prepared), "the files, columns, template, lengths and data_split must be what they were"
@@ -76,25 +82,32 @@ def run(config: Config, plan: Plan) -> None:
         steps = last_step(config, plan, prepared)
         if _was_finished(config, checkpointer, steps):
             return
-        ending.begin(checkpointer)
+        if prepared.rows is not None:
+            print(f"{prepared.rows} rows, {plan.batch.sequences_per_step} a step: {steps} steps", flush=True)
+        ending.begin(checkpointer, steps)
         write_config(config, folder)
         LOG.info(
             "models and data were looked through; Ray and %d roles start, to go on after step %d",
             len(plan.roles),
             checkpointer.resumed_step or 0,
         )
-        tracker = stack.enter_context(open_trackers(config, checkpointer.resumed_step, steps))
+        life.driver("opening the trackers")
+        tracker = stack.enter_context(open_trackers(config, checkpointer.resumed_step, steps, life))
+        if checkpointer.last is not None:
+            print("resumed from step {}, {}".format(*checkpointer.last), flush=True)
+        life.driver("starting Ray")
         gpus = max(plan.devices, default=-1) + 1
         with cluster(folder, gpus, config.num_gpus_per_node, secrets.hide) as session:
             interrupt.take()
             stack.enter_context(memory_of_steps())
             context = RunContext(plan, session, checkpointer, tracker)
-            asyncio.run(_run(config, plan, prepared.loop, context, interrupt, partial(_reopened, stack, config, steps)))
+            asyncio.run(_run(config, plan, prepared.loop, context, interrupt, life, partial(_reopened, stack, config, steps, life)))
 
 
 def last_step(config: Config, plan: Plan, prepared: Prepared) -> int:
     """Of the run: `max_steps`, or that which ends the last epoch."""
     if not isinstance(config, OfflineConfig) or prepared.rows is None:
+        assert config.max_steps is not None, "only a run over given rows has none"
         return config.max_steps
     return steps_of(config, prepared.rows, plan.batch.sequences_per_step)
 
@@ -144,7 +157,13 @@ def _run_folder(config: Config) -> Path:
 
 
 async def _run(
-    config: Config, plan: Plan, loop: Loop, context: RunContext, interrupt: Interrupt, reopen: Callable[[int | None], Tracking]
+    config: Config,
+    plan: Plan,
+    loop: Loop,
+    context: RunContext,
+    interrupt: Interrupt,
+    life: Life,
+    reopen: Callable[[int | None], Tracking],
 ) -> None:
     """Run the loop to its end. It begins again where the trainer's side lost a process; see `Restarts`."""
     restarts = Restarts(config.max_restarts)
@@ -152,20 +171,21 @@ async def _run(
         with interrupt.working():
             async with context.session.watched():
                 roles = Roles(config, plan, context.session, stack)
-                while (lost := await _attempt(roles, loop, context, interrupt)) is not None:
+                while (lost := await _attempt(roles, loop, context, interrupt, life)) is not None:
                     seconds = restarts.wait_after(lost, context.tracker.step_under_way if roles.are_running else None)
                     await roles.end_trainer_side()
                     step = context.checkpointer.go_back()
                     _tell_restart(lost, f"restart {restarts.count} of {config.max_restarts}", step)
                     await asyncio.sleep(seconds)
                     context.tracker.close()
+                    life.wake()
                     context = replace(context, tracker=reopen(step), restarts=restarts.count)
 
 
-async def _attempt(roles: Roles, loop: Loop, context: RunContext, interrupt: Interrupt) -> WorkerFailed | None:
+async def _attempt(roles: Roles, loop: Loop, context: RunContext, interrupt: Interrupt, life: Life) -> WorkerFailed | None:
     """Run the loop; the failure with which it ended once all roles had started, if there was one."""
     try:
-        async with roles.liveness.watched(is_trainer_side):
+        async with roles.liveness.watched(is_trainer_side), guarded(tell_signs(roles, life)):
             position = await loop(roles, context, interrupt)
             await context.checkpointer.finish(position)
     except WorkerFailed as failure:
@@ -182,16 +202,16 @@ def _tell_restart(lost: WorkerFailed, which: str, step: int | None) -> None:
     LOG.info("%s\n%s", lost, lost.traceback)
 
 
-def _reopened(stack: ExitStack, config: Config, steps: int, step: int | None) -> Tracking:
+def _reopened(stack: ExitStack, config: Config, steps: int, life: Life, step: int | None) -> Tracking:
     """Trackers that go on after a step from which the run goes on, or from its start. Lines of later steps are cut off."""
-    return stack.enter_context(open_trackers(config, BEFORE_FIRST if step is None else step, steps))
+    return stack.enter_context(open_trackers(config, BEFORE_FIRST if step is None else step, steps, life))
 
 
-def open_trackers(config: Config, resumed_step: int | None, steps: int) -> Tracking:
+def open_trackers(config: Config, resumed_step: int | None, steps: int, life: Life) -> Tracking:
     """The record, the console, which counts up to `steps`, and whatever `track_with` names."""
     folder = Path(config.output_dir)
     facts = RunFacts(folder, config.exp_name, redacted(config.model_dump(mode="json")), resumed_step)
     record = JsonlTracker(folder, resumed_step)
     named = open_named(chosen_trackers(config), facts, config.tracker_kwargs)
     last_step = BEFORE_FIRST if resumed_step is None else resumed_step
-    return Tracking(record, [console_tracker(config.exp_name, steps), StepLog(steps), *named], last_step)
+    return Tracking(record, [console_tracker(config.exp_name, steps, life), StepLog(steps), *named], last_step)

@@ -13,6 +13,7 @@ from roll.checkpoint.state import LOOP_FILE, LoopState
 from roll.checkpoint.store import CheckpointStore
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, Fault
+from roll.pipeline.epochs import Epochs
 from roll.pipeline.position import Position
 
 LOG = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ class Checkpointer:
     """Step and folder of the newest checkpoint that the run has written or goes on from."""
     is_at_end: bool
     """Whether it is of the run's last step."""
+    exported: Path | None
+    """Folder of the policy, once this run has exported it."""
 
     def __init__(self, config: Config, store: CheckpointStore) -> None:
         """Looks for what `resume_from_checkpoint` asks for.
@@ -82,6 +85,7 @@ class Checkpointer:
         self._state = LoopState.read(self._folder) if self._folder else None
         self.last = None if self._folder is None or self._state is None else (self._state.step, self._folder)
         self.is_at_end = False
+        self.exported = None
         self._fingerprint: dict[str, str] = {}
         self._final = Path(config.output_dir).absolute() / EXPORT
 
@@ -115,13 +119,16 @@ class Checkpointer:
         credit: Resumable | None = None,
         unconsumed: Unconsumed | None = None,
         last_step: int | None = None,
+        epochs: Epochs | None = None,
     ) -> Position:
         """Bring every part to where the checkpoint was written; the start of the run if there is none.
 
-        `last_step` is given where the run may end before `max_steps`.
+        `last_step` and `epochs` are given where the run passes over given rows, and may end before `max_steps`.
         """
         self._trainer, self._source, self._credit, self._unconsumed = trainer, source, credit, unconsumed
-        self._last_step = last_step or self._config.max_steps
+        last_step = last_step or self._config.max_steps
+        assert last_step is not None, "only a run over given rows has no max_steps"
+        self._last_step, self._epochs = last_step, epochs
         if self._folder is None or self._state is None:
             return Position(0, 0)
         await trainer.load(self._folder.absolute())
@@ -143,8 +150,13 @@ class Checkpointer:
         return self.resumed_step
 
     async def save_if_due(self, position: Position) -> None:
-        """Write a checkpoint every `save_steps`."""
-        if self._config.save_steps and position.step % self._config.save_steps == 0:
+        """Write a checkpoint every `save_steps`, or where an epoch ends."""
+        every = self._config.save_steps
+        if every == "epoch":
+            is_due = self._epochs is not None and self._epochs.end_in(position.step)
+        else:
+            is_due = every > 0 and position.step % every == 0
+        if is_due:
             await self._save(position)
 
     async def finish(self, position: Position) -> None:
@@ -178,4 +190,5 @@ class Checkpointer:
         await self._trainer.export(aside)
         shutil.rmtree(self._final, ignore_errors=True)
         aside.rename(self._final)
+        self.exported = self._final
         LOG.info("exported: %s", self._final)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Callable
@@ -26,9 +27,11 @@ class Ending:
         """`hide` takes secrets out of a text."""
         self._folder, self._hide = folder, hide
         self._checkpointer: Checkpointer | None = None
+        self._last_step: int | None = None
 
-    def begin(self, checkpointer: Checkpointer) -> None:
-        """From here on the run writes into its folder, and its end is recorded there."""
+    def begin(self, checkpointer: Checkpointer, last_step: int) -> None:
+        """From here on the run writes into its folder, and its end is recorded there. It is to take steps up to `last_step`."""
+        self._last_step = last_step
         (self._folder / END_FILE).unlink(missing_ok=True)
         self._checkpointer = checkpointer
 
@@ -41,7 +44,7 @@ class Ending:
         elif error is not None and not isinstance(error, RollError | KeyboardInterrupt | SystemExit):
             LOG.info("the run failed", exc_info=error)
         checkpoint = "" if self._checkpointer is None else checkpoint_line(self._checkpointer)
-        end = RunEnd(outcome(error), "" if error is None else self._hide(cause(error)), checkpoint)
+        end = RunEnd(outcome(error), "" if error is None else self._hide(cause(error)), checkpoint, self._last_step)
         LOG.info("the run ended: %s", "; ".join(filter(None, (end.outcome, end.cause, end.checkpoint))))
         if self._checkpointer is None:
             return
@@ -53,6 +56,21 @@ class Ending:
         except OSError as failure:
             LOG.warning("%s cannot be written: %s", self._folder / END_FILE, failure)
         report(self._folder)
+        if self._checkpointer.exported is not None:
+            print(f"exported: {self._checkpointer.exported}\nload it:  {loading_call(self._checkpointer.exported)}", flush=True)
+
+
+def loading_call(export: Path) -> str:
+    """The Python code that loads an exported folder: an adapter with its base, a reward model, or a policy."""
+    package, prefix, kind = "transformers", "Auto", "CausalLM"
+    if (export / "adapter_config.json").is_file():
+        package, prefix = "peft", "AutoPeft"
+    configured = export / "config.json"
+    if configured.is_file():
+        architectures = json.loads(configured.read_text()).get("architectures") or []
+        kind = "SequenceClassification" if "ForSequenceClassification" in "".join(architectures) else kind
+    name = f"{prefix}ModelFor{kind}"
+    return f'from {package} import {name}; {name}.from_pretrained("{export}")'
 
 
 def outcome(error: BaseException | None) -> Literal["done", "interrupted", "failed"]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from roll.algorithms.losses import Loss
 from roll.pipeline.device_phases import DevicePhases
+from roll.pipeline.epochs import Epochs
 from roll.pipeline.position import Position
 from roll.tracking.base import Tracker
 from roll.types import Metrics, TrainBatch
@@ -33,6 +34,7 @@ class Offline:
     """Write a checkpoint, where one is due."""
     interrupted: Callable[[], bool]
     tracker: Tracker
+    epochs: Epochs
     max_steps: int
 
 
@@ -48,7 +50,7 @@ async def train(run: Offline, position: Position) -> Position:
         metrics = await run.train(batch, loss, position.policy_version)
         position = Position(position.step + 1, position.policy_version + 1)
         metrics |= await run.evaluate(position.step)
-        metrics |= await run.measure(len(batch.sequences.token_ids))
+        metrics |= await run.measure(len(batch.sequences.token_ids)) | {"epoch": run.epochs.passed(position.step)}
         run.tracker.log(position.step, metrics)
         await run.save(position)
     return position

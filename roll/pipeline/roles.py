@@ -90,6 +90,16 @@ class Roles:
         self.groups: dict[str, WorkerGroup[object]] = {}
         self.liveness = Liveness(RayNodes())
 
+    @property
+    def all_groups(self) -> Mapping[str, WorkerGroup[Any]]:
+        """Those that start or run, by role: also of rewards and environments."""
+        return dict(self._all)
+
+    @property
+    def facades(self) -> Mapping[str, ColocatedRole]:
+        """Of those that may share devices."""
+        return self._colocated
+
     def actor_train(self, name: str, role: ActorTrainConfig, steps: int, temperature: float, load: ModelLoader = load_policy) -> ActorTrain:
         """What is to be exported and learns in so many steps: a policy, or what `load` loads."""
         config = self._config
@@ -385,5 +395,6 @@ def training_flops(model: ModelShape, model_args: ModelConfig, load: ModelLoader
     if model_args.dtype == "fp32":
         return None
     whole = model.valuing_parameters if load is load_scores else model.parameters
+    whole -= model.parameters - model.active_parameters
     adapter = model.adapter_parameters(model_args.lora_target, model_args.lora_rank) if model_args.lora_target else 0
     return TrainingFlops(whole + adapter, adapter or whole, model.attending_flops)

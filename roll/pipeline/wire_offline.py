@@ -20,6 +20,7 @@ from roll.models.load import check_readable, load_policy, load_tokenizer
 from roll.pipeline import offline
 from roll.pipeline.batches import Ask, Batches, MakeBatch, Models
 from roll.pipeline.device_phases import DevicePhases
+from roll.pipeline.epochs import Epochs
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.learning import OnloadedTrainer
 from roll.pipeline.meter import meter_of
@@ -73,9 +74,9 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
 
 
 def steps_of(config: OfflineConfig, rows: int, batch_size: int) -> int:
-    """Steps of the run: `max_steps`, or fewer where the epochs end earlier."""
+    """Steps of the run: those of its epochs, or `max_steps` where these are fewer."""
     _, learning = row_learner(config)
-    return min(config.max_steps, -(-rows * learning.training_args.num_train_epochs // batch_size))
+    return Epochs(rows, batch_size).steps(learning.training_args.num_train_epochs, config.max_steps)
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,8 @@ async def _loop(config: OfflineConfig, pipeline: OfflinePipeline, roles: Roles, 
     started = StartedRoles(phases, role, trainer, other)
 
     sampler = ExampleSampler(len(rows.training), config.seed)
-    position = await context.checkpointer.restore(OnloadedTrainer(phases, role, trainer), sampler, last_step=steps)
+    epochs = Epochs(len(rows.training), batch_size)
+    position = await context.checkpointer.restore(OnloadedTrainer(phases, role, trainer), sampler, last_step=steps, epochs=epochs)
     ask = meter.timed(other.part, started.ask) if other else None
     training = Batches(rows.training, pipeline.make_batch, Models(meter.timed("log_probs", started.log_probs), ask))
     # Evaluation is timed as a whole, with what it asks.
@@ -183,6 +185,7 @@ async def _loop(config: OfflineConfig, pipeline: OfflinePipeline, roles: Roles, 
         save=meter.timed("checkpoint", context.checkpointer.save_if_due),
         interrupted=interrupt.happened,
         tracker=context.tracker,
+        epochs=epochs,
         max_steps=steps,
     )
     return await offline.train(parts, position)

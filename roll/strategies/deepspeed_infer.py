@@ -20,6 +20,7 @@ from roll.strategies.memory_guard import OFFLOAD, told_of_memory
 from roll.strategies.offload import Offload
 from roll.strategies.scoring import PackedScore
 from roll.strategies.settings import ShardedScoreSettings
+from roll.system.signs import enter
 
 
 class DeepSpeedScore(PackedScore):
@@ -28,6 +29,7 @@ class DeepSpeedScore(PackedScore):
     def __init__(self, settings: ShardedScoreSettings, rank: Rank) -> None:
         self._held = ExitStack()
         self._held.enter_context(compiling_in_turn(rank))
+        enter("waiting for the other ranks")
         join(rank)
         with told_of_memory(rank, "loading the model", OFFLOAD):
             policy = self._build(settings, rank)
@@ -40,10 +42,12 @@ class DeepSpeedScore(PackedScore):
         config = deepspeed_config(swapping, settings.model_args.dtype, max_grad_norm=None, compiled=compiled)
         # Must outlive the engine: while it lives, from_pretrained shards the model as it loads.
         self._shards_at_load = HfDeepSpeedConfig(config)
+        enter("loading the model")
         policy = settings.wrap(load_causal_model(settings.model_path, settings.model_args))
         if compiled:
             compile_layers(policy.causal)
             gather_whole_layers(policy.causal)
+        enter("model loaded; building the engine")
         self._engine: Any = deepspeed.initialize(model=policy, config=config)[0]
         self._engine.eval()
         return policy

@@ -57,6 +57,7 @@ from roll.strategies.recompute import AutoCheckpointing
 from roll.strategies.scoring import score
 from roll.strategies.settings import TrainSettings
 from roll.strategies.without_zero import missing_scale, undo_first_step
+from roll.system.signs import enter
 from roll.types import Floats, Metrics, Sequences, TensorSpec
 from roll.weight_sync.bucket import plan_buckets
 
@@ -70,6 +71,7 @@ class DeepSpeedTrain:
     def __init__(self, settings: TrainSettings, rank: Rank) -> None:
         self._settings, self._rank, self._held = settings, rank, ExitStack()
         self._held.enter_context(compiling_in_turn(rank))
+        enter("waiting for the other ranks")
         join(rank)
         with told_of_memory(rank, "building the trainer", SHARD):
             self._build(settings, rank)
@@ -82,7 +84,9 @@ class DeepSpeedTrain:
         config = deepspeed_config(deepspeed_keys, model_args.dtype, settings.max_grad_norm, compiled)
         # Must outlive the engine: while it lives, from_pretrained shards the model as it loads (ZeRO-3).
         self._shards_at_load = HfDeepSpeedConfig(config) if settings.deepspeed.zero_optimization.stage == 3 else None
+        enter("loading the model")
         model = settings.load(settings.model_path, model_args, settings.seed)
+        enter("model loaded; building the optimizer")
         for buffer in model.buffers():  # DeepSpeed moves none of a model that was sharded as it was loaded
             buffer.data = buffer.data.to(rank.device)
         self._is_lora = model_args.lora_target is not None
@@ -93,6 +97,7 @@ class DeepSpeedTrain:
         self._sharers = settings.deepspeed.tensor_parallel_size
         if self._sharers > 1:
             prepare(model, self._sharers, rank)
+        enter("building the engine")
         self._engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
         undo_first_step(self._engine)
         self._model, self._optimizer = model, optimizer

@@ -20,6 +20,7 @@ from roll.strategies.offload import Offload, tensors_in
 from roll.strategies.request_gate import RequestGate
 from roll.strategies.scoring import PackedScore
 from roll.strategies.settings import HfGenerateSettings, HfScoreSettings
+from roll.system.signs import enter
 from roll.types import Completion, FinishReason, Floats, Ints, NumberedCompletions, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
@@ -31,6 +32,7 @@ class HfScore(PackedScore):
     """Implements `ScoreStrategy`, and `TeachStrategy` where a `PackedTeacher` is wrapped around the model."""
 
     def __init__(self, settings: HfScoreSettings, rank: Rank) -> None:
+        enter("loading the model")
         with told_of_memory(rank, "loading the model"):
             policy = settings.wrap(load_causal_model(settings.model_path, settings.model_args)).to(rank.device).eval()
         if compiles(settings.model_args, on_gpu=rank.device == "cuda"):
@@ -58,6 +60,7 @@ class HfGenerate:
     async def start(self) -> None:
         """See `GenerateStrategy`."""
         self._tokenizer = load_tokenizer(self._settings.model_path, self._settings.model_args.trust_remote_code)
+        enter("loading the model")
         with told_of_memory(self._rank, "loading the model"):
             self._base = load_causal_model(self._settings.model_path, self._settings.model_args, packed=False).eval()
             self._base.to(self._device)  # pyright: ignore[reportArgumentType]

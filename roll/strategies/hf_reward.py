@@ -17,6 +17,7 @@ from roll.strategies.base import Rank
 from roll.strategies.memory_guard import FEWER_TOKENS, told_of_memory
 from roll.strategies.offload import Offload, tensors_in
 from roll.strategies.settings import HfRewardSettings
+from roll.system.signs import enter
 from roll.types import Ints, Sequences
 
 
@@ -38,6 +39,7 @@ class HfReward:
     async def start(self) -> None:
         """See `RewardStrategy`."""
         model_args = self._settings.model_args
+        enter("loading the model")
         with told_of_memory(self._rank, "loading the model"):
             self._model = load_reward_model(self._settings.model_path, model_args).to(self._rank.device).eval()
         if compiles(model_args, on_gpu=self._rank.device == "cuda"):

@@ -31,6 +31,7 @@ from roll.strategies.request_gate import RequestGate
 from roll.strategies.settings import VllmSettings
 from roll.strategies.vllm_activity import StepCounts, logger_into, tokens_in_flight
 from roll.strategies.vllm_arguments import engine_arguments, whole_products
+from roll.system.signs import enter
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
@@ -75,6 +76,7 @@ class VllmGenerate:
         arguments |= engine.engine_args
         self._tokenizer = load_tokenizer(settings.model_path, settings.model_args.trust_remote_code)
         whole_products(settings)
+        enter("starting the engine's process")
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[logger_into(self._counts)])
         # Its statistics look an environment variable up for each token, which costs four times as much as the rest of them.
         enable_envs_cache()

@@ -16,6 +16,7 @@ from roll.strategies.base import Rank
 from roll.strategies.request_gate import RequestGate
 from roll.strategies.settings import VllmRewardSettings
 from roll.strategies.vllm_arguments import engine_arguments, whole_products
+from roll.system.signs import enter
 from roll.types import Ints
 
 
@@ -35,6 +36,7 @@ class VllmReward:
         arguments = engine_arguments(settings, self._rank.device)
         arguments |= {"runner": "pooling", "convert": "classify"} | settings.engine.engine_args
         whole_products(settings)
+        enter("starting the engine's process")
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
     async def scores(self, sequences: Sequence[Ints]) -> list[float]:

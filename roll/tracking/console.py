@@ -16,11 +16,15 @@ from rich.table import Table
 from rich.text import Text
 
 from roll.tracking.base import LOSSES, Tracker
+from roll.tracking.life import Life
 from roll.types import Metrics, RolloutGroup
 
 LOG = logging.getLogger(__name__)
 BLOCKS = "▁▂▃▄▅▆▇█"
+BAR = 20
+"""Characters of the bar and of the curve: all lines fit into a terminal of 80."""
 STEPS_OF_ETA = 10
+FEWEST_OF_ETA = 2
 SHORT = {"weight_sync": "sync", "evaluate": "eval", "checkpoint": "save"}
 
 
@@ -39,7 +43,9 @@ class Progress:
     """The last one: pass@1, or the loss, of each set."""
     validated_at: int = 0
     step_seconds: tuple[float, ...] = ()
-    """Of the last few steps."""
+    """Of the last few steps, without the first, which compiles what the others use."""
+    timed: int = 0
+    """Steps whose seconds are known."""
 
     def after(self, step: int, metrics: Metrics) -> Progress:
         """The progress once `metrics` of `step` are known."""
@@ -55,20 +61,21 @@ class Progress:
             headlines=self.headlines if value is None else (*self.headlines, value),
             validation=validation or self.validation,
             validated_at=step if validation else self.validated_at,
-            step_seconds=(*self.step_seconds, *seconds)[-STEPS_OF_ETA:],
+            timed=self.timed + len(seconds),
+            step_seconds=(*self.step_seconds, *(seconds if self.timed else []))[-STEPS_OF_ETA:],
         )
 
     @property
     def eta_seconds(self) -> float | None:
-        """Time to the last step at the pace of the last few; None before the first step is timed."""
-        if not self.step_seconds:
+        """Time to the last step at the pace of the last few; None before there are enough of them."""
+        if len(self.step_seconds) < FEWEST_OF_ETA:
             return None
         return sum(self.step_seconds) / len(self.step_seconds) * (self.max_steps - self.step)
 
 
-def console_tracker(title: str, max_steps: int) -> Tracker:
-    """The live view if stdout is a terminal, plain lines if not."""
-    return LiveConsole(title, max_steps) if sys.stdout.isatty() else PlainConsole(max_steps)
+def console_tracker(title: str, max_steps: int, life: Life) -> Tracker:
+    """The live view if stdout is a terminal, plain lines if not. `life` shows what the roles do until the first step."""
+    return LiveConsole(title, max_steps, life) if sys.stdout.isatty() else PlainConsole(max_steps, life)
 
 
 class PlainConsole:
@@ -76,11 +83,13 @@ class PlainConsole:
 
     name = "console"
 
-    def __init__(self, max_steps: int) -> None:
-        self._progress = Progress(max_steps)
+    def __init__(self, max_steps: int, life: Life) -> None:
+        self._progress, self._life = Progress(max_steps), life
 
     def log(self, step: int, metrics: Metrics) -> None:
         self._progress = self._progress.after(step, metrics)
+        if step:
+            self._life.rest()
         print(plain_line(self._progress), flush=True)
 
     def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
@@ -114,9 +123,9 @@ class LiveConsole:
 
     name = "console"
 
-    def __init__(self, title: str, max_steps: int, console: Console | None = None) -> None:
-        """The view appears with the first metrics, so that nothing is to be cleared away if the start fails."""
-        self._title = title
+    def __init__(self, title: str, max_steps: int, life: Life, console: Console | None = None) -> None:
+        """The view appears with the first metrics, in the place of that of `life`, whose rows it shows beneath its own."""
+        self._title, self._life = title, life
         self._progress = Progress(max_steps)
         self._logged_at = time.monotonic()
         self._live = Live(get_renderable=self._view, console=console or Console(), refresh_per_second=2)
@@ -127,26 +136,30 @@ class LiveConsole:
         if self._live.is_started:
             self._live.refresh()
         else:
+            self._life.rest()
             self._live.start(refresh=True)
 
     def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
         pass
 
     def close(self) -> None:
-        """Leave the last state on the screen, and give back the cursor and the streams."""
+        """Leave the last state on the screen, without what the roles do, and give back the cursor and the streams."""
+        self._life.show([])
         self._live.stop()
 
     def _view(self) -> RenderableType:
-        return live_view(self._title, self._progress, time.monotonic() - self._logged_at)
+        return Group(live_view(self._title, self._progress, time.monotonic() - self._logged_at), self._life.rows())
 
 
 def plain_line(progress: Progress) -> str:
     """`step 12/100  reward 0.61  val 0.55  2.3 s (rollout 1.2, train 0.8, sync 0.1)  1,234 tok/s  eta 3m20s`."""
     metrics = progress.metrics or {}
     fields = [f"step {progress.step}/{progress.max_steps}"]
+    if "epoch" in metrics:
+        fields.append(f"epoch {metrics['epoch']:.2f}")
     if progress.headlines:
         fields.append(f"{progress.headline} {_number(progress.headlines[-1])}")
-    if progress.validation:
+    if progress.validation and progress.validated_at == progress.step:
         fields.append(f"val {_sets(progress.validation)}")
     if "time/step" in metrics:
         split = ", ".join(f"{part} {seconds:.1f}" for part, seconds in time_split(metrics).items())
@@ -159,25 +172,27 @@ def plain_line(progress: Progress) -> str:
 
 
 def live_view(title: str, progress: Progress, seconds_since: float) -> RenderableType:
-    """Three lines: how far, how good, how fast. `seconds_since` is the time since the last metrics."""
+    """Some lines: how far, how good, how fast. `seconds_since` is the time since the last metrics."""
     metrics = progress.metrics or {}
-    first = Table.grid(padding=(0, 2))
+    first = Table.grid(padding=(0, 1))
     eta = "" if progress.eta_seconds is None else f"eta {duration(max(0.0, progress.eta_seconds - seconds_since))}"
-    bar = ProgressBar(total=progress.max_steps, completed=progress.step, width=36)
-    first.add_row(Text(title, style="bold"), bar, f"step {progress.step}/{progress.max_steps}", Text(eta, style="dim"))
-    second = Text(f"{progress.headline} ")
+    bar = ProgressBar(total=progress.max_steps, completed=progress.step, width=BAR)
+    name = Text(title, style="bold", no_wrap=True, overflow="ellipsis")
+    first.add_row(name, bar, f"step {progress.step}/{progress.max_steps}", Text(eta, style="dim"))
+    second = Text(f"{progress.headline} ", no_wrap=True, overflow="ellipsis")
     second.append(_number(progress.headlines[-1]) if progress.headlines else "…", style="bold green")
-    second.append(f"  {sparkline(progress.headlines, 40)}", style="green")
+    second.append(f"  {sparkline(progress.headlines, BAR)}", style="green")
     if progress.validation:
         second.append("   validation ").append(_sets(progress.validation), style="bold cyan")
         second.append(f" (step {progress.validated_at})", style="dim")
-    third = Text(f"this step {duration(seconds_since)}", style="dim")
+    third = Text(f"this step {duration(seconds_since)}", style="dim", no_wrap=True, overflow="ellipsis")
     if "time/step" in metrics:
-        split = " · ".join(f"{part} {seconds:.1f}" for part, seconds in time_split(metrics).items())
-        third.append(f"   last {metrics['time/step']:.1f} s" + (f": {split}" if split else ""))
+        third.append(f"   last {metrics['time/step']:.1f} s")
     if (rate := metrics.get("throughput/tokens_per_second")) is not None:
         third.append(f"   {rate:,.0f} tok/s")
-    return Group(first, second, third)
+    split = " · ".join(f"{part} {seconds:.1f}" for part, seconds in time_split(metrics).items())
+    fourth = [Text(f"last step: {split}", style="dim", no_wrap=True, overflow="ellipsis")] if split else []
+    return Group(first, second, third, *fourth)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -20,6 +20,8 @@ class RunEnd:
     """Why, where it did not take all of its steps."""
     checkpoint: str
     """What can be gone on from, in words."""
+    last_step: int | None = None
+    """Of the whole run, had it come to its end; None where it is not known."""
 
 
 def write_end(folder: Path, end: RunEnd) -> None:

@@ -67,12 +67,12 @@ def _configuration(path: Path) -> tuple[str, Mapping[str, Any]]:
 def _page(run_dir: Path, rows: Sequence[Row], samples: Sequence[Row], config: str, keys: Mapping[str, Any], unreadable: int) -> str:
     charts = sections(rows)
     remark = f"{unreadable} line(s) of the records could not be read and were left out: a process was ended while it wrote."
-    model = str(keys.get("pretrain") or "")
+    model, end = str(keys.get("pretrain") or ""), read_end(run_dir)
     page: dict[str, object] = {
         "title": keys.get("exp_name") or run_dir.resolve().name,
         "subtitle": " · ".join([*([model] if model else []), f"{_last_step(rows)} steps"]),
-        "ending": _ending(read_end(run_dir), _last_step(rows)),
-        "tiles": _tiles(rows, keys.get("max_steps")),
+        "ending": _ending(end, _last_step(rows)),
+        "tiles": _tiles(rows, end.last_step if end and end.last_step else keys.get("max_steps")),
         "validation": [_validation_row(rows, name) for name in _validations(rows)],
         "sections": [
             {

@@ -15,11 +15,13 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from roll.errors import WeightSyncError
 from roll.system.orphans import die_with
+from roll.system.signs import enter
 from roll.types import TensorSpec
 from roll.weight_sync.bucket import Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.reader import BucketReader
 from roll.weight_sync.routes import Rendezvous, Route, Transport
+from roll.weight_sync.vllm_stages import tell_stages
 
 BACKEND = "roll"
 
@@ -31,6 +33,8 @@ def register() -> None:
     """
     if (parent := multiprocessing.parent_process()) is not None and parent.pid is not None:
         die_with(parent.pid)
+        tell_stages()
+        enter("engine's process started")
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, __name__, "BucketReceiver")
 

@@ -68,6 +68,7 @@ class ActorInfer:
         self._group, self._running = group, running
         self._rollout_seconds, self._sync_seconds = rollout_seconds, sync_seconds
         self._asked = 0
+        self._samples = self._ended_samples = 0  # of the requests since none was open
         self._open: set[_Request] = set()
         self._waiting: deque[_Request] = deque()
         self._homes: WeakKeyDictionary[Session, int] = WeakKeyDictionary()  # the engine that answered a session last
@@ -82,6 +83,9 @@ class ActorInfer:
         """
         request = _Request(self._asked, token_ids, sampling, seed, list(range(sampling.samples)), session)
         self._asked += 1
+        if not self._open:
+            self._samples = self._ended_samples = 0
+        self._samples += sampling.samples
         if self.pool.failure is not None:
             raise self.pool.failure
         self._open.add(request)
@@ -155,6 +159,7 @@ class ActorInfer:
                 async for ended in items:
                     numbered = [(first + number, completion) for number, completion in ended] if first else ended
                     self._running.leave(engine, len(ended))
+                    self._ended_samples += len(ended)
                     share.left.difference_update(number for number, _ in numbered)
                     self.pool.answered(engine)
                     request.ended.put_nowait(numbered)
@@ -186,6 +191,11 @@ class ActorInfer:
     def waits(self) -> bool:
         """Whether samples wait for an engine."""
         return bool(self._waiting)
+
+    @property
+    def progress(self) -> str:
+        """How many of the samples have ended that were asked for since there were none to draw; empty while there are none."""
+        return f"{self._ended_samples} of {self._samples} responses" if self._open else ""
 
     @property
     def engines(self) -> list[SyncedEngine]:

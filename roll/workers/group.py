@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
@@ -21,6 +22,7 @@ from roll.workers.calls import Ranks
 from roll.workers.liveness import Paced, WorkerProcess, is_own
 from roll.workers.placement import WorkerPlacement
 from roll.workers.process import AsyncProcess, Process
+from roll.workers.role_signs import RankState, work_of
 
 S = TypeVar("S", covariant=True)
 C = TypeVar("C")
@@ -66,6 +68,7 @@ class WorkerGroup(Ranks[S]):
         self._leftovers = [Leftovers(record) for record in self._records]
         self._killed: dict[int, str] = {}  # by rank, why its process was killed
         self._paced = Paced(self)
+        self._calls: Counter[str] = Counter()  # that are not answered, by method
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -162,6 +165,20 @@ class WorkerGroup(Ranks[S]):
             return []
         return [WorkerProcess(rank, pid, self._placements[rank].node_id) for rank, pid in self._pids.items()]
 
+    def states(self) -> list[RankState]:
+        """See `ObservedGroup`."""
+        if self._stopped:
+            return []
+        return [
+            RankState(self._pids.get(rank), place.node_id, self._logs[rank], self._earlier[rank], rank in self._built)
+            for rank, place in enumerate(self._placements)
+        ]
+
+    @property
+    def work(self) -> str | None:
+        """See `ObservedGroup`."""
+        return next((work_of(method) for method in (+self._calls)), None)
+
     def report_stopped(self, rank: int, cause: str) -> None:
         """See `WatchedGroup`."""
         self._killed[rank] = cause
@@ -186,6 +203,7 @@ class WorkerGroup(Ranks[S]):
         assert self._batched is not None, f"{self.role}: the methods of its strategy block"
         deadline = asyncio.get_running_loop().time() + seconds
         items = self._batched.callers[rank].stream(method.__name__, arguments)
+        self._calls[method.__name__] += 1
         try:
             while True:
                 if not items.has_come:  # a timer costs more than an item
@@ -200,6 +218,7 @@ class WorkerGroup(Ranks[S]):
         except Exception as error:
             raise self._failure([(rank, error)]) from error
         finally:
+            self._calls[method.__name__] -= 1
             items.close()
 
     async def beside(self, make: Callable[[S, Rank], C], seconds: float) -> Beside[C]:
@@ -213,6 +232,7 @@ class WorkerGroup(Ranks[S]):
 
     async def wait(self, waits: Sequence[asyncio.Future[Any]], method: str, seconds: float, ranks: Sequence[int]) -> list[Any]:
         """Wait for calls of a method that were made on some ranks; their results. Raises as `run` does."""
+        self._calls[method] += 1
         try:
             done, pending = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
             if pending and any(wait.exception() for wait in done):
@@ -230,6 +250,7 @@ class WorkerGroup(Ranks[S]):
                 raise self._late(method, seconds, late)
             return [wait.result() for wait in waits]
         finally:
+            self._calls[method] -= 1
             for wait in waits:
                 wait.cancel()
 

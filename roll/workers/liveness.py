@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import ray
@@ -21,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roll.errors import WorkerDied
 from roll.system.process_states import Finding, Problem, end_family, examine
+from roll.system.signs import Look, look
 from roll.workers.calls import Ranks
 from roll.workers.guarded import guarded
 
@@ -167,7 +169,7 @@ class Liveness:
 
 
 class RayNodes:
-    """Implements `Nodes`: this node by a thread, each other one by an actor on it."""
+    """Implements `Nodes` and `Lookers`: this node by a thread, each other one by an actor on it."""
 
     def __init__(self) -> None:
         self._probes: dict[str | None, Any] = {}
@@ -184,6 +186,12 @@ class RayNodes:
             await asyncio.to_thread(end_family, pid)
         else:
             await self._probe(node_id).end_family.remote(pid)
+
+    async def look(self, node_id: str | None, asked: Sequence[tuple[int | None, Path, int]]) -> list[Look]:
+        """See `Lookers`."""
+        if is_own(node_id):
+            return await asyncio.to_thread(_looks, asked)
+        return await self._probe(node_id).look.remote(list(asked))
 
     def _probe(self, node_id: str | None) -> Any:
         if node_id not in self._probes:
@@ -209,6 +217,14 @@ class Probe:
     def end_family(self, pid: int) -> None:
         """See `process_states.end_family`."""
         end_family(pid)
+
+    def look(self, asked: Sequence[tuple[int | None, Path, int]]) -> list[Look]:
+        """See `signs.look`."""
+        return _looks(asked)
+
+
+def _looks(asked: Sequence[tuple[int | None, Path, int]]) -> list[Look]:
+    return [look(*one) for one in asked]
 
 
 class Paced(Ranks[S]):

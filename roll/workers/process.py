@@ -18,6 +18,7 @@ from roll.config.derived.devices import visible_devices
 from roll.errors import EngineShortage, RollError
 from roll.strategies.base import Rank
 from roll.strategies.settings import Settings
+from roll.system.signs import enter
 from roll.system.step_memory import collect_rarely
 from roll.workers.batching import Answers, BatchedServer, portable
 from roll.workers.memory_monitor import MemoryMonitor, device_name
@@ -25,6 +26,9 @@ from roll.workers.shortage import engine_shortage
 
 MOST_CALLS = 1 << 20
 """Side by side in a process; more than prompts that wait for an engine, lest a pause or a bucket of weights waits behind them for ever."""
+
+IMPORTING = "loading libraries"
+"""The stage before a strategy has one of its own."""
 
 
 @ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)
@@ -37,6 +41,7 @@ class Process:
         _see(devices)
         _find_programs()
         _use_own_temporary()
+        enter("process started")
 
     def free_address(self) -> tuple[str, int]:
         """This host's address and a port that is free now, for the role's rendezvous."""
@@ -57,6 +62,7 @@ class Process:
     def build(self, settings: Settings[Any], rank: Rank) -> str | None:
         """Make the strategy; the name of its device, see `device_name`."""
         self._monitor = MemoryMonitor(rank.device)
+        enter(IMPORTING)
         with _portable_errors():
             self._rank, self._hosted = rank, [settings.build(rank)]
         return device_name()
@@ -89,6 +95,7 @@ class AsyncProcess:
         _see(devices)
         _find_programs()
         _use_own_temporary()
+        enter("process started")
 
     async def free_address(self) -> tuple[str, int]:
         """See `Process`."""
@@ -109,6 +116,7 @@ class AsyncProcess:
     async def build(self, settings: Settings[Any], rank: Rank) -> str | None:
         """Make the strategy and start it; the name of its device, see `device_name`."""
         self._monitor = MemoryMonitor(rank.device)
+        enter(IMPORTING)
         with _portable_errors(), _named_shortage(rank, self._log):
             self._strategy = settings.build(rank)
             self._batched = BatchedServer(lambda method: getattr(self._strategy, method))

@@ -55,6 +55,10 @@ PROMISED = (
 )
 
 
+STAGES = {"driver": ("starting Ray", "all roles are ready"), "actor_train": ("ready",), "actor_infer": ("generating", "responses")}
+"""Of those that a run of two cores takes long enough in to be seen, whatever the machine."""
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(world: World) -> str:
     """Six steps in one go."""
@@ -81,6 +85,18 @@ def test_run_folder_is_complete(world: World, uninterrupted: str) -> None:
     assert [line["step"] for line in lines if "val/heldout/pass@1" in line] == [0, 3, 6]
     sample = json.loads((folder / "samples.jsonl").read_text().splitlines()[0])
     assert sample["step"] == 1 and len(sample["responses"]) == 8
+
+
+def test_each_role_shows_its_stages_until_the_first_step(world: World, uninterrupted: str) -> None:
+    """From its own process: what it uses of the machine grows from line to line."""
+    log = (world.folder / uninterrupted / "logs" / "driver.log").read_text()
+    start = log[: log.index("step 1/6")]
+    for role, stages in STAGES.items():
+        lines = [line.partition(f"{role}: ")[2] for line in start.splitlines() if f"roll.tracking.life: {role}: " in line]
+        places = [next((place for place, line in enumerate(lines) if stage in line), None) for stage in stages]
+        assert None not in places, (role, stages, lines)
+        seconds = [float(line.partition(" s of CPU")[0].rpartition(" ")[2]) for line in lines if " s of CPU" in line]
+        assert role == "driver" or (seconds == sorted(seconds) and seconds[0] < seconds[-1]), lines
 
 
 def test_trainer_and_engine_agree_after_every_sync(world: World, uninterrupted: str) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from roll.config.checks.credit import credit_faults, credit_warnings
-from roll.config.checks.distillation import on_policy_distillation_faults
 from roll.config.checks.determinism import determinism_faults, determinism_warnings
+from roll.config.checks.distillation import on_policy_distillation_faults
 from roll.config.checks.environments import environment_faults, environment_warnings
 from roll.config.checks.filters import filter_faults
 from roll.config.checks.loss import loss_faults, loss_warnings

@@ -11,12 +11,35 @@ from typing import Any
 
 from roll.config.shipped import MODELS, examples_folder
 
+MLP = ("gate_proj", "up_proj", "down_proj")
 NAMES = ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size", "num_attention_heads")
+
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Names of the number of experts, by family."""
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The routed MLPs of a mixture of experts."""
+
+    count: int
+    """Of a layer."""
+    per_token: int
+    """Of these, those that a token runs through."""
+    size: int
+    """Intermediate width of each."""
+    shared_size: int
+    """Intermediate width of what every token runs through beside them; 0 without."""
+    layers: int
+    """Decoder layers that have experts; the others have one MLP of `intermediate_size`."""
+    has_shared_gate: bool = False
+    """Whether a gate of one number weighs the shared part."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder of the Llama and Qwen kind: gated MLP, grouped-query attention."""
+    """A decoder of the Llama and Qwen kind: gated MLP or experts, grouped-query attention."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -28,10 +51,13 @@ class ModelShape:
     tie_word_embeddings: bool
     attention_bias: bool
     max_position_embeddings: int | None
+    qk_norm: bool = False
+    """Whether queries and keys are normalised by head."""
+    experts: Experts | None = None
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Input and output width of each linear layer of a block."""
+        """Input and output width of each linear layer of a block; of the MLP, where it has no experts."""
         hidden, inner = self.hidden_size, self.intermediate_size
         query, key = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         attention = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key), "o_proj": (query, hidden)}
@@ -39,12 +65,39 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All parameters; exact for Llama, Qwen2 and, but for its two norms a layer, Qwen3."""
-        layer = sum(rows * columns for rows, columns in self.linears.values()) + 2 * self.hidden_size
+        """All parameters; exact for Llama, Qwen2, Qwen3 and Qwen's mixtures of experts."""
+        return self._parameters(self.experts.count if self.experts else 0)
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that take part in a token's forward pass: of a layer's experts the token's own."""
+        return self._parameters(self.experts.per_token if self.experts else 0)
+
+    def _parameters(self, experts: int) -> int:
+        """With so many experts a layer."""
+        layer = sum(rows * columns for name, (rows, columns) in self.linears.items() if name not in MLP) + 2 * self.hidden_size
         if self.attention_bias:
             layer += sum(self.linears[name][1] for name in ("q_proj", "k_proj", "v_proj"))
+        if self.qk_norm:
+            layer += 2 * self.head_dim
+        mlps = self.dense_layers * 3 * self.hidden_size * self.intermediate_size
+        if self.experts:
+            sparse = 3 * self.hidden_size * (experts * self.experts.size + self.experts.shared_size)
+            gates = self.hidden_size * (self.experts.count + self.experts.has_shared_gate)
+            mlps += self.experts.layers * (sparse + gates)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        return embeddings + self.num_hidden_layers * layer + self.hidden_size
+        return embeddings + self.num_hidden_layers * layer + mlps + self.hidden_size
+
+    @property
+    def dense_layers(self) -> int:
+        """Decoder layers whose MLP every token runs through."""
+        return self.num_hidden_layers - (self.experts.layers if self.experts else 0)
+
+    @property
+    def widest_mlp(self) -> int:
+        """Intermediate width of what a token runs through in a layer, of the kind of layer where it is larger."""
+        sparse = self.experts.per_token * self.experts.size + self.experts.shared_size if self.experts else 0
+        return max(sparse, self.intermediate_size if self.dense_layers else 0)
 
     @property
     def valuing_parameters(self) -> int:
@@ -59,7 +112,7 @@ class ModelShape:
     @property
     def attention_cost(self) -> float:
         """Work of attending to one earlier token, where one is processing a token: causal scores and values against all products."""
-        return self.attending_flops / 2 / (2 * self.parameters)
+        return self.attending_flops / 2 / (2 * self.active_parameters)
 
     def kv_bytes(self, width: int, ranks: int) -> int:
         """Of the keys and values of a token on one of so many ranks, with numbers of `width` bytes; fewer heads than ranks are copied."""
@@ -68,12 +121,18 @@ class ModelShape:
     def part(self, ranks: int) -> ModelShape:
         """What one of so many ranks holds where they share the linear layers out."""
         heads, keys, inner = self.num_attention_heads, self.num_key_value_heads, self.intermediate_size
-        return replace(self, num_attention_heads=heads // ranks, num_key_value_heads=keys // ranks, intermediate_size=inner // ranks)
+        experts = self.experts and replace(self.experts, size=self.experts.size // ranks, shared_size=self.experts.shared_size // ranks)
+        part = replace(self, num_attention_heads=heads // ranks, num_key_value_heads=keys // ranks, intermediate_size=inner // ranks)
+        return replace(part, experts=experts)
 
     def adapter_parameters(self, lora_target: str, rank: int) -> int:
-        """Parameters of LoRA adapters on comma-separated modules or `all-linear`; names of no linear layer count nothing."""
+        """Parameters of LoRA adapters on comma-separated modules or `all-linear`; names of no linear layer count nothing.
+
+        Experts get none: transformers keeps all of a layer's in one tensor, which is no linear layer.
+        """
         names = list(self.linears) if lora_target == "all-linear" else [name.strip() for name in lora_target.split(",")]
-        return self.num_hidden_layers * sum(rank * sum(self.linears[name]) for name in names if name in self.linears)
+        layers = {name: self.dense_layers if name in MLP else self.num_hidden_layers for name in self.linears}
+        return sum(layers[name] * rank * sum(self.linears[name]) for name in names if name in self.linears)
 
 
 def uneven_heads(heads: int, key_value_heads: int, ranks: int) -> str | None:
@@ -113,7 +172,24 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
         tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
         attention_bias=bool(values.get("attention_bias", qwen2)),
         max_position_embeddings=values.get("max_position_embeddings"),
+        qk_norm=str(values.get("model_type")).startswith("qwen3"),
+        experts=_experts(values),
     )
+
+
+def _experts(values: Mapping[str, Any]) -> Experts | None:
+    """The experts in a config's values; None where every layer is dense."""
+    count = next((values[name] for name in EXPERTS if values.get(name)), 0)
+    if not count:
+        return None
+    shared = values.get("shared_expert_intermediate_size") or 0
+    size = values.get("moe_intermediate_size") or values["intermediate_size"]
+    shared += (values.get("n_shared_experts") or 0) * size
+    layers, step = values["num_hidden_layers"], values.get("decoder_sparse_step") or 1
+    dense = {*(values.get("mlp_only_layers") or ()), *range(values.get("first_k_dense_replace") or 0)}
+    sparse = sum((layer + 1) % step == 0 and layer not in dense for layer in range(layers))
+    gate = values.get("model_type") == "qwen2_moe"
+    return Experts(count, values.get("num_experts_per_tok") or 1, size, shared, sparse, gate)
 
 
 def config_file(model: str) -> Path | None:

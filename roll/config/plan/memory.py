@@ -148,12 +148,13 @@ def layer_activations(shape: ModelShape, tokens: int, width: int, compiled: bool
     """What one layer keeps for its backward pass.
 
     Its input, two norms, q, k, v, attention's output and its projection, the gated MLP: two products, the activation
-    and their product. Compiled, norms and the MLP's elementwise parts are formed again from what they are made of.
+    and their product; of a mixture of experts those that a token runs through. Compiled, norms and the MLP's elementwise parts are
+    formed again from what they are made of.
     """
     query, key = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
     if compiled:
-        return width * tokens * (2 * shape.hidden_size + 2 * query + 2 * key + 2 * shape.intermediate_size)
-    return width * tokens * (5 * shape.hidden_size + 2 * query + 2 * key + 4 * shape.intermediate_size)
+        return width * tokens * (2 * shape.hidden_size + 2 * query + 2 * key + 2 * shape.widest_mlp)
+    return width * tokens * (5 * shape.hidden_size + 2 * query + 2 * key + 4 * shape.widest_mlp)
 
 
 def activations(shape: ModelShape, tokens: int, width: int, checkpointed: int, compiled: bool) -> int:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from io import StringIO
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from roll.config.derived.batch import age_limit, has_pairs, sequences_per_update
+from roll.config.derived.batch import age_limit, has_pairs, row_learner, sequences_per_update
 from roll.config.derived.environment_roles import environment_of
 from roll.config.derived.placement import RolePlan, judged_in_turn
 from roll.config.derived.reward_roles import reward_roles
 from roll.config.plan.phases import Phase, misfits, phases
 from roll.config.plan.plan import Plan
+from roll.config.plan.variant import variant_lines
 from roll.config.schema.offline import DpoConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -30,11 +32,9 @@ REFERENCE = {
 
 def show_plan(config: Config, plan: Plan, console: Console) -> None:
     """Print roles, batch arithmetic and memory."""
-    console.print(
-        f"[bold]{config.exp_name}[/bold]: {config.max_steps} steps of {config.pipeline}, into {config.output_dir}", highlight=False
-    )
+    console.print(f"[bold]{config.exp_name}[/bold]: {steps_text(config)} of {config.pipeline}, into {config.output_dir}", highlight=False)
     console.print(_roles(plan))
-    for line in arithmetic_lines(config, plan):
+    for line in (*arithmetic_lines(config, plan), *variant_lines(config)):
         console.print(line, highlight=False, markup=False)
     if plan.memory:
         console.print(_memory(plan))
@@ -46,6 +46,15 @@ def show_plan(config: Config, plan: Plan, console: Console) -> None:
         console.print(f"note: {note}", highlight=False, markup=False)
 
 
+def steps_text(config: Config) -> str:
+    """How long the run is. How many steps an epoch has is known once the rows were read, which a plan does not."""
+    if isinstance(config, RlvrConfig):
+        return f"{config.max_steps} steps"
+    epochs = row_learner(config)[1].training_args.num_train_epochs
+    passes = "1 epoch" if epochs == 1 else f"{epochs} epochs"
+    return passes if config.max_steps is None else f"{passes}, at most {config.max_steps} steps,"
+
+
 def plan_text(config: Config, plan: Plan) -> str:
     """The same as lines of text."""
     text = StringIO()
@@ -54,13 +63,18 @@ def plan_text(config: Config, plan: Plan) -> str:
 
 
 def _roles(plan: Plan) -> Table:
-    table = Table(title="Roles", title_justify="left")
+    table = _table("Roles")
     for column in ("role", "strategy", "ranks", "devices", "tokens of a micro-batch"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for name, role in plan.roles.items():
         tokens = f"{role.tokens_per_microbatch:,}" if role.tokens_per_microbatch else "-"
         table.add_row(name, role.strategy, _ranks(role), _devices(role), tokens)
     return table
+
+
+def _table(title: str) -> Table:
+    """One that fits a narrow terminal: what is too long for its column goes on in the next line."""
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
 
 
 def _ranks(role: RolePlan) -> str:
@@ -149,14 +163,18 @@ def _updates(count: int) -> str:
 
 def _memory(plan: Plan) -> Table:
     kinds = list(dict.fromkeys(kind for memory in plan.memory.values() for kind in memory.device))
-    table = Table(title="Memory of each device of a role, in GiB, estimated", title_justify="left")
-    table.add_column("role")
-    for column in (*kinds, "sum", "host"):
-        table.add_column(column.replace("_", " "), justify="right")
-    for name, memory in plan.memory.items():
-        cells = [_gib(memory.device[kind]) if kind in memory.device else "-" for kind in kinds]
-        reserved = f"; {memory.reserved_fraction:.0%} of the device with the KV cache" if memory.reserved_fraction else ""
-        table.add_row(name, *cells, _gib(memory.device_total) + reserved, _gib(memory.host) if memory.host else "-")
+    table = _table("Memory of each device of a role, in GiB, estimated")
+    table.add_column("")
+    for name in plan.memory:
+        table.add_column(name, justify="right", overflow="fold")
+    held = plan.memory.values()
+    for kind in kinds:
+        table.add_row(kind.replace("_", " "), *(_gib(memory.device[kind]) if kind in memory.device else "-" for memory in held))
+    table.add_row("sum", *(_gib(memory.device_total) for memory in held))
+    if any(memory.reserved_fraction for memory in held):
+        reserved = (f"{memory.reserved_fraction:.0%}" if memory.reserved_fraction else "-" for memory in held)
+        table.add_row("reserved", *reserved)
+    table.add_row("host", *(_gib(memory.host) if memory.host else "-" for memory in held))
     return table
 
 

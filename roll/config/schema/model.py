@@ -91,7 +91,9 @@ class TrainingConfig(StrictConfig):
     max_consecutive_skips: NonNegativeInt = Field(
         10, description="Updates in a row whose loss or gradient is not finite, and which are skipped, after which the run ends; 0: never."
     )
-    num_train_epochs: PositiveInt = Field(1, description="Passes over given rows, unless `max_steps` ends them earlier; not in RLVR.")
+    num_train_epochs: PositiveInt = Field(
+        1, description="Passes over given rows, after which the run ends, unless `max_steps` ends it earlier; not in RLVR."
+    )
 
 
 class DataConfig(StrictConfig):

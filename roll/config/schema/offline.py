@@ -9,7 +9,7 @@ from pydantic import Field
 from roll.algorithms.methods.base import Method
 from roll.algorithms.methods.kinds import KINDS
 from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES, PreferenceTraits
-from roll.config.schema.base import Fraction, NonNegativeFloat, PositiveFloat, StrictConfig
+from roll.config.schema.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, StrictConfig
 from roll.config.schema.methods import Named
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import ExperimentConfig, ReferenceConfig, RowsTrainConfig
@@ -27,6 +27,13 @@ class HeldOutConfig(StrictConfig):
 class OfflineConfig(ExperimentConfig):
     """What the pipelines that learn from given rows have in common."""
 
+    max_steps: PositiveInt | None = Field(
+        None, description="Most steps of the loop. Without it the run ends after `training_args.num_train_epochs` passes over the rows."
+    )
+    save_steps: NonNegativeInt | Literal["epoch"] = Field(
+        0,
+        description="Checkpoint every so many steps, or after each pass over the rows (`epoch`), and at the end; 0 saves at the end only.",
+    )
     data_split: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = Field(
         None,
         description="Shares of the learner's rows for training, for validation and for neither: `[9,1,0]`. "

@@ -73,6 +73,8 @@ class RlvrConfig(ExperimentConfig):
 
     pipeline: Literal["rlvr"] = Field("rlvr", description=NAMES)
 
+    max_steps: PositiveInt = Field(description="Steps of the loop.")
+    save_steps: NonNegativeInt = Field(0, description="Checkpoint every so many steps, and at the end; 0 saves at the end only.")
     rollout_batch_size: PositiveInt = Field(64, description="Prompts of one step.")
     num_return_sequences_in_group: PositiveInt = Field(1, description="Samples of each prompt.")
     async_generation_ratio: NonNegativeFloat = Field(

@@ -260,8 +260,6 @@ class ExperimentConfig(StrictConfig):
         False, description="Where a key is left out whose default in ROLL v0.2.1 is another, take ROLL's; not in `reward_clip` and `ipo`."
     )
     dry_run: bool = Field(False, description="Print the plan and end.")
-    max_steps: PositiveInt = Field(description="Steps of the loop.")
-    save_steps: NonNegativeInt = Field(0, description="Checkpoint every so many steps, and at the end; 0 saves at the end only.")
     save_at_end: bool = Field(
         True, description="Write a checkpoint and export the policy when the run ends; without, for benchmarks, nothing is left of either."
     )

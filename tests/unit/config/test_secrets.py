@@ -19,6 +19,7 @@ from roll.tracking import run as opened
 from roll.tracking.base import RunFacts
 from roll.tracking.logs import RunLog
 from roll.workers.cluster import keep_ray_logs
+from tests.quiet import quiet_life
 
 WORDS = [
     "track_with=mlflow",
@@ -70,7 +71,7 @@ def test_no_secret_is_left_in_what_a_run_writes(config: Config, tmp_path: Path, 
     moved = config.model_copy(update={"output_dir": str(tmp_path)})
     secrets = secrets_of(moved, {"MLFLOW_TRACKING_PASSWORD": "of-the-file"})
     write_config(moved, tmp_path)
-    open_trackers(moved, None, 1)
+    open_trackers(moved, None, 1, quiet_life())
     with RunLog(tmp_path, secrets.hide):
         logging.getLogger("library").info("connects with %s", " ".join([*HIDE, "of-the-file"]))
         try:

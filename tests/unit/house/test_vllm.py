@@ -6,6 +6,7 @@ On another version start here: move the pins, look at what these tests report, a
 from __future__ import annotations
 
 import ast
+import re
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -13,8 +14,9 @@ import pytest
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from roll.weight_sync.vllm_stages import LOGGERS, STAGES
 from tests.unit.docs.pages import SPAN, read
-from tests.unit.house.installed import declared, names, parsed
+from tests.unit.house.installed import declared, folder, names, parsed
 from tests.unit.house.pins import locked, requirements
 from tests.unit.house.surface import DECLARED, FIELDS
 
@@ -144,6 +146,15 @@ def test_values_that_are_given_are_known() -> None:
     written = constants(parsed(STRATEGY))
     assert {"stop", "length"} <= written & constants(DECLARED["vllm/v1/engine/__init__.py"]["FINISH_REASON_STRINGS"])
     assert "processed_logprobs" in written & constants(DECLARED["vllm/config/model.py"]["LogprobsMode"])
+
+
+@pytest.mark.parametrize("message", STAGES)
+def test_messages_that_stand_for_stages_are_logged_where_they_are_listened_for(message: str) -> None:
+    source = folder("vllm").parent
+    paths = [source.joinpath(*name.split(".")) for name in LOGGERS]
+    files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path.with_suffix(".py")])]
+    logged = re.compile(rf'["](%s)?{re.escape(message)}')
+    assert any(logged.search(file.read_text(encoding="utf-8")) for file in files)
 
 
 def test_the_plug_in_is_in_the_group_that_vllm_loads() -> None:

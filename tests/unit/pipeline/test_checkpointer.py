@@ -12,6 +12,7 @@ from roll.config.load.compose import compose
 from roll.config.load.loader import load_config
 from roll.config.schema.pipelines import Config
 from roll.pipeline.checkpointer import Checkpointer
+from roll.pipeline.epochs import Epochs
 from roll.pipeline.position import Position
 
 
@@ -70,3 +71,15 @@ def test_an_export_stays_where_no_other_is_written(tmp_path: Path) -> None:
     checkpointer, _, _ = begin(tmp_path, "max_steps=4", "save_steps=2", "save_at_end=false")
     asyncio.run(checkpointer.save_if_due(Position(4, 4)))
     assert (tmp_path / "export" / "weights").is_file()
+
+
+def test_a_checkpoint_is_written_where_an_epoch_ends(tmp_path: Path) -> None:
+    loaded: list[Config] = []
+    words = ["--config-name", "tiny/tiny_warm_up", f"output_dir={tmp_path}", "save_steps=epoch", "keep_checkpoints=9", "max_steps=null"]
+    compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
+    checkpointer, trainer = Checkpointer(loaded[0], CheckpointStore(tmp_path / "checkpoints", keep=9)), Trainer()
+    asyncio.run(checkpointer.restore(trainer, trainer, last_step=8, epochs=Epochs(rows=10, batch_size=4)))
+    for step in range(1, 9):
+        asyncio.run(checkpointer.save_if_due(Position(step, step)))
+    written = sorted(path.name for path in (tmp_path / "checkpoints").glob("step_*"))
+    assert written == ["step_3", "step_5", "step_8"], "rows 10, 20 and 30 are in steps 3, 5 and 8"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import peft
 import pytest
+import transformers
 
 from roll.errors import ConfigError, Fault, RollError, WorkerFailed
 from roll.pipeline.checkpointer import Checkpointer
@@ -19,8 +21,8 @@ from roll.tracking.logs import RunLog
 LAST = (20, Path("output/a/checkpoints/step_20"))
 
 
-def checkpointer(last: tuple[int, Path] | None, is_at_end: bool = False) -> Checkpointer:
-    stands: Any = SimpleNamespace(last=last, is_at_end=is_at_end)
+def checkpointer(last: tuple[int, Path] | None, is_at_end: bool = False, exported: Path | None = None) -> Checkpointer:
+    stands: Any = SimpleNamespace(last=last, is_at_end=is_at_end, exported=exported)
     return stands
 
 
@@ -36,7 +38,7 @@ def run(folder: Path, error: BaseException | None, stands: Checkpointer | None) 
     try:
         with RunLog(folder, hide), Ending(folder, hide) as ending:
             if stands:
-                ending.begin(stands)
+                ending.begin(stands, 20)
             if error:
                 raise error
     except type(error or RollError) as passed:
@@ -65,7 +67,7 @@ def test_an_end_without_a_checkpoint_names_the_last_one(
     named = "the last one is of step 20, output/a/checkpoints/step_20" if last else "there is none, and the same command begins anew"
     assert f"this end wrote no checkpoint: {named}\n" in capsys.readouterr().err
     assert f"the run ended: {outcome}; {cause}; {named}" in log and "hunter2" not in log
-    assert read_end(tmp_path) == RunEnd(outcome, cause, named)  # pyright: ignore[reportArgumentType]
+    assert read_end(tmp_path) == RunEnd(outcome, cause, named, 20)  # pyright: ignore[reportArgumentType]
     page = (tmp_path / "report.html").read_text()
     said = "failed" if outcome == "failed" else "was interrupted"
     assert f"The run {said} after step 7." in page and cause in page and named in page
@@ -98,6 +100,28 @@ def test_the_worker_s_traceback_is_in_the_log(tmp_path: Path) -> None:
 
 def test_an_end_that_cannot_be_written_hides_no_cause(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(WorkerFailed), Ending(tmp_path / "gone", str) as ending, caplog.at_level(logging.INFO):
-        ending.begin(checkpointer(None))
+        ending.begin(checkpointer(None), 20)
         raise WorkerFailed("reference", 1, "the process died")
     assert "end.json cannot be written" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("files", "imported", "name"),
+    [
+        ({"config.json": '{"architectures": ["Qwen2ForCausalLM"]}'}, transformers, "AutoModelForCausalLM"),
+        ({"config.json": '{"architectures": ["Qwen2ForSequenceClassification"]}'}, transformers, "AutoModelForSequenceClassification"),
+        ({"adapter_config.json": "{}"}, peft, "AutoPeftModelForCausalLM"),
+    ],
+)
+def test_the_end_says_where_the_export_is_and_how_to_load_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], files: dict[str, str], imported: ModuleType, name: str
+) -> None:
+    export = tmp_path / "export"
+    export.mkdir()
+    for file, text in files.items():
+        (export / file).write_text(text)
+    run(tmp_path, None, checkpointer(LAST, is_at_end=True, exported=export))
+    *_, where, how = capsys.readouterr().out.splitlines()
+    assert where == f"exported: {export}"
+    assert how == f'load it:  from {imported.__name__} import {name}; {name}.from_pretrained("{export}")'
+    assert callable(getattr(imported, name).from_pretrained)

@@ -18,6 +18,7 @@ from roll.data.example_batch import given_batch
 from roll.data.examples import Example, ExampleSequence
 from roll.pipeline import offline, rlvr
 from roll.pipeline.device_phases import DevicePhases
+from roll.pipeline.epochs import Epochs
 from roll.pipeline.evaluate import ByItself, Evaluator, pass_at_k
 from roll.pipeline.learning import Learning
 from roll.pipeline.position import Position
@@ -233,7 +234,8 @@ def offline_run(parts: Parts, held_out: dict[int, Metrics]) -> offline.Offline:
         return {"tokens": tokens}
 
     phases = DevicePhases(DeviceSharing({}).bring)
-    return offline.Offline(phases, "learner", take, parts.train, evaluate, measure, parts.save, parts.interrupted, parts, max_steps=2)
+    epochs = Epochs(rows=4, batch_size=1)
+    return offline.Offline(phases, "learner", take, parts.train, evaluate, measure, parts.save, parts.interrupted, parts, epochs, 2)
 
 
 def test_the_offline_loop() -> None:

@@ -26,6 +26,7 @@ from roll.pipeline.restarts import BACK_OFF_SECONDS, RECENT_SECONDS, Restarts
 from roll.pipeline.run_context import RunContext
 from roll.workers.cluster import ClusterSession
 from tests import limits
+from tests.quiet import quiet_life
 from tests.unit.pipeline.test_checkpointer import Trainer
 
 LOST = WorkerDied("actor_train", 1, "its process 7 is stopped (SIGSTOP)")
@@ -96,6 +97,7 @@ class Roles:
     def __init__(self, config: Config, plan: Plan, session: ClusterSession, stack: AsyncExitStack) -> None:
         self.have_started, self.ended, self.liveness = True, 0, self
         self.are_running = True
+        self.all_groups: dict[str, Any] = {}
 
     @asynccontextmanager
     async def watched(self, is_awaited: Callable[[str], bool]) -> AsyncIterator[None]:
@@ -136,11 +138,13 @@ def finished(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch, *keys: str
     monkeypatch.setattr(assemble, "Roles", Roles)
     monkeypatch.setattr(restarts, "BACK_OFF_SECONDS", (limits.NONE,))
     session, (config,) = ClusterSession(folder, folder, folder), loaded
+    life = quiet_life()
     with Interrupt() as interrupt, ExitStack() as stack:
         checkpointer = Checkpointer(config, CheckpointStore(folder / "checkpoints", keep=2))
-        tracker = stack.enter_context(assemble.open_trackers(config, checkpointer.resumed_step, 6))
+        tracker = stack.enter_context(assemble.open_trackers(config, checkpointer.resumed_step, 6, life))
         context = RunContext(cast(Plan, None), session, checkpointer, tracker)
-        asyncio.run(assemble._run(config, context.plan, run.loop, context, interrupt, partial(assemble._reopened, stack, config, 6)))
+        reopen = partial(assemble._reopened, stack, config, 6, life)
+        asyncio.run(assemble._run(config, context.plan, run.loop, context, interrupt, life, reopen))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [(line["step"], line["run/restarts"]) for line in lines]
 

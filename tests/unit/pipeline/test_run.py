@@ -22,6 +22,7 @@ from roll.pipeline.roles import Roles
 from roll.pipeline.run_context import Prepared, RunContext
 from roll.tracking.ending import read_end
 from roll.workers.cluster import ClusterSession
+from tests.quiet import quiet_life
 
 
 class Nothing:
@@ -70,7 +71,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseExcept
         monkeypatch.setattr(assemble, "cluster", cluster)
         monkeypatch.setattr(assemble, "prepare", lambda config: Prepared(loop, "rows", rows=4))
         monkeypatch.setattr(assemble, "last_step", lambda config, plan, prepared: 2)
-        assemble.run(config, make_plan(config))
+        assemble.run(config, make_plan(config), quiet_life())
         return (tmp_path / "run" / "logs" / "driver.log").read_text()
 
     return start
@@ -100,11 +101,14 @@ def test_a_run_that_fails_and_goes_on(
 ) -> None:
     with pytest.raises(WorkerFailed):
         run(WorkerFailed("sft_train", 0, "the process died, with of-mine-alone"))
-    assert "this end wrote no checkpoint: the last one is of step 1, " in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "this end wrote no checkpoint: the last one is of step 1, " in printed.err
+    assert "4 rows, 128 a step: 2 steps\n" in printed.out and "resumed" not in printed.out
     end = read_end(tmp_path / "run")
-    assert end and (end.outcome, end.cause) == ("failed", "sft_train rank 0: the process died, with ***")
+    assert end and (end.outcome, end.cause, end.last_step) == ("failed", "sft_train rank 0: the process died, with ***", 2)
     assert "The run failed after step 1." in (tmp_path / "run" / "report.html").read_text()
     log = run(None)
+    assert f"resumed from step 1, {tmp_path}/run/checkpoints/step_1\n" in capsys.readouterr().out
     assert "to go on after step 1" in log and "the run ended: failed; sft_train rank 0" in log
     end = read_end(tmp_path / "run")
     assert end and end.outcome == "done"

@@ -21,12 +21,12 @@ from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, DataError
 from roll.pipeline import assemble, resume_fingerprint
-from roll.pipeline.assemble import prepare
 from roll.pipeline.checkpointer import Checkpointer
 from roll.pipeline.run_context import RunContext
 from roll.strategies.base import TrainResult
 from roll.types import Floats, Metrics, Sequences, TrainBatch
 from roll.workers.device_sharing import ColocatedRole, DeviceSharing, Level
+from tests.quiet import quiet_life
 
 METRICS: tuple[str, ...] = ("sft/loss", "dpo/loss", "dpo/accuracy", "dpo/reward_margin", "distill/loss", "distill/divergence")
 COUNTED: tuple[str, ...] = ("reward_model/loss", "reward_model/accuracy", "reward_model/margin")
@@ -189,7 +189,7 @@ def start(run: Callable[..., Stand], monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
     def go(name: str, *more: str) -> None:
         config = configuration(name, tmp_path / "run", *more)
-        assemble.run(config, make_plan(config))
+        assemble.run(config, make_plan(config), quiet_life())
 
     return go
 
@@ -205,7 +205,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callab
         checkpointer = Checkpointer(config, CheckpointStore(tmp_path / "run" / "checkpoints", 2))
         context = RunContext(plan, cast(Any, None), checkpointer, cast(Any, stand))
 
-        prepared = prepare(config)
+        prepared = assemble.prepare(config)
         checkpointer.agree(
             resume_fingerprint.of_keys(config) | resume_fingerprint.of_weights(config) | resume_fingerprint.of_rows(config, prepared),
             "as it was",
@@ -304,16 +304,16 @@ def test_a_score_is_read_at_the_end_of_each_response(run: Callable[..., Stand]) 
     assert np.array_equal(np.flatnonzero(sequences.response_mask), sequences.offsets[1:] - 1)
 
 
-def test_the_epochs_end_a_run_before_max_steps(run: Callable[..., Stand]) -> None:
-    stand = run("sft", "max_steps=1000", "sft_train.training_args.num_train_epochs=1", "eval_steps=0", "save_steps=0")
-    assert ("role", "sft_train", 29) in stand.calls, "3600 rows in batches of 128"
-    assert len(stand.batches) == 29
+@pytest.mark.parametrize("most", ["1000", "null"])
+def test_the_epochs_end_a_run_before_max_steps_and_without(run: Callable[..., Stand], most: str) -> None:
+    stand = run("sft", f"max_steps={most}", "sft_train.training_args.num_train_epochs=1", "eval_steps=0", "save_steps=0")
+    assert ("role", "sft_train", 29) in stand.calls and len(stand.batches) == 29, "3600 rows in batches of 128"
 
 
 def test_the_console_counts_up_to_the_step_that_ends_the_epochs(start: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
     console = assemble.console_tracker
-    monkeypatch.setattr(assemble, "console_tracker", lambda title, steps: counted.append(steps) or console(title, steps))
+    monkeypatch.setattr(assemble, "console_tracker", lambda title, steps, life: counted.append(steps) or console(title, steps, life))
     with pytest.raises(Started):
         start("sft", "max_steps=1000", "sft_train.training_args.num_train_epochs=1")
     assert counted == [29]

@@ -10,6 +10,7 @@ import pytest
 
 from roll.errors import DataError
 from roll.tracking.charts import sections, series
+from roll.tracking.ending import RunEnd, write_end
 from roll.tracking.jsonl import METRICS_FILE, JsonlTracker, read_lines
 from roll.tracking.report import write_report
 from roll.types import RolloutGroup
@@ -167,6 +168,18 @@ def test_a_run_of_supervised_fine_tuning(tmp_path: Path) -> None:
     page = Page(write_report(tmp_path / "sft-run").read_text())
     assert "sft-run" in page.text and "Learning rate" in page.text and "held_out/loss" in page.text
     assert "from 2.75, best 2.25" in page.text, "of a loss the least is the best"
+
+
+def test_the_steps_of_the_page_are_those_that_the_run_was_to_take(tmp_path: Path) -> None:
+    """And not `max_steps`, where the epochs end earlier."""
+    tracker = JsonlTracker(tmp_path)
+    tracker.log(7, {"sft/loss": 1.0, "time/step": 1.0, "epoch": 0.25})
+    tracker.close()
+    (tmp_path / "config.yaml").write_text("max_steps: 1000\n")
+    assert "of 1,000" in Page(write_report(tmp_path).read_text()).text
+    write_end(tmp_path, RunEnd("interrupted", "a signal asked for it", "", last_step=29))
+    page = Page(write_report(tmp_path).read_text()).text
+    assert "of 29" in page and "of 1,000" not in page
 
 
 def test_a_torn_line_is_left_out_and_said(run_dir: Path) -> None:

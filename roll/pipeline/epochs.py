@@ -1,0 +1,27 @@
+"""Passes over given rows, counted by steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """Steps that draw rows one after the other, without a gap between two passes."""
+
+    rows: int
+    batch_size: int
+    """Rows of a step."""
+
+    def passed(self, step: int) -> float:
+        """Passes over the rows after so many steps."""
+        return step * self.batch_size / self.rows
+
+    def end_in(self, step: int) -> bool:
+        """Whether a pass ends with the step, or amid it."""
+        return step * self.batch_size // self.rows > (step - 1) * self.batch_size // self.rows
+
+    def steps(self, epochs: int, most: int | None) -> int:
+        """The step that ends so many passes, or the last of `most`."""
+        last = -(-self.rows * epochs // self.batch_size)
+        return last if most is None else min(most, last)

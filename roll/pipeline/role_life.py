@@ -1,0 +1,27 @@
+"""Has the console show what the processes of the roles are doing."""
+
+from __future__ import annotations
+
+import asyncio
+
+from roll.pipeline.roles import Roles
+from roll.tracking.life import TICK, Life
+from roll.workers.actor_infer import ActorInfer
+from roll.workers.liveness import RayNodes
+from roll.workers.role_signs import RoleSigns
+
+
+async def tell_signs(roles: Roles, life: Life) -> None:
+    """Until it is cancelled."""
+    asked = RoleSigns(RayNodes())
+    while True:
+        groups = roles.all_groups
+        life.own([process.pid for group in groups.values() for process in group.processes()])
+        signs = await asyncio.gather(*(asked.of(group, _progress(roles.facades.get(name))) for name, group in groups.items()))
+        life.driver("all roles are ready" if roles.are_running else "starting the roles", is_busy=not roles.are_running)
+        life.show([sign for sign in signs if sign])
+        await asyncio.sleep(TICK)
+
+
+def _progress(facade: object) -> str:
+    return facade.progress if isinstance(facade, ActorInfer) else ""

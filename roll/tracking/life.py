@@ -1,0 +1,153 @@
+"""Signs of life: what the processes of a run are doing, from the plan to the first step, and in a terminal until the end.
+
+In a terminal a panel with a row a role. Elsewhere a line whenever a role enters a stage, and every few seconds one of a role whose progress
+or whose use of the machine has changed since its last line. A role that has not moved gets no line: the clock alone makes no sign. The
+driver's log has the same lines.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from roll.system.signs import Sign, Usage, cpu_seconds
+from roll.system.tree import resident_bytes, tree
+
+LOG = logging.getLogger(__name__)
+TICK = 1.0
+"""Seconds between two looks at what the processes do."""
+LINE_EVERY = 2.0
+"""Seconds after which a line follows another though no role has entered a stage."""
+DRIVER = "driver"
+
+
+class PlainSigns:
+    """Chooses what is worth a line. No clock, no output."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[float, Sign]] = {}
+        self._last = float("-inf")
+
+    def lines(self, signs: Sequence[Sign], now: float) -> list[str]:
+        """Of what the roles do at `now`, in seconds."""
+        due = [sign for sign in signs if sign.role not in self._told or self._told[sign.role][1].stage != sign.stage]
+        if not due and now - self._last >= LINE_EVERY:
+            moved = [sign for sign in signs if sign.is_busy and self._told[sign.role][1] != sign]
+            due = sorted(moved, key=lambda sign: self._told[sign.role][0])[:1]
+        for sign in due:
+            self._told[sign.role] = (now, sign)
+            self._last = now
+        return [str(sign) for sign in due]
+
+
+class Life:
+    """Shows signs from `__enter__` on, until `rest`; `wake` has them shown again."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        """In a terminal, if the console is one."""
+        self._console, self._clock = console, clock
+        self._signs: dict[str, Sign] = {}
+        self._plain = PlainSigns()
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
+        self._stage, self._others, self._works = "", list[int](), False
+        self._live: Live | None = None
+        self._is_awake = False
+        self._thread = threading.Thread(target=self._tick, name="signs of life", daemon=True)
+
+    def __enter__(self) -> Life:
+        self.wake()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join()
+        self.rest()
+
+    def driver(self, stage: str, is_busy: bool = True) -> None:
+        """What the driver does from here on, and whether it does anything but wait for its roles."""
+        if (stage, is_busy) != (self._stage, self._works):
+            self._stage, self._works = stage, is_busy
+            self._look_at_driver()
+
+    def show(self, signs: Sequence[Sign]) -> None:
+        """What the roles do now. A role that is not among them has ended."""
+        with self._lock:
+            self._signs = {name: sign for name, sign in self._signs.items() if name == DRIVER} | {sign.role: sign for sign in signs}
+            self._refresh()
+
+    def own(self, pids: Sequence[int]) -> None:
+        """Processes of the roles, whose use of the machine is not the driver's."""
+        self._others = list(pids)
+
+    def rest(self) -> None:
+        """Show nothing any more; the panel goes."""
+        with self._lock:
+            self._is_awake = False
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+
+    def wake(self) -> None:
+        """Show signs from here on."""
+        with self._lock:
+            if self._is_awake:
+                return
+            self._is_awake = True
+            if self._console.is_terminal:
+                self._live = Live(get_renderable=self.rows, console=self._console, refresh_per_second=2, transient=True)
+                self._live.start()
+
+    def rows(self) -> RenderableType:
+        """A row a role that does anything."""
+        with self._lock:
+            return Group(*(row(sign) for sign in self._signs.values() if sign.is_busy))
+
+    def _refresh(self) -> None:
+        for line in self._plain.lines(list(self._signs.values()), self._clock()) if self._is_awake else ():
+            LOG.info("%s", line)
+            if self._live is None:
+                self._print(line)
+
+    def _print(self, line: str) -> None:
+        try:
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        except OSError as error:  # nobody reads what is printed any more
+            LOG.info("signs of life cannot be shown any more: %s", error)
+            self._is_awake = False
+
+    def _look_at_driver(self) -> None:
+        usage = driver_usage(self._others)
+        with self._lock:
+            self._signs[DRIVER] = Sign(DRIVER, self._stage, usage, is_busy=self._works)
+            self._refresh()
+
+    def _tick(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the main thread's
+        while not self._ended.wait(TICK):
+            if self._stage:
+                self._look_at_driver()
+
+
+def driver_usage(others: Sequence[int]) -> Usage | None:
+    """Of this process and what it has started, Ray's own processes among them, without `others` and their children."""
+    foreign = {pid for other in others for pid in tree(other)}
+    own = [pid for pid in tree(os.getpid()) if pid not in foreign]
+    cpu = cpu_seconds(own)
+    return None if cpu is None else Usage(cpu, resident_bytes(own))
+
+
+def row(sign: Sign) -> Text:
+    """A line of the panel, cut where the terminal ends."""
+    text = Text(f"{sign.role}: ", style="bold", no_wrap=True, overflow="ellipsis")
+    return text.append(str(sign).removeprefix(f"{sign.role}: "), style="not bold")

@@ -1,0 +1,39 @@
+"""What vLLM's own processes are doing while an engine starts, by what vLLM logs, told as roll's processes tell it."""
+
+from __future__ import annotations
+
+import logging
+
+from roll.system.signs import enter
+
+STAGES = {
+    "Starting to load model": "loading the model",
+    "Model loading took": "model loaded",
+    "Warming up model for the compilation": "compiling",
+    "Dynamo bytecode transform time": "compiling",
+    "Graph capturing finished": "CUDA graphs captured",
+    "init engine (profile, create kv cache, warmup model) took": "engine built",
+}
+"""By how vLLM's message begins; its arguments are not looked at."""
+LOGGERS = ("vllm.v1.worker", "vllm.v1.engine.core", "vllm.compilation")
+"""Where these messages are logged, below the level that is printed."""
+
+
+class StageHandler(logging.Handler):
+    """Tells each stage when it begins, and prints nothing else."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell the stage that a message stands for, if it does."""
+        message = str(record.msg).removeprefix("%s")
+        stage = next((stage for begin, stage in STAGES.items() if message.startswith(begin)), None)
+        if stage:
+            enter(stage)
+
+
+def tell_stages() -> None:
+    """Have this process tell its stages, once. What vLLM prints stays as it is: its own handler has a level."""
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        if not any(isinstance(handler, StageHandler) for handler in logger.handlers):
+            logger.addHandler(StageHandler(logging.INFO))
+            logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))

@@ -1,0 +1,124 @@
+"""What the processes of a run's roles are doing, asked about on their own nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ray.exceptions import RayError
+
+from roll.system.signs import Look, Sign
+
+LOG = logging.getLogger(__name__)
+ANSWER_SECONDS = 3.0
+"""In which a node answers; otherwise what it said before stands."""
+WORK = {
+    "train_step": "training",
+    "generate": "generating",
+    "score": "scoring",
+    "log_probs": "computing log-probs",
+    "values": "computing values",
+    "states": "computing hidden states",
+    "save": "writing a checkpoint",
+    "load": "reading a checkpoint",
+    "export": "exporting",
+    "offload": "leaving its devices",
+    "onload": "coming onto its devices",
+    "load_bucket": "taking weights",
+    "load_adapter": "taking an adapter",
+}
+"""What a call of a strategy's method is shown as; of other methods, the method's name."""
+NO_PROCESS = "starting its process"
+READY = "ready"
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What the driver knows of a rank."""
+
+    pid: int | None
+    """None before its process has answered."""
+    node_id: str | None
+    log: Path
+    begin: int
+    """Bytes of the log that are of earlier processes."""
+    is_built: bool
+
+
+class ObservedGroup(Protocol):
+    """A role's processes."""
+
+    role: str
+
+    def states(self) -> Sequence[RankState]:
+        """By rank; none once they are about to be ended."""
+        ...
+
+    @property
+    def work(self) -> str | None:
+        """What they have been asked to do and have not answered; None if nothing."""
+        ...
+
+
+class Lookers(Protocol):
+    """The nodes of the cluster, by id; None is that of this process."""
+
+    async def look(self, node_id: str | None, asked: Sequence[tuple[int | None, Path, int]]) -> list[Look]:
+        """See `signs.look`, of several processes of a node."""
+        ...
+
+
+class RoleSigns:
+    """Remembers how far each log was read, and the last stage that each process has entered."""
+
+    def __init__(self, lookers: Lookers) -> None:
+        self._lookers = lookers
+        self._ends: dict[Path, int] = {}
+        self._stages: dict[Path, str] = {}
+
+    async def of(self, group: ObservedGroup, progress: str) -> Sign | None:
+        """What a role does; None if it is ending. `progress` is of what it was asked to do."""
+        states = group.states()
+        if not states:
+            return None
+        looks = await asyncio.gather(*(self._look(state) for state in states))
+        stages = [self._stage(state, found, group.work) for state, found in zip(states, looks, strict=True)]
+        usages = [found.usage for found in looks if found and found.usage]
+        usage = sum(usages[1:], usages[0]) if usages else None
+        return Sign(group.role, joined(stages), usage, progress, is_busy=any(stage != READY for stage in stages))
+
+    async def _look(self, state: RankState) -> Look | None:
+        if self._ends.get(state.log, 0) < state.begin:  # another process has begun
+            self._stages.pop(state.log, None)
+        begin = max(state.begin, self._ends.get(state.log, 0))
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                [found] = await self._lookers.look(state.node_id, [(state.pid, state.log, begin)])
+        except (TimeoutError, RayError, OSError) as error:
+            LOG.info("node %s does not say what its processes do: %s", state.node_id, error)
+            return None
+        self._ends[state.log] = found.end
+        if found.stage:
+            self._stages[state.log] = found.stage
+        return found
+
+    def _stage(self, state: RankState, found: Look | None, work: str | None) -> str:
+        stage = (work or READY) if state.is_built else self._stages.get(state.log, NO_PROCESS)
+        return f"{stage}, compiling" if found and found.compiles and not stage.startswith("compiling") else stage
+
+
+def work_of(method: str) -> str:
+    """What ranks do that run a method of their strategy."""
+    return WORK.get(method, method.replace("_", " "))
+
+
+def joined(stages: Sequence[str]) -> str:
+    """One text for all ranks: how many are in which stage, unless all are in one."""
+    counts = {stage: stages.count(stage) for stage in dict.fromkeys(stages)}
+    if len(counts) == 1:
+        return stages[0]
+    return "; ".join(f"{stage} ({count} of {len(stages)} ranks)" for stage, count in counts.items())

@@ -1,0 +1,84 @@
+"""What is shown of roles that start: lines, or a panel in a terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from roll.system.signs import Sign, Usage
+from roll.tracking.console import LiveConsole, PlainConsole
+from roll.tracking.life import LINE_EVERY as T
+from roll.tracking.life import Life, PlainSigns
+from roll.types import Metrics
+
+GIB = 1 << 30
+STEP: Metrics = {"reward/mean": 0.5, "time/step": 2.0}
+
+
+def sign(role: str, stage: str, cpu: float = 0.0, progress: str = "", is_busy: bool = True) -> Sign:
+    return Sign(role, stage, Usage(cpu, GIB), progress, is_busy)
+
+
+def test_a_stage_is_told_when_it_begins_and_once() -> None:
+    chosen = PlainSigns()
+    assert chosen.lines([sign("actor_train", "loading the model", 1.25)], 0.0) == ["actor_train: loading the model, 1.2 s of CPU, 1.00 GiB"]
+    assert chosen.lines([sign("actor_train", "loading the model", 2.0)], 0.5 * T) == []
+    assert chosen.lines([Sign("actor_train", "building the engine"), sign("critic", "ready", is_busy=False)], 0.6 * T) == [
+        "actor_train: building the engine",
+        "critic: ready, 0.0 s of CPU, 1.00 GiB",
+    ]
+
+
+def test_between_stages_what_has_moved_is_told_in_turn_and_what_has_not_is_not() -> None:
+    chosen, still = PlainSigns(), sign("reference", "loading the model", 7.0)
+    told = [
+        chosen.lines([sign("actor_train", "training", tick), sign("actor_infer", "generating", 0.0, f"{tick} of 8"), still], tick * T)
+        for tick in range(4)
+    ]
+    assert [[line.partition(":")[0] for line in lines] for lines in told] == [
+        ["actor_train", "actor_infer", "reference"],
+        ["actor_train"],
+        ["actor_infer"],
+        ["actor_train"],
+    ]
+    assert told[2] == ["actor_infer: generating, 2 of 8, 0.0 s of CPU, 1.00 GiB"]
+    assert chosen.lines([still], 100 * T) == [], "time alone is no sign of life"
+    assert chosen.lines([sign("reference", "loading the model", 9.0, is_busy=False)], 200 * T) == [], "who waits has nothing to tell"
+
+
+def test_signs_end_with_the_first_step_and_come_again_after_a_restart(capsys: pytest.CaptureFixture[str]) -> None:
+    out = io.StringIO()
+    with Life(Console(file=out)) as life:
+        life.driver("starting Ray")
+        console = PlainConsole(2, life)
+        console.log(0, {"time/step": 1.0})
+        life.show([sign("actor_train", "loading the model")])
+        console.log(1, STEP)
+        life.show([sign("actor_train", "training")])
+        life.wake()
+        life.show([sign("actor_train", "process started")])
+    roles = [line.partition(",")[0] for line in out.getvalue().splitlines()]
+    assert roles == ["driver: starting Ray", "actor_train: loading the model", "actor_train: process started"]
+    assert re.match(r"driver: starting Ray, \d+\.\d s of CPU, \d\.\d\d GiB", out.getvalue()), "the kernel's figures of this process"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_panel_fits_the_terminal_and_gives_way_to_the_view_of_the_steps(width: int) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=width)
+    with Life(console) as life:
+        life.show([sign("rewards.arithmetic", "loading libraries, compiling (1 of 2 ranks); process started (1 of 2 ranks)")])
+        assert life._live is not None
+        life._live.refresh()
+        view = LiveConsole("run", 2, life, console)
+        view.log(0, {"time/step": 1.0})
+        life.show([sign("actor_infer", "generating", progress="3 of 8 responses")])
+        view.log(1, STEP)
+        view.close()
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    assert "rewards.arithmetic: loading libraries, compiling" in shown and "actor_infer: generating, 3 of 8 responses" in shown
+    assert max(map(len, re.split(r"[\r\n]+", shown))) <= width
+    assert shown.rindex("step 1/2") > shown.index("rewards.arithmetic")

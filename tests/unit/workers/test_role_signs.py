@@ -1,0 +1,80 @@
+"""What is shown of a role, by what is found of its processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from roll.strategies.base import TrainStrategy
+from roll.system.signs import Look, Sign, Usage
+from roll.workers.role_signs import WORK, RankState, RoleSigns, joined
+
+
+class Machine:
+    """Implements `Lookers`."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, str] = {}
+        self.asked: list[tuple[str | None, int | None, int]] = []
+        self.is_silent = self.compiles = False
+
+    async def look(self, node_id: str | None, asked: Sequence[tuple[int | None, Path, int]]) -> list[Look]:
+        if self.is_silent:
+            raise TimeoutError
+        self.asked += [(node_id, pid, begin) for pid, _, begin in asked]
+        return [Look(self.stages.pop(log.name, None), begin + 10, Usage(1.0, 5), self.compiles) for _, log, begin in asked]
+
+
+class Group:
+    """Implements `ObservedGroup`: two ranks on two nodes."""
+
+    role = "actor_train"
+
+    def __init__(self) -> None:
+        self.is_built, self.work, self.begin = False, None, 100
+        self.is_ending = False
+
+    work: str | None
+
+    def states(self) -> Sequence[RankState]:
+        ranks = [(7, None), (8, "far")]
+        return [] if self.is_ending else [RankState(pid, node, Path(str(pid)), self.begin, self.is_built) for pid, node in ranks]
+
+
+def test_from_the_process_to_its_work() -> None:
+    machine, group = Machine(), Group()
+    asked = RoleSigns(machine)
+
+    def sign() -> Sign | None:
+        return asyncio.run(asked.of(group, ""))
+
+    assert sign() == Sign("actor_train", "starting its process", Usage(2.0, 10))
+    assert machine.asked == [(None, 7, 100), ("far", 8, 100)], "what an earlier process wrote is not read"
+    machine.stages = {"7": "loading the model", "8": "process started"}
+    assert sign() == Sign("actor_train", "loading the model (1 of 2 ranks); process started (1 of 2 ranks)", Usage(2.0, 10))
+    machine.stages = {"8": "loading the model"}
+    machine.compiles = True
+    assert sign() == Sign("actor_train", "loading the model, compiling", Usage(2.0, 10))
+    assert machine.asked[-1] == ("far", 8, 120)
+    machine.compiles, group.is_built = False, True
+    assert sign() == Sign("actor_train", "ready", Usage(2.0, 10), is_busy=False)
+    group.work = "training"
+    assert sign() == Sign("actor_train", "training", Usage(2.0, 10))
+    group.is_built, group.begin = False, 500
+    assert sign() == Sign("actor_train", "starting its process", Usage(2.0, 10)), "a process that takes its place"
+    machine.is_silent = True
+    assert sign() == Sign("actor_train", "starting its process"), "a node that does not answer ends nothing"
+    group.is_ending = True
+    assert sign() is None
+
+
+@pytest.mark.parametrize(("stages", "text"), [(["a", "a"], "a"), (["b", "a", "b"], "b (2 of 3 ranks); a (1 of 3 ranks)")])
+def test_ranks_are_joined(stages: list[str], text: str) -> None:
+    assert joined(stages) == text
+
+
+def test_what_is_named_is_a_method() -> None:
+    assert {"train_step", "log_probs", "save", "load", "export"} <= WORK.keys() & set(dir(TrainStrategy))
