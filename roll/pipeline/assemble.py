@@ -32,6 +32,7 @@ from roll.pipeline.restarts import Restarts
 from roll.pipeline.roles import Roles, is_trainer_side
 from roll.pipeline.run_context import Loop, Prepared, RunContext
 from roll.pipeline.wire_offline import steps_of
+from roll.system.event_loop import run_in_loop
 from roll.system.step_memory import memory_of_steps
 from roll.tracking.base import RunFacts
 from roll.tracking.console import StepLog, console_tracker
@@ -89,7 +90,8 @@ def run(config: Config, plan: Plan) -> None:
             interrupt.take()
             stack.enter_context(memory_of_steps())
             context = RunContext(plan, session, checkpointer, tracker)
-            asyncio.run(_run(config, plan, prepared.loop, context, interrupt, partial(_reopened, stack, config, steps)))
+            reopen = partial(_reopened, stack, config, steps)
+            run_in_loop(partial(_run, config, plan, prepared.loop, context, interrupt, reopen))
 
 
 def last_step(config: Config, plan: Plan, prepared: Prepared) -> int:
