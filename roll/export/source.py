@@ -13,6 +13,7 @@ from roll.checkpoint.store import CheckpointStore
 from roll.config.derived.batch import learner
 from roll.config.load.loader import load_config
 from roll.config.schema.model import ModelConfig
+from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, Fault
 
 CONFIG = "config.yaml"
@@ -49,14 +50,23 @@ def find_source(path: Path) -> CheckpointSource:
             remedy = "give a run folder (output_dir), or the folder of a checkpoint (output_dir/checkpoints/step_N)"
             raise ConfigError([Fault("checkpoint", f"'{path}' is neither a run folder with checkpoints nor a checkpoint", remedy)])
         checkpoint, run = newest, path
-    if not (run / CONFIG).is_file():
-        raise ConfigError([Fault("checkpoint", f"there is no {run / CONFIG}", "a checkpoint is exported from within its run folder")])
-    try:
-        written = OmegaConf.load(run / CONFIG)
-    except (OSError, YAMLError) as error:
-        raise ConfigError([Fault(str(run / CONFIG), f"cannot be read: {error}", "bring back the file that the run wrote")]) from error
-    config = load_config(written, (), imports=False)  # pyright: ignore[reportArgumentType]
+    config = read_run(run)
     _, role = learner(config)
     return CheckpointSource(
         checkpoint, role.model_args.model_name_or_path or config.pretrain, role.model_args, config.seed, config.pipeline
     )
+
+
+def read_run(run: Path) -> Config:
+    """The configuration that a run wrote into its folder.
+
+    Raises:
+        ConfigError: it is missing or cannot be read.
+    """
+    if not (run / CONFIG).is_file():
+        raise ConfigError([Fault("checkpoint", f"there is no {run / CONFIG}", "a checkpoint is read from within its run folder")])
+    try:
+        written = OmegaConf.load(run / CONFIG)
+    except (OSError, YAMLError) as error:
+        raise ConfigError([Fault(str(run / CONFIG), f"cannot be read: {error}", "bring back the file that the run wrote")]) from error
+    return load_config(written, (), imports=False)  # pyright: ignore[reportArgumentType]

@@ -33,6 +33,7 @@ from roll.pipeline.role_life import tell_signs
 from roll.pipeline.roles import Roles, is_trainer_side
 from roll.pipeline.run_context import Loop, Prepared, RunContext
 from roll.pipeline.wire_offline import steps_of
+from roll.system.event_loop import run_in_loop
 from roll.system.step_memory import memory_of_steps
 from roll.tracking.base import RunFacts
 from roll.tracking.console import StepLog, console_tracker
@@ -101,7 +102,8 @@ def run(config: Config, plan: Plan, life: Life) -> None:
             interrupt.take()
             stack.enter_context(memory_of_steps())
             context = RunContext(plan, session, checkpointer, tracker)
-            asyncio.run(_run(config, plan, prepared.loop, context, interrupt, life, partial(_reopened, stack, config, steps, life)))
+            reopen = partial(_reopened, stack, config, steps, life)
+            run_in_loop(partial(_run, config, plan, prepared.loop, context, interrupt, life, reopen))
 
 
 def last_step(config: Config, plan: Plan, prepared: Prepared) -> int:

@@ -55,6 +55,10 @@ class Evaluator:
 
     async def run(self) -> Metrics:
         """What `validation_metrics` says. Warns of rewards without a verdict."""
+        return validation_metrics(self.name, await self.answers(), self.samples)
+
+    async def answers(self) -> list[RolloutGroup]:
+        """Every prompt with its answers, scored. Warns of rewards without a verdict."""
         groups = await asyncio.gather(
             *(self.sampler.sample(prompt, prompt_seed(self.seed, VALIDATION, prompt.prompt_id)) for prompt in self.prompts)
         )
@@ -62,7 +66,7 @@ class Evaluator:
         if notes := [reward.note for reward in rewards if reward.outcome in NO_VERDICT]:
             said = "; ".join(sorted(set(notes))[:3])
             LOG.warning("%s: %d of %d responses got no verdict and count as failed: %s", self.name, len(notes), len(rewards), said)
-        return validation_metrics(self.name, groups, self.samples)
+        return groups
 
 
 def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int) -> Metrics:
@@ -72,13 +76,13 @@ def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int) 
         samples: responses to each prompt.
     """
     episodes = [episode for group in groups for episode in group.episodes]
-    passes = [[_passes(episode.reward) for episode in group.episodes] for group in groups]
+    passes = [[passed(episode.reward) for episode in group.episodes] for group in groups]
     answers = [[_answer(episode) for episode in group.episodes] for group in groups]
     metrics = {f"val/{name}/pass@{k}": fmean(pass_at_k(samples, sum(each), k) for each in passes) for k in sizes(samples)}
     for k in sizes(samples)[1:]:
-        votes = [majority_at_k(theirs, passed, k) for theirs, passed in zip(answers, passes, strict=True)]
+        votes = [majority_at_k(theirs, right, k) for theirs, right in zip(answers, passes, strict=True)]
         metrics[f"val/{name}/maj@{k}"] = fmean(votes)
-    rewards = [0.0 if episode.reward.outcome in NO_VERDICT else episode.reward.value for episode in episodes]
+    rewards = [earned(episode.reward) for episode in episodes]
     versions = [run.version for episode in episodes for segment in episode.sampled for run in segment.versions]
     lengths = [episode.length for episode in episodes]
     return metrics | {
@@ -95,8 +99,14 @@ def sizes(samples: int) -> list[int]:
     return [*(1 << power for power in range((samples - 1).bit_length())), samples]
 
 
-def _passes(reward: RewardResult) -> bool:
+def passed(reward: RewardResult) -> bool:
+    """Whether a response was scored, and its reward is above 0."""
     return reward.outcome is RewardOutcome.SCORED and reward.value > 0
+
+
+def earned(reward: RewardResult) -> float:
+    """The reward of a response; 0 where there is no verdict."""
+    return 0.0 if reward.outcome in NO_VERDICT else reward.value
 
 
 def _answer(episode: Episode) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from functools import partial
 
@@ -20,6 +19,7 @@ from roll.errors import ConfigError, Fault
 from roll.pipeline.wire_reward_models import judge_template
 from roll.rewards.answers import ground_truth
 from roll.rewards.trial import trial
+from roll.system.event_loop import run_in_loop
 from roll.types import Prompt
 
 
@@ -37,7 +37,7 @@ def try_rewards(config: RlvrConfig, *sets: Prompts) -> None:
         for domain, section in config.rewards.items()
         if model_reward(domain, section) is None
     }
-    if faults := [*asyncio.run(trial(sections, firsts, config.deadlines.start)), *_without_reference(config, firsts)]:
+    if faults := [*run_in_loop(partial(trial, sections, firsts, config.deadlines.start)), *_without_reference(config, firsts)]:
         raise ConfigError(faults)
 
 
@@ -54,9 +54,8 @@ def try_environments(config: RlvrConfig, renderer: ChatRenderer | None, *sets: P
         domain: section.model_copy(update={"system_envs": {**config.system_envs, **section.system_envs}})
         for domain, section in config.environments.items()
     }
-    if faults := asyncio.run(
-        trial_of_environments(sections, rows, config.deadlines.start, partial(_problem, renderer, config.prompt_length))
-    ):
+    problem = partial(_problem, renderer, config.prompt_length)
+    if faults := run_in_loop(partial(trial_of_environments, sections, rows, config.deadlines.start, problem)):
         raise ConfigError(faults)
 
 

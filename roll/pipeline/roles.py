@@ -166,8 +166,11 @@ class Roles:
         self._stack.push_async_callback(actor_infer.close)  # before the group ends
         return actor_infer
 
-    def judge(self, name: str, role: ServedConfig, context: int) -> tuple[JudgeEngines, int]:
-        """The engines of a judge, and the most tokens of a message and its answer: `context`, unless the engine's keys say otherwise."""
+    def fixed_engines(self, name: str, role: RoleConfig, context: int) -> tuple[JudgeEngines, int]:
+        """The engines of a model whose weights stay as they are: a judge, or a policy that is evaluated.
+
+        With the most tokens of a message and its answer: `context`, unless the engine's keys say otherwise.
+        """
         settings = self._generating(name, role, context)
         context = settings.max_model_len if isinstance(settings, VllmSettings) else context
         if known := self._colocated.get(name):

@@ -185,7 +185,7 @@ def engine_chat(config: RlvrConfig, domain: str, role: ServedConfig, encode: Cal
     reward = config.rewards[domain]
     shape = model_shape(model_path(config, role.model_args))
     context = judge_context(config, reward, shape.max_position_embeddings if shape else None)
-    engines, context = roles.judge(f"{PREFIX}{domain}", role, context)
+    engines, context = roles.fixed_engines(f"{PREFIX}{domain}", role, context)
     seed = config.seed if judge_sampling(reward).seeded else None
     return EngineJudge(engines, encode, sampling_of_judge(reward), context, seed)
 

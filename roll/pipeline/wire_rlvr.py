@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec
 
+from transformers import PreTrainedTokenizerBase
+
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.divergence import Divergence
 from roll.algorithms.shaping import Overlong
@@ -87,8 +89,7 @@ def prepare(config: RlvrConfig) -> Prepared:
         if role:
             check_same_tokens(config, learner, role.model_args, name)
     training = prompts_of(config, tokenizer, config.actor_train.data_args, own_tasks(config), 0)
-    sets = config.validation.named_sets() if config.validation else {}
-    held_out = {name: prompts_of(config, tokenizer, one.data_args, one.rows, FIRST_HELD_OUT) for name, one in sets.items()}
+    held_out = held_out_prompts(config, tokenizer)
     try_rewards(config, training, *held_out.values())
     renderer = renderer_of(config, tokenizer)
     try_environments(config, renderer, training, *held_out.values())
@@ -97,6 +98,16 @@ def prepare(config: RlvrConfig) -> Prepared:
         locate = TurnEnds(partial(tokenizer.decode, skip_special_tokens=True))  # pyright: ignore[reportArgumentType]  # one text for one list
     inputs = Inputs(training, held_out, renderer, locate, prepare_reward_models(config))
     return Prepared(partial(_loop, config, inputs), training.identity)
+
+
+def held_out_prompts(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Prompts]:
+    """The prompts of every held-out set, by its name.
+
+    Raises:
+        DataError: rows cannot be used.
+    """
+    sets = config.validation.named_sets() if config.validation else {}
+    return {name: prompts_of(config, tokenizer, one.data_args, one.rows, FIRST_HELD_OUT) for name, one in sets.items()}
 
 
 async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunContext, interrupt: Interrupt) -> rlvr.Position:
@@ -221,13 +232,27 @@ def samplers(
     generator, scorer = in_turn(config, phases, actor_infer, rewards)
     greedy = config.adv_estimator.traits.needs_greedy
     sampler = group_sampler(config, generator, scorer, sampling, actor_infer, playing, TRAINING, inputs.locate, greedy)
+    return sampler, evaluators(config, generator, scorer, actor_infer, playing, inputs.held_out)
+
+
+def evaluators(
+    config: RlvrConfig,
+    generator: Generator,
+    scorer: Scorer,
+    actor_infer: ActorInfer,
+    playing: Playing | None,
+    held_out: Mapping[str, Prompts],
+    most: int | None = None,
+) -> list[Evaluator]:
+    """What answers each held-out set with the set's own sampling: all of its prompts, or its first, `most` at most."""
     found = []
     for name, one in (config.validation.named_sets() if config.validation else {}).items():
         own = sampling_of(one.generating_args, config.response_length, samples=1, log_probs=False)
         by_itself = group_sampler(config, generator, ByItself(scorer), own, actor_infer, playing, HELD_OUT)
-        prompts = [inputs.held_out[name].prompt(index, index) for index in range(len(inputs.held_out[name]))]
+        count = len(held_out[name]) if most is None else min(most, len(held_out[name]))
+        prompts = [held_out[name].prompt(index, index) for index in range(count)]
         found.append(Evaluator(name, prompts, by_itself, own.samples, config.seed))
-    return sampler, found
+    return found
 
 
 def scheduler_of(

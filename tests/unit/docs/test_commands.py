@@ -10,9 +10,11 @@ import pytest
 
 from roll.cluster.__main__ import parser as cluster_parser
 from roll.doctor.__main__ import parser as doctor_parser
+from roll.evaluation.command import main as evaluate
 from roll.export.__main__ import parser as export_parser
 from roll.pipeline.__main__ import main
 from tests.unit.docs.pages import PAGES, ROOT, blocks, commands, read
+from tests.unit.evaluation.runs import run_folder
 
 PIPELINE = ["python", "-m", "roll.pipeline"]
 SHELL = [block for page in PAGES for block in blocks(page) if block.info in ("", "bash")]
@@ -22,6 +24,7 @@ RUNS = [words[len(PIPELINE) :] for words in COMMANDS if words[: len(PIPELINE)] =
 PARSERS = {"roll.cluster": cluster_parser, "roll.doctor": doctor_parser, "roll.export": export_parser}
 ALL = [words for page in PAGES for block in blocks(page) if block.info.split()[:1] in ([], ["bash"]) for words in commands(block)]
 OTHERS = [words[2:] for words in ALL if words[:2] == ["python", "-m"] and words[2] in PARSERS]
+EVALUATIONS = [words[2:] for words in ALL if words[:3] == ["python", "-m", "roll.evaluate"]]
 
 
 @pytest.fixture
@@ -91,5 +94,13 @@ def test_the_other_programs_take_the_arguments_that_they_are_shown_with(words: l
     PARSERS[words[0]]().parse_args(words[1:])
 
 
+@pytest.mark.parametrize("words", EVALUATIONS, ids=" ".join)
+def test_an_evaluation_plans(words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_folder(folder / "output" / "my_run", step=100)
+    assert evaluate([*words[1:], "--dry-run"]) == 0, capsys.readouterr().err
+    assert "actor_infer" in capsys.readouterr().out
+
+
 def test_every_program_is_shown() -> None:
     assert {words[0] for words in OTHERS} == set(PARSERS)
+    assert EVALUATIONS

@@ -17,6 +17,8 @@ LINES = [
     {"strategies", "weight_sync", "rewards", "environments", "data"},
     {"rollout", "workers", "checkpoint", "tracking"},
     {"pipeline", "export", "cluster", "doctor"},
+    {"evaluation"},
+    {"evaluate"},
 ]
 HEIGHT = {name: height for height, line in enumerate(LINES) for name in line}
 ROOMS = ["shipped", "schema", "derived", "roll_v2", "load", "checks", "plan", "docs"]

@@ -47,7 +47,8 @@ def test_a_command_prints_its_help(name: str, capsys: pytest.CaptureFixture[str]
 
 def test_every_program_is_a_command() -> None:
     programs = {f"roll.{file.parent.name}" for file in (ROOT / "roll").glob("*/__main__.py")}
-    assert {target.removesuffix(".__main__:main") for target in SCRIPTS.values()} == programs
+    programs |= {f"roll.{file.stem}" for file in (ROOT / "roll").glob("*.py") if "__main__" in file.read_text(encoding="utf-8")}
+    assert {target.removesuffix(":main").removesuffix(".__main__") for target in SCRIPTS.values()} == programs
 
 
 def test_the_package_carries_its_types() -> None:

@@ -1,0 +1,13 @@
+"""`python -m roll.evaluate RUN|CHECKPOINT|MODEL [--data FILE ... --reward NAME] [key=value ...]`.
+
+No module imports this one: `roll.evaluate` is the function of the Python interface.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from roll.evaluation.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

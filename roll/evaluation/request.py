@@ -1,0 +1,42 @@
+"""What an evaluation is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to evaluate, and how. What is None is as the run has it, or the default of a model by itself."""
+
+    subject: str
+    """A run folder, a checkpoint's folder, a Hugging Face folder or a Hub id."""
+    data: tuple[str, ...] = ()
+    """Files or Hub names, each a set of its own; the run's validation sets if empty."""
+    split: str | None = None
+    reward: str | None = None
+    """Name of a reward function, or `package.module:function`, that scores all rows."""
+    template: str | None = None
+    prompt: str | None = None
+    """Column that holds the prompt as text."""
+    messages: str | None = None
+    """Column that holds a list of messages."""
+    samples: int | None = None
+    """Of each prompt."""
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_new_tokens: int | None = None
+    seed: int | None = None
+    limit: int | None = None
+    """Most prompts of a set."""
+    strategy: str | None = None
+    devices: tuple[int, ...] | None = None
+    """GPUs; empty for the CPU."""
+    dtype: str | None = None
+    output: Path | None = None
+    """Folder that the results are written to."""
+    overrides: tuple[str, ...] = ()
+    """`key=value` of the configuration that the evaluation makes."""
+    dry_run: bool = False

@@ -1,0 +1,93 @@
+"""What an evaluation found: estimates with intervals, and how they are written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.table import Table
+
+from roll.evaluation.statistics import CONFIDENCE, Estimate, average, share
+from roll.pipeline.evaluate import earned, pass_at_k, passed, sizes, validation_metrics
+from roll.tracking.base import group_record
+from roll.types import Metrics, RolloutGroup
+
+RESULTS_FILE = "evaluation.json"
+
+
+@dataclass(frozen=True)
+class SetResult:
+    """Of one held-out set."""
+
+    prompts: int
+    samples: int
+    """Of each prompt."""
+    estimates: Mapping[str, Estimate]
+    """`accuracy` (a response passes if its reward is above 0), `pass@k` for k above 1, and `avg@n`, the mean reward."""
+    metrics: Metrics
+    """The same set as validation measures it: `val/<set>/...`."""
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Of all sets."""
+
+    folder: Path
+    """Holds `evaluation.json` and `samples.jsonl`."""
+    model: str
+    step: int | None
+    """Of the checkpoint; None of a model by itself."""
+    sets: Mapping[str, SetResult]
+
+
+def set_result(name: str, groups: Sequence[RolloutGroup], samples: int) -> SetResult:
+    """The estimates of one set.
+
+    Args:
+        groups: at least one, each with `samples` responses.
+    """
+    right = [sum(passed(episode.reward) for episode in group.episodes) for group in groups]
+    rewards = [fmean(earned(episode.reward) for episode in group.episodes) for group in groups]
+    estimates = {"accuracy": share([count / samples for count in right], samples)}
+    estimates |= {f"pass@{k}": share([pass_at_k(samples, count, k) for count in right], samples) for k in sizes(samples)[1:]}
+    estimates[f"avg@{samples}"] = average(rewards)
+    metrics = validation_metrics(name, groups, samples)
+    del metrics[f"val/{name}/policy_version"]  # which nobody updates here
+    return SetResult(len(groups), samples, estimates, metrics)
+
+
+def sample_record(name: str, group: RolloutGroup) -> dict[str, Any]:
+    """One prompt with its responses, as a line of `samples.jsonl`; `row` is the row of the data."""
+    record = group_record(0, group)
+    del record["step"]
+    for response, episode in zip(record["responses"], group.episodes, strict=True):
+        response["passed"] = passed(episode.reward)
+    return {"set": name, **record, "row": dict(group.prompt.row)}
+
+
+def write_results(result: EvaluationResult, facts: Mapping[str, Any]) -> None:
+    """`evaluation.json`: the results, and `facts` on how they were found."""
+    record = {
+        "model": result.model,
+        "step": result.step,
+        "confidence": CONFIDENCE,
+        "sets": {name: asdict(one) for name, one in result.sets.items()},
+        **facts,
+    }
+    (result.folder / RESULTS_FILE).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def result_table(result: EvaluationResult) -> Table:
+    """The estimates on a terminal."""
+    table = Table(box=None)
+    for column in ("set", "", "estimate", f"{CONFIDENCE:.0%} interval"):
+        table.add_column(column)
+    for name, one in result.sets.items():
+        for place, (what, estimate) in enumerate(one.estimates.items()):
+            first = f"{name} ({one.prompts} x {one.samples})" if not place else ""
+            table.add_row(first, what, f"{estimate.value:.4f}", f"{estimate.low:.4f} to {estimate.high:.4f}")
+    return table

@@ -1,0 +1,158 @@
+"""An evaluation from its start to its results: the parts of a run without a learner."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import datasets
+
+import roll
+from roll.config.load.env_file import secrets_of
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.secrets import redacted
+from roll.errors import ConfigError, DataError, Fault
+from roll.evaluation.results import RESULTS_FILE, EvaluationResult, sample_record, set_result, write_results
+from roll.evaluation.settings import Evaluation
+from roll.evaluation.subject import Subject
+from roll.export.__main__ import export
+from roll.pipeline.interrupt import Interrupt
+from roll.pipeline.roles import Roles, is_trainer_side
+from roll.pipeline.wire_evaluation import HeldOutInputs, answers, prepare
+from roll.system.event_loop import run_in_loop
+from roll.system.own_folder import own_folder
+from roll.tracking.jsonl import SAMPLES_FILE, to_line
+from roll.tracking.logs import RunLog
+from roll.types import RolloutGroup
+from roll.workers.cluster import ClusterSession, cluster
+
+LOG = logging.getLogger(__name__)
+PARTS = 10
+"""Into so many a set is divided for the lines that tell how far it is."""
+
+
+def run(evaluation: Evaluation) -> EvaluationResult:
+    """Answer every held-out prompt, score the answers, and write what was found.
+
+    Raises:
+        BadInput: data, model, rewards or the output folder cannot be used.
+        RollError: a part failed.
+        KeyboardInterrupt: it was interrupted; the samples so far are written.
+    """
+    config, plan, subject = evaluation.config, evaluation.plan, evaluation.subject
+    folder = _new_folder(Path(config.output_dir))
+    secrets = secrets_of(config, plan.environment)
+    with Interrupt() as interrupt, ExitStack() as stack:
+        stack.enter_context(RunLog(folder, secrets.hide))
+        if not sys.stderr.isatty():
+            datasets.disable_progress_bars()
+        config = config.model_copy(update={"pretrain": stack.enter_context(_weights(subject, folder))})
+        inputs = prepare(config)
+        samples = stack.enter_context((folder / SAMPLES_FILE).open("wb", buffering=0))
+        progress = Progress(
+            samples, {name: min(len(rows), evaluation.request.limit or len(rows)) for name, rows in inputs.held_out.items()}
+        )
+        _tell(f"starting {', '.join(f'{role.ranks} x {name} ({role.strategy})' for name, role in plan.roles.items())}")
+        gpus = max(plan.devices, default=-1) + 1
+        with cluster(folder, gpus, config.num_gpus_per_node, secrets.hide) as session:
+            interrupt.take()
+            groups = run_in_loop(partial(_answers, evaluation, config, inputs, session, interrupt, progress))
+    sets = {name: set_result(name, found, _samples(config, name)) for name, found in groups.items()}
+    result = EvaluationResult(folder, subject.model, subject.trained.step if subject.trained else None, sets)
+    write_results(result, _facts(evaluation))
+    return result
+
+
+async def _answers(
+    evaluation: Evaluation,
+    config: RlvrConfig,
+    inputs: HeldOutInputs,
+    session: ClusterSession,
+    interrupt: Interrupt,
+    progress: Progress,
+) -> dict[str, list[RolloutGroup]]:
+    async with AsyncExitStack() as stack:
+        with interrupt.working():
+            async with session.watched():
+                roles = Roles(config, evaluation.plan, session, stack)
+                async with roles.liveness.watched(is_trainer_side):
+                    return await answers(config, inputs, roles, evaluation.request.limit, progress.finished)
+
+
+class Progress:
+    """Writes what is finished, and tells how far each set is."""
+
+    def __init__(self, samples: BinaryIO, prompts: Mapping[str, int]) -> None:
+        """`prompts` has the number of each set's."""
+        self._samples, self._prompts, self._done = samples, prompts, Counter[str]()
+
+    def finished(self, name: str, group: RolloutGroup) -> None:
+        """A prompt of a set is answered and scored.
+
+        Raises:
+            OSError: the samples cannot be written.
+        """
+        self._samples.write(to_line(sample_record(name, group)))
+        self._done[name] += 1
+        done, all_of_them = self._done[name], self._prompts[name]
+        if done * PARTS // all_of_them != (done - 1) * PARTS // all_of_them:
+            _tell(f"{name}: {done} of {all_of_them} prompts answered")
+
+
+def _tell(text: str) -> None:
+    LOG.info("%s", text)
+    print(text, file=sys.stderr, flush=True)
+
+
+def _samples(config: RlvrConfig, name: str) -> int:
+    assert config.validation is not None
+    return config.validation.named_sets()[name].generating_args.num_return_sequences or 1
+
+
+def _facts(evaluation: Evaluation) -> dict[str, Any]:
+    trained = evaluation.subject.trained
+    checkpoint = {"checkpoint": str(trained.source.checkpoint)} if trained else {}
+    return checkpoint | {"roll": roll.__version__, "config": redacted(evaluation.config.model_dump(mode="json", exclude_defaults=True))}
+
+
+def _new_folder(folder: Path) -> Path:
+    """
+    Raises:
+        ConfigError: it holds results, or cannot be made.
+    """
+    if (folder / RESULTS_FILE).exists():
+        raise ConfigError([Fault("--output", f"'{folder}' holds the results of an evaluation", "give another folder, or remove it")])
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError([Fault("--output", f"'{folder}' cannot be made: {error.strerror}", "give another folder")]) from None
+    return folder
+
+
+@contextmanager
+def _weights(subject: Subject, folder: Path) -> Iterator[str]:
+    """The model to load: of a checkpoint a folder that is there as long as it is entered.
+
+    Raises:
+        DataError: there is no room for it.
+    """
+    if subject.trained is None:
+        yield subject.model
+        return
+    source = subject.trained.source
+    with own_folder(folder) as scratch:
+        _tell(f"exporting the weights of {source.checkpoint}")
+        out = scratch / "model"
+        try:
+            export(source.checkpoint, out, "hf" if source.model_args.lora_target is None else "merged")
+        except OSError as error:
+            raise DataError(
+                [Fault(str(out), f"the weights cannot be written: {error}", "free space, or give --output elsewhere")]
+            ) from error
+        yield str(out.absolute())

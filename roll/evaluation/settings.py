@@ -1,0 +1,279 @@
+"""From a request to a checked configuration: that of a run which generates and scores, and whose learner is never started."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel
+from yaml import YAMLError
+
+from roll.config.derived.batch import learner
+from roll.config.load.loader import read_config
+from roll.config.plan.plan import Plan, make_plan
+from roll.config.schema.model import DataConfig
+from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.secrets import HIDDEN
+from roll.errors import ConfigError, Fault
+from roll.evaluation.request import Request
+from roll.evaluation.subject import PLACE, Subject
+from roll.pipeline.wire_evaluation import inference_plan
+
+KEPT = (
+    *("prompt_length", "response_length", "sequence_length", "seed", "time_sharing", "num_gpus_per_node", "gpu_memory_gib"),
+    *("system_envs", "deadlines", "max_running_samples"),
+)
+"""Root keys that a run's evaluation takes from it."""
+OWN_OF_LEARNER = ("model_name_or_path", "lora_target", "lora_rank", "lora_alpha", "lora_dropout")
+PLACES = (
+    (re.compile(r"^pretrain$"), PLACE),
+    (re.compile(r"^(validation\.sets\.[^.]+|actor_train)\.data_args\.file_name.*"), "--data"),
+    (re.compile(r"^validation\.data_args$"), "--data"),
+    (re.compile(r"^output_dir$"), "--output"),
+    (re.compile(r"^actor_(train|infer)\.device_mapping$"), "--devices"),
+    (re.compile(r"^validation\.sets\.[^.]+\.generating_args\.num_return_sequences$"), "--samples"),
+)
+"""Where the user says what stands at these places of the configuration."""
+NO_TAG = "no tag"
+"""A column that no data have: one reward scores all rows, whatever their tags are."""
+UNNAMED = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is going to be done, checked."""
+
+    request: Request
+    subject: Subject
+    config: RlvrConfig
+    plan: Plan
+    warnings: tuple[str, ...]
+
+
+def plan_evaluation(request: Request, subject: Subject) -> Evaluation:
+    """Check the request, and plan.
+
+    Raises:
+        ConfigError: with every fault found.
+    """
+    settings = _overridden(_settings(request, subject), request.overrides)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            loaded = read_config(settings)
+            if loaded.config is None:
+                raise ConfigError(loaded.faults)
+            plan = make_plan(loaded.config, loaded.faults)
+        except ConfigError as error:
+            raise ConfigError(list(dict.fromkeys(_as_asked(fault, request) for fault in error.faults))) from None
+    assert isinstance(loaded.config, RlvrConfig), "its pipeline is rlvr"
+    texts = [*(str(one.message) for one in caught), *plan.warnings]
+    config = loaded.config
+    return Evaluation(request, subject, config, inference_plan(config, plan), tuple(dict.fromkeys(texts)))
+
+
+def _as_asked(fault: Fault, request: Request) -> Fault:
+    """The same fault at the place where the user gave the value."""
+    place = fault.place
+    for pattern, said in PLACES:
+        place = pattern.sub(said, place)
+    if request.reward and place == f"rewards.{_domain(request.reward)}.reward":
+        place = "--reward"
+    return replace(fault, place=place)
+
+
+def _overridden(settings: Mapping[str, Any], words: Sequence[str]) -> DictConfig:
+    for word in words:
+        if "=" not in word:
+            raise ConfigError([Fault("command line", f"'{word}' is neither an option nor key=value", "see --help")])
+    try:
+        merged = OmegaConf.merge(OmegaConf.create(dict(settings)), OmegaConf.from_dotlist(list(words)))
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
+        problem = f"{' '.join(words)} cannot be read: {error}"
+        raise ConfigError([Fault("command line", problem, "write key=value with a value in YAML")]) from None
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def _settings(request: Request, subject: Subject) -> dict[str, Any]:
+    run = subject.trained.config if subject.trained else None
+    kept = {key: value for key, value in _given(run).items() if key in KEPT} if run else {}
+    engine = _engine(request, run)
+    devices = engine.get("device_mapping")
+    sets = _sets(request, run)
+    columns = next((one["data_args"] for one in sets.values() if "data_args" in one), None)
+    rows = columns or (_columns(run).get("data_args") if run else None)
+    rewards = {_domain(request.reward): {"reward": request.reward}} if request.reward else _given(run).get("rewards", {})
+    environments = {} if request.reward else _given(run).get("environments", {})
+    if not rewards and not environments:
+        remedy = "name what scores the answers: math_rule, exact_match, ..., or your own as package.module:function"
+        raise ConfigError([Fault("--reward", "missing, and there is no run whose rewards would score them", remedy)])
+    settings = kept | {
+        "pipeline": "rlvr",
+        "exp_name": UNNAMED.sub("_", subject.name)[:100] or "model",
+        "output_dir": str(output_folder(request, subject)),
+        "pretrain": subject.model,
+        "dry_run": request.dry_run,
+        "track_with": "none",
+        "max_steps": 1,
+        "eval_steps": 1,
+        "rollout_batch_size": len(devices) if devices else 1,
+        "adv_estimator": "reinforce",
+        "actor_train": {
+            "model_args": {key: value for key, value in engine["model_args"].items() if key in ("dtype", "trust_remote_code")},
+            "strategy_args": {"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": {"stage": 0}}},
+        }
+        | ({"device_mapping": devices} if devices else {})
+        | ({"data_args": rows} if rows else {}),
+        "actor_infer": engine,
+        "rewards": rewards,
+        "environments": environments,
+        "validation": {"sets": sets},
+    }
+    if request.seed is not None:
+        settings["seed"] = request.seed
+    if request.max_new_tokens is not None:
+        settings["response_length"] = max(request.max_new_tokens, kept.get("response_length", request.max_new_tokens))
+    return settings
+
+
+def _domain(reward: str) -> str:
+    """The one domain of a reward that scores all rows."""
+    return UNNAMED.sub("_", reward.rpartition(":")[2]).replace(".", "_") or "reward"
+
+
+def output_folder(request: Request, subject: Subject) -> Path:
+    """Where the results go: beside the run, or below `output/evaluations`."""
+    if request.output is not None:
+        return request.output
+    if subject.trained:
+        return subject.trained.run / "evaluations" / f"step_{subject.trained.step}"
+    return Path("output/evaluations") / (UNNAMED.sub("_", subject.name) or "model")
+
+
+def _engine(request: Request, run: Config | None) -> dict[str, Any]:
+    """The block `actor_infer`."""
+    own = _given(run).get("actor_infer", {}) if isinstance(run, RlvrConfig) else {}
+    role = {key: value for key, value in own.items() if key in ("strategy_args", "device_mapping", "world_size", "system_envs")}
+    trained = own.get("model_args", {}) if own else _model_args(run)
+    model = {key: value for key, value in trained.items() if key not in OWN_OF_LEARNER}
+    devices = _devices(request, own, run)
+    if devices != own.get("device_mapping"):
+        role = {key: value for key, value in role.items() if key not in ("device_mapping", "world_size")}
+        role |= {"device_mapping": devices} if devices else {}
+    if request.strategy and role.get("strategy_args", {}).get("strategy_name") != request.strategy or "strategy_args" not in role:
+        role["strategy_args"] = {"strategy_name": request.strategy or _usual_strategy()}
+    if request.dtype or "dtype" not in model:
+        model["dtype"] = request.dtype or ("bf16" if devices else "fp32")
+    return role | {"model_args": model}
+
+
+def _devices(request: Request, own: Mapping[str, Any], run: Config | None) -> list[int] | None:
+    """GPUs of the engine: those asked for, those of the run's engine, or else the first one of this machine, if it has one."""
+    if request.devices is not None:
+        return list(request.devices) or None
+    if own:
+        return own.get("device_mapping")
+    if run is not None and learner(run)[1].device_mapping is None:
+        return None
+    import torch  # Here, so that `--help` and a wrong path need none.
+
+    return [0] if torch.cuda.device_count() else None
+
+
+def _usual_strategy() -> str:
+    return "vllm" if find_spec("vllm") else "hf_infer"
+
+
+def _model_args(run: Config | None) -> dict[str, Any]:
+    """`dtype` and `trust_remote_code` of what a run without an engine trained."""
+    if run is None:
+        return {}
+    given = _plain(learner(run)[1].model_args)
+    return {key: value for key, value in given.items() if key in ("dtype", "trust_remote_code")}
+
+
+def _sets(request: Request, run: Config | None) -> dict[str, Any]:
+    """The blocks of `validation.sets`."""
+    validation = run.validation if isinstance(run, RlvrConfig) else None
+    asked = {
+        "num_return_sequences": request.samples,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "max_new_tokens": request.max_new_tokens,
+    }
+    sampling = {key: value for key, value in asked.items() if value is not None}
+    usual = _plain(validation.generating_args) if validation else {"temperature": 0.0 if (request.samples or 1) == 1 else 1.0}
+    if request.data:
+        columns = _columns(run)
+        return {
+            name: {"data_args": _rows(request, file, columns.get("data_args", {})), "generating_args": usual | sampling}
+            for name, file in _names(request.data).items()
+        }
+    found: dict[str, Any] = {}
+    for name, one in (validation.named_sets() if validation else {}).items():
+        block: dict[str, Any] = {"generating_args": _plain(one.generating_args) | sampling}
+        if one.data_args:
+            files = one.data_args.file_name
+            block["data_args"] = _plain(one.data_args) | {"file_name": files if isinstance(files, str) else list(files)}
+        found[name] = block | ({"rows": dict(one.rows)} if one.rows else {})
+    if not found:
+        problem = "missing, and the run has no validation sets" if run else "missing"
+        raise ConfigError([Fault("--data", problem, "give a file with held-out prompts, and --reward for what scores the answers")])
+    return found
+
+
+def _names(files: Sequence[str]) -> dict[str, str]:
+    """A name for each file: what its path ends with, numbered where another one has it."""
+    found: dict[str, str] = {}
+    for file in files:
+        stem = UNNAMED.sub("_", Path(file).stem) or "data"
+        name, count = stem, 1
+        while name in found:
+            count += 1
+            name = f"{stem}_{count}"
+        found[name] = file
+    return found
+
+
+def _rows(request: Request, file: str, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The block `data_args` of one file: the run's columns and template, but for those that are asked for."""
+    keys = ("template", "prompt", "messages", "system", "tag", "id", "split")
+    block = {key: value for key, value in columns.items() if key in keys} | {"file_name": file}
+    asked = {"template": request.template, "split": request.split, "prompt": request.prompt, "messages": request.messages}
+    if request.reward:
+        block["tag"] = NO_TAG
+    if request.prompt or request.messages:
+        block = {key: value for key, value in block.items() if key not in ("prompt", "messages")}
+    block |= {key: value for key, value in asked.items() if value is not None}
+    return block if "prompt" in block or "messages" in block else block | {"prompt": "prompt"}
+
+
+def _columns(run: Config | None) -> dict[str, Any]:
+    """`data_args` of the rows that a run was trained on."""
+    rows: DataConfig | None = learner(run)[1].data_args if run else None
+    return {"data_args": _plain(rows)} if rows else {}
+
+
+def _given(run: Config | None) -> dict[str, Any]:
+    return _plain(run) if run else {}
+
+
+def _plain(block: BaseModel) -> dict[str, Any]:
+    """What differs from the defaults in a block, in JSON's types, without the secrets that a run's config.yaml hides."""
+    return _shown(block.model_dump(mode="json", exclude_defaults=True))
+
+
+def _shown(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _shown(value) for key, value in tree.items() if value is not None and value != HIDDEN}
+    return [_shown(value) for value in tree] if isinstance(tree, list) else tree

@@ -1,0 +1,59 @@
+"""What is evaluated: a run, one of its checkpoints, or a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from roll.checkpoint.manifest import MANIFEST
+from roll.checkpoint.state import LoopState
+from roll.config.schema.pipelines import Config
+from roll.errors import ConfigError, Fault
+from roll.export.source import CHECKPOINTS, CONFIG, CheckpointSource, find_source, read_run
+
+PLACE = "SUBJECT"
+"""Of faults of the first argument."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A checkpoint, and the run that wrote it."""
+
+    source: CheckpointSource
+    run: Path
+    config: Config
+    step: int
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, with the run that it comes from, if it does."""
+
+    name: str
+    """What its results are called."""
+    model: str
+    """Folder or Hub name; of a run what its training began with."""
+    trained: Trained | None
+
+
+def find_subject(text: str) -> Subject:
+    """A run folder, whose newest whole checkpoint is taken; a checkpoint's folder in it; a Hugging Face folder; or a Hub id.
+
+    Raises:
+        ConfigError: it is a folder, but none of them.
+        CheckpointError: the checkpoint is not whole.
+    """
+    path = Path(text)
+    of_run = (path / CONFIG).is_file() or (path / CHECKPOINTS).is_dir()
+    if of_run or (path / MANIFEST).is_file() or (path.is_dir() and path.absolute().parent.name == CHECKPOINTS):
+        source = find_source(path)
+        if source.pipeline == "reward_model":
+            remedy = "evaluate a policy: a run of another pipeline, or a language model"
+            raise ConfigError([Fault(PLACE, f"'{text}' trained a reward model, which generates nothing", remedy)])
+        run = source.checkpoint.absolute().parent.parent
+        step = LoopState.read(source.checkpoint).step
+        return Subject(f"{run.name}-step_{step}", source.model, Trained(source, run, read_run(run), step))
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        remedy = "give the run folder, or merge it first: python -m roll.export RUN OUT --format merged"
+        raise ConfigError([Fault(PLACE, f"'{text}' holds an adapter without its model", remedy)])
+    return Subject(path.name or text, text, None)

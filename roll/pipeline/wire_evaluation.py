@@ -1,0 +1,104 @@
+"""The evaluation of a policy that does not change: from the configuration to the answers to its held-out sets, by the parts of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from roll.config.derived.batch import longest_sequence
+from roll.config.derived.placement import model_roles, turns
+from roll.config.plan.plan import Plan
+from roll.config.schema.rlvr import RlvrConfig
+from roll.data.renderers.base import ChatRenderer
+from roll.data.tasks import Prompts
+from roll.models.load import check_readable, load_tokenizer
+from roll.pipeline.device_phases import DevicePhases
+from roll.pipeline.evaluate import Evaluator
+from roll.pipeline.reward_trial import try_environments, try_rewards
+from roll.pipeline.roles import Roles, is_trainer_side, model_path
+from roll.pipeline.wire_environments import Playing, renderer_of
+from roll.pipeline.wire_reward_models import prepare_reward_models
+from roll.pipeline.wire_rlvr import evaluators, held_out_prompts, in_turn
+from roll.rollout.group import GroupSampler
+from roll.types import Episode, Prompt, RolloutGroup
+from roll.workers.rewards import ModelReward
+
+
+@dataclass(frozen=True)
+class HeldOutInputs:
+    """What is read before anything starts."""
+
+    held_out: Mapping[str, Prompts]
+    """By the name of the set."""
+    renderer: ChatRenderer | None
+    """None without environments."""
+    models_of: Callable[[Roles], dict[str, ModelReward]]
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Implements `GroupSampler`: hands every finished group to a listener too."""
+
+    sampler: GroupSampler
+    name: str
+    """Of the set."""
+    finished: Callable[[str, RolloutGroup], None]
+
+    async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
+        """See `GroupSampler`."""
+        group = await self.sampler.sample(prompt, seed)
+        self.finished(self.name, group)
+        return group
+
+    def yields(self, prompt: Prompt, episodes: Sequence[Episode], baseline: Episode | None) -> bool:
+        """See `GroupSampler`."""
+        return self.sampler.yields(prompt, episodes, baseline)
+
+
+def inference_plan(config: RlvrConfig, plan: Plan) -> Plan:
+    """The plan without the roles that learn, and those that they ask: engines, rewards and environments."""
+    roles = {name: role for name, role in plan.roles.items() if not is_trainer_side(name)}
+    memory = {name: one for name, one in plan.memory.items() if name in roles}
+    return replace(plan, roles=roles, memory=memory, turns=turns(config, roles), reference="unused")
+
+
+def prepare(config: RlvrConfig) -> HeldOutInputs:
+    """Check the models' files, prepare the held-out prompts and try rewards and environments on them.
+
+    Raises:
+        BadInput: model, data, rewards or environments cannot be used.
+    """
+    for name, role in model_roles(config).items():
+        if not is_trainer_side(name):
+            check_readable(model_path(config, role.model_args))
+    model_args = config.actor_infer.model_args
+    tokenizer = load_tokenizer(model_path(config, model_args), model_args.trust_remote_code)
+    held_out = held_out_prompts(config, tokenizer)
+    try_rewards(config, *held_out.values())
+    renderer = renderer_of(config, tokenizer)
+    try_environments(config, renderer, *held_out.values())
+    return HeldOutInputs(held_out, renderer, prepare_reward_models(config))
+
+
+async def answers(
+    config: RlvrConfig, inputs: HeldOutInputs, roles: Roles, most: int | None, finished: Callable[[str, RolloutGroup], None]
+) -> dict[str, list[RolloutGroup]]:
+    """Start the roles and answer every set; by its name the groups in the order of the prompts.
+
+    Args:
+        most: prompts of each set, the first ones; None for all.
+        finished: called with the name of the set and each group that is answered and scored.
+    """
+    actor_infer, _ = roles.fixed_engines("actor_infer", config.actor_infer, longest_sequence(config))
+    rewards = roles.rewards(config, inputs.models_of(roles))
+    playing = Playing(roles.environments(config), inputs.renderer) if inputs.renderer else None
+    sharing = await roles.start()
+    phases = DevicePhases(sharing.bring)
+    generator, scorer = in_turn(config, phases, actor_infer, rewards)
+    await phases.generation()
+    sets = evaluators(config, generator, scorer, actor_infer, playing, inputs.held_out, most)
+    return {one.name: await _heard(one, finished).answers() for one in sets}
+
+
+def _heard(one: Evaluator, finished: Callable[[str, RolloutGroup], None]) -> Evaluator:
+    return replace(one, sampler=Heard(one.sampler, one.name, finished))

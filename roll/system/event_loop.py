@@ -1,0 +1,67 @@
+"""A coroutine run to its end, also where the calling thread is inside an event loop, as in a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+def run_in_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """As `asyncio.run(work())`. Inside a running loop the work gets a thread and a loop of its own, and the caller waits for it.
+
+    Raises:
+        KeyboardInterrupt: a signal's handler raised it while the caller waited; the work is cancelled and has ended.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work())
+    return _Elsewhere(work).result()
+
+
+class _Elsewhere(Generic[T]):
+    """Work in a thread of its own. Signal handlers run in the main thread, which waits and takes them."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._work = work
+        self._outcome: list[T] = []
+        self._error: BaseException | None = None
+        self._task: asyncio.Task[T] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._begun = threading.Event()
+
+    def result(self) -> T:
+        """Run it; its result, or what it raised."""
+        thread = threading.Thread(target=self._run, name="roll")
+        thread.start()
+        try:
+            thread.join()
+        except BaseException:
+            self._cancel()
+            thread.join()
+            raise
+        if self._error is not None:
+            raise self._error
+        return self._outcome[0]
+
+    def _run(self) -> None:
+        try:
+            self._outcome.append(asyncio.run(self._entered()))
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._begun.set()
+
+    async def _entered(self) -> T:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.create_task(self._work())
+        self._begun.set()
+        return await self._task
+
+    def _cancel(self) -> None:
+        self._begun.wait()
+        if self._loop is not None and self._task is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._task.cancel)

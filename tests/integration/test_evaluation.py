@@ -1,0 +1,74 @@
+"""`python -m roll.evaluate` on the real engines: of a model, and of a run, whose own last validation is the oracle."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from roll.pipeline.evaluate import pass_at_k
+from tests import limits
+from tests.integration.conftest import World
+from tests.integration.test_agents import agent
+
+pytestmark = pytest.mark.engines
+
+
+def evaluated(world: World, *arguments: str, folder: str) -> dict[str, Any]:
+    """What `evaluation.json` says."""
+    command = [sys.executable, "-m", "roll.evaluate", *arguments]
+    done = subprocess.run(command, cwd=world.folder, capture_output=True, text=True, timeout=limits.RUN, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
+    return json.loads((world.folder / folder / "evaluation.json").read_text())
+
+
+def test_a_checkpoint_is_answered_by_transformers(world: World, leaves_nothing: Callable[[], None]) -> None:
+    asked = ("--data", "output/tiny/problems/heldout.jsonl", "--reward", "exact_match", "--samples", "4", "--limit", "24")
+    checkpoint = next((world.folder / "warm" / "checkpoints").glob("step_*"))
+    found = evaluated(world, str(checkpoint), *asked, "--strategy", "hf_infer", "--output", "ours", folder="ours")
+    estimates = found["sets"]["heldout"]["estimates"]
+    lines = [json.loads(line) for line in (world.folder / "ours" / "samples.jsonl").read_text().splitlines()]
+    assert sorted(line["prompt_id"] for line in lines) == list(range(24))
+    right = [[response["text"].strip() == line["row"]["ground_truth"] for response in line["responses"]] for line in lines]
+    assert {len(one) for one in right} == {4}
+    assert [[response["passed"] for response in line["responses"]] for line in lines] == right
+    assert estimates["accuracy"]["value"] == pytest.approx(sum(map(sum, right)) / 96)
+    assert estimates["accuracy"]["low"] < estimates["accuracy"]["value"] < estimates["accuracy"]["high"]
+    assert estimates["pass@4"]["value"] == pytest.approx(sum(map(any, right)) / 24)
+    assert estimates["pass@2"]["value"] == pytest.approx(sum(pass_at_k(4, sum(one), 2) for one in right) / 24)
+    assert not list((world.folder / "ours").glob("roll-*")), "the exported weights are left behind"
+    leaves_nothing()
+
+
+@pytest.mark.full
+def test_a_run_is_as_good_as_its_last_validation_says(world: World, leaves_nothing: Callable[[], None]) -> None:
+    """The same prompts, sampling, seeds and engine; the adapter is merged here, and was applied there."""
+    outcome = world.run(*world.rlvr("judged", "max_steps=2", "eval_steps=2"))
+    assert outcome.status == 0, outcome.output
+    found = evaluated(world, "judged", folder="judged/evaluations/step_2")
+    validated = world.metrics("judged")[-1]
+    for name, value in found["sets"]["heldout"]["metrics"].items():
+        assert value == pytest.approx(validated[name], abs=0.02), name
+    estimates = found["sets"]["heldout"]["estimates"]
+    assert estimates["accuracy"]["value"] == found["sets"]["heldout"]["metrics"]["val/heldout/pass@1"]
+    leaves_nothing()
+
+
+@pytest.mark.full
+def test_environments_of_a_run_are_evaluated(world: World, leaves_nothing: Callable[[], None]) -> None:
+    """Episodes of several turns, by the path of validation."""
+    outcome = world.run(*agent(world, "player", "max_steps=1"))
+    assert outcome.status == 0, outcome.output
+    found = evaluated(world, "player", "--limit", "4", folder="player/evaluations/step_1")
+    [one] = found["sets"].values()
+    assert one["prompts"] == 4 and one["estimates"]["accuracy"]["high"] > 0
+    assert (
+        "trajectories" in json.loads((world.folder / "agent/evaluations/step_1/samples.jsonl").read_text().splitlines()[0])["responses"][0]
+    )
+    leaves_nothing()

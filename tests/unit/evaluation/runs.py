@@ -1,0 +1,26 @@
+"""Run folders as runs leave them, but for the trainer's states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from roll.checkpoint.state import LOOP_FILE, LoopState
+from roll.checkpoint.store import CheckpointStore
+from roll.config.load.compose import compose
+from roll.config.load.loader import load_config
+from roll.config.schema.pipelines import Config
+from roll.config.schema.secrets import redacted
+
+
+def run_folder(folder: Path, *overrides: str, name: str = "tiny/tiny_rlvr_lora_zero3", step: int = 1) -> Path:
+    """Of a shipped experiment, with a checkpoint of one step."""
+    loaded: list[Config] = []
+    words = ["--config-name", name, f"output_dir={folder}", *overrides]
+    compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(redacted(loaded[0].model_dump(mode="json")))), encoding="utf-8")
+    with CheckpointStore(folder / "checkpoints", 1).writing(step, required=[LOOP_FILE]) as checkpoint:
+        LoopState(step, step, {}, {}, 0.0).write(checkpoint)
+    return folder

@@ -1,0 +1,141 @@
+"""From words to a checked configuration: what is taken from the run, what is asked for, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from roll.config.schema.rlvr import RlvrConfig
+from roll.evaluation.command import main, request_of
+from roll.evaluation.settings import Evaluation, plan_evaluation
+from roll.evaluation.subject import find_subject
+from tests.unit.evaluation.runs import run_folder
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a model's configuration and some rows."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    shape = {"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape |= {"num_key_value_heads": 2, "vocab_size": 128, "max_position_embeddings": 4096}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(shape))
+    for name in ("easy", "hard"):
+        (tmp_path / f"{name}.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    return tmp_path
+
+
+def planned(words: Sequence[str]) -> Evaluation:
+    request = request_of([*words, "--dry-run"])
+    return plan_evaluation(request, find_subject(request.subject))
+
+
+def sampling(config: RlvrConfig, name: str) -> tuple[int | None, float, int | None]:
+    assert config.validation is not None
+    keys = config.validation.named_sets()[name].generating_args
+    return keys.num_return_sequences, keys.temperature, keys.max_new_tokens
+
+
+def test_a_model_is_asked_greedily_on_the_cpu_unless_it_is_said_otherwise(world: Path) -> None:
+    found = planned(["model", "--data", "easy.jsonl", "--data", "hard.jsonl", "--reward", "exact_match", "--devices", "cpu"])
+    config = found.config
+    assert list(found.plan.roles) == ["actor_infer", "rewards.exact_match"] and not found.plan.devices
+    assert config.actor_infer.model_args.dtype == "fp32"
+    assert sampling(config, "easy") == sampling(config, "hard") == (None, 0.0, None)
+    config = planned(["model", "--data", "easy.jsonl", "--reward", "exact_match", "--samples", "4", "--max-new-tokens", "32"]).config
+    assert sampling(config, "easy") == (4, 1.0, 32) and config.response_length == 32
+
+
+def test_devices_and_strategy_reach_the_engine(world: Path) -> None:
+    words = ["model", "--data", "easy.jsonl", "--reward", "my_rewards.sub:Own"]
+    found = planned([*words[:3], "--reward", "math_rule", "--devices", "2,3", "--strategy", "hf_infer"])
+    assert found.plan.roles["actor_infer"].devices == ((2,), (3,)) and found.plan.roles["actor_infer"].strategy == "hf_infer"
+    assert found.config.actor_infer.model_args.dtype == "bf16" and not found.plan.turns
+    with_own = request_of([*words, "rewards.Own.timeout=3"])
+    assert with_own.reward == "my_rewards.sub:Own" and with_own.overrides == ("rewards.Own.timeout=3",)
+
+
+def test_a_run_brings_its_sets_sampling_rewards_and_engine(world: Path) -> None:
+    run = run_folder(world / "run", "pretrain=model", "rewards.arithmetic.system_envs={MY_KEY: topsecret}", step=7)
+    found = planned([str(run)])
+    trained = found.subject.trained
+    assert trained is not None and trained.step == 7 and found.config.output_dir == str(run / "evaluations" / "step_7")
+    assert list(found.plan.roles) == ["actor_infer", "rewards.arithmetic"]
+    assert found.plan.roles["actor_infer"].strategy == "vllm" and found.config.actor_infer.model_args.lora_target is None
+    assert sampling(found.config, "heldout") == (4, 1.0, None)
+    assert (found.config.prompt_length, found.config.response_length) == (16, 8)
+    assert found.config.rewards["arithmetic"].reward == "exact_match" and not found.config.rewards["arithmetic"].system_envs
+    changed = planned([str(run / "checkpoints" / "step_7"), "--samples", "2", "--strategy", "hf_infer", "rewards.arithmetic.timeout=3"])
+    assert sampling(changed.config, "heldout")[0] == 2 and changed.config.rewards["arithmetic"].timeout == 3
+    assert changed.plan.roles["actor_infer"].strategy == "hf_infer"
+    other = planned([str(run), "--data", "easy.jsonl", "--reward", "math_rule"]).config
+    assert sampling(other, "easy") == (4, 1.0, None) and list(other.rewards) == ["math_rule"]
+    assert other.validation is not None and (rows := other.validation.named_sets()["easy"].data_args) is not None
+    assert (rows.template, rows.prompt) == ("raw", "prompt")
+
+
+def test_a_run_of_given_rows_brings_its_template_and_columns(world: Path) -> None:
+    run = run_folder(world / "run", "pretrain=model", name="tiny/tiny_sft")
+    config = planned([str(run), "--data", "easy.jsonl", "--reward", "exact_match"]).config
+    assert config.validation is not None and (rows := config.validation.named_sets()["easy"].data_args) is not None
+    assert (rows.template, rows.prompt, rows.response) == ("raw", "prompt", None)
+    assert config.actor_infer.model_args.dtype == "fp32" and config.actor_infer.device_mapping is None
+
+
+def test_environments_of_a_run_are_played(world: Path) -> None:
+    run = run_folder(world / "run", "pretrain=model", name="tiny/tiny_agent")
+    found = planned([str(run)])
+    assert any(name.startswith("environments.") for name in found.plan.roles) and "actor_train" not in found.plan.roles
+
+
+REFUSED = {
+    "no rows": (["model", "--reward", "exact_match"], "--data: missing"),
+    "no reward": (["model", "--data", "easy.jsonl"], "--reward: missing, and there is no run"),
+    "unknown reward": (["model", "--data", "easy.jsonl", "--reward", "exact"], "--reward: there is no reward function 'exact'"),
+    "no file": (["model", "--data", "gone.jsonl", "--reward", "exact_match"], "--data: there is no file 'gone.jsonl'"),
+    "no model": (["./gone", "--data", "easy.jsonl", "--reward", "exact_match"], "SUBJECT: there is no folder './gone'"),
+    "greedy samples": (
+        ["model", "--data", "easy.jsonl", "--reward", "exact_match", "--samples", "4", "--temperature", "0"],
+        "--samples: 4, but temperature is 0",
+    ),
+    "unknown key": (["model", "--data", "easy.jsonl", "--reward", "exact_match", "sead=1"], "sead: unknown key"),
+    "no key": (["model", "easy.jsonl"], "command line: 'easy.jsonl' is neither an option nor key=value"),
+    "too long": (
+        ["model", "--data", "easy.jsonl", "--reward", "exact_match", "--max-new-tokens", "9000"],
+        "response_length: sequences have up to",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_done_is_refused_before_anything_starts(case: str, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words, said = REFUSED[case]
+    before = set(world.rglob("*"))
+    assert main(words if case != "no key" else [*words, "--data", "easy.jsonl", "--reward", "exact_match"]) == 2
+    assert said in capsys.readouterr().err
+    assert set(world.rglob("*")) == before
+
+
+def test_an_adapter_by_itself_is_refused(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (world / "adapter").mkdir()
+    (world / "adapter" / "adapter_config.json").touch()
+    assert main(["adapter", "--data", "easy.jsonl", "--reward", "exact_match"]) == 2
+    assert "SUBJECT: 'adapter' holds an adapter without its model" in capsys.readouterr().err
+
+
+def test_results_are_not_overwritten(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (world / "done").mkdir()
+    (world / "done" / "evaluation.json").touch()
+    assert main(["model", "--data", "easy.jsonl", "--reward", "exact_match", "--output", "done"]) == 2
+    assert "--output: 'done' holds the results of an evaluation" in capsys.readouterr().err
+
+
+def test_a_wrong_option_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["model", "--samples", "0"], ["model", "--devices", "one"], ["model", "--sampels", "1"]):
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        assert stop.value.code == 2
+        assert "Traceback" not in capsys.readouterr().err

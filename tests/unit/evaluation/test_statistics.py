@@ -1,0 +1,88 @@
+"""Estimates and intervals, against enumerations and published values, in float64."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+from math import comb, sqrt
+from statistics import fmean
+
+import pytest
+
+from roll.evaluation.results import set_result
+from roll.evaluation.statistics import CONFIDENCE, average, share, standard_error, wilson
+from roll.pipeline.evaluate import pass_at_k
+from roll.types import RolloutGroup
+from tests.unit.rollout.build import make_episode, make_group
+
+
+@pytest.mark.parametrize(
+    ("right", "trials", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_is_the_published_interval(right: int, trials: int, low: float, high: float) -> None:
+    """Newcombe, 1998, "Two-sided confidence intervals for the single proportion", table I, method 3."""
+    assert wilson(right / trials, trials) == pytest.approx((low, high), abs=5e-5)
+    one_sample = share([1.0] * right + [0.0] * (trials - right), 1)
+    assert (one_sample.low, one_sample.high) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_the_standard_error_is_that_of_all_resamples_of_prompts() -> None:
+    values = [0.0, 0.25, 0.25, 1.0]
+    means = [fmean(drawn) for drawn in product(values, repeat=len(values))]
+    middle = fmean(means)
+    assert standard_error(values) == pytest.approx(sqrt(fmean((mean - middle) ** 2 for mean in means)), rel=1e-12)
+
+
+def test_more_samples_of_equal_prompts_are_no_more_prompts() -> None:
+    """Where all responses to a prompt agree, eight of them say as much as one."""
+    once, eight = share([1.0, 0.0, 0.0, 1.0, 0.0], 1), share([1.0, 0.0, 0.0, 1.0, 0.0], 8)
+    assert (once.low, once.high) == (eight.low, eight.high)
+
+
+def test_prompts_that_are_all_alike_count_each_sample() -> None:
+    assert (share([0.5] * 10, 4).low, share([0.5] * 10, 4).high) == pytest.approx(wilson(0.5, 40))
+
+
+@pytest.mark.parametrize(("value", "bound"), [(0.0, "low"), (1.0, "high")])
+def test_an_interval_ends_at_0_and_1(value: float, bound: str) -> None:
+    found = share([value] * 5, 3)
+    assert getattr(found, bound) == value and 0.3 < found.high - found.low < 0.6
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.3, 0.5, 0.9])
+def test_the_interval_covers_what_it_claims(probability: float) -> None:
+    """Every outcome of 60 prompts with one sample each, weighed by its probability. Wilson's coverage swings about what it claims."""
+    prompts, covered = 60, 0.0
+    for right in range(prompts + 1):
+        found = share([1.0] * right + [0.0] * (prompts - right), 1)
+        if found.low <= probability <= found.high:
+            covered += comb(prompts, right) * probability**right * (1 - probability) ** (prompts - right)
+    assert covered == pytest.approx(CONFIDENCE, abs=0.03)
+
+
+def test_the_average_has_an_interval_of_its_standard_error() -> None:
+    found = average([-1.0, 2.0, 5.0, 0.0])
+    assert found.value == 1.5 and found.high - found.value == pytest.approx(found.value - found.low)
+    assert found.high - found.value == pytest.approx(1.959963984540054 * sqrt(21.0) / 4)
+
+
+@pytest.mark.parametrize("samples", [1, 3, 6])
+def test_pass_at_k_is_the_share_of_all_choices_of_k_samples_with_one_that_passes(samples: int) -> None:
+    for right, k in product(range(samples + 1), range(1, samples + 1)):
+        outcomes = [True] * right + [False] * (samples - right)
+        choices = [any(chosen) for chosen in combinations(outcomes, k)]
+        assert pass_at_k(samples, right, k) == pytest.approx(fmean(choices), abs=1e-15)
+
+
+def group(*rewards: float) -> RolloutGroup:
+    return make_group(0, [make_episode([5], reward) for reward in rewards])
+
+
+def test_the_estimates_of_a_set_are_those_of_validation() -> None:
+    found = set_result("heldout", [group(1.0, 0.0, 0.0, 0.0), group(1.0, 1.0, 0.0, 1.0), group(0.0, 0.0, 0.0, -1.0)], 4)
+    assert (found.prompts, found.samples) == (3, 4) and list(found.estimates) == ["accuracy", "pass@2", "pass@4", "avg@4"]
+    assert found.estimates["accuracy"].value == pytest.approx(4 / 12) and found.estimates["avg@4"].value == pytest.approx(3 / 12)
+    assert found.estimates["accuracy"].value == found.metrics["val/heldout/pass@1"]
+    for name in ("pass@2", "pass@4", "avg@4"):
+        assert found.estimates[name].value == pytest.approx(found.metrics[f"val/heldout/{name}"])
+        assert found.estimates[name].low < found.estimates[name].value < found.estimates[name].high
