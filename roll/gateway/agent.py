@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 BASE_URL, KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
 NO_PROXY = ("NO_PROXY", "no_proxy")
+CHECK = "check"
+"""Behind the name of a function: it is only looked at."""
 SUPERVISOR, CALLER = "roll.gateway.supervisor", "roll.gateway.call"
 KEPT_CHARACTERS = 2000
 """Of the end of an agent's output, for the note of one that fails."""
@@ -101,7 +103,7 @@ async def _run(process: asyncio.subprocess.Process) -> AgentEnd:
         del kept[: -4 * KEPT_CHARACTERS]  # UTF-8 has four bytes a character at most
         if count > MOST_OUTPUT:
             return AgentEnd(TOO_MUCH, f"it wrote more than {MOST_OUTPUT >> 20} MiB")
-    return AgentEnd(await process.wait(), kept.decode(errors="replace")[-KEPT_CHARACTERS:].strip())
+    return AgentEnd(await process.wait(), kept.decode(errors="replace").strip()[-KEPT_CHARACTERS:])
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:

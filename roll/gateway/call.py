@@ -15,10 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from roll.errors import BAD_INPUT
-from roll.gateway.agent import BASE_URL, KEY
+from roll.gateway.agent import BASE_URL, CHECK, KEY
 from roll.system.raised import raised_where
-
-CHECK = "check"
 
 
 def found(name: str) -> Callable[..., Any]:

@@ -137,7 +137,12 @@ class Gateway:
         if found is None:
             fault = Fault("Authorization", "not the key of an open session", "send `Bearer` and the key that the agent was given")
             raise Refused(401, fault, "authentication_error")
+        request[OPENED] = found
         return found
+
+
+OPENED = web.RequestKey("opened", _Open)
+"""The session of a request, once it is known."""
 
 
 async def _body_of(request: web.Request) -> tuple[Mapping[str, Any], str]:
@@ -188,6 +193,8 @@ async def _plain_errors(request: web.Request, handler: Callable[[web.Request], A
     try:
         return await handler(request)
     except Refused as refused:
+        if (opened := request.get(OPENED)) is not None:
+            opened.session.refused = str(refused)  # the cause, if the agent fails of it
         return web.json_response(refused.body(), status=refused.status)
     except web.HTTPRequestEntityTooLarge as error:
         fault = Fault("body", f"larger than {request.client_max_size} bytes", "send less, or raise gateway.body_mib")

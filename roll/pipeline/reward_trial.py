@@ -17,6 +17,7 @@ from roll.data.tasks import Prompts
 from roll.environments.base import Observation
 from roll.environments.trial import trial as trial_of_environments
 from roll.errors import ConfigError, Fault
+from roll.gateway.trial import agent_faults
 from roll.pipeline.wire_reward_models import judge_template
 from roll.rewards.answers import ground_truth
 from roll.rewards.trial import trial
@@ -54,9 +55,8 @@ def try_environments(config: RlvrConfig, renderer: ChatRenderer | None, *sets: P
         domain: section.model_copy(update={"system_envs": {**config.system_envs, **section.system_envs}})
         for domain, section in config.environments.items()
     }
-    if faults := asyncio.run(
-        trial_of_environments(sections, rows, config.deadlines.start, partial(_problem, renderer, config.prompt_length))
-    ):
+    trying = trial_of_environments(sections, rows, config.deadlines.start, partial(_problem, renderer, config.prompt_length))
+    if faults := [*asyncio.run(trying), *agent_faults(sections, config.deadlines.start)]:
         raise ConfigError(faults)
 
 
