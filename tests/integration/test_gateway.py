@@ -23,7 +23,7 @@ from openai import OpenAI
 
 row = json.load(sys.stdin)
 client, messages = OpenAI(), row["messages"]
-if row["seed"] % 8 == 7:
+if row["seed"] % 3 == 0:
     sys.exit("this task is not for me")
 for turn in range(3):
     if turn % 2:
@@ -47,7 +47,7 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> World:
     for script, *given in (("make_model.py", "output/tiny/agent-model", "--agent"), ("make_conversations.py", "output/tiny/conversations")):
         subprocess.run([sys.executable, str(TINY / script), *given], cwd=folder, check=True, timeout=limits.PROCESS)
     tiny_world = World(folder)
-    outcome = tiny_world.run("--config-name", "tiny/tiny_agent_warm_up", "output_dir=warm", "max_steps=120")
+    outcome = tiny_world.run("--config-name", "tiny/tiny_agent_warm_up", "output_dir=warm")
     assert outcome.status == 0, outcome.output
     (folder / "agent.py").write_text(AGENT)
     return tiny_world
@@ -71,7 +71,8 @@ def test_an_agent_by_the_official_client_is_trained_on_what_the_engine_saw(agent
     for line in steps:
         assert line["mismatch/logprob_abs_diff_mean"] < 1e-4, "the trainer sees what the engine saw, in fp32"
         assert line["episode/forks"] == 0 and line["episode/turns_mean"] > 1 and line["episode/tool_calls"] > 0
-        assert line["reward/scored_fraction"] == 1 and line["policy/grad_norm"] > 0
+        assert line["reward/scored_fraction"] == 1
+    assert any(line["policy/grad_norm"] > 0 for line in steps)
     assert sum(line.get("episode/failed_groups", 0) for line in steps) > 0, "groups of tasks that the agent fails are replaced"
     paths = [one["trajectories"] for record in samples(agents.folder / "gateway") for one in record["responses"]]
     assert paths and all(len(path) == 1 for path in paths)
