@@ -2,11 +2,15 @@
 
     python benchmarks/gateway.py [--sessions 1000] [--turns 4] [--seconds 10] [--tokens 128] [--json FILE]
 
-Each session is an agent that asks chat completions over its own connection, calls a tool in each turn and sends the whole conversation
-back. The simulated engine answers each request after exactly --seconds, with --tokens tokens of the tiny world's tokenizer; prompts are rendered
-and bridged by the renderer of its `chatml` template. Agents run in a process of their own, begin evenly over the first --seconds and ask
-again at once. What is reported is the time of an answer as the agent sees it less --seconds, of all answers but the first of each session,
-when not all have begun. The engine's own lateness is in it, as it waits on the same event loop, which in a run is the driver's.
+Each session is an agent that asks chat completions over its own connection, calls a tool in each turn and sends the whole
+conversation back. The simulated engine answers after --seconds, with --tokens tokens of the tiny world's tokenizer; prompts are
+rendered and bridged by the renderer of its `chatml` template. Agents run in a process of their own, begin evenly over the first
+--seconds and ask again at once. What is reported is the time of an answer as the agent sees it less --seconds, of all answers but
+the first of each session. The engine's own lateness is in it, as it waits on the same event loop. Memory is kept as in a run
+(roll/system/step_memory.py).
+
+The same agents then ask a plain server of aiohttp, which waits as long and sends one fixed answer: what remains beside it is the
+gateway's. On a machine that does something else as well both wait for their turn.
 """
 
 from __future__ import annotations
@@ -17,12 +21,13 @@ import json
 import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
+from aiohttp import web
 
 from benchmarks import launch
 from examples.tiny.make_model import build_tokenizer
@@ -30,6 +35,7 @@ from roll.data.renderers.base import ChatRenderer
 from roll.data.renderers.families import chat_renderer
 from roll.gateway.server import Gateway, GatewayBounds
 from roll.gateway.session import AgentSession, SessionBounds
+from roll.system.step_memory import collect_rarely, memory_of_steps
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Sampling, Session
 
 LOOPBACK = "127.0.0.1"
@@ -69,7 +75,7 @@ class WaitingEngine:
 
 
 async def serve(options: argparse.Namespace) -> dict[str, float]:
-    """Serve all sessions and have them ask, from another process."""
+    """Have all sessions ask the gateway, and then a plain server."""
     tokenizer = build_tokenizer()
     renderer = chat_renderer(tokenizer, "tiny", "chatml")
     engine = WaitingEngine(renderer, tokenizer, options.seconds, options.tokens)
@@ -78,21 +84,48 @@ async def serve(options: argparse.Namespace) -> dict[str, float]:
     async with gateway.listening(LOOPBACK, 0), AsyncExitStack() as stack:
         sessions = [AgentSession(engine, renderer, sampling, bounds, None, time.time) for _ in range(options.sessions)]
         keys = [await stack.enter_async_context(gateway.serving(session)) for session in sessions]
-        command = (sys.executable, "-m", "benchmarks.gateway", "--agents", gateway.base_url)
-        told = json.dumps({"keys": keys, "turns": options.turns, "seconds": options.seconds}).encode()
-        cpu = time.process_time()
-        agents = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
-        try:
-            async with asyncio.timeout(REQUEST_SECONDS + 4 * options.turns * options.seconds):
-                said, _ = await agents.communicate(told)
-        finally:
-            if agents.returncode is None:
-                agents.kill()
-                await agents.wait()
-        cpu = time.process_time() - cpu
+        found = await measured(gateway.base_url, keys, options)
     paths = {len(session.episode(session.stop, 0.0, "").trajectories) for session in sessions}
     assert paths == {1}, "a session whose history goes on has one trajectory"
-    return figures(json.loads(said), cpu, options)
+    async with plain_server(options.seconds) as base_url:
+        plain = await measured(base_url, keys, options)
+    return found | {f"plain_{name}": value for name, value in plain.items()}
+
+
+@asynccontextmanager
+async def plain_server(seconds: float) -> AsyncGenerator[str, None]:
+    """A server that waits and sends one answer to all; the value is its base URL."""
+
+    async def answer(request: web.Request) -> web.Response:
+        await request.read()
+        await asyncio.sleep(seconds)
+        return web.json_response({"choices": [{"message": {"role": "assistant", "content": "so " * 40, "tool_calls": []}}]})
+
+    app = web.Application(client_max_size=1 << 26)
+    app.router.add_post("/v1/chat/completions", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, LOOPBACK, 0).start()
+        yield f"http://{LOOPBACK}:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+async def measured(base_url: str, keys: Sequence[str], options: argparse.Namespace) -> dict[str, float]:
+    """Run the agents in a process of their own."""
+    command = (sys.executable, "-m", "benchmarks.gateway", "--agents", base_url)
+    told = json.dumps({"keys": keys, "turns": options.turns, "seconds": options.seconds}).encode()
+    agents = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+    cpu = time.process_time()
+    try:
+        async with asyncio.timeout(REQUEST_SECONDS + 4 * options.turns * options.seconds):
+            said, _ = await agents.communicate(told)
+    finally:
+        if agents.returncode is None:
+            agents.kill()
+            await agents.wait()
+    return figures(json.loads(said), time.process_time() - cpu, options)
 
 
 async def ask(base_url: str, keys: Sequence[str], turns: int, seconds: float) -> list[list[float]]:
@@ -124,9 +157,7 @@ def figures(taken: Sequence[Sequence[float]], cpu_seconds: float, options: argpa
     added = 1000 * (np.array([times[1:] for times in taken]).ravel() - options.seconds)
     requests = sum(map(len, taken))
     return {
-        "sessions": options.sessions,
         "requests": requests,
-        "requests_per_second": options.sessions / options.seconds,
         "added_p50_ms": float(np.percentile(added, 50)),
         "added_p99_ms": float(np.percentile(added, 99)),
         "added_max_ms": float(added.max()),
@@ -146,11 +177,13 @@ def main() -> int:
     options = parser.parse_args()
     if options.agents:
         told = json.load(sys.stdin)
+        collect_rarely()
         json.dump(asyncio.run(ask(options.agents, told["keys"], told["turns"], told["seconds"])), sys.stdout)
         return 0
-    found = asyncio.run(serve(options))
+    with memory_of_steps():
+        found = asyncio.run(serve(options))
     for name, value in found.items():
-        print(f"{name:20} {value:10.2f}")
+        print(f"{name:26} {value:10.2f}")
     launch.write(found, options.json)
     return 0
 
