@@ -24,7 +24,7 @@ from typing import Any
 
 from roll.environments.base import Observation, Step
 from roll.environments.checked import BadReturn
-from roll.environments.hosted import Hosted
+from roll.environments.hosted import Hosted, Servers
 from roll.environments.loading import Loaded, loaded
 from roll.environments.messages import Assignment, Call, Ready, failed_message, ready_message, returned_message
 from roll.errors import ConfigError, EnvironmentFailed
@@ -47,13 +47,20 @@ class Sessions:
         if call.method == "reset":
             # What an environment does to its arguments, the next one does not see.
             environment_args = pickle.loads(pickle.dumps(self._assignment.environment_args))
-            hosted = self._hosted[call.session] = Hosted(self._loaded.make(**environment_args), self._loaded.tools)
+            hosted = self._hosted[call.session] = Hosted(self._loaded.make(**environment_args), self._loaded.tools, self._servers())
             return await hosted.reset(*call.given)
         if call.method == "step":
             return await self._hosted[call.session].step(*call.given)
         if (closed := self._hosted.pop(call.session, None)) is not None:
             await closed.close()
         return None
+
+    def _servers(self) -> Servers | None:
+        if not self._assignment.mcp:
+            return None
+        from roll.environments.mcp_tools import McpTools  # takes a second, which processes without servers do without
+
+        return McpTools(self._assignment.mcp)
 
 
 def main(descriptor: int, parent: int) -> None:
@@ -71,7 +78,7 @@ def main(descriptor: int, parent: int) -> None:
         if found.side_by_side:
             asyncio.run(_side_by_side(connection, assignment, sessions))
         else:
-            _in_turn(connection, incoming, sessions, found.is_plain)
+            _in_turn(connection, incoming, sessions, found.is_plain and not assignment.mcp)
 
 
 def _in_turn(connection: socket.socket, incoming: Any, sessions: Sessions, is_plain: bool) -> None:

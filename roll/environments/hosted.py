@@ -2,36 +2,64 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from roll.environments.base import TOOL_ERRORS, Message, Observation, Step
 from roll.environments.checked import BadReturn, observation_of, step_of
-from roll.environments.tools import Tools, calls_for
+from roll.environments.tools import Answered, Tools, calls_for
+
+
+class Servers(Protocol):
+    """Tools that others serve, for one episode."""
+
+    schemas: list[Mapping[str, Any]]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all tools."""
+        ...
+
+    async def open(self) -> None:
+        """Have the tools ready."""
+        ...
+
+    async def answer(self, call: Mapping[str, Any]) -> Answered:
+        """The answer to a call."""
+        ...
+
+    async def close(self) -> None:
+        """Leave nothing behind."""
+        ...
 
 
 class Hosted:
     """Answers calls of the domain's tools itself, and gives the environment all else."""
 
-    def __init__(self, environment: Any, tools: Tools) -> None:
-        self._environment, self._tools = environment, tools
+    def __init__(self, environment: Any, tools: Tools, servers: Servers | None = None) -> None:
+        self._environment, self._tools, self._servers = environment, tools, servers
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
         """The first observation, with the domain's tools. Raises BadReturn for what is none."""
+        if self._servers is not None:
+            await self._servers.open()
         observation = observation_of(await _finished(self._environment.reset(row, seed)))
-        taken = {tool["function"]["name"] for tool in observation.tools} & self._tools.names
-        if taken:
-            raise BadReturn(f"the environment has a tool '{min(taken)}' itself; remove it from the domain's tools")
-        return replace(observation, tools=[*observation.tools, *self._tools.schemas])
+        schemas = [*observation.tools, *self._tools.schemas, *(self._servers.schemas if self._servers else ())]
+        named = Counter(tool["function"]["name"] for tool in schemas)
+        if taken := [name for name, count in named.items() if count > 1]:
+            raise BadReturn(f"two tools are named '{min(taken)}'; the environment, `tools` and `mcp` of the domain have one of each name")
+        return replace(observation, tools=schemas)
 
     async def step(self, message: Message) -> Step:
         """The environment's answer; of calls of the domain's tools, theirs, before it. Raises BadReturn for what is no `Step`."""
-        ours, others = calls_for(self._tools.names, message)
+        ours, others = calls_for(self._tools.names | (self._servers.names if self._servers else frozenset()), message)
         if not ours:
             return step_of(await _finished(self._environment.step(message)))
-        answers = [await self._tools.answer_awaited(call) for call in ours]
+        answers = await self._answers(ours)
         messages, failed = [answer.message for answer in answers], float(sum(answer.failed for answer in answers))
         if not others:
             return Step(messages, metrics={TOOL_ERRORS: failed})
@@ -41,7 +69,20 @@ class Hosted:
 
     async def close(self) -> None:
         """Ends the environment."""
-        await _finished(self._environment.close())
+        try:
+            await _finished(self._environment.close())
+        finally:
+            if self._servers is not None:
+                await self._servers.close()
+
+    async def _answers(self, calls: Sequence[Mapping[str, Any]]) -> list[Answered]:
+        """Servers are asked side by side; functions are called one after the other."""
+        servers = self._servers
+        if servers is None:
+            return [await self._tools.answer_awaited(call) for call in calls]
+        asking = {number: servers.answer(call) for number, call in enumerate(calls) if call["function"]["name"] in servers.names}
+        served = dict(zip(asking, await asyncio.gather(*asking.values()), strict=True))
+        return [served[number] if number in served else await self._tools.answer_awaited(call) for number, call in enumerate(calls)]
 
 
 async def _finished(value: Any) -> Any:

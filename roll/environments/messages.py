@@ -17,6 +17,18 @@ Method = Literal["reset", "step", "close"]
 REASONS: dict[str, Literal["crashed", "timed_out"]] = {"crashed": "crashed", "timed_out": "timed_out"}
 
 
+class McpServer(NamedTuple):
+    """A server of the Model Context Protocol: a command, or a URL."""
+
+    command: tuple[str, ...]
+    url: str | None
+    call_timeout: float
+    """Seconds of one call of a tool."""
+
+    def __str__(self) -> str:
+        return f"the MCP server {self.url or ' '.join(self.command)}"
+
+
 @dataclass(frozen=True)
 class Assignment:
     """What a child is for."""
@@ -25,6 +37,7 @@ class Assignment:
     environment: str
     environment_args: Mapping[str, Any]
     tools: tuple[str, ...]
+    mcp: tuple[McpServer, ...]
     step_timeout: float
     """Seconds, of each call. The child keeps it of asynchronous ones; the parent does of all."""
     memory_bytes: int

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from roll.config.derived.environment_roles import environment_of
 from roll.config.schema.environments import EnvironmentConfig
 from roll.environments.base import Message, Observation, Step
-from roll.environments.messages import Assignment, Call, Method, Ready, read_ready, read_reply, value_of
+from roll.environments.messages import Assignment, Call, McpServer, Method, Ready, read_ready, read_reply, value_of
 from roll.errors import ConfigError, EnvironmentFailed, NeighbourFailed, RollError
 from roll.system.contained import CANCEL_SECONDS, Child, ChildDied
 from roll.system.frames import Garbled, new_seals
@@ -225,7 +225,9 @@ class EnvironmentProcess:
     def _assignment(self) -> Assignment:
         section = self._section
         name = environment_of(self._domain, section)
-        return Assignment(self._domain, name, section.environment_args, section.tools, section.step_timeout, self._memory_bytes)
+        servers = tuple(McpServer(one.command or (), one.url, one.call_timeout) for one in section.mcp)
+        bounds = section.step_timeout, self._memory_bytes
+        return Assignment(self._domain, name, section.environment_args, section.tools, servers, *bounds)
 
 
 async def _bury(held: _Held) -> None:

@@ -85,21 +85,21 @@ class Tools:
     def answer(self, call: Mapping[str, Any]) -> Answered:
         """The answer to a call of a plain function. What it raises is told to the model; EnvironmentFailed ends the episode."""
         try:
-            return _answered(call, self._begun(call))
+            return answered(call, self._begun(call))
         except EnvironmentFailed:
             raise
         except Exception as error:
-            return _refused(call, error)
+            return refused(call, error)
 
     async def answer_awaited(self, call: Mapping[str, Any]) -> Answered:
         """The same, of a function that may be `async def`."""
         try:
             value = self._begun(call)
-            return _answered(call, await value if inspect.isawaitable(value) else value)
+            return answered(call, await value if inspect.isawaitable(value) else value)
         except EnvironmentFailed:
             raise
         except Exception as error:
-            return _refused(call, error)
+            return refused(call, error)
 
     def _begun(self, call: Mapping[str, Any]) -> Any:
         function = call["function"]
@@ -178,14 +178,16 @@ def _arguments(tool: Tool, text: Any) -> dict[str, Any]:
     return {name: getattr(read, name) for name in tool.arguments.model_fields}
 
 
-def _answered(call: Mapping[str, Any], value: Any) -> Answered:
+def answered(call: Mapping[str, Any], value: Any) -> Answered:
+    """What the model is told of a value that a tool returned."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     if len(text) > MOST_CHARACTERS:
         text = f"{text[:MOST_CHARACTERS]}\n... {len(text) - MOST_CHARACTERS} characters more"
     return Answered(_message(call, text), failed=False)
 
 
-def _refused(call: Mapping[str, Any], error: Exception) -> Answered:
+def refused(call: Mapping[str, Any], error: Exception) -> Answered:
+    """What the model is told of a call that failed."""
     said = str(error) if isinstance(error, CallError) else f"{type(error).__name__}: {error}"
     return Answered(_message(call, f"Error: {said}"[:MOST_ERROR]), failed=True)
 

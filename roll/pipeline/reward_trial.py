@@ -16,6 +16,7 @@ from roll.data.tasks import Prompts
 from roll.environments.base import Observation
 from roll.environments.trial import trial as trial_of_environments
 from roll.errors import ConfigError, Fault
+from roll.gateway.trial import agent_faults
 from roll.pipeline.wire_reward_models import judge_template
 from roll.rewards.answers import ground_truth
 from roll.rewards.trial import trial
@@ -55,7 +56,8 @@ def try_environments(config: RlvrConfig, renderer: ChatRenderer | None, *sets: P
         for domain, section in config.environments.items()
     }
     problem = partial(_problem, renderer, config.prompt_length)
-    if faults := run_in_loop(partial(trial_of_environments, sections, rows, config.deadlines.start, problem)):
+    faults = run_in_loop(partial(trial_of_environments, sections, rows, config.deadlines.start, problem))
+    if faults := [*faults, *agent_faults(sections, config.deadlines.start)]:
         raise ConfigError(faults)
 
 

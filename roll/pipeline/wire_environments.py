@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
@@ -15,6 +16,9 @@ from roll.data.remarks import remark, remark_routes
 from roll.data.renderers.base import ChatRenderer
 from roll.data.renderers.families import chat_renderer
 from roll.data.tasks import Joined, Prompts, Tasks
+from roll.gateway.episodes import Agent, AgentEpisodes
+from roll.gateway.server import Gateway, GatewayBounds
+from roll.gateway.trial import command_for
 from roll.pipeline.roles import model_path
 from roll.rollout.episode_groups import EpisodeGroups, SampledByDomain
 from roll.rollout.episodes import EpisodeLimits, Episodes, SessionGenerator, TokenLimits
@@ -57,10 +61,11 @@ def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatR
 
 @dataclass(frozen=True)
 class Playing:
-    """What episodes need beside the engines: the environments, and how conversations become tokens."""
+    """What episodes need beside the engines: the environments, how conversations become tokens, and where agents of others ask."""
 
     environments: EnvironmentWorkers
     renderer: ChatRenderer
+    gateway: Gateway
 
 
 def group_sampler(
@@ -85,8 +90,34 @@ def group_sampler(
     if playing is None:
         return single
     limits = {name: EpisodeLimits(one.max_turns, one.episode_timeout, one.attempts) for name, one in config.environments.items()}
-    tokens = TokenLimits(config.prompt_length, longest_sequence(config))
-    episodes = Episodes(playing.environments, engines, playing.renderer, sampling, limits, tokens)
+    environments, renderer, longest = playing.environments, playing.renderer, longest_sequence(config)
+    own = Episodes(environments, engines, renderer, sampling, limits, TokenLimits(config.prompt_length, longest))
+    agents = {
+        name: Agent(command_for(one.agent), {**config.system_envs, **one.system_envs}, limits[name])
+        for name, one in config.environments.items()
+        if one.agent is not None
+    }
+    others = AgentEpisodes(environments, playing.gateway, engines, renderer, sampling, agents, longest)
     judged = frozenset(config.environments) & frozenset(config.rewards)
-    groups = EpisodeGroups(episodes, sampling, config.seed, stream, scorer, judged)
-    return SampledByDomain(frozenset(config.environments), groups, single)
+    players = {name: others if name in agents else own for name in config.environments}
+    groups = {name: EpisodeGroups(one, sampling, config.seed, stream, scorer, judged) for name, one in players.items()}
+    return SampledByDomain(groups, single)
+
+
+def gateway_of(config: RlvrConfig) -> Gateway:
+    """The gateway that the keys describe. It does not listen yet."""
+    return Gateway(GatewayBounds(config.gateway.body_mib << 20, config.gateway.sessions))
+
+
+@asynccontextmanager
+async def listening(config: RlvrConfig, playing: Playing | None) -> AsyncGenerator[None, None]:
+    """Within, the gateway listens if an agent is to ask it.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if playing is None or all(one.agent is None for one in config.environments.values()):
+        yield
+        return
+    async with playing.gateway.listening(config.gateway.host, config.gateway.port):
+        yield

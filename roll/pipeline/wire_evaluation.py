@@ -16,7 +16,7 @@ from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.evaluate import Evaluator
 from roll.pipeline.reward_trial import try_environments, try_rewards
 from roll.pipeline.roles import Roles, is_trainer_side, model_path
-from roll.pipeline.wire_environments import Playing, renderer_of
+from roll.pipeline.wire_environments import Playing, gateway_of, listening, renderer_of
 from roll.pipeline.wire_reward_models import prepare_reward_models
 from roll.pipeline.wire_rlvr import evaluators, held_out_prompts, in_turn
 from roll.rollout.group import GroupSampler
@@ -91,13 +91,14 @@ async def answers(
     """
     actor_infer, _ = roles.fixed_engines("actor_infer", config.actor_infer, longest_sequence(config))
     rewards = roles.rewards(config, inputs.models_of(roles))
-    playing = Playing(roles.environments(config), inputs.renderer) if inputs.renderer else None
+    playing = Playing(roles.environments(config), inputs.renderer, gateway_of(config)) if inputs.renderer else None
     sharing = await roles.start()
     phases = DevicePhases(sharing.bring)
     generator, scorer = in_turn(config, phases, actor_infer, rewards)
     await phases.generation()
     sets = evaluators(config, generator, scorer, actor_infer, playing, inputs.held_out, most)
-    return {one.name: await _heard(one, finished).answers() for one in sets}
+    async with listening(config, playing):
+        return {one.name: await _heard(one, finished).answers() for one in sets}
 
 
 def _heard(one: Evaluator, finished: Callable[[str, RolloutGroup], None]) -> Evaluator:

@@ -37,7 +37,7 @@ from roll.pipeline.roles import Roles, check_same_tokens, model_path
 from roll.pipeline.run_context import Prepared, RunContext
 from roll.pipeline.sampling import sampling_of
 from roll.pipeline.wire_critic import learning
-from roll.pipeline.wire_environments import Playing, group_sampler, prompts_of, renderer_of
+from roll.pipeline.wire_environments import Playing, gateway_of, group_sampler, listening, prompts_of, renderer_of
 from roll.pipeline.wire_filters import kept_groups, most_batches
 from roll.pipeline.wire_reward_models import judge_metrics, prepare_reward_models
 from roll.rollout.batch import Shaping, token_count
@@ -122,7 +122,7 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
     teacher = roles.teacher(config.teacher) if config.teacher else None
     models = inputs.models_of(roles)
     rewards = roles.rewards(config, models)
-    playing = Playing(roles.environments(config), inputs.renderer) if inputs.renderer else None
+    playing = Playing(roles.environments(config), inputs.renderer, gateway_of(config)) if inputs.renderer else None
     sharing = await roles.start()
     meter = meter_of(roles, context, sharing)
     phases = phases_of(config, roles, meter, sharing, actor_infer)
@@ -133,6 +133,7 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
     sampler, sets = samplers(config, phases, actor_infer, rewards, playing, sampling, inputs)
     shaped = shaping(config, sampling.max_new_tokens)
     async with (
+        listening(config, playing),
         aclosing(reference_of(config, plan, reference, shaped)) as asked,
         aclosing(scheduler_of(config, source, sampler, asked.finished)) as scheduler,
     ):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from roll.data.tasks import SEED
 from roll.rollout.batch import has_verdict
-from roll.rollout.episodes import Episodes
+from roll.rollout.episodes import Player
 from roll.rollout.group import GroupSampler, Scorer, gathered, prompt_seed, sample_seed, sampled_so
 from roll.rollout.record import observed
 from roll.types import Episode, Prompt, RewardOutcome, RewardResult, RolloutGroup, Sampling
@@ -22,7 +22,7 @@ IN_ENVIRONMENT = "environment"
 class EpisodeGroups:
     """Implements `GroupSampler`: episodes that begin in the same environment, with the same row and the same seed."""
 
-    episodes: Episodes
+    episodes: Player
     sampling: Sampling
     """Of one turn; its `samples` are the episodes of a group."""
     seed: int
@@ -58,8 +58,8 @@ class EpisodeGroups:
 class SampledByDomain:
     """Implements `GroupSampler`: episodes for prompts of domains that have an environment, single turns for all others."""
 
-    domains: frozenset[str]
-    episodes: GroupSampler
+    episodes: Mapping[str, GroupSampler]
+    """By domain."""
     single_turns: GroupSampler
 
     async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
@@ -71,7 +71,7 @@ class SampledByDomain:
         return self._of(prompt).yields(prompt, episodes, baseline)
 
     def _of(self, prompt: Prompt) -> GroupSampler:
-        return self.episodes if prompt.domain in self.domains else self.single_turns
+        return self.episodes.get(prompt.domain, self.single_turns)
 
 
 def with_verdict(earned: RewardResult, verdict: RewardResult) -> RewardResult:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -97,8 +98,21 @@ class TokenLimits:
     """All of it."""
 
 
+class Player(Protocol):
+    """Plays episodes of some domains."""
+
+    async def play(self, prompt: Prompt, environment_seed: int, seed: int | None) -> Episode:
+        """One episode, or one that ended with ENVIRONMENT_FAILED.
+
+        Args:
+            environment_seed: the same for all episodes that are compared with each other.
+            seed: of the sampled tokens; None leaves randomness to the engine.
+        """
+        ...
+
+
 class Episodes:
-    """Plays episodes with the current policy."""
+    """Implements `Player`: a message of the policy, a step of the environment, and so on."""
 
     def __init__(
         self,
@@ -121,24 +135,9 @@ class Episodes:
         self._limits, self._tokens, self._clock = limits, tokens, clock
 
     async def play(self, prompt: Prompt, environment_seed: int, seed: int | None) -> Episode:
-        """One episode: of the first attempt whose environment holds, or else one that ended with ENVIRONMENT_FAILED.
-
-        Args:
-            environment_seed: the same for all episodes that are compared with each other.
-            seed: of the sampled tokens; None leaves randomness to the engine.
-        """
-        limits, failed, disturbed = self._limits[prompt.domain], 0, 0
-        while True:
-            try:
-                episode = await self._attempt(prompt, environment_seed, seed, limits)
-                return replace(episode, metrics={**episode.metrics, "retried": float(failed + disturbed)})
-            except EnvironmentFailed as error:
-                if isinstance(error, NeighbourFailed):
-                    disturbed += 1
-                else:
-                    failed += 1
-                if failed >= limits.attempts or disturbed >= MOST_DISTURBED:
-                    return without_verdict(NO_TOKENS, prompt.text, StopReason.ENVIRONMENT_FAILED, str(error), FAILURES[error.reason])
+        """See `Player`."""
+        limits = self._limits[prompt.domain]
+        return await attempted(partial(self._attempt, prompt, environment_seed, seed, limits), limits.attempts, prompt.text)
 
     async def _attempt(self, prompt: Prompt, environment_seed: int, seed: int | None, limits: EpisodeLimits) -> Episode:
         began = self._clock()
@@ -252,6 +251,26 @@ class _Turns:
 
 
 NO_TOKENS = np.zeros(0, np.int32)
+
+
+async def attempted(attempt: Callable[[], Awaitable[Episode]], attempts: int, prompt_text: str) -> Episode:
+    """The episode of the first attempt whose environment holds, or else one that ended with ENVIRONMENT_FAILED.
+
+    Args:
+        attempts: that may break, those aside that broke with a neighbour.
+    """
+    failed = disturbed = 0
+    while True:
+        try:
+            episode = await attempt()
+            return replace(episode, metrics={**episode.metrics, "retried": float(failed + disturbed)})
+        except EnvironmentFailed as error:
+            if isinstance(error, NeighbourFailed):
+                disturbed += 1
+            else:
+                failed += 1
+            if failed >= attempts or disturbed >= MOST_DISTURBED:
+                return without_verdict(NO_TOKENS, prompt_text, StopReason.ENVIRONMENT_FAILED, str(error), FAILURES[error.reason])
 
 
 def state_of(seen: Observation | Step) -> str:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+END_SECONDS = 10.0
+"""A killed process is gone at once, unless the kernel itself is stuck."""
+LOOK_SECONDS = 0.05
+"""Between two looks for processes that were started meanwhile."""
 
 
 def die_with(parent: int) -> None:
@@ -45,6 +50,19 @@ def forks_die_too() -> Iterator[None]:
         yield
     finally:
         is_within = False
+
+
+def end_descendants() -> None:
+    """Kill all that this process started, and what that started, in whatever process group it is; `adopt_orphans` before it.
+
+    What is started meanwhile is killed, too. Returns when none is left, or after END_SECONDS.
+    """
+    deadline = time.monotonic() + END_SECONDS
+    while (left := [one for one in psutil.Process().children(recursive=True) if is_alive(one)]) and time.monotonic() < deadline:
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=LOOK_SECONDS)
 
 
 def is_alive(process: psutil.Process) -> bool:

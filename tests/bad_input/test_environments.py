@@ -12,6 +12,7 @@ from tests.bad_input.test_sets_and_filters import SETS
 
 WORLD = "+environments={calculator: {rows: 10}}"
 NO_ROWS = "+environments={calculator: {max_turns: 2}}"
+AGENT, MCP = "+environments.calculator.agent", "environments.calculator.mcp"
 TAG = "environments.calculator.tag_included=[sums]"
 CASES = [
     (["~rewards"], "rewards", "missing, and there are no environments", "each domain"),
@@ -28,6 +29,19 @@ CASES = [
     ([WORLD, "environments.calculator.step_timeout=700"], "environments.calculator.step_timeout", "more than episode_timeout", "lower it"),
     ([WORLD, "environments.calculator.tools=[add]"], "environments.calculator.tools[0]", "'add'", "package.module:function"),
     (["+environments={sums: {tools: ['a:b'], rows: 4}}"], "environments.sums", "no rewards.sums", "give rewards.sums"),
+    ([WORLD, f"{AGENT}={{}}"], "environments.calculator.agent", "one of command and function", "give command or function"),
+    ([WORLD, f"{AGENT}={{function: play}}"], "environments.calculator.agent.function", "'play'", "package.module:function"),
+    (
+        [WORLD, f"{AGENT}={{command: ['true']}}", "environments.calculator.tools=['a:b']"],
+        *("environments.calculator.tools", "an agent calls its tools itself", "remove it, or remove agent"),
+    ),
+    (["+environments={sums: {agent: {command: ['true']}, rows: 4}}"], "environments.sums", "no rewards.sums", "give rewards.sums"),
+    ([WORLD, f"{MCP}=[{{command: [a], url: 'http://b'}}]"], "environments.calculator.mcp[0]", "one alone", "give command or url"),
+    ([WORLD, f"{MCP}=[{{url: 'b:8000'}}]"], "environments.calculator.mcp[0].url", "'b:8000'", "write http://"),
+    (
+        [WORLD, f"{MCP}=[{{command: [a], call_timeout: 10}}]"],
+        *("environments.calculator.mcp[0].call_timeout", "not below step_timeout", "raise step_timeout"),
+    ),
     ([WORLD, "environments.calculator.max_turns=0"], "environments.calculator.max_turns", "0", "above 0"),
     ([WORLD, "adv_estimator=remax"], "adv_estimator", "an episode in an environment has none", "grpo"),
     ([WORLD, "+overlong_buffer={len: 4}"], "overlong_buffer", "several turns", "remove it"),

@@ -122,7 +122,7 @@ def test_seeded_samples_of_more_prompts_than_a_step_takes_are_those_of_each_alon
         pytest.skip("it computes the prompts of a call one after another")
     generator = np.random.default_rng(0)
     prompts = [generator.integers(0, 250, 900).astype(np.int32) for _ in range(12)]
-    assert sum(map(len, prompts)) > VllmConfig().max_num_batched_tokens
+    assert sum(map(len, prompts)) > VllmConfig.model_validate({}).max_num_batched_tokens
     together = [one.token_ids.tolist() for [one] in engine.generate(prompts, Sampling(8), seed=5)]
     assert together == [engine.generate([prompt], Sampling(8), seed=5)[0][0].token_ids.tolist() for prompt in prompts]
 

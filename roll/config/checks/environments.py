@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from roll.config.derived.environment_roles import ENVIRONMENTS, TOOL_USE, environment_of, own_tasks
 from roll.config.derived.placement import judged_in_turn
-from roll.config.schema.environments import EnvironmentConfig
+from roll.config.schema.environments import AgentConfig, EnvironmentConfig
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import Fault
 from roll.registry import nearest
@@ -60,6 +60,30 @@ def _domain(where: str, section: EnvironmentConfig) -> Iterator[Fault]:
     for place, name in enumerate(section.tools):
         if ":" not in name:
             yield Fault(f"{where}.tools[{place}]", f"'{name}' names no function", "write package.module:function")
+    for place, server in enumerate(section.mcp):
+        yield from _one_of(f"{where}.mcp[{place}]", {"command": server.command, "url": server.url})
+        if server.url is not None and not server.url.startswith(("http://", "https://")):
+            yield Fault(f"{where}.mcp[{place}].url", f"'{server.url}' is no address of HTTP", "write http://host:port/mcp")
+        if server.call_timeout >= section.step_timeout:
+            problem = f"{server.call_timeout:g} s is not below step_timeout, {section.step_timeout:g} s, which costs the whole episode"
+            yield Fault(f"{where}.mcp[{place}].call_timeout", problem, "lower it, or raise step_timeout")
+    if section.agent is not None:
+        yield from _agent(where, section, section.agent)
+
+
+def _agent(where: str, section: EnvironmentConfig, agent: AgentConfig) -> Iterator[Fault]:
+    yield from _one_of(f"{where}.agent", {"command": agent.command, "function": agent.function})
+    if agent.function is not None and ":" not in agent.function:
+        yield Fault(f"{where}.agent.function", f"'{agent.function}' names no function", "write package.module:function")
+    for name in ("tools", "mcp"):
+        if getattr(section, name):
+            yield Fault(f"{where}.{name}", "given, but an agent calls its tools itself", "remove it, or remove agent")
+
+
+def _one_of(where: str, keys: Mapping[str, object]) -> Iterator[Fault]:
+    """Of a block in which one of two keys has to be given."""
+    if len([value for value in keys.values() if value]) != 1:
+        yield Fault(where, f"it needs one of {' and '.join(keys)}, and one alone", f"give {' or '.join(keys)}")
 
 
 def _other_keys(config: RlvrConfig) -> Iterator[Fault]:

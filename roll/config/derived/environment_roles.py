@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # the processes of environments do without the schema
 ENVIRONMENTS = "environments."
 """Of the names of groups that run environments."""
 TOOL_USE = "tool_use"
-"""The environment of a domain that has tools alone."""
+"""The environment of a domain that has tools or an agent alone."""
 
 
 def own_tasks(config: RlvrConfig) -> dict[str, int]:
@@ -22,7 +22,8 @@ def own_tasks(config: RlvrConfig) -> dict[str, int]:
 
 
 def environment_of(domain: str, section: EnvironmentConfig) -> str:
-    """Name of a domain's environment: the one given, or else that of the domain's name, or else, with tools, `TOOL_USE`."""
+    """Name of a domain's environment: the one given, or else that of the domain's name, or else, with tools or an agent, `TOOL_USE`."""
     if section.environment is not None:
         return section.environment
-    return TOOL_USE if section.tools and domain not in known_environments() else domain
+    has_tools = section.tools or section.mcp or section.agent
+    return TOOL_USE if has_tools and domain not in known_environments() else domain

@@ -132,7 +132,8 @@ def arithmetic_lines(config: Config, plan: Plan) -> list[str]:
 def _episodes(config: RlvrConfig) -> list[str]:
     """What each environment plays, and how many episodes its processes hold."""
     return [
-        f"Environment {domain}: {environment_of(domain, section)}, at most {section.max_turns} turns"
+        f"Environment {domain}: {environment_of(domain, section)}{', an agent through the gateway' if section.agent else ''}, "
+        f"at most {section.max_turns} turns"
         f"{f', {section.rows} tasks of its own' if section.rows else ''}; {section.world_size * section.sessions_per_process} at a time"
         for domain, section in config.environments.items()
     ]

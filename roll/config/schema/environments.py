@@ -8,6 +8,38 @@ from pydantic import Field
 
 from roll.config.schema.base import PositiveFloat, PositiveInt, Ranks, Seconds, StrictConfig, VariableText
 
+LAST_PORT = 65535
+
+
+class AgentConfig(StrictConfig):
+    """An agent that is not ours, run once an episode against the gateway: a command or a function."""
+
+    command: tuple[str, ...] | None = Field(
+        None,
+        description="The command and its arguments. It has `OPENAI_BASE_URL` and `OPENAI_API_KEY` in its environment, and the row as JSON "
+        "on its stdin.",
+    )
+    function: str | None = Field(
+        None, description="`package.module:function`, called as `function(row=..., base_url=..., api_key=...)` in a process of its own."
+    )
+
+
+class McpServerConfig(StrictConfig):
+    """One server of the Model Context Protocol, whose tools the policy may call: a command or a URL."""
+
+    command: tuple[str, ...] | None = Field(None, description="Command of a server that speaks over stdin and stdout; started an episode.")
+    url: str | None = Field(None, description="Address of a server that speaks streamable HTTP.")
+    call_timeout: Seconds = Field(5.0, description="Seconds of one call of a tool; the model is told of one that is late.")
+
+
+class GatewayConfig(StrictConfig):
+    """Where agents that are not ours find the policy: HTTP, OpenAI's chat completions and responses."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on. The default is reached from this machine alone.")
+    port: int = Field(0, ge=0, le=LAST_PORT, description="Port to listen on; 0 takes a free one.")
+    body_mib: PositiveInt = Field(64, le=4096, description="Largest body of a request, in MiB.")
+    sessions: PositiveInt = Field(4096, le=1 << 20, description="Most episodes of agents at a time; further ones wait.")
+
 
 class EnvironmentConfig(StrictConfig):
     """One domain's environment: a class whose objects run in processes that can be ended."""
@@ -19,6 +51,10 @@ class EnvironmentConfig(StrictConfig):
     )
     environment_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the class.")
     tools: tuple[str, ...] = Field((), description="Further tools of the policy, each a Python function as `package.module:function`.")
+    mcp: tuple[McpServerConfig, ...] = Field((), description="Servers of the Model Context Protocol, whose tools the policy may call.")
+    agent: AgentConfig | None = Field(
+        None, description="An agent that is not ours, which acts in place of the loop over turns; see docs/agents.md."
+    )
     rows: PositiveInt | None = Field(
         None, le=1 << 24, description="So many rows that are a seed each, where the environment needs no data: it makes its own tasks."
     )

@@ -21,7 +21,7 @@ from roll.config.schema.base import (
     PositiveInt,
     StrictConfig,
 )
-from roll.config.schema.environments import EnvironmentConfig
+from roll.config.schema.environments import EnvironmentConfig, GatewayConfig
 from roll.config.schema.methods import Named
 from roll.config.schema.offline import NAMES
 from roll.config.schema.roles import (
@@ -241,6 +241,9 @@ class RlvrConfig(ExperimentConfig):
     )
     environments: dict[Name, EnvironmentConfig] = Field(
         default_factory=dict, description="Environments, by domain, in which the policy acts for several turns; see docs/agents.md."
+    )
+    gateway: GatewayConfig = Field(
+        default_factory=lambda: GatewayConfig.model_validate({}), description="Where agents that are not ours find the policy."
     )
     sequence_length: PositiveInt | None = Field(
         None,

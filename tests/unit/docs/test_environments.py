@@ -35,7 +35,7 @@ def sections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Envir
             (tmp_path / file).write_text(block.text, encoding="utf-8")
         else:
             found |= yaml.safe_load(block.text)["environments"]
-    return {name: EnvironmentConfig.model_validate({**keys, "tools": tuple(keys.get("tools", ()))}) for name, keys in found.items()}
+    return {name: EnvironmentConfig.model_validate_json(json.dumps(keys)) for name, keys in found.items()}
 
 
 def played(domain: str, section: EnvironmentConfig, *messages: dict[str, Any]) -> tuple[Observation, list[Step]]:

@@ -15,7 +15,7 @@ LINES = [
     {"types", "errors", "registry", "system"},
     {"models", "algorithms", "config"},
     {"strategies", "weight_sync", "rewards", "environments", "data"},
-    {"rollout", "workers", "checkpoint", "tracking"},
+    {"rollout", "workers", "checkpoint", "tracking", "gateway"},
     {"pipeline", "export", "cluster", "doctor"},
     {"evaluation"},
     {"evaluate"},
@@ -29,6 +29,7 @@ KEPT_TO = {
     "vllm": ["roll/strategies/vllm*.py", "roll/weight_sync/*"],
     "renderers": ["roll/data/renderers/library.py"],
     "filelock": ["roll/system/locks.py"],
+    "aiohttp": ["roll/gateway/server.py"],
 }
 HEAVY = {"torch", "ray", "transformers", "deepspeed", "vllm", "peft", "numpy"}
 

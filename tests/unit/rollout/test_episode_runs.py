@@ -160,7 +160,7 @@ def test_domains_without_an_environment_answer_in_single_turns() -> None:
     async def both() -> tuple[RolloutGroup, RolloutGroup]:
         engine = saying()
         player = groups(episodes(Worlds(fresh), engine))
-        sampler = SampledByDomain(frozenset({DOMAIN}), player, SingleTurns(engine, Judge(), Sampling(20)))
+        sampler = SampledByDomain({DOMAIN: player}, SingleTurns(engine, Judge(), Sampling(20)))
         return await sampler.sample(task(), None), await sampler.sample(make_prompt(1, [65, 66]), None)
 
     played, single = run(both)

@@ -1,0 +1,192 @@
+"""What the gateway adds to an answer: many sessions at a time against an engine that only waits.
+
+    python benchmarks/gateway.py [--sessions 1000] [--turns 4] [--seconds 10] [--tokens 128] [--json FILE]
+
+Each session is an agent that asks chat completions over its own connection, calls a tool in each turn and sends the whole
+conversation back. The simulated engine answers after --seconds, with --tokens tokens of the tiny world's tokenizer; prompts are
+rendered and bridged by the renderer of its `chatml` template. Agents run in a process of their own, begin evenly over the first
+--seconds and ask again at once. What is reported is the time of an answer as the agent sees it less --seconds, of all answers but
+the first of each session. The engine's own lateness is in it, as it waits on the same event loop. Memory is kept as in a run
+(roll/system/step_memory.py).
+
+The same agents then ask a plain server of aiohttp, which waits as long and sends one fixed answer: what remains beside it is the
+gateway's. On a machine that does something else as well both wait for their turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+from aiohttp import web
+
+from benchmarks import launch
+from examples.tiny.make_model import build_tokenizer
+from roll.data.renderers.base import ChatRenderer
+from roll.data.renderers.families import chat_renderer
+from roll.gateway.server import Gateway, GatewayBounds
+from roll.gateway.session import AgentSession, SessionBounds
+from roll.system.step_memory import collect_rarely, memory_of_steps
+from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Sampling, Session
+
+LOOPBACK = "127.0.0.1"
+CONTEXT_TOKENS = 1 << 20
+REQUEST_SECONDS = 600.0
+SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Search the documents.",
+        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+    },
+}
+FIRST = [{"role": "system", "content": "You answer questions with a tool." * 8}, {"role": "user", "content": "Which is it?" * 16}]
+ANSWER = "The document says that it is so. " * 8
+
+
+class WaitingEngine:
+    """Answers after so many seconds with a call of the tool and filling before it, so many tokens in all."""
+
+    def __init__(self, renderer: ChatRenderer, tokenizer: Any, seconds: float, tokens: int) -> None:
+        call = '<tool_call>\n{"name": "search", "arguments": {"query": "it"}}\n</tool_call>'
+        written = tokenizer.encode(call, add_special_tokens=False)
+        filling = tokenizer.encode("so " * tokens, add_special_tokens=False)[: max(0, tokens - len(written) - 1)]
+        [end, *_] = sorted(renderer.stop_token_ids)
+        self._ids = np.array([*filling, *written, end], np.int32)
+        self._seconds = seconds
+
+    async def generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, session: Session | None = None
+    ) -> AsyncGenerator[NumberedCompletions, None]:
+        """See `Generator`."""
+        await asyncio.sleep(self._seconds)
+        count = len(self._ids)
+        log_probs, versions = np.zeros(count, np.float32), np.zeros(count, np.int32)
+        yield [(0, Completion(self._ids, log_probs, versions, FinishReason.STOP, ""))]
+
+
+async def serve(options: argparse.Namespace) -> dict[str, float]:
+    """Have all sessions ask the gateway, and then a plain server."""
+    tokenizer = build_tokenizer()
+    renderer = chat_renderer(tokenizer, "tiny", "chatml")
+    engine = WaitingEngine(renderer, tokenizer, options.seconds, options.tokens)
+    gateway, bounds = Gateway(GatewayBounds(1 << 26, options.sessions)), SessionBounds(options.turns, CONTEXT_TOKENS)
+    sampling = Sampling(max(options.tokens, 256))
+    async with gateway.listening(LOOPBACK, 0), AsyncExitStack() as stack:
+        sessions = [AgentSession(engine, renderer, sampling, bounds, None, time.time) for _ in range(options.sessions)]
+        keys = [await stack.enter_async_context(gateway.serving(session)) for session in sessions]
+        found = await measured(gateway.base_url, keys, options)
+    paths = {len(session.episode(session.stop, 0.0, "").trajectories) for session in sessions}
+    assert paths == {1}, "a session whose history goes on has one trajectory"
+    async with plain_server(options.seconds) as base_url:
+        plain = await measured(base_url, keys, options)
+    return found | {f"plain_{name}": value for name, value in plain.items()}
+
+
+@asynccontextmanager
+async def plain_server(seconds: float) -> AsyncGenerator[str, None]:
+    """A server that waits and sends one answer to all; the value is its base URL."""
+
+    async def answer(request: web.Request) -> web.Response:
+        await request.read()
+        await asyncio.sleep(seconds)
+        return web.json_response({"choices": [{"message": {"role": "assistant", "content": "so " * 40, "tool_calls": []}}]})
+
+    app = web.Application(client_max_size=1 << 26)
+    app.router.add_post("/v1/chat/completions", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, LOOPBACK, 0).start()
+        yield f"http://{LOOPBACK}:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+async def measured(base_url: str, keys: Sequence[str], options: argparse.Namespace) -> dict[str, float]:
+    """Run the agents in a process of their own."""
+    command = (sys.executable, "-m", "benchmarks.gateway", "--agents", base_url)
+    told = json.dumps({"keys": keys, "turns": options.turns, "seconds": options.seconds}).encode()
+    agents = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+    cpu = time.process_time()
+    try:
+        async with asyncio.timeout(REQUEST_SECONDS + 4 * options.turns * options.seconds):
+            said, _ = await agents.communicate(told)
+    finally:
+        if agents.returncode is None:
+            agents.kill()
+            await agents.wait()
+    return figures(json.loads(said), time.process_time() - cpu, options)
+
+
+async def ask(base_url: str, keys: Sequence[str], turns: int, seconds: float) -> list[list[float]]:
+    """Of each session, the seconds that each answer took."""
+    connector, limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=REQUEST_SECONDS)
+    async with aiohttp.ClientSession(connector=connector, timeout=limit) as client:
+
+        async def one(number: int, key: str) -> list[float]:
+            await asyncio.sleep(seconds * number / len(keys))
+            messages: list[Any] = list(FIRST)
+            taken = []
+            for _ in range(turns):
+                body, began = json.dumps({"messages": messages, "tools": [SCHEMA]}), time.perf_counter()
+                headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+                async with client.post(f"{base_url}/chat/completions", data=body, headers=headers) as answer:
+                    said = await answer.read()
+                taken.append(time.perf_counter() - began)
+                assert answer.status == 200, said
+                message = json.loads(said)["choices"][0]["message"]
+                calls = message["tool_calls"]
+                messages += [message, *({"role": "tool", "tool_call_id": call["id"], "content": ANSWER} for call in calls)]
+            return taken
+
+        return await asyncio.gather(*(one(number, key) for number, key in enumerate(keys)))
+
+
+def figures(taken: Sequence[Sequence[float]], cpu_seconds: float, options: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds that the gateway adds to an answer, and what a request costs it."""
+    added = 1000 * (np.array([times[1:] for times in taken]).ravel() - options.seconds)
+    requests = sum(map(len, taken))
+    return {
+        "requests": requests,
+        "added_p50_ms": float(np.percentile(added, 50)),
+        "added_p99_ms": float(np.percentile(added, 99)),
+        "added_max_ms": float(added.max()),
+        "cpu_ms_per_request": 1000 * cpu_seconds / requests,
+    }
+
+
+def main() -> int:
+    """Measure, print, and write JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=1000)
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--agents", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.agents:
+        told = json.load(sys.stdin)
+        collect_rarely()
+        json.dump(asyncio.run(ask(options.agents, told["keys"], told["turns"], told["seconds"])), sys.stdout)
+        return 0
+    with memory_of_steps():
+        found = asyncio.run(serve(options))
+    for name, value in found.items():
+        print(f"{name:26} {value:10.2f}")
+    launch.write(found, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

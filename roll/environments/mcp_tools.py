@@ -1,0 +1,123 @@
+"""Tools of servers of the Model Context Protocol, for one episode: started or connected to as it begins, ended with it.
+
+The library wants a connection closed by the task that opened it, and each call of an environment is a task of its own: one more task holds
+the connections from the first to the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import anyio
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.types import CONNECTION_CLOSED, CallToolResult, TextContent
+
+from roll.environments.messages import McpServer
+from roll.environments.tools import Answered, CallError, answered, refused
+from roll.errors import EnvironmentFailed
+
+LEFT_OUT = "[a part of type {} is left out]"
+
+
+class McpTools:
+    """The tools of all servers of a domain, by name."""
+
+    def __init__(self, servers: Sequence[McpServer]) -> None:
+        self._servers = servers
+        self._clients: dict[str, tuple[McpServer, Client]] = {}
+        self.schemas: list[Mapping[str, Any]] = []
+        """Of all, as OpenAI's API has them; known once open."""
+        self._closing = asyncio.Event()
+        self._holding: asyncio.Task[None] | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all tools."""
+        return frozenset(self._clients)
+
+    async def open(self) -> None:
+        """Connect to all servers and ask for their tools.
+
+        Raises:
+            EnvironmentFailed: a server cannot be had, or two tools have one name.
+        """
+        opened = asyncio.get_running_loop().create_future()
+        self._holding = asyncio.create_task(self._hold(opened))
+        await asyncio.wait({opened, self._holding}, return_when=asyncio.FIRST_COMPLETED)
+        if not opened.done():
+            self._holding.result()  # raises what nobody foresaw
+        opened.result()
+
+    async def answer(self, call: Mapping[str, Any]) -> Answered:
+        """The answer to a call. What the tool fails with, and that it is late, is told to the model.
+
+        Raises:
+            EnvironmentFailed: the server has ended.
+        """
+        name, server, client = call["function"]["name"], *self._clients[call["function"]["name"]]
+        try:
+            async with asyncio.timeout(server.call_timeout):
+                result = await client.call_tool(name, json.loads(call["function"]["arguments"] or "{}"))
+        except TimeoutError:
+            return refused(call, CallError(f"'{name}' had no answer after {server.call_timeout:g} s"))
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
+            raise EnvironmentFailed(f"{server} has ended") from error
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED:
+                raise EnvironmentFailed(f"{server} has ended: {error}") from error
+            return refused(call, CallError(str(error)))
+        text = text_of(result)
+        return refused(call, CallError(text)) if result.is_error else answered(call, text)
+
+    async def close(self) -> None:
+        """End all connections, and the servers that were started."""
+        if self._holding is not None:
+            self._closing.set()
+            await asyncio.wait({self._holding})
+
+    async def _hold(self, opened: asyncio.Future[None]) -> None:
+        async with AsyncExitStack() as stack:
+            for server in self._servers:
+                try:
+                    client = await stack.enter_async_context(Client(_target(server)))
+                    await self._list(server, client)
+                except (MCPError, OSError, anyio.ClosedResourceError, ExceptionGroup) as error:
+                    opened.set_exception(EnvironmentFailed(f"{server} cannot be had: {error!r:.300}"))
+                    return
+                except EnvironmentFailed as failed:
+                    opened.set_exception(failed)  # raised here, the connections would wrap it
+                    return
+            opened.set_result(None)
+            await self._closing.wait()
+
+    async def _list(self, server: McpServer, client: Client) -> None:
+        cursor: str | None = None
+        while True:
+            page = await client.list_tools(cursor=cursor)
+            for tool in page.tools:
+                if tool.name in self._clients:
+                    raise EnvironmentFailed(f"two tools are named '{tool.name}', one of them of {server}")
+                self._clients[tool.name] = (server, client)
+                function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
+                self.schemas.append({"type": "function", "function": function})
+            if (cursor := page.next_cursor) is None:
+                return
+
+
+def text_of(result: CallToolResult) -> str:
+    """The text of a result; what else there is in it is named."""
+    if not result.content and result.structured_content is not None:
+        return json.dumps(result.structured_content)
+    return "\n".join(part.text if isinstance(part, TextContent) else LEFT_OUT.format(part.type) for part in result.content)
+
+
+def _target(server: McpServer) -> StdioServerParameters | str:
+    if server.url is not None:
+        return server.url
+    program, *rest = server.command
+    return StdioServerParameters(command=program, args=rest, env=dict(os.environ))

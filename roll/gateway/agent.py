@@ -1,0 +1,131 @@
+"""One run of an agent: a process tree with a deadline of its caller's, whose output is bounded, and of which nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+BASE_URL, KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
+NO_PROXY = ("NO_PROXY", "no_proxy")
+CHECK = "check"
+"""Behind the name of a function: it is only looked at."""
+SUPERVISOR, CALLER = "roll.gateway.supervisor", "roll.gateway.call"
+KEPT_CHARACTERS = 2000
+"""Of the end of an agent's output, for the note of one that fails."""
+MOST_OUTPUT = 64 << 20
+"""Bytes of output, beyond which an agent is ended."""
+TOO_MUCH = -1
+"""Stands for its exit status then."""
+CHUNK_BYTES = 1 << 16
+END_SECONDS = 15.0
+"""In which a supervisor that is told to must have ended what it runs."""
+
+
+@dataclass(frozen=True)
+class AgentEnd:
+    """How an agent ended."""
+
+    status: int
+    """Its exit status."""
+    output: str
+    """The end of what it wrote."""
+
+
+def command_of(function: str) -> tuple[str, ...]:
+    """The command that calls a function."""
+    return (sys.executable, "-P", "-m", CALLER, function)
+
+
+def own_environment() -> dict[str, str]:
+    """With which a module of the run's path is found."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+
+
+def agent_environment(base_url: str, key: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables of an agent: those of the run, `given`, and where the gateway is, which no proxy is asked about."""
+    variables = {**own_environment(), **given, BASE_URL: base_url, KEY: key}
+    host = urlsplit(base_url).hostname or ""
+    return variables | {name: ",".join(filter(None, (variables.get(name), host))) for name in NO_PROXY}
+
+
+async def run_agent(command: Sequence[str], row: Mapping[str, Any], environment: Mapping[str, str]) -> AgentEnd:
+    """Run a command to its end, with the row as JSON on its stdin. Cancelled, it is killed with all that it started."""
+    ends, alive = os.pipe()
+    try:
+        process = await _started(command, environment, ends)
+        telling = asyncio.create_task(_tell(process, json.dumps(dict(row), default=str).encode()))
+        try:
+            return await _run(process)
+        finally:
+            telling.cancel()
+            os.close(alive)
+            alive = -1
+            await _ended(process)
+    finally:
+        os.close(ends)
+        if alive >= 0:
+            os.close(alive)
+
+
+async def _started(command: Sequence[str], environment: Mapping[str, str], descriptor: int) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", SUPERVISOR, str(descriptor), *command),
+        env=environment,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        pass_fds=(descriptor,),
+        start_new_session=True,
+    )
+
+
+async def _tell(process: asyncio.subprocess.Process, text: bytes) -> None:
+    assert process.stdin is not None
+    with suppress(ConnectionError):  # an agent need not read its row
+        process.stdin.write(text)
+        await process.stdin.drain()
+    process.stdin.close()
+
+
+async def _run(process: asyncio.subprocess.Process) -> AgentEnd:
+    assert process.stdout is not None
+    kept, count = bytearray(), 0
+    while chunk := await process.stdout.read(CHUNK_BYTES):
+        kept += chunk
+        count += len(chunk)
+        del kept[: -4 * KEPT_CHARACTERS]  # UTF-8 has four bytes a character at most
+        if count > MOST_OUTPUT:
+            return AgentEnd(TOO_MUCH, f"it wrote more than {MOST_OUTPUT >> 20} MiB")
+    return AgentEnd(await process.wait(), kept.decode(errors="replace").strip()[-KEPT_CHARACTERS:])
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Wait for the supervisor, which ends all that it runs as its pipe is closed. Not even a cancelled caller goes on before."""
+    waiting = asyncio.create_task(_drained(process))
+    cancelled: asyncio.CancelledError | None = None
+    while not waiting.done():
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+async def _drained(process: asyncio.subprocess.Process) -> None:
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(END_SECONDS):
+            while await process.stdout.read(CHUNK_BYTES):
+                pass
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

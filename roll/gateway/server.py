@@ -1,0 +1,225 @@
+"""The gateway: HTTP for agents that are not ours. It speaks OpenAI's chat completions and responses to the policy that is trained.
+
+A session's key is the bearer token: it says whose request it is, and nothing is answered without one. Bodies, the time to send one, and the
+number of sessions are bounded; how long a request may take is bounded by its session, which ends all of its requests when it closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from roll.errors import ConfigError, Fault, RollError
+from roll.gateway.asked import Answer, Asked, Message, Refused, refusal
+from roll.gateway.chat import chat_body, chat_chunks, read_chat, wants_usage
+from roll.gateway.checked import flag_of
+from roll.gateway.responses import conversation_of, read_response, response_body, response_events
+from roll.gateway.session import AgentSession
+
+LOG = logging.getLogger(__name__)
+BODY_SECONDS = 60.0
+"""In which a body must have come."""
+STOP_SECONDS = 5.0
+"""That connections have to end when the gateway closes."""
+KEEP_ALIVE_SECONDS = 3.0
+"""Between two signs of life on a stream that waits for its answer."""
+ALIVE = b": waiting\n\n"
+MODEL = "policy"
+"""The name that an answer has if the request gives none."""
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Addresses that stand for all of this machine, and where agents on it find the gateway then."""
+
+
+@dataclass(frozen=True)
+class GatewayBounds:
+    """Of what the gateway takes on."""
+
+    body_bytes: int
+    sessions: int
+    """At a time; further ones wait for room."""
+
+
+@dataclass(eq=False)
+class _Open:
+    """A session that is open."""
+
+    session: AgentSession
+    conversations: dict[str, Sequence[Message]] = field(default_factory=dict)
+    """By the identity of a response, the conversation up to it."""
+
+
+class Gateway:
+    """Serves sessions by their keys. For use from one asyncio event loop."""
+
+    def __init__(self, bounds: GatewayBounds) -> None:
+        self._bounds, self._open, self._room = bounds, dict[str, _Open](), asyncio.Semaphore(bounds.sessions)
+        self.base_url = ""
+        """What agents are given as OPENAI_BASE_URL, once the gateway listens."""
+
+    @asynccontextmanager
+    async def listening(self, host: str, port: int) -> AsyncGenerator[Gateway, None]:
+        """Within, it listens. Port 0 takes a free one.
+
+        Raises:
+            ConfigError: the address cannot be listened on.
+        """
+        app = web.Application(client_max_size=self._bounds.body_bytes, middlewares=[_plain_errors])
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/responses", self._responses)
+        app.router.add_get("/v1/models", self._models)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
+        await runner.setup()
+        try:
+            try:
+                await web.TCPSite(runner, host, port).start()
+            except OSError as error:
+                problem = f"{host}:{port} cannot be listened on: {error.strerror or error}"
+                raise ConfigError([Fault("gateway", problem, "give an address of this machine, and port 0 for a free one")]) from error
+            name = ANYWHERE.get(host, host)
+            self.base_url = f"http://{f'[{name}]' if ':' in name else name}:{runner.addresses[0][1]}/v1"
+            yield self
+        finally:
+            await runner.cleanup()
+
+    @asynccontextmanager
+    async def serving(self, session: AgentSession) -> AsyncGenerator[str, None]:
+        """Within, the session's requests are answered; the value is its key. Waits while there are as many sessions as there may be."""
+        async with self._room:
+            key = f"roll-{secrets.token_urlsafe(32)}"
+            self._open[key] = _Open(session)
+            try:
+                yield key
+            finally:
+                del self._open[key]
+                await session.close()
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        opened = self._of(request)
+        body, digest = await _body_of(request)
+        asked, is_stream, with_usage = read_chat(body), flag_of(body.get("stream"), "stream"), wants_usage(body)
+        asking, model = opened.session.answer(asked, f"chat {digest}"), _model(body)
+        if not is_stream:
+            return web.json_response(chat_body(await asking, model))
+        return await _streamed(request, asking, lambda answer: [*map(_data, chat_chunks(answer, model, with_usage)), b"data: [DONE]\n\n"])
+
+    async def _responses(self, request: web.Request) -> web.StreamResponse:
+        opened = self._of(request)
+        body, digest = await _body_of(request)
+        asked, is_stream = read_response(body, opened.conversations), flag_of(body.get("stream"), "stream")
+        asking, model = self._kept(opened, asked, f"responses {digest}", body), _model(body)
+        if not is_stream:
+            return web.json_response(response_body(await asking, model, body))
+        return await _streamed(request, asking, lambda answer: map(_event, response_events(answer, model, body)))
+
+    async def _kept(self, opened: _Open, asked: Asked, identity: str, body: Mapping[str, Any]) -> Answer:
+        """The answer, whose conversation another request may go on with by its identity alone."""
+        answer = await opened.session.answer(asked, identity)
+        opened.conversations[f"resp_{answer.identity}"] = [*conversation_of(body, opened.conversations), answer.message]
+        return answer
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self._of(request)
+        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "roll"}]})
+
+    def _of(self, request: web.Request) -> _Open:
+        """The session of a request. Raises Refused: there is none."""
+        kind, _, key = request.headers.get("Authorization", "").partition(" ")
+        found = self._open.get(key.strip()) if kind.lower() == "bearer" else None
+        if found is None:
+            fault = Fault("Authorization", "not the key of an open session", "send `Bearer` and the key that the agent was given")
+            raise Refused(401, fault, "authentication_error")
+        request[OPENED] = found
+        return found
+
+
+OPENED = web.RequestKey("opened", _Open)
+"""The session of a request, once it is known."""
+
+
+async def _body_of(request: web.Request) -> tuple[Mapping[str, Any], str]:
+    """(a body, the digest by which retries are known). Raises Refused."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            body = json.loads(await request.read())
+    except TimeoutError as error:
+        raise refusal("body", f"not there after {BODY_SECONDS:g} s", "send it at once", 408) from error
+    except (ValueError, RecursionError) as error:
+        raise refusal("body", f"not JSON: {error!s:.200}", "send the JSON text of an object") from error
+    if not isinstance(body, dict):
+        raise refusal("body", "not an object", "send the JSON text of an object")
+    counted = {key: value for key, value in body.items() if key not in ("stream", "stream_options")}
+    return body, hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
+
+
+async def _streamed(request: web.Request, asking: Awaitable[Answer], written: Callable[[Answer], Iterable[bytes]]) -> web.StreamResponse:
+    """The answer as server-sent events, once it is there."""
+    task = asyncio.ensure_future(asking)
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    try:
+        done, _ = await asyncio.wait({task}, timeout=KEEP_ALIVE_SECONDS)
+        if done:
+            task.result()  # a refusal that is known by now has its own status
+        await response.prepare(request)
+        while not (await asyncio.wait({task}, timeout=KEEP_ALIVE_SECONDS))[0]:
+            await response.write(ALIVE)
+        try:
+            for event in written(task.result()):
+                await response.write(event)
+        except Refused as refused:
+            await response.write(_data(refused.body()))
+        except RollError as error:
+            await response.write(_data(_failure(error).body()))
+        await response.write_eof()
+    except ConnectionError:
+        LOG.debug("an agent hung up before its answer was there")  # a retry finds it
+    finally:
+        if not task.done():
+            task.cancel()
+    return response
+
+
+@web.middleware
+async def _plain_errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    """What is refused, as OpenAI's API says it."""
+    try:
+        return await handler(request)
+    except Refused as refused:
+        if (opened := request.get(OPENED)) is not None:
+            opened.session.refused = str(refused)  # the cause, if the agent fails of it
+        return web.json_response(refused.body(), status=refused.status)
+    except web.HTTPRequestEntityTooLarge as error:
+        fault = Fault("body", f"larger than {request.client_max_size} bytes", "send less, or raise gateway.body_mib")
+        return web.json_response(Refused(error.status, fault).body(), status=error.status)
+    except web.HTTPException as error:
+        fault = Fault(request.path, error.reason, "use POST /v1/chat/completions, POST /v1/responses or GET /v1/models")
+        return web.json_response(Refused(error.status, fault).body(), status=error.status)
+    except RollError as error:
+        failed = _failure(error)
+        return web.json_response(failed.body(), status=failed.status)
+
+
+def _failure(error: RollError) -> Refused:
+    """What an agent hears of a failure of the run, which whoever plays the episode hears of as well."""
+    return Refused(500, Fault("policy", str(error), "the run ends"), "server_error")
+
+
+def _model(body: Mapping[str, Any]) -> str:
+    model = body.get("model")
+    return model if isinstance(model, str) and model else MODEL
+
+
+def _data(event: Mapping[str, Any]) -> bytes:
+    return f"data: {json.dumps(event)}\n\n".encode()
+
+
+def _event(event: Mapping[str, Any]) -> bytes:
+    return f"event: {event['type']}\n".encode() + _data(event)

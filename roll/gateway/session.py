@@ -1,0 +1,217 @@
+"""One session: the requests of one agent in one episode, answered by the policy, token in, token out."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from roll.data.chat import TemplateFault
+from roll.data.renderers.base import ChatRenderer, Parsed
+from roll.environments.base import TOOL_ERRORS
+from roll.gateway.asked import Answer, Asked, Message, Refused, refusal
+from roll.gateway.histories import Histories, Opening
+from roll.rollout.episodes import NO_TOKENS, SessionGenerator, calls_of
+from roll.rollout.group import turn_seed
+from roll.rollout.transcript import without_verdict
+from roll.types import Completion, Episode, FinishReason, RewardOutcome, RewardResult, Sampling, Session, StopReason, Trajectory
+
+GONE = 410
+NOTHING: Message = {"role": "assistant", "content": ""}
+
+
+@dataclass(frozen=True)
+class SessionBounds:
+    """Of one episode."""
+
+    requests: int
+    """That are answered; those that find no room among them."""
+    sequence: int
+    """Tokens of a trajectory."""
+
+
+class AgentSession:
+    """Answers the requests of one agent. For use from one asyncio event loop."""
+
+    def __init__(
+        self,
+        generator: SessionGenerator,
+        renderer: ChatRenderer,
+        sampling: Sampling,
+        bounds: SessionBounds,
+        seed: int | None,
+        clock: Callable[[], float],
+    ) -> None:
+        """
+        Args:
+            sampling: of one answer.
+            seed: of the sampled tokens; None leaves randomness to the engine.
+            clock: seconds of Unix time.
+        """
+        self._generator, self._renderer, self._bounds, self._seed, self._clock = generator, renderer, bounds, seed, clock
+        stops = tuple(sorted({*sampling.stop_token_ids, *renderer.stop_token_ids}))
+        self._sampling = replace(sampling, samples=1, stop_token_ids=stops)
+        self._histories, self._engine_session = Histories(renderer), Session()
+        self._answers: dict[str, asyncio.Task[Answer]] = {}
+        self._inner_ids: dict[str, str] = {}
+        self._requests = 0
+        self._is_closed = False
+        self._is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.counts: defaultdict[str, float] = defaultdict(float)
+        """What is counted of the episode."""
+        self.last: Message | None = None
+        """What the policy said last."""
+        self.stop = StopReason.COMPLETED
+        """Why the episode ends if the agent asks no more."""
+        self.refused = ""
+        """Why the last request that was refused was."""
+
+    async def answer(self, asked: Asked, identity: str) -> Answer:
+        """The policy's answer. Requests of one identity get one answer, also while it is being sampled and after one gave up waiting.
+
+        Raises:
+            Refused: the session has ended, or the chat template does not take the messages.
+            RollError: the engine failed.
+        """
+        if self._is_closed:
+            raise refusal("session", "it has ended", "ask no more", GONE)
+        if (task := self._answers.get(identity)) is None:
+            if self._requests >= self._bounds.requests:
+                return self._full(StopReason.MAX_TURNS)
+            self._requests += 1
+            task = self._answers[identity] = asyncio.create_task(self._sampled(asked, self._requests - 1))
+            task.add_done_callback(lambda done: self._failed(done, identity))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if self._is_closed and task.cancelled():
+                raise refusal("session", "it has ended", "ask no more", GONE) from None
+            raise
+
+    async def over(self) -> None:
+        """Returns once there is nothing more to be had: `stop` says why.
+
+        Raises:
+            RollError: the engine failed.
+        """
+        await asyncio.shield(self._is_over)
+
+    async def close(self) -> None:
+        """Give up what is being sampled, and refuse all further requests."""
+        self._is_closed = True
+        tasks = [task for task in self._answers.values() if not task.done()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def episode(self, stop: StopReason, earned: float, prompt_text: str) -> Episode:
+        """The record. `earned` is earned at the end."""
+        paths = self._histories.trajectories
+        if not paths:
+            return without_verdict(NO_TOKENS, prompt_text, stop, "the policy said nothing", RewardOutcome.SCORED)
+        stops = [StopReason.COMPLETED] * (len(paths) - 1) + [stop]
+        trajectories = [Trajectory(tuple(segments), why) for segments, why in zip(paths, stops, strict=True)]
+        states = tuple(self._histories.states)
+        return Episode(trajectories, RewardResult(earned), (0.0,) * len(states), states, dict(self.counts))
+
+    def _failed(self, task: asyncio.Task[Answer], identity: str) -> None:
+        """A request that was not answered may be made again. What is not the request's fault ends the session."""
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or error is not None:
+            del self._answers[identity]
+        if isinstance(error, Refused):
+            self.refused = str(error)
+        elif error is not None and not self._is_over.done():
+            self._is_over.set_exception(error)
+            self._is_over.exception()  # whoever waits for it hears of it; perhaps nobody does
+
+    async def _sampled(self, asked: Asked, turn: int) -> Answer:
+        inner = [self._with_inner_ids(message) for message in asked.messages]
+        try:
+            opening = self._histories.open(asked.messages, inner, asked.tools)
+        except TemplateFault as fault:
+            raise refusal("messages", f"the model's chat template refuses them: {fault}", "send what its format can express") from fault
+        room = self._bounds.sequence - len(opening.context)
+        if room < 1:
+            self._histories.give_up(opening)
+            return self._full(StopReason.CONTEXT_FULL, len(opening.context))
+        try:
+            return await self._laid(opening, asked, turn, room)
+        except BaseException:
+            self._histories.give_up(opening)
+            raise
+
+    async def _laid(self, opening: Opening, asked: Asked, turn: int, room: int) -> Answer:
+        most = min(room, self._sampling.max_new_tokens, asked.max_tokens or room)
+        sampling = replace(self._sampling, max_new_tokens=most, stop=(*self._sampling.stop, *asked.stop))
+        seed = None if self._seed is None else turn_seed(self._seed, turn)
+        async with aclosing(self._generator.generate(opening.context, sampling, seed, self._engine_session)) as answer:
+            [completion] = [completion async for ended in answer for _, completion in ended]
+        parsed = self._renderer.parse(completion.token_ids, asked.tools)
+        message = self._outward(parsed, asked.stop)
+        self._histories.lay(opening, completion, message, calls_of(message))
+        self.counts["tool_calls"] += len(message.get("tool_calls") or ())
+        self.counts[TOOL_ERRORS] += len(parsed.malformed)
+        self.last = message
+        if completion.finish_reason is FinishReason.ABORT:
+            self._end(StopReason.ABORTED)
+        else:
+            self.stop = self._why(completion, most, room)
+        return self._answer(message, finish_of(completion, message), len(opening.context), len(completion.token_ids))
+
+    def _why(self, completion: Completion, most: int, room: int) -> StopReason:
+        """Why the episode ends if this was the last answer. One that is as long as the agent wanted is complete."""
+        if completion.finish_reason is not FinishReason.LENGTH or most < min(room, self._sampling.max_new_tokens):
+            return StopReason.COMPLETED
+        return StopReason.LENGTH if room >= self._sampling.max_new_tokens else StopReason.CONTEXT_FULL
+
+    def _full(self, stop: StopReason, prompt_tokens: int = 0) -> Answer:
+        """No answer for want of room. A conversation that is too long may be followed by a shorter one; turns that are used up are not."""
+        if stop is StopReason.MAX_TURNS:
+            self._end(stop)
+        else:
+            self.stop = stop
+        return self._answer(NOTHING, "length", prompt_tokens, 0)
+
+    def _end(self, stop: StopReason) -> None:
+        self.stop = stop
+        if not self._is_over.done():
+            self._is_over.set_result(None)
+
+    def _answer(self, message: Message, finish: str, prompt_tokens: int, completion_tokens: int) -> Answer:
+        return Answer(uuid.uuid4().hex, int(self._clock()), message, finish, prompt_tokens, completion_tokens)
+
+    def _outward(self, parsed: Parsed, stop: Sequence[str]) -> Message:
+        """The message for the agent: calls have identities of their own, those that cannot be read are text, stop texts are left out."""
+        content = "\n".join(part for part in (parsed.message.get("content") or "", *parsed.malformed) if part)
+        ends = [at for text in stop if (at := content.find(text)) >= 0]
+        message: dict[str, Any] = {**parsed.message, "content": content[: min(ends, default=None)]}
+        if "tool_calls" in message:
+            message["tool_calls"] = [self._named(call) for call in message["tool_calls"]]
+        return message
+
+    def _named(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        outward = f"call{len(self._inner_ids):05d}"  # nine letters and digits, as Mistral's templates want
+        self._inner_ids[outward] = call["id"]
+        return {**call, "id": outward}
+
+    def _with_inner_ids(self, message: Message) -> Message:
+        """The message as the renderer wrote it, where it answers a call or repeats one."""
+        known = self._inner_ids
+        if "tool_call_id" in message:
+            message = {**message, "tool_call_id": known.get(message["tool_call_id"], message["tool_call_id"])}
+        if message.get("tool_calls"):
+            message = {**message, "tool_calls": [{**call, "id": known.get(call["id"], call["id"])} for call in message["tool_calls"]]}
+        return message
+
+
+def finish_of(completion: Completion, message: Message) -> str:
+    """OpenAI's reason for the end of an answer."""
+    if completion.finish_reason is not FinishReason.STOP:
+        return "length"
+    return "tool_calls" if message.get("tool_calls") else "stop"

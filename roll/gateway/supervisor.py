@@ -1,0 +1,39 @@
+"""Runs one command: `python -m roll.gateway.supervisor DESCRIPTOR COMMAND...`. Started and ended by agent.py.
+
+The command leads a session of its own. When it ends, or when the other end of the descriptor is closed, which also happens when the run
+dies, everything that it started is killed, in whatever process group it is.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from roll.system.orphans import adopt_orphans, end_descendants
+
+NOT_FOUND = 127
+"""Exit status if the command cannot be started, as shells have it."""
+BY_SIGNAL = 128
+"""And with the signal's number, if a signal ended it."""
+
+
+def main(descriptor: int, command: Sequence[str]) -> int:
+    """Returns the command's exit status."""
+    adopt_orphans()
+    try:
+        process = subprocess.Popen(command, start_new_session=True)
+    except OSError as error:
+        print(f"{command[0]} cannot be started: {error}", file=sys.stderr)
+        return NOT_FOUND
+    ended = os.pidfd_open(process.pid)
+    select.select([ended, descriptor], [], [])
+    end_descendants()
+    status = process.wait()
+    return status if status >= 0 else BY_SIGNAL - status
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

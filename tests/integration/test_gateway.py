@@ -1,0 +1,91 @@
+"""An agent that is not ours, written with OpenAI's client, plays the calculator task with the real engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import limits
+from tests.integration.conftest import TINY, World
+
+pytestmark = [pytest.mark.engines, pytest.mark.full]
+AGENT = """
+import json
+import sys
+
+from openai import OpenAI
+
+row = json.load(sys.stdin)
+client, messages = OpenAI(), row["messages"]
+if row["seed"] % 3 == 0:
+    sys.exit("this task is not for me")
+for turn in range(3):
+    if turn % 2:
+        with client.chat.completions.stream(model="policy", messages=messages, tools=row["tools"]) as stream:
+            message = stream.get_final_completion().choices[0].message
+    else:
+        message = client.chat.completions.create(model="policy", messages=messages, tools=row["tools"]).choices[0].message
+    messages.append(message.model_dump(exclude_none=True, exclude={"parsed"}))
+    for call in message.tool_calls or ():
+        left, right = json.loads(call.function.arguments)["x"].split("*")
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": str(int(left) * int(right))})
+    if not message.tool_calls:
+        break
+"""
+
+
+@pytest.fixture(scope="module")
+def agents(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """The tiny world of agents: a model that was taught to call its tool."""
+    folder = tmp_path_factory.mktemp("agents")
+    for script, *given in (("make_model.py", "output/tiny/agent-model", "--agent"), ("make_conversations.py", "output/tiny/conversations")):
+        subprocess.run([sys.executable, str(TINY / script), *given], cwd=folder, check=True, timeout=limits.PROCESS)
+    tiny_world = World(folder)
+    outcome = tiny_world.run("--config-name", "tiny/tiny_agent_warm_up", "output_dir=warm")
+    assert outcome.status == 0, outcome.output
+    (folder / "agent.py").write_text(AGENT)
+    return tiny_world
+
+
+def samples(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
+def test_an_agent_by_the_official_client_is_trained_on_what_the_engine_saw(agents: World, leaves_nothing: Callable[[], None]) -> None:
+    outcome = agents.run(
+        *("--config-name", "tiny/tiny_agent", "output_dir=gateway", "pretrain=warm/export", "max_steps=2", "eval_steps=0"),
+        *("rollout_batch_size=4", "num_return_sequences_in_group=8", "actor_train.training_args.per_device_train_batch_size=16"),
+        f"+environments.calculator.agent={{command: ['{sys.executable}', agent.py]}}",
+        "environments.calculator.sessions_per_process=4",
+    )
+    assert outcome.status == 0, outcome.output
+    leaves_nothing()
+    steps = agents.metrics("gateway")[1:]
+    assert [line["step"] for line in steps] == [1, 2]
+    for line in steps:
+        assert line["mismatch/logprob_abs_diff_mean"] < 1e-4, "the trainer sees what the engine saw, in fp32"
+        assert line["episode/forks"] == 0 and line["episode/turns_mean"] > 1 and line["episode/tool_calls"] > 0
+        assert line["reward/scored_fraction"] == 1
+    assert any(line["policy/grad_norm"] > 0 for line in steps)
+    assert sum(line.get("episode/failed_groups", 0) for line in steps) > 0, "groups of tasks that the agent fails are replaced"
+    paths = [one["trajectories"] for record in samples(agents.folder / "gateway") for one in record["responses"]]
+    assert paths and all(len(path) == 1 for path in paths)
+    several = [path[0]["segments"] for path in paths if len(path[0]["segments"]) > 2]
+    assert several, "some called the tool and went on from its answer"
+    for segments in several:
+        assert [segment["role"] for segment in segments] == ["environment", "assistant"] * (len(segments) // 2)
+
+
+def test_an_agent_that_cannot_be_started_is_refused_before_anything_starts(agents: World) -> None:
+    outcome = agents.run(
+        *("--config-name", "tiny/tiny_agent", "output_dir=refused", "pretrain=warm/export"),
+        "+environments.calculator.agent={command: [no-such-program]}",
+    )
+    assert outcome.status == 2
+    assert "environments.calculator.agent.command: 'no-such-program' is not a program of this machine" in outcome.output

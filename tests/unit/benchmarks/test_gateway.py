@@ -1,0 +1,20 @@
+"""The gateway's latency on the smallest work that makes it. Its figures are not tested."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gateway
+
+
+def test_all_answers_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "gateway.json"
+    monkeypatch.setattr("sys.argv", ["gateway.py", "--sessions", "3", "--turns", "2", "--seconds", "0.1", "--json", str(file)])
+    assert gateway.main() == 0
+    found = json.loads(file.read_text())
+    assert found["requests"] == 6 and found["plain_requests"] == 6
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in found)

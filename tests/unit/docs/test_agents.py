@@ -1,0 +1,45 @@
+"""The agent of `docs/agents.md`, run through the gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from roll.config.schema.environments import EnvironmentConfig
+from roll.environments.base import Step
+from roll.gateway.agent import MOST_OUTPUT
+from roll.gateway.episodes import GRACE_SECONDS
+from roll.gateway.server import BODY_SECONDS
+from roll.gateway.trial import agent_faults, command_for
+from tests import limits
+from tests.unit.docs.pages import blocks, read
+from tests.unit.gateway.asking import check_exact, laid
+from tests.unit.gateway.serving import run
+from tests.unit.gateway.test_agents import episode
+from tests.unit.rollout.playing import Engine, World, Worlds
+
+PAGE = "docs/agents.md"
+
+
+def test_the_agent_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    [code] = [block for block in blocks(PAGE) if block.option("file")]
+    (tmp_path / str(code.option("file"))).write_text(code.text, encoding="utf-8")
+    [keys] = [found for block in blocks(PAGE) if "agent:" in block.text and (found := yaml.safe_load(block.text)["environments"])]
+    section = EnvironmentConfig.model_validate(keys["calculator"])
+    assert not list(agent_faults({"calculator": section}, limits.START)) and section.agent is not None
+    says, world = iter(["I think 7", "7, sure"]), World([Step(reward=1.0, done=True)])
+    engine = Engine(lambda _: next(says), takes=0)
+    found = run(episode(command_for(section.agent), Worlds(lambda: world), engine))
+    assert laid(found) == [["user:go|assistant:", "I think 7|", "user:Are you sure?|assistant:", "7, sure|"]]
+    assert found.reward.value == 1 and [message["content"] for message in world.heard] == ["7, sure"]
+    check_exact(found, engine)
+
+
+def test_the_page_has_the_bounds_as_they_are() -> None:
+    text = read(PAGE)
+    assert (
+        f"{MOST_OUTPUT >> 20} MiB of output" in text and f"{BODY_SECONDS:g} s to come" in text and f"has {GRACE_SECONDS:g} s to end" in text
+    )

@@ -1,0 +1,129 @@
+"""Tools of MCP servers beside an environment's own, with a real server as a process and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from roll.environments.base import Observation, Step
+from roll.environments.process import EnvironmentProcess
+from roll.errors import EnvironmentFailed
+from tests import limits
+from tests.unit.environments.running import calls, says, section
+from tests.unit.rewards.running import run
+
+SERVER = Path(__file__).with_name("mcp_server.py")
+COMMAND = (sys.executable, str(SERVER))
+
+
+def domain(*servers: dict[str, Any], **others: Any) -> EnvironmentProcess:
+    """Of an environment that is plain and has a tool of its own, with servers beside it."""
+    named = {"environment": "calculator", "mcp": servers, **others}
+    return EnvironmentProcess("act", section(**named), limits.START)
+
+
+def played(process: EnvironmentProcess, *messages: dict[str, Any]) -> tuple[Observation, list[Step]]:
+    async def go() -> tuple[Observation, list[Step]]:
+        try:
+            first = await process.open(0, {"question": "1+1=", "answer": "2"}, 0)
+            return first, [await process.step(0, message) for message in messages]
+        finally:
+            await process.close()
+
+    return run(go())
+
+
+def contents(step: Step) -> Sequence[Any]:
+    return [message["content"] for message in step.messages]
+
+
+def test_tools_of_a_server_are_called_beside_the_environments_own() -> None:
+    asked = calls(("double", '{"number": 21}'), ("calc", '{"x": "2*3"}'), ("double", '{"number": 4}'))
+    first, [step, last] = played(domain({"command": COMMAND}), asked, says("2"))
+    names = [tool["function"]["name"] for tool in first.tools]
+    assert names == ["calc", "double", "whoami", "falls", "waits", "ends"]
+    double = first.tools[1]["function"]
+    assert double["description"] == "Double a number." and double["parameters"]["properties"]["number"]["type"] == "integer"
+    assert sorted(contents(step)) == ["42", "6", "8"] and [message["tool_call_id"] for message in step.messages] == [
+        "call-0",
+        "call-2",
+        "call-1",
+    ]
+    assert last.done and last.reward == 1
+
+
+def test_what_a_tool_fails_with_is_told_to_the_model() -> None:
+    asked = calls(("falls", '{"number": 3}'), ("double", '{"number": "x"}'), ("double", '{"number": 1}'))
+    _, [step] = played(domain({"command": COMMAND}), asked)
+    fell, unfit, right = contents(step)
+    assert fell.startswith("Error:") and "no 3 here" in fell and unfit.startswith("Error:") and right == "2"
+    assert step.metrics == {"tool_errors": 2.0}
+
+
+def test_that_a_call_is_late_is_told_to_the_model() -> None:
+    _, [step] = played(domain({"command": COMMAND, "call_timeout": limits.EXPIRY}), calls(("waits", "{}")))
+    assert contents(step) == [f"Error: 'waits' had no answer after {limits.EXPIRY:g} s"] and step.metrics == {"tool_errors": 1.0}
+
+
+@pytest.mark.parametrize("environment", ["calculator", "tool_use"])
+def test_each_episode_has_a_server_of_its_own_which_ends_with_it(environment: str) -> None:
+    """In a process that makes a call at a time, and in one that makes them side by side."""
+
+    async def go() -> None:
+        process, row = domain({"command": COMMAND}, environment=environment), {"question": "1+1=", "answer": "2", "prompt": "go"}
+        try:
+            await process.start()
+            await asyncio.gather(*[process.open(session, row, 0) for session in (0, 1)])
+            steps = [await process.step(session, calls(("whoami", "{}"))) for session in (0, 1, 0)]
+            pids = [int(contents(step)[0]) for step in steps]
+            assert pids[0] == pids[2] != pids[1] and all(map(psutil.pid_exists, pids))
+            await process.end(0)
+            await limits.comes_true(lambda: not psutil.pid_exists(pids[0]), "the server of the episode that ended is gone")
+            assert contents(await process.step(1, calls(("double", '{"number": 2}')))) == ["4"]
+        finally:
+            await process.close()
+        await limits.comes_true(lambda: not any(map(psutil.pid_exists, pids)), "no server is left")
+
+    run(go())
+
+
+def test_a_server_that_ends_breaks_its_episode() -> None:
+    with pytest.raises(EnvironmentFailed, match="the MCP server .* has ended"):
+        played(domain({"command": COMMAND}), calls(("ends", "{}")))
+
+
+@pytest.mark.parametrize("server", [{"command": ("/no/such/server",)}, {"command": ("true",)}, {"url": "http://127.0.0.1:9/mcp"}])
+def test_a_server_that_cannot_be_had_breaks_its_episode(server: dict[str, Any]) -> None:
+    with pytest.raises(EnvironmentFailed, match="the MCP server .* cannot be had"):
+        played(domain(server))
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(EnvironmentFailed, match="two tools are named 'double'"):
+        played(domain({"command": COMMAND}, {"command": COMMAND}))
+
+
+def test_a_server_over_http() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = subprocess.Popen([*COMMAND, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        limits.until(lambda: _listens(port), "the server listens")
+        _, [step] = played(domain({"url": f"http://127.0.0.1:{port}/mcp"}), calls(("double", '{"number": 5}')))
+        assert contents(step) == ["10"]
+    finally:
+        server.kill()
+        server.wait(limits.END)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as asked:
+        return asked.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,259 @@
+"""Agents as processes of their own: what they are given, how they end, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from roll.config.schema.environments import EnvironmentConfig
+from roll.environments.base import Observation, Step
+from roll.errors import EnvironmentFailed, RollError
+from roll.gateway.agent import agent_environment, command_of, run_agent
+from roll.gateway.episodes import Agent, AgentEpisodes
+from roll.gateway.server import Gateway, GatewayBounds
+from roll.gateway.trial import agent_faults
+from roll.rollout.episodes import EpisodeLimits
+from roll.types import Episode, Sampling, StopReason
+from tests import limits
+from tests.unit.gateway.asking import RESPONSE, SEQUENCE, check_exact, laid, turns
+from tests.unit.gateway.serving import BODY_BYTES, LOOPBACK, run
+from tests.unit.rollout.playing import DOMAIN, Chat, Engine, World, Worlds, task
+
+ASKING = """
+import json, os, urllib.request
+def ask(messages, **more):
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    body = json.dumps({"messages": messages, **more}).encode()
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+"""
+TWO_TURNS = f"""{ASKING}
+import sys
+row = json.load(sys.stdin)
+first = ask(row["messages"])
+ask([*row["messages"], first, {{"role": "user", "content": str(row["number"])}}])
+"""
+FOR_EVER = f"{ASKING}\nwhile True: ask([{{'role': 'user', 'content': os.urandom(4).hex()}}])"
+SLOW = f"{ASKING}\nask([{{'role': 'user', 'content': 'go'}}])\nimport time\ntime.sleep(1e6)"
+SPAWNS = """
+import os, subprocess, sys, time
+apart = [subprocess.Popen(["sleep", "1000000"], start_new_session=new) for new in (True, False)]
+os.spawnlp(os.P_WAIT, "sh", "sh", "-c", "setsid sleep 1000000 & echo $! >&2")
+print(*[one.pid for one in apart], flush=True)
+"""
+
+
+def python(code: str) -> tuple[str, ...]:
+    return sys.executable, "-c", code
+
+
+async def episode(
+    command: Sequence[str], worlds: Worlds, engine: Engine, seconds: float = limits.CALL, max_turns: int = 5, attempts: int = 2
+) -> Episode:
+    gateway, bounds = Gateway(GatewayBounds(BODY_BYTES, 8)), EpisodeLimits(max_turns, seconds, attempts)
+    agents = {DOMAIN: Agent(tuple(command), {}, bounds)}
+    async with gateway.listening(LOOPBACK, 0):
+        player = AgentEpisodes(worlds, gateway, engine, Chat(), Sampling(RESPONSE), agents, SEQUENCE)
+        return await player.play(task(7), 5, 11)
+
+
+def one(command: Sequence[str], world: World, engine: Engine, **keys: Any) -> Episode:
+    before = children()
+    found = run(episode(command, Worlds(lambda: world), engine, **keys))
+    assert children() == before, "nothing of an agent is left"
+    return found
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def quick(says: Any = None) -> Engine:
+    return Engine(says or turns(), takes=0)
+
+
+def test_a_command_plays_and_the_environment_judges_what_was_said_last() -> None:
+    world, engine = World([Step(reward=0.75, done=True, metrics={"found": 1.0})]), quick()
+    found = one(python(TWO_TURNS), world, engine)
+    assert laid(found) == [["user:go|assistant:", "turn 1|", "user:7|assistant:", "turn 2|"]]
+    assert found.stop is StopReason.COMPLETED and found.reward.value == 0.75 and found.metrics["environment/found"] == 1
+    assert [message["content"] for message in world.heard] == ["turn 2"] and world.closed == 1
+    assert found.metrics["retried"] == 0 and found.metrics["environment_seconds"] >= 0
+    check_exact(found, engine)
+
+
+FUNCTION = """
+import openai
+
+async def play(row, base_url, api_key):
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        await client.chat.completions.create(model="m", messages=row["messages"])
+
+def plain(row, base_url, api_key):
+    with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
+        client.chat.completions.create(model="m", messages=row["messages"])
+
+def falls(row, base_url, api_key):
+    raise ValueError("it fell over")
+
+def takes_less(row): ...
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "my_agents.py").write_text(FUNCTION)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "my_agents"
+
+
+@pytest.mark.parametrize("name", ["play", "plain"])
+def test_a_function_plays(module: str, name: str) -> None:
+    found = one(command_of(f"{module}:{name}"), World([Step(reward=1.0, done=True)]), quick())
+    assert laid(found) == [["user:go|assistant:", "turn 1|"]] and found.reward.value == 1
+
+
+FAILING = {
+    "it says why": (python("import sys; sys.exit('no idea')"), "status 1: no idea"),
+    "it is killed": (python("import os; os.kill(os.getpid(), 9)"), "status 137: it wrote nothing"),
+    "it asks nothing": (python("print('hello')"), "as it asked nothing: hello"),
+    "it is refused": (
+        python(f"{ASKING}\nask([], n=2)"),
+        "status 1: the gateway refused a request: n: 2 is not supported; ask once for each answer",
+    ),
+    "it does not start": (("/no/such/program",), "status 127: /no/such/program cannot be started"),
+}
+
+
+@pytest.mark.parametrize("case", FAILING)
+def test_an_agent_that_fails_is_tried_again_and_gives_no_verdict(case: str) -> None:
+    command, why = FAILING[case]
+    worlds = Worlds(lambda: World([Step(reward=1.0, done=True)]))
+    found = run(episode(command, worlds, quick()))
+    assert found.stop is StopReason.ENVIRONMENT_FAILED and why in found.reward.note, found.reward.note
+    assert len(worlds.opened) == 2 and all(world.closed == 1 and not world.heard for world in worlds.opened)
+
+
+def test_a_function_that_raises_is_named_by_its_traceback(module: str) -> None:
+    found = run(episode(command_of(f"{module}:falls"), Worlds(lambda: World([])), quick(), attempts=1))
+    assert "ValueError: it fell over" in found.reward.note and found.stop is StopReason.ENVIRONMENT_FAILED
+
+
+def test_an_agent_that_asks_for_ever_is_ended_after_its_turns_and_has_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll.gateway.episodes.GRACE_SECONDS", limits.LOOK)
+    engine = quick()
+    found = one(python(FOR_EVER), World([Step(reward=0.5)]), engine, max_turns=3)
+    assert found.stop is StopReason.MAX_TURNS and found.reward.value == 0.5 and len(engine.requests) == 3
+    check_exact(found, engine)
+
+
+def test_an_agent_that_is_late_has_no_verdict() -> None:
+    world = World([Step(reward=1.0)])
+    found = one(python(SLOW), world, quick(), seconds=3 * limits.EXPIRY)
+    assert found.stop is StopReason.DEADLINE and "episode_timeout" in found.reward.note and not world.heard and world.closed == 1
+
+
+def test_what_breaks_in_the_environment_or_the_engine_is_what_it_is() -> None:
+    broken = run(episode(python(TWO_TURNS), Worlds(lambda: World([EnvironmentFailed("it fell over")])), quick(), attempts=1))
+    assert broken.stop is StopReason.ENVIRONMENT_FAILED and broken.reward.note == "it fell over"
+
+    class Failing(Engine):
+        async def generate(self, *given: Any, **keys: Any) -> Any:
+            raise RollError("no engine is left")
+            yield
+
+    with pytest.raises(RollError, match="no engine is left"):
+        one(python(TWO_TURNS), World([]), Failing(turns()))
+
+
+def given_environment() -> Mapping[str, str]:
+    return agent_environment(f"http://{LOOPBACK}:1/v1", "key", {"OWN": "1"})
+
+
+def test_everything_that_an_agent_started_ends_with_it() -> None:
+    end = run(run_agent(python(SPAWNS), {}, given_environment()))
+    pids = [int(word) for word in end.output.split()]
+    assert end.status == 0 and len(pids) == 3 and not any(map(psutil.pid_exists, pids))
+
+
+def test_everything_that_an_agent_started_ends_with_the_run(tmp_path: Path) -> None:
+    """The run is killed, and cannot end anything itself."""
+    code = f"""
+import asyncio
+from roll.gateway.agent import agent_environment, run_agent
+spawns = {SPAWNS + "time.sleep(1e6)"!r}
+asyncio.run(run_agent(({sys.executable!r}, "-c", spawns.replace("flush=True", "flush=True, file=open('pids', 'w')")), {{}},
+    agent_environment("http://127.0.0.1:1/v1", "key", {{}})))
+"""
+    parent = subprocess.Popen(python(code), cwd=tmp_path)
+    file = tmp_path / "pids"
+    limits.until(lambda: file.exists() and len(file.read_text().split()) == 2, "the agent has started others")
+    below = [child.pid for child in psutil.Process(parent.pid).children(recursive=True)]
+    assert len(below) >= 4
+    parent.send_signal(signal.SIGKILL)
+    parent.wait(limits.END)
+    limits.until(lambda: not any(map(psutil.pid_exists, below)), "what the run's agent started is gone", limits.END)
+
+
+def test_an_agent_is_told_where_the_gateway_is_and_its_row() -> None:
+    code = "import json, os, sys; print(json.load(sys.stdin), *[os.environ[name] for name in sys.argv[1:]])"
+    names = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "OWN", "NO_PROXY")
+    end = run(run_agent((*python(code), *names), {"a": 1}, given_environment()))
+    assert end.output.startswith("{'a': 1} http://127.0.0.1:1/v1 key 1 ") and end.output.endswith(LOOPBACK)
+
+
+def test_a_large_row_need_not_be_read_and_the_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(run_agent(("true",), {"long": "x" * (1 << 22)}, given_environment())).status == 0
+    assert run(run_agent(python("print('x' * 100_000 + 'end')"), {}, given_environment())).output == "x" * 1997 + "end"
+    monkeypatch.setattr("roll.gateway.agent.MOST_OUTPUT", 1 << 20)
+    end = run(run_agent(("yes",), {}, given_environment()))
+    assert end.status != 0 and end.output == "it wrote more than 1 MiB"
+
+
+def test_a_cancelled_run_leaves_nothing() -> None:
+    before, files = children(), set(os.listdir("/proc/self/fd"))
+
+    async def work() -> None:
+        running = asyncio.create_task(run_agent(("sleep", "1000000"), {}, given_environment()))
+        await limits.comes_true(lambda: any("sleep" in psutil.Process(pid).name() for pid in children() - before), "it sleeps")
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    run(work())
+    assert children() == before and set(os.listdir("/proc/self/fd")) == files
+
+
+def test_agents_are_looked_at_before_anything_starts(module: str) -> None:
+    agents = {
+        "missing": {"command": ("no-such-program",)},
+        "there": {"command": ("true",)},
+        "plays": {"function": f"{module}:play"},
+        "less": {"function": f"{module}:takes_less"},
+        "unknown": {"function": f"{module}:nothing"},
+        "elsewhere": {"function": "no_such_module:play"},
+    }
+    sections = {name: EnvironmentConfig.model_validate({"agent": agent}) for name, agent in agents.items()}
+    faults = {fault.place: fault.problem for fault in agent_faults(sections, limits.START)}
+    assert list(faults) == [
+        *("environments.missing.agent.command", "environments.less.agent.function"),
+        *("environments.unknown.agent.function", "environments.elsewhere.agent.function"),
+    ]
+    less, unknown, elsewhere = list(faults.values())[1:]
+    assert "row, base_url and api_key" in less and "no function 'nothing'" in unknown and "no_such_module" in elsewhere
+
+
+def test_the_first_observation_is_part_of_the_row() -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    world = World([Step(reward=1.0)], Observation([{"role": "user", "content": "hello"}], tools))
+    code = f"{ASKING}\nimport sys\nrow = json.load(sys.stdin)\nassert row['number'] == 7\nask(row['messages'], tools=row['tools'])"
+    assert laid(one(python(code), world, quick())) == [["user:hello|assistant:", "turn 1|"]]

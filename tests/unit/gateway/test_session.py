@@ -1,0 +1,332 @@
+"""A session owns the tokens: what an agent goes on from is what the engine saw and sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roll.data.chat import TemplateFault
+from roll.environments.base import Message
+from roll.errors import RollError
+from roll.gateway.asked import Answer, Refused
+from roll.gateway.session import AgentSession
+from roll.types import Ints, StopReason
+from tests.unit.gateway.asking import NOW, USER, ask, check_exact, given_up, laid, record, session, tool, turns
+from tests.unit.rollout.playing import Chat, Engine
+from tests.unit.rollout.simulated import VirtualTime
+
+T = TypeVar("T")
+
+
+def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """In virtual time."""
+    loop = VirtualTime()
+    try:
+        return loop.run_until_complete(work())
+    finally:
+        loop.close()
+
+
+def played(work: Callable[[AgentSession], Coroutine[Any, Any, T]], engine: Engine, **keys: Any) -> tuple[T, AgentSession]:
+    async def go() -> tuple[T, AgentSession]:
+        opened = session(engine, **keys)
+        return await work(opened), opened
+
+    return run(go)
+
+
+def says(*texts: str) -> Engine:
+    left = iter(texts)
+    return Engine(lambda _: next(left))
+
+
+def test_a_conversation_with_tools_is_one_trajectory_of_the_tokens_that_the_engine_saw() -> None:
+    engine = says("!add(2) !add(3)", "five")
+
+    async def work(opened: AgentSession) -> list[Answer]:
+        first = await ask(opened, [USER])
+        calls = first.message["tool_calls"]
+        answers = [tool(call["id"], str(number)) for number, call in enumerate(calls)]
+        second = await ask(opened, [USER, first.message, *answers])
+        return [first, second]
+
+    [first, second], opened = played(work, engine)
+    assert [call["function"] for call in first.message["tool_calls"]] == [
+        {"name": "add", "arguments": '{"text": "2"}'},
+        {"name": "add", "arguments": '{"text": "3"}'},
+    ]
+    assert first.finish == "tool_calls" and second.finish == "stop" and second.message["content"] == "five"
+    assert (first.prompt_tokens, first.completion_tokens) == (len("user:go|assistant:"), len("!add(2) !add(3)|"))
+    assert second.prompt_tokens == first.prompt_tokens + first.completion_tokens + len("tool:0|tool:1|assistant:")
+    assert first.created == int(NOW)
+    episode = record(opened)
+    assert laid(episode) == [["user:go|assistant:", "!add(2) !add(3)|", "tool:0|tool:1|assistant:", "five|"]]
+    assert list(episode.turn_states) == ["go", "0\n1"] and episode.metrics["tool_calls"] == 2
+    assert len(episode.sampled[0].calls) == 2
+    check_exact(episode, engine)
+
+
+def test_all_requests_are_of_one_engine_session_and_have_seeds_of_their_own() -> None:
+    engine = Engine(turns())
+
+    async def work(opened: AgentSession) -> None:
+        first = await ask(opened, [USER])
+        await ask(opened, [USER, first.message, USER])
+
+    played(work, engine)
+    first, second = engine.requests
+    assert first.session is not None and first.session is second.session and first.seed != second.seed
+
+
+def test_a_retry_gets_the_same_answer_without_another_sample() -> None:
+    engine = Engine(turns())
+
+    async def work(opened: AgentSession) -> list[Answer]:
+        hung_up = asyncio.create_task(ask(opened, [USER]))
+        await asyncio.sleep(0)
+        beside = asyncio.create_task(ask(opened, [USER]))
+        await asyncio.sleep(0)
+        await given_up(hung_up)
+        return [await beside, await ask(opened, [USER])]
+
+    [beside, later], opened = played(work, engine)
+    assert beside is later and len(engine.requests) == 1
+    assert laid(record(opened)) == [["user:go|assistant:", "turn 1|"]]
+
+
+def test_another_history_forks_with_the_tokens_that_it_shares_given() -> None:
+    engine = says("one", "two", "three", "four")
+
+    async def work(opened: AgentSession) -> None:
+        first = await ask(opened, [USER])
+        begun = [USER, first.message]
+        await ask(opened, [*begun, {"role": "user", "content": "left"}])
+        await ask(opened, [*begun, {"role": "user", "content": "right"}])
+        await ask(opened, [{"role": "user", "content": "anew"}])
+
+    _, opened = played(work, engine)
+    episode = record(opened)
+    assert laid(episode) == [
+        ["user:go|assistant:", "one|", "user:left|assistant:", "two|"],
+        ["user:go|assistant:one|user:right|assistant:", "three|"],
+        ["user:anew|assistant:", "four|"],
+    ]
+    assert [path.stop for path in episode.trajectories] == [StopReason.COMPLETED] * 3
+    check_exact(episode, engine)
+
+
+def test_of_two_that_go_on_from_one_answer_at_a_time_one_forks() -> None:
+    engine = Engine(turns())
+
+    async def work(opened: AgentSession) -> None:
+        first = await ask(opened, [USER])
+        both = [ask(opened, [USER, first.message, {"role": "user", "content": side}]) for side in ("left", "right")]
+        await asyncio.gather(*both)
+
+    _, opened = played(work, engine)
+    episode = record(opened)
+    assert [len(path.segments) for path in episode.trajectories] == [4, 2]
+    check_exact(episode, engine)
+
+
+def test_tools_are_part_of_a_history() -> None:
+    engine, schema = Engine(turns()), {"type": "function", "function": {"name": "add"}}
+
+    async def work(opened: AgentSession) -> None:
+        first = await ask(opened, [USER], [schema])
+        await ask(opened, [USER, first.message, USER])
+
+    _, opened = played(work, engine)
+    assert len(record(opened).trajectories) == 2
+
+
+def test_without_a_bridge_the_conversation_is_given_anew() -> None:
+    engine = Engine(turns())
+
+    async def work(opened: AgentSession) -> None:
+        first = await ask(opened, [USER])
+        await ask(opened, [USER, first.message, USER])
+
+    _, opened = played(work, engine, chat=Chat(has_bridge=False))
+    assert laid(record(opened)) == [["user:go|assistant:", "turn 1|"], ["user:go|assistant:turn 1|user:go|assistant:", "turn 2|"]]
+
+
+def test_an_answer_that_an_agent_wrote_anew_is_known() -> None:
+    engine = says("!add(2)", "done")
+
+    async def work(opened: AgentSession) -> None:
+        first = await ask(opened, [USER])
+        [call] = first.message["tool_calls"]
+        function = {"name": "add", "arguments": '{ "text" :"2" }'}
+        anew = {"role": "assistant", "content": " !add(2)\n", "tool_calls": [{"id": "mine", "type": "function", "function": function}]}
+        await ask(opened, [USER, anew, tool(call["id"], "2")])
+
+    _, opened = played(work, engine)
+    assert len(record(opened).trajectories) == 1
+
+
+def test_identities_of_calls_are_those_of_the_renderer_for_it_alone() -> None:
+    seen: list[Sequence[Message]] = []
+
+    class Noting(Chat):
+        def bridge(self, before: Ints, sampled: Ints, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Ints | None:
+            seen.append(messages)
+            return super().bridge(before, sampled, messages, tools)
+
+    async def work(opened: AgentSession) -> list[str]:
+        conversation: list[Any] = [USER]
+        found = []
+        for _ in range(2):
+            answer = await ask(opened, conversation)
+            [call] = answer.message["tool_calls"]
+            found.append(call["id"])
+            conversation += [answer.message, tool(call["id"], "2")]
+        await ask(opened, conversation)
+        return found
+
+    found, _ = played(work, says("!add(2)", "!add(2)", "done"), chat=Noting())
+    assert len(set(found)) == 2, "an agent may keep them apart by their identities"
+    assert [message["tool_call_id"] for messages in seen for message in messages] == ["0", "0"], "the renderer numbers them in each turn"
+
+
+def test_calls_that_cannot_be_read_are_text() -> None:
+    answer, opened = played(lambda opened: ask(opened, [USER]), says("!add"))
+    assert answer.message["content"] == "!add\n!add" and "tool_calls" not in answer.message and answer.finish == "stop"
+    assert opened.counts["tool_errors"] == 1
+
+
+def test_a_stop_text_ends_an_answer_which_does_not_show_it() -> None:
+    engine = says("up to END and on")
+    answer, opened = played(lambda opened: ask(opened, [USER], stop=("END",)), engine)
+    assert answer.message["content"] == "up to " and engine.requests[0].sampling.stop == ("END",)
+    assert laid(record(opened)) == [["user:go|assistant:", "up to END and on|"]], "the tokens stay as they were sampled"
+
+
+LONG = "x" * 100
+
+
+@pytest.mark.parametrize(
+    ("keys", "most", "tokens", "stop"),
+    [
+        ({}, None, 40, StopReason.LENGTH),
+        ({}, 7, 7, StopReason.COMPLETED),
+        ({"sequence": 30}, None, 12, StopReason.CONTEXT_FULL),
+        ({"sequence": 30}, 5, 5, StopReason.COMPLETED),
+        ({}, 400, 40, StopReason.LENGTH),
+    ],
+)
+def test_an_answer_has_the_least_of_all_budgets(keys: dict[str, Any], most: int | None, tokens: int, stop: StopReason) -> None:
+    answer, opened = played(lambda opened: ask(opened, [USER], max_tokens=most), says(LONG), **keys)
+    assert answer.completion_tokens == tokens and answer.finish == "length" and opened.stop is stop
+
+
+def test_a_conversation_that_is_too_long_is_not_sampled_and_a_shorter_one_is() -> None:
+    engine = Engine(turns())
+
+    async def work(opened: AgentSession) -> list[Answer]:
+        long = await ask(opened, [{"role": "user", "content": LONG}])
+        assert opened.stop is StopReason.CONTEXT_FULL
+        return [long, await ask(opened, [USER])]
+
+    [long, short], opened = played(work, engine, sequence=60)
+    assert (long.finish, long.completion_tokens, long.message["content"]) == ("length", 0, "")
+    assert short.finish == "stop" and opened.stop is StopReason.COMPLETED and len(engine.requests) == 1
+
+
+def test_there_are_so_many_answers_and_then_the_session_is_over() -> None:
+    engine = Engine(turns())
+
+    async def work(opened: AgentSession) -> Answer:
+        over = asyncio.create_task(opened.over())
+        first = await ask(opened, [USER])
+        await ask(opened, [USER, first.message, USER])
+        assert not over.done() and opened.stop is StopReason.COMPLETED
+        refused = await ask(opened, [{"role": "user", "content": "more"}])
+        await over
+        assert await ask(opened, [USER]) is first, "a retry is no request more"
+        return refused
+
+    refused, opened = played(work, engine, requests=2)
+    assert refused.finish == "length" and opened.stop is StopReason.MAX_TURNS and len(engine.requests) == 2
+
+
+def test_an_answer_that_the_engine_gave_up_ends_the_session() -> None:
+    async def work(opened: AgentSession) -> None:
+        await ask(opened, [USER])
+        await opened.over()
+
+    _, opened = played(work, Engine(turns(), aborts=True))
+    assert opened.stop is StopReason.ABORTED
+
+
+def test_a_failure_of_the_engine_is_raised_to_whoever_plays_the_episode() -> None:
+    class Broken(Engine):
+        async def generate(self, *given: Any, **keys: Any) -> Any:
+            raise RollError("no engine is left")
+            yield
+
+    async def work(opened: AgentSession) -> None:
+        with pytest.raises(RollError, match="no engine is left"):
+            await ask(opened, [USER])
+        with pytest.raises(RollError, match="no engine is left"):
+            await opened.over()
+
+    played(work, Broken(turns()))
+
+
+def test_what_the_chat_template_refuses_is_refused() -> None:
+    class Strict(Chat):
+        def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Ints:
+            raise TemplateFault("no system message")
+
+    async def work(opened: AgentSession) -> None:
+        with pytest.raises(Refused, match="messages: the model's chat template refuses them: no system message") as refused:
+            await ask(opened, [USER])
+        assert refused.value.status == 400 and "no system message" in opened.refused
+
+    played(work, Engine(turns()), chat=Strict())
+
+
+def test_a_closed_session_answers_nothing() -> None:
+    engine = Engine(turns())
+
+    async def work(opened: AgentSession) -> None:
+        waiting = asyncio.create_task(ask(opened, [USER]))
+        await asyncio.sleep(0.5)
+        await opened.close()
+        for asked in (waiting, asyncio.create_task(ask(opened, [USER]))):
+            with pytest.raises(Refused, match="has ended") as refused:
+                await asked
+            assert refused.value.status == 410
+
+    _, opened = played(work, engine)
+    assert opened.episode(StopReason.DEADLINE, 0.0, "prompt").length == 0
+
+
+@given(st.integers(0, 10**9))
+def test_random_conversations_are_trained_on_as_the_engine_saw_them(seed: int) -> None:
+    """Agents that go on from any earlier answer, several at a time, with retries."""
+    draw, engine = random.Random(seed), Engine(lambda context: f"a{len(context)}")
+
+    async def work(opened: AgentSession) -> None:
+        ended: list[list[Message]] = [[]]
+
+        async def one() -> None:
+            before = draw.choice(ended)
+            asked = [*before, {"role": "user", "content": str(draw.randrange(4))}]
+            answers = await asyncio.gather(*[ask(opened, asked) for _ in range(draw.choice([1, 1, 2]))])
+            assert all(answer is answers[0] for answer in answers)
+            if answers[0].completion_tokens:
+                ended.append([*asked, answers[0].message])
+
+        for _ in range(6):
+            await asyncio.gather(*[one() for _ in range(draw.randrange(1, 4))])
+
+    _, opened = played(work, engine, requests=100, sequence=300)
+    check_exact(record(opened), engine)
