@@ -24,7 +24,7 @@ PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 PAD_ID, START_ID, END_ID = 256, 257, 258
 TOOL_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """Further tokens of an agent, which are text like any other."""
-POSITIONS, AGENT_POSITIONS = 64, 256
+POSITIONS, AGENT_POSITIONS = 64, 384
 AGENT_TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message.role == 'tool' -%}

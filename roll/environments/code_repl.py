@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+from roll.config.derived.environment_roles import MOST_STEPS
 from roll.environments.base import ENVIRONMENTS, Message, Observation, Step
 from roll.environments.tasks import task_of, with_more
 from roll.rewards.answers import final_text
@@ -39,7 +40,7 @@ class CodeRepl:
     def __init__(
         self,
         public_cases: int = 1,
-        max_steps: int = 4,
+        max_steps: int = MOST_STEPS["code_repl"],
         sandboxed: bool = True,
         python: str | None = None,
         cpu_seconds: int = 2,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from roll.environments.base import ENVIRONMENTS, Message, Observation, Step
-from roll.environments.written import ACTION_PATTERN, SYSTEM, TURN, ActionReader, Counter, Templates, legend, symbols
+from roll.config.derived.environment_roles import MOST_STEPS
+from roll.environments.base import ENVIRONMENTS, Observation, Step
+from roll.environments.written import GridWorld
 
 ACTIONS = ("Left", "Down", "Right", "Up")
 """A slippery lake carries the player also to those beside the one taken, each as often."""
@@ -66,83 +68,56 @@ def reached(lake: Lake) -> Iterator[Cell]:
 
 
 @ENVIRONMENTS.register("frozen_lake")
-class FrozenLake:
-    """A map for each seed. The state is the map as it is drawn. 1 at the goal, 0 in a hole and everywhere else."""
+@dataclass(kw_only=True, eq=False)
+class FrozenLake(GridWorld):
+    """A map for each seed. The state is the map as it is drawn. 1 at the goal, 0 in a hole and everywhere else.
 
-    malformed_calls = "step"
+    Raises:
+        ValueError: a value is not possible.
+    """
 
-    def __init__(
-        self,
-        size: int = 4,
-        p: float = 0.8,
-        is_slippery: bool = True,
-        max_steps: int = 10,
-        action_pattern: str = ACTION_PATTERN,
-        format_penalty: float = -0.01,
-        grid_lookup: Mapping[Any, str] | None = None,
-        grid_vocab: Mapping[str, str] | None = None,
-        env_instruction: str | None = None,
-        agent_system_template: str = SYSTEM,
-        agent_template: str = TURN,
-        max_response_length: int | None = None,
-    ) -> None:
-        """
-        Args:
-            size: of the map's side, in cells.
-            p: probability that a cell is ice.
-            is_slippery: a move goes where it is meant to, or to either side of that, each with probability 1/3.
-            max_steps: actions, unreadable ones included, after which the episode ends.
-            action_pattern: regular expression whose last group is the action.
-            format_penalty: reward of a message without an action that can be read.
-            grid_lookup: symbols of the map: 0 player, 1 ice, 2 hole, 3 goal, 4 player in a hole, 5 player on the goal.
-            grid_vocab: what the symbols mean, for the instruction.
-            env_instruction: stands before the first map.
-            agent_system_template: the system message; empty for none.
-            agent_template: of each turn, with {turn_idx}, {observation}, {actions_left}, {max_response_length}.
-            max_response_length: what the template says of it.
+    actions: ClassVar[Sequence[str]] = ACTIONS
+    usual_symbols: ClassVar[Mapping[int, str]] = LOOKUP
+    names: ClassVar[Mapping[int, str]] = NAMES
 
-        Raises:
-            ValueError: a value is not possible.
-        """
-        if not 2 <= size <= 64 or not 0 < p <= 1:
-            raise ValueError(f"size has to be 2 to 64 and p above 0 and at most 1; they are {size} and {p:g}")
-        self._size, self._p, self._slippery = size, p, is_slippery
-        self._lookup = symbols(grid_lookup, LOOKUP)
-        slips = " The ice is slippery: you may move in another direction than you intend." if is_slippery else ""
-        usual = (
-            f"You are solving the FrozenLake puzzle. Go to the goal, and avoid the holes.{slips} "
-            f"The symbols mean: {legend(self._lookup, grid_vocab, NAMES)}. "
-            f"Your available actions are: {', '.join(ACTIONS)}. Give one action in a turn, in the format <answer>Right</answer>."
-        )
-        instruction = usual if env_instruction is None else env_instruction
-        self._templates = Templates(instruction, agent_system_template, agent_template, max_steps, max_response_length)
-        self._read = ActionReader(action_pattern, ACTIONS)
-        self._counter = Counter(self._templates, format_penalty)
+    size: int = 4
+    """Of the map's side, in cells."""
+    p: float = 0.8
+    """Probability that a cell is ice."""
+    is_slippery: bool = True
+    """A move goes where it is meant to, or to either side of that, each with probability 1/3."""
+    max_steps: int = MOST_STEPS["frozen_lake"]
+    format_penalty: float = -0.01
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.size <= 64 or not 0 < self.p <= 1:
+            raise ValueError(f"size has to be 2 to 64 and p above 0 and at most 1; they are {self.size} and {self.p:g}")
+        super().__post_init__()
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
         """The map of a seed."""
         self._random = Random(seed)
-        self.lake = drawn(self._size, self._p, self._random)
+        self.lake = drawn(self.size, self.p, self._random)
         self.player = self.lake.start
         return self._templates.first(self.drawing())
 
-    def step(self, message: Message) -> Step:
-        """Move, if the message says where."""
-        action = self._read(str(message.get("content") or ""))
-        if action is None:
-            return self._counter.unreadable(self.drawing())
-        before, slip = self.player, self._random.choice((-1, 0, 1)) if self._slippery else 0
+    def _act(self, action: int) -> Step:
+        before, slip = self.player, self._random.choice((-1, 0, 1)) if self.is_slippery else 0
         self.player = self.lake.moved(before, (action + slip) % len(MOVES))
         is_solved = self.player == self.lake.goal
         is_over = is_solved or self.player in self.lake.holes
         return self._counter.moved(ACTIONS[action], self.drawing(), float(is_solved), self.player != before, is_over, is_solved)
+
+    def _task(self) -> str:
+        slips = " The ice is slippery: you may move in another direction than you intend." if self.is_slippery else ""
+        return f"You are solving the FrozenLake puzzle. Go to the goal, and avoid the holes.{slips}"
 
     def close(self) -> None:
         """Nothing is held."""
 
     def drawing(self) -> str:
         """The map, a line for each row."""
-        cells = range(self._size)
+        cells = range(self.size)
         return "\n".join("".join(self._lookup[self._code((row, column))] for column in cells) for row in cells)
 
     def _code(self, cell: Cell) -> int:

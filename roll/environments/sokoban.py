@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
-from roll.environments.base import ENVIRONMENTS, Message, Observation, Step
+from roll.config.derived.environment_roles import MOST_STEPS
+from roll.environments.base import ENVIRONMENTS, Observation, Step
 from roll.environments.sokoban_rooms import MOVES, Cell, Level, added, drawn
-from roll.environments.written import ACTION_PATTERN, SYSTEM, TURN, ActionReader, Counter, Templates, legend, symbols
+from roll.environments.written import GridWorld
 
 ACTIONS = ("Up", "Down", "Left", "Right")
 """In the order of MOVES."""
@@ -28,82 +30,58 @@ STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
 
 
 @ENVIRONMENTS.register("sokoban")
-class Sokoban:
-    """A room for each seed. The state is the room as it is drawn."""
+@dataclass(kw_only=True, eq=False)
+class Sokoban(GridWorld):
+    """A room for each seed. The state is the room as it is drawn.
 
-    malformed_calls = "step"
+    Raises:
+        ValueError: a value is not possible.
+    """
 
-    def __init__(
-        self,
-        dim_room: Sequence[int] = (6, 6),
-        num_boxes: int = 1,
-        search_depth: int = 300,
-        max_steps: int = 20,
-        action_pattern: str = ACTION_PATTERN,
-        format_penalty: float = -0.15,
-        grid_lookup: Mapping[Any, str] | None = None,
-        grid_vocab: Mapping[str, str] | None = None,
-        env_instruction: str | None = None,
-        agent_system_template: str = SYSTEM,
-        agent_template: str = TURN,
-        max_response_length: int | None = None,
-    ) -> None:
-        """
-        Args:
-            dim_room: rows and columns, walls included.
-            search_depth: moves backwards from the solved room, at most.
-            max_steps: actions, unreadable ones included, after which the episode ends.
-            action_pattern: regular expression whose last group is the action.
-            format_penalty: reward of a message without an action that can be read.
-            grid_lookup: symbols of the room: 0 wall, 1 floor, 2 target, 3 box on a target, 4 box, 5 player, 6 player on a target.
-            grid_vocab: what the symbols mean, for the instruction.
-            env_instruction: stands before the first room.
-            agent_system_template: the system message; empty for none.
-            agent_template: of each turn, with {turn_idx}, {observation}, {actions_left}, {max_response_length}.
-            max_response_length: what the template says of it.
+    actions: ClassVar[Sequence[str]] = ACTIONS
+    usual_symbols: ClassVar[Mapping[int, str]] = LOOKUP
+    names: ClassVar[Mapping[int, str]] = NAMES
 
-        Raises:
-            ValueError: a value is not possible.
-        """
-        if len(dim_room) != 2 or not all(5 <= length <= 64 for length in dim_room) or num_boxes < 1 or search_depth < 1:
-            problem = f"{list(dim_room)}, {num_boxes} and {search_depth}"
+    dim_room: Sequence[int] = (6, 6)
+    """Rows and columns, walls included."""
+    num_boxes: int = 1
+    search_depth: int = 300
+    """Moves backwards from the solved room, at most."""
+    max_steps: int = MOST_STEPS["sokoban"]
+    format_penalty: float = -0.15
+
+    def __post_init__(self) -> None:
+        sizes = self.dim_room
+        if len(sizes) != 2 or not all(5 <= length <= 64 for length in sizes) or self.num_boxes < 1 or self.search_depth < 1:
+            problem = f"{list(sizes)}, {self.num_boxes} and {self.search_depth}"
             raise ValueError(f"dim_room has to be two numbers of 5 to 64, num_boxes and search_depth at least 1; they are {problem}")
-        self._rows, self._columns = dim_room
-        self._boxes, self._depth = num_boxes, search_depth
-        self._lookup = symbols(grid_lookup, LOOKUP)
-        usual = (
-            "You are solving the Sokoban puzzle. You are the player, and push all boxes onto targets. "
-            "You cannot pull a box, nor push one into a wall or another box. "
-            f"The symbols mean: {legend(self._lookup, grid_vocab, NAMES)}. "
-            f"Your available actions are: {', '.join(ACTIONS)}. Give one action in a turn, in the format <answer>Right</answer>."
-        )
-        instruction = usual if env_instruction is None else env_instruction
-        self._templates = Templates(instruction, agent_system_template, agent_template, max_steps, max_response_length)
-        self._read = ActionReader(action_pattern, ACTIONS)
-        self._counter = Counter(self._templates, format_penalty)
+        super().__post_init__()
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
         """The room of a seed."""
-        self.level = drawn(self._rows, self._columns, self._boxes, self._depth, Random(seed))
+        rows, columns = self.dim_room
+        self.level = drawn(rows, columns, self.num_boxes, self.search_depth, Random(seed))
         return self._templates.first(self.drawing())
 
-    def step(self, message: Message) -> Step:
-        """Move, if the message says where."""
-        action = self._read(str(message.get("content") or ""))
-        if action is None:
-            return self._counter.unreadable(self.drawing())
+    def _act(self, action: int) -> Step:
         before, self.level = self.level, pushed(self.level, MOVES[action])
         gained = len(self.level.boxes & self.level.targets) - len(before.boxes & before.targets)
         is_solved = self.level.boxes == self.level.targets
         reward = STEP_REWARD + BOX_REWARD * gained + SOLVED_REWARD * is_solved
         return self._counter.moved(ACTIONS[action], self.drawing(), reward, self.level != before, is_solved, is_solved)
 
+    def _task(self) -> str:
+        return (
+            "You are solving the Sokoban puzzle. You are the player, and push all boxes onto targets. "
+            "You cannot pull a box, nor push one into a wall or another box."
+        )
+
     def close(self) -> None:
         """Nothing is held."""
 
     def drawing(self) -> str:
         """The room, a line for each row."""
-        rows, columns = range(self._rows), range(self._columns)
+        rows, columns = (range(length) for length in self.dim_room)
         return "\n".join("".join(self._lookup[_code(self.level, (row, column))] for column in columns) for row in rows)
 
 

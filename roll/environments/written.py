@@ -1,4 +1,4 @@
-"""Worlds whose actions the policy writes in its text: the templates of the messages, and how an action is read. Pure functions.
+"""Worlds of symbols whose actions the policy writes in its text: their keys, the templates of the messages, and how an action is read.
 
 The keys and placeholders are those of ROLL v0.2.1.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 import string
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from roll.environments.base import Message, Observation, Step
+from roll.environments.base import MalformedCalls, Message, Observation, Step
 
 ACTION_PATTERN = r"<answer>(.*?)</answer>"
 SYSTEM = "You are a good game player. You are aiming to get high reward in the game."
@@ -108,6 +109,72 @@ class Counter:
         is_over = is_over or self._steps >= self._templates.max_steps
         messages = () if is_over else self._templates.answer(happened, state, self._steps)
         return Step(messages, reward, is_over, counted, state)
+
+
+@dataclass(kw_only=True, eq=False)
+class GridWorld(ABC):
+    """A world of cells, drawn with symbols, in which each message of the policy is one action. Its fields are keys of `environment_args`.
+
+    Raises:
+        ValueError: a value is not possible.
+    """
+
+    malformed_calls: ClassVar[MalformedCalls] = "step"
+    actions: ClassVar[Sequence[str]]
+    """Their words, by number."""
+    usual_symbols: ClassVar[Mapping[int, str]]
+    """Of what is drawn, by number."""
+    names: ClassVar[Mapping[int, str]]
+    """The same in words."""
+
+    max_steps: int
+    """Actions, unreadable ones included, after which the episode ends."""
+    format_penalty: float
+    """Reward of a message without an action that can be read."""
+    action_pattern: str = ACTION_PATTERN
+    """Regular expression whose last group is the action."""
+    grid_lookup: Mapping[Any, str] | None = None
+    """Symbols other than the usual ones, by number."""
+    grid_vocab: Mapping[str, str] | None = None
+    """What the symbols mean, for the instruction."""
+    env_instruction: str | None = None
+    """Stands before the first state."""
+    agent_system_template: str = SYSTEM
+    """The system message; empty for none."""
+    agent_template: str = TURN
+    """Of each turn, with PLACEHOLDERS."""
+    max_response_length: int | None = None
+    """What the template says of it."""
+
+    def __post_init__(self) -> None:
+        self._lookup = symbols(self.grid_lookup, self.usual_symbols)
+        instruction = self._instruction() if self.env_instruction is None else self.env_instruction
+        self._templates = Templates(instruction, self.agent_system_template, self.agent_template, self.max_steps, self.max_response_length)
+        self._read = ActionReader(self.action_pattern, self.actions)
+        self._counter = Counter(self._templates, self.format_penalty)
+
+    def step(self, message: Message) -> Step:
+        """Do the action, if the message has one."""
+        action = self._read(str(message.get("content") or ""))
+        return self._counter.unreadable(self.drawing()) if action is None else self._act(action)
+
+    @abstractmethod
+    def drawing(self) -> str:
+        """The state, a line for each row."""
+
+    @abstractmethod
+    def _act(self, action: int) -> Step:
+        """Do the action of this number."""
+
+    @abstractmethod
+    def _task(self) -> str:
+        """What is to be done, for the instruction."""
+
+    def _instruction(self) -> str:
+        return (
+            f"{self._task()} The symbols mean: {legend(self._lookup, self.grid_vocab, self.names)}. "
+            f"Your available actions are: {', '.join(self.actions)}. Give one action in a turn, in the format <answer>Right</answer>."
+        )
 
 
 def symbols(given: Mapping[Any, str] | None, usual: Mapping[int, str]) -> dict[int, str]:

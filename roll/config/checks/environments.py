@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from roll.config.derived.environment_roles import ENVIRONMENTS, TOOL_USE, environment_of, own_tasks
+from roll.config.derived.environment_roles import ENVIRONMENTS, MOST_STEPS, TOOL_USE, environment_of, own_tasks
 from roll.config.derived.placement import judged_in_turn
 from roll.config.schema.environments import AgentConfig, EnvironmentConfig
 from roll.config.schema.rlvr import RlvrConfig
@@ -100,10 +100,15 @@ def _other_keys(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def environment_warnings(config: RlvrConfig) -> Iterator[str]:
-    """Environments that make the engines wait."""
+    """Environments that make the engines wait, and steps that are promised and cannot be taken."""
     episodes = config.rollout_batch_size * config.num_return_sequences_in_group
     for domain, section in config.environments.items():
         room = section.world_size * section.sessions_per_process
         if room < episodes and len(config.domains) == 1:
             wait = f"holds {room} episodes at a time, and a step has {episodes}: the others wait"
             yield f"{ENVIRONMENTS}{domain}: {wait}; raise sessions_per_process or world_size"
+        environment = environment_of(domain, section)
+        steps = section.environment_args.get("max_steps", MOST_STEPS[environment]) if environment in MOST_STEPS else 0
+        if isinstance(steps, int) and section.max_turns < steps:
+            ends = f"episodes end after {section.max_turns} turns, but its max_steps is {steps}, and the policy is told so"
+            yield f"{ENVIRONMENTS}{domain}.max_turns: {ends}; give max_turns={steps}, or lower environment_args.max_steps"

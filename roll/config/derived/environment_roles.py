@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from roll.config.shipped import known_environments
@@ -14,6 +15,8 @@ ENVIRONMENTS = "environments."
 """Of the names of groups that run environments."""
 TOOL_USE = "tool_use"
 """The environment of a domain that has tools or an agent alone."""
+MOST_STEPS: Mapping[str, int] = {"frozen_lake": 10, "sokoban": 20, "code_repl": 4}
+"""By environment in which each turn is a step: its `max_steps` if `environment_args` do not give it."""
 
 
 def own_tasks(config: RlvrConfig) -> dict[str, int]:

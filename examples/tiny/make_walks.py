@@ -1,0 +1,93 @@
+"""Writes walks over frozen lakes, from which the tiny world's agent learns to read a map, and hardly where to go.
+
+    python examples/tiny/make_walks.py FOLDER [--seed 0]
+
+writes FOLDER/walks.jsonl. In each turn the policy says what it sees, and moves: `02>31 LD Right`. It is in row 0, column 2, the goal in row
+3, column 1, which is to the left and down; it moves to the right. What it sees is right. Where it moves is drawn at random, but for one
+move in five, which is towards the goal. To go where the goal is, and around holes, is left to reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+from roll.data.tasks import FIRST_HELD_OUT
+from roll.environments.frozen_lake import ACTIONS, Cell, FrozenLake
+
+WALKS = 8000
+SENSIBLE = 0.2
+"""Share of the moves that are towards the goal; of the others some are by chance."""
+FIRST_SEED = 1 << 20
+"""Of their maps: others than those of training and of validation."""
+HELD_OUT = 128
+"""As `validation.rows` of tiny_frozen_lake.yaml. There are few maps of this size, so that seeds share some: those held out are left out."""
+LAKE = {
+    "size": 4,
+    "p": 0.8,
+    "is_slippery": False,
+    "max_steps": 4,
+    "format_penalty": 0.0,
+    "action_pattern": "Left|Down|Right|Up",
+    "env_instruction": "",
+    "agent_system_template": "",
+    "agent_template": "{observation}",
+}
+"""As `environment_args` of tiny_frozen_lake.yaml."""
+
+
+def seen(player: Cell, goal: Cell) -> str:
+    """Where the player and the goal are, and the first letters of the moves that lead nearer to it if no hole is in the way."""
+    down, right = goal[0] - player[0], goal[1] - player[1]
+    letters = "L" * (right < 0) + "D" * (down > 0) + "R" * (right > 0) + "U" * (down < 0)
+    return f"{player[0]}{player[1]}>{goal[0]}{goal[1]} {letters}"
+
+
+def walk(seed: int, draw: random.Random) -> list[dict[str, Any]]:
+    """The messages of one episode, whose last one is the policy's."""
+    world = FrozenLake(**LAKE)
+    said = [dict(message) for message in world.reset({}, seed).messages]
+    while True:
+        sight = seen(world.player, world.lake.goal)
+        towards = [action for action in ACTIONS if action[0] in sight]
+        action = draw.choice(towards if draw.random() < SENSIBLE else ACTIONS)
+        turn = {"role": "assistant", "content": f"{sight} {action}"}
+        step = world.step(turn)
+        said += [turn, *(dict(message) for message in step.messages)]
+        if step.done:
+            return said
+
+
+def drawing(seed: int) -> str:
+    """The map of a seed, as the policy sees it first."""
+    world = FrozenLake(**LAKE)
+    world.reset({}, seed)
+    return world.drawing()
+
+
+def write_walks(folder: Path, seed: int) -> None:
+    """Writes the file. The folder appears when it is whole; what stood there before is replaced."""
+    draw = random.Random(seed)
+    held_out = {drawing(FIRST_HELD_OUT + number) for number in range(HELD_OUT)}
+    seeds = (seed for seed in itertools.count(FIRST_SEED) if drawing(seed) not in held_out)
+    rows = [{"messages": walk(seed, draw)} for seed in itertools.islice(seeds, WALKS)]
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    (partial / "walks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(partial, folder)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    write_walks(given.folder, given.seed)

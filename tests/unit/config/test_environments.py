@@ -1,0 +1,33 @@
+"""What the plan warns of where environments are concerned."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.config.test_examples import planned
+
+LAKE = "environments.frozen_lake"
+
+
+@pytest.mark.parametrize(
+    ("words", "turns", "steps"),
+    [
+        ((), None, None),
+        ((f"{LAKE}.max_turns=7",), None, None),
+        ((f"{LAKE}.max_turns=3",), 3, 4),
+        ((f"{LAKE}.environment_args.max_steps=12",), 4, 12),
+        ((f"~{LAKE}.environment_args.max_steps",), 4, 10),  # the environment's own default
+        ((f"{LAKE}.environment=sokoban", f"~{LAKE}.environment_args.max_steps", f"{LAKE}.max_turns=19"), 19, 20),
+        ((f"{LAKE}.environment=sokoban", f"~{LAKE}.environment_args.max_steps", f"{LAKE}.max_turns=20"), None, None),
+        (("environments={sums: {environment: code_repl, rows: 4, max_turns: 3}}", "validation.rows={sums: 4}"), 3, 4),
+        ((f"{LAKE}.environment='my.worlds:Lake'", f"{LAKE}.max_turns=3"), None, None),  # a turn may be several of its steps
+    ],
+)
+def test_steps_that_no_episode_can_take_are_warned_of(words: tuple[str, ...], turns: int | None, steps: int | None) -> None:
+    _, plan = planned("tiny/tiny_frozen_lake", *words)
+    said = [warning for warning in plan.warnings if "max_turns" in warning]
+    assert len(said) == (turns is not None)
+    if said:
+        assert said[0].startswith("environments.")
+        assert f".max_turns: episodes end after {turns} turns, but its max_steps is {steps}, and the policy is told so" in said[0]
+        assert f"give max_turns={steps}, or lower environment_args.max_steps" in said[0]
