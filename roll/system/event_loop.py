@@ -32,18 +32,20 @@ class _Elsewhere(Generic[T]):
         self._error: BaseException | None = None
         self._task: asyncio.Task[T] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._begun = threading.Event()
+        self._begun, self._ended = threading.Event(), threading.Event()
 
     def result(self) -> T:
         """Run it; its result, or what it raised."""
         thread = threading.Thread(target=self._run, name="roll")
         thread.start()
         try:
-            thread.join()
+            self._ended.wait()  # a join that a signal's handler leaves takes the thread for ended
         except BaseException:
             self._cancel()
-            thread.join()
+            self._ended.wait()
             raise
+        finally:
+            thread.join()
         if self._error is not None:
             raise self._error
         return self._outcome[0]
@@ -55,6 +57,7 @@ class _Elsewhere(Generic[T]):
             self._error = error
         finally:
             self._begun.set()
+            self._ended.set()
 
     async def _entered(self) -> T:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.create_task(self._work())

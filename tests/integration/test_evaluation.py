@@ -68,7 +68,8 @@ def test_environments_of_a_run_are_evaluated(world: World, leaves_nothing: Calla
     found = evaluated(world, "player", "--limit", "4", folder="player/evaluations/step_1")
     [one] = found["sets"].values()
     assert one["prompts"] == 4 and one["estimates"]["accuracy"]["high"] > 0
-    assert (
-        "trajectories" in json.loads((world.folder / "agent/evaluations/step_1/samples.jsonl").read_text().splitlines()[0])["responses"][0]
-    )
+    lines = (world.folder / "player" / "evaluations" / "step_1" / "samples.jsonl").read_text().splitlines()
+    assert len(lines) == 4
+    paths = [response["trajectories"][0]["segments"] for line in lines for response in json.loads(line)["responses"]]
+    assert any([segment["role"] for segment in path[1:4]] == ["assistant", "environment", "assistant"] for path in paths)
     leaves_nothing()

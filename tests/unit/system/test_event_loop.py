@@ -1,0 +1,66 @@
+"""A coroutine is run to its end with and without a loop around it, and a signal ends it in both."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+
+from roll.system.event_loop import run_in_loop
+from tests import limits
+
+
+async def where() -> int:
+    await asyncio.sleep(0)
+    return threading.get_ident()
+
+
+def test_without_a_loop_it_runs_in_the_calling_thread() -> None:
+    assert run_in_loop(where) == threading.get_ident()
+
+
+def test_inside_a_loop_it_runs_in_a_loop_of_its_own() -> None:
+    async def cell() -> tuple[int, int]:
+        return run_in_loop(where), run_in_loop(where)
+
+    first, second = asyncio.run(cell())
+    assert threading.get_ident() not in (first, second)
+
+
+def test_what_it_raises_reaches_the_caller() -> None:
+    async def fail() -> None:
+        raise ValueError("the cause")
+
+    async def cell() -> None:
+        run_in_loop(fail)
+
+    with pytest.raises(ValueError, match="the cause"):
+        asyncio.run(cell())
+
+
+def test_a_signal_handler_that_raises_cancels_the_work_and_waits_for_its_end() -> None:
+    course: list[str] = []
+
+    async def work() -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        try:
+            await asyncio.sleep(limits.CALL)
+        finally:
+            course.append("closed")
+
+    async def cell() -> None:
+        run_in_loop(work)
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(cell())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert course == ["closed"]
