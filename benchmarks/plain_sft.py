@@ -27,7 +27,8 @@ from roll.config.schema.offline import SftConfig
 from roll.data.example_batch import given_batch
 from roll.data.sampler import ExampleSampler
 from roll.models.packed_inputs import packed_inputs
-from roll.pipeline.roles import aggregation, model_shape
+from roll.pipeline.role_models import model_shape
+from roll.pipeline.roles import aggregation
 from roll.pipeline.wire_offline import prepare_rows
 from roll.strategies.base import MicroBatch
 from roll.types import Sequences

@@ -14,7 +14,8 @@ from roll.data.example_batch import given_batch
 from roll.data.examples import Example
 from roll.models.student import student_loader
 from roll.pipeline.batches import Models
-from roll.pipeline.roles import Roles, check_same_tokens, model_path
+from roll.pipeline.role_models import check_same_tokens, model_path
+from roll.pipeline.roles import Roles
 from roll.pipeline.run_context import Prepared
 from roll.pipeline.wire_offline import OfflinePipeline, OtherModel, prepare_rows
 from roll.types import Metrics, TrainBatch

@@ -16,7 +16,8 @@ from roll.config.schema.offline import DpoConfig
 from roll.data.example_batch import given_batch, mismatched
 from roll.data.examples import Example
 from roll.pipeline.batches import Models
-from roll.pipeline.roles import Roles, check_same_tokens
+from roll.pipeline.role_models import check_same_tokens
+from roll.pipeline.roles import Roles
 from roll.pipeline.run_context import Prepared
 from roll.pipeline.wire_offline import OfflinePipeline, OtherModel, prepare_rows
 from roll.types import Metrics, Sequences, TrainBatch

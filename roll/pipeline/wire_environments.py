@@ -19,7 +19,7 @@ from roll.data.tasks import Joined, Prompts, Tasks
 from roll.gateway.episodes import Agent, AgentEpisodes
 from roll.gateway.server import Gateway, GatewayBounds
 from roll.gateway.trial import command_for
-from roll.pipeline.roles import model_path
+from roll.pipeline.role_models import model_path
 from roll.rollout.episode_groups import EpisodeGroups, SampledByDomain
 from roll.rollout.episodes import EpisodeLimits, Episodes, SessionGenerator, TokenLimits
 from roll.rollout.group import Generator, GroupSampler, Scorer, SingleTurns

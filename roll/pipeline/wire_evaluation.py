@@ -15,7 +15,8 @@ from roll.models.load import check_readable, load_tokenizer
 from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.evaluate import Evaluator
 from roll.pipeline.reward_trial import try_environments, try_rewards
-from roll.pipeline.roles import Roles, is_trainer_side, model_path
+from roll.pipeline.role_models import model_path
+from roll.pipeline.roles import Roles, is_trainer_side
 from roll.pipeline.wire_environments import Playing, gateway_of, listening, renderer_of
 from roll.pipeline.wire_reward_models import prepare_reward_models
 from roll.pipeline.wire_rlvr import evaluators, held_out_prompts, in_turn

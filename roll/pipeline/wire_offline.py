@@ -25,7 +25,8 @@ from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.learning import OnloadedTrainer
 from roll.pipeline.meter import meter_of
 from roll.pipeline.position import Position
-from roll.pipeline.roles import Roles, model_path
+from roll.pipeline.role_models import model_path
+from roll.pipeline.roles import Roles
 from roll.pipeline.run_context import Prepared, RunContext
 from roll.strategies.base import TrainResult
 from roll.strategies.settings import ModelLoader

@@ -13,7 +13,7 @@ from roll.data.example_batch import given_batch
 from roll.data.examples import Example, ExampleSequence
 from roll.models.score import load_scores, pad_token, scored_token
 from roll.pipeline.batches import Models
-from roll.pipeline.roles import model_path
+from roll.pipeline.role_models import model_path
 from roll.pipeline.run_context import Prepared
 from roll.pipeline.wire_offline import OfflinePipeline, prepare_rows
 from roll.types import Metrics, TrainBatch

@@ -24,7 +24,8 @@ from roll.data.conversations import answered_encoder, conversation_of, message_e
 from roll.errors import DataError, Fault
 from roll.models.load import load_tokenizer
 from roll.models.score import check_reward_model, pad_token, scored_token
-from roll.pipeline.roles import Roles, model_path, model_shape
+from roll.pipeline.role_models import model_path, model_shape
+from roll.pipeline.roles import Roles
 from roll.pipeline.sampling import sampling_of
 from roll.rewards.chat_api import ApiModel
 from roll.rewards.judge import Chat, Judge

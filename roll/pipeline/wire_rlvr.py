@@ -33,7 +33,8 @@ from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.learning import OnloadedTrainer
 from roll.pipeline.meter import Meter, engine_metrics, meter_of
 from roll.pipeline.reward_trial import try_environments, try_rewards
-from roll.pipeline.roles import Roles, check_same_tokens, model_path
+from roll.pipeline.role_models import check_same_tokens, model_path
+from roll.pipeline.roles import Roles
 from roll.pipeline.run_context import Prepared, RunContext
 from roll.pipeline.sampling import sampling_of
 from roll.pipeline.wire_critic import learning

@@ -20,7 +20,8 @@ from roll.models.flops import TrainingFlops
 from roll.models.load import load_policy
 from roll.models.score import load_scores
 from roll.pipeline import roles
-from roll.pipeline.roles import Roles, training_flops
+from roll.pipeline.role_models import training_flops
+from roll.pipeline.roles import Roles
 from roll.workers.cluster import ClusterSession
 
 HEAD = SHAPES["7b"]["vocab_size"] * SHAPES["7b"]["hidden_size"]
