@@ -136,6 +136,6 @@ def test_a_sweep_without_end_is_refused(refused_by_command: Callable[..., str]) 
 
 
 def test_what_is_secret_stands_in_no_message(refused: Callable[..., str]) -> None:
-    said = refused("+wandb_api_key=abcdefgh", "++system_envs.OPENAI_API_KEY=123456789", "+a.mlflow=http://me:abcdefgh@host/x")
+    said = refused("+wandb_api_key=abcdefgh", "++system_envs.OPENAI_API_KEY=[123456789]", "+a.mlflow=http://me:abcdefgh@host/x")
     assert "wandb_api_key" in said and "system_envs.OPENAI_API_KEY" in said and "http://me:***@host/x" in said
     assert "abcdefgh" not in said and "123456789" not in said

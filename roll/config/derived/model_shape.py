@@ -36,6 +36,12 @@ class Experts:
     has_shared_gate: bool = False
     """Whether a gate of one number weighs the shared part."""
 
+    def adapted(self, hidden: int) -> int:
+        """Parameters of an adapter of rank 1 on a layer's experts and router."""
+        routed = self.count * (2 * (hidden + 2 * self.size) + self.size + hidden)
+        shared = 3 * (hidden + self.shared_size) if self.shared_size else 0
+        return routed + shared + hidden + self.count + (hidden + 1) * self.has_shared_gate
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -128,11 +134,16 @@ class ModelShape:
     def adapter_parameters(self, lora_target: str, rank: int) -> int:
         """Parameters of LoRA adapters on comma-separated modules or `all-linear`; names of no linear layer count nothing.
 
-        Experts get none: transformers keeps all of a layer's in one tensor, which is no linear layer.
+        `all-linear` takes in experts and routers, as PEFT does: of all experts of a layer one tensor, where it gives gate and up together
+        twice the rank. Exact where every layer has experts; PEFT leaves out the MLPs of layers without, which count here.
         """
-        names = list(self.linears) if lora_target == "all-linear" else [name.strip() for name in lora_target.split(",")]
+        whole = lora_target == "all-linear"
+        names = list(self.linears) if whole else [name.strip() for name in lora_target.split(",")]
         layers = {name: self.dense_layers if name in MLP else self.num_hidden_layers for name in self.linears}
-        return sum(layers[name] * rank * sum(self.linears[name]) for name in names if name in self.linears)
+        adapted = sum(layers[name] * sum(self.linears[name]) for name in names if name in self.linears)
+        if whole and self.experts:
+            adapted += self.experts.layers * self.experts.adapted(self.hidden_size)
+        return rank * adapted
 
 
 def uneven_heads(heads: int, key_value_heads: int, ranks: int) -> str | None:
@@ -164,13 +175,13 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
     if not all(isinstance(values.get(name), int) and values[name] > 0 for name in NAMES):
         return None
     heads = values["num_attention_heads"]
-    qwen2 = values.get("model_type") == "qwen2"
+    has_bias = values.get("qkv_bias", values.get("model_type") in ("qwen2", "qwen2_moe"))
     return ModelShape(
         **{name: values[name] for name in NAMES},
         num_key_value_heads=values.get("num_key_value_heads") or heads,
         head_dim=values.get("head_dim") or values["hidden_size"] // heads,
         tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
-        attention_bias=bool(values.get("attention_bias", qwen2)),
+        attention_bias=bool(values.get("attention_bias", has_bias)),
         max_position_embeddings=values.get("max_position_embeddings"),
         qk_norm=str(values.get("model_type")).startswith("qwen3"),
         experts=_experts(values),
