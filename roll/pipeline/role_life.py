@@ -12,14 +12,15 @@ from roll.workers.role_signs import RoleSigns
 
 
 async def tell_signs(roles: Roles, life: Life) -> None:
-    """Until it is cancelled."""
+    """Look as long as anybody sees it, until it is cancelled."""
     asked = RoleSigns(RayNodes())
     while True:
-        groups = roles.all_groups
-        life.own([process.pid for group in groups.values() for process in group.processes()])
-        signs = await asyncio.gather(*(asked.of(group, _progress(roles.facades.get(name))) for name, group in groups.items()))
-        life.driver("all roles are ready" if roles.are_running else "starting the roles", is_busy=not roles.are_running)
-        life.show([sign for sign in signs if sign])
+        if life.is_seen:
+            groups = roles.all_groups
+            life.own([process.pid for group in groups.values() for process in group.processes()])
+            signs = await asyncio.gather(*(asked.of(group, _progress(roles.facades.get(name))) for name, group in groups.items()))
+            life.driver("all roles are ready" if roles.are_running else "starting the roles", is_busy=not roles.are_running)
+            life.show([sign for sign in signs if sign])
         await asyncio.sleep(TICK)
 
 

@@ -86,6 +86,11 @@ class Life:
             self._signs = {name: sign for name, sign in self._signs.items() if name == DRIVER} | {sign.role: sign for sign in signs}
             self._refresh()
 
+    @property
+    def is_seen(self) -> bool:
+        """Whether anybody sees the signs: until the first step, and in a terminal until the end."""
+        return self._is_awake or self._console.is_terminal
+
     def own(self, pids: Sequence[int]) -> None:
         """Processes of the roles, whose use of the machine is not the driver's."""
         self._others = list(pids)
@@ -135,7 +140,7 @@ class Life:
     def _tick(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the main thread's
         while not self._ended.wait(TICK):
-            if self._stage:
+            if self._stage and self.is_seen:
                 self._look_at_driver()
 
 
