@@ -1,3 +1,24 @@
-"""roll: RL post-training of language models with DeepSpeed, vLLM and Ray, composed with Hydra."""
+"""roll: RL post-training of language models with DeepSpeed, vLLM and Ray, composed with Hydra.
+
+`load_config`, `train`, `evaluate` and what they take and return are those of `roll/api.py`, which is imported when one of them is.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from roll.api import EvaluationResult as EvaluationResult
+    from roll.api import Request as Request
+    from roll.api import TrainResult as TrainResult
+    from roll.api import evaluate as evaluate
+    from roll.api import load_config as load_config
+    from roll.api import train as train
 
 __version__ = "0.1.0"
+PUBLIC = ("EvaluationResult", "Request", "TrainResult", "evaluate", "load_config", "train")
+
+
+def __getattr__(name: str) -> object:
+    if name in PUBLIC:
+        return getattr(import_module("roll.api"), name)
+    raise AttributeError(f"module 'roll' has no attribute '{name}'")

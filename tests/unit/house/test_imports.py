@@ -18,7 +18,7 @@ LINES = [
     {"rollout", "workers", "checkpoint", "tracking", "gateway"},
     {"pipeline", "export", "cluster", "doctor"},
     {"evaluation"},
-    {"evaluate"},
+    {"evaluate", "api"},
 ]
 HEIGHT = {name: height for height, line in enumerate(LINES) for name in line}
 ROOMS = ["shipped", "schema", "derived", "roll_v2", "load", "checks", "plan", "docs"]
@@ -64,6 +64,7 @@ def test_no_line_of_the_house_imports_from_above_it() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports roll.{target}"
         for path in SOURCES
+        if package(path) != "__init__"  # which gives the functions of roll/api.py
         for line, target in house_imports(path)
         if HEIGHT[target] > HEIGHT[package(path)]
     ]

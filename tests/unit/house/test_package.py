@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import re
+import subprocess
+import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import roll
+from tests import limits
 
 ROOT = Path(__file__).resolve().parents[3]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -22,9 +24,16 @@ def test_the_version_stands_in_one_place() -> None:
     assert ROOT / PYPROJECT["tool"]["hatch"]["version"]["path"] == Path(roll.__file__)
 
 
-def test_the_root_package_holds_a_docstring_and_the_version() -> None:
-    docstring, version = ast.parse(Path(roll.__file__).read_text(encoding="utf-8")).body
-    assert isinstance(docstring, ast.Expr) and ast.unparse(version) == f"__version__ = '{roll.__version__}'"
+def test_importing_roll_imports_nothing_else_and_gives_the_functions() -> None:
+    script = """
+import sys
+import roll
+print(sorted(name for name in sys.modules if name.startswith("roll.")), {"torch", "ray", "pydantic", "hydra"} & set(sys.modules))
+from roll import Request, evaluate, load_config, train
+print(load_config.__module__, evaluate.__module__, train.__module__)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=limits.PROCESS, check=True)
+    assert done.stdout.splitlines() == ["[] set()", "roll.api roll.api roll.api"]
 
 
 def test_the_changelog_has_a_dated_section_of_the_version() -> None:
