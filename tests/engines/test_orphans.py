@@ -36,7 +36,7 @@ def test_an_engine_does_not_outlive_a_worker_that_is_killed(tmp_path: Path) -> N
     file.write_text(PROGRAM)
     done = subprocess.run([sys.executable, str(file)], stdout=subprocess.PIPE, text=True, timeout=limits.PROCESS, check=False)
     assert done.returncode == -9
-    limits.until(lambda: not is_running(int(done.stdout)), "the engine ends with its worker", limits.END)
+    limits.until(lambda: not is_running(int(done.stdout.splitlines()[-1])), "the engine ends with its worker", limits.END)
 
 
 def is_running(pid: int) -> bool:
