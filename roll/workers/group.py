@@ -325,6 +325,7 @@ class WorkerGroup(Ranks[S]):
             if self._started and seconds:
                 await self._close(seconds)
         finally:
+            await self._look(range(len(self)))  # one that is replaced just now has made more since
             for actor in self._actors:
                 ray.kill(actor, no_restart=True)
             await asyncio.gather(*(asyncio.to_thread(leftovers.remove, GRACE) for leftovers in self._leftovers))

@@ -162,13 +162,20 @@ def leaves_nothing() -> Iterator[Callable[[], None]]:
     yield check
 
 
+def _in_container(pid: int) -> bool:
+    """Whether a process has another namespace of processes than this one: what runs in a container is not a test's."""
+    with suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid")
+    return False
+
+
 def _traces() -> dict[str, set[str]]:
     """Ray's, vLLM's and the rewards' processes; files in shared memory; temporary folders of runs and of Ray."""
     names = ("ray::", "raylet", "gcs_server", "EngineCore", "VLLM", "roll.rewards.child", "roll.environments.child", "roll.pipeline")
     processes = set()
     for process in psutil.process_iter(["pid", "name", "cmdline"]):
         line = f"{process.info['name']} {' '.join(process.info['cmdline'] or ())}"
-        if any(name in line for name in names):
+        if any(name in line for name in names) and not _in_container(process.info["pid"]):
             processes.add(f"{process.info['pid']} {line[:120]}")
     temporary = {path.name for path in Path(os.environ.get("TMPDIR", "/tmp")).iterdir() if path.name.startswith(("roll-", "ray"))}
     return {"processes": processes, "shared memory": {path.name for path in Path("/dev/shm").iterdir()}, "temporary": temporary}
