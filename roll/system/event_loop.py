@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -32,27 +33,29 @@ class _Elsewhere(Generic[T]):
         self._error: BaseException | None = None
         self._task: asyncio.Task[T] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._begun, self._ended = threading.Event(), threading.Event()
+        self._refused = False
+        self._allowed, self._begun, self._ended = threading.Event(), threading.Event(), threading.Event()
 
     def result(self) -> T:
         """Run it; its result, or what it raised."""
         thread = threading.Thread(target=self._run, name="roll")
-        thread.start()
         try:
+            thread.start()  # a signal's handler may raise in here too: the work begins only once this has returned
+            self._allowed.set()
             self._ended.wait()  # a join that a signal's handler leaves takes the thread for ended
         except BaseException:
             self._cancel()
-            self._ended.wait()
             raise
-        finally:
-            thread.join()
+        thread.join()
         if self._error is not None:
             raise self._error
         return self._outcome[0]
 
     def _run(self) -> None:
+        self._allowed.wait()
         try:
-            self._outcome.append(asyncio.run(self._entered()))
+            if not self._refused:
+                self._outcome.append(asyncio.run(self._entered()))
         except BaseException as error:
             self._error = error
         finally:
@@ -65,6 +68,14 @@ class _Elsewhere(Generic[T]):
         return await self._task
 
     def _cancel(self) -> None:
+        """Cancel the work and wait for its end. Work that has not been allowed to begin never begins."""
+        if not self._allowed.is_set():
+            self._refused = True
+            self._allowed.set()
+            return
+        self._allowed.set()  # the handler may have raised between the flag and its notice
         self._begun.wait()
-        if self._loop is not None and self._task is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._task.cancel)
+        if self._loop is not None and self._task is not None:
+            with suppress(RuntimeError):  # the loop is closed: the work has ended by itself
+                self._loop.call_soon_threadsafe(self._task.cancel)
+        self._ended.wait()

@@ -64,3 +64,29 @@ def test_a_signal_handler_that_raises_cancels_the_work_and_waits_for_its_end() -
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert course == ["closed"]
+
+
+def test_a_signal_handler_that_raises_while_the_thread_starts_keeps_the_work_from_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Thread.start` waits for the thread, so a handler may raise out of it although the thread runs."""
+    course: list[str] = []
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        threads.append(thread)
+        raise KeyboardInterrupt
+
+    async def work() -> None:
+        course.append("begun")
+
+    async def cell() -> None:
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        run_in_loop(work)
+
+    threads: list[threading.Thread] = []
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(cell())
+    for thread in threads:
+        thread.join(limits.CALL)
+    assert [thread.is_alive() for thread in threads] == [False]
+    assert course == []
