@@ -8,7 +8,9 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,8 +74,17 @@ class ClusterSession:
             yield
 
     async def _watch(self) -> None:
+        """In a thread: a call to a stopped GCS holds the event loop until the GCS is killed."""
+        left = threading.Event()
+        with ThreadPoolExecutor(1, "ray-heads") as thread:
+            try:
+                await asyncio.get_running_loop().run_in_executor(thread, self._look, left)
+            finally:
+                left.set()
+
+    def _look(self, left: threading.Event) -> None:
         stopped = dict.fromkeys(self.heads, 0)
-        while True:
+        while not left.wait(LOOK_EVERY):
             for head in self.heads:
                 stopped[head] = stopped[head] + 1 if is_stopped(head) else 0
                 if stopped[head] >= LOOKS_STOPPED:
@@ -85,7 +96,6 @@ class ClusterSession:
                     raise _head_lost(
                         head, "died", "logs/ray has what it said; if nothing, it was killed: the host's memory may have run out"
                     )
-            await asyncio.sleep(LOOK_EVERY)
 
 
 def is_stopped(process: psutil.Process) -> bool:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -20,6 +24,16 @@ import subprocess, sys, time
 print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]).pid, flush=True)
 time.sleep(3600)
 """
+
+
+@contextmanager
+def asleep() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that does nothing, killed at the end."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def is_running(pid: int) -> bool:
@@ -59,7 +73,7 @@ def test_a_start_that_is_cut_off_leaves_nothing(
 
 def test_the_death_of_a_head_ends_the_work_and_is_its_cause(tmp_path: Path) -> None:
     """Ray itself would end this process a minute after the death of its GCS, with nothing put in order."""
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]) as head:
+    with asleep() as head:
         session = cluster.ClusterSession(tmp_path, tmp_path, tmp_path, [psutil.Process(head.pid)])
         reached: list[str] = []
 
@@ -77,24 +91,46 @@ def test_the_death_of_a_head_ends_the_work_and_is_its_cause(tmp_path: Path) -> N
     assert reached == ["work that ends by itself"]
 
 
-def test_a_head_that_is_stopped_ends_the_work_and_one_that_goes_on_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_stays_stopped_ends_the_work_also_while_the_event_loop_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call to a stopped GCS returns only when the GCS is killed."""
     monkeypatch.setattr(cluster, "LOOK_EVERY", limits.LOOK)
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]) as process:
-        head = psutil.Process(process.pid)
-        session = cluster.ClusterSession(tmp_path, tmp_path, tmp_path, [head])
+    with asleep() as process:
+        session = cluster.ClusterSession(tmp_path, tmp_path, tmp_path, [psutil.Process(process.pid)])
 
         async def work() -> None:
             async with session.watched():
-                head.suspend()
-                await asyncio.sleep(limits.LOOK * cluster.LOOKS_STOPPED / 2)
-                head.resume()
-                await asyncio.sleep(limits.LOOK * cluster.LOOKS_STOPPED)
-                head.suspend()
+                await asyncio.sleep(0)  # the watch begins
+                process.send_signal(signal.SIGSTOP)
+                process.wait(limits.END)  # as the call: nothing else runs in this loop meanwhile
                 await asyncio.sleep(limits.CALL)
 
         with pytest.raises(cluster.ClusterUnavailable, match=r"Ray: its process .* on this host was stopped \(SIGSTOP\)"):
             asyncio.run(work())
-        process.wait(limits.END)
+
+
+def test_a_head_that_goes_on_in_between_is_not_taken_for_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks are counted in a row: here the most that are borne, one that finds it running, and as many again."""
+    most = cluster.LOOKS_STOPPED - 1
+    looks = iter([True] * most + [False] + [True] * most)
+    seen = threading.Event()
+
+    def is_stopped(_: psutil.Process) -> bool:
+        stopped = next(looks, None)
+        if stopped is None:
+            seen.set()
+        return bool(stopped)
+
+    monkeypatch.setattr(cluster, "LOOK_EVERY", limits.LOOK)
+    monkeypatch.setattr(cluster, "is_stopped", is_stopped)
+    with asleep() as process:
+        session = cluster.ClusterSession(tmp_path, tmp_path, tmp_path, [psutil.Process(process.pid)])
+
+        async def work() -> bool:
+            async with session.watched():
+                return await asyncio.to_thread(seen.wait, limits.END)
+
+        assert asyncio.run(work())
+        assert process.poll() is None
 
 
 def test_what_fails_while_the_heads_are_watched_keeps_its_own_cause(tmp_path: Path) -> None:
