@@ -1,0 +1,207 @@
+"""`python -m roll.data.prepare SET [--source FOLDER] [--output FOLDER]`: a public data set as files that the examples read.
+
+Exit status: 0 done, 2 the set cannot be read or written, 3 it failed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import shutil
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from roll.data.json_text import parsed
+from roll.data.public_sets import SETS, AnotherLayout, LeftOut, PreparedRow, PublicSet
+from roll.errors import INTERRUPTED, PART_FAILED, DataError, Fault, RollError
+
+TRAIN, VALIDATION, TEST = "train.jsonl", "validation.jsonl", "test.jsonl"
+REPEATED = "that ask what an earlier row asks"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the command line asks for."""
+
+    name: str
+    """Of a set in `SETS`."""
+    source: str
+    """A folder with a copy of the set, or a Hub name."""
+    output: Path
+    validation: int
+    """Rows that are held out of the training split."""
+    seed: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What was written."""
+
+    rows: Mapping[str, int]
+    """By file."""
+    left_out: Mapping[str, Mapping[str, int]]
+    """By split of the source, the rows of each reason."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prepare the set that the command line names; the exit status."""
+    given = parser().parse_args(argv)
+    public = SETS[given.set]
+    wish = Wish(given.set, given.source or public.hub_name, given.output or Path("data") / given.set, given.validation, given.seed)
+    try:
+        print(summary(wish, prepare(wish)))
+    except RollError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+        return PART_FAILED
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the command line may say."""
+    sets = "\n".join(f"  {name}: {public.hub_name}\n    {public.holds}" for name, public in SETS.items())
+    found = argparse.ArgumentParser(
+        "python -m roll.data.prepare",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Write a public data set as train.jsonl, validation.jsonl and test.jsonl.",
+        epilog=f"sets:\n{sets}",
+    )
+    found.add_argument("set", choices=SETS, help="name of the set")
+    found.add_argument("--source", help="folder with a copy of the set, or another Hub name with its splits and columns (the Hub)")
+    found.add_argument("--output", type=Path, help="folder that does not exist yet (data/SET)")
+    found.add_argument("--validation", type=_count, default=256, help="rows of the training split to hold out (256)")
+    found.add_argument("--seed", type=int, default=42, help="decides which rows are held out (42)")
+    return found
+
+
+def prepare(wish: Wish) -> Prepared:
+    """Write `wish.output`, whole or not at all. The same source and seed give the same files.
+
+    The test split comes first: a row of the training split that asks what one of the test split asks is left out.
+
+    Raises:
+        DataError: the source cannot be read or has another layout, too few rows are left, or the folder exists or cannot be made.
+    """
+    public = SETS[wish.name]
+    with _whole(wish.output) as folder:
+        seen: set[bytes] = set()
+        tested, test_left_out = _write(folder / TEST, _rows(wish, public, public.test), seen)
+        usable, train_left_out = _write(folder / TRAIN, _rows(wish, public, public.train), seen)
+        for split, rows, least in ((public.test, tested, 1), (public.train, usable, wish.validation + 1)):
+            if rows < least:
+                problem = f"{rows} rows of the split '{split}' can be used, and at least {least} are needed"
+                raise DataError([Fault(wish.source, problem, "give a larger copy of the set, or a smaller --validation")])
+        _hold_out(folder, frozenset(random.Random(wish.seed).sample(range(usable), wish.validation)))
+    rows = {TRAIN: usable - wish.validation, VALIDATION: wish.validation, TEST: tested}
+    return Prepared(rows, {public.train: train_left_out, public.test: test_left_out})
+
+
+def summary(wish: Wish, prepared: Prepared) -> str:
+    """A line for each file, and one for each split of which rows were left out."""
+    public = SETS[wish.name]
+    origin = {TRAIN: public.train, VALIDATION: f"{public.train}, drawn with seed {wish.seed}", TEST: public.test}
+    lines = [f"{wish.output / file}: {rows:,} row(s) of {wish.source}, split {origin[file]}" for file, rows in prepared.rows.items()]
+    for split, reasons in prepared.left_out.items():
+        lines += [f"left out of the split {split}: {rows:,} row(s) {reason}" for reason, rows in sorted(reasons.items())]
+    return "\n".join(lines)
+
+
+def _rows(wish: Wish, public: PublicSet, split: str) -> Iterator[PreparedRow | LeftOut]:
+    """What becomes of each row of a split, in order.
+
+    Raises:
+        DataError: the source cannot be read, or a row is not laid out as the set is.
+    """
+    from roll.data.sources import find_sources  # Here, so that `--help` does not import datasets.
+
+    try:
+        sources = find_sources(wish.source, split)
+    except DataError as error:
+        remedy = f"give --source a folder with a copy of {public.hub_name}, splits {public.train} and {public.test}; or check the network"
+        raise DataError([Fault(fault.place, fault.problem, remedy) for fault in error.faults]) from error
+    for source in sources:
+        for raw in source.rows():
+            place = f"{source.name}:{raw.number}"
+            if raw.problem:
+                raise DataError([Fault(place, raw.problem, f"give an undamaged copy of {public.hub_name}")])
+            try:
+                yield public.convert(parsed(raw.text))
+            except LeftOut as reason:
+                yield reason
+            except AnotherLayout as error:
+                raise DataError([Fault(place, str(error), f"give a copy of {public.hub_name}, as the Hub has it")]) from error
+
+
+def _write(file: Path, rows: Iterator[PreparedRow | LeftOut], seen: set[bytes]) -> tuple[int, Counter[str]]:
+    """Write the rows that can be used and ask something new, and add what they ask to `seen`: how many, and the others by reason."""
+    written, left_out = 0, Counter[str]()
+    with file.open("w", encoding="utf-8") as lines:
+        for row in rows:
+            if isinstance(row, LeftOut):
+                left_out[str(row)] += 1
+                continue
+            key = hashlib.sha256(row.key.encode("utf-8", "surrogatepass")).digest()
+            if key in seen:
+                left_out[REPEATED] += 1
+                continue
+            seen.add(key)
+            lines.write(json.dumps(row.columns) + "\n")
+            written += 1
+    return written, left_out
+
+
+def _hold_out(folder: Path, numbers: frozenset[int]) -> None:
+    """Move these lines, counted from 0, from the training file into the validation file."""
+    whole = (folder / TRAIN).rename(folder / "whole.jsonl")
+    train, validation = folder / TRAIN, folder / VALIDATION
+    with whole.open(encoding="utf-8") as lines, train.open("w", encoding="utf-8") as rest, validation.open("w", encoding="utf-8") as drawn:
+        for number, line in enumerate(lines):
+            (drawn if number in numbers else rest).write(line)
+    whole.unlink()
+
+
+@contextmanager
+def _whole(out: Path) -> Iterator[Path]:
+    """A folder beside `out`, which gets its name when all is in it, and is removed if that fails.
+
+    Raises:
+        DataError: `out` exists, or there can be no such folder.
+    """
+    if out.exists():
+        raise DataError([Fault("--output", f"'{out}' exists", "give a folder that does not exist, or remove it")])
+    aside = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+    except OSError as error:
+        problem = f"'{out}' cannot be made: {error}"
+        raise DataError([Fault("--output", problem, "give a folder in a place that you can write to")]) from error
+    try:
+        yield aside
+        aside.rename(out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _count(text: str) -> int:
+    """A whole number of at least 0. Raises ArgumentTypeError for any other text."""
+    if text.isdecimal():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 0")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

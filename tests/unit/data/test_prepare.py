@@ -1,0 +1,212 @@
+"""`python -m roll.data.prepare`, on copies in the public layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+
+from roll.data.prepare import TEST, TRAIN, VALIDATION, Wish, main, prepare
+from roll.data.public_sets import SETS, AnotherLayout, LeftOut, conversation, gsm8k, preferences
+from roll.rewards.answers import last_boxed
+from roll.rewards.math_rule import math_rule
+from roll.types import Prompt
+from tests.unit.data.public_copies import gsm8k_row, pair_row, write_capybara, write_gsm8k, write_ultrafeedback
+
+FILES = (TRAIN, VALIDATION, TEST)
+WRITERS = {"gsm8k": write_gsm8k, "ultrafeedback": write_ultrafeedback, "capybara": write_capybara}
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def wish(name: str, source: Path, output: Path, validation: int = 4, seed: int = 42) -> Wish:
+    return Wish(name, str(source), output, validation, seed)
+
+
+def test_a_problem_of_gsm8k_by_hand() -> None:
+    answer = "Ann sold 48/2 = <<48/2=24>>24 clips in May.\nAltogether 48+24 = <<48+24=72>>72 clips.\n#### 72"
+    row = gsm8k({"question": " How many clips did Ann sell?\n", "answer": answer})
+    assert row.key == "How many clips did Ann sell?"
+    assert row.columns == {
+        "prompt": "How many clips did Ann sell?\nReason step by step, and put the final answer within \\boxed{}.",
+        "response": "Ann sold 48/2 = 24 clips in May.\nAltogether 48+24 = 72 clips.\nThe final answer is \\boxed{72}.",
+        "ground_truth": "72",
+        "tag": "math_rule",
+    }
+
+
+@pytest.mark.parametrize(
+    ("end", "number"),
+    [("18", "18"), ("1,080", "1080"), ("2,125,000", "2125000"), ("-3", "-3"), ("$5", "5"), ("0.75", "0.75"), (".5", ".5")],
+)
+def test_the_reference_answer_is_a_number_that_its_own_solution_is_right_by(end: str, number: str) -> None:
+    columns = gsm8k({"question": "How many?", "answer": f"Count.\n#### {end}"}).columns
+    assert columns["ground_truth"] == number == last_boxed(columns["response"])
+    prompt = Prompt(0, np.array([1]), str(columns["prompt"]), "math_rule", columns)
+    assert math_rule(prompt, str(columns["response"]), columns).value == 1.0
+    assert math_rule(prompt, "It is \\boxed{123456}.", columns).value == 0.0
+
+
+@pytest.mark.parametrize("answer", ["no mark 5", "Count.\n####", "Count.\n#### five", "Count.\n#### 5 apples", "Count.\n#### 1/2"])
+def test_a_problem_without_a_number_is_left_out(answer: str) -> None:
+    with pytest.raises(LeftOut, match="without a number behind '####'"):
+        gsm8k({"question": "How many?", "answer": answer})
+
+
+def test_a_pair_by_hand() -> None:
+    row = preferences(pair_row(1))
+    assert row.columns == {
+        "messages": [{"role": "user", "content": "Name 1 colours."}],
+        "chosen": "Red, and 0 others.",
+        "rejected": "No.",
+        "margin": 6.0,
+    }
+
+
+def changed(column: str, content: str) -> dict[str, Any]:
+    row = pair_row(1)
+    return row | {column: [row[column][0], {"role": "assistant", "content": content}]}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (pair_row(2), "whose chosen response has no higher score"),
+        (pair_row(1) | {"score_chosen": 1.0}, "whose chosen response has no higher score"),
+        (changed("chosen", "No."), "with the same response twice"),
+        (changed("rejected", " "), "with an empty response"),
+    ],
+)
+def test_a_pair_that_teaches_nothing_is_left_out(row: dict[str, Any], reason: str) -> None:
+    with pytest.raises(LeftOut, match=reason):
+        preferences(row)
+
+
+def test_conversations_end_with_an_answer() -> None:
+    question, answer = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day."}
+    system = {"role": "system", "content": ""}
+    assert conversation({"messages": [system, question, answer], "num_turns": 1}).columns == {"messages": [system, question, answer]}
+    for messages, reason in (
+        ([question], "do not end with an answer"),
+        ([answer], "do not end with an answer"),
+        ([question, answer, question], "do not end with an answer"),
+        ([question, answer | {"content": ""}], "an empty message"),
+    ):
+        with pytest.raises(LeftOut, match=reason):
+            conversation({"messages": messages})
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "problem"),
+    [
+        ("gsm8k", {"problem": "x", "answer": "#### 1"}, "there is no column 'question'; the row has: problem, answer"),
+        ("gsm8k", {"question": "x", "answer": 5}, "'answer' is not a text"),
+        ("ultrafeedback", pair_row(1) | {"chosen": "text"}, "'chosen' is not a list of messages"),
+        ("ultrafeedback", pair_row(1) | {"chosen": pair_row(3)["chosen"]}, "differ in their last message alone"),
+        ("ultrafeedback", pair_row(1) | {"score_chosen": None}, "there is no column 'score_chosen'"),
+        ("capybara", {"messages": [{"from": "human", "value": "x"}]}, "'messages' holds a message without a text as 'role' and 'content'"),
+    ],
+)
+def test_another_layout_is_told(name: str, row: dict[str, Any], problem: str) -> None:
+    with pytest.raises(AnotherLayout) as raised:
+        SETS[name].convert(row)
+    assert problem in str(raised.value)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_files_share_no_question_and_lose_none(name: str, tmp_path: Path) -> None:
+    source = WRITERS[name](tmp_path / "copy")
+    done = prepare(wish(name, source, tmp_path / "out"))
+    rows = {file: lines(tmp_path / "out" / file) for file in FILES}
+    assert {file: len(found) for file, found in rows.items()} == done.rows
+    assert done.rows[VALIDATION] == 4
+    asked = [
+        json.dumps(row.get("prompt") or (row["messages"] if "chosen" in row else row["messages"][:-1]))
+        for file in FILES
+        for row in rows[file]
+    ]
+    assert len(set(asked)) == len(asked)
+    read = {
+        split: len(datasets.load_dataset("parquet", data_files=str(next(source.rglob(f"{split}-*"))), split="train"))
+        for split in done.left_out
+    }
+    train, test = SETS[name].train, SETS[name].test
+    assert done.rows[TRAIN] + done.rows[VALIDATION] + sum(done.left_out[train].values()) == read[train]
+    assert done.rows[TEST] + sum(done.left_out[test].values()) == read[test]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "out"], "no partial folder is left"
+
+
+def test_the_seed_decides_which_rows_are_held_out(tmp_path: Path) -> None:
+    source = write_gsm8k(tmp_path / "copy")
+    for folder, seed in (("one", 1), ("again", 1), ("two", 2)):
+        prepare(wish("gsm8k", source, tmp_path / folder, seed=seed))
+    one, again, two = ({file: (tmp_path / folder / file).read_bytes() for file in FILES} for folder in ("one", "again", "two"))
+    assert one == again
+    assert one[TEST] == two[TEST] and one[VALIDATION] != two[VALIDATION]
+
+
+def test_what_repeats_or_stands_in_the_test_split_is_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "copy").mkdir()
+    questions = {"train": [1, 2, 3, 3, 4, 5, 6], "test": [6, 7, 7]}
+    for split, numbers in questions.items():
+        rows = [gsm8k_row(number, 1) for number in numbers]
+        rows[0] |= {"answer": "none"} if split == "train" else {}
+        (tmp_path / "copy" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "out"
+    assert main(["gsm8k", "--source", str(tmp_path / "copy"), "--output", str(out), "--validation", "2"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{out}/train.jsonl: 2 row(s) of {tmp_path}/copy, split train",
+        f"{out}/validation.jsonl: 2 row(s) of {tmp_path}/copy, split train, drawn with seed 42",
+        f"{out}/test.jsonl: 2 row(s) of {tmp_path}/copy, split test",
+        "left out of the split train: 2 row(s) that ask what an earlier row asks",
+        "left out of the split train: 1 row(s) without a number behind '####'",
+        "left out of the split test: 1 row(s) that ask what an earlier row asks",
+    ]
+    assert [row["ground_truth"] for row in lines(out / TEST)] == ["7", "8"]
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "problem", "remedy"),
+    [
+        (["gsm8k", "--output", "there"], "--output", "'there' exists", "give a folder that does not exist"),
+        (
+            ["gsm8k", "--source", "nowhere/at/all"],
+            "nowhere/at/all",
+            "there is no such file or folder",
+            "a folder with a copy of openai/gsm8k:main",
+        ),
+        (["ultrafeedback", "--source", "copy"], "copy", "has no files of the split 'test_prefs'", "splits train_prefs and test_prefs"),
+        (["capybara", "--source", "copy"], "test-00000-of-00001.parquet:1", "there is no column 'messages'", "a copy of trl-lib/Capybara"),
+        (
+            ["gsm8k", "--source", "copy", "--validation", "40"],
+            "copy",
+            "40 rows of the split 'train' can be used, and at least 41",
+            "smaller",
+        ),
+        (["gsm8k", "--source", "copy", "--output", "there/file/out"], "--output", "cannot be made", "you can write to"),
+    ],
+)
+def test_what_cannot_be_prepared_is_refused_and_leaves_no_file(
+    words: list[str],
+    place: str,
+    problem: str,
+    remedy: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_gsm8k(tmp_path / "copy")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").touch()
+    before = set(tmp_path.rglob("*"))
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert all(part in told for part in (place, problem, remedy)), told
+    assert set(tmp_path.rglob("*")) - {tmp_path / "data"} == before
