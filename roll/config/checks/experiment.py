@@ -249,9 +249,16 @@ def experiment_warnings(config: Config) -> list[str]:
         warnings.append("validation: given, but eval_steps is 0, so it never runs")
     if "num_train_epochs" in config.actor_train.training_args.model_fields_set:
         warnings.append("actor_train.training_args.num_train_epochs: has no effect here; RLVR ends after max_steps")
-    if config.reference and uses_reference(config) and config.actor_train.model_args.lora_target and _is_start(config):
-        warnings.append("reference: with LoRA, actor_train with its adapter off is the same policy; without this block its memory is free")
     return warnings
+
+
+def experiment_notes(config: Config) -> list[str]:
+    """What works as it is, and could be had with less."""
+    if not isinstance(config, RlvrConfig) or not (config.reference and uses_reference(config)):
+        return []
+    if config.actor_train.model_args.lora_target and _is_start(config):
+        return ["reference: with LoRA, actor_train with its adapter off is the same policy; without this block its memory is free"]
+    return []
 
 
 def _is_start(config: RlvrConfig) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from roll.config.checks.deepspeed import deepspeed_faults
-from roll.config.checks.experiment import experiment_faults, experiment_warnings, uses_reference
+from roll.config.checks.experiment import experiment_faults, experiment_notes, experiment_warnings, uses_reference
 from roll.config.checks.sequence_parallel import sequence_parallel_faults
 from roll.config.checks.tensor_parallel import tensor_parallel_faults
 from roll.config.derived.batch import BatchPlan, batch_faults, plan_batch
@@ -89,6 +89,7 @@ def _plan(config: Config, found: Found, warnings: list[str]) -> Plan:
     batch = plan_batch(config)
     reference = _reference(config)
     models = {name: role for name, role in model_roles(config).items() if name != "reference" or reference == "role"}
+    notes = (*found.notes, *experiment_notes(config))
     roles = {name: place(name, role, batch.longest_example) for name, role in models.items()}
     memory = {
         name: estimate(roles[name], role, found.shapes[name], batch.longest_example)
@@ -114,7 +115,7 @@ def _plan(config: Config, found: Found, warnings: list[str]) -> Plan:
         for name, role in models.items()
         if name in memory and name in taking_turns
     }
-    return Plan(roles, batch, reference, nodes, memory, taking_turns, tuple(found.notes), tuple(warnings), found.environment)
+    return Plan(roles, batch, reference, nodes, memory, taking_turns, notes, tuple(warnings), found.environment)
 
 
 def _reference(config: Config) -> ReferencePlan:

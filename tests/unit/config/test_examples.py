@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig
@@ -55,14 +58,43 @@ def planned(*words: str) -> tuple[Config, Plan]:
     return job
 
 
+def texts(value: Any) -> Iterator[str]:
+    """Every text in nested mappings and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from texts(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from texts(item)
+
+
+def lay_inputs(config: Config) -> None:
+    """Write what an experiment reads of this machine into the working directory: rows, templates of judges, models."""
+    model = (examples_folder() / "models" / "Qwen" / "Qwen2.5-0.5B" / "config.json").read_text()
+    for name in texts(config.model_dump(exclude={"output_dir"})):
+        path = Path(name)
+        if path.parts[:1] in (("data",), ("output",)) and path.parts[1:]:
+            file, text = (path, "{response}") if path.suffix else (path / "config.json", model)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+
+
 @pytest.mark.parametrize("name", experiments())
-def test_an_example_plans_without_a_warning_about_its_keys(name: str, recwarn: pytest.WarningsRecorder) -> None:
+def test_an_example_plans_without_a_warning(
+    name: str, recwarn: pytest.WarningsRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its rows and models are; where they are not, that is all that is told."""
+    monkeypatch.chdir(tmp_path)
     config, plan = planned(name)
+    assert [warning for warning in plan.warnings if ": there is no f" not in warning] == []
+    lay_inputs(config)
+    config, plan = planned(name)
+    assert plan.warnings == ()
     assert [str(warning.message) for warning in recwarn] == []
     assert plan.roles
     step, update = plan.batch.sequences_per_step, plan.batch.sequences_per_update
     assert step % update == 0
-    assert not any("unknown" in warning for warning in plan.warnings)
     assert config.output_dir
 
 
