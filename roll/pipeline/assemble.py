@@ -42,6 +42,7 @@ from roll.tracking.jsonl import JsonlTracker
 from roll.tracking.life import Life
 from roll.tracking.logs import RunLog
 from roll.tracking.run import open_named
+from roll.tracking.start import write_start
 from roll.workers.cluster import cluster
 from roll.workers.guarded import guarded
 
@@ -87,6 +88,7 @@ def run(config: Config, plan: Plan, life: Life) -> None:
             print(f"{prepared.rows} rows, {plan.batch.sequences_per_step} a step: {steps} steps", flush=True)
         ending.begin(checkpointer, steps)
         write_config(config, folder)
+        write_start(folder, secrets.hide)
         LOG.info(
             "models and data were looked through; Ray and %d roles start, to go on after step %d",
             len(plan.roles),

@@ -15,7 +15,7 @@ from roll.errors import BadInput, RollError, WorkerFailed
 from roll.pipeline.checkpointer import Checkpointer
 from roll.tracking.ending import END_FILE, RunEnd, write_end
 from roll.tracking.jsonl import METRICS_FILE
-from roll.tracking.report import write_report
+from roll.tracking.report.write import write_report
 
 LOG = logging.getLogger(__name__)
 

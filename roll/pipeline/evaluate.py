@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import comb, nan
 from statistics import fmean
@@ -53,9 +53,11 @@ class Evaluator:
     seed: int
     """Every prompt keeps its own seed, so two evaluations of one policy give the same answers."""
 
-    async def run(self) -> Metrics:
-        """What `validation_metrics` says. Warns of rewards without a verdict."""
-        return validation_metrics(self.name, await self.answers(), self.samples)
+    async def run(self, keep: Callable[[str, Sequence[RolloutGroup]], None]) -> Metrics:
+        """What `validation_metrics` says; `keep` is given the set's name and its answers. Warns of rewards without a verdict."""
+        groups = await self.answers()
+        keep(self.name, groups)
+        return validation_metrics(self.name, groups, self.samples)
 
     async def answers(self) -> list[RolloutGroup]:
         """Every prompt with its answers, scored. Warns of rewards without a verdict."""

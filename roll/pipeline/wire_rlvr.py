@@ -50,6 +50,7 @@ from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce, StepReferenc
 from roll.rollout.scheduler import RolloutScheduler
 from roll.rollout.turns import TurnEnds
 from roll.strategies.settings import ModelLoader
+from roll.tracking.base import Record
 from roll.types import Metrics, RolloutGroup, Sampling
 from roll.weight_sync.routes import find_routes
 from roll.weight_sync.sync import WeightSync
@@ -146,7 +147,6 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
         else:
             await engine_in_hands(roles, weights.open_routes)()
         sync = EngineSync(weights, actor_infer, phases, partial(roles.unsettled, "actor_infer"))
-        validate = partial(sync.generating, partial(validation, sets))
         parts = rlvr.Rlvr(
             phases=phases,
             take=meter.timed("rollout", partial(sync.generating, scheduler.take)),
@@ -157,7 +157,7 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
             teacher_states=meter.timed("teacher", teacher.states) if teacher else None,
             learn=meter.timed("train", learning(config, plan, actor_train, critic, phases)),
             sync=meter.timed("weight_sync", sync.push),
-            evaluate=meter.timed("evaluate", evaluation(config, phases, validate)),
+            evaluate=meter.timed("evaluate", evaluation(config, phases, sync, sets, context.tracker)),
             measure=measurement(meter, scheduler, actor_infer, models, playing),
             save=meter.timed("checkpoint", context.checkpointer.save_if_due),
             interrupted=interrupt.happened,
@@ -288,22 +288,24 @@ def measurement(
     return measure
 
 
-def evaluation(config: RlvrConfig, phases: DevicePhases, validate: Callable[[], Awaitable[Metrics]]) -> Callable[[int], Awaitable[Metrics]]:
+def evaluation(
+    config: RlvrConfig, phases: DevicePhases, sync: EngineSync, sets: Sequence[Evaluator], record: Record
+) -> Callable[[int], Awaitable[Metrics]]:
     """Validates before the first step, every `eval_steps` and after the last; otherwise yields no metrics."""
 
     async def evaluate(step: int) -> Metrics:
         if not config.eval_steps or (step % config.eval_steps and step != config.max_steps):
             return {}
         await phases.generation()
-        return await validate()
+        return await sync.generating(partial(validation, sets, partial(record.held_out, step)))
 
     return evaluate
 
 
-async def validation(sets: Sequence[Evaluator]) -> Metrics:
-    """Answer every held-out prompt of every set and score the answers."""
+async def validation(sets: Sequence[Evaluator], keep: Callable[[str, Sequence[RolloutGroup]], None]) -> Metrics:
+    """Answer every held-out prompt of every set and score the answers. `keep` is given each set's name and answers."""
     assert sets, "eval_steps without a validation block is a fault"
-    found = await asyncio.gather(*(one.run() for one in sets))
+    found = await asyncio.gather(*(one.run(keep) for one in sets))
     return {name: value for metrics in found for name, value in metrics.items()}
 
 

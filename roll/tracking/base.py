@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from roll.rewards.answers import ground_truth
 from roll.types import Episode, Metrics, RolloutGroup, Segment, StopReason
 
 GROUPS_PER_STEP = 1
@@ -54,11 +55,20 @@ class Tracker(Protocol):
         ...
 
 
+class Record(Tracker, Protocol):
+    """The run's own record, which keeps the responses of validation too."""
+
+    def held_out(self, step: int, name: str, groups: Sequence[RolloutGroup]) -> None:
+        """Record some of the groups of a held-out set, `name`, as many as the record keeps."""
+        ...
+
+
 def group_record(step: int, group: RolloutGroup) -> dict[str, Any]:
     """One group as it stands in `samples.jsonl`; lengths in tokens.
 
-    `text` and `length` are of what the policy sampled. An episode of several turns has its `trajectories` too: of each segment who laid it
-    down, its text, and of the policy's what it earned, in which state of the environment, and the tools that it called.
+    `ground_truth` is the row's reference answer, None where it has none that is a text or a number. `text` and `length` are of what the
+    policy sampled. An episode of several turns has its `trajectories` too: of each segment who laid it down, its text, and of the policy's
+    what it earned, in which state of the environment, and the tools that it called.
     """
     return {
         "step": step,
@@ -66,6 +76,7 @@ def group_record(step: int, group: RolloutGroup) -> dict[str, Any]:
         "domain": group.prompt.domain,
         "prompt": group.prompt.text,
         "prompt_length": len(group.prompt.token_ids),
+        "ground_truth": _ground_truth(group.prompt.row),
         "responses": [_response_record(episode) for episode in group.episodes],
     }
 
@@ -84,6 +95,13 @@ def sample_lines(step: int, groups: Sequence[RolloutGroup]) -> list[tuple[str, s
     """The same rows as caption and text, for services without tables."""
     _, rows = sample_table(step, groups)
     return [(f"{row[1]}, reward {row[4]:g} ({row[5]})", f"{row[2]}{row[3]}") for row in rows]
+
+
+def _ground_truth(row: Mapping[str, Any]) -> str | None:
+    try:
+        return ground_truth(row)
+    except ValueError:  # rewards of one's own, and judges, need none
+        return None
 
 
 def _response_record(episode: Episode) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from roll.tracking.base import Tracker
+from roll.tracking.base import Record, Tracker
 from roll.types import Metrics, RolloutGroup
 
 LOG = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ class Tracking:
 
     name = "tracking"
 
-    def __init__(self, record: Tracker, others: Sequence[Tracker] = (), last_step: int = -1) -> None:
+    def __init__(self, record: Record, others: Sequence[Tracker] = (), last_step: int = -1) -> None:
         """An error of `record` passes to the caller. One of `others` that fails is reported, closed and left out.
 
         `last_step` was logged before; by default nothing was, not even step 0.
@@ -41,6 +41,10 @@ class Tracking:
     def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
         self._record.samples(step, groups)
         self._tell_others(lambda tracker: tracker.samples(step, groups))
+
+    def held_out(self, step: int, name: str, groups: Sequence[RolloutGroup]) -> None:
+        """See `Record`; other trackers get no responses of validation."""
+        self._record.held_out(step, name, groups)
 
     def close(self) -> None:
         """Close all of them, whatever fails on the way; the record's error passes last."""

@@ -1,4 +1,4 @@
-"""The record of a run: `metrics.jsonl` and `samples.jsonl`, one JSON object a line, each step once."""
+"""The record of a run: `metrics.jsonl`, `samples.jsonl` and `validation_samples.jsonl`, one JSON object a line, each step once."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ LOG = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
+VALIDATION_SAMPLES_FILE = "validation_samples.jsonl"
 
 
 class JsonlTracker:
-    """Appends to the two files, each line whole when the call returns."""
+    """Implements `Record`: appends to the three files, each line whole when the call returns."""
 
     name = "jsonl"
 
-    def __init__(self, folder: Path, resumed_from: int | None = None, groups_per_step: int = 4) -> None:
+    def __init__(self, folder: Path, resumed_from: int | None = None, groups_per_step: int = 4, groups_per_set: int = 8) -> None:
         """Continue the files in `folder` after the step of the checkpoint resumed from, or begin them anew if it is None.
 
         Steps after that checkpoint are cut off: a run that died wrote them, and they will be written again.
         Begun anew, the files of an earlier run stay beside the new ones as `<name>.previous`.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        self._groups_per_step = groups_per_step
+        self._groups_per_step, self._groups_per_set = groups_per_step, groups_per_set
         self._metrics = _continue(folder / METRICS_FILE, resumed_from)
         self._samples = _continue(folder / SAMPLES_FILE, resumed_from)
+        self._held_out = _continue(folder / VALIDATION_SAMPLES_FILE, resumed_from)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Raises RollError if the file takes no more."""
@@ -45,11 +47,25 @@ class JsonlTracker:
 
     def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
         """Raises RollError if the file takes no more."""
-        _append(self._samples, b"".join(to_line(group_record(step, group)) for group in groups[: self._groups_per_step]))
+        _append(self._samples, _sample_lines({}, step, groups, self._groups_per_step))
+
+    def held_out(self, step: int, name: str, groups: Sequence[RolloutGroup]) -> None:
+        """Keeps the first groups of the set, which are those of the same prompts each time.
+
+        Raises RollError if the file takes no more.
+        """
+        _append(self._held_out, _sample_lines({"set": name}, step, groups, self._groups_per_set))
 
     def close(self) -> None:
         self._metrics.close()
         self._samples.close()
+        self._held_out.close()
+
+
+def _sample_lines(first: dict[str, Any], step: int, groups: Sequence[RolloutGroup], most: int) -> bytes:
+    """The first groups, `most` at most, each with the number of responses that there were in all."""
+    total = sum(len(group.episodes) for group in groups)
+    return b"".join(to_line({**first, **group_record(step, group), "responses_of_step": total}) for group in groups[:most])
 
 
 def to_line(record: dict[str, Any]) -> bytes:
@@ -84,6 +100,26 @@ def read_ends(path: Path) -> tuple[list[dict[str, Any]], int]:
         else:
             last = [record]
     return first + last, unreadable
+
+
+def places(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Where each line of a file begins, in bytes, and its record, None if it holds none; one at a time, for samples may be large."""
+    begin = 0
+    for line, record in _lines(path):
+        yield begin, record
+        begin += len(line)
+
+
+def read_places(path: Path, begins: Sequence[int]) -> list[dict[str, Any]]:
+    """The records of the lines that begin there."""
+    found = []
+    with path.open("rb") as file:
+        for begin in begins:
+            file.seek(begin)
+            record = _record(file.readline())
+            assert record is not None, "the file was changed while it was read"
+            found.append(record)
+    return found
 
 
 def truncate_after(path: Path, step: int) -> int:

@@ -75,7 +75,8 @@ def test_warm_up_learns(world: World) -> None:
 
 def test_run_folder_is_complete(world: World, uninterrupted: str) -> None:
     folder = world.folder / uninterrupted
-    for name in ("config.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "tensorboard", "logs", "export/adapter_config.json"):
+    records = ("config.yaml", "metrics.jsonl", "samples.jsonl", "validation_samples.jsonl", "starts.jsonl")
+    for name in (*records, "report.html", "tensorboard", "logs", "export/adapter_config.json"):
         assert (folder / name).exists(), name
     assert sorted(path.name for path in (folder / "checkpoints").glob("step_*")) == ["step_4", "step_6"]
     lines = world.metrics(uninterrupted)
@@ -84,7 +85,9 @@ def test_run_folder_is_complete(world: World, uninterrupted: str) -> None:
         assert not [name for name in PROMISED if name not in line]
     assert [line["step"] for line in lines if "val/heldout/pass@1" in line] == [0, 3, 6]
     sample = json.loads((folder / "samples.jsonl").read_text().splitlines()[0])
-    assert sample["step"] == 1 and len(sample["responses"]) == 8
+    assert sample["step"] == 1 and len(sample["responses"]) == 8 and sample["ground_truth"]
+    held_out = [json.loads(line) for line in (folder / "validation_samples.jsonl").read_text().splitlines()]
+    assert {(one["set"], one["step"]) for one in held_out} == {("heldout", step) for step in (0, 3, 6)}
 
 
 def test_each_role_shows_its_stages_until_the_first_step(world: World, uninterrupted: str) -> None:

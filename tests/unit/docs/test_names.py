@@ -15,8 +15,8 @@ from roll.algorithms.value_loss import ValueLoss
 from roll.config.schema.fields import ANY_NAME, walk
 from roll.config.schema.pipelines import PIPELINES
 from roll.errors import BAD_INPUT, INTERRUPTED, PART_FAILED
-from roll.tracking.charts import PARTS
 from roll.tracking.console import SHORT
+from roll.tracking.report.charts import PARTS
 from roll.types import RewardOutcome, StopReason
 from tests.unit.docs.pages import PAGES, ROOT, WRITTEN, anchors, blocks, first_column, links, read, spans
 from tests.unit.house.surface import DECLARED

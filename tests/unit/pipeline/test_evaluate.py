@@ -113,13 +113,20 @@ def test_sets_are_answered_each_with_its_own_sampling() -> None:
     prompts = [Prompt(number, np.array([number], np.int32), "", "d", {"right": number % 2}) for number in range(4)]
     sets = {"odd": (prompts[1::2], 1), "all": (prompts, 4)}
 
+    kept: dict[str, list[int]] = {}
+
+    def keep(name: str, groups: Sequence[RolloutGroup]) -> None:
+        kept[name] = [group.prompt.prompt_id for group in groups]
+
     async def run() -> dict[str, float]:
         def sampler(count: int) -> SingleTurns:
             return SingleTurns(echo, ByItself(echo), Sampling(1, samples=count, log_probs=False))
 
         made = [Evaluator(name, some, sampler(count), count, 0) for name, (some, count) in sets.items()]
-        return {name: value for metrics in await asyncio.gather(*(one.run() for one in made)) for name, value in metrics.items()}
+        found = await asyncio.gather(*(one.run(keep) for one in made))
+        return {name: value for metrics in found for name, value in metrics.items()}
 
     metrics = asyncio.run(run())
     assert echo.asked == {1: 2, 4: 4}
+    assert kept == {"odd": [1, 3], "all": [0, 1, 2, 3]}
     assert metrics["val/odd/pass@1"] == 1 and metrics["val/all/pass@4"] == 0.5 and "val/odd/maj@1" not in metrics

@@ -43,7 +43,7 @@ from roll.types import (
     TrainBatch,
 )
 from roll.workers.device_sharing import DeviceSharing
-from tests.unit.rollout.build import EachByItself
+from tests.unit.rollout.build import EachByItself, kept_nowhere
 
 
 def completion(token: int, version: int) -> Completion:
@@ -287,16 +287,15 @@ class Comparing(Answers):
 def test_validation_scores_a_response_by_itself() -> None:
     prompts = [Prompt(0, np.array([10], np.int32), "", "digits", {})]
     metrics = asyncio.run(
-        Evaluator("held", prompts, SingleTurns(Answers(), ByItself(Comparing()), Sampling(4, log_probs=False)), 1, 0).run()
+        Evaluator("held", prompts, SingleTurns(Answers(), ByItself(Comparing()), Sampling(4, log_probs=False)), 1, 0).run(kept_nowhere)
     )
     assert metrics["val/held/pass@1"] == 1
 
 
 def test_evaluation(caplog: pytest.LogCaptureFixture) -> None:
     prompts = [Prompt(number, np.array([10 + number], np.int32), "", "digits", {}) for number in range(3)]
-    metrics = asyncio.run(
-        Evaluator("held", prompts, SingleTurns(Answers(), ByItself(Answers()), Sampling(4, samples=2, log_probs=False)), 2, 0).run()
-    )
+    sampler = SingleTurns(Answers(), ByItself(Answers()), Sampling(4, samples=2, log_probs=False))
+    metrics = asyncio.run(Evaluator("held", prompts, sampler, 2, 0).run(kept_nowhere))
     assert metrics["val/held/pass@1"] == pytest.approx((0.5 + 0.5 + 0) / 3)
     assert metrics["val/held/pass@2"] == pytest.approx(2 / 3)
     assert metrics["val/held/length_mean"] == 2

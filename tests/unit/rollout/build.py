@@ -21,6 +21,10 @@ class EachByItself:
         return results
 
 
+def kept_nowhere(name: str, groups: Sequence[RolloutGroup]) -> None:
+    """What an `Evaluator` does with its answers where nobody asks for them."""
+
+
 def make_prompt(prompt_id: int, token_ids: Sequence[int] = (1, 2), domain: str = "sums") -> Prompt:
     return Prompt(prompt_id, np.array(token_ids, np.int32), f"prompt {prompt_id}", domain, {"number": prompt_id})
 

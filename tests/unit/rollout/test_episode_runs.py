@@ -23,7 +23,7 @@ from roll.rollout.scheduler import MOST_FAILED, RolloutScheduler
 from roll.rollout.stored import FILE, StoredGroup, read_groups, write_groups
 from roll.types import Episode, RolloutGroup, Sampling
 from tests import limits
-from tests.unit.rollout.build import make_prompt
+from tests.unit.rollout.build import kept_nowhere, make_prompt
 from tests.unit.rollout.playing import DOMAIN, Engine, Judge, World, Worlds, episodes, groups, task, text
 from tests.unit.rollout.test_episodes import DONE, run, said
 
@@ -176,7 +176,7 @@ def test_held_out_tasks_are_apart_and_repeat() -> None:
     async def evaluate() -> tuple[dict[str, float], list[int]]:
         worlds = BySeed(fresh, broken=frozenset({FIRST_HELD_OUT}))
         sampler = groups(episodes(worlds, saying(), log_probs=False), log_probs=False)
-        return await Evaluator("held", prompts, sampler, 2, 0).run(), worlds.seeds
+        return await Evaluator("held", prompts, sampler, 2, 0).run(kept_nowhere), worlds.seeds
 
     metrics, opened = run(evaluate)
     assert metrics["val/held/pass@1"] == 7 / 8, "a broken environment is no pass"

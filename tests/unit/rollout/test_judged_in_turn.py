@@ -19,7 +19,7 @@ from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Prom
 from roll.workers.device_sharing import DeviceSharing, Level
 from tests import limits
 from tests.streams import whole
-from tests.unit.rollout.build import EachByItself, make_prompt
+from tests.unit.rollout.build import EachByItself, kept_nowhere, make_prompt
 
 SAMPLING = Sampling(4, samples=2, log_probs=False)
 ROLES = ("actor_train", "actor_infer", "rewards.first", "rewards.second")
@@ -138,7 +138,7 @@ def test_two_moves_a_rollout(domains: list[str], moves: list[str]) -> None:
         assert judges.most > 1, "the responses of a phase are judged at the same time"
         await phases.generation()
         held_out = [make_prompt(number, domain=domains[0]) for number in range(4)]
-        await Evaluator("held", held_out, SingleTurns(both, ByItself(both), SAMPLING), SAMPLING.samples, 0).run()
+        await Evaluator("held", held_out, SingleTurns(both, ByItself(both), SAMPLING), SAMPLING.samples, 0).run(kept_nowhere)
         assert device.moves[-len(moves) :] == moves
         await scheduler.aclose()
 

@@ -86,7 +86,7 @@ def metrics_of(step: int, rng: random.Random) -> Metrics:
 @pytest.fixture
 def group() -> Callable[..., RolloutGroup]:
     def make(prompt_id: int = 0, prompt: str = PROMPT) -> RolloutGroup:
-        question = Prompt(prompt_id, np.arange(24, dtype=np.int32), prompt, "math", {})
+        question = Prompt(prompt_id, np.arange(24, dtype=np.int32), prompt, "math", {"answer": "by hand #### 391"})
 
         def answer(text: str, length: int, reward: RewardResult, finish: FinishReason = FinishReason.STOP) -> Episode:
             ids = np.arange(length, dtype=np.int32)

@@ -19,6 +19,9 @@ class Recorder:
     def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
         self._note("samples", step)
 
+    def held_out(self, step: int, name: str, groups: Sequence[RolloutGroup]) -> None:
+        self._note(f"held out {name}", step)
+
     def close(self) -> None:
         self._note("close", -1)
 
@@ -33,6 +36,8 @@ def test_all_hear_of_everything(group: Callable[..., RolloutGroup]) -> None:
     with Tracking(record, [first, second]) as tracking:
         tracking.log(1, {"reward/mean": 1.0})
         tracking.samples(1, [group()])
+        tracking.held_out(1, "gsm8k", [group()])
+    assert record.calls.pop(2) == ("held out gsm8k", 1), "the record alone keeps the responses of validation"
     assert record.calls == first.calls == second.calls == [("log", 1), ("samples", 1), ("close", -1)]
 
 

@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 
 from roll.errors import RollError
-from roll.tracking.jsonl import METRICS_FILE, SAMPLES_FILE, JsonlTracker, read_ends, read_lines, to_line, truncate_after
+from roll.tracking.jsonl import (
+    METRICS_FILE,
+    SAMPLES_FILE,
+    VALIDATION_SAMPLES_FILE,
+    JsonlTracker,
+    places,
+    read_ends,
+    read_lines,
+    read_places,
+    to_line,
+    truncate_after,
+)
 from roll.types import RolloutGroup
 
 
@@ -59,7 +70,8 @@ def test_samples_hold_the_whole_group_and_are_bounded(tmp_path: Path, group: Cal
     records, unreadable = read_lines(tmp_path / SAMPLES_FILE)
     assert [record["prompt_id"] for record in records] == [0, 1] and unreadable == 0
     assert records[0]["step"] == 3 and records[0]["domain"] == "math" and records[0]["prompt_length"] == 24
-    assert "17 · 23" in records[0]["prompt"]
+    assert "17 · 23" in records[0]["prompt"] and records[0]["ground_truth"] == "391"
+    assert [record["responses_of_step"] for record in records] == [20, 20], "five groups of four, of which two are kept"
     assert records[0]["responses"][1] == {
         "text": "17 · 23 is 381, so \\boxed{381}.",
         "reward": 0.0,
@@ -73,6 +85,27 @@ def test_samples_hold_the_whole_group_and_are_bounded(tmp_path: Path, group: Cal
     assert records[0]["responses"][2]["finish_reason"] == "length" and records[0]["responses"][2]["outcome"] == "unparsable"
     assert records[0]["responses"][3]["parts"] == {"format": None}
     tracker.close()
+
+
+def test_responses_of_validation_have_a_file_of_their_own(tmp_path: Path, group: Callable[..., RolloutGroup]) -> None:
+    tracker = JsonlTracker(tmp_path, groups_per_set=2)
+    for step in (0, 5):
+        tracker.held_out(step, "gsm8k", [group(number) for number in range(3)])
+        tracker.held_out(step, "own", [group(7)])
+    tracker.close()
+    records, _ = read_lines(tmp_path / VALIDATION_SAMPLES_FILE)
+    kept = [(record["step"], record["set"], record["prompt_id"], record["responses_of_step"]) for record in records]
+    assert kept == [(step, *rest) for step in (0, 5) for rest in (("gsm8k", 0, 12), ("gsm8k", 1, 12), ("own", 7, 4))]
+    JsonlTracker(tmp_path, resumed_from=3).close()
+    assert steps(tmp_path / VALIDATION_SAMPLES_FILE) == [0, 0, 0]
+
+
+def test_places_are_where_the_lines_begin(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(to_line({"step": 1, "text": "17 · 23"}) + b"torn\n" + to_line({"step": 2}))
+    found = list(places(path))
+    assert [record and record["step"] for _, record in found] == [1, None, 2]
+    assert read_places(path, [found[2][0], found[0][0]]) == [{"step": 2}, {"step": 1, "text": "17 · 23"}]
 
 
 def test_samples_show_the_segments_of_several_turns(tmp_path: Path, of_several_turns: RolloutGroup) -> None:

@@ -1,18 +1,25 @@
+import json
+import platform
 import re
+import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from roll.errors import DataError
-from roll.tracking.charts import sections, series
 from roll.tracking.ending import RunEnd, write_end
 from roll.tracking.jsonl import METRICS_FILE, JsonlTracker, read_lines
-from roll.tracking.report import write_report
+from roll.tracking.report.charts import sections
+from roll.tracking.report.records import series
+from roll.tracking.report.write import write_report
+from roll.tracking.start import read_starts, write_start
 from roll.types import RolloutGroup
 from tests import limits
 
@@ -27,21 +34,31 @@ class Page(HTMLParser):
         self.loads: list[tuple[str, str | None]] = []
         self.ids: list[str] = []
         self.tags: list[str] = []
+        self.targets: list[str] = []
+        """Of the links within the page."""
         self.text = ""
         self._inside: list[str] = []
+        self._groups, self._is_groups = "", False
         self.feed(html)
+        self.groups: list[dict[str, Any]] = json.loads(self._groups)
+        """What the browser of the samples is given."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self._inside.append(tag)
+        self._is_groups = ("id", "sample-groups") in attrs
         self.loads += [(name, value) for name, value in attrs if name in LOADS]
+        self.targets += [value[1:] for name, value in attrs if name == "href" and value and value[0] == "#"]
         self.ids += [value for name, value in attrs if name == "id" and value]
 
     def handle_endtag(self, tag: str) -> None:
+        self._is_groups = False
         while self._inside and self._inside.pop() != tag:
             pass
 
     def handle_data(self, data: str) -> None:
+        if self._is_groups:
+            self._groups += data
         if not {"script", "style"} & set(self._inside):
             self.text += data
 
@@ -51,23 +68,52 @@ def test_the_report_is_one_file_that_loads_nothing(run_dir: Path) -> None:
     assert path == run_dir / "report.html"
     html = path.read_text()
     page = Page(html)
-    assert page.loads == []
+    assert page.loads == [("href", f"#{target}") for target in page.targets] and set(page.targets) <= set(page.ids)
     assert "link" not in page.tags and "img" not in page.tags and "iframe" not in page.tags
     own = html.split("<style>")[1].split("</style>")[0]
     assert "url(" not in own and "@import" not in own
     assert html.count("plotly.js v") == 1, "plotly is inlined once"
-    assert sorted(path.name for path in run_dir.iterdir()) == ["config.yaml", "metrics.jsonl", "report.html", "samples.jsonl"]
+    assert sorted(path.name for path in run_dir.iterdir()) == [
+        "config.yaml", "metrics.jsonl", "report.html", "samples.jsonl", "validation_samples.jsonl",
+    ]  # fmt: skip
 
 
 def test_the_page_says_what_came_of_the_run(run_dir: Path) -> None:
     page = Page(write_report(run_dir).read_text())
-    for part in ("7B-rlvr", "Qwen/Qwen2.5-7B-Instruct · 120 steps", "Samples of step 1\n", "Samples of step 120\n", "max_steps: 120"):
+    for part in ("7B-rlvr", "Qwen/Qwen2.5-7B-Instruct · 120 steps", "max_steps: 120"):
         assert part in page.text, part
     rows, _ = read_lines(run_dir / METRICS_FILE)
     _, solved = series(rows, "val/gsm8k/pass@1")
     assert (round(solved[0], 3), round(solved[-1], 3), round(max(solved), 3)) == (0.321, 0.667, 0.667)
     assert "from 0.321, best 0.667" in page.text
-    assert "unparsable" in page.text and "truncated" in page.text and "timed out" in page.text
+    assert "Of training, 960 responses of 960 sampled were kept; all are on this page." in page.text
+    assert [group["step"] for group in page.groups] == [step for step in range(1, 121) for _ in range(2)]
+    [right, wrong, cut, late] = page.groups[0]["responses"]
+    assert page.groups[0]["answer"] == "391" and (right["reward"], right["flags"], wrong["note"]) == (1.0, [], "format 1 · read 381")
+    assert cut["flags"] == ["unparsable", "truncated"] and late["flags"] == ["timed out"] and late["note"] == "10 s passed"
+
+
+def test_best_stands_only_where_one_way_is_better(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path)
+    for step, value in enumerate((3.0, 1.0, 2.0)):
+        tracker.log(step, {"val/a/loss": value, "val/a/accuracy": value / 4, "val/a/length_mean": 100 * value})
+    tracker.close()
+    found = re.findall(r'<th scope="row">(a/.+?)</th>(.+?)</tr>', write_report(tmp_path).read_text())
+    assert {name: re.findall(r"<td[^>]*>(.*?)</td>", cells) for name, cells in found} == {
+        "a/loss": ["3", "2", "1", "1"],
+        "a/accuracy": ["0.75", "0.5", "0.75", "0"],
+        "a/length_mean": ["300", "200", "", ""],
+    }
+
+
+def test_the_page_says_how_the_run_was_started(run_dir: Path) -> None:
+    write_start(run_dir, str)
+    write_start(run_dir, str)
+    _, last = read_starts(run_dir)
+    assert last.command == shlex.join(sys.orig_argv)
+    text = Page(write_report(run_dir).read_text()).text
+    for part in (", the last of 2", last.command, socket.gethostname(), f"python {platform.python_version()}", str(Path.cwd())):
+        assert part in text, part
 
 
 def test_every_chart_has_its_place_on_the_page(run_dir: Path) -> None:
@@ -126,8 +172,9 @@ def test_text_of_the_run_cannot_become_markup(tmp_path: Path, group: Callable[..
     tracker.close()
     (tmp_path / "config.yaml").write_text(f'exp_name: run\nnote: "{evil}"\n')
     page = Page(write_report(tmp_path).read_text())
-    assert page.text.count(evil) >= 4, "prompt, configuration, validation table and list of metrics show it as it is"
-    assert "img" not in page.tags and page.tags.count("script") == 3
+    assert page.text.count(evil) >= 3, "configuration, validation table and list of metrics show it as it is"
+    assert page.groups[0]["prompt"] == evil
+    assert "img" not in page.tags and page.tags.count("script") == 5
 
 
 def test_the_page_shows_the_segments_of_several_turns(tmp_path: Path, of_several_turns: RolloutGroup) -> None:
@@ -135,20 +182,19 @@ def test_the_page_shows_the_segments_of_several_turns(tmp_path: Path, of_several
     tracker.log(1, {"reward/mean": 0.5})
     tracker.samples(1, [of_several_turns])
     tracker.close()
-    text = Page(write_report(tmp_path).read_text()).text
-    shown = [
-        "assistant · 3 tokens · reward 0.25",
-        "Let me ask the tool.",
-        "environment · 2 tokens",
-        "<tool>391</tool>",
-        "reward 0.5",
-        "It is 391.",
+    [group] = Page(write_report(tmp_path).read_text()).groups
+    tool, compacted = group["responses"]
+    assert [(turn["role"], turn["caption"], turn["text"]) for turn in tool["turns"]] == [
+        ("assistant", "assistant · 3 tokens · reward 0.25", "Let me ask the tool."),
+        ("environment", "environment · 2 tokens", "<tool>391</tool>"),
+        ("assistant", "assistant · 3 tokens · reward 0.5", "It is 391."),
     ]
-    shown += ["trajectory 1 · assistant", "A long thought.", "trajectory 2 · environment · 5 tokens", "In short: 17 · 23", "391"]
-    places = [text.index(shown[0])]
-    for part in shown[1:]:
-        places.append(text.index(part, places[-1]))
-    assert "max turns" in text and text.count("What is 17 · 23?") == 1, "the prompt stands above all responses"
+    assert [(turn["caption"], turn["text"]) for turn in compacted["turns"]] == [
+        ("trajectory 1 · assistant · 3 tokens", "A long thought."),
+        ("trajectory 2 · environment · 5 tokens", "In short: 17 · 23"),
+        ("trajectory 2 · assistant · 3 tokens", "391"),
+    ]
+    assert tool["flags"] == ["max turns"] and tool["text"] == "", "an episode is shown as turns, and the prompt stands above all of them"
 
 
 def test_the_start_counts_in_the_total_and_not_in_the_pace(tmp_path: Path) -> None:

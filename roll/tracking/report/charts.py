@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import plotly.graph_objects as go
 
-# Mid-tones, legible on white and on near-black.
-PALETTE = ("#4f83e0", "#e8833a", "#2fa37c", "#9467d6", "#d9534f", "#3aa9c4", "#b8901c", "#c2629b")
+from roll.tracking.report.curves import bucket_means, half_width, short, smoothed, spread
+from roll.tracking.report.figures import PALETTE, VERTICAL, Style, add_curve, blank
+from roll.tracking.report.records import Row, names_like, series
+
 PARTS = ("rollout", "log_probs", "reference", "teacher", "values", "train", "weight_sync", "evaluate", "checkpoint", "onload", "pause")
 WAITING, IDLE, OTHER = "waits for rollouts", "#b4bac4", "#77808e"
 """What `time/rollout` is to the loop, the colour of whoever does nothing, and that of what no part accounts for."""
 TALL = 360
 """Pixels of a figure with two lanes, as the page has it too."""
-VERTICAL = {"automargin": True, "zeroline": False, "nticks": 6, "exponentformat": "power"}
-"""What all vertical axes have."""
+BARS = 120
+"""Of a figure; those of a longer run are means of several steps."""
 STEPS_TICKED_EACH = 12
 """A run of at most so many steps has a tick at each, for there is no step 1.5."""
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -61,27 +60,21 @@ def sections(rows: Sequence[Row]) -> list[Section]:
     return [section for section in found if section.charts]
 
 
-def series(rows: Sequence[Row], name: str) -> tuple[list[int], list[float]]:
-    """Steps and values of a metric, without the steps at which it is absent or was not finite."""
-    found = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
-    return [step for step, _ in found], [value for _, value in found]
-
-
-def names_like(rows: Sequence[Row], prefix: str, suffix: str) -> list[str]:
-    """Metrics that begin and end so, sorted."""
-    return sorted({name for row in rows for name in row if name.startswith(prefix) and name.endswith(suffix)})
-
-
 def _reward(rows: Sequence[Row]) -> Chart | None:
     chart = _one(rows, "Reward", "mean over the step's responses; the band is one standard deviation", "reward/mean")
     by_step = {row["step"]: row["reward/std"] for row in rows if row.get("reward/std") is not None}
     if chart is None or not by_step:
         return chart
-    steps, means = series(rows, "reward/mean")
-    band = [(step, mean - by_step[step], mean + by_step[step]) for step, mean in zip(steps, means, strict=True) if step in by_step]
+    band = [row for row in rows if row["step"] in by_step and row.get("reward/mean") is not None]
+    at, half = spread(len(band), BARS), half_width(len(band))
+    steps = [band[index]["step"] for index in at]
+    means = smoothed([row["reward/mean"] for row in band], at, half)
+    widths = smoothed([row["reward/std"] for row in band], at, half)
     # There and back again: one closed outline, filled.
-    outline_x = [step for step, _, _ in band] + [step for step, _, _ in reversed(band)]
-    outline_y = [low for _, low, _ in band] + [high for _, _, high in reversed(band)]
+    outline_x = steps + steps[::-1]
+    low = [short(mean - width) for mean, width in zip(means, widths, strict=True)]
+    high = [short(mean + width) for mean, width in zip(means, widths, strict=True)]
+    outline_y = low + high[::-1]
     band_style = {"fill": "toself", "fillcolor": "rgba(79,131,224,0.16)", "line": {"width": 0}, "mode": "lines"}
     chart.figure.add_scatter(x=outline_x, y=outline_y, hoverinfo="skip", showlegend=False, **band_style)
     return chart
@@ -179,7 +172,7 @@ def _who_worked(rows: Sequence[Row]) -> Chart | None:
     timed = [row for row in rows if any(row.get(part) for part in parts)]
     if not timed:
         return None
-    figure, colours = _figure(), iter(PALETTE[1:] * len(parts))  # the first is the engines'
+    figure, colours = blank(), iter(PALETTE[1:] * len(parts))  # the first is the engines'
     for part in parts:
         waits = part == "time/rollout"
         label = WAITING if waits else part.removeprefix("time/").replace("_", " ")
@@ -192,6 +185,8 @@ def _who_worked(rows: Sequence[Row]) -> Chart | None:
     if measured:
         _add_engines(figure, timed)
     note = "seconds of a step: of the loop by part, and of the engines meanwhile" if measured else "seconds of a step by part"
+    if len(timed) > BARS:
+        note += f"; means of {round(len(timed) / BARS)} steps"
     return Chart("Who worked when", note, figure, tall=measured)
 
 
@@ -207,7 +202,8 @@ def _add_engines(figure: go.Figure, timed: Sequence[Row]) -> None:
 
 
 def _bars(figure: go.Figure, rows: Sequence[Row], name: str, seconds: list[float], colour: str, axis: str = "y") -> None:
-    figure.add_bar(x=[row["step"] for row in rows], y=seconds, name=name, yaxis=axis, marker={"color": colour, "line": {"width": 0}})
+    steps, means = bucket_means([row["step"] for row in rows], seconds, BARS)
+    figure.add_bar(x=steps, y=[short(mean) for mean in means], name=name, yaxis=axis, marker={"color": colour, "line": {"width": 0}})
 
 
 def _engines(rows: Sequence[Row]) -> list[Chart | None]:
@@ -271,23 +267,8 @@ def _lines(rows: Sequence[Row], title: str, note: str, lines: dict[str, str], ma
     drawn = [(label, steps, values) for label, steps, values in drawn if steps]
     if not drawn:
         return None
-    figure = _figure()
-    for (label, steps, values), colour in zip(drawn, PALETTE * len(drawn), strict=False):
-        mode = "lines+markers" if markers or len(steps) < 3 else "lines"
-        figure.add_scatter(x=steps, y=values, name=label, mode=mode, line={"color": colour, "width": 2}, marker={"size": 6})
+    figure = blank()
+    for number, (label, steps, values) in enumerate(drawn):
+        add_curve(figure, lines[label], steps, values, Style(label, number, markers))
     figure.update_layout(showlegend=len(drawn) > 1)
     return Chart(title, note, figure)
-
-
-def _figure() -> go.Figure:
-    figure = go.Figure()
-    figure.update_layout(
-        template={},
-        height=240,
-        margin={"l": 8, "r": 8, "t": 8, "b": 8},
-        hovermode="x unified",
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        xaxis={"automargin": True, "showgrid": False, "zeroline": False, "title": {"text": "step", "standoff": 6, "font": {"size": 12}}},
-        yaxis=VERTICAL,
-    )
-    return figure

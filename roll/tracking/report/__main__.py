@@ -1,0 +1,26 @@
+"""`python -m roll.tracking.report RUN_DIR` writes `RUN_DIR/report.html`, one page on what came of a run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from roll.errors import BadInput
+from roll.tracking.report.write import write_report
+
+
+def main() -> int:
+    """Write the report of the run folder that the command line names; 0, or 2 if there is nothing to report on."""
+    parser = argparse.ArgumentParser(prog="python -m roll.tracking.report", description=__doc__)
+    parser.add_argument("run_dir", type=Path, help="the run folder (`output_dir`)")
+    try:
+        print(write_report(parser.parse_args().run_dir))
+    except BadInput as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

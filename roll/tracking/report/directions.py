@@ -1,0 +1,27 @@
+"""Which way a metric is better. Most have no such way: neither a low entropy nor a long response is good by itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+Direction = Literal["higher", "lower"]
+HIGHER = re.compile(
+    r"reward/([^/]+/)?mean|reward/scored_fraction|val/.+/((pass|maj|avg)@\w+|accuracy|reward_margin|margin)"
+    r"|(dpo|reward_model)/(accuracy|reward_margin|margin)|critic/explained_variance|throughput/.+"
+)
+LOWER = re.compile(r"(sft|dpo|reward_model|distill)/loss|distill/divergence|val/.+/(loss|perplexity|divergence)|time/step")
+
+
+def direction(name: str) -> Direction | None:
+    """None where neither way is better, or nobody knows. A policy's loss has none: it is no measure of the policy."""
+    if HIGHER.fullmatch(name):
+        return "higher"
+    return "lower" if LOWER.fullmatch(name) else None
+
+
+def best_of(name: str) -> Callable[[Iterable[float]], float] | None:
+    """What picks the best of a metric's values, `max` or `min`; None where there is no best."""
+    ways: dict[Direction | None, Callable[[Iterable[float]], float] | None] = {"higher": max, "lower": min, None: None}
+    return ways[direction(name)]

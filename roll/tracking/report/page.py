@@ -1,0 +1,86 @@
+"""The pages: one HTML file each that loads nothing. Jinja escapes whatever comes from a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from plotly.offline import get_plotlyjs
+
+from roll.tracking.report.charts import Chart
+from roll.tracking.report.records import number
+
+PARTS = Path(__file__).parent / "parts"
+"""Templates, styles and scripts."""
+NAMED_LINES = 6
+"""Of a chart's description, which names no more lines."""
+
+
+@dataclass(frozen=True)
+class PageChart:
+    """A chart and the element that it is drawn into."""
+
+    id: str
+    chart: Chart
+
+    @property
+    def description(self) -> str:
+        """In words, for who does not see it: where each line begins and ends."""
+        lines = [trace for trace in self.chart.figure.data if isinstance(trace, go.Scatter) and trace.hoverinfo != "skip"]
+        spans = [_span(line) for line in lines[:NAMED_LINES]]
+        more = [f"{len(lines) - NAMED_LINES} more lines"] if len(lines) > NAMED_LINES else []
+        bars = [str(trace.name) for trace in self.chart.figure.data if isinstance(trace, go.Bar)]
+        stacks = [f"bars of {', '.join(bars)}"] if bars else []
+        return f"Chart: {self.chart.title}. " + "; ".join([*spans, *more, *stacks])
+
+
+@dataclass(frozen=True)
+class PageSection:
+    """Charts under one heading."""
+
+    title: str
+    charts: Sequence[PageChart]
+
+    @property
+    def id(self) -> str:
+        return anchor(self.title)
+
+
+def render(template: str, page: Mapping[str, Any], sections: Sequence[PageSection], scripts: Sequence[str]) -> str:
+    """Fill a template of `parts/`. Its scripts find the figures as JSON by the element's id, and samples if the page has any."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, loader=FileSystemLoader(PARTS), trim_blocks=True)
+    environment.filters["anchor"] = anchor
+    figures = {chart.id: json.loads(chart.chart.figure.to_json() or "") for section in sections for chart in section.charts}
+    return environment.get_template(template).render(
+        **page,
+        sections=sections,
+        style=_part("page.css"),
+        figures=in_script(figures),
+        groups=in_script((page.get("samples") or {}).get("groups", [])),
+        plotly=get_plotlyjs(),
+        scripts=[_part(name) for name in scripts],
+    )
+
+
+def in_script(value: object) -> str:
+    """JSON in which no text can end the script element: `<` is escaped."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def anchor(title: str) -> str:
+    """The id of a heading."""
+    return title.lower().replace(" ", "-")
+
+
+def _part(name: str) -> str:
+    return (PARTS / name).read_text(encoding="utf-8")
+
+
+def _span(line: go.Scatter) -> str:
+    x, y = list(line.x or ()), list(line.y or ())
+    return f"{line.name}: {number(y[0])} at step {x[0]:g}, {number(y[-1])} at step {x[-1]:g}"

@@ -1,0 +1,94 @@
+"""A run folder, read for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from roll.errors import DataError, Fault
+from roll.tracking.ending import RunEnd, read_end
+from roll.tracking.jsonl import METRICS_FILE, read_lines
+from roll.tracking.start import RunStart, read_starts
+
+Row = dict[str, Any]
+FINISHED_A_STEP = "name the run folder (`output_dir`) of a run that finished a step"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run has left."""
+
+    folder: Path
+    rows: Sequence[Row]
+    """Of `metrics.jsonl`; at least one."""
+    unreadable: int
+    """Lines of it that hold no record."""
+    config: str
+    """The text of `config.yaml`; empty where there is none."""
+    keys: Mapping[str, Any]
+    end: RunEnd | None
+    starts: Sequence[RunStart]
+
+    @property
+    def name(self) -> str:
+        return str(self.keys.get("exp_name") or self.folder.resolve().name)
+
+    @property
+    def last_step(self) -> int:
+        return max(row["step"] for row in self.rows)
+
+    @property
+    def seconds(self) -> float:
+        """Of all steps; step 0, the validation before the first, included."""
+        return sum(row.get("time/step") or 0.0 for row in self.rows)
+
+
+def read_run(folder: Path) -> RunRecord:
+    """
+    Raises:
+        DataError: the folder holds no metrics, or its configuration cannot be read.
+    """
+    path = folder / METRICS_FILE
+    if not path.is_file():
+        raise DataError([Fault(str(path), "there is no such file", FINISHED_A_STEP)])
+    rows, unreadable = read_lines(path)
+    if not rows:
+        raise DataError([Fault(str(path), "it holds no metrics", FINISHED_A_STEP)])
+    text, keys = _configuration(folder / "config.yaml")
+    return RunRecord(folder, rows, unreadable, text, keys, read_end(folder), read_starts(folder))
+
+
+def _configuration(path: Path) -> tuple[str, Mapping[str, Any]]:
+    """Its text and its keys; none where the file is not there."""
+    if not path.is_file():
+        return "", {}
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        keys = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        keys = str(error).replace("\n", " ")
+    if not isinstance(keys, dict):
+        raise DataError([Fault(str(path), f"it is no block of keys: {keys}", "remove it: the page is made without it")])
+    return text, keys
+
+
+def series(rows: Sequence[Row], name: str) -> tuple[list[int], list[float]]:
+    """Steps and values of a metric, without the steps at which it is absent or was not finite."""
+    found = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def names_like(rows: Sequence[Row], prefix: str, suffix: str) -> list[str]:
+    """Metrics that begin and end so, sorted."""
+    return sorted({name for row in rows for name in row if name.startswith(prefix) and name.endswith(suffix)})
+
+
+def number(value: float) -> str:
+    """As the pages and tables show it."""
+    if value == 0 or 0.001 <= abs(value) < 1000:
+        return f"{value:.3f}".rstrip("0").rstrip(".")
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.2e}"

@@ -1,0 +1,179 @@
+"""The kept responses of a run for its page: as many as the page can hold, chosen evenly over the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roll.tracking.jsonl import SAMPLES_FILE, VALIDATION_SAMPLES_FILE, places, read_places
+from roll.tracking.report.records import Row, number
+
+BUDGET = 2_000_000
+"""Characters of prompts and responses that a page holds of each file."""
+LONGEST = 12_000
+"""Characters of one text; of a longer one the page has beginning and end."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A line of the file, without its texts."""
+
+    begin: int
+    """Where it begins, in bytes."""
+    step: int
+    characters: int
+    """That it needs on the page."""
+    responses: int
+    set: str = ""
+    """The held-out set; empty for a step of training."""
+    responses_of_step: int | None = None
+    """Of the whole step and set; None in files of an earlier version."""
+
+
+@dataclass(frozen=True)
+class PageSamples:
+    """What a page shows of one file."""
+
+    groups: Sequence[Mapping[str, Any]]
+    """One for each prompt, as the page's script reads them."""
+    shown: int
+    """Responses among them."""
+    kept: int
+    """Responses in the file."""
+    sampled: int | None
+    """Responses that the run sampled in those steps; None where the file does not say."""
+    unreadable: int
+
+
+def page_samples(folder: Path) -> tuple[PageSamples, PageSamples]:
+    """Of training and of validation."""
+    return _read(folder / SAMPLES_FILE), _read(folder / VALIDATION_SAMPLES_FILE)
+
+
+def _read(path: Path, budget: int = BUDGET) -> PageSamples:
+    lines: list[Kept] = []
+    unreadable = 0
+    for begin, record in places(path) if path.is_file() else ():
+        if record is None:
+            unreadable += 1
+        else:
+            lines.append(_kept(begin, record))
+    chosen = choose(lines, budget)
+    records = read_places(path, [line.begin for line in chosen]) if chosen else []
+    return PageSamples(
+        groups=[page_group(record) for record in records],
+        shown=sum(line.responses for line in chosen),
+        kept=sum(line.responses for line in lines),
+        sampled=sampled(lines),
+        unreadable=unreadable,
+    )
+
+
+def _kept(begin: int, record: Row) -> Kept:
+    group = page_group(record)
+    texts = [group["prompt"], *(response["text"] for response in group["responses"])]
+    texts += [turn["text"] for response in group["responses"] for turn in response["turns"]]
+    characters = sum(map(len, texts))
+    return Kept(begin, record["step"], characters, len(record["responses"]), record.get("set", ""), record.get("responses_of_step"))
+
+
+def sampled(lines: Iterable[Kept]) -> int | None:
+    """Responses of all steps and sets of the lines; None where one of them does not say."""
+    of_step = {(line.step, line.set): line.responses_of_step for line in lines}
+    counts = [count for count in of_step.values() if count is not None]
+    return sum(counts) if len(counts) == len(of_step) else None
+
+
+def choose(lines: Sequence[Kept], budget: int) -> list[Kept]:
+    """The lines that a page shows, in the order of the file: all of a step, or none of it.
+
+    Steps are taken in the order of `halving` until the next does not fit: first the first and the last, then those between. At least one
+    line is taken, however large.
+    """
+    by_step: dict[int, list[Kept]] = {}
+    for line in lines:
+        by_step.setdefault(line.step, []).append(line)
+    steps = sorted(by_step)
+    chosen: list[Kept] = []
+    for place in halving(len(steps)):
+        of_step = by_step[steps[place]]
+        needed = sum(line.characters for line in of_step)
+        if needed > budget:
+            chosen = chosen or of_step[:1]
+            break
+        chosen += of_step
+        budget -= needed
+    return sorted(chosen, key=lambda line: line.begin)
+
+
+def halving(count: int) -> Iterator[int]:
+    """0 to count - 1, each once: the ends, then the middle of the widest gap, and so on. Any beginning of it is spread about evenly."""
+    if count:
+        yield 0
+    if count > 1:
+        yield count - 1
+    gaps = [(0, count - 1)]
+    while gaps:
+        halves: list[tuple[int, int]] = []
+        for low, high in gaps:
+            if high - low > 1:
+                middle = (low + high) // 2
+                yield middle
+                halves += [(low, middle), (middle, high)]
+        gaps = halves
+
+
+def page_group(record: Row) -> dict[str, Any]:
+    """One line as the page's script reads it."""
+    return {
+        "set": record.get("set", ""),
+        "step": record["step"],
+        "domain": record["domain"],
+        "id": record["prompt_id"],
+        "prompt": shortened(record["prompt"]),
+        "tokens": record["prompt_length"],
+        "answer": record.get("ground_truth"),
+        "responses": [_response(response) for response in record["responses"]],
+    }
+
+
+def _response(response: Mapping[str, Any]) -> dict[str, Any]:
+    turns = _turns(response.get("trajectories", []))
+    parts = [f"{name} {number(value)}" for name, value in response["parts"].items() if value is not None]
+    return {
+        "reward": response["reward"],
+        "tokens": response["length"],
+        "flags": _flags(response),
+        "text": "" if turns else shortened(response["text"]),
+        "turns": turns,
+        "note": " · ".join([*parts, *([response["note"]] if response["note"] else [])]),
+    }
+
+
+def _flags(response: Mapping[str, Any]) -> list[str]:
+    flags = [response["outcome"].replace("_", " ")] if response["outcome"] != "scored" else []
+    known = {"stop": [], "length": ["truncated"], "abort": ["aborted"]}
+    return flags + known.get(response["finish_reason"], [response["finish_reason"].replace("_", " ")])
+
+
+def _turns(trajectories: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """The segments of an episode but the first, which is the prompt."""
+    turns = []
+    for count, trajectory in enumerate(trajectories, 1):
+        for segment in trajectory["segments"]:
+            caption = [f"trajectory {count}"] * (len(trajectories) > 1) + [segment["role"]]
+            caption += [f"{segment['length']} tokens"]
+            caption += [f"calls {', '.join(call['name'] for call in segment['calls'])}"] if segment.get("calls") else []
+            caption += [f"reward {number(segment['reward'])}"] if segment.get("reward") is not None else []
+            turns.append({"role": segment["role"], "caption": " · ".join(caption), "text": shortened(segment["text"])})
+    return turns[1:]
+
+
+def shortened(text: str) -> str:
+    """Beginning and end of a text that is longer than `LONGEST`, with the number of characters between them."""
+    if len(text) <= LONGEST:
+        return text
+    half = LONGEST // 2
+    return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters …]\n{text[-half:]}"
