@@ -6,9 +6,11 @@ Exit status: 0 done, 2 bad configuration or data, 3 a part failed, 130 interrupt
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 
@@ -16,7 +18,7 @@ from roll.config.load.flags import launcher_fault
 from roll.config.plan.plan import Plan
 from roll.config.plan.show import WIDTH, show_plan
 from roll.config.schema.pipelines import Config
-from roll.errors import INTERRUPTED, PART_FAILED, ConfigError, RollError
+from roll.errors import INTERRUPTED, PART_FAILED, ConfigError, DataError, RollError
 from roll.pipeline.jobs import jobs_of
 
 
@@ -26,8 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if launched := launcher_fault(os.environ, words):
             raise ConfigError([launched])
-        for config, plan in jobs_of(words):
+        jobs = jobs_of(words)
+        for config, plan in jobs:
             _run(config, plan)
+        if len(jobs) > 1 and not any(config.dry_run for config, _ in jobs):
+            _compare([Path(config.output_dir) for config, _ in jobs])
     except RollError as error:
         print(error, file=sys.stderr)
         return error.exit_status
@@ -53,6 +58,21 @@ def _run(config: Config, plan: Plan) -> None:
         from roll.pipeline.assemble import run  # Here, so that a dry run imports neither torch nor ray.
 
         run(config, plan, life)
+
+
+def _compare(folders: Sequence[Path]) -> None:
+    """The runs of a multirun, as `python -m roll.compare` shows them. They have ended well, whether or not they can be compared."""
+    from roll.tracking.compare.text import comparison_text
+    from roll.tracking.compare.write import PAGE, compare_runs, comparison_page
+    from roll.tracking.report.write import write_page
+
+    try:
+        comparison = compare_runs(folders)
+        print(comparison_text(comparison, shutil.get_terminal_size().columns))
+        common = Path(os.path.commonpath([folder.resolve() for folder in folders]))
+        print(f"\npage: {write_page(common / PAGE, comparison_page(comparison))}")
+    except (DataError, OSError) as error:
+        print(f"the runs are not compared: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

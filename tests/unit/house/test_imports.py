@@ -18,7 +18,7 @@ LINES = [
     {"rollout", "workers", "checkpoint", "tracking", "gateway"},
     {"pipeline", "export", "cluster", "doctor"},
     {"evaluation"},
-    {"evaluate", "api"},
+    {"evaluate", "api", "compare"},
 ]
 HEIGHT = {name: height for height, line in enumerate(LINES) for name in line}
 ROOMS = ["shipped", "schema", "derived", "roll_v2", "load", "checks", "plan", "docs"]

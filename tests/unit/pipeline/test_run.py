@@ -12,15 +12,18 @@ import yaml
 
 from roll.config.load.compose import compose
 from roll.config.load.loader import load_config
-from roll.config.plan.plan import make_plan
+from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.pipelines import Config
 from roll.errors import WorkerFailed
+from roll.pipeline import __main__ as program
 from roll.pipeline import assemble
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.position import Position
 from roll.pipeline.roles import Roles
 from roll.pipeline.run_context import Prepared, RunContext
 from roll.tracking.ending import read_end
+from roll.tracking.jsonl import JsonlTracker
+from roll.tracking.start import read_starts
 from roll.workers.cluster import ClusterSession
 from tests.quiet import quiet_life
 
@@ -77,6 +80,31 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseExcept
     return start
 
 
+def test_the_jobs_of_a_multirun_are_compared_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(config: Config, plan: Plan) -> None:
+        record = JsonlTracker(Path(config.output_dir))
+        record.log(1, {"sft/loss": config.seed / 4})
+        record.close()
+        assemble.write_config(config, Path(config.output_dir))
+
+    jobs: list[Config] = []
+    words = ["--config-name", "tiny/tiny_warm_up", "--multirun", "seed=1,2", f"output_dir={tmp_path}/seed_${{hydra:job.num}}"]
+    compose([*words, "dry_run=true"], lambda composed, presets: jobs.append(load_config(composed, presets)))
+    wet = [(config.model_copy(update={"dry_run": False}), make_plan(config)) for config in jobs]
+    monkeypatch.setattr(program, "jobs_of", lambda words: wet)
+    monkeypatch.setattr(program, "_run", train)
+    assert program.main(words) == 0
+    text = capsys.readouterr().out
+    assert "seed_0" in text and "0.25* (1)" in text and f"page: {tmp_path / 'compare.html'}" in text
+    assert (tmp_path / "compare.html").is_file()
+    monkeypatch.setattr(program, "_run", lambda config, plan: None)
+    (tmp_path / "seed_1" / "metrics.jsonl").unlink()
+    assert program.main(words) == 0, "the runs have ended well"
+    assert "the runs are not compared: 1 fault in the data" in capsys.readouterr().err
+
+
 def test_a_run_that_comes_to_its_end(run: Callable[[BaseException | None], str], tmp_path: Path) -> None:
     log = run(None)
     course = [
@@ -92,6 +120,8 @@ def test_a_run_that_comes_to_its_end(run: Callable[[BaseException | None], str],
     places = [log.index(part) for part in course]
     assert places == sorted(places)
     end = read_end(tmp_path / "run")
+    [start] = read_starts(tmp_path / "run")
+    assert start.command and "of-mine-alone" not in start.command
     assert end and end.outcome == "done" and end.checkpoint.endswith("checkpoints/step_2")
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["system_envs"] == {"MY_TOKEN": "***"}
 

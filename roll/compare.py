@@ -1,0 +1,39 @@
+"""`python -m roll.compare RUN...` lays runs side by side: curves, keys that differ, results."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from roll.errors import BAD_INPUT, BadInput
+from roll.tracking.compare.text import comparison_text
+from roll.tracking.compare.write import PAGE, compare_runs, comparison_page
+from roll.tracking.report.write import write_page
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the comparison and write its page; 0, or 2 if the runs cannot be compared or the page cannot be written."""
+    parser = argparse.ArgumentParser(prog="python -m roll.compare", description=__doc__)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder that holds those of a multirun")
+    help_of_output = f"the page; by default {PAGE} in the folder named, or in the working directory if there are several"
+    parser.add_argument("--output", type=Path, metavar="FILE", help=help_of_output)
+    words = parser.parse_args(argv)
+    output: Path = words.output or (words.runs[0] if len(words.runs) == 1 else Path()) / PAGE
+    try:
+        comparison = compare_runs(words.runs)
+        print(comparison_text(comparison, shutil.get_terminal_size().columns))
+        print(f"\npage: {write_page(output, comparison_page(comparison))}")
+    except BadInput as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    except OSError as error:
+        print(f"{output}: the page cannot be written: {error}\n    give another file with --output", file=sys.stderr)
+        return BAD_INPUT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""What several runs have in common and what not. Pure functions over their records."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roll.errors import DataError, Fault
+from roll.tracking.base import LOSSES
+from roll.tracking.report.curves import SMOOTHED_POINTS, half_width, smoothed, spread
+from roll.tracking.report.directions import best_of
+from roll.tracking.report.figures import EXACT
+from roll.tracking.report.records import RunRecord, names_like, series
+
+NAMES_OF_THE_RUN = ("output_dir", "exp_name")
+"""Keys that differ between any two runs."""
+ABSENT = "—"
+"""In the place of a key that a run does not have."""
+COUNTERS = ("step", "epoch")
+MEDIANS = ("time/", "throughput/")
+"""Metrics of a single step, of which the last says little."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A metric of one run."""
+
+    value: float
+    """The last, or the median for `MEDIANS`. Of training's metrics, which are noisy, the smoothed curve's, as `best` is."""
+    best: float | None
+    """None where the metric has no better way."""
+    best_step: int | None
+    is_best: bool = False
+    """No other run has a better best value."""
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """A metric of all runs; None for one that has not measured it."""
+
+    name: str
+    cells: Sequence[Cell | None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs beside each other, in the order in which they were named."""
+
+    runs: Sequence[RunRecord]
+    labels: Sequence[str]
+    keys: Mapping[str, Sequence[str]]
+    """The configuration keys that differ, with the value of each run."""
+    same_keys: int
+    """How many do not."""
+    metrics: Sequence[MetricRow]
+    """Those that at least two runs have."""
+
+    @property
+    def results(self) -> list[MetricRow]:
+        """What runs are judged by: validation, rewards, losses, and their speed."""
+        return [row for row in self.metrics if is_result(row.name)]
+
+
+def compare(runs: Sequence[RunRecord], labels: Sequence[str]) -> Comparison:
+    """
+    Raises:
+        DataError: no metric is common to two of the runs.
+    """
+    flat = [flattened(run.keys) for run in runs]
+    names = {name for run in runs for name in names_like(run.rows, "", "")} - set(COUNTERS)
+    rows = [_row(name, runs) for name in sorted(names, key=_place)]
+    rows = [row for row in rows if sum(cell is not None for cell in row.cells) > 1]
+    if not rows:
+        folders = ", ".join(str(run.folder) for run in runs)
+        raise DataError([Fault(folders, "no metric is common to two of these runs", "name runs of the same pipeline")])
+    every = {key for one in flat for key in one} - set(NAMES_OF_THE_RUN)
+    keys = differing(flat)
+    return Comparison(runs, labels, keys, len(every) - len(keys), rows)
+
+
+def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Key paths with their values as JSON; texts stand without quotes. A list is one value."""
+    found: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            found |= flattened(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    return found
+
+
+def differing(flat: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    """Keys that do not have one value in all runs, sorted, with the value of each; `ABSENT` where a run has no such key."""
+    keys = sorted({key for one in flat for key in one} - set(NAMES_OF_THE_RUN))
+    values = {key: [one.get(key, ABSENT) for one in flat] for key in keys}
+    return {key: each for key, each in values.items() if len(set(each)) > 1}
+
+
+def is_result(name: str) -> bool:
+    """Whether a run is judged by the metric."""
+    known = ("reward/mean", "time/step", "throughput/tokens_per_second", *LOSSES)
+    return name in known or (name.startswith("val/") and best_of(name) is not None)
+
+
+def is_exact(name: str) -> bool:
+    """Whether single values count: what was measured now and then, on the same prompts."""
+    return name.startswith("val/") or name in EXACT
+
+
+def is_median(name: str) -> bool:
+    """Whether the median of all steps stands for the metric."""
+    return name.startswith(MEDIANS)
+
+
+def _place(name: str) -> tuple[int, str]:
+    """Validation first, then rewards and losses, then the rest by name."""
+    first = ("val/", "reward/", *LOSSES)
+    return next((place for place, prefix in enumerate(first) if name.startswith(prefix)), len(first)), name
+
+
+def _row(name: str, runs: Sequence[RunRecord]) -> MetricRow:
+    cells = [_cell(name, run) for run in runs]
+    best = best_of(name)
+    values = [cell.best for cell in cells if cell is not None and cell.best is not None]
+    if best is None or len(values) < 2:
+        return MetricRow(name, cells)
+    winner = best(values)
+    marked = [cell and Cell(cell.value, cell.best, cell.best_step, is_best=cell.best == winner) for cell in cells]
+    return MetricRow(name, marked)
+
+
+def _cell(name: str, run: RunRecord) -> Cell | None:
+    steps, values = series([row for row in run.rows if row["step"]] if is_median(name) else run.rows, name)
+    if not values:
+        return None
+    best = best_of(name)
+    if is_median(name):  # the best step's time is that of the shortest batch
+        median = statistics.median(values)
+        return Cell(median, None if best is None else median, None)
+    if not is_exact(name) and (half := half_width(len(values))):
+        at = spread(len(values), SMOOTHED_POINTS)
+        steps, values = [steps[index] for index in at], smoothed(values, at, half)
+    if best is None:
+        return Cell(values[-1], None, None)
+    return Cell(values[-1], best(values), steps[values.index(best(values))])

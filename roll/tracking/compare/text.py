@@ -1,0 +1,83 @@
+"""A comparison on the terminal: plain text that fits its width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from roll.tracking.compare.comparison import Cell, Comparison, is_median
+from roll.tracking.console import duration
+from roll.tracking.report.records import number
+
+WIDEST_CELL = 20
+"""Characters; a longer value goes on in the next line."""
+GAP = 2
+"""Blanks between columns."""
+
+
+def comparison_text(comparison: Comparison, width: int) -> str:
+    """Tables of at most `width` characters: the runs by number, the keys that differ, and what runs are judged by."""
+    parts = [_runs(comparison)]
+    if comparison.keys:
+        parts += _by_run("differs", [(key, values) for key, values in comparison.keys.items()], comparison, width)
+    parts += _by_run("result", list(_results(comparison)), comparison, width)
+    file = StringIO()
+    console = Console(file=file, width=width, color_system=None)
+    for part in parts:
+        console.print(part)
+        console.print()
+    every = len(comparison.keys) + comparison.same_keys
+    console.print(f"{len(comparison.keys)} of {every} configuration keys differ; * has the best value of all runs", highlight=False)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def _runs(comparison: Comparison) -> Table:
+    table = _table("run", "steps", "time", "ended")
+    table.columns[0].justify = "left"
+    for place, (run, label) in enumerate(zip(comparison.runs, comparison.labels, strict=True), 1):
+        ended = run.end.outcome if run.end else "not yet"
+        table.add_row(Text(f"{place}  {label}"), f"{run.last_step:,}", duration(run.seconds), ended)
+    return table
+
+
+def _results(comparison: Comparison) -> Iterator[tuple[str, Sequence[str]]]:
+    for row in comparison.results:
+        if is_median(row.name):
+            yield f"{row.name}, median", ["" if cell is None else number(cell.value) + "*" * cell.is_best for cell in row.cells]
+        else:
+            yield f"{row.name}, last", ["" if cell is None else number(cell.value) for cell in row.cells]
+            yield f"{row.name}, best (step)", [_best(cell) for cell in row.cells]
+
+
+def _best(cell: Cell | None) -> str:
+    if cell is None or cell.best is None:
+        return ""
+    return f"{number(cell.best)}{'*' * cell.is_best} ({cell.best_step})"
+
+
+def _by_run(title: str, rows: Sequence[tuple[str, Sequence[str]]], comparison: Comparison, width: int) -> list[Table]:
+    """A column for each run, in as many tables as the width asks for."""
+    first = min(max(len(name) for name, _ in rows), width // 2)
+    column = min(max(len(cell) for _, cells in rows for cell in cells), WIDEST_CELL) + GAP
+    at_a_time = max(1, (width - first) // column)
+    tables = []
+    for start in range(0, len(comparison.runs), at_a_time):
+        numbers = range(start, min(start + at_a_time, len(comparison.runs)))
+        table = _table(title, *(str(place + 1) for place in numbers))
+        table.columns[0].max_width = first
+        for name, cells in rows:
+            table.add_row(Text(name), *(Text(cells[place]) for place in numbers))
+        tables.append(table)
+    return tables
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
+    table.add_column(first, overflow="fold")
+    for name in others:
+        table.add_column(name, justify="right", overflow="fold", max_width=WIDEST_CELL)
+    return table

@@ -1,0 +1,151 @@
+"""The comparison of runs on one page, and in a terminal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from roll.tracking.compare.comparison import Comparison, MetricRow, compare, is_exact, is_median
+from roll.tracking.compare.runs import find_runs, labels
+from roll.tracking.console import duration
+from roll.tracking.report.charts import Chart, Section
+from roll.tracking.report.curves import BUCKETS, SMOOTHED_POINTS, short, spread
+from roll.tracking.report.directions import Direction, direction
+from roll.tracking.report.figures import Style, add_curve, blank
+from roll.tracking.report.page import render
+from roll.tracking.report.records import RunRecord, number, read_run, series
+from roll.tracking.report.write import page_sections, write_page
+
+PAGE = "compare.html"
+POINTS = 200_000
+"""Of all curves of a page."""
+FEWEST_BUCKETS = 20
+CLOCK_POINTS = 200
+TITLES = {
+    "val": "Validation",
+    "reward": "Rewards",
+    "response": "Responses",
+    "episode": "Episodes",
+    "environment": "Environments",
+    "policy": "Policy",
+    "critic": "Critic",
+    "mismatch": "Trainer against engine",
+    "staleness": "Trainer against engine",
+    "throughput": "Speed",
+    "time": "Speed",
+    "engine": "Engines",
+    "memory": "Memory",
+}
+"""Of a section, by what its metrics begin with."""
+BETTER: Mapping[Direction | None, str] = {"higher": "higher is better", "lower": "lower is better", None: ""}
+LEARNING = "Learning"
+"""Of `sft/loss` and its like."""
+
+
+def compare_runs(places: Sequence[Path]) -> Comparison:
+    """Read the runs that lie at the places; see `find_runs`.
+
+    Raises:
+        DataError: a place is no run, a record cannot be read, or the runs have nothing in common.
+    """
+    folders = find_runs(places)
+    return compare([read_run(folder) for folder in folders], labels(folders))
+
+
+def write_comparison(places: Sequence[Path], output: Path) -> Path:
+    """Write the page, and give its path. It needs no network to be read.
+
+    Raises:
+        DataError: as `compare_runs`.
+        OSError: the page cannot be written.
+    """
+    return write_page(output, comparison_page(compare_runs(places)))
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """HTML."""
+    unreadable = sum(run.unreadable for run in comparison.runs)
+    count = len(comparison.runs)
+    page: dict[str, Any] = {
+        "title": f"{count} runs compared",
+        "subtitle": os.path.commonpath([run.folder.resolve() for run in comparison.runs]),
+        "labels": comparison.labels,
+        "runs": [_run(run, label, place) for place, (run, label) in enumerate(zip(comparison.runs, comparison.labels, strict=True))],
+        "keys": comparison.keys,
+        "same_keys": comparison.same_keys,
+        "results": [_metric(row) for row in comparison.results],
+        "metrics": [_metric(row) for row in comparison.metrics],
+        "clocks": clocks(comparison.runs),
+        "remarks": [f"{unreadable} line(s) of the records could not be read and were left out."] if unreadable else [],
+    }
+    return render("compare.html.jinja", page, page_sections(_sections(comparison)), ["charts.js", "compare.js"])
+
+
+def _run(run: RunRecord, label: str, place: int) -> dict[str, str]:
+    style = Style(label, place)
+    return {
+        "label": label,
+        "colour": style.colour,
+        "line": {"solid": "solid", "dash": "dashed"}.get(style.dash, "dotted"),
+        "steps": f"{run.last_step:,}",
+        "time": duration(run.seconds),
+        "ended": run.end.outcome if run.end else "not yet",
+        "commit": (run.starts[-1].commits.get("working directory") if run.starts else None) or "",
+    }
+
+
+def _metric(row: MetricRow) -> dict[str, Any]:
+    """Cells as the template shows them: value, best and its step as texts, and whether it is the best of all runs."""
+    cells = [
+        None
+        if cell is None
+        else {
+            "value": number(cell.value),
+            "best": "" if cell.best is None or is_median(row.name) else f"{number(cell.best)} at {cell.best_step}",
+            "is_best": cell.is_best,
+        }
+        for cell in row.cells
+    ]
+    kind = "median" if is_median(row.name) else "last" if is_exact(row.name) else "last, smoothed"
+    return {"name": row.name, "cells": cells, "note": "; ".join(filter(None, [kind, BETTER[direction(row.name)]]))}
+
+
+def _sections(comparison: Comparison) -> list[Section]:
+    """A chart for each metric that two runs have, all runs in it."""
+    buckets = max(FEWEST_BUCKETS, min(BUCKETS, POINTS // (4 * len(comparison.metrics) * len(comparison.runs))))
+    found: dict[str, list[Chart]] = {}
+    for row in comparison.metrics:
+        title = TITLES.get(row.name.split("/")[0], LEARNING)
+        found.setdefault(title, []).append(_chart(row.name, comparison, buckets))
+    order = [LEARNING, *dict.fromkeys(TITLES.values())]
+    return [Section(title, found[title]) for title in order if title in found]
+
+
+def _chart(name: str, comparison: Comparison, buckets: int) -> Chart:
+    figure = blank()
+    for place, (run, label) in enumerate(zip(comparison.runs, comparison.labels, strict=True)):
+        steps, values = series(run.rows, name)
+        if not steps:
+            continue
+        style = Style(label, place, name.startswith("val/"), buckets, min(SMOOTHED_POINTS, 2 * buckets))
+        add_curve(figure, name, steps, values, style)
+    figure.update_layout(showlegend=False)
+    return Chart(name, BETTER[direction(name)], figure)
+
+
+def clocks(runs: Sequence[RunRecord]) -> list[Mapping[str, list[float]]]:
+    """For each run, steps and the hours after which they ended; empty where a run did not measure them."""
+    found = []
+    for run in runs:
+        steps, seconds = series(run.rows, "time/step")
+        if not steps:
+            return []
+        at = spread(len(steps), CLOCK_POINTS)
+        hours, total = [], 0.0
+        for second in seconds:
+            total += second / 3600
+            hours.append(short(total))
+        found.append({"steps": [steps[index] for index in at], "hours": [hours[index] for index in at]})
+    return found

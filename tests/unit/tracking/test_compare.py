@@ -1,0 +1,160 @@
+"""Runs beside each other: which, what differs, what came of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from roll.compare import main
+from roll.errors import DataError
+from roll.tracking.compare.comparison import ABSENT, compare, differing, flattened
+from roll.tracking.compare.runs import find_runs, labels
+from roll.tracking.compare.text import comparison_text
+from roll.tracking.compare.write import clocks, compare_runs, comparison_page
+from roll.tracking.jsonl import JsonlTracker
+from roll.tracking.report.records import read_run
+from tests import limits
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes the folder of a run with validation at two of its steps."""
+
+    def folder(name: str, solved: tuple[float, float] = (0.25, 0.5), steps: int = 4, **keys: object) -> Path:
+        tracker = JsonlTracker(tmp_path / name)
+        for step in range(1, steps + 1):
+            metrics = {"reward/mean": step / 10, "policy/entropy": 1 / step, "time/step": 10.0 * step}
+            metrics |= {"val/gsm8k/pass@1": solved[step // steps]} if step in (1, steps) else {}
+            tracker.log(step, metrics)
+        tracker.close()
+        text = yaml.safe_dump({"exp_name": name, "output_dir": name, "pretrain": "a/model", **keys})
+        (tmp_path / name / "config.yaml").write_text(text)
+        return tmp_path / name
+
+    return folder
+
+
+def test_the_runs_of_a_folder_are_found_in_the_order_of_their_numbers(write: Write, tmp_path: Path) -> None:
+    runs = [write(f"sweep/seed_{number}") for number in (2, 10, 1)]
+    deep = write("sweep/b/deep")
+    assert find_runs([tmp_path / "sweep"]) == [deep, runs[2], runs[0], runs[1]]
+    assert find_runs([runs[1], tmp_path / "sweep"]) == [runs[1], deep, runs[2], runs[0]], "each once, in the order named"
+    assert labels([runs[0], deep]) == ["seed_2", "b/deep"]
+
+
+def test_places_that_are_no_runs_are_all_named(write: Write, tmp_path: Path) -> None:
+    run = write("one")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError) as error:
+        find_runs([run, tmp_path / "empty", tmp_path / "gone"])
+    empty, gone = error.value.faults
+    assert (empty.place, gone.place) == (str(tmp_path / "empty"), str(tmp_path / "gone"))
+    assert "no metrics.jsonl" in empty.problem and "no such folder" in gone.problem
+    with pytest.raises(DataError, match="this is one run"):
+        find_runs([run, run / "."])
+
+
+def test_keys_that_differ_are_paths_with_the_value_of_each_run() -> None:
+    one = {"seed": 1, "a": {"rate": 1e-5, "list": [1, 2]}, "gone": {}, "output_dir": "x", "text": "1"}
+    other = {"seed": 1, "a": {"rate": 2e-5, "list": [1, 2], "new": None}, "gone": {}, "output_dir": "y", "text": 1}
+    third = {**one, "a": {**one["a"], "list": [1, 3]}}  # pyright: ignore[reportGeneralTypeIssues]
+    flat = [flattened(tree) for tree in (one, other, third)]
+    assert flat[0] == {"seed": "1", "a.rate": "1e-05", "a.list": "[1, 2]", "gone": "{}", "output_dir": "x", "text": "1"}
+    assert differing(flat) == {
+        "a.list": ["[1, 2]", "[1, 2]", "[1, 3]"],
+        "a.new": [ABSENT, "null", ABSENT],
+        "a.rate": ["1e-05", "2e-05", "1e-05"],
+    }
+
+
+def test_results_are_the_last_and_the_best_of_each_run(write: Write) -> None:
+    folders = [write("a", solved=(0.75, 0.5)), write("b", solved=(0.125, 0.625), seed=7)]
+    found = compare([read_run(folder) for folder in folders], ["a", "b"])
+    assert found.keys == {"seed": [ABSENT, "7"]} and found.same_keys == 1
+    rows = {row.name: row.cells for row in found.metrics}
+    assert list(rows) == ["val/gsm8k/pass@1", "reward/mean", "policy/entropy", "time/step"]
+    assert [row.name for row in found.results] == ["val/gsm8k/pass@1", "reward/mean", "time/step"]
+    first, second = rows["val/gsm8k/pass@1"]
+    assert first and (first.value, first.best, first.best_step, first.is_best) == (0.5, 0.75, 1, True)
+    assert second and (second.value, second.best, second.best_step, second.is_best) == (0.625, 0.625, 4, False)
+    entropy, _ = rows["policy/entropy"]
+    assert entropy and (entropy.value, entropy.best, entropy.is_best) == (0.25, None, False), "no way is better"
+    seconds, _ = rows["time/step"]
+    assert seconds and seconds.value == 25.0 and seconds.is_best, "the median; both are as fast"
+
+
+def test_training_is_judged_by_its_smoothed_curve(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        tracker = JsonlTracker(tmp_path / name)
+        for step in range(1, 51):
+            tracker.log(step, {"reward/mean": 9.0 if step == 20 else 0.5})
+        tracker.close()
+    [row] = compare_runs([tmp_path]).metrics
+    for cell in row.cells:  # of 50 steps a mean reaches over two neighbours on both sides
+        assert cell and cell.value == 0.5 and cell.best == pytest.approx((9.0 + 4 * 0.5) / 5) and cell.best_step == 18
+
+
+def test_runs_with_nothing_in_common_are_refused(tmp_path: Path, write: Write) -> None:
+    tracker = JsonlTracker(tmp_path / "sft")
+    tracker.log(1, {"sft/loss": 1.0, "epoch": 0.5})
+    tracker.close()
+    with pytest.raises(DataError, match="no metric is common to two of these runs"):
+        compare_runs([write("rlvr"), tmp_path / "sft"])
+
+
+@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("count", [2, 9])
+def test_the_text_fits_its_width_and_leaves_nothing_out(width: int, count: int, write: Write, tmp_path: Path) -> None:
+    for number in range(count):
+        path = "/somewhere/" + "far/" * number
+        write(f"learning_rate_of_the_sweep_{number}", solved=(0.1, 0.2 + number / 1000), rows=path, **{"a_key_of_" + "many_" * 9: number})
+    text = comparison_text(compare_runs([tmp_path]), width)
+    assert max(map(len, text.splitlines())) <= width
+    together = re.sub(r"\s+", "", text)
+    for number in range(count):
+        assert f"learning_rate_of_the_sweep_{number}" in together
+        assert f"{0.2 + number / 1000:.3f}".rstrip("0") in text
+    assert f"{0.2 + (count - 1) / 1000:.3f}* (4)".replace("0*", "*") in text.replace("0*", "*"), "the best of all runs is marked"
+    assert "2 of 3 configuration keys differ" in text
+
+
+def test_the_page_is_one_file_with_a_curve_of_each_run(write: Write) -> None:
+    evil = "</script><img src=x>"
+    folders = [write("a"), write("b", note=evil), write("c", note="&")]
+    html = comparison_page(compare_runs(folders))
+    assert evil not in html and "&lt;/script&gt;&lt;img src=x&gt;" in html
+    figures = json.loads(html.split('id="figures">')[1].split("</script>")[0])
+    assert len(figures) == 4, "a chart for each metric"
+    for figure in figures.values():
+        assert [trace["meta"] for trace in figure["data"]] == [0, 1, 2]
+    assert "http-equiv" not in html and not re.search(r"<(link|img|iframe|script src)", html.split("<script>")[0])
+
+
+def test_clocks_are_the_hours_after_which_steps_had_ended(write: Write) -> None:
+    runs = [read_run(write("a")), read_run(write("b", steps=2))]
+    first, second = clocks(runs)
+    assert first["steps"] == [1, 2, 3, 4] and first["hours"] == pytest.approx([10 / 3600, 30 / 3600, 60 / 3600, 100 / 3600], rel=1e-5)
+    assert second["steps"] == [1, 2]
+
+
+def test_the_command(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write("sweep/a")
+    write("sweep/b", seed=7)
+    assert main([str(tmp_path / "sweep")]) == 0
+    assert (tmp_path / "sweep" / "compare.html").is_file()
+    assert f"page: {tmp_path / 'sweep' / 'compare.html'}" in capsys.readouterr().out
+    assert main([str(tmp_path / "sweep"), "--output", str(tmp_path / "no" / "folder.html")]) == 2
+    assert "give another file with --output" in capsys.readouterr().err
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-m", "roll.compare", str(tmp_path)]
+    failed = subprocess.run([*command, "nothing"], cwd=root, capture_output=True, text=True, timeout=limits.PROCESS, check=False)
+    assert failed.returncode == 2 and "nothing: there is no such folder" in failed.stderr and "Traceback" not in failed.stderr
