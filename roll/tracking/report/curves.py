@@ -54,12 +54,13 @@ def short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def bucket_means(steps: Sequence[int], values: Sequence[float], most: int) -> tuple[list[float], list[float]]:
-    """Bars for a series, at most `most`: their centres on the axis of steps, and the mean of each."""
+def bucket_means(steps: Sequence[int], values: Sequence[float], most: int) -> tuple[list[float], list[int], list[float]]:
+    """Bars for a series, at most `most`: their centres and widths on the axis of steps, and the mean of each."""
     if len(values) <= most:
-        return [float(step) for step in steps], list(values)
+        return [float(step) for step in steps], [1] * len(steps), list(values)
     edges = np.linspace(0, len(values), most + 1).astype(int).tolist()
     pairs = list(zip(edges[:-1], edges[1:], strict=True))
     series = np.asarray(values, dtype=float)
     centres = [(steps[start] + steps[end - 1]) / 2 for start, end in pairs]
-    return centres, [float(series[start:end].mean()) for start, end in pairs]
+    widths = [steps[end - 1] - steps[start] + 1 for start, end in pairs]
+    return centres, widths, [float(series[start:end].mean()) for start, end in pairs]

@@ -33,6 +33,11 @@ def test_extremes_are_few_and_hold_the_range_of_every_bucket(values: list[float]
         assert found == list(range(len(values)))
 
 
+def test_the_ends_are_kept_where_they_are_no_extremes() -> None:
+    values = [0.5, 0.0, 1.0] * 10 + [0.5]
+    assert extremes(values, 2) == [0, 1, 2, 16, 17, 30], "in each half the first least and the first greatest"
+
+
 @given(st.integers(1, 500), st.integers(2, 60))
 def test_a_spread_has_both_ends_and_no_wide_gap(count: int, most: int) -> None:
     found = spread(count, most)
@@ -57,8 +62,11 @@ def test_a_spike_does_not_blur_what_lies_beyond_its_reach() -> None:
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300), st.integers(1, 40))
 def test_bars_keep_the_sum_of_equal_buckets(values: list[float], most: int) -> None:
     steps = list(range(1, len(values) + 1))
-    centres, means = bucket_means(steps, values, most)
+    centres, widths, means = bucket_means(steps, values, most)
     assert len(centres) == len(means) == min(len(values), most)
+    borders = [centre + width / 2 for centre, width in zip(centres, widths, strict=True)]
+    assert [0.5, *borders[:-1]] == [centre - width / 2 for centre, width in zip(centres, widths, strict=True)], "no gap between bars"
+    assert borders[-1] == len(values) + 0.5
     edges = [len(values) * bucket // len(means) for bucket in range(len(means) + 1)]
     pairs = list(zip(edges[:-1], edges[1:], strict=True))
     assert means == pytest.approx([fmean(values[start:end]) for start, end in pairs], rel=1e-9, abs=1e-9)

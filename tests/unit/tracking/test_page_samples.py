@@ -40,6 +40,18 @@ def test_whole_steps_are_chosen_within_the_budget(lines: list[tuple[int, int]], 
         assert [line for line in kept if line.step in steps] == chosen, "all of a step or none of it"
 
 
+def test_a_step_that_just_fits_is_shown() -> None:
+    lines = [Kept(place, place, 10, 1) for place in range(3)]
+    assert [[line.step for line in choose(lines, budget)] for budget in (9, 10, 19, 20, 29, 30)] == [
+        [0],
+        [0],
+        [0],
+        [0, 2],
+        [0, 2],
+        [0, 1, 2],
+    ]
+
+
 def test_responses_are_counted_once_for_each_step_and_set() -> None:
     lines = [Kept(0, 1, 9, 4, "", 64), Kept(1, 1, 9, 4, "", 64), Kept(2, 2, 9, 4, "", 32), Kept(3, 2, 9, 4, "gsm8k", 100)]
     assert sampled(lines) == 64 + 32 + 100

@@ -34,7 +34,18 @@ def test_lines_that_hold_no_start_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_the_commit_is_that_of_the_folder_s_own_repository(tmp_path: Path) -> None:
     def git(*words: str) -> str:
-        named = ["git", "-C", str(tmp_path), "-c", "user.name=somebody", "-c", "user.email=somebody@example.com", *words]
+        named = [
+            "git",
+            "-C",
+            str(tmp_path),
+            "-c",
+            "user.name=somebody",
+            "-c",
+            "user.email=somebody@example.com",
+            "-c",
+            "commit.gpgsign=false",
+            *words,
+        ]
         return subprocess.run(named, capture_output=True, text=True, timeout=limits.PROCESS, check=True).stdout.strip()
 
     git("init")
