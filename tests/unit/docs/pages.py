@@ -21,6 +21,7 @@ WRITTEN = (
     "docs/environments.md",
     "docs/extending.md",
     "docs/post_training.md",
+    "docs/quickstart.md",
     "docs/rewards.md",
     "docs/running.md",
 )

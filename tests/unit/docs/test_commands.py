@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from roll.cluster.__main__ import parser as cluster_parser
+from roll.data.prepare import parser as prepare_parser
 from roll.doctor.__main__ import parser as doctor_parser
 from roll.evaluation.command import main as evaluate
 from roll.export.__main__ import parser as export_parser
@@ -21,10 +22,17 @@ SHELL = [block for page in PAGES for block in blocks(page) if block.info in ("",
 COMMANDS = [words for block in SHELL for words in commands(block)]
 RUNS = [words[len(PIPELINE) :] for words in COMMANDS if words[: len(PIPELINE)] == PIPELINE]
 
-PARSERS = {"roll.cluster": cluster_parser, "roll.doctor": doctor_parser, "roll.export": export_parser}
+PARSERS = {
+    "roll.cluster": cluster_parser,
+    "roll.data.prepare": prepare_parser,
+    "roll.doctor": doctor_parser,
+    "roll.export": export_parser,
+}
 ALL = [words for page in PAGES for block in blocks(page) if block.info.split()[:1] in ([], ["bash"]) for words in commands(block)]
 OTHERS = [words[2:] for words in ALL if words[:2] == ["python", "-m"] and words[2] in PARSERS]
 EVALUATIONS = [words[2:] for words in ALL if words[:3] == ["python", "-m", "roll.evaluate"]]
+RUN_FOLDERS = {"my_run": "tiny/tiny_rlvr_lora_zero3", "gsm8k-rlvr": "quickstart/gsm8k_rlvr"}
+"""Below `output/`, of the experiments that the pages evaluate."""
 
 
 @pytest.fixture
@@ -96,7 +104,8 @@ def test_the_other_programs_take_the_arguments_that_they_are_shown_with(words: l
 
 @pytest.mark.parametrize("words", EVALUATIONS, ids=" ".join)
 def test_an_evaluation_plans(words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_folder(folder / "output" / "my_run", step=100)
+    for name, experiment in RUN_FOLDERS.items():
+        run_folder(folder / "output" / name, name=experiment, step=100)
     assert evaluate([*words[1:], "--dry-run"]) == 0, capsys.readouterr().err
     assert "actor_infer" in capsys.readouterr().out
 
