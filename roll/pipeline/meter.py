@@ -43,14 +43,20 @@ class Meter:
 
         return wrapped
 
-    async def step(self, tokens: int) -> Metrics:
-        """Metrics of the step that ends now, in which `tokens` prompt and response tokens were processed; without any, no throughput."""
+    async def step(self, tokens: int, samples: int) -> Metrics:
+        """Metrics of the step that ends now; without tokens, no throughput.
+
+        Args:
+            tokens: of prompts and responses that were learnt from.
+            samples: those responses or episodes, or the rows of given data.
+        """
         now = time.perf_counter()
         seconds, self._step_began = now - self._step_began, now
         metrics = self._watch.take() | {"time/step": seconds, "run/restarts": float(self._restarts)}
         if tokens:
             metrics["throughput/tokens_per_second"] = tokens / seconds
             metrics["throughput/tokens_per_second_per_device"] = tokens / seconds / self._devices
+            metrics["throughput/samples_per_second"] = samples / seconds
         peaks = await together(group.peak_bytes() for group in self._groups.values())
         for role, peak in zip(self._groups, peaks, strict=True):
             if peak is not None:

@@ -28,8 +28,8 @@ class Offline:
     train: Callable[[TrainBatch, Loss, int], Awaitable[Metrics]]
     evaluate: Callable[[int], Awaitable[Metrics]]
     """Metrics of the held-out rows after a step; none where they are not due. The learner is brought onto its devices there."""
-    measure: Callable[[int], Awaitable[Metrics]]
-    """Times, throughput and memory of a step of so many tokens."""
+    measure: Callable[[int, int], Awaitable[Metrics]]
+    """Times, throughput and memory of a step of so many tokens and rows."""
     save: Callable[[Position], Awaitable[None]]
     """Write a checkpoint, where one is due."""
     interrupted: Callable[[], bool]
@@ -41,7 +41,7 @@ class Offline:
 async def train(run: Offline, position: Position) -> Position:
     """Run the loop from `position` to the last step, or to the end of the step in which the run is interrupted."""
     metrics = await run.evaluate(0) if position.step == 0 else {}
-    before = await run.measure(0)  # the seconds until here are not the next step's
+    before = await run.measure(0, 0)  # the seconds until here are not the next step's
     if metrics:
         run.tracker.log(0, metrics | before)
     while position.step < run.max_steps and not run.interrupted():
@@ -50,7 +50,7 @@ async def train(run: Offline, position: Position) -> Position:
         metrics = await run.train(batch, loss, position.policy_version)
         position = Position(position.step + 1, position.policy_version + 1)
         metrics |= await run.evaluate(position.step)
-        metrics |= await run.measure(len(batch.sequences.token_ids)) | {"epoch": run.epochs.passed(position.step)}
+        metrics |= await run.measure(len(batch.sequences.token_ids), batch.example_count) | {"epoch": run.epochs.passed(position.step)}
         run.tracker.log(position.step, metrics)
         await run.save(position)
     return position

@@ -280,7 +280,8 @@ def measurement(
     """Times and throughput of a step, what its engines, judges and environments did, and what its sampling dropped."""
 
     async def measure(groups: Sequence[RolloutGroup]) -> Metrics:
-        step, engines = await asyncio.gather(meter.step(token_count(groups)), actor_infer.activity())
+        samples = sum(len(group.episodes) for group in groups)
+        step, engines = await asyncio.gather(meter.step(token_count(groups), samples), actor_infer.activity())
         worlds = playing.environments.metrics() if playing else {}
         asked = actor_infer.metrics() | scheduler.metrics() | judge_metrics(models) | worlds
         return step | engine_metrics(engines, step["time/step"]) | asked

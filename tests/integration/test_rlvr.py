@@ -50,6 +50,7 @@ PROMISED = (
     "time/weight_sync",
     "throughput/tokens_per_second",
     "throughput/tokens_per_second_per_device",
+    "throughput/samples_per_second",
     "memory/actor_train/peak_bytes",
     "memory/actor_infer/peak_bytes",
 )

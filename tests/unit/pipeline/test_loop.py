@@ -229,8 +229,8 @@ def offline_run(parts: Parts, held_out: dict[int, Metrics]) -> offline.Offline:
     async def evaluate(step: int) -> Metrics:
         return held_out.get(step, {})
 
-    async def measure(tokens: int) -> Metrics:
-        parts.calls.append(("measure", tokens))
+    async def measure(tokens: int, rows: int) -> Metrics:
+        parts.calls.append(("measure", tokens, rows))
         return {"tokens": tokens}
 
     phases = DevicePhases(DeviceSharing({}).bring)
@@ -252,7 +252,8 @@ def test_the_offline_loop_logs_nothing_before_the_first_step_without_held_out_ro
     parts = Parts()
     assert asyncio.run(offline.train(offline_run(parts, {}), Position(0, 0))) == Position(2, 2)
     assert [call[1] for call in parts.calls if call[0] == "log"] == [1, 2]
-    assert parts.calls[0] == ("measure", 0), "what starting took is counted out before the first step"
+    assert [call for call in parts.calls if call[0] == "measure"][1:] == [("measure", 3, 1)] * 2
+    assert parts.calls[0] == ("measure", 0, 0), "what starting took is counted out before the first step"
 
 
 @pytest.mark.parametrize(("samples", "passed"), [(4, 0), (4, 1), (4, 3), (5, 5), (6, 2)])

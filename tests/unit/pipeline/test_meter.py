@@ -80,12 +80,13 @@ def test_the_meter_times_parts_and_counts_tokens() -> None:
         meter = Meter({}, devices=4, resident={"reference": 7})
         nap = meter.timed("nap", asyncio.sleep)
         await nap(0.05)
-        return await meter.step(1000), await meter.step(0)
+        return await meter.step(1000, 8), await meter.step(0, 0)
 
     first, second = asyncio.run(scenario())
     assert 0.05 <= first["time/nap"] <= first["time/step"]
     assert first["throughput/tokens_per_second"] == pytest.approx(1000 / first["time/step"])
     assert first["throughput/tokens_per_second_per_device"] == pytest.approx(first["throughput/tokens_per_second"] / 4)
+    assert first["throughput/samples_per_second"] == pytest.approx(8 / first["time/step"])
     assert "time/nap" not in second
     assert not [name for name in second if name.startswith("throughput/")], "a step of no tokens has none"
     assert first["memory/reference/resident_bytes"] == second["memory/reference/resident_bytes"] == 7
