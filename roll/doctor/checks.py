@@ -89,6 +89,8 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
     if busy:
         remedy = "see `nvidia-smi` for the processes; end them, or map the roles to other devices"
         yield Finding("GPU memory", WARNING, f"in use on {', '.join(busy)}", remedy)
+    if shares := [f"{number}: {gpu.utilisation}%" for number, gpu in enumerate(facts.gpus) if gpu.utilisation is not None]:
+        yield Finding("GPU utilisation", OK, f"{', '.join(shares)} at this moment")
 
 
 def _compilers(facts: Facts) -> Iterator[Finding]:

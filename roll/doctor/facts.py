@@ -44,6 +44,8 @@ class Gpu:
     """Bytes."""
     used: int
     """Bytes, by whichever process."""
+    utilisation: int | None = None
+    """Percent of the driver's last sampling period, at most a second, in which a kernel ran. None where the driver does not tell."""
 
 
 @dataclass(frozen=True)

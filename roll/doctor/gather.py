@@ -33,12 +33,13 @@ HERE = Path(__file__).parents[2]
 """A folder that is there, and from which roll can be imported."""
 ROUTE = Path("/proc/net/route")
 INFINIBAND = Path("/sys/class/infiniband")
+GPU_QUERY = "--query-gpu=driver_version,name,memory.total,memory.used,utilization.gpu"
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def gather() -> Facts:
     """Look at everything. Takes some seconds: torch, DeepSpeed and Ray are each asked in a process of their own."""
-    driver, gpus = _gpus()
+    driver, gpus = gpus_of(_output("nvidia-smi", GPU_QUERY, "--format=csv,noheader,nounits"))
     kind = "gpu" if gpus else "cpu"
     address = os.environ.get("RAY_ADDRESS")
     return Facts(
@@ -122,12 +123,10 @@ def of_extra(lines: list[str], extra: str) -> list[str]:
     return [f"{one.name}{one.specifier}" for one in found if one.marker and one.marker.evaluate({"extra": extra})]
 
 
-def _gpus() -> tuple[str | None, tuple[Gpu, ...]]:
-    query = "--query-gpu=driver_version,name,memory.total,memory.used"
-    rows = [
-        [cell.strip() for cell in row] for row in csv.reader(_output("nvidia-smi", query, "--format=csv,noheader,nounits").splitlines())
-    ]
-    gpus = tuple(Gpu(row[1], _mib(row[2]), _mib(row[3])) for row in rows if len(row) == 4)
+def gpus_of(text: str) -> tuple[str | None, tuple[Gpu, ...]]:
+    """The driver's version, and each GPU: what `nvidia-smi` prints for `GPU_QUERY`. None and nothing if it is something else."""
+    rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines())]
+    gpus = tuple(Gpu(row[1], _mib(row[2]), _mib(row[3]), int(row[4]) if row[4].isdigit() else None) for row in rows if len(row) == 5)
     return (rows[0][0] if gpus else None), gpus
 
 

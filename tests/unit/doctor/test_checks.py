@@ -59,6 +59,13 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
         "pip install 'transformers==5.19.0'",
     ),
     ({"gpus": (H200, dataclasses.replace(H200, used=40 * GIB))}, "GPU memory", Verdict.WARNING, "in use on 1 (40.0 GiB)", "nvidia-smi"),
+    (
+        {"gpus": (dataclasses.replace(H200, utilisation=97), H200, dataclasses.replace(H200, utilisation=0))},
+        "GPU utilisation",
+        Verdict.OK,
+        "0: 97%, 2: 0% at this moment",
+        "",
+    ),
     ({"tools": dict(SOUND.tools) | {"c++": None}}, "compiler", Verdict.BROKEN, "no c++", "apt-get install g++"),
     ({"torch": "libcudart.so.13: cannot open"}, "torch", Verdict.BROKEN, "libcudart.so.13", "make install"),
     ({"torch": CPU_TORCH}, "torch", Verdict.BROKEN, "built for the CPU, and there are GPUs", "requirements/install.sh gpu"),

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from roll.doctor.gather import default_interface, existing, links, locked, look, nvcc_version, of_extra, required
+from roll.doctor.facts import Gpu
+from roll.doctor.gather import default_interface, existing, gpus_of, links, locked, look, nvcc_version, of_extra, required
 from tests import limits
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,6 +34,13 @@ Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT
 docker0	000011AC	00000000	0001	0	0	0	0000FFFF	0	0	0
 eth1	00000000	0100A8C0	0003	0	0	100	00000000	0	0	0
 """
+
+
+def test_gpus_are_read_as_nvidia_smi_prints_them() -> None:
+    printed = "580.95.05, NVIDIA H200, 143771, 40960, 97\n580.95.05, NVIDIA H200, 143771, 0, [N/A]\n"
+    first, second = Gpu("NVIDIA H200", 143771 << 20, 40 << 30, 97), Gpu("NVIDIA H200", 143771 << 20, 0, None)
+    assert gpus_of(printed) == ("580.95.05", (first, second))
+    assert gpus_of("") == gpus_of("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n") == (None, ())
 
 
 def test_the_connections_of_gpus_are_read() -> None:
