@@ -58,7 +58,7 @@ def packed_attention(
         out = varlen_attn(q, k, v, offsets, offsets, longest, longest, scale=scaling, window_size=(-1, 0), enable_gqa=True)
         assert isinstance(out, Tensor)
         return out[None], None
-    rows, columns = _positions(cu_seq_lens_q, query.shape[2])
+    rows, columns = positions(cu_seq_lens_q, query.shape[2])
     count = len(cu_seq_lens_q) - 1
 
     def side_by_side(packed: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def packed_attention(
     return out.transpose(1, 2)[rows, columns][None], None
 
 
-def _positions(offsets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+def positions(offsets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     """Sequence index and position within it, both [T], of every packed token."""
     lengths = offsets.diff()
     rows = torch.repeat_interleave(torch.arange(len(lengths), device=offsets.device), lengths, output_size=tokens)

@@ -28,6 +28,8 @@ def write_model(folder: Path, buckets: Iterator[Mapping[str, Tensor]], model: Pr
         total += sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": where}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    # The text model of one that also sees comes without the name by which engines find their code.
+    model.config.architectures = model.config.architectures or [type(model).__name__]
     model.config.save_pretrained(folder)
     if model.can_generate() and model.generation_config is not None:  # a reward model has none
         # Not save_pretrained, which refuses what published models come with: a temperature without do_sample.

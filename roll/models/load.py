@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from roll.config.schema.model import ModelConfig
 from roll.errors import ConfigError, DataError, Fault
 from roll.models import attention
+from roll.models.gated_delta import pack_delta_layers
 from roll.models.head import LogProbHead
 from roll.models.kernels import apply_liger, register_flash
 from roll.models.packable import OWN_ATTENTION, longest_packable, not_packable
@@ -189,8 +190,10 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
     except (OSError, ValueError, SafetensorError) as error:
         raise DataError([unreadable(path, "model", error)]) from error
     model = loaded[0] if isinstance(loaded, tuple) else loaded
-    if packed and (why := not_packable(model)):
-        raise DataError([unfit(path, why)])
+    if packed:
+        if why := not_packable(model):
+            raise DataError([unfit(path, why)])
+        pack_delta_layers(model)
     restore_frequencies(model)
     disable_dropout(model)
     if model_args.liger:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from roll.config.derived.model_shape import LINEAR
+from roll.models.gated_delta import delta_layers, has_delta_layers
 from roll.models.sequence_parallel import ATTENTION, BY_LENGTH
 
 LOGIT_KEYS = ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
@@ -15,9 +17,10 @@ OWN_ATTENTION = "it computes its attention itself, and lets no kernel for packed
 
 def not_packable(model: PreTrainedModel) -> str | None:
     """Why the model's log-probs would come out other than its own, if they would."""
-    if not model._supports_attention_backend:
-        return OWN_ATTENTION
     config, head = model.config.get_text_config(), model.get_output_embeddings()
+    is_hybrid = has_delta_layers(config)  # which takes the kernel, but does not say so
+    if not model._supports_attention_backend and not is_hybrid:
+        return OWN_ATTENTION
     if getattr(head, "bias", None) is not None:
         return "its output matrix has a bias, and logits are computed without one"
     for key in LOGIT_KEYS:
@@ -25,8 +28,9 @@ def not_packable(model: PreTrainedModel) -> str | None:
             return f"its {key} of {value:g} changes logits, and they are computed without it"
     if any(getattr(module, "sinks", None) is not None for module in model.modules()):
         return "its attention has sinks, and is computed without them"
-    others = set(getattr(config, "layer_types", None) or ()) - ATTENTION
-    if others or any(isinstance(module, nn.Conv1d) for module in model.modules()):
+    others = set(getattr(config, "layer_types", None) or ()) - ATTENTION - ({LINEAR} if is_hybrid else set())
+    known = {id(module) for layer in delta_layers(model) for module in layer.modules()} if is_hybrid else set()
+    if others or any(isinstance(module, nn.Conv1d) and id(module) not in known for module in model.modules()):
         kinds = f" ({', '.join(sorted(others))})" if others else ""
         return f"it has layers{kinds} to which packed sequences are one"
     return None

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
+from roll.config.derived.model_shape import is_seeing_hybrid
 from roll.config.schema.model import ModelConfig
 from roll.errors import DataError, Fault
-from roll.models.load import DTYPES, PackedInputs, PackedModel, add_lora, pretrained
+from roll.models.load import DTYPES, PackedInputs, PackedModel, add_lora, pretrained, unreadable
 
 HEAD = "score"
 """Name of the head in transformers' models for sequence classification."""
@@ -56,7 +57,8 @@ def load_value_model(path: str, model_args: ModelConfig, new_head: bool = True) 
     Raises:
         As `load_causal_model`.
     """
-    model, found = pretrained(AutoModelForSequenceClassification, path, model_args, packed=True, num_labels=1, output_loading_info=True)
+    kind, more = AutoModelForSequenceClassification, with_one_label(path, model_args)
+    model, found = pretrained(kind, path, model_args, packed=True, output_loading_info=True, **more)
     if f"{HEAD}.weight" in found["missing_keys"]:
         if not new_head:
             raise DataError([no_reward_model(path, f"its weights have no head '{HEAD}'")])
@@ -67,6 +69,23 @@ def load_value_model(path: str, model_args: ModelConfig, new_head: bool = True) 
     dtype = torch.float32 if model_args.lora_target else DTYPES[model_args.dtype]
     setattr(model, HEAD, ValueHead(nn.Parameter(weight.to(dtype))))
     return model
+
+
+def with_one_label(path: str, model_args: ModelConfig) -> dict[str, Any]:
+    """Arguments of `from_pretrained`; of a hybrid that also sees they ask for a classifier on its text model.
+
+    Raises:
+        DataError: the configuration cannot be read.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=model_args.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise DataError([unreadable(path, "model", error)]) from error
+    if not is_seeing_hybrid(config.model_type):
+        return {"num_labels": 1}
+    text = config.get_text_config()
+    text.num_labels = 1
+    return {"config": text}
 
 
 def no_reward_model(path: str, why: str) -> Fault:

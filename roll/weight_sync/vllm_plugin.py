@@ -6,13 +6,16 @@ vLLM loads this module in each of its processes through the entry point group `v
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
+from roll.config.derived.model_shape import is_seeing_hybrid
 from roll.errors import WeightSyncError
 from roll.system.orphans import die_with
 from roll.system.signs import enter
@@ -24,6 +27,8 @@ from roll.weight_sync.routes import Rendezvous, Route, Transport
 from roll.weight_sync.vllm_stages import tell_stages
 
 BACKEND = "roll"
+TEXT_MODEL = "language_model."
+"""Where a Qwen3.5 that also sees keeps the parameters of its text model."""
 
 
 def register() -> None:
@@ -81,6 +86,11 @@ def bucket_as_plain(bucket: Bucket | DeviceBucket) -> dict[str, Any]:
     }
 
 
+def text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a text model under the names that they have in the files of a model that also sees."""
+    return {name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name: tensors[name] for name in tensors}
+
+
 class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
     """Loads buckets into the model and, at the end, checks that every parameter was among them."""
 
@@ -101,7 +111,8 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         """Prepare the layers to take weights in their checkpoint's format."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
-        self._expected = {name for name, _ in self.model.named_parameters()}
+        names = [name for name, _ in self.model.named_parameters()]
+        self._expected = {name for name in names if not self._also_sees or name.startswith(TEXT_MODEL)}
         self._received: set[str] = set()
         initialize_layerwise_reload(self.model)
 
@@ -112,8 +123,15 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
     def receive_weights(self, update_info: BucketArrived) -> None:
         """Verify a bucket and hand its tensors to the model."""
         assert self._reader is not None, "vLLM sent weights before it opened the route"
-        loaded = self.model.load_weights(iter(self._reader.read(update_info.bucket()).items()))  # pyright: ignore[reportCallIssue]
+        tensors = self._reader.read(update_info.bucket())
+        named = text_tensors(tensors) if self._also_sees else tensors
+        loaded = self.model.load_weights(iter(named.items()))  # pyright: ignore[reportCallIssue]
         self._received |= set(loaded or ())
+
+    @property
+    def _also_sees(self) -> bool:
+        """Whether the engine has a vision tower beside the model that is trained."""
+        return is_seeing_hybrid(self.model_config.hf_config.model_type)
 
     def finish_weight_update(self) -> None:
         """Let the layers take their final form, and check that nothing was left out: no parameter, no part of a fused one."""

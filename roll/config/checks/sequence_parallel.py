@@ -23,5 +23,8 @@ def _faults(name: str, role: RoleConfig, shape: ModelShape | None) -> Iterator[F
         given = strategy.strategy_config.sequence_parallel_size
         yield Fault(where, f"{given}, but deepspeed_infer scores whole sequences on each rank", "remove it; deepspeed_train takes it")
     yield from uneven_replicas(where, name, role, size)
-    if shape and (why := uneven_heads(shape.num_attention_heads, shape.num_key_value_heads, size)):
+    if shape and shape.delta and size > 1:
+        problem = f"{size}, but {shape.delta.layers} of the model's {shape.num_hidden_layers} layers pass states from token to token"
+        yield Fault(where, problem, "remove it; lower max_tokens_per_microbatch, or keep fewer activations: gradient_checkpointing: all")
+    elif shape and (why := uneven_heads(shape.num_attention_heads, shape.num_key_value_heads, size)):
         yield Fault(where, f"{size}, but {why}", f"give a divisor of {shape.num_attention_heads}")

@@ -42,9 +42,11 @@ def tensor_parallel_faults(config: Config, shapes: Mapping[str, ModelShape]) -> 
 
 
 def uneven(shape: ModelShape | None, size: int) -> str | None:
-    """Why the heads and the MLP of a model cannot be shared out evenly over so many ranks, if they cannot. None of an unknown shape."""
+    """Why the layers of a model cannot be shared out evenly over so many ranks, if they cannot. None of an unknown shape."""
     if shape is None:
         return None
+    if shape.delta:
+        return f"{shape.delta.layers} of the model's {shape.num_hidden_layers} layers are by the delta rule, which AutoTP cannot share out"
     if shape.num_key_value_heads % size or shape.num_attention_heads % size:
         heads = f"{shape.num_attention_heads} attention and {shape.num_key_value_heads} key-value heads"
         return f"the model's {heads} cannot be shared out over {size} ranks"
@@ -86,4 +88,5 @@ def _combined(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig
 
 def _shared_out(size: int, where: str, shape: ModelShape | None) -> Iterator[Fault]:
     if why := uneven(shape, size):
-        yield Fault(f"{where}.autotp_size", f"{size}, but {why}", "give a divisor of all of them")
+        remedy = "remove it: ZeRO-3 shards the weights of every layer" if shape and shape.delta else "give a divisor of all of them"
+        yield Fault(f"{where}.autotp_size", f"{size}, but {why}", remedy)

@@ -14,7 +14,10 @@ from roll.config.shipped import MODELS, examples_folder
 MLP = ("gate_proj", "up_proj", "down_proj")
 NAMES = ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size", "num_attention_heads")
 
-
+HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text")
+"""Types of models with layers by the gated delta rule between those of attention."""
+LINEAR = "linear_attention"
+"""Of a configuration's `layer_types`: such a layer."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names of the number of experts, by family."""
 
@@ -35,17 +38,57 @@ class Experts:
     """Decoder layers that have experts; the others have one MLP of `intermediate_size`."""
     has_shared_gate: bool = False
     """Whether a gate of one number weighs the shared part."""
+    are_adapted: bool = True
+    """Whether PEFT's `all-linear` takes in the routed experts and the router."""
 
     def adapted(self, hidden: int) -> int:
         """Parameters of an adapter of rank 1 on a layer's experts and router."""
         routed = self.count * (2 * (hidden + 2 * self.size) + self.size + hidden)
         shared = 3 * (hidden + self.shared_size) if self.shared_size else 0
-        return routed + shared + hidden + self.count + (hidden + 1) * self.has_shared_gate
+        return (routed + hidden + self.count) * self.are_adapted + shared + (hidden + 1) * self.has_shared_gate
+
+
+@dataclass(frozen=True)
+class DeltaLayers:
+    """The layers of a hybrid that mix tokens by the gated delta rule (Yang et al., 2024) in the place of attention."""
+
+    layers: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    """Tokens that the convolution before the rule reads."""
+
+    @property
+    def mixed(self) -> int:
+        """Channels of queries, keys and values together, which the convolution runs over."""
+        return 2 * self.key_heads * self.key_dim + self.values
+
+    @property
+    def values(self) -> int:
+        """Channels of the values."""
+        return self.value_heads * self.value_dim
+
+    def linears(self, hidden: int) -> dict[str, tuple[int, int]]:
+        """Input and output width of each linear layer of a mixer."""
+        gates = {"in_proj_b": (hidden, self.value_heads), "in_proj_a": (hidden, self.value_heads)}
+        return {"in_proj_qkv": (hidden, self.mixed), "in_proj_z": (hidden, self.values), **gates, "out_proj": (self.values, hidden)}
+
+    def parameters(self, hidden: int) -> int:
+        """Of one mixer: its linear layers, convolution, decay, bias of the step and norm."""
+        linears = sum(rows * columns for rows, columns in self.linears(hidden).values())
+        return linears + self.mixed * self.kernel + 2 * self.value_heads + self.value_dim
+
+    def state_bytes(self, width: int, ranks: int) -> int:
+        """Of what all layers keep of a sequence, whatever its length: the rule's state in fp32, and what the convolution read last."""
+        state = 4 * self.value_heads * self.key_dim * self.value_dim + width * (self.kernel - 1) * self.mixed
+        return self.layers * state // ranks
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder of the Llama and Qwen kind: gated MLP or experts, grouped-query attention."""
+    """A decoder of the Llama and Qwen kind: gated MLP or experts, grouped-query attention, in a hybrid in some of its layers."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -60,18 +103,38 @@ class ModelShape:
     qk_norm: bool = False
     """Whether queries and keys are normalised by head."""
     experts: Experts | None = None
+    delta: DeltaLayers | None = None
+    gated_attention: bool = False
+    """Whether attention's output is weighed by a gate that comes with the queries."""
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Input and output width of each linear layer of a block; of the MLP, where it has no experts."""
+        """Input and output width of each linear layer, by its name: of attention, of the MLP without experts, and of a hybrid's mixers."""
         hidden, inner = self.hidden_size, self.intermediate_size
-        query, key = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
-        attention = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key), "o_proj": (query, hidden)}
+        attention = self.attention_linears | ({} if self.delta is None else self.delta.linears(hidden))
         return attention | {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
 
     @property
+    def attention_linears(self) -> dict[str, tuple[int, int]]:
+        """The same of attention alone."""
+        hidden, query, key = self.hidden_size, self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        queries = (2 if self.gated_attention else 1) * query
+        return {"q_proj": (hidden, queries), "k_proj": (hidden, key), "v_proj": (hidden, key), "o_proj": (query, hidden)}
+
+    @property
+    def attention_layers(self) -> int:
+        """Decoder layers that attend, and keep keys and values."""
+        return self.num_hidden_layers - (self.delta.layers if self.delta else 0)
+
+    def layers_with(self, linear: str) -> int:
+        """Decoder layers that have a linear layer of this name."""
+        if linear in MLP:
+            return self.dense_layers
+        return self.attention_layers if linear in self.attention_linears or self.delta is None else self.delta.layers
+
+    @property
     def parameters(self) -> int:
-        """All parameters; exact for Llama, Qwen2, Qwen3 and Qwen's mixtures of experts."""
+        """All parameters; exact for Llama, Qwen2, Qwen3, Qwen's mixtures of experts, and the text model of Qwen3.5."""
         return self._parameters(self.experts.count if self.experts else 0)
 
     @property
@@ -81,18 +144,20 @@ class ModelShape:
 
     def _parameters(self, experts: int) -> int:
         """With so many experts a layer."""
-        layer = sum(rows * columns for name, (rows, columns) in self.linears.items() if name not in MLP) + 2 * self.hidden_size
+        attention = sum(rows * columns for rows, columns in self.attention_linears.values())
         if self.attention_bias:
-            layer += sum(self.linears[name][1] for name in ("q_proj", "k_proj", "v_proj"))
+            attention += sum(self.attention_linears[name][1] for name in ("q_proj", "k_proj", "v_proj"))
         if self.qk_norm:
-            layer += 2 * self.head_dim
+            attention += 2 * self.head_dim
+        mixers = self.attention_layers * attention + (self.delta.layers * self.delta.parameters(self.hidden_size) if self.delta else 0)
         mlps = self.dense_layers * 3 * self.hidden_size * self.intermediate_size
         if self.experts:
             sparse = 3 * self.hidden_size * (experts * self.experts.size + self.experts.shared_size)
             gates = self.hidden_size * (self.experts.count + self.experts.has_shared_gate)
             mlps += self.experts.layers * (sparse + gates)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        return embeddings + self.num_hidden_layers * layer + mlps + self.hidden_size
+        norms = (2 * self.num_hidden_layers + 1) * self.hidden_size
+        return embeddings + norms + mixers + mlps
 
     @property
     def dense_layers(self) -> int:
@@ -112,8 +177,8 @@ class ModelShape:
 
     @property
     def attending_flops(self) -> int:
-        """Of one token's attending to one other: its score and its share of the values, in every layer."""
-        return 4 * self.num_hidden_layers * self.num_attention_heads * self.head_dim
+        """Of one token's attending to one other: its score and its share of the values, in every layer that attends."""
+        return 4 * self.attention_layers * self.num_attention_heads * self.head_dim
 
     @property
     def attention_cost(self) -> float:
@@ -122,7 +187,7 @@ class ModelShape:
 
     def kv_bytes(self, width: int, ranks: int) -> int:
         """Of the keys and values of a token on one of so many ranks, with numbers of `width` bytes; fewer heads than ranks are copied."""
-        return 2 * width * self.num_hidden_layers * -(-self.num_key_value_heads // ranks) * self.head_dim
+        return 2 * width * self.attention_layers * -(-self.num_key_value_heads // ranks) * self.head_dim
 
     def part(self, ranks: int) -> ModelShape:
         """What one of so many ranks holds where they share the linear layers out."""
@@ -139,8 +204,7 @@ class ModelShape:
         """
         whole = lora_target == "all-linear"
         names = list(self.linears) if whole else [name.strip() for name in lora_target.split(",")]
-        layers = {name: self.dense_layers if name in MLP else self.num_hidden_layers for name in self.linears}
-        adapted = sum(layers[name] * sum(self.linears[name]) for name in names if name in self.linears)
+        adapted = sum(self.layers_with(name) * sum(self.linears[name]) for name in names if name in self.linears)
         if whole and self.experts:
             adapted += self.experts.layers * self.experts.adapted(self.hidden_size)
         return rank * adapted
@@ -171,7 +235,13 @@ def read_shape(file: Path) -> ModelShape | None:
 
 
 def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
-    """The shape in a config's values; None for a model of another kind."""
+    """The shape in a config's values; None for a model of another kind. Of one that also sees, that of its text model."""
+    if is_seeing_hybrid(values.get("model_type")) and isinstance(text := values.get("text_config"), Mapping):
+        tied = values.get("tie_word_embeddings", False)
+        return shape_of({"model_type": f"{values['model_type']}_text", "tie_word_embeddings": tied, **text})
+    is_hybrid = values.get("model_type") in HYBRIDS
+    if is_hybrid and "moe_intermediate_size" in values:
+        values = {"intermediate_size": values["moe_intermediate_size"], **values}  # which no layer has
     if not all(isinstance(values.get(name), int) and values[name] > 0 for name in NAMES):
         return None
     heads = values["num_attention_heads"]
@@ -185,7 +255,19 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
         max_position_embeddings=values.get("max_position_embeddings"),
         qk_norm=str(values.get("model_type")).startswith("qwen3"),
         experts=_experts(values),
+        delta=_delta(values) if is_hybrid else None,
+        gated_attention=is_hybrid,
     )
+
+
+def _delta(values: Mapping[str, Any]) -> DeltaLayers | None:
+    """The layers by the gated delta rule in a hybrid's values, with transformers' defaults; None where all attend."""
+    layers, every = values["num_hidden_layers"], values.get("full_attention_interval") or 4
+    kinds = values.get("layer_types") or [LINEAR if (layer + 1) % every else "full_attention" for layer in range(layers)]
+    count = sum(kind == LINEAR for kind in kinds)
+    heads = values.get("linear_num_key_heads", 16), values.get("linear_num_value_heads", 32)
+    dims = values.get("linear_key_head_dim", 128), values.get("linear_value_head_dim", 128)
+    return DeltaLayers(count, *heads, *dims, values.get("linear_conv_kernel_dim", 4)) if count else None
 
 
 def _experts(values: Mapping[str, Any]) -> Experts | None:
@@ -199,8 +281,13 @@ def _experts(values: Mapping[str, Any]) -> Experts | None:
     layers, step = values["num_hidden_layers"], values.get("decoder_sparse_step") or 1
     dense = {*(values.get("mlp_only_layers") or ()), *range(values.get("first_k_dense_replace") or 0)}
     sparse = sum((layer + 1) % step == 0 and layer not in dense for layer in range(layers))
-    gate = values.get("model_type") == "qwen2_moe"
-    return Experts(count, values.get("num_experts_per_tok") or 1, size, shared, sparse, gate)
+    gate = values.get("model_type") in ("qwen2_moe", "qwen3_5_moe_text")
+    return Experts(count, values.get("num_experts_per_tok") or 1, size, shared, sparse, gate, values.get("model_type") not in HYBRIDS)
+
+
+def is_seeing_hybrid(model_type: object) -> bool:
+    """Whether models of this type are a hybrid's text model beside a vision tower, as Qwen3.5 is published."""
+    return f"{model_type}_text" in HYBRIDS
 
 
 def config_file(model: str) -> Path | None:

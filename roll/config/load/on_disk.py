@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
 from roll.config.derived.batch import learner, longest_sequence
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
-from roll.config.derived.placement import generates, model_roles
+from roll.config.derived.placement import generates, model_roles, vllm_config
 from roll.config.derived.reward_roles import names_file
 from roll.config.derived.trackers import missing_packages
 from roll.config.load.env_file import NAME, env_files, idle_variables, read_env_files
@@ -27,6 +27,8 @@ from roll.errors import Fault
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 KERNEL_FILES = ("proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs", "mqueue", "bpf", "pstore")
+DELTA_PACKAGES = {"flash-linear-attention": "fla", "causal-conv1d": "causal_conv1d"}
+"""Of the kernels for hybrids on GPUs, and what Python calls them."""
 DATA_ENDINGS = (".json", ".jsonl", ".parquet", ".arrow")
 
 
@@ -51,6 +53,8 @@ def look(config: Config) -> Found:
     _models(config, found)
     for role_name, role in model_roles(config).items():
         found.missing += _packages(role_name, role)
+        found.missing += _engines_packages(role_name, role, found.shapes.get(role_name))
+    found.notes += _without_delta_kernels(config, found.shapes)
     name, role = learner(config)
     if role.data_args:
         _files(f"{name}.data_args.file_name", role.data_args, found)
@@ -134,6 +138,26 @@ def _packages(name: str, role: RoleConfig) -> Iterator[Fault]:
         yield Fault(f"{name}.model_args.attn_implementation", problem, remedy)
     if loads_by_transformers and model.liger and find_spec("liger_kernel") is None:
         yield Fault(f"{name}.model_args.liger", "true, but the package liger-kernel is not installed", "install it, or remove the key")
+
+
+def _engines_packages(name: str, role: RoleConfig, shape: ModelShape | None) -> Iterator[Fault]:
+    """What vLLM's code of a hybrid imports, text model or not."""
+    if shape and shape.delta and vllm_config(role) and find_spec("torchvision") is None:
+        problem = "vllm, but its code for Qwen3.5 needs the package torchvision, which is not installed"
+        yield Fault(f"{name}.strategy_args.strategy_name", problem, "install the build for this torch, or use hf_infer")
+
+
+def _without_delta_kernels(config: Config, shapes: Mapping[str, ModelShape]) -> list[str]:
+    """Which roles run a hybrid's layers without kernels for packed sequences, and what to install."""
+    missing = [package for package, module in DELTA_PACKAGES.items() if find_spec(module) is None]
+    packed = [(name, role) for name, role in model_roles(config).items() if name in shapes and not generates(name, role)]
+    hybrids = [(name, role) for name, role in packed if shapes[name].delta and not vllm_config(role)]
+    slow = [name for name, role in hybrids if missing or role.device_mapping is None or role.model_args.dtype == "fp32"]
+    if not slow:
+        return []
+    how = "layers by the delta rule run by transformers' own code, each packed sequence in a row of its own"
+    remedy = f"install {' and '.join(missing)}" if missing else "give the roles devices, and dtype bf16"
+    return [f"{', '.join(slow)}: {how}, which is slow; on GPUs, in 16 bits, kernels can take all sequences at once: {remedy}"]
 
 
 def _files(where: str, columns: DataConfig, found: Found) -> None:

@@ -60,7 +60,8 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
         weights = width * shape.parameters // engine.tensor_parallel_size
         if plan.on_cpu:
             return RoleMemory({"weights": weights, "kv_cache": int(engine.kv_cache_gib * GIB)})
-        least = longest * shape.kv_bytes(width, engine.tensor_parallel_size)
+        state = shape.delta.state_bytes(width, engine.tensor_parallel_size) if shape.delta else 0
+        least = longest * shape.kv_bytes(width, engine.tensor_parallel_size) + state
         return RoleMemory({"weights": weights, "kv_cache": least}, reserved_fraction=engine.gpu_memory_utilization)
     tokens = -(-max(plan.tokens_per_microbatch or 0, longest) // sequence_parallel(role))
     is_trained = isinstance(role, LearnerConfig) and not role.model_args.lora_target
@@ -149,12 +150,24 @@ def layer_activations(shape: ModelShape, tokens: int, width: int, compiled: bool
 
     Its input, two norms, q, k, v, attention's output and its projection, the gated MLP: two products, the activation
     and their product; of a mixture of experts those that a token runs through. Compiled, norms and the MLP's elementwise parts are
-    formed again from what they are made of.
+    formed again from what they are made of. Of a hybrid's two kinds of layers the one that keeps more.
     """
     query, key = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+    mixer = max((3 if shape.gated_attention else 2) * query + 2 * key, delta_activations(shape))
     if compiled:
-        return width * tokens * (2 * shape.hidden_size + 2 * query + 2 * key + 2 * shape.widest_mlp)
-    return width * tokens * (5 * shape.hidden_size + 2 * query + 2 * key + 4 * shape.widest_mlp)
+        return width * tokens * (2 * shape.hidden_size + mixer + 2 * shape.widest_mlp)
+    return width * tokens * (5 * shape.hidden_size + mixer + 4 * shape.widest_mlp)
+
+
+def delta_activations(shape: ModelShape) -> int:
+    """Numbers of a token that a mixer by the delta rule keeps; 0 without one.
+
+    Queries, keys and values before and after the convolution, the queries and keys of every value head, the gate, the rule's output and
+    what the two make, and a row of each head's triangular system of a chunk of 64 tokens.
+    """
+    if (delta := shape.delta) is None:
+        return 0
+    return 2 * delta.mixed + 2 * delta.value_heads * delta.key_dim + 3 * delta.values + 64 * delta.value_heads
 
 
 def activations(shape: ModelShape, tokens: int, width: int, checkpointed: int, compiled: bool) -> int:

@@ -1,0 +1,163 @@
+"""The gated delta rule over sequences that lie end to end in one row (Yang et al., Gated Delta Networks, 2024), for Qwen3.5's hybrids.
+
+Such a layer passes a state from token to token, and its convolution reads the tokens before: both have to start anew with each
+sequence. On GPUs in 16 bits flash-linear-attention's kernel and causal-conv1d's know of packed sequences. Elsewhere, and where a
+package is missing, each sequence is a row of its own in a call of transformers' chunked rule.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.activations import ACT2FN
+
+from roll.config.derived.model_shape import HYBRIDS, LINEAR
+from roll.models.attention import positions
+from roll.models.layers import decoder_layers
+
+CHUNK = 64
+"""Tokens that transformers' rule takes at a time; it fills the last chunk of a sequence up with zeros."""
+
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Query, key [1, T, heads, K], value [1, T, heads, V], log of the decay and beta [1, T, heads], int32 offsets [N + 1]: [1, T, heads, V]."""
+Convolution = Callable[[Tensor, Tensor, str, Tensor], Tensor]
+"""Row [1, T, C], weight [C, W], the activation's name, int32 offsets [N + 1]: [1, T, C]."""
+
+
+@dataclass(frozen=True)
+class DeltaKernels:
+    """What a layer computes its state and its convolution with."""
+
+    rule: Rule
+    convolution: Convolution
+
+
+def has_delta_layers(config: PreTrainedConfig) -> bool:
+    """Whether a model is a hybrid whose layers of linear attention are `packed_delta`'s."""
+    text = config.get_text_config()
+    return text.model_type in HYBRIDS and LINEAR in (getattr(text, "layer_types", None) or ())
+
+
+def delta_layers(model: nn.Module) -> list[nn.Module]:
+    """The mixers by the gated delta rule, first to last."""
+    return [mixer for layer in decoder_layers(model) if isinstance(mixer := getattr(layer, "linear_attn", None), nn.Module)]
+
+
+def pack_delta_layers(model: PreTrainedModel) -> None:
+    """Let a hybrid's layers start anew with each packed sequence. Other models stay as they are."""
+    if not has_delta_layers(model.config):
+        return
+    for layer in delta_layers(model):
+        layer.forward = MethodType(as_forward(kernels(layer)), layer)
+
+
+def as_forward(chosen: Callable[[Tensor], DeltaKernels]) -> Callable[..., Tensor]:
+    """`packed_delta` as the method of a layer, by the kernels for what it is given."""
+
+    def forward(layer: nn.Module, hidden_states: Tensor, *, cu_seq_lens_q: Tensor, **_: Any) -> Tensor:
+        return packed_delta(layer, hidden_states, cu_seq_lens_q, chosen(hidden_states))
+
+    return forward
+
+
+def kernels(layer: nn.Module) -> Callable[[Tensor], DeltaKernels]:
+    """The kernels for the tensors that a layer is given: the packages take 16 bits on a GPU and nothing else."""
+    rule = inspect.unwrap(import_module(type(layer).__module__).torch_chunk_gated_delta_rule)
+    plain = DeltaKernels(partial(rule_by_chunks, rule), convolution_by_shifts)
+    fused = DeltaKernels(
+        fused_rule(import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule) if _installed("fla") else plain.rule,
+        fused_convolution(import_module("causal_conv1d").causal_conv1d_fn) if _installed("causal_conv1d") else plain.convolution,
+    )
+    return lambda hidden: fused if hidden.is_cuda and hidden.dtype != torch.float32 else plain
+
+
+def _installed(package: str) -> bool:
+    return torch.cuda.is_available() and find_spec(package) is not None
+
+
+def packed_delta(layer: Any, hidden: Tensor, offsets: Tensor, with_: DeltaKernels) -> Tensor:
+    """`Qwen3_5GatedDeltaNet.forward` of transformers, without a cache, over packed sequences.
+
+    Args:
+        hidden: [1, T, H].
+        offsets: int32 [N + 1], where each sequence starts and the last one ends.
+
+    Returns:
+        [1, T, H].
+    """
+    tokens = hidden.shape[1]
+    mixed = with_.convolution(layer.in_proj_qkv(hidden), layer.conv1d.weight.squeeze(1), layer.activation, offsets)
+    query, key, value = mixed.split([layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
+    query, key = (part.reshape(1, tokens, -1, layer.head_k_dim) for part in (query, key))
+    copies = layer.num_v_heads // layer.num_k_heads
+    if copies > 1:
+        query, key = query.repeat_interleave(copies, dim=2), key.repeat_interleave(copies, dim=2)
+    value = value.reshape(1, tokens, -1, layer.head_v_dim)
+    # In fp32: in 16 bits the exponential may overflow.
+    decay = -layer.A_log.float().exp() * nn.functional.softplus(layer.in_proj_a(hidden).float() + layer.dt_bias)
+    read = with_.rule(query, key, value, decay, layer.in_proj_b(hidden).sigmoid(), offsets)
+    gate = layer.in_proj_z(hidden).reshape(-1, layer.head_v_dim)
+    return layer.out_proj(layer.norm(read.reshape(-1, layer.head_v_dim), gate).reshape(1, tokens, -1))
+
+
+def rule_by_chunks(
+    rule: Callable[..., tuple[Tensor, Any]], query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, offsets: Tensor
+) -> Tensor:
+    """A `Rule` by one that knows of rows alone: sequences of equally many chunks are the rows of a call.
+
+    It is given no token more than it would fill up itself. What fills a row up follows its last token, so nothing reads it.
+    """
+    lengths = offsets.diff()
+    chunks = (lengths + CHUNK - 1) // CHUNK
+    out = torch.zeros_like(value)
+    for count in torch.unique(chunks).tolist():
+        begins, own = offsets[:-1][chunks == count], lengths[chunks == count]
+        columns = torch.arange(count * CHUNK, device=offsets.device)
+        inside = columns < own[:, None]
+        where = (begins[:, None] + columns).clamp(max=query.shape[1] - 1)
+        q, k, v = (torch.where(inside[..., None, None], part[0][where], 0) for part in (query, key, value))
+        g, b = (torch.where(inside[..., None], part[0][where], 0) for part in (decay, beta))
+        read = rule(q, k, v, g=g, beta=b, use_qk_l2norm_in_kernel=True)[0]
+        out[0, where[inside]] = read[inside]
+    return out
+
+
+def convolution_by_shifts(row: Tensor, weight: Tensor, activation: str, offsets: Tensor) -> Tensor:
+    """A causal depthwise `Convolution`: a token's row and those before it in its sequence, each times its weight, summed in fp32."""
+    tokens, width = row.shape[1], weight.shape[1]
+    _, columns = positions(offsets, tokens)
+    values, weights = row.float(), weight.float()
+    out = values * weights[:, -1]
+    for back in range(1, width):
+        earlier = nn.functional.pad(values, (0, 0, back, 0))[:, :tokens]
+        out = out + torch.where((columns >= back)[:, None], earlier, 0) * weights[:, -1 - back]
+    return ACT2FN[activation](out.to(row.dtype))
+
+
+def fused_rule(kernel: Callable[..., tuple[Tensor, Any]]) -> Rule:
+    """The `Rule` of flash-linear-attention's `chunk_gated_delta_rule`."""
+
+    def rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, offsets: Tensor) -> Tensor:
+        return kernel(query, key, value, g=decay, beta=beta, use_qk_l2norm_in_kernel=True, cu_seqlens=offsets)[0]
+
+    return rule
+
+
+def fused_convolution(kernel: Callable[..., Tensor]) -> Convolution:
+    """The `Convolution` of causal-conv1d's `causal_conv1d_fn`, which takes channels before tokens, and each token's sequence."""
+
+    def convolve(row: Tensor, weight: Tensor, activation: str, offsets: Tensor) -> Tensor:
+        sequences, _ = positions(offsets, row.shape[1])
+        return kernel(row.transpose(1, 2), weight, None, seq_idx=sequences.int()[None], activation=activation).transpose(1, 2)
+
+    return convolve

@@ -1,0 +1,82 @@
+"""A hybrid of Qwen3.5's shape through trainer and engine: updates, samples, a weight sync, an export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from roll.types import Sampling, TrainBatch
+from tests.engines.batches import make_batch, shares, take
+from tests.engines.generating import PROMPTS, Running, log_probs, policy, running, said
+from tests.engines.plain import plain_updates
+from tests.engines.ranks import run_ranks
+from tests.engines.training import Case, Outcome, train_cases
+from tests.hybrids import write_hybrid
+
+CASES = [Case(0, False), Case(3, False), Case(3, True), Case(2, False, compiled=True)]
+PROMPT = np.arange(70, dtype=np.int32)
+"""More than a chunk of the delta rule."""
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hybrid(tmp_path_factory.mktemp("hybrid") / "model")
+
+
+@pytest.fixture(scope="module")
+def engine(hybrid: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """transformers' own generation, with its cache of states."""
+    with running("hf", hybrid, tmp_path_factory.mktemp("engine")) as one:
+        yield one
+
+
+def furthest(one: Running) -> float:
+    """The largest difference, in nats a token, of what the engine says of its tokens and what the trainer's packed forward says."""
+    prompts = [*PROMPTS, PROMPT]
+    answers = one.generate(prompts, Sampling(12, samples=2, ignore_eos=True))
+    pairs = [(prompt, completion) for prompt, completions in zip(prompts, answers, strict=True) for completion in completions]
+    return max(float(np.abs(said(completion) - log_probs(one.policy, prompt, completion, 1.0)).max()) for prompt, completion in pairs)
+
+
+def test_engine_and_trainer_agree_before_and_after_a_sync(engine: Running, hybrid: Path) -> None:
+    assert furthest(engine) < 1e-5
+    before = engine.policy
+    engine.push(policy(hybrid, seed=7))
+    assert furthest(engine) < 1e-5
+    engine.policy, new = before, engine.policy
+    assert furthest(engine) > 0.1  # the engine has left the old policy
+    engine.policy = new
+
+
+@pytest.fixture(scope="module")
+def batch(hybrid: Path) -> TrainBatch:
+    return make_batch(hybrid)
+
+
+@pytest.fixture(scope="module")
+def outcomes(batch: TrainBatch, hybrid: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Outcome]:
+    """What the first of two ranks saw."""
+    folder = tmp_path_factory.mktemp("train")
+    first, _ = run_ranks(train_cases, 2, folder, CASES, hybrid, {False: shares(batch, 2, whole=False)}, folder)
+    return dict(zip(CASES, first, strict=True))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_updates_over_packed_sequences_are_adamws_over_each_alone(
+    outcomes: dict[Case, Outcome], batch: TrainBatch, hybrid: Path, case: Case
+) -> None:
+    one, two = take(batch, [0, 1, 2, 3]), take(batch, [4, 5, 6, 7])
+    plain = plain_updates(hybrid, case.lora, [one, two, one, two])
+    for got, expected in ((outcomes[case].first, plain[0]), (outcomes[case].second, plain[3])):
+        assert got.keys() == expected.weights.keys()
+        for name, weight in expected.weights.items():
+            torch.testing.assert_close(got[name], weight, rtol=0, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+    assert outcomes[case].first_result.scalars["policy/grad_norm"] == pytest.approx(plain[0].grad_norm, rel=1e-3)
+    assert outcomes[case].resumed.keys() == outcomes[case].second.keys()
+    for name, weight in outcomes[case].resumed.items():
+        assert torch.equal(weight, outcomes[case].second[name]), name
