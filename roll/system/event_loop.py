@@ -9,6 +9,8 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+LOOK_SECONDS = 0.1
+"""How often a thread that waits takes the signals that came just before its wait began: those do not end a wait."""
 
 
 def run_in_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -42,7 +44,7 @@ class _Elsewhere(Generic[T]):
         try:
             thread.start()  # a signal's handler may raise in here too: the work begins only once this has returned
             self._allowed.set()
-            self._ended.wait()  # a join that a signal's handler leaves takes the thread for ended
+            _wait(self._ended)  # a join that a signal's handler leaves takes the thread for ended
         except BaseException:
             self._cancel()
             raise
@@ -74,8 +76,14 @@ class _Elsewhere(Generic[T]):
             self._allowed.set()
             return
         self._allowed.set()  # the handler may have raised between the flag and its notice
-        self._begun.wait()
+        _wait(self._begun)
         if self._loop is not None and self._task is not None:
             with suppress(RuntimeError):  # the loop is closed: the work has ended by itself
                 self._loop.call_soon_threadsafe(self._task.cancel)
-        self._ended.wait()
+        _wait(self._ended)
+
+
+def _wait(event: threading.Event) -> None:
+    """For an event, while signals are taken."""
+    while not event.wait(LOOK_SECONDS):
+        pass
