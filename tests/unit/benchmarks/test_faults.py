@@ -57,7 +57,8 @@ def test_a_course_is_read_as_it_grows(tmp_path: Path) -> None:
 
 def test_processes_are_told_by_the_logs_that_they_write_to(tmp_path: Path) -> None:
     sleeps = f"import time; time.sleep({limits.PROCESS})"
-    starts = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', '{sleeps}', 'VLLM::EngineCore']).wait()"
+    # Its own command does not have the name.
+    starts = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', '{sleeps}', 'VLLM::Engine' + 'Core']).wait()"
     with (tmp_path / "actor_infer-1.log").open("w") as log:
         engine = subprocess.Popen([sys.executable, "-c", starts], stdout=log)
     watch = Watch(os.getpid(), tmp_path)

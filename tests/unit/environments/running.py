@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from roll.config.schema.environments import EnvironmentConfig
 from roll.environments.process import EnvironmentProcess
 from tests import limits
-from tests.unit.rewards.running import descendants
+from tests.unit.rewards.running import children_of
 
 KINDS = ("World", "Awaited")
 """Of worlds.py: plain, and asynchronous."""
@@ -19,7 +17,7 @@ KINDS = ("World", "Awaited")
 
 def environment_children() -> list[int]:
     """Processes of environments that this process holds."""
-    return [pid for pid in descendants(os.getpid()) if b"roll.environments.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return children_of(b"roll.environments.child")
 
 
 def section(**others: Any) -> EnvironmentConfig:

@@ -26,7 +26,7 @@ COMMAND = (sys.executable, str(SERVER))
 
 def domain(*servers: dict[str, Any], **others: Any) -> EnvironmentProcess:
     """Of an environment that is plain and has a tool of its own, with servers beside it."""
-    named = {"environment": "calculator", "mcp": servers, **others}
+    named = {"environment": "calculator", "mcp": tuple({"call_timeout": limits.CALL, **server} for server in servers), **others}
     return EnvironmentProcess("act", section(**named), limits.START)
 
 

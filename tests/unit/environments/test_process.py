@@ -131,24 +131,29 @@ def test_what_costs_its_process_costs_no_more(kind: str, text: str, why: str) ->
     run(go())
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "neighbours_live"), [("World", "hang", False), ("Awaited", "hang", False), ("Awaited", "sleep", True)]
-)
-def test_what_is_late_is_ended(kind: str, text: str, neighbours_live: bool, marks: Path) -> None:
-    """A plain call costs its process; one that only waits is ended within it."""
-
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plain_call_that_is_late_costs_its_process(kind: str, marks: Path) -> None:
     async def go() -> None:
-        async with process(environment=f"worlds:{kind}", step_timeout=limits.EXPIRY) as held:
+        async with process(environment=f"worlds:{kind}") as held:
             for session in (1, 2):
                 await held.open(session, ROW, 0)
-            failed = await failure(held.step(1, says(text)))
+            failed = await failure(held.step(1, says("hang")))
+            assert (failed.reason, failed.why) == ("timed_out", f"step was not done after step_timeout, {limits.CALL:g} s")
+            assert gone([int((marks / "hanging").read_text())])
+            assert isinstance(await failure(held.step(2, says("go"))), NeighbourFailed)
+
+    run(go(), marks)
+
+
+def test_a_call_that_waits_and_is_late_is_ended_within_its_process(marks: Path) -> None:
+    async def go() -> None:
+        async with process(environment="worlds:Awaited", step_timeout=limits.EXPIRY) as held:
+            for session in (1, 2):
+                await held.open(session, ROW, 0)
+            failed = await failure(held.step(1, says("sleep")))
             assert (failed.reason, failed.why) == ("timed_out", f"step was not done after step_timeout, {limits.EXPIRY:g} s")
-            hung = int((marks / "hanging").read_text())
-            assert gone([hung]) is not neighbours_live
-            if neighbours_live:
-                assert (await held.step(2, says("go"))).reward == 0.5
-            else:
-                assert isinstance(await failure(held.step(2, says("go"))), NeighbourFailed)
+            assert not gone([int((marks / "hanging").read_text())])
+            assert (await held.step(2, says("go"))).reward == 0.5
 
     run(go())
 

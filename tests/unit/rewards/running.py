@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,16 @@ def open_channels() -> set[str]:
 
 def reward_children() -> list[int]:
     """Reward processes that this process holds."""
-    return [pid for pid in descendants(os.getpid()) if b"roll.rewards.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return children_of(b"roll.rewards.child")
+
+
+def children_of(module: bytes) -> list[int]:
+    """Processes that this process holds which run a module."""
+    found = []
+    for pid in descendants(os.getpid()):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            found += [pid] if module in Path(f"/proc/{pid}/cmdline").read_bytes() else []
+    return found
 
 
 def descendants(pid: int) -> list[int]:

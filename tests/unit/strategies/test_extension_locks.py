@@ -112,6 +112,7 @@ def test_a_build_tool_that_outlived_its_process_is_waited_for(folder: Path, tmp_
     lock.touch()
     with subprocess.Popen([ninja, "60"], cwd=folder) as process:
         try:
+            limits.until(lambda: psutil.Process(process.pid).cmdline() == [str(ninja), "60"], "it has its name")
             with pytest.raises(TimeoutError, match=rf"process {process.pid} \({ninja} 60\) holds {lock}"), turn_to_compile(folder, 0.0, ME):
                 pass
         finally:
