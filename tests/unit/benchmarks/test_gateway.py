@@ -10,6 +10,7 @@ import pytest
 from benchmarks import gateway
 
 
+@pytest.mark.full
 def test_all_answers_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "gateway.json"
     monkeypatch.setattr("sys.argv", ["gateway.py", "--sessions", "3", "--turns", "2", "--seconds", "0.1", "--json", str(file)])

@@ -38,6 +38,7 @@ def test_layer_by_layer_is_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(1e-4 < difference < 5e-3 for difference in found.values()), found
 
 
+@pytest.mark.full
 def test_the_command_prints_each_two_of_the_ways() -> None:
     command = [sys.executable, str(Path(rounding.__file__)), "--model", "tiny", "--tokens", "16"]
     printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=limits.PROCESS).stdout.splitlines()

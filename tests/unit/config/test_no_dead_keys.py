@@ -37,6 +37,7 @@ def tree_of(file: str) -> ast.Module:
     return ast.parse((PACKAGE / file).read_text(encoding="utf-8"))
 
 
+@pytest.fixture(scope="module")
 def attributes_read() -> set[str]:
     """Names behind a dot, where a value is read, anywhere in the package but in the schema; and the keys that methods read."""
     files = [file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if file.parent.name != "schema"]
@@ -46,8 +47,8 @@ def attributes_read() -> set[str]:
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-def test_every_key_is_read(name: str) -> None:
-    unread = set(SECTIONS[name].model_fields) - attributes_read()
+def test_every_key_is_read(name: str, attributes_read: set[str]) -> None:
+    unread = set(SECTIONS[name].model_fields) - attributes_read
     inherited = set().union(*(parent.model_fields for parent in SECTIONS[name].__mro__[1:] if issubclass(parent, StrictConfig)))
     assert unread - inherited == EXCEPTIONS.get(name, set())
 

@@ -239,7 +239,8 @@ def test_a_body_that_is_no_object_is_refused(body: str) -> None:
 
 
 def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roll.gateway.server.BODY_SECONDS", limits.LOOK)
+    for seconds in ("BODY_SECONDS", "STOP_SECONDS"):
+        monkeypatch.setattr(f"roll.gateway.server.{seconds}", limits.LOOK)
 
     async def work() -> None:
         async with served(quick()) as one:
