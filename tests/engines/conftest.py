@@ -68,6 +68,14 @@ def sockets_of_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_kernels() -> Iterator[None]:
+    """They lie where a run's workers keep them, so that each is compiled once for all tests, and not again in the next `make test`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(Path.home() / ".cache" / "roll" / "torchinductor"))
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_process_is_left() -> Iterator[None]:
     """Every process that a module starts ends with it."""
