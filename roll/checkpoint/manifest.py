@@ -54,7 +54,7 @@ def seal(folder: Path, step: int, sequence: int, required: Iterable[str]) -> Man
     for name in required:
         if name not in names or (folder / name).stat().st_size == 0:
             state = "empty" if name in names else "absent"
-            raise CheckpointError(f"{folder}: required file '{name}' is {state}; nothing was kept of this checkpoint")
+            raise CheckpointError(f"{folder}: required file '{name}' is {state}; the checkpoint was discarded")
     with ThreadPoolExecutor() as pool:
         entries = list(pool.map(lambda name: _measure(folder / name, sync=True), names))
     manifest = Manifest(1, step, sequence, dict(zip(names, entries, strict=True)))

@@ -228,6 +228,6 @@ def _failures_named(final: Path) -> Iterator[None]:
 
 
 def _no_checkpoint(path: Path, newest: Path | None) -> Fault:
-    problem = f"'{path}' is no checkpoint: " + (f"it holds no {MANIFEST}" if path.is_dir() else "there is no such folder")
+    problem = f"'{path}' is not a checkpoint:  " + (f"it holds no {MANIFEST}" if path.is_dir() else "there is no such folder")
     remedy = f"name a checkpoint's folder{f', such as {newest}' if newest else ' (step_N)'}, or `auto`, or `never`"
     return Fault("resume_from_checkpoint", problem, remedy)

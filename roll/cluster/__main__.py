@@ -79,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _no_flag(word: str) -> Fault:
     flag = word.partition("=")[0]
-    return Fault(flag, "is no flag of this command", OTHER_FLAGS.get(flag.replace("-", "_").replace("__", "--", 1), "see --help"))
+    return Fault(flag, "is not a flag of this command", OTHER_FLAGS.get(flag.replace("-", "_").replace("__", "--", 1), "see --help"))
 
 
 def run(command: Command) -> str | None:

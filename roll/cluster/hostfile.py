@@ -44,16 +44,16 @@ def parse_hostfile(text: str, source: str) -> list[Host]:
         if not line:
             continue
         if match is None:
-            faults.append(Fault(place, f"'{line}' is no host", "write a line as `worker-1 slots=8`"))
+            faults.append(Fault(place, f"'{line}' is not a host", "write a line as `worker-1 slots=8`"))
         elif not _is_name(match["name"]):
             remedy = "give a name or an address as `ssh` takes it; a port belongs into ~/.ssh/config"
-            faults.append(Fault(place, f"'{match['name']}' is no name of a host", remedy))
+            faults.append(Fault(place, f"'{match['name']}' is not a valid host name", remedy))
         elif match["name"].rpartition("@")[2] in {host.address for host in hosts}:
             faults.append(Fault(place, f"'{match['name']}' is listed twice", "list each host once, with all of its GPUs"))
         else:
             hosts.append(Host(match["name"], int(match["slots"])))
     if not hosts and not faults:
-        faults.append(Fault(source, "it lists no host", "write one line for each host: `worker-1 slots=8`"))
+        faults.append(Fault(source, "it lists no hostss", "write one line for each host: `worker-1 slots=8`"))
     if faults:
         raise ConfigError(faults)
     return hosts
@@ -81,7 +81,7 @@ def choose(hosts: Sequence[Host], include: str | None, exclude: str | None) -> l
         slots = set(listed.split(",")) if listed else {str(slot) for slot in range(sizes.get(name, 0))}
         if not slots or not slots <= {str(slot) for slot in range(sizes.get(name, 0))}:
             remedy = f"name hosts of the hostfile ({', '.join(sizes)}) and slots below their number, as `worker-1:0,1`"
-            faults.append(Fault(option, f"'{word}' is nothing that the hostfile lists", remedy))
+            faults.append(Fault(option, f"'{word}' is not in the hostfile", remedy))
         else:
             named.setdefault(name, set()).update(map(int, slots))
     left = [_left(host, named.get(host.address, set()), bool(include)) for host in hosts] if spec else list(hosts)

@@ -223,7 +223,7 @@ def _differs(place: str) -> str:
 
 
 def _meanings(values: Mapping[typing.Any, typing.Any]) -> str:
-    said = [f"`{json.dumps(old)}` is " + (f"`{new}`" if new else "what holds anyway") for old, new in values.items()]
+    said = [f"`{json.dumps(old)}` is " + (f"`{new}`" if new else "what roll does already") for old, new in values.items()]
     return ": " * bool(said) + ", ".join(said)
 
 

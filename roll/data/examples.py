@@ -22,7 +22,7 @@ from roll.data.tables import Preparation, Texts, check_rows, column, count_by_fi
 from roll.errors import DataError, Fault
 from roll.types import Bools, Ints
 
-WORDLESS = "the tokenizer makes no token of them that could be learnt"
+WORDLESS = "they contain no token to learn"
 Kind = Literal["responses", "turns", "labelled", "pairs"]
 """What a row holds: a response, a conversation of which all of the assistant's turns are learnt, a response with a label, or two
 responses to compare."""

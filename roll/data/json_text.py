@@ -23,7 +23,7 @@ def items(text: str) -> Iterator[Any]:
     """The items of an array one by one; a RepeatedKey in the place of one that has a key twice.
 
     Raises:
-        ValueError: the text is no array, or is not whole.
+        ValueError: the text is not an array, or is truncated.
         RecursionError: it is nested too deeply.
     """
     at = _behind_space(text, 0)

@@ -133,7 +133,7 @@ def labelled_conversation(row: Mapping[str, Any], data_args: DataConfig) -> tupl
     label = _column(row, data_args.label)
     if label not in (True, False):
         problem = f"'{data_args.label}' is {_shown(label)}"
-        raise RowFault(f"'{data_args.label}' is no label", problem, "make it true (desirable) or false, or 1 or 0")
+        raise RowFault(f"'{data_args.label}' is not a label", problem, "make it true (desirable) or false, or 1 or 0")
     if data_args.response is None:
         return example_conversation(row, data_args), bool(label)
     return [*prompt_conversation(row, data_args), _answer(row, data_args.response)], bool(label)
@@ -144,7 +144,7 @@ def number(row: Mapping[str, Any], column: str) -> float:
     value = _column(row, column)
     # Beyond what fp32 holds it would be infinite in the loss.
     if isinstance(value, bool) or not isinstance(value, int | float) or not -FP32_MAX <= value <= FP32_MAX:
-        raise RowFault(f"'{column}' is no number", f"'{column}' is {_shown(value)}", f"make '{column}' a number that fp32 can hold")
+        raise RowFault(f"'{column}' is not a number", f"'{column}' is {_shown(value)}", f"make '{column}' a number that fp32 can hold")
     return float(value)
 
 

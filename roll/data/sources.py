@@ -76,7 +76,7 @@ class Source:
 def find_sources(file_name: str | Sequence[str], split: str) -> list[Source]:
     """Resolves the names of `data_args.file_name`, in the order given; a folder's files come sorted by path.
 
-    A name that is no file or folder is looked up on the Hub, as `owner/name` or `owner/name:config`.
+    A name that is neither a file nor a folder is looked up on the Hub, as `owner/name` or `owner/name:config`.
 
     Raises:
         DataError: with a fault for each name that leads nowhere.
@@ -164,7 +164,7 @@ def _hub(name: str, split: str) -> Source:
     try:
         loaded = datasets.load_dataset(hub_name, configuration or None, split=split)
     except Exception as error:  # The client raises a dozen kinds: network, name, format.
-        problem = f"is neither a path here nor a data set that the Hub hands out: {type(error).__name__}: {error}"
+        problem = f"is neither a local path nor a data set that the Hub provides: {type(error).__name__}: {error}"
         remedy = f"check the name (`owner/name` or `owner/name:config`), the split ('{split}') and the network, or give a path"
         raise DataError([Fault(name, problem, remedy)]) from error
     return _table(name, loaded)
@@ -227,9 +227,9 @@ def _stream_batches(reader: ipc.RecordBatchStreamReader, mapped: pyarrow.MemoryM
         except StopIteration:
             break
     if mapped.tell() == before:
-        raise ValueError("it ends between two batches, without the mark of a stream's end: it has been cut")
+        raise ValueError("it ends between two batches, without the end-of-stream marker: the file is truncated")
     if mapped.tell() < mapped.size():
-        raise ValueError(f"it goes on for {mapped.size() - mapped.tell()} bytes behind the mark of its end")
+        raise ValueError(f"it goes on for {mapped.size() - mapped.tell()} bytes after its end-of-stream marker")
 
 
 def _parsed(number: int, line: bytes) -> RawRow:

@@ -1,4 +1,4 @@
-"""`python -m roll.doctor [--json]`: what of this machine is fit for a run, and what mends the rest.
+"""`python -m roll.doctor [--json]`: checks whether this machine can run roll, and names the command that repairs what cannot.
 
 Exit status: 0 nothing is broken, 1 something is.
 """
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """What the command line may say."""
-    found = argparse.ArgumentParser("python -m roll.doctor", description="Say what of this machine is fit for a run.")
+    found = argparse.ArgumentParser("python -m roll.doctor", description="Check whether this machine can run roll.")
     found.add_argument("--json", action="store_true", help="print a list of findings instead of a table")
     return found
 

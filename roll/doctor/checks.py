@@ -111,7 +111,7 @@ def _torch(facts: Facts) -> Iterator[Finding]:
     elif facts.gpus:
         yield Finding("torch", OK, f"CUDA {torch['cuda']}, NCCL {torch['nccl']}, compute capability {torch['capability']}")
     elif not torch["gloo"]:
-        yield Finding("torch", BROKEN, "it has no gloo, by which processes on the CPU talk", "requirements/install.sh cpu")
+        yield Finding("torch", BROKEN, "it is built without gloo, the communication backend for the CPU", "requirements/install.sh cpu")
     else:
         yield Finding("torch", OK, "for the CPU, with gloo")
 

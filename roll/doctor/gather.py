@@ -202,7 +202,7 @@ def _ray_nodes(address: str) -> Any:
         try:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
         except (OSError, OverflowError) as error:
-            return f"nobody answers there ({error})"
+            return f"no answer from that address ({error})"
     return _probe("roll.workers.survey")
 
 

@@ -70,7 +70,7 @@ def calc(x: str) -> str:
         x: Whole numbers with + - * between them.
 
     Raises:
-        ValueError: it is no such sum.
+        ValueError: it is not such a sum.
     """
     return str(value_of(x))
 
@@ -91,7 +91,7 @@ def value_of(text: str) -> int:
     """What a sum comes to; products before sums, no brackets. A number may have a sign.
 
     Raises:
-        ValueError: it is no such sum, or longer than MOST_CHARACTERS.
+        ValueError: it is not such a sum, or longer than MOST_CHARACTERS.
     """
     written = "".join(text.split()).rstrip("=")
     if len(written) > MOST_CHARACTERS:

@@ -135,7 +135,7 @@ class EnvironmentProcess:
     async def _ask(self, held: _Held, session: int, method: Method, given: tuple[Any, ...]) -> Any:
         async with nullcontext() if held.ready.side_by_side else held.turn:
             if held.lost:
-                raise NeighbourFailed(f"a neighbour cost its process: {held.lost}")
+                raise NeighbourFailed(f"its process was ended because of another environment in it: {held.lost}")
             call = Call(self._number, new_seals(1)[0], session, method, given)
             self._number += 1
             pending = held.pending[call.number] = _Pending(call, asyncio.get_running_loop().create_future())
@@ -170,7 +170,7 @@ class EnvironmentProcess:
         except ChildDied as died:
             self._lose(held, EnvironmentFailed(str(died)))
         except Garbled as garbled:
-            self._lose(held, EnvironmentFailed(f"what its process wrote is no reply: {garbled}"))
+            self._lose(held, EnvironmentFailed(f"its process wrote an invalid reply: {garbled}"))
 
     def _lose(self, held: _Held, failed: EnvironmentFailed, culprit: int | None = None) -> None:
         """End a child, and fail what is under way: the call whose fault it is, or all of them where that is not known."""
@@ -190,7 +190,7 @@ class EnvironmentProcess:
             if pending.done.done():
                 continue
             is_neighbour = culprit is not None and number != culprit
-            error = NeighbourFailed(f"a neighbour cost its process: {failed.why}") if is_neighbour else failed
+            error = NeighbourFailed(f"its process was ended because of another environment in it: {failed.why}") if is_neighbour else failed
             pending.done.set_exception(EnvironmentFailed(f"{failed.why}{several}", failed.reason) if several else error)
 
     async def _started(self) -> _Held:
@@ -245,7 +245,7 @@ def _take(held: _Held, message: bytes) -> None:
     reply = read_reply(message)
     pending = held.pending.get(reply.number)
     if pending is None or pending.done.done() or pending.call.seal != reply.seal:
-        raise Garbled("it does not have the seal of a call that is under way")
+        raise Garbled("it does not carry the number of a call in progress")
     if reply.failed is not None:
         pending.done.set_exception(reply.failed)
     else:

@@ -111,4 +111,4 @@ def devices(text: str) -> tuple[int, ...]:
     words = text.split(",")
     if all(word.strip().isdecimal() for word in words):
         return tuple(int(word) for word in words)
-    raise argparse.ArgumentTypeError(f"'{text}' is neither cpu nor numbers of GPUs, as 0,1")
+    raise argparse.ArgumentTypeError(f"'{text}' is neither cpu nor a list of GPU numbers such as 0,1")

@@ -67,7 +67,7 @@ def export(path: Path, out: Path, wish: str | None) -> str:
         trained = "the run trained an adapter" if is_lora else "the run trained all weights"
         raise ConfigError([Fault("--format", f"'{form}', but {trained}", f"give one of: {', '.join(fitting)}")])
     if source.pipeline == "reward_model" and form != "universal":
-        problem = f"'{form}', but what the run trained is no language model"
+        problem = f"'{form}', but the run did not train a language model"
         raise ConfigError([Fault("--format", problem, "give universal; the reward model itself is in export/ of the run folder")])
     with _whole(out) as folder:
         if form == "universal":

@@ -55,7 +55,7 @@ def conversation_of(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Mess
     before: Sequence[Message] = ()
     if (previous := body.get("previous_response_id")) is not None:
         if not isinstance(previous, str) or previous not in earlier:
-            raise refusal("previous_response_id", f"{previous!r:.80} is no response of this session", "send the whole input instead")
+            raise refusal("previous_response_id", f"{previous!r:.80} is not a response of this session", "send the whole input instead")
         before = earlier[previous]
     given = body.get("input")
     new = [{"role": "user", "content": given}] if isinstance(given, str) else _messages(listed(given, "input", MOST_MESSAGES))

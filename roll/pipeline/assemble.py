@@ -90,7 +90,7 @@ def run(config: Config, plan: Plan, life: Life) -> None:
         write_config(config, folder)
         write_start(folder, secrets.hide)
         LOG.info(
-            "models and data were looked through; Ray and %d roles start, to go on after step %d",
+            "models and data were checked; starting Ray and %d roles, to continue after step %d",
             len(plan.roles),
             checkpointer.resumed_step or 0,
         )

@@ -48,7 +48,7 @@ class Batches:
 
         async def recall(sequences: Sequences) -> Floats:
             log_probs = np.concatenate([self.recorded[number] for number in numbers])
-            assert len(log_probs) == len(sequences.token_ids), "asked about other sequences than those recorded"
+            assert len(log_probs) == len(sequences.token_ids), "asked about sequences that were not recorded"
             return log_probs
 
         return await self.make_batch(examples, replace(self.models, other=recall))

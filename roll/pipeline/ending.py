@@ -88,7 +88,7 @@ def cause(error: BaseException) -> str:
 def checkpoint_line(checkpointer: Checkpointer) -> str:
     """What the same command goes on from."""
     if checkpointer.last is None:
-        return "there is none, and the same command begins anew"
+        return "there is none, and the same command starts from the beginning"
     step, folder = checkpointer.last
     return f"the last one is of step {step}, {folder}"
 

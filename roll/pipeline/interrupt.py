@@ -91,7 +91,7 @@ class Interrupt:
             self._work[1].cancel()
         else:
             self._happened, self._first = True, now
-            LOG.info("%s: the run ends after its step", name)
+            LOG.info("%s: the run ends after the current step", name)
             print("\ninterrupted: the step is finished and saved first; interrupt again to end at once", file=sys.stderr, flush=True)
 
     def _leave_terminals(self) -> None:

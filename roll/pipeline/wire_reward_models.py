@@ -72,7 +72,7 @@ def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Cal
     """Of a domain that a reward model scores.
 
     Raises:
-        DataError: tokenizer or configuration cannot be read, or the model is no reward model.
+        DataError: tokenizer or configuration cannot be read, or the model is not a reward model.
     """
     role = reward_role(domain, reward)
     assert role is not None, "the configuration was checked"

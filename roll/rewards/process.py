@@ -228,7 +228,7 @@ class RewardProcess:
         except ChildDied as died:
             self._lose(crashed(str(died)), child.was_killed())
         except Garbled as garbled:
-            self._lose(crashed(f"what its process wrote is no verdict: {garbled}"))
+            self._lose(crashed(f"its process wrote an invalid verdict: {garbled}"))
 
     def _take(self, answer: Answer, now: float) -> str:
         """Note the outcome of a call. Returns the name that was replaced during it, or an empty text.
@@ -240,7 +240,7 @@ class RewardProcess:
         if number not in self._begun:
             self._begin(now)
         if number not in self._begun or answer.seal != (batch := self._sent[number]).seals[number - batch.number]:
-            raise Garbled("it does not have the seal of a call that has begun")
+            raise Garbled("it does not carry the number of a call in progress")
         results = results_of(answer.results, batch.responses(number))
         del self._sent[number], self._begun[number]
         batch.settle(number, results)

@@ -142,7 +142,7 @@ class RolloutScheduler:
                 self._failed_groups += 1
                 LOG.warning("prompt %d of %s is replaced by another: %s", group.prompt.prompt_id, group.prompt.domain, why)
                 if self._failed_groups > MOST_FAILED * self._batch_size:
-                    many = f"{self._failed_groups} groups of one step were given up because their environments broke"
+                    many = f"{self._failed_groups} groups of one step were discarded because their environments failed"
                     raise RollError(f"{many}; the last of {group.prompt.domain}: {why}")
         return groups
 

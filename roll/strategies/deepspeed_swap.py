@@ -39,7 +39,7 @@ def _check(paths: dict[str, Path], rank: Rank) -> None:
 
     zero = f"{rank.role}.strategy_args.strategy_config.zero_optimization"
     faults = [
-        Fault(f"{zero}.{key}.nvme_path", f"{path} is no folder that can be written to here", "make it on every host of the role")
+        Fault(f"{zero}.{key}.nvme_path", f"{path} is not a writable folder on this host", "make it on every host of the role")
         for key, path in paths.items()
         if not os.access(path, os.W_OK | os.X_OK) or not path.is_dir()
     ]

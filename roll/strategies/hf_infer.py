@@ -150,7 +150,7 @@ class HfGenerate:
         self._missing = set(targets) if self._missing is None else self._missing
         for name, tensor in self._reader.read(bucket).items():
             if name not in targets or targets[name].shape != tensor.shape:
-                raise WeightSyncError(f"{name} {list(tensor.shape)} is no parameter of the engine's model")
+                raise WeightSyncError(f"{name} {list(tensor.shape)} is not a parameter of the engine's model")
             targets[name].data.copy_(tensor)
             self._missing.discard(name)
 

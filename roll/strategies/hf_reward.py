@@ -62,7 +62,7 @@ class HfReward:
         except BaseException as error:
             for request in requests:
                 if not request.scores.done():
-                    request.scores.set_exception(error if isinstance(error, Exception) else RuntimeError("the pass was given up"))
+                    request.scores.set_exception(error if isinstance(error, Exception) else RuntimeError("the forward pass was abandoned"))
                     request.scores.exception()  # whoever waits raises it; nobody may be waiting any more
             raise
         for request in requests:

@@ -53,7 +53,7 @@ class VllmReward:
             async for output in self._engine.encode(prompt, params, request_id):
                 if output.finished:
                     return float(output.outputs.data.float().item())
-        raise RuntimeError("the engine gave the request up")
+        raise RuntimeError("the engine aborted the request")
 
     async def offload(self) -> None:
         """See `RewardStrategy`. Weights wait in host memory."""

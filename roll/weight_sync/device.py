@@ -248,7 +248,7 @@ def open_shared(bucket: DeviceBucket, device: torch.device) -> Tensor:
     """
     handle = bucket.handles.get(gpu(device))
     if handle is None:
-        raise WeightSyncError(f"no rank of the trainer lends its weights on GPU {gpu(device)}; it does on {', '.join(bucket.handles)}")
+        raise WeightSyncError(f"no rank of the trainer shares its weights on GPU {gpu(device)}; it does on {', '.join(bucket.handles)}")
     parts = list(pickle.loads(handle))
     parts[6] = device.index or 0  # the trainer may count its devices otherwise
     return rebuild_cuda_tensor(*parts)[: layout(bucket.tensors)[1]].clone()

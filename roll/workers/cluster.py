@@ -90,7 +90,7 @@ class ClusterSession:
                 if stopped[head] >= LOOKS_STOPPED:
                     head.kill()
                     raise _head_lost(
-                        head, "was stopped (SIGSTOP)", "somebody or something sent it SIGSTOP; the same command resumes the run"
+                        head, "was stopped (SIGSTOP)", "another process or a person sent it SIGSTOP; the same command resumes the run"
                     )
                 if not is_alive(head):
                     raise _head_lost(
@@ -241,7 +241,7 @@ def check_gpus(gpus: int, gpus_per_node: int) -> None:
         on_cpu = "to run on the CPU, leave device_mapping out of every role: ~actor_train.device_mapping ~actor_infer.device_mapping ..."
         where = "no node of the cluster" if os.environ.get("RAY_ADDRESS") else "this host"
         has = f"{where} has one that Ray sees" if where.startswith("no ") else f"Ray sees none on {where}"
-        remedy = f"{on_cpu}; on a host with GPUs `python -m roll.doctor` says what hides them"
+        remedy = f"{on_cpu}; on a host with GPUs `python -m roll.doctor` shows why they are not visible"
         raise ClusterUnavailable(str(Fault("device_mapping", f"asks for {gpus} GPUs, and {has}", remedy)))
     if len(counts) < nodes or min(counts[:nodes]) < min(gpus, gpus_per_node):
         fault = Fault(

@@ -87,7 +87,7 @@ class EngineJudge:
                 by_number |= ended
         completions = [by_number[number] for number in sorted(by_number)]
         if any(completion.finish_reason is FinishReason.ABORT for completion in completions):
-            return Reply(failure="the judge's engine gave the answer up")
+            return Reply(failure="the judge's engine aborted the request")
         answers = tuple(completion.text for completion in completions)
         return Reply(answers, len(token_ids), sum(len(completion.token_ids) for completion in completions))
 

@@ -70,7 +70,7 @@ CASES = [
     ([f"+{DEEPSPEED}.scheduler={{type: WarmupLR}}"], "strategy_config.scheduler", "the role makes", "lr_scheduler_type"),
     ([f"+{DEEPSPEED}.tensorboard={{enabled: true}}"], "strategy_config.tensorboard", "trackers of their own", "track_with"),
     ([f"+{DEEPSPEED}.zero3_init_flag=true"], "strategy_config.zero3_init_flag", "sharded as it loads", "remove it"),
-    ([f"+{DEEPSPEED}.prescale_gradients=false"], "strategy_config.prescale_gradients", "not handed on", "remove it"),
+    ([f"+{DEEPSPEED}.prescale_gradients=false"], "strategy_config.prescale_gradients", "not passed on", "remove it"),
     ([f"+{ZERO}.zero_hpz_partition_size=4"], "zero_optimization.zero_hpz_partition_size", "4 ranks are to share", "one host"),
     ([f"+{ZERO}.offload_param={{device: nvme, nvme_path: swap}}"], "offload_param.nvme_path", "'swap' is relative", "absolute"),
     (

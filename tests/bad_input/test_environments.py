@@ -57,7 +57,12 @@ CASES = [
         "go to environments.calculator",
         "move it to environments.calculator.tag_included",
     ),
-    ([WORLD, SETS, "+validation.sets.held.rows={sums: 4}"], "validation.sets.held.rows.sums", "no domain of environments", "its own tasks"),
+    (
+        [WORLD, SETS, "+validation.sets.held.rows={sums: 4}"],
+        "validation.sets.held.rows.sums",
+        "not a domain of environments",
+        "its own tasks",
+    ),
     ([WORLD, "+validation={sets: {held: {}}}"], "validation.sets.held.data_args", "missing", "rows of environments"),
     ([WORLD, SETS, "+validation.rows={calculator: 4}"], "validation.rows", "and so is validation.sets", "one of the sets"),
     (["+environments={a b: {}}"], "environments.a b", '"a b"', "a text of the form"),

@@ -98,7 +98,7 @@ def test_a_bad_name_is_refused(
 
 def test_an_unknown_flag_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config-path", "exp", "--config-name", "sound", "--nope"]) == 2
-    assert "--nope: is no flag of this command" in capsys.readouterr().err
+    assert "--nope: is not a flag of this command" in capsys.readouterr().err
 
 
 def test_nothing_is_written_by_a_refusal(folder: Path, refused_by_command: Callable[..., str]) -> None:
@@ -142,7 +142,7 @@ def test_variables_of_deepspeeds_env_file_are_planned_or_refused(
 ) -> None:
     (folder / ".deepspeed_env").write_text("NCCL_DEBUG=WARN\n")
     assert main(["--config-path", "exp", "--config-name", "sound", "dry_run=true"]) == 0
-    assert "note: every worker gets NCCL_DEBUG from .deepspeed_env; system_envs holds against it" in capsys.readouterr().out
+    assert "note: every worker gets NCCL_DEBUG from .deepspeed_env; system_envs takes precedence" in capsys.readouterr().out
     (folder / ".deepspeed_env").write_text("NCCL_DEBUG\n")
     message = refused()
     assert ".deepspeed_env:1: 'NCCL_DEBUG' sets no variable" in message and "NCCL_IB_DISABLE=1" in message

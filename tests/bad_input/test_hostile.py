@@ -19,8 +19,8 @@ def doubling(first: str, block: Callable[[int], str]) -> str:
 
 
 FILES = {
-    "deep list": ("a: " + "[" * 300 + "]" * 300 + "\n", "spoilt.yaml:1", "more than 50", "nearer to the root"),
-    "deep block": ("\n".join(" " * depth + f"a{depth}:" for depth in range(300)), "spoilt.yaml:51", "more than 50", "nearer to the root"),
+    "deep list": ("a: " + "[" * 300 + "]" * 300 + "\n", "spoilt.yaml:1", "more than 50", "less deeply"),
+    "deep block": ("\n".join(" " * depth + f"a{depth}:" for depth in range(300)), "spoilt.yaml:51", "more than 50", "less deeply"),
     "list in itself": ("a: &a [*a]\n", "spoilt.yaml:1", "*a stands within &a", "write the values"),
     "block in itself": ("a: &a {b: {c: *a}}\n", "spoilt.yaml:1", "*a stands within &a", "write the values"),
     "aliases": (
@@ -39,13 +39,13 @@ FILES = {
         EXPERIMENT + doubling("a0: xxxxxxxxxx", lambda n: f"a{n}: '" + f"${{a{n - 1}}}" * 9 + "'"),
         "a7",
         "more than 10,000,000 characters",
-        "repeat less",
+        "reference less",
     ),
     "referenced blocks": (
         EXPERIMENT + doubling("a0: {x: 1}", lambda n: f"a{n}: {{" + ", ".join(f"k{key}: '${{a{n - 1}}}'" for key in range(9)) + "}"),
         "a7",
         "more than 10,000,000 characters",
-        "repeat less",
+        "reference less",
     ),
     "references in a circle": (EXPERIMENT + "x: ${y}\ny: ${x}\n", "x", "Recursive interpolation detected", "mend the expression"),
     "not UTF-8": (EXPERIMENT.encode() + b"# caf\xe9\n", "spoilt.yaml:31", "byte 0xe9 is not UTF-8", "save the file as UTF-8"),
@@ -57,8 +57,8 @@ FILES = {
 WORDS = [
     ("pipeline=[a]", "pipeline", '["a"]', "give one of: rlvr"),
     ("pipeline={a: 1}", "pipeline", '{"a": 1}', "give one of: rlvr"),
-    (f"a={'[' * 300}{']' * 300}", "command line", "more than 50", "nearer to the root"),
-    (f"++{'a.' * 300}a=1", "command line", "more than 50", "nearer to the root"),
+    (f"a={'[' * 300}{']' * 300}", "command line", "more than 50", "less deeply"),
+    (f"++{'a.' * 300}a=1", "command line", "more than 50", "less deeply"),
     ("pretrain=\udcff", "command line", "not UTF-8", "write it in UTF-8"),
     (f"output_dir={LONG}", "output_dir", "xxx...", "each name in it of at most 255"),
     (f"output_dir={LONGER}", "output_dir", "x/x/x", "at most 2048 bytes"),

@@ -28,7 +28,7 @@ REFUSED = [
     (["max_running_samples=8", *HF], "max_running_samples", "8, but hf_infer answers one prompt at a time", "use the strategy vllm"),
     (["rollout_window=3"], "rollout_window", "3 is not divisible by rollout_batch_size 4", "use 4"),
     (["rollout_window=8"], "rollout_window", "a step draws no more than the 4 prompts", "async_generation_ratio above 0"),
-    ([*SHARED, AHEAD, *HF], "async_generation_ratio", "strategy hf_infer cannot stop amid a response", "the strategy vllm"),
+    ([*SHARED, AHEAD, *HF], "async_generation_ratio", "strategy hf_infer cannot pause in the middle of a response", "the strategy vllm"),
     ([KEEP], "weight_sync.kv_cache", "async_generation_ratio is 0", "remove it"),
     ([*SHARED, AHEAD, KEEP], "weight_sync.kv_cache", "actor_infer leaves its devices to actor_train", "time_sharing=false"),
 ]

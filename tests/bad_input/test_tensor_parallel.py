@@ -36,7 +36,7 @@ CASES = [
     (
         [*SOUND, f"+{DEEPSPEED}.tensor_parallel.preset_model=qwen2"],
         f"{BLOCK}.preset_model",
-        "the model's own plan",
+        "transformers' tensor-parallel plan",
         "autotp_size and tp_overlap_comm",
     ),
     ([*SOUND, f"+{DEEPSPEED}.tensor_parallel.vocab_parallel_lm_head=true"], f"{BLOCK}.vocab_parallel_lm_head", "whole matrix", "remove it"),

@@ -135,7 +135,7 @@ CASES: list[tuple[UserPart, str, str, str]] = [
         "a function, but a policy loss is a frozen dataclass",
         "__call__(self, tokens)",
     ),
-    (part(LOSS, "my_methods:Thawed"), LOSS, "is no frozen dataclass", "@dataclass(frozen=True)"),
+    (part(LOSS, "my_methods:Thawed"), LOSS, "is not a frozen dataclass", "@dataclass(frozen=True)"),
     (part(LOSS, "my_methods:Narrow"), LOSS, "takes (self), but is called with self, tokens", "__call__(self, tokens)"),
     (part(LOSS, "my_methods:Bounded", bond=2), "policy_loss_args.bond", "unknown key, with the value 2", "did you mean 'bound'?"),
     (part(LOSS, "my_methods:Bounded", halves=0.5), "policy_loss_args.halves", "0.5 is not allowed", "give a whole number"),

@@ -232,7 +232,7 @@ def test_full_parameters_ahead_of_the_trainer_until_an_interrupt(world: World, l
     assert end["outcome"] == "interrupted" and end["checkpoint"].endswith(checkpoint.name), end
     log = (world.folder / "full" / "logs" / "driver.log").read_text()
     saved = f"checkpoint of step {lines[-1]['step']}: "
-    for course in ("the plan:", "actor_infer has started", "step 4/500", "SIGINT: the run ends after its step", saved):
+    for course in ("the plan:", "actor_infer has started", "step 4/500", "SIGINT: the run ends after the current step", saved):
         assert course in log, course
     assert log.index(saved) < log.index("the run ended: interrupted")
     leaves_nothing()
@@ -266,7 +266,7 @@ def test_engine_that_cannot_start_ends_the_run_with_its_cause(world: World, leav
     outcome = world.run(*world.rlvr("unstartable", "max_steps=2", nonsense))
     assert outcome.status == 3, outcome.output
     assert "actor_infer rank 0" in outcome.last_line and "nonsense" in outcome.last_line, outcome.output
-    assert "this end wrote no checkpoint: there is none, and the same command begins anew" in outcome.output
+    assert "this end wrote no checkpoint: there is none, and the same command starts from the beginning" in outcome.output
     leaves_nothing()
 
 

@@ -79,7 +79,7 @@ def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
         problem = f"'{zero.offload_optimizer.device}', but stage 0 shards no optimizer states"
         yield Fault(f"{where}.offload_optimizer.device", problem, "use stage 1, 2 or 3, or remove offload_optimizer")
     if (zero.model_extra or {}).get("overlap_comm") is True and zero.stage < 2:
-        problem = f"true, but on stage {zero.stage} gradients are reduced once an update, and there is nothing to overlap with"
+        problem = f"true, but on stage {zero.stage} gradients are reduced once an update, and there is no computation to overlap with"
         yield Fault(f"{where}.overlap_comm", problem, "use stage 2 or 3, or remove it")
     if (zero.model_extra or {}).get("compute_grad_norm") is False:
         problem = "false, but an update whose gradient is not finite is known by its norm"

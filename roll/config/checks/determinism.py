@@ -16,7 +16,7 @@ def determinism_faults(config: Config) -> Iterator[Fault]:
     for name, role in model_roles(config).items() if config.deterministic else ():
         wish = role.model_args.compile_layers
         if vllm_config(role) is None and (wish is True or wish == "auto" and role.device_mapping):
-            problem = f"{shown(wish)}, but deterministic is true, and compiled layers choose kernels by how fast they were"
+            problem = f"{shown(wish)}, but deterministic is true, and compiled layers choose kernels by measured speed"
             yield Fault(f"{name}.model_args.compile_layers", problem, f"set {name}.model_args.compile_layers=false")
 
 
@@ -27,4 +27,4 @@ def determinism_warnings(config: RlvrConfig) -> Iterator[str]:
     if not config.actor_infer.generating_args.seeded:
         yield "deterministic: responses are sampled anew in each run; set actor_infer.generating_args.seeded=true"
     if config.async_generation_ratio:
-        yield "deterministic: which weights sample a token depends on timing; set async_generation_ratio=0"
+        yield "deterministic: the weights that sample a token depend on timing; set async_generation_ratio=0"

@@ -16,7 +16,7 @@ OWN = ("distill_loss_coef", "divergence", "jsd_beta", "distill_temperature")
 def distillation_faults(config: DistillConfig) -> Iterator[Fault]:
     """Of a student that learns from given responses."""
     if not config.distill_loss_weight:
-        problem = "0, so that nothing is learnt of the teacher"
+        problem = "0, so the student learns nothing from the teacher"
         yield Fault("distill_loss_weight", problem, "give a weight above 0, or use pipeline: sft")
     yield from _teacher(config)
     teacher, student = (role.model_args.model_name_or_path or config.pretrain for role in (config.teacher, config.student))

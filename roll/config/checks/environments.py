@@ -33,7 +33,7 @@ def environment_faults(config: RlvrConfig) -> Iterator[Fault]:
 def _lengths(config: RlvrConfig) -> Iterator[Fault]:
     longest, single = config.sequence_length, config.prompt_length + config.response_length
     if longest is not None and longest < single:
-        problem = f"{longest} is less than prompt_length + response_length = {single}: a first turn might find no room"
+        problem = f"{longest} is less than prompt_length + response_length = {single}: a first turn might not fit"
         yield Fault("sequence_length", problem, f"give at least {single}, or lower one of the two")
 
 
@@ -49,7 +49,7 @@ def _rows(config: RlvrConfig) -> Iterator[Fault]:
     for name, one in sets.items():
         for domain in one.rows:
             if domain not in config.environments:
-                problem = f"'{domain}' is no domain of environments{nearest(domain, list(config.environments))}"
+                problem = f"'{domain}' is not a domain of environments{nearest(domain, list(config.environments))}"
                 yield Fault(f"{places[name]}.rows.{domain}", problem, "name an environment that makes its own tasks")
 
 
@@ -63,7 +63,7 @@ def _domain(where: str, section: EnvironmentConfig) -> Iterator[Fault]:
     for place, server in enumerate(section.mcp):
         yield from _one_of(f"{where}.mcp[{place}]", {"command": server.command, "url": server.url})
         if server.url is not None and not server.url.startswith(("http://", "https://")):
-            yield Fault(f"{where}.mcp[{place}].url", f"'{server.url}' is no address of HTTP", "write http://host:port/mcp")
+            yield Fault(f"{where}.mcp[{place}].url", f"'{server.url}' is not an HTTP address", "write http://host:port/mcp")
         if server.call_timeout >= section.step_timeout:
             problem = f"{server.call_timeout:g} s is not below step_timeout, {section.step_timeout:g} s, which costs the whole episode"
             yield Fault(f"{where}.mcp[{place}].call_timeout", problem, "lower it, or raise step_timeout")

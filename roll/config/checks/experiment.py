@@ -67,7 +67,9 @@ def _experiment(config: Config) -> Iterator[Fault]:
             yield Fault("track_with", f"unknown tracker '{tracker}'{nearest(tracker, list(TRACKERS))}", f"known: {', '.join(TRACKERS)}")
     for name in config.tracker_kwargs:
         if name not in trackers:
-            yield Fault(f"tracker_kwargs.{name}", f"'{name}' is no tracker of this run", f"track_with is {', '.join(trackers) or 'empty'}")
+            yield Fault(
+                f"tracker_kwargs.{name}", f"'{name}' is not a tracker of this run", f"track_with is {', '.join(trackers) or 'empty'}"
+            )
     if isinstance(config, RlvrConfig) and config.eval_steps and config.validation is None:
         yield Fault(
             "eval_steps", f"{config.eval_steps}, but there is no validation block", "add validation.data_args, or set eval_steps to 0"
@@ -236,7 +238,7 @@ def _domains(config: RlvrConfig) -> Iterator[Fault]:
     for domain in (rows and rows.domain_interleave_probs) or {}:
         if domain not in known:
             where = f"actor_train.data_args.domain_interleave_probs.{domain}"
-            problem = f"'{domain}' is no domain of rewards{nearest(domain, list(known))}"
+            problem = f"'{domain}' is not a domain of rewards{nearest(domain, list(known))}"
             yield Fault(where, problem, f"known domains: {', '.join(known)}")
 
 

@@ -57,13 +57,13 @@ def _token_credit(config: RlvrConfig) -> Iterator[Fault]:
     if loss.traits.carries_token_credit:
         return
     reasons = {
-        f"adv_estimator {estimator} gives tokens of a response different advantages": estimator.traits.credits_tokens,
-        f"gamma {config.gamma:g} gives tokens of a response different advantages": estimator.traits.discounts and config.gamma != 1,
+        f"adv_estimator {estimator} gives the tokens of one response different advantages": estimator.traits.credits_tokens,
+        f"gamma {config.gamma:g} gives the tokens of one response different advantages": estimator.traits.discounts and config.gamma != 1,
         "add_token_level_kl gives each token its own penalty": config.add_token_level_kl,
     }
     others = ", ".join(other.name for other in POLICY_LOSSES.values() if other.traits.carries_token_credit)
     for reason in (reason for reason, holds in reasons.items() if holds):
-        problem = f"'{loss}' has one gradient for all tokens of a sequence, and {reason}: they would cancel out"
+        problem = f"'{loss}' has one gradient for all tokens of a sequence, and {reason}: the advantages would cancel out"
         yield Fault("policy_loss", problem, f"use one of: {others}; or credit that is equal for all tokens of a response")
 
 

@@ -138,7 +138,7 @@ def _added(config: DpoConfig) -> Iterator[Fault]:
     others = [method.name for method in PREFERENCE_LOSSES.values() if method.traits.rows == "pairs" and method is not loss]
     for name, weight in config.added_preference_losses.items():
         if name not in others:
-            why = "is preference_loss itself" if name == loss.name else "is no loss of pairs"
+            why = "is preference_loss itself" if name == loss.name else "is not a loss of pairs"
             yield Fault("added_preference_losses", f"'{name}: {weight:g}' {why}", f"give some of: {', '.join(others)}")
     if config.added_preference_losses and loss.traits.rows != "pairs":
         problem = f"given, but preference_loss {loss} learns from single responses, and what is added from pairs"

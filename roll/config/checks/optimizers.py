@@ -107,7 +107,9 @@ def _bounds(name: str, role: LearnerConfig) -> Iterator[Fault]:
     least = given.get(key, LR_END if kind == "polynomial" else None)
     if isinstance(least, int | float) and key in SCHEDULES[kind]:
         if arguments.lora_learning_rate is not None and key == "min_lr":
-            problem = f"{least:g}, but there is also a lora_learning_rate of {arguments.lora_learning_rate:g}, which it is no bound of"
+            problem = (
+                f"{least:g}, but there is also a lora_learning_rate of {arguments.lora_learning_rate:g}, to which this bound does not apply"
+            )
             yield Fault(f"{where}.lr_scheduler_kwargs.min_lr", problem, "give min_lr_rate, a share of both")
         elif least >= rate:
             yield Fault(f"{where}.lr_scheduler_kwargs.{key}", f"{least:g}, but learning_rate is {rate:g}", "give less than that")

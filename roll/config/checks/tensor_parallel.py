@@ -14,7 +14,7 @@ from roll.errors import Fault
 from roll.registry import nearest
 
 KEYS = list(TensorParallelConfig.model_fields)
-BY_PLAN = "the model's own plan in transformers says what is shared out"
+BY_PLAN = "transformers' tensor-parallel plan of the model determines what is sharded"
 WHOLE_HEAD = "log-probs are formed from the head's whole matrix, so each rank keeps it"
 REFUSED: Mapping[str, str] = {
     "partition_config": BY_PLAN,

@@ -206,7 +206,7 @@ def _device_faults(name: str, role: RoleConfig, config: Config) -> list[Fault]:
     faults = []
     twice = [device for device, count in Counter(mapping).items() if count > 1]
     if twice:
-        faults.append(Fault(where, f"devices {_listed(twice)} stand in it more than once", "name each device once"))
+        faults.append(Fault(where, f"devices {_listed(twice)} are listed more than once", "name each device once"))
     if max(mapping) >= MOST_RANKS:
         faults.append(Fault(where, f"device {max(mapping)}", f"devices are counted from 0 over all nodes, up to {MOST_RANKS - 1}"))
     if len(mapping) % width:
@@ -233,7 +233,7 @@ def _sharing_faults(config: RlvrConfig) -> list[Fault]:
     stopped_for = sorted(interrupting(config))
     if stopped_for and not vllm_config(config.actor_infer):
         others, strategy = " and ".join(stopped_for), config.actor_infer.strategy_args.strategy_name
-        problem = f"{others} share devices with actor_infer, whose strategy {strategy} cannot stop amid a response"
+        problem = f"{others} share devices with actor_infer, whose strategy {strategy} cannot pause in the middle of a response"
         remedy = "use the strategy vllm, give them separate devices, or set it to 0"
         return [Fault("async_generation_ratio", f"{config.async_generation_ratio:g}, but {problem}", remedy)]
     return _kv_cache_faults(config)

@@ -309,7 +309,7 @@ def _translated(cause: Exception) -> RollError | None:
         place = f"{mark.name}:{mark.line + 1}" if mark else "YAML"
         return ConfigError([Fault(place, f"this is not YAML: {cause.problem or cause.context}", "mend this line of the file")])
     if isinstance(cause, RecursionError):
-        problem = "blocks, lists or references lie too deep within each other, or lead back to themselves"
+        problem = "blocks, lists or references are nested too deeply, or refer to themselves"
         return ConfigError([Fault("configuration", problem, FLATTEN)])
     if isinstance(cause, ValueError) and "integer string conversion" in str(cause):
         return ConfigError([Fault("configuration", f"a whole number is too long: {str(cause).split(';')[0]}", "write a shorter one")])

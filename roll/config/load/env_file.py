@@ -67,7 +67,9 @@ def _unquoted(value: str) -> str:
 def environment_faults(config: Config) -> list[Fault]:
     """Names in `system_envs` that are none, or that are not for a configuration to set."""
     names = [(f"{where}.{name}", name) for where, variables in _sections(config).items() for name in variables]
-    faults = [Fault(where, f"'{name}' is no name of a variable", "write NAME: value") for where, name in names if not name.isidentifier()]
+    faults = [
+        Fault(where, f"'{name}' is not a valid variable name", "write NAME: value") for where, name in names if not name.isidentifier()
+    ]
     return faults + [_of_its_place(where, name) for where, name in names if name in PLACE]
 
 

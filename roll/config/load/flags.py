@@ -58,7 +58,7 @@ def checked_flags(flags: Sequence[str]) -> list[str]:
     """The flags for Hydra, which reads what follows a bare `--info` as its value.
 
     Raises:
-        ConfigError: one of them is no flag of Hydra's, or does not work here.
+        ConfigError: one of them is not a flag of Hydra, or does not work here.
     """
     if faults := list(_flag_faults(flags)):
         raise ConfigError(faults)
@@ -113,7 +113,7 @@ def _unknown_flag(flag: str) -> Fault:
     hyphens, name = flag.replace("_", "-"), flag.removeprefix("--").replace("-", "_")
     if hyphens in (*NAMES, *FLAGS):
         return Fault(flag, "is written with hyphens", f"write {hyphens}")
-    problem = "is no flag of this command; keys of the configuration are given without --, as KEY=VALUE"
+    problem = "is not a flag of this command; keys of the configuration are given without --, as KEY=VALUE"
     found = counterpart_of(name, ExperimentConfig) or _homes(name)
     return Fault(flag, problem, found or "see --help for the flags, docs/configuration.md for the keys")
 

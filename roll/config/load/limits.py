@@ -28,8 +28,8 @@ MOST_CHARACTERS = 10_000_000
 REFERENCE = re.compile(r"\$\{([\w.@-]+)\}")
 UNUSABLE = re.compile("[\x00\ud800-\udfff]")
 """Characters that no file, process or message can hold: NUL, and halves of a pair, which stand for bytes that are not UTF-8."""
-TOO_DEEP = f"more than {DEEPEST} blocks and lists lie within each other"
-FLATTEN = "bring blocks and lists nearer to the root"
+TOO_DEEP = f"blocks and lists are nested more than {DEEPEST} levels deep"
+FLATTEN = "nest blocks and lists less deeply"
 
 
 def check_file(file: Path) -> None:
@@ -71,7 +71,7 @@ class _Open:
 
 def _structure_fault(file: Path, text: str) -> Fault | None:
     within: list[_Open] = []
-    anchors: dict[str, tuple[int, int]] = {}  # values, and how many blocks and lists lie within each other
+    anchors: dict[str, tuple[int, int]] = {}  # values, and the depth of blocks and lists
     values = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         depth, place = len(within), f"{file}:{event.start_mark.line + 1}"
@@ -94,7 +94,7 @@ def _structure_fault(file: Path, text: str) -> Fault | None:
             return Fault(place, TOO_DEEP, FLATTEN)
         if values > MOST_VALUES:
             return Fault(
-                place, f"more than {MOST_VALUES:,} values, with those that aliases repeat", "repeat less; rows belong into data files"
+                place, f"more than {MOST_VALUES:,} values, counting those that aliases repeat", "repeat less; rows belong into data files"
             )
         if within:
             within[-1].deepest = max(within[-1].deepest, depth)
@@ -130,7 +130,7 @@ def container_faults(raw: Any) -> list[Fault]:
         if len(place) > DEEPEST:
             return [Fault(where, TOO_DEEP, FLATTEN)]
         if place and not in_list and not _is_text_or_whole(place[-1]):
-            faults.append(Fault(where, "its key is not text", "put the key into quotes"))
+            faults.append(Fault(where, "its key is not text", "quote the key"))
         if isinstance(value, Mapping) and len(set(map(str, value))) < len(value):
             faults.append(Fault(where, "two of its keys are the same as text", "remove one of them"))
         if any(isinstance(text, str) and UNUSABLE.search(text) for text in (value, *place[-1:])):
@@ -176,6 +176,6 @@ def _expansion_faults(raw: Any) -> list[Fault]:
             known[path] = size(node)
         return known[path]
 
-    problem = f"with what it repeats by ${{...}} it has more than {MOST_CHARACTERS:,} characters"
+    problem = f"with its ${{...}} references expanded it has more than {MOST_CHARACTERS:,} characters"
     sizes = {str(key): size(value) for key, value in raw.items()} if isinstance(raw, Mapping) else {}
-    return [Fault(key, problem, "repeat less by ${...}") for key, characters in sizes.items() if characters > MOST_CHARACTERS][:1]
+    return [Fault(key, problem, "reference less text by ${...}") for key, characters in sizes.items() if characters > MOST_CHARACTERS][:1]

@@ -70,7 +70,7 @@ def look(config: Config) -> Found:
     found.faults += faults
     found.warnings += idle_variables(config, found.environment, os.environ)
     if found.environment:
-        found.notes.append(f"every worker gets {', '.join(found.environment)} from {NAME}; system_envs holds against it")
+        found.notes.append(f"every worker gets {', '.join(found.environment)} from {NAME}; system_envs takes precedence")
     return found
 
 
@@ -168,9 +168,9 @@ def _files(where: str, columns: DataConfig, found: Found) -> None:
         place = where if alone else f"{where}[{index}]"
         if path.exists():
             if not os.access(path, os.R_OK):
-                found.faults.append(Fault(place, f"'{name}' may not be read", "change its permissions"))
+                found.faults.append(Fault(place, f"'{name}' cannot be read: permission denied", "change its permissions"))
             elif path.is_file() and not name.endswith(DATA_ENDINGS):
-                found.faults.append(Fault(place, f"'{name}' is no data file", f"give a file that ends in {', '.join(DATA_ENDINGS)}"))
+                found.faults.append(Fault(place, f"'{name}' is not a data file", f"give a file that ends in {', '.join(DATA_ENDINGS)}"))
         elif name.endswith(DATA_ENDINGS) or _is_local(name) or not HUB_NAME.fullmatch(name):
             remedy = f"relative paths start at {Path.cwd()}; correct the path or make the file"
             found.missing.append(Fault(place, f"there is no file '{name}'", remedy))
@@ -208,7 +208,7 @@ def _run_folder(config: Config, found: Found) -> None:
         problem = f"'{config.output_dir}' cannot be made: {nearest} is the kernel's own ({kind}) and holds no files"
         found.faults.append(Fault("output_dir", problem, "give another folder"))
     elif not nearest.is_dir():
-        found.faults.append(Fault("output_dir", f"'{config.output_dir}' lies below the file {nearest}", "give another folder"))
+        found.faults.append(Fault("output_dir", f"'{config.output_dir}' is below {nearest}, which is a file", "give another folder"))
     elif not os.access(nearest, os.W_OK | os.X_OK):
         found.faults.append(
             Fault("output_dir", f"'{config.output_dir}' cannot be written: {nearest} is read-only for you", "give another folder")

@@ -127,7 +127,9 @@ def _keys_of_class(part: UserPart, kind: Kind, entry: Any) -> type[BaseModel]:
         raise Refused(part.place, f"'{part.name}' is a {_type_of(entry)}, but {kind.noun} is {form}", remedy)
     if not dataclasses.is_dataclass(entry) or not entry.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         raise Refused(
-            part.place, f"'{part.name}' is no frozen dataclass: it travels to the workers", "put @dataclass(frozen=True) above it"
+            part.place,
+            f"'{part.name}' is not a frozen dataclass, and only those can be sent to workers",
+            "put @dataclass(frozen=True) above it",
         )
     if entry.__call__ is base.__call__:
         raise Refused(part.place, f"'{part.name}' has no __call__ of its own", remedy)

@@ -78,7 +78,7 @@ class Agentic:
         self.keys.append(name)
         if isinstance(block, dict):
             return block
-        self.faults.append(Fault(name, f"{shown(block)} is no block", "give its keys, or remove it"))
+        self.faults.append(Fault(name, f"{shown(block)} is not a block of keys", "give its keys, or remove it"))
         return None
 
     def _environment(self, tag: str, definition: Any) -> dict[str, Any] | None:
@@ -132,7 +132,7 @@ class Agentic:
     def _training(self, train: Mapping[str, Any]) -> None:
         size = train.get("group_size", 1)
         if not isinstance(size, int) or size < 1:
-            self.faults.append(Fault("train_env_manager.group_size", f"{shown(size)} is no number of episodes", "give 1 or more"))
+            self.faults.append(Fault("train_env_manager.group_size", f"{shown(size)} is not a number of episodes", "give 1 or more"))
             return
         episodes = self._values.get("rollout_batch_size")
         if isinstance(episodes, int):

@@ -52,7 +52,7 @@ def settle_defaults(done: Translation) -> None:
             _put(done.values, place, value)
     elif missing:
         listed = ", ".join(f"{'.'.join(place)} {value} ({_ours(done.values, place)})" for place, value in missing.items())
-        text = f"{SWITCH}: false, and these keys are left out, whose defaults in ROLL (here) are {listed}; write them"
+        text = f"{SWITCH}: false, and these keys are not given, and ROLL's defaults for them (roll's in brackets) are {listed}; write them"
         done.warnings.append(f"{text}, or set {SWITCH}: true, which takes ROLL's")
     _dual_clip(done, takes)
     _cispo(done, takes)

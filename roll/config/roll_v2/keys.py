@@ -133,7 +133,7 @@ IGNORED = {
     "<role>.model_args.device_map": "each rank has its own device; remove the key",
     "<role>.training_args.save_hf_model": "a run exports its model at the end; see save_at_end",
     "<role>.data_args.dataset_dir": "give the folder in file_name",
-    "<role>.data_args.dataset_type": "a file's ending says what it holds; remove the key",
+    "<role>.data_args.dataset_type": "a file's suffix determines its format; remove the key",
     "<role>.data_args.interleave_probs": "use domain_interleave_probs",
     "<role>.data_args.cache_path": "rows are read anew by each run; remove the key",
     "<role>.data_args.eval_file_name": "use validation.data_args.file_name",
@@ -178,7 +178,7 @@ REFUSED = {
 }
 """Without them the run would learn something else, so they are faults; by place, what to use."""
 HOLDS = {"ratio_type": "token", "whiten_rewards": False, "rl_loss_coef": 1, "distill_on_prompt": False, "teacher_temperature": 1}
-"""Values with which they say what holds anyway, which is no fault."""
+"""Values that ask for what roll does already; with one of these the key is not a fault."""
 
 READ_AS = {
     "max_ckpt_to_keep": "keep_checkpoints",
@@ -212,7 +212,7 @@ MEANINGS: dict[str, dict[Any, Any]] = {
     "ipo": {False: None, True: "ipo"},
     "<role>.model_args.disable_gradient_checkpointing": {True: "none", False: "auto"},
 }
-"""Of places in `READ_AS`, what each value becomes. None: it is what holds anyway. Any other value has no counterpart."""
+"""Of places in `READ_AS`, what each value becomes. None: roll does that already. Any other value has no counterpart."""
 
 DIFFERS = {
     ("actor_train.pg_variant", "topr"): "in ROLL a reward above 0 tells good responses from bad ones, whose ratio tapers token by token; "

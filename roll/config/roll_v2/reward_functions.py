@@ -67,6 +67,6 @@ def _read(reward: str, given: dict[str, Any]) -> Iterator[tuple[str, Read]]:
         elif key == REWARD_TYPE and reward == "ifeval":
             yield key, Read(None, "a response meets its constraint or does not; remove the key")
         elif key == LENGTH and not value:
-            yield key, Read(None, "it is what holds anyway; remove the key")
+            yield key, Read(None, "it is what roll does already; remove the key")
         else:
             yield key, Read(None, WITHOUT[key])

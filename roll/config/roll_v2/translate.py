@@ -130,7 +130,7 @@ def _refused(done: Translation) -> None:
             done.roll_keys.append(pattern)
             value = block.pop(place[-1])
             if value is None or value == HOLDS.get(pattern):
-                done.warnings.append(f"{dotted(place)}: {shown(value)} is what holds anyway; remove the key")
+                done.warnings.append(f"{dotted(place)}: {shown(value)} is what roll does already; remove the key")
             else:
                 problem = f"{shown_at(place, value)} has no counterpart here"
                 done.faults.append(Fault(dotted(place), problem, f"remove it; {instead}"))
@@ -147,7 +147,7 @@ def _read_as(done: Translation) -> None:
             elif not isinstance(value, str | bool) or value not in meanings:
                 done.faults.append(Fault(dotted(place), f"{shown(value)} has no counterpart here", f"remove it and set {target}"))
             elif meanings[value] is None:
-                done.warnings.append(f"{dotted(place)}: {shown(value)} is what holds anyway; it is {target} here; remove the key")
+                done.warnings.append(f"{dotted(place)}: {shown(value)} is what roll does already; the key is {target} here; remove it")
             else:
                 _say(done, place, value, target, meanings[value], DIFFERS.get((pattern, value), ""))
 
@@ -208,7 +208,7 @@ def _global_template(done: Translation) -> None:
     done.roll_keys.append("global_template")
     template = done.values.pop("global_template")
     if template is None:
-        done.warnings.append("global_template: null is what holds anyway; remove the key")
+        done.warnings.append("global_template: null is what roll does already; remove the key")
         return
     learnt = [(dotted(place), block["data_args"]) for place, block in _matches(done.values, (ROLE, "data_args"))]
     read = [(place, rows) for place, rows in learnt if isinstance(rows, dict) and "file_name" in rows]
@@ -252,7 +252,7 @@ def _backend_timeout(done: Translation) -> None:
             said = f"deadlines.collective, which holds for all roles, is {shown(seconds)} s; write it so"
             done.warnings.append(f"{dotted(place)}: {shown(value)} min; {said}")
         else:
-            done.faults.append(Fault(dotted(place), f"{shown(value)} is no number of minutes", "use deadlines.collective, in seconds"))
+            done.faults.append(Fault(dotted(place), f"{shown(value)} is not a number of minutes", "use deadlines.collective, in seconds"))
 
 
 def _rewards(done: Translation) -> None:
@@ -262,7 +262,7 @@ def _rewards(done: Translation) -> None:
         class_path = str(block.pop("worker_cls"))
         name = REWARD_CLASSES.get(class_path.rpartition(".")[2])
         if "reward" in block:
-            done.warnings.append(f"{dotted(place)}: {shown(class_path)} is ignored; reward says what scores this domain")
+            done.warnings.append(f"{dotted(place)}: {shown(class_path)} is ignored; the key `reward` chooses what scores this domain")
         elif name:
             if name != place[1]:
                 block["reward"] = name

@@ -48,7 +48,7 @@ REFUSED: Mapping[str, tuple[str, str]] = {
             "disable_allgather",
             "seq_parallel_communication_data_type",
         ),
-        ("it is not handed on: nothing here was run with it", "docs/deepspeed.md says what was"),
+        ("it is not passed on to DeepSpeed: roll has not been tested with it", "docs/deepspeed.md lists the keys that have been tested"),
     ),
     "amp": ("model_args.dtype says the precision", "set that to fp16 or bf16"),
     "torch_autocast": ("model_args.dtype says the precision", "set that to fp16 or bf16"),

@@ -29,7 +29,7 @@ class McpServerConfig(StrictConfig):
 
     command: tuple[str, ...] | None = Field(None, description="Command of a server that speaks over stdin and stdout; started an episode.")
     url: str | None = Field(None, description="Address of a server that speaks streamable HTTP.")
-    call_timeout: Seconds = Field(5.0, description="Seconds of one call of a tool; the model is told of one that is late.")
+    call_timeout: Seconds = Field(5.0, description="Seconds of one call of a tool; a late call is reported to the model as an error.")
 
 
 class GatewayConfig(StrictConfig):

@@ -16,7 +16,7 @@ STRATEGIES: Mapping[str, tuple[str, str]] = {
 """By name of a strategy, the backend that is not here, and what to use."""
 
 SHARDED = "use ZeRO-3, tensor_parallel or sequence_parallel_size"
-REMOVED = "remove it; docs/deepspeed.md says what there is"
+REMOVED = "remove it; docs/deepspeed.md lists what is supported"
 MEGATRON_KEYS: Mapping[str, str] = {
     "tensor_model_parallel_size": "use tensor_parallel: {autotp_size: ...}",
     "sequence_parallel": "use sequence_parallel_size",

@@ -72,7 +72,7 @@ def _configuration(path: Path) -> tuple[str, Mapping[str, Any]]:
     except yaml.YAMLError as error:
         keys = str(error).replace("\n", " ")
     if not isinstance(keys, dict):
-        raise DataError([Fault(str(path), f"it is no block of keys: {keys}", "remove it: the page is made without it")])
+        raise DataError([Fault(str(path), f"it is not a block of keys: {keys}", "remove it: the page is made without it")])
     return text, keys
 
 

@@ -15,11 +15,11 @@ def test_a_flag_of_deepspeeds_launcher_is_refused_with_what_to_write(flag: str, 
     hostfile.write_text("worker-1 slots=8\n")
     assert main([str(hostfile), f"{flag}=1"]) == 2
     said = capsys.readouterr()
-    assert f"  {flag}: is no flag of this command\n    {OTHER_FLAGS[flag]}" in said.err and not said.out
+    assert f"  {flag}: is not a flag of this command\n    {OTHER_FLAGS[flag]}" in said.err and not said.out
 
 
 def test_an_unknown_word_is_refused_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hostfile = tmp_path / "hosts"
     hostfile.write_text("worker-1 slots=8\n")
     assert main([str(hostfile), "start", "teapot"]) == 2
-    assert "  teapot: is no flag of this command\n    see --help" in capsys.readouterr().err
+    assert "  teapot: is not a flag of this command\n    see --help" in capsys.readouterr().err

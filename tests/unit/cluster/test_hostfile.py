@@ -26,7 +26,7 @@ def test_every_line_that_cannot_be_read_is_named() -> None:
         parse_hostfile("a slots=8\nb 8\nme@a slots=8\nc slots=0\nd:2222 slots=8\n-oProxyCommand slots=8\nfd00::1 slots=8\n", "hostfile")
     assert [fault.place for fault in raised.value.faults] == [f"hostfile:{line}" for line in (2, 3, 4, 5, 6)]
     assert "a port belongs into ~/.ssh/config" in raised.value.faults[3].remedy
-    with pytest.raises(ConfigError, match="it lists no host"):
+    with pytest.raises(ConfigError, match="it lists no hostss"):
         parse_hostfile("# nobody\n", "hostfile")
 
 
@@ -50,9 +50,9 @@ def test_hosts_and_slots_are_chosen_as_by_deepspeed(include: str | None, exclude
     [
         ([Host("a", 8), Host("c", 4)], None, None, "different numbers of GPUs: a 8, c 4"),
         ([Host("a", 2), Host("b", 2)], "a:0@b", None, "different numbers of GPUs: a 1, b 2"),
-        ([Host("a", 2)], "b", None, "'b' is nothing that the hostfile lists"),
-        ([Host("a", 2)], None, "a:2", "'a:2' is nothing that the hostfile lists"),
-        ([Host("a", 2)], None, "a:1,x", "'a:1,x' is nothing that the hostfile lists"),
+        ([Host("a", 2)], "b", None, "'b' is not in the hostfile"),
+        ([Host("a", 2)], None, "a:2", "'a:2' is not in the hostfile"),
+        ([Host("a", 2)], None, "a:1,x", "'a:1,x' is not in the hostfile"),
         ([Host("a", 2)], None, "a", "it leaves no GPU"),
     ],
 )

@@ -171,7 +171,7 @@ def test_what_rewards_are_compared_with(estimator: str, norm: dict[str, str], ex
         ({"reward_normalization": {"grouping": "batch", "method": "asym_clip"}}, "reward_normalization.method", '"asym_clip"'),
         ({"rollout_batch_size": 10}, "rollout_batch_size", "not divisible by train_env_manager.group_size, 4"),
         ({"train_env_manager": {"group_size": "many", "tags": ["lake"]}}, "train_env_manager.group_size", '"many"'),
-        ({"train_env_manager": 3}, "train_env_manager", "no block"),
+        ({"train_env_manager": 3}, "train_env_manager", "not a block"),
         ({"ratio_type": "segment"}, "ratio_type", '"segment"'),
     ],
 )

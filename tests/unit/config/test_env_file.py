@@ -53,7 +53,7 @@ def test_system_envs_that_are_not_for_a_configuration_to_set_are_named(capsys: p
     said = capsys.readouterr().err
     assert "system_envs.WORLD_SIZE: WORLD_SIZE tells a worker its place" in said
     assert "actor_infer.system_envs.RANK: RANK tells" in said
-    assert "rewards.math_rule.system_envs.a-b: 'a-b' is no name of a variable" in said
+    assert "rewards.math_rule.system_envs.a-b: 'a-b' is not a valid variable name" in said
 
 
 def test_a_number_is_the_text_that_a_variable_holds(capsys: pytest.CaptureFixture[str]) -> None:

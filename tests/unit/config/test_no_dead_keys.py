@@ -23,7 +23,7 @@ SECTIONS = {
 COMPARED = {"bf16", "fp16", "gradient_clipping", "train_micro_batch_size_per_gpu", "train_batch_size"}
 """Keys that `roll/config/checks/deepspeed.py` reads by name, to compare them with the role's other keys."""
 FIXED = {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"}
-"""Keys that may be given with the one value that holds anyway."""
+"""Keys that have only one allowed value, the one that roll uses."""
 GO_THROUGH = {"wall_clock_breakdown", "communication_data_type", "data_types", "activation_checkpointing", "aio"}
 """Keys that DeepSpeed reads, from the dictionary that `roll/strategies/deepspeed_setup.py` makes of its whole block."""
 EXCEPTIONS = {

@@ -214,7 +214,7 @@ def test_every_domain_of_rolls_file_is_what_it_was() -> None:
         ("math_rule", {"reward_type": "soft"}, {}, "use failed_value"),
         ("ifeval", {"reward_type": "soft"}, {}, "meets its constraint or does not"),
         ("crossthinkqa", {"reward_type": "loose"}, {"reward_type": "loose"}, "read as reward_args.reward_type=loose"),
-        ("crossthinkqa", {"response_length_penalty_coef": 0.0}, {}, "what holds anyway"),
+        ("crossthinkqa", {"response_length_penalty_coef": 0.0}, {}, "what roll does already"),
         ("crossthinkqa", {"response_length_penalty_coef": 0.5}, {"response_length_penalty_coef": 0.5}, "read as reward_args."),
         ("math_rule", {"response_length_penalty_coef": 0.5}, {}, "use overlong_buffer"),
     ],

@@ -167,7 +167,7 @@ def test_rows_without_a_token_to_learn_are_left_out_and_counted(
     found = prepare(rows)
     assert len(found) == 1 and list(found.wordless.values()) == [1]
     assert all(sequence.response_mask.any() for sequence in found.example(0).sequences)
-    with pytest.raises(DataError, match="1 rows: the tokenizer makes no token of them that could be learnt"):
+    with pytest.raises(DataError, match="1 rows: they contain no token to learn"):
         prepare(rows[1:])
 
 

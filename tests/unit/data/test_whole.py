@@ -54,7 +54,7 @@ def test_an_arrow_stream_that_is_cut_between_batches_is_refused(tmp_path: Path, 
 def test_two_arrow_streams_in_one_file_are_refused(tmp_path: Path) -> None:
     stream(path := tmp_path / "rows.arrow")
     path.write_bytes(2 * path.read_bytes())
-    with pytest.raises(DataError, match="it goes on for [0-9]+ bytes behind the mark of its end"):
+    with pytest.raises(DataError, match="it goes on for [0-9]+ bytes after its end-of-stream marker"):
         rows_of(path)
 
 

@@ -41,5 +41,7 @@ def test_the_agent_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_page_has_the_bounds_as_they_are() -> None:
     text = read(PAGE)
     assert (
-        f"{MOST_OUTPUT >> 20} MiB of output" in text and f"{BODY_SECONDS:g} s to come" in text and f"has {GRACE_SECONDS:g} s to end" in text
+        f"{MOST_OUTPUT >> 20} MiB of output" in text
+        and f"arrive within {BODY_SECONDS:g} s" in text
+        and f"has {GRACE_SECONDS:g} s to exit" in text
     )

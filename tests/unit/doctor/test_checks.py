@@ -76,7 +76,7 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
         "finds no GPU; the driver is 580.95",
         "install a driver that suits CUDA 13.0",
     ),
-    ({"gpus": (), "torch": CPU_TORCH | {"gloo": False}}, "torch", Verdict.BROKEN, "no gloo", "requirements/install.sh cpu"),
+    ({"gpus": (), "torch": CPU_TORCH | {"gloo": False}}, "torch", Verdict.BROKEN, "without gloo", "requirements/install.sh cpu"),
     ({"ops": "No module named 'hjson'"}, "DeepSpeed ops", Verdict.BROKEN, "hjson", "make install"),
     ({"ops": OPS | {"cpu_adam": {"installed": False, "compatible": False}}}, "optimizer offload", Verdict.WARNING, "cpu_adam", "ninja"),
     ({"tools": dict(SOUND.tools) | {"nvcc": None}}, "optimizer offload", Verdict.WARNING, "there is no nvcc", "install the CUDA toolkit"),

@@ -106,7 +106,7 @@ def test_what_raises_costs_its_own_session(kind: str, marks: Path) -> None:
     [
         ("leave", "the process ended itself with status 3"),
         pytest.param("segfault", "the process died of SIGSEGV", marks=pytest.mark.full),
-        ("forge", "what its process wrote is no reply: it does not have the seal of a call that is under way"),
+        ("forge", "its process wrote an invalid reply: it does not carry the number of a call in progress"),
         ("spawn", "the process and what it started were "),
         (f"leak {300 * MIB}", "the process and what it started held "),
     ],
@@ -121,7 +121,9 @@ def test_what_costs_its_process_costs_no_more(kind: str, text: str, why: str) ->
             assert failed.reason == "crashed" and not isinstance(failed, NeighbourFailed)
             assert failed.why.startswith(why)
             neighbour = await failure(held.step(2, says("go")))
-            assert isinstance(neighbour, NeighbourFailed) and neighbour.why.startswith(f"a neighbour cost its process: {why}")
+            assert isinstance(neighbour, NeighbourFailed) and neighbour.why.startswith(
+                f"its process was ended because of another environment in it: {why}"
+            )
             await held.end(1)
             await held.end(2)
             await held.open(3, ROW, 0)

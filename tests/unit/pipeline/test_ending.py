@@ -64,7 +64,11 @@ def test_an_end_without_a_checkpoint_names_the_last_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     log = run(tmp_path, error, checkpointer(last))
-    named = "the last one is of step 20, output/a/checkpoints/step_20" if last else "there is none, and the same command begins anew"
+    named = (
+        "the last one is of step 20, output/a/checkpoints/step_20"
+        if last
+        else "there is none, and the same command starts from the beginning"
+    )
     assert f"this end wrote no checkpoint: {named}\n" in capsys.readouterr().err
     assert f"the run ended: {outcome}; {cause}; {named}" in log and "hunter2" not in log
     assert read_end(tmp_path) == RunEnd(outcome, cause, named, 20)  # pyright: ignore[reportArgumentType]

@@ -110,7 +110,7 @@ def test_a_run_that_comes_to_its_end(run: Callable[[BaseException | None], str],
     course = [
         "the plan:",
         "sft_train",
-        "models and data were looked through",
+        "models and data were checked",
         "step 1/2",
         "checkpoint of step 1: ",
         "step 2/2",
@@ -139,6 +139,6 @@ def test_a_run_that_fails_and_goes_on(
     assert "The run failed after step 1." in (tmp_path / "run" / "report.html").read_text()
     log = run(None)
     assert f"resumed from step 1, {tmp_path}/run/checkpoints/step_1\n" in capsys.readouterr().out
-    assert "to go on after step 1" in log and "the run ended: failed; sft_train rank 0" in log
+    assert "to continue after step 1" in log and "the run ended: failed; sft_train rank 0" in log
     end = read_end(tmp_path / "run")
     assert end and end.outcome == "done"

@@ -32,7 +32,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 FORGERIES = {
     "a pickle": "bytes that are no message",
-    "guessed seals": "it does not have the seal of a call that has begun",
+    "guessed seals": "it does not carry the number of a call in progress",
     "an endless message": f"a message of {1 << 62} bytes; {MOST_BYTES} are the most",
     "nested brackets": "200000 bytes that are no message",
     "no number": "a verdict is malformed: number",
@@ -53,7 +53,7 @@ def test_what_a_reward_writes_on_its_socket_neither_runs_nor_decides(hostile: Pa
     assert [result.value for result in results[::2]] == [2.0] * (len(FORGERIES) + 1)
     for failed, why in zip(results[1::2], FORGERIES.values(), strict=True):
         assert (failed.value, failed.outcome) == (-1.0, RewardOutcome.CRASHED)
-        assert failed.note.startswith("what its process wrote is no verdict: ") and why in failed.note
+        assert failed.note.startswith("its process wrote an invalid verdict: ") and why in failed.note
     assert not (hostile / "ran").exists()
 
 

@@ -100,7 +100,7 @@ def test_what_a_killed_process_left_is_removed_and_a_living_ones_and_other_files
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     swap = own_swap(swapping(tmp_path / "none"), RANK)
-    with pytest.raises(ConfigError, match="is no folder that can be written to here") as raised, swap:
+    with pytest.raises(ConfigError, match="is not a writable folder on this host") as raised, swap:
         pass
     zero = "critic.strategy_args.strategy_config.zero_optimization"
     assert [fault.place for fault in raised.value.faults] == [f"{zero}.offload_optimizer.nvme_path", f"{zero}.offload_param.nvme_path"]

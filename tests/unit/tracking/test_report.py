@@ -245,7 +245,7 @@ def test_without_metrics_the_error_names_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["exp_name: [a", "only words", "a: \x01"])
 def test_a_configuration_that_cannot_be_read_is_named(text: str, run_dir: Path) -> None:
     (run_dir / "config.yaml").write_text(text)
-    with pytest.raises(DataError, match="config.yaml: it is no block of keys"):
+    with pytest.raises(DataError, match="config.yaml: it is not a block of keys"):
         write_report(run_dir)
 
 

@@ -81,7 +81,7 @@ def decode_plain(written: Any, decode: Encode) -> Any:
     found = getattr(builtins, content, None) if tag == "builtin" and isinstance(content, str) else None
     if isinstance(found, type) or found is Ellipsis or found is NotImplemented:
         return found
-    raise ValueError(f"'{tag}' is no kind of value")
+    raise ValueError(f"'{tag}' is not a kind of value")
 
 
 def overwrite(old: Any, new: Any) -> None:
