@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from roll.config.schema.model import ModelConfig
+from roll.models.load import load_causal_model
 from roll.types import Sampling, TrainBatch
 from tests.engines.batches import make_batch, shares, take
 from tests.engines.generating import PROMPTS, Running, log_probs, policy, running, said
 from tests.engines.plain import plain_updates
 from tests.engines.ranks import run_ranks
 from tests.engines.training import Case, Outcome, train_cases
-from tests.hybrids import write_hybrid
+from tests.hybrids import build_hybrid, write_hybrid
 
 CASES = [Case(0, False), Case(3, False), Case(3, True), Case(2, False, compiled=True)]
 PROMPT = np.arange(70, dtype=np.int32)
@@ -80,3 +82,14 @@ def test_updates_over_packed_sequences_are_adamws_over_each_alone(
     assert outcomes[case].resumed.keys() == outcomes[case].second.keys()
     for name, weight in outcomes[case].resumed.items():
         assert torch.equal(weight, outcomes[case].second[name]), name
+
+
+def test_engines_that_also_see_get_the_names_of_their_own_files(tmp_path: Path) -> None:
+    from roll.weight_sync.vllm_plugin import text_tensors
+
+    seeing = build_hybrid("seeing")
+    trained = load_causal_model(str(write_hybrid(tmp_path, "seeing")), ModelConfig.model_validate({"dtype": "fp32"}))
+    sent = text_tensors(dict(trained.named_parameters()))
+    own = {name: tensor for name, tensor in seeing.named_parameters() if not name.startswith("model.visual.")}
+    assert sent.keys() == own.keys()
+    assert all(torch.equal(sent[name], own[name]) for name in own)

@@ -52,6 +52,10 @@ DECLARED = {
         "LayerReloadingInfo.load_numel_total": "int | None",
     },
     "vllm/model_executor/models/interfaces.py": {"SupportsLoRA.packed_modules_mapping": "dict[str, list[str]]"},
+    "vllm/model_executor/models/qwen3_vl.py": {
+        "Qwen3VLForConditionalGeneration.hf_to_vllm_mapper": "WeightsMapper(orig_to_new_prefix={'model.visual.': 'visual.', "
+        "'lm_head.': 'language_model.lm_head.', 'model.language_model.': 'language_model.model.'})"
+    },
     "vllm/model_executor/models/qwen2.py": {"Qwen2ForCausalLM.load_weights": "(self, weights) -> set[str]"},
     "vllm/model_executor/layers/vocab_parallel_embedding.py": {
         "ParallelLMHead": "class (VocabParallelEmbedding)",
@@ -130,7 +134,10 @@ DECLARED = {
     "vllm/engine/arg_utils.py": {"AsyncEngineArgs": "class (EngineArgs)"},
     "vllm/config/__init__.py": {"WeightTransferConfig": "from vllm.config.weight_transfer", "VllmConfig": "from vllm.config.vllm"},
     "vllm/config/lora.py": {"MaxLoRARanks": "Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]"},
-    "vllm/config/model.py": {"LogprobsMode": "Literal['raw_logits', 'raw_logprobs', 'processed_logits', 'processed_logprobs']"},
+    "vllm/config/model.py": {
+        "LogprobsMode": "Literal['raw_logits', 'raw_logprobs', 'processed_logits', 'processed_logprobs']",
+        "ModelConfig.hf_config": "PreTrainedConfig",
+    },
     "vllm/inputs/__init__.py": {"TokensPrompt": "from .llm"},
     "vllm/inputs/llm.py": {"TokensPrompt": "class (_PromptOptions)"},
     "vllm/lora/request.py": {"LoRARequest": "class (msgspec.Struct)"},

@@ -1,0 +1,67 @@
+"""A hybrid of Qwen3.5's shape by the kernels of flash-linear-attention and causal-conv1d.
+
+These tests have not been run: no GPU with the two packages was at hand when they were written.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from roll.config.schema.model import ModelConfig
+from roll.data.packing import concatenate
+from roll.models.load import load_policy
+from roll.models.packed_inputs import packed_inputs
+from roll.types import Sequences
+from tests.hybrids import write_hybrid
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        find_spec("fla") is None or find_spec("causal_conv1d") is None, reason="needs flash-linear-attention and causal-conv1d"
+    ),
+]
+LENGTHS = [5, 2, 64, 65, 130, 700, 3]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hybrid(tmp_path_factory.mktemp("hybrid") / "model")
+
+
+def drawn() -> list[Sequences]:
+    """Sequences of random tokens, each alone."""
+    generator = np.random.default_rng(0)
+    ids = [generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS]
+    return [concatenate([own], [np.arange(len(own)) > 0]) for own in ids]
+
+
+def whole(parts: list[Sequences]) -> Sequences:
+    return concatenate([part.token_ids for part in parts], [part.response_mask for part in parts])
+
+
+def outcome(folder: Path, dtype: str, device: str, micro_batches: list[Sequences]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Log-probs [S] and the gradients of their sum."""
+    policy = load_policy(str(folder), ModelConfig.model_validate({"dtype": dtype}), seed=0).to(device)
+    said = torch.cat([policy(packed_inputs(sequences, device))[0] for sequences in micro_batches])
+    said.sum().backward()
+    grads = {name: parameter.grad.float().cpu() for name, parameter in policy.named_parameters() if parameter.grad is not None}
+    return said.detach().cpu(), grads
+
+
+def test_packed_is_alone_by_the_kernels(folder: Path) -> None:
+    alone, packed = outcome(folder, "bf16", "cuda", drawn()), outcome(folder, "bf16", "cuda", [whole(drawn())])
+    assert (packed[0] - alone[0]).abs().mean() < 5e-3
+    for name, grad in packed[1].items():
+        assert (grad - alone[1][name]).norm() < 0.05 * alone[1][name].norm() + 1e-3, name
+
+
+@pytest.mark.parametrize(("dtype", "mean"), [("fp32", 1e-4), ("bf16", 2e-2)])
+def test_a_gpu_says_what_the_cpu_says_in_fp32(folder: Path, dtype: str, mean: float) -> None:
+    expected, _ = outcome(folder, "fp32", "cpu", drawn())
+    said, _ = outcome(folder, dtype, "cuda", [whole(drawn())])
+    assert (said - expected).abs().mean() < mean
