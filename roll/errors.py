@@ -1,4 +1,4 @@
-"""What can go wrong, as types. The command line turns each into an exit status (see `exit_status`)."""
+"""The exceptions of roll. The command line maps each to an exit status (see `exit_status`)."""
 
 from __future__ import annotations
 

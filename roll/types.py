@@ -1,4 +1,4 @@
-"""What flows through the house. Frozen, ragged, typed; shapes and units stand beneath each field.
+"""The records that flow between parts: frozen and typed; shape and unit are given beneath each field.
 
 P is a prompt's length in tokens, R a response's, E a number of episodes, N of sequences, one for each of the episodes' trajectories,
 and T the sum of the sequences' lengths.

@@ -1,4 +1,4 @@
-"""What a response adds to the best of k: the reward of pass@k, and of the largest of k rewards. Pure functions."""
+"""The contribution of a response to the best of k: the reward of pass@k, and of the largest of k rewards. Pure functions."""
 
 from __future__ import annotations
 

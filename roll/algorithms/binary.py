@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def binary_divergence(log_probs: Tensor, old_log_probs: Tensor, kind: Literal["tv", "kl"]) -> Tensor:
-    """Of the policies' probabilities p and q of the sampled tokens, [S]: `tv` is |p - q|, `kl` is KL(q || p) in nats.
+    """The binary divergence of the policies' probabilities p and q of the sampled tokens, [S]: `tv` is |p - q|, `kl` is KL(q || p) in nats.
 
     Never above the divergence of the whole distributions. Where p is 1 in the arithmetic of the tensors, 1 - p is taken for their smallest
     positive number.

@@ -18,7 +18,7 @@ from roll.types import Bools, TrainBatch
 
 @dataclass(frozen=True)
 class Divergence:
-    """Of Q from P, token by token.
+    """The divergence of Q from P, token by token.
 
     `forward_kl` is KL(P || Q) = sum P (log P - log Q) (Hinton et al., arXiv 1503.02531, without its factor of temperature squared);
     `reverse_kl` is KL(Q || P) (MiniLLM, arXiv 2306.08543, eq. 1); `jsd` is beta KL(P || M) + (1 - beta) KL(Q || M) with

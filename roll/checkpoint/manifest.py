@@ -1,4 +1,4 @@
-"""What makes a folder a checkpoint: a manifest, written last, that names every file with its size and digest."""
+"""The manifest of a checkpoint: written last, it makes a folder a checkpoint, and names every file with its size and digest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the training loop itself carries from one process to the next. Models and optimizers are the strategies' part."""
+"""The training loop's own state in a checkpoint. Models and optimizers are the strategies' part."""
 
 from __future__ import annotations
 

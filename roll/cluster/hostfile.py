@@ -53,7 +53,7 @@ def parse_hostfile(text: str, source: str) -> list[Host]:
         else:
             hosts.append(Host(match["name"], int(match["slots"])))
     if not hosts and not faults:
-        faults.append(Fault(source, "it lists no hostss", "write one line for each host: `worker-1 slots=8`"))
+        faults.append(Fault(source, "it lists no hosts", "write one line for each host: `worker-1 slots=8`"))
     if faults:
         raise ConfigError(faults)
     return hosts

@@ -1,4 +1,4 @@
-"""What comes with the package: experiments, presets, rewards and environments, and how a name finds its file."""
+"""Experiments, presets, rewards and environments, and how a name finds its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the policy was asked, for rewards that read it: the conversation of a row, and its text. Pure functions."""
+"""The conversation of a row and its text, for rewards that read the question. Pure functions."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Routes:
         return self.domains[0] if len(self.domains) == 1 else None
 
     def faults(self, labels: Sequence[Label], usable: Bools, tag_column: str) -> list[tuple[int, RowFault]]:
-        """Of each usable row without a domain, its position and what is wrong."""
+        """The position and the fault of each usable row without a domain."""
         if DEFAULT_DOMAIN in self.domains:
             return []
         wrong = [place for place, label in enumerate(labels) if usable[place] and self.domain_index(label) < 0]

@@ -1,4 +1,4 @@
-"""What a row must look like: reads the conversation out of it, or says what is wrong with it. Pure functions."""
+"""Reads the conversation of a row, or raises the row's fault. Pure functions."""
 
 from __future__ import annotations
 

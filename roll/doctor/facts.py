@@ -1,4 +1,4 @@
-"""What the doctor knows of a machine. Gathered in `gather.py`, judged in `checks.py`."""
+"""Facts about a machine, for the doctor. Gathered in `gather.py`, judged in `checks.py`."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def gather() -> Facts:
 
 
 def required(lines: list[str], kind: str) -> dict[str, str]:
-    """By package, what the project's metadata ask for on a machine of this kind."""
+    """The version ranges, by package, that the project's metadata require on a machine of this kind."""
     found: dict[str, list[str]] = {}
     for requirement in map(Requirement, lines):
         if requirement.marker is None or requirement.marker.evaluate({"extra": kind}):
@@ -78,7 +78,7 @@ def required(lines: list[str], kind: str) -> dict[str, str]:
 
 
 def locked(text: str) -> dict[str, str]:
-    """By package, the version of a lock."""
+    """The versions of a lock, by package."""
     return {canonicalize_name(name): version for name, version in re.findall(r"^([A-Za-z][\w.-]*)==([^\s;]+)", text, re.MULTILINE)}
 
 

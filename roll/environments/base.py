@@ -1,4 +1,4 @@
-"""What an environment is: a world in which the policy acts, turn by turn, found by name."""
+"""The interface of environments, in which the policy acts turn by turn; they are found by name."""
 
 from __future__ import annotations
 

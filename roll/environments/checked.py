@@ -1,4 +1,4 @@
-"""What an environment may return, bounded. Pure functions, called where it returns and again where it is read."""
+"""Checks and bounds the values that an environment returns. Pure functions, called where it returns and again where it is read."""
 
 from __future__ import annotations
 

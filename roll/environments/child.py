@@ -143,7 +143,7 @@ async def _awaited(call: Call, seconds: float, sessions: Sessions) -> bytes:
 
 
 def late(method: str, seconds: float) -> EnvironmentFailed:
-    """Of a call that ran past its deadline."""
+    """The result of a call that ran past its deadline."""
     return EnvironmentFailed(f"{method} was not done after step_timeout, {seconds:g} s", "timed_out")
 
 

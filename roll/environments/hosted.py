@@ -21,7 +21,7 @@ class Servers(Protocol):
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all tools."""
+        """The names of all tools."""
         ...
 
     async def open(self) -> None:

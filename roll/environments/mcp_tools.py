@@ -37,7 +37,7 @@ class McpTools:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all tools."""
+        """The names of all tools."""
         return frozenset(self._clients)
 
     async def open(self) -> None:

@@ -1,4 +1,4 @@
-"""What a process of environments and its parent tell each other, each message behind its length (roll/system/frames.py)."""
+"""Messages between a process of environments and its parent, each preceded by its length (roll/system/frames.py)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Ready:
 
 
 class Call(NamedTuple):
-    """Of one method of one session's environment."""
+    """A call of one method of one session's environment."""
 
     number: int
     seal: int

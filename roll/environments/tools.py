@@ -64,12 +64,12 @@ class Tools:
 
     @property
     def schemas(self) -> list[Mapping[str, Any]]:
-        """Of all, in their order."""
+        """The schemas of all tools, in their order."""
         return [tool.schema for tool in self._tools.values()]
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all."""
+        """The names of all tools."""
         return frozenset(self._tools)
 
     @property

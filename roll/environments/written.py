@@ -1,4 +1,4 @@
-"""Worlds of symbols whose actions the policy writes in its text: their keys, the templates of the messages, and how an action is read.
+"""Grid worlds, whose actions the policy writes as text: their keys, the templates of the messages, and the parser of actions.
 
 The keys and placeholders are those of ROLL v0.2.1.
 """
@@ -25,7 +25,7 @@ PLACEHOLDERS = ("turn_idx", "observation", "actions_left", "max_response_length"
 
 @dataclass(frozen=True)
 class Templates:
-    """Of the messages of a world."""
+    """Templates of the messages of a grid world."""
 
     instruction: str
     """Stands before the first state."""
@@ -89,13 +89,13 @@ class ActionReader:
 
 
 class Counter:
-    """The steps of an episode, and what is said and counted of each."""
+    """Counts the steps of an episode, with the message and the metrics of each."""
 
     def __init__(self, templates: Templates, format_penalty: float) -> None:
         self._templates, self._penalty, self._steps = templates, format_penalty, 0
 
     def unreadable(self, state: str) -> Step:
-        """A message without an action that can be read: it costs `format_penalty`, and nothing moves."""
+        """The step for a message without a readable action: it costs `format_penalty`, and nothing moves."""
         return self._step("Your action could not be read.", state, self._penalty, {"invalid_actions": 1.0})
 
     def moved(self, action: str, state: str, reward: float, has_effect: bool, is_over: bool, is_solved: bool) -> Step:
@@ -154,7 +154,7 @@ class GridWorld(ABC):
         self._counter = Counter(self._templates, self.format_penalty)
 
     def step(self, message: Message) -> Step:
-        """Do the action, if the message has one."""
+        """Take the action in the message, if it has one."""
         action = self._read(str(message.get("content") or ""))
         return self._counter.unreadable(self.drawing()) if action is None else self._act(action)
 
@@ -164,7 +164,7 @@ class GridWorld(ABC):
 
     @abstractmethod
     def _act(self, action: int) -> Step:
-        """Do the action of this number."""
+        """Take the action of this number."""
 
     @abstractmethod
     def _task(self) -> str:

@@ -1,4 +1,4 @@
-"""What an evaluation is asked for."""
+"""The request for an evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an evaluation found: estimates with intervals, and how they are written."""
+"""Results of an evaluation: estimates with intervals, and how they are written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESULTS_FILE = "evaluation.json"
 
 @dataclass(frozen=True)
 class SetResult:
-    """Of one held-out set."""
+    """The result of one held-out set."""
 
     prompts: int
     samples: int
@@ -34,7 +34,7 @@ class SetResult:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Of all sets."""
+    """The results of all sets."""
 
     folder: Path
     """Holds `evaluation.json` and `samples.jsonl`."""

@@ -25,7 +25,7 @@ class Estimate:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean of one value for each prompt."""
+    """The standard error of the mean of one value for each prompt."""
     mean = fmean(values)
     return sqrt(sum((value - mean) ** 2 for value in values)) / len(values)
 

@@ -1,4 +1,4 @@
-"""What is evaluated: a run, one of its checkpoints, or a model."""
+"""The subject of an evaluation: a run, one of its checkpoints, or a model."""
 
 from __future__ import annotations
 

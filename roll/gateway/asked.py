@@ -1,4 +1,4 @@
-"""What an agent asks the policy, and what it is answered, in the words of no API."""
+"""An agent's request and the policy's answer, independent of any API."""
 
 from __future__ import annotations
 

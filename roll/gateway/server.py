@@ -41,7 +41,7 @@ ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 @dataclass(frozen=True)
 class GatewayBounds:
-    """Of what the gateway takes on."""
+    """Bounds of the gateway."""
 
     body_bytes: int
     sessions: int

@@ -26,7 +26,7 @@ NOTHING: Message = {"role": "assistant", "content": ""}
 
 @dataclass(frozen=True)
 class SessionBounds:
-    """Of one episode."""
+    """Bounds of one episode."""
 
     requests: int
     """That are answered; those that find no room among them."""

@@ -48,7 +48,7 @@ class TrainingFlops:
     """FLOP of one token's attending to one other in a forward pass; 0 leaves attention out."""
 
     def of(self, lengths: ArrayLike) -> float:
-        """Of one pass forwards and backwards over sequences of these lengths, [N] in tokens."""
+        """FLOP of one forward and backward pass over sequences of these lengths, [N] in tokens."""
         tokens = np.asarray(lengths, np.float64)
         products = (4 * self.parameters + 2 * self.trained) * tokens.sum()
         # Half of the pairs; each of attention's two products has two operands, and both have a gradient.

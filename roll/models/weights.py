@@ -67,7 +67,7 @@ class WeightView:
         return {name: self.tensor(self._adapter[name]) for name in names}
 
     def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
-        """Of the whole parameter, wherever its parts are."""
+        """Shape of the whole parameter, wherever its parts are."""
         return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
     def tensor(self, parameter: nn.Parameter) -> Tensor:

@@ -1,4 +1,4 @@
-"""A checked configuration to a run: look through model and data, open the run folder, start the roles, run the loop."""
+"""Runs a checked configuration: checks model and data, opens the run folder, starts the roles, runs the loop."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def run(config: Config, plan: Plan, life: Life) -> None:
 
 
 def last_step(config: Config, plan: Plan, prepared: Prepared) -> int:
-    """Of the run: `max_steps`, or that which ends the last epoch."""
+    """The last step of the run: `max_steps`, or the step that ends the last epoch."""
     if not isinstance(config, OfflineConfig) or prepared.rows is None:
         assert config.max_steps is not None, "only a run over given rows has none"
         return config.max_steps

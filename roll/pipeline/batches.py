@@ -1,4 +1,4 @@
-"""Rows to batches, and what other models are asked about them."""
+"""Turns rows into batches, with the outputs of a reference or teacher for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves and finds again: checkpoints while it goes on, the exported policy at its end."""
+"""Writes and restores checkpoints, and exports the policy at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a run, however it comes: said in the log, on the terminal, in the run folder and in the report."""
+"""Reports the end of a run in the log, on the terminal, in the run folder and in the report."""
 
 from __future__ import annotations
 

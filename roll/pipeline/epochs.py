@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Epochs:
-    """Steps that draw rows one after the other, without a gap between two passes."""
+    """Counts passes of steps that draw rows in sequence, without a gap between two passes."""
 
     rows: int
     batch_size: int
@@ -18,10 +18,10 @@ class Epochs:
         return step * self.batch_size / self.rows
 
     def end_in(self, step: int) -> bool:
-        """Whether a pass ends with the step, or amid it."""
+        """Whether a pass ends with the step or during it."""
         return step * self.batch_size // self.rows > (step - 1) * self.batch_size // self.rows
 
     def steps(self, epochs: int, most: int | None) -> int:
-        """The step that ends so many passes, or the last of `most`."""
+        """The step that completes so many passes, at most `most`."""
         last = -(-self.rows * epochs // self.batch_size)
         return last if most is None else min(most, last)

@@ -1,4 +1,4 @@
-"""What a step took: seconds by part, tokens per second, memory by role, and what the engines did meanwhile."""
+"""Measures a step: seconds by part, tokens per second, memory by role, and the engines' activity."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Meter:
         self._step_began = time.perf_counter()
 
     def timed(self, part: str, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-        """The same coroutine function, its seconds added to `time/<part>`."""
+        """Wrap a coroutine function so that its seconds are added to `time/<part>`."""
 
         async def wrapped(*arguments: P.args, **keywords: P.kwargs) -> T:
             with self._watch(part):
@@ -67,13 +67,13 @@ class Meter:
 
 
 def meter_of(roles: Roles, context: RunContext, sharing: DeviceSharing) -> Meter:
-    """Throughput is shared over the devices, or over the worker processes where all run on the CPU."""
+    """The meter of a run. Throughput is divided by the devices, or by the worker processes if all run on the CPU."""
     devices = len(context.plan.devices) or sum(map(len, roles.groups.values()))
     return Meter(roles.groups, devices, sharing.resident, context.restarts)
 
 
 def engine_metrics(engines: Sequence[EngineActivity], seconds: float) -> Metrics:
-    """Of what each engine did in a step of so many seconds; what none of them counts is left out."""
+    """Metrics of the engines' activity in a step of so many seconds; values that no engine reports are left out."""
     metrics = {
         # An engine is asked a moment after the step's time was taken.
         "engine/idle_fraction": mean(max(0.0, 1 - engine.busy_seconds / seconds) for engine in engines),

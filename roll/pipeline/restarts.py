@@ -1,4 +1,4 @@
-"""When what a run lost is started anew, and when the run ends instead."""
+"""Decides whether lost processes are restarted, or the run ends."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a run that resumes must find as it was.
+"""Values that must not change when a run resumes.
 
-What its position is counted in, or rows are missed, repeated or in another order; and what its checkpoints do not hold.
+They are the units of the run's position, without which rows would be missed, repeated or reordered, and state that checkpoints do not hold.
 """
 
 from __future__ import annotations

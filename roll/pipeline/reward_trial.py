@@ -71,7 +71,7 @@ def _problem(renderer: ChatRenderer, most: int, first: Observation) -> str:
 
 
 def first_prompts(*sets: Prompts) -> dict[str, Prompt]:
-    """By domain, the first of its prompts, in the first of these sets that has one."""
+    """The first prompt of each domain, from the first of the sets that has one."""
     firsts: dict[str, Prompt] = {}
     for prompts in sets:
         for index, domain in enumerate(prompts.domains):

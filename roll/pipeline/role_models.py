@@ -1,4 +1,4 @@
-"""What is known of a role's model before it is loaded: where it is, its tokens, its shape, and what training it costs."""
+"""Facts about a role's model before it is loaded: where it is, its tokens, its shape, and what training it costs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_same_tokens(config: Config, ours: ModelConfig, other: ModelConfig, rol
 
 
 def model_shape(model: str) -> ModelShape | None:
-    """Of a folder or a Hub name; None where it is not known on this machine."""
+    """The shape of the model of a folder or Hub name; None if it is not known on this machine."""
     file = config_file(model)
     return read_shape(file) if file else None
 

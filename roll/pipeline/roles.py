@@ -92,7 +92,7 @@ class Roles:
 
     @property
     def facades(self) -> Mapping[str, ColocatedRole]:
-        """Of those that may share devices."""
+        """The facades of the roles that may share devices."""
         return self._colocated
 
     def actor_train(self, name: str, role: ActorTrainConfig, steps: int, temperature: float, load: ModelLoader = load_policy) -> ActorTrain:

@@ -1,4 +1,4 @@
-"""What a loop is, and what it finds set up when it begins."""
+"""The interface of a loop, and the objects that it is given."""
 
 from __future__ import annotations
 

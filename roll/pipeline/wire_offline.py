@@ -94,7 +94,7 @@ class OtherModel:
 
 
 def no_other_model(plan: Plan, roles: Roles, learner: ActorTrain) -> OtherModel | None:
-    """Of a pipeline that asks no model but its learner."""
+    """Returns None: for a pipeline that uses no model but its learner."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class StartedRoles:
     other: OtherModel | None
 
     async def log_probs(self, sequences: Sequences) -> Floats:
-        """Of the learner as it is."""
+        """Log-probs of the learner at its present weights."""
         await self.phases.scoring(self.role)
         return await self.trainer.log_probs(sequences)
 

@@ -55,7 +55,7 @@ def prepare_reward_models(config: RlvrConfig) -> Callable[[Roles], dict[str, Mod
 
 
 def prepare_judge(config: RlvrConfig, domain: str, reward: RewardConfig) -> Callable[[Roles], Judge]:
-    """Of a domain that a judge scores."""
+    """Prepares a domain that a judge scores."""
     template = judge_template(reward.judge_prompt)
     pattern = answer_pattern(reward.judge_pattern, reward.judge_max_score, reward.judge_prompt is not None)
     role = reward_role(domain, reward)
@@ -69,7 +69,7 @@ def prepare_judge(config: RlvrConfig, domain: str, reward: RewardConfig) -> Call
 
 
 def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Callable[[Roles], Scorer]:
-    """Of a domain that a reward model scores.
+    """Prepares a domain that a reward model scores.
 
     Raises:
         DataError: tokenizer or configuration cannot be read, or the model is not a reward model.

@@ -1,4 +1,4 @@
-"""What a reward is: a function of a prompt, its response or responses, and the data set's row, found by name."""
+"""The interface of rewards: a function of a prompt, its response or responses, and the data set's row, found by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a chat server said, and when to ask it again. Pure functions."""
+"""Reads a chat server's response, and decides when to ask again. Pure functions."""
 
 from __future__ import annotations
 

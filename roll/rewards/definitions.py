@@ -1,4 +1,4 @@
-"""What the modules of rewards define, and whether a call has replaced any of it: then the next call must not run in the same process."""
+"""Detects whether a call of a reward has replaced a definition of its modules; the next call must then run in another process."""
 
 from __future__ import annotations
 

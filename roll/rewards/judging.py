@@ -1,4 +1,4 @@
-"""What a judge is asked, and how its answer is read. Pure functions."""
+"""Builds a judge's prompt, and reads its answer. Pure functions."""
 
 from __future__ import annotations
 

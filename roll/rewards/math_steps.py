@@ -1,4 +1,4 @@
-"""Is the final answer right, and are the equations on the way to it?"""
+"""A reward for the final answer and for the equations that lead to it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ LARGEST_SHARE = 0.5
 
 @REWARDS.register("math_steps")
 def math_steps(prompt: Prompt, response: str, row: Mapping[str, Any], *, share: float = 0.2) -> RewardResult:
-    """`math_rule`'s verdict on the answer, 1 or 0, less `share`; each equation brings its part of `share` back, or costs as much more.
+    """`math_rule`'s verdict on the answer, 1 or 0, less `share`.
 
-    So the reward is above 0 for a right answer and not above 0 for a wrong one, whatever its equations are. An equation such as
-    `3 * (4 + 5) = 27` ends a turn; what follows the last one is a turn too. Without any the verdict alone counts. Equations are judged
-    as they stand: a true one that does not help earns its part as well.
+    Each correct equation adds its part of `share`, and each wrong one subtracts as much. So the reward is above 0 for a right answer and
+    not above 0 for a wrong one, whatever its equations are. An equation such as `3 * (4 + 5) = 27` ends a turn; what follows the last one
+    is a turn too. Without any the verdict alone counts. Equations are judged as they stand: a true one that does not help earns its part
+    as well.
 
     Args:
         share: of all equations together, at least 0 and below 0.5.

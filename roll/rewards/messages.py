@@ -1,4 +1,4 @@
-"""What a process of rewards and its parent tell each other, each message behind its length.
+"""Messages between a process of rewards and its parent, each preceded by its length.
 
 The parent sends pickles. The child runs code of the user's, so what it says is JSON, which is read as plain values, bounded and checked one
 by one: nothing that is written to its socket runs in the parent. Each call has a seal, a number that cannot be guessed. A verdict counts

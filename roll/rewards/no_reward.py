@@ -1,4 +1,4 @@
-"""For runs whose learning signal is the reference alone: on-policy distillation."""
+"""A reward of 0, for runs that learn only from the reference: on-policy distillation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a domain's reward consists of, and how its parts become one. Pure functions."""
+"""The parts of a domain's reward, and their sum. Pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a text loses for its length and for repeating itself. Pure functions."""
+"""Penalties of a text for its length and for repetition. Pure functions."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def crashed(note: str) -> RewardResult:
 
 
 def timed_out(seconds: float) -> RewardResult:
-    """Of a call that ran past its deadline."""
+    """The result of a call that ran past its deadline."""
     return RewardResult(0.0, RewardOutcome.TIMED_OUT, note=f"no verdict after {seconds:g} s")
 
 

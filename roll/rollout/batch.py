@@ -1,4 +1,4 @@
-"""Finished groups to experience laid end to end, and what there is to say of them. Pure functions."""
+"""Turns finished groups into experience, laid end to end, and computes metrics of them. Pure functions."""
 
 from __future__ import annotations
 

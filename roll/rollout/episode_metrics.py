@@ -1,4 +1,4 @@
-"""What there is to say of a step's episodes in environments. Pure functions."""
+"""Metrics of a step's episodes in environments. Pure functions."""
 
 from __future__ import annotations
 

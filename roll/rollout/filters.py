@@ -1,4 +1,4 @@
-"""Which groups are handed over, and which are thrown away and replaced. Pure functions."""
+"""Filters: which groups are kept, and which are dropped and replaced. Pure functions."""
 
 from __future__ import annotations
 

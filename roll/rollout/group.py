@@ -1,4 +1,4 @@
-"""One prompt to one scored group. What the rollout side needs of the others is said here as protocols."""
+"""Turns one prompt into one scored group. The protocols here are what the rollout side requires of other parts."""
 
 from __future__ import annotations
 

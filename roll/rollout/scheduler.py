@@ -128,7 +128,7 @@ class RolloutScheduler:
         return kept + dropped[:missing]
 
     def metrics(self) -> Metrics:
-        """Of dynamic sampling: what the last step drew, and what of it was thrown away. And groups that were replaced, if there are any."""
+        """With dynamic sampling: the groups that the last step drew and dropped. Also the number of replaced groups, if there are any."""
         return self._metrics | ({"episode/failed_groups": float(self._failed_groups)} if self._failed_groups else {})
 
     async def _whole(self, count: int) -> list[RolloutGroup]:

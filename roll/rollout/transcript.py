@@ -1,4 +1,4 @@
-"""An episode as it comes about: what each party lays down, and what it earns."""
+"""An episode in progress: the segments of each party, and their rewards."""
 
 from __future__ import annotations
 

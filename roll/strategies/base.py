@@ -1,4 +1,4 @@
-"""What a backend must be able to do, by job: train, score given sequences, or generate.
+"""The protocols of backends, by job: train, score given sequences, or generate.
 
 A strategy lives in one process of its role. Methods of training and scoring are collective: every rank of the
 role calls them with the same number of micro-batches.
@@ -106,11 +106,11 @@ class TrainStrategy(Protocol):
         ...
 
     def values(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
-        """Of a critic: [T] for each micro-batch, what is expected before each token; 0 outside the response mask."""
+        """A critic's values: [T] for each micro-batch, the expected return before each token; 0 outside the response mask."""
         ...
 
     def tensors(self, adapter: bool) -> list[TensorSpec]:
-        """What there is to send: the adapter's tensors, or the whole model's with any adapter merged in."""
+        """The tensors to send: the adapter's, or the whole model's with any adapter merged in."""
         ...
 
     def gathered(self, names: Sequence[str], adapter: bool) -> AbstractContextManager[Mapping[str, Tensor]]:

@@ -13,7 +13,7 @@ PLACEHOLDER = "deepspeed_not_implemented"
 
 
 def ops() -> dict[str, dict[str, bool]]:
-    """By name, `installed` and `compatible`: whether the machine has what the op's compilation needs."""
+    """`installed` and `compatible` of each op, by name: whether the machine has what the op's compilation needs."""
     builders: dict[str, Any] = {name: builder for name, builder in ALL_OPS.items() if name != PLACEHOLDER}
     return {
         name: {"installed": bool(installed_ops.get(name)), "compatible": bool(probe_is_compatible(builder, verbose=False))}

@@ -1,4 +1,4 @@
-"""Reading the files of a checkpoint without running anything that stands in them, whoever reads: also where DeepSpeed itself does.
+"""Reads the files of a checkpoint without executing code from them, also where DeepSpeed itself reads them.
 
 `torch.load` unpickles, which runs what a file says, unless it is told to take tensors and plain values alone. DeepSpeed has it unpickle
 everything, in two dozen places. An environment variable of torch's overrules all of them.
@@ -55,7 +55,7 @@ PLAIN: list[Any] = [
 
 @contextmanager
 def nothing_runs(folder: Path) -> Iterator[None]:
-    """Within, every `torch.load` of this process takes tensors, plain values and what `PLAIN` has, and nothing else.
+    """A context in which every `torch.load` of this process accepts only tensors, plain values and the classes in `PLAIN`.
 
     Raises:
         CheckpointError: a file beneath `folder` has something else in it.

@@ -1,4 +1,4 @@
-"""What a process swaps to NVMe. DeepSpeed names it by rank and parameter alone, so each process gets folders of its own."""
+"""Gives each process swap folders of its own on NVMe, because DeepSpeed names swap files only by rank and parameter."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class SharedWeights(WeightView):
         self._group = groups.get_tensor_model_parallel_group()
 
     def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
-        """Of the whole."""
+        """Shape of the whole parameter."""
         layout = getattr(parameter, DS_AUTOTP_UC_META, None)
         return super().shape(parameter) if layout is None else tuple(layout["logical_shape"])
 

@@ -69,7 +69,7 @@ def extension_locks(cache: Path) -> list[ExtensionLock]:
 
 
 def examine(path: Path) -> ExtensionLock | None:
-    """Who holds a lock. None if there is no such file.
+    """The holder of a lock. None if there is no such file.
 
     A process of another host, container or user cannot be seen. Where one may have made the file, it is taken to hold the lock until
     nothing in the folder has changed for LONGEST_COMPILATION.
@@ -137,7 +137,7 @@ def _wait_for_release(path: Path, deadline: float, seconds: float, who: str) -> 
 
 
 def _at_work(cache: Path) -> str:
-    """What another process of roll does while it has the turn."""
+    """The op that another process of roll compiles at present."""
     locks = "; ".join(str(lock) for lock in extension_locks(cache) if lock.holder)
     return locks or f"another process of roll holds {cache / TURN}"
 
@@ -167,7 +167,7 @@ def _builds_in(process: psutil.Process, folder: Path) -> bool:
 
 
 def _leads_to(link: str, name: str, file: os.stat_result) -> bool:
-    """Whether a link of /proc leads to a file. Only files of that name are looked at: on a dead network mount a look never ends."""
+    """Whether a link of /proc leads to a file. Only files of that name are looked at: on a dead network mount `stat` never returns."""
     try:
         return Path(os.readlink(link)).name == name and os.path.samestat(os.stat(link), file)
     except FileNotFoundError:  # closed, or removed
@@ -185,7 +185,7 @@ def _place() -> str:
 
 
 def _recorded(folder: Path) -> tuple[str, str]:
-    """Place and description of the process of roll that last compiled here and did not come to its end; empty if there is none."""
+    """Place and description of the process of roll that last compiled here and did not finish; empty if there is none."""
     try:
         place, _, owner = (folder / OWNER).read_text(encoding="utf-8").strip().partition("\n")
     except FileNotFoundError:

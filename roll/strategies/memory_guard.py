@@ -72,11 +72,11 @@ class Need:
     """Bytes that a micro-batch needs beyond what is resident."""
 
     fixed: int
-    """Whatever its size: the head's logits and gradient."""
+    """The head's logits and gradient, independent of the micro-batch's size."""
     per_token: float
 
     def of(self, tokens: int) -> int:
-        """Of a micro-batch of that many tokens."""
+        """For a micro-batch of that many tokens."""
         return self.fixed + int(self.per_token * tokens)
 
     def learned(self, tokens: int, used: int) -> Need:
@@ -85,11 +85,11 @@ class Need:
 
 
 Most = Callable[[int], int]
-"""The largest of what the ranks say. All of them call it alike."""
+"""The largest of the ranks' numbers. All ranks call it at the same point."""
 
 
 def alone(number: int) -> int:
-    """Of a single rank."""
+    """The agreement of a single rank: the number itself."""
     return number
 
 

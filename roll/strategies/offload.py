@@ -1,7 +1,7 @@
-"""Give a device's memory up for a while: the storages behind tensors are emptied, and filled again in place.
+"""Frees a device's memory for a while: the storages behind tensors are emptied, and later filled again in place.
 
 A storage is emptied, never replaced, so every tensor that looks into it finds its values again: the flat buffers of
-ZeRO and all views of them, optimizer states, parameters, whoever holds them. PyTorch's FSDP frees gathered
+ZeRO and all views of them, optimizer states and parameters. PyTorch's FSDP frees gathered
 parameters in the same way. DeepSpeed's own `offload_states` replaces buffers instead; in 0.19.8 it takes no optimizer
 but its own FusedAdam under ZeRO-3, no frozen parameters (a LoRA's base), and only ZeRO-1 to 3.
 """

@@ -1,4 +1,4 @@
-"""What strategies read of the configuration, and the one place that imports a strategy's module, in the process that runs it.
+"""Settings of the strategies. Their `build` is the one place that imports a strategy's module, in the process that runs it.
 
 Importing this file imports no backend, so the driver makes settings, sends them to a worker, and the worker calls `build`.
 Functions and classes among the settings travel by their name: they must stand in a module.
@@ -43,7 +43,7 @@ def choose_algorithms(deterministic: bool) -> None:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Of `DeepSpeedTrain`."""
+    """Settings of `DeepSpeedTrain`."""
 
     model_path: str
     model_args: ModelConfig
@@ -69,7 +69,7 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """Of `VllmGenerate`."""
+    """Settings of `VllmGenerate`."""
 
     model_path: str
     model_args: ModelConfig
@@ -92,7 +92,7 @@ class VllmSettings:
 
 @dataclass(frozen=True)
 class HfGenerateSettings:
-    """Of `HfGenerate`."""
+    """Settings of `HfGenerate`."""
 
     model_path: str
     model_args: ModelConfig
@@ -106,7 +106,7 @@ class HfGenerateSettings:
 
 @dataclass(frozen=True)
 class HfScoreSettings:
-    """Of `HfScore`."""
+    """Settings of `HfScore`."""
 
     model_path: str
     model_args: ModelConfig
@@ -124,7 +124,7 @@ class HfScoreSettings:
 
 @dataclass(frozen=True)
 class ShardedScoreSettings:
-    """Of `DeepSpeedScore`."""
+    """Settings of `DeepSpeedScore`."""
 
     model_path: str
     model_args: ModelConfig
@@ -143,7 +143,7 @@ class ShardedScoreSettings:
 
 @dataclass(frozen=True)
 class HfRewardSettings:
-    """Of `HfReward`."""
+    """Settings of `HfReward`."""
 
     model_path: str
     model_args: ModelConfig
@@ -162,7 +162,7 @@ class HfRewardSettings:
 
 @dataclass(frozen=True)
 class VllmRewardSettings:
-    """Of `VllmReward`."""
+    """Settings of `VllmReward`."""
 
     model_path: str
     model_args: ModelConfig

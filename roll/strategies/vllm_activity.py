@@ -1,4 +1,4 @@
-"""What a vLLM engine did, summed up from the statistics that it keeps itself.
+"""The activity of a vLLM engine, summed up from the engine's own statistics.
 
 vLLM hands them to its stat loggers after each engine step, on the event loop that feeds the engine and hands out what it sampled. So the
 logger here adds a few numbers and keeps nothing of a request or a token. It takes the place of vLLM's Prometheus logger, which observes a

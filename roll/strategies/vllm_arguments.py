@@ -1,4 +1,4 @@
-"""What every engine of vLLM is started with, whatever it does."""
+"""Arguments that all vLLM engines are started with."""
 
 from __future__ import annotations
 

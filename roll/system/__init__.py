@@ -1,1 +1,1 @@
-"""What binds processes, folders and memory to their owners, so that nothing outlives them."""
+"""Binds processes, folders and memory to their owners, so that nothing outlives them."""

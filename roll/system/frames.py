@@ -35,7 +35,7 @@ def encoded(message: Any) -> bytes:
 
 
 def new_seals(count: int) -> tuple[int, ...]:
-    """Of so many calls."""
+    """Random numbers for so many calls."""
     return tuple(seal for (seal,) in SEAL.iter_unpack(secrets.token_bytes(SEAL.size * count)))
 
 

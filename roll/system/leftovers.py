@@ -1,4 +1,4 @@
-"""What the processes of this host leave behind when they are ended, and its removal."""
+"""Finds and removes what processes of this host leave behind when they are killed."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class _Process:
 
 
 def examine(pids: Mapping[int, bool]) -> dict[int, Finding]:
-    """By process id, what is wrong; those that go on are left out.
+    """Processes that are stopped or gone, by process id; running ones are left out.
 
     `pids` says of each process whether those that it has started count too: of these one that is stopped is found, not one that ended.
     A process in a debugger (state t), in uninterruptible sleep (D) or without a turn on a CPU (R) goes on.

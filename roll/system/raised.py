@@ -1,4 +1,4 @@
-"""What an exception of the user's code says, and where in that code it was raised."""
+"""Describes an exception of the user's code, with the place in that code that raised it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a child that runs the user's code does before anything else; `contained.py` is the parent's side."""
+"""First actions of a child that runs the user's code; `contained.py` is the parent's side."""
 
 from __future__ import annotations
 

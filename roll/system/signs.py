@@ -1,4 +1,4 @@
-"""What a process does while it starts or works: what it says in its own log, and what the kernel measures of it and its children."""
+"""Signs of life of a process: the stage in its own log, and the CPU time and memory that the kernel measures for it and its children."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a person sees of a run: metrics, samples, the live view, the report and the driver's log."""
+"""The visible output of a run: metrics, samples, the live view, the report and the driver's log."""

@@ -1,4 +1,4 @@
-"""What a tracker is, what it is told of a run, and how a group of episodes reads on paper."""
+"""The interface of trackers, the facts that they are given about a run, and the records of groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FINISH_REASONS = {StopReason.COMPLETED: "stop", StopReason.ABORTED: "abort"}
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a tracker is told of the run when it opens."""
+    """Facts about the run that a tracker gets when it opens."""
 
     folder: Path
     """The run folder."""
@@ -51,7 +51,7 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None:
-        """Bring everything to its place and give back threads, files and the terminal. The last call."""
+        """Write everything that is pending, and release threads, files and the terminal. This is the last call."""
         ...
 
 

@@ -38,7 +38,7 @@ class PlainSigns:
         self._last = float("-inf")
 
     def lines(self, signs: Sequence[Sign], now: float) -> list[str]:
-        """Of what the roles do at `now`, in seconds."""
+        """The lines to print about the roles' work at `now`, in seconds."""
         due = [sign for sign in signs if sign.role not in self._told or self._told[sign.role][1].stage != sign.stage]
         if not due and now - self._last >= LINE_EVERY:
             moved = [sign for sign in signs if sign.is_busy and self._told[sign.role][1] != sign]
@@ -145,7 +145,7 @@ class Life:
 
 
 def driver_usage(others: Sequence[int]) -> Usage | None:
-    """Of this process and what it has started, Ray's own processes among them, without `others` and their children."""
+    """Usage of this process and its children, Ray's own processes included, without `others` and their children."""
     foreign = {pid for other in others for pid in tree(other)}
     own = [pid for pid in tree(os.getpid()) if pid not in foreign]
     cpu = cpu_seconds(own)

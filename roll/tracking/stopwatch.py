@@ -1,4 +1,4 @@
-"""Where the time of a step goes."""
+"""Measures the time of the parts of a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roll.types import Metrics
 class Stopwatch:
     """Adds up wall-clock seconds by part: `with watch("rollout"): ...`. For one thread.
 
-    Of parts that nest, the inner one's seconds are not the outer one's.
+    The seconds of a nested part are not counted in the outer one.
     """
 
     def __init__(self) -> None:

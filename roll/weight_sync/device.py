@@ -169,7 +169,7 @@ def cut_off(rendezvous: Rendezvous) -> None:
 
 
 def _store(rendezvous: Rendezvous, seconds: float) -> Any:
-    """A further connection to where a broadcast meets."""
+    """Another connection to the rendezvous store of a broadcast."""
     limit = timedelta(seconds=seconds)
     return dist.TCPStore(rendezvous.address, rendezvous.port, None, False, limit, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
 
@@ -230,7 +230,7 @@ class DeviceSender:
 
 
 def share(buffer: Tensor) -> dict[str, bytes]:
-    """By this GPU's UUID, what another process on it needs to open a flat uint8 buffer."""
+    """The IPC handle of a flat uint8 buffer, by this GPU's UUID, with which another process on the GPU opens it."""
     _, parts = reduce_tensor(buffer)
     return {gpu(buffer.device): pickle.dumps(parts)}
 

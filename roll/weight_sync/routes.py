@@ -51,7 +51,7 @@ class Routes:
     to: Mapping[int, Route]
     """By engine."""
     shared: Sequence[bool]
-    """By rank of the trainer, whether an engine opens its buffer."""
+    """Whether an engine opens the buffer of each rank of the trainer."""
     broadcast_size: int
     """Members of the broadcast, the trainer included; 0 if no engine needs it."""
 
@@ -80,7 +80,7 @@ def routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: Collec
 
 
 def sharing_ranks(train: RolePlan, infer: RolePlan, engine_routes: Mapping[int, Route]) -> list[bool]:
-    """By rank of the trainer, whether an engine opens its buffer."""
+    """Whether an engine opens the buffer of each rank of the trainer."""
     opened = {device for number, route in engine_routes.items() if route.transport is Transport.SHARED for device in infer.devices[number]}
     return [not opened.isdisjoint(devices) for devices in train.devices]
 

@@ -23,7 +23,7 @@ class Weights(Protocol):
     """What a sync needs of the strategy that trains."""
 
     def tensors(self, adapter: bool) -> list[TensorSpec]:
-        """What there is to send: the adapter's tensors, or the whole model's with any adapter merged in."""
+        """The tensors to send: the adapter's, or the whole model's with any adapter merged in."""
         ...
 
     def gathered(self, names: Sequence[str], adapter: bool) -> AbstractContextManager[Mapping[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""What vLLM's own processes are doing while an engine starts, by what vLLM logs, told as roll's processes tell it."""
+"""Stages of vLLM's own processes while an engine starts, read from vLLM's log messages."""
 
 from __future__ import annotations
 

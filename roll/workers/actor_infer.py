@@ -1,6 +1,6 @@
-"""The role that generates: engines that share the load, as the scheduler sees them, and one by one, as the weight sync does.
+"""The role that generates: its engines as a pool for the scheduler, and one by one for the weight sync.
 
-What a dead engine was asked starts anew at another one: from the prompt, and with the seeds that the samples had.
+Requests of a dead engine start again at another one: from the prompt, with the same seeds.
 """
 
 from __future__ import annotations

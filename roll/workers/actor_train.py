@@ -77,7 +77,7 @@ class Learner:
         return merge(await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.train_step, arguments))
 
     async def evaluate(self, batch: TrainBatch, loss: Loss) -> list[TrainResult]:
-        """By replica, what the loss says of a batch that is not learnt from; `merge` makes means of it."""
+        """Metrics of the loss on a batch that is not trained on, by replica; `merge` averages them."""
         replicas = micro_batches_of(batch, range(len(batch)), self._group.replicas, self._shape)
         arguments = [(micro_batches, loss, self._shape.temperature) for micro_batches in replicas]
         return await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.evaluate, arguments)
@@ -219,7 +219,7 @@ def joined(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
 
 
 def micro_batches_of(batch: TrainBatch, update: Sequence[int], replicas: int, shape: TrainShape) -> list[list[MicroBatch]]:
-    """By replica, the micro-batches of one update, examples whole. Loss weights are fixed here, before anything is split.
+    """The micro-batches of one update, by replica; examples stay whole. Loss weights are fixed here, before anything is split.
 
     An update that got no sequence, for a step has fewer than updates, runs the filler everywhere.
     """

@@ -113,5 +113,5 @@ def to_ranks(arguments: Sequence[T], replica_size: int) -> list[T]:
 
 
 def firsts(results: Sequence[T], replica_size: int) -> list[T]:
-    """Of what all ranks say, what the first of each replica does."""
+    """The results of the first rank of each replica, out of those of all ranks."""
     return list(results[::replica_size])

@@ -1,7 +1,7 @@
-"""Who reaches the Ray that a run starts for itself: processes of this host that have its token.
+"""Restricts access to the Ray that a run starts for itself to processes of this host that have its token.
 
-Whoever reaches Ray's ports may run any code as the user. Ray 2.60 listens on every interface, and where it asks for a token it takes the
-one below the home folder, which every local user may read and all runs share.
+Any process that reaches Ray's ports can run code as the user. Ray 2.60 listens on every interface. If it asks for a token, it
+uses the one below the home folder, which every local user may read and all runs share.
 """
 
 from __future__ import annotations

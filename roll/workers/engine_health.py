@@ -47,14 +47,14 @@ class _Engine:
 
 
 class EngineHealth:
-    """Of all engines of a role, by number."""
+    """The states of all engines of a role, by number."""
 
     def __init__(self, engines: int, clock: Callable[[], float] = time.monotonic) -> None:
         """All are healthy. `clock` gives seconds."""
         self._engines, self._clock = [_Engine() for _ in range(engines)], clock
 
     def state(self, engine: int) -> EngineState:
-        """Of one engine."""
+        """The state of one engine."""
         return self._engines[engine].state
 
     def restarts(self, engine: int) -> int:
@@ -63,7 +63,7 @@ class EngineHealth:
 
     @property
     def all_restarts(self) -> int:
-        """Of all engines together."""
+        """Restarts of all engines together."""
         return sum(engine.restarts for engine in self._engines)
 
     def those(self, states: Collection[EngineState]) -> list[int]:

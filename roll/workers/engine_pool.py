@@ -1,10 +1,10 @@
-"""The engines of a role, some of which may be dead: who can be asked, who serves, and the restart of those that died.
+"""The engines of a role, some of which may be dead: which of them serve, and the restart of dead ones.
 
     a call fails ──▶ the engine has died ──▶ DEAD, and a task replaces its process ──▶ STALE ──weight sync──▶ HEALTHY
                  └─▶ it has not: the failure is its own cause, and is raised
 
-A restart waits while a sync is under way, and while other roles are on the engines' devices. Engines that nobody calls are asked now and
-then whether they live.
+A restart waits while a sync is under way, and while other roles are on the engines' devices. Idle engines are
+probed periodically.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class EnginePool:
 
     @property
     def restarts(self) -> int:
-        """Of all engines, in the run."""
+        """Restarts of all engines in the run."""
         return self._health.all_restarts
 
     async def until(self, holds: Callable[[], bool]) -> None:

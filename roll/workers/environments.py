@@ -27,7 +27,7 @@ COUNTED = {"crashed": "episode/crashed", "timed_out": "episode/timed_out", "neig
 
 @dataclass(frozen=True)
 class EnvironmentSettings:
-    """Of `EnvironmentWorker`."""
+    """Settings of `EnvironmentWorker`."""
 
     domain: str
     section: EnvironmentConfig

@@ -1,4 +1,4 @@
-"""The processes of one role: started together, asked together, waited for with a deadline, ended for certain."""
+"""The processes of one role: they are started and called together, every wait has a deadline, and their end is enforced."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Finds ranks that died or are stopped while nobody hears of it, and says how long a call may go on without an answer.
+"""Finds ranks that died or are stopped without any caller noticing, and bounds how long a call may run without an answer.
 
 Ray tells a caller of a process that died. It reports neither a process that is stopped (SIGSTOP) nor the death of one that nobody calls.
-So every process of a role is looked at from its own node: there the kernel says what it does. One that stays stopped is killed, so that
+So every process of a role is observed from its own node, by its state in the kernel. One that stays stopped is killed, so that
 its calls fail at once and nothing of it is left.
 """
 

@@ -14,7 +14,7 @@ ByDevice = list[dict[int, int]]
 
 
 class MemoryMonitor:
-    """Of this process: what it holds on its devices, and the most that it has held."""
+    """Memory of this process on its devices: now, and at most."""
 
     def __init__(self, device: str, read: Callable[[], ByDevice] | None = None) -> None:
         """`read` asks the driver; NVML's answer if not given."""

@@ -1,4 +1,4 @@
-"""Calls on ranks that work alone and remember nothing: one whose process has died is replaced, and asked again."""
+"""Calls on independent, stateless ranks: a rank whose process has died is replaced, and the call repeated."""
 
 from __future__ import annotations
 

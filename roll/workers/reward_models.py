@@ -21,7 +21,7 @@ from roll.workers.rewards import SLACK
 
 @dataclass(frozen=True)
 class ApiSettings:
-    """Of `ApiChat`."""
+    """Settings of `ApiChat`."""
 
     model: ApiModel
 

@@ -22,7 +22,7 @@ REPLACED = 30.0
 
 @dataclass(frozen=True)
 class RewardSettings:
-    """Of `RewardWorker`."""
+    """Settings of `RewardWorker`."""
 
     domain: str
     section: RewardConfig
@@ -68,7 +68,7 @@ class ModelReward(Protocol):
 class Rewards:
     """Facade of the reward groups: routes a prompt to its domain's least busy worker, or to its model.
 
-    What a worker that dies has not answered is scored again by the one that replaces it.
+    Responses that a worker had not scored when it died are scored again by its replacement.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the processes of a run's roles are doing, asked about on their own nodes."""
+"""The activity of the processes of a run's roles, observed on their own nodes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ObservedGroup(Protocol):
     role: str
 
     def states(self) -> Sequence[RankState]:
-        """By rank; none once they are about to be ended."""
+        """The states by rank; empty once the ranks are about to be ended."""
         ...
 
     @property

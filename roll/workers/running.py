@@ -46,7 +46,7 @@ class RunningLimit:
 
 
 def running_limits(engines: int, most: int | None, engine_takes: int | None) -> list[RunningLimit] | None:
-    """Of each engine.
+    """The limit of each engine.
 
     Args:
         most: samples that all engines together may run, at least one for each; None adapts to the KV caches.

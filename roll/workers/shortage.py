@@ -1,4 +1,4 @@
-"""An engine that found no room at its start, as vLLM tells it, and what to do about it."""
+"""Reads vLLM's report of an engine that had too little memory to start, and names a remedy."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ SECONDS = 60.0
 
 @ray.remote(num_cpus=0)
 def niceness() -> int:
-    """Of a worker."""
+    """The niceness of a worker."""
     return os.nice(0)
 
 

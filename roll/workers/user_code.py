@@ -1,4 +1,4 @@
-"""What workers that run the user's code have in common: a log that is bounded, as it has what that code prints."""
+"""Common parts of workers that run the user's code: their log is bounded, because that code prints into it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""What every estimator, loss and correction declares. No module of this folder imports torch or numpy: the configuration reads them."""
+"""The declarations of estimators, losses and corrections: their keys and traits.
+
+No module of this folder imports torch or numpy, because the configuration reads them.
+"""

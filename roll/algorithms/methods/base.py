@@ -74,6 +74,6 @@ def table(*methods: Method[Traits]) -> Methods[Traits]:
 
 
 def readers(known: Mapping[str, Method[Any]]) -> dict[str, tuple[str, ...]]:
-    """By key that only some methods read, the names of those."""
+    """Maps each key that only some methods read to the names of these methods."""
     keys = dict.fromkeys(key for method in known.values() for key in method.keys)
     return {key: tuple(method.name for method in known.values() if key in method.keys) for key in keys}

@@ -23,7 +23,7 @@ class PreferenceTraits:
 
 @dataclass(frozen=True)
 class LabelledTraits(PreferenceTraits):
-    """Of a loss of single responses with a label."""
+    """Traits of a loss of single responses with a label."""
 
     rows: ClassVar[Literal["pairs", "labelled"]] = "labelled"
     compares_rows: ClassVar[bool] = True

@@ -14,7 +14,7 @@ OWN = ("distill_loss_coef", "divergence", "jsd_beta", "distill_temperature")
 
 
 def distillation_faults(config: DistillConfig) -> Iterator[Fault]:
-    """Of a student that learns from given responses."""
+    """Faults of distillation from given responses."""
     if not config.distill_loss_weight:
         problem = "0, so the student learns nothing from the teacher"
         yield Fault("distill_loss_weight", problem, "give a weight above 0, or use pipeline: sft")
@@ -26,7 +26,7 @@ def distillation_faults(config: DistillConfig) -> Iterator[Fault]:
 
 
 def on_policy_distillation_faults(config: RlvrConfig) -> Iterator[Fault]:
-    """Of a policy that learns from its own responses."""
+    """Faults of distillation on the policy's own responses."""
     if config.teacher is not None:
         yield from _teacher(config)
         return

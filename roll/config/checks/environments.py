@@ -13,7 +13,7 @@ from roll.registry import nearest
 
 
 def environment_faults(config: RlvrConfig) -> Iterator[Fault]:
-    """Of all keys about environments, and of those that do not go with them."""
+    """Faults of keys for environments, and of keys that cannot be combined with environments."""
     if not config.rewards and not config.environments:
         yield Fault("rewards", "missing, and there are no environments: nothing would be rewarded", "give the reward of each domain")
     yield from _lengths(config)
@@ -81,7 +81,7 @@ def _agent(where: str, section: EnvironmentConfig, agent: AgentConfig) -> Iterat
 
 
 def _one_of(where: str, keys: Mapping[str, object]) -> Iterator[Fault]:
-    """Of a block in which one of two keys has to be given."""
+    """The fault of a block in which exactly one of two keys must be given."""
     if len([value for value in keys.values() if value]) != 1:
         yield Fault(where, f"it needs one of {' and '.join(keys)}, and one alone", f"give {' or '.join(keys)}")
 
@@ -100,7 +100,7 @@ def _other_keys(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def environment_warnings(config: RlvrConfig) -> Iterator[str]:
-    """Environments that make the engines wait, and steps that are promised and cannot be taken."""
+    """Warns of environments that make the engines wait, and of environments' steps that `max_turns` cuts off."""
     episodes = config.rollout_batch_size * config.num_return_sequences_in_group
     for domain, section in config.environments.items():
         room = section.world_size * section.sessions_per_process

@@ -29,7 +29,7 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def model_reward_faults(config: RlvrConfig) -> Iterator[Fault]:
-    """Of every domain: keys that are missing, that contradict each other, or that its reward does not read."""
+    """Faults of every domain's keys: those that are missing, that contradict each other, or that its reward does not read."""
     for domain, reward in config.rewards.items():
         where, kind = f"{PREFIX}{domain}", model_reward(domain, reward)
         source = "function" if kind is None else (reward.judge_model_type or "inference") if kind == JUDGE else "scorer"

@@ -1,4 +1,4 @@
-"""What `training_args` says of optimizer and schedule, against the role's other keys. transformers is not imported."""
+"""Checks the optimizer and schedule in `training_args` against the role's other keys. transformers is not imported."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ REMOVED = ("onebit_adam", "zero_one_adam", "onebit_lamb")
 
 
 def optimizer_faults(name: str, role: LearnerConfig) -> list[Fault]:
-    """Of one role that trains."""
+    """Faults of the optimizer keys of one role that trains."""
     return [*_optimizer(name, role), *_rates(name, role), *_schedule(name, role)]
 
 

@@ -1,1 +1,1 @@
-"""What follows from the keys, computed in one place each: ranks, batches, ratios, corrections, the shape of a model."""
+"""Values derived from the keys, each computed in one place: ranks, batches, ratios, corrections, the shape of a model."""

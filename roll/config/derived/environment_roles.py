@@ -20,7 +20,7 @@ MOST_STEPS: Mapping[str, int] = {"frozen_lake": 10, "sokoban": 20, "code_repl": 
 
 
 def own_tasks(config: RlvrConfig) -> dict[str, int]:
-    """By domain whose environment makes its own tasks, how many there are to train on."""
+    """The number of training tasks of each domain whose environment makes its own tasks."""
     return {domain: section.rows for domain, section in config.environments.items() if section.rows is not None}
 
 

@@ -182,15 +182,15 @@ class ModelShape:
 
     @property
     def attention_cost(self) -> float:
-        """Work of attending to one earlier token, where one is processing a token: causal scores and values against all products."""
+        """The cost of attending to one earlier token, relative to that of processing one token; attention is causal."""
         return self.attending_flops / 2 / (2 * self.active_parameters)
 
     def kv_bytes(self, width: int, ranks: int) -> int:
-        """Of the keys and values of a token on one of so many ranks, with numbers of `width` bytes; fewer heads than ranks are copied."""
+        """Bytes of a token's keys and values on each of the ranks, `width` bytes a number; fewer heads than ranks are copied."""
         return 2 * width * self.attention_layers * -(-self.num_key_value_heads // ranks) * self.head_dim
 
     def part(self, ranks: int) -> ModelShape:
-        """What one of so many ranks holds where they share the linear layers out."""
+        """The part of one of so many ranks that shard the linear layers."""
         heads, keys, inner = self.num_attention_heads, self.num_key_value_heads, self.intermediate_size
         experts = self.experts and replace(self.experts, size=self.experts.size // ranks, shared_size=self.experts.shared_size // ranks)
         part = replace(self, num_attention_heads=heads // ranks, num_key_value_heads=keys // ranks, intermediate_size=inner // ranks)

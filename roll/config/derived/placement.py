@@ -60,7 +60,7 @@ def model_roles(config: Config | OfflineConfig) -> dict[str, RoleConfig]:
 
 
 def judging_roles(roles: Iterable[str]) -> list[str]:
-    """Of these roles, those that give rewards."""
+    """Those of the roles that serve reward models."""
     return [name for name in roles if name.startswith(PREFIX)]
 
 

@@ -1,4 +1,4 @@
-"""Which rewards a model gives, and the role that serves it. Pure functions of the configuration."""
+"""Finds rewards that a model gives, and the roles that serve these models. Pure functions of the configuration."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reward_roles(config: RlvrConfig) -> dict[str, ServedConfig]:
 
 
 def names_file(judge_prompt: str) -> bool:
-    """Whether it is meant as a file, and not as the name of a template."""
+    """Whether the value of `judge_prompt` is a file, and not the name of a template."""
     return "/" in judge_prompt or "." in judge_prompt
 
 
@@ -47,7 +47,7 @@ def judge_sampling(reward: RewardConfig) -> JudgeSamplingConfig:
 
 
 def judge_context(config: RlvrConfig, reward: RewardConfig, positions: int | None) -> int:
-    """Tokens of a judge's context: room for what it is asked and what it answers, within the model's own `positions`."""
+    """Tokens of a judge's context: room for its prompt and its answer, at most the model's own `positions`."""
     judged = config.sequence_length or config.prompt_length + config.response_length
     room = judged + TEMPLATE_TOKENS + judge_sampling(reward).max_new_tokens
     return min(room, positions) if positions else room

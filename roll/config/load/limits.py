@@ -1,4 +1,4 @@
-"""What a configuration may hold before anything reads it: text in UTF-8, blocks to a depth, references that stay small.
+"""Checks a configuration's text before anything parses it: text in UTF-8, blocks to a depth, references that stay small.
 
 OmegaConf follows nesting by recursion and copies what an alias names, so a few lines could take all memory. Both are counted first, without
 being followed: of a file over the events of YAML's parser, of what was composed over its unresolved text.

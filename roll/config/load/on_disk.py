@@ -1,4 +1,4 @@
-"""What the configuration needs of this machine: models, data, packages of kernels and trackers, the run folder, a checkpoint.
+"""Checks whether this machine has what the configuration names: models, data, packages, the run folder, a checkpoint.
 
 Reads no more than a config.json, `.deepspeed_env` and the templates of judges.
 """

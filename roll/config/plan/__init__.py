@@ -1,1 +1,1 @@
-"""What a checked configuration amounts to: the plan, its memory, and how it is shown."""
+"""The plan of a checked configuration: its memory, and how it is shown."""

@@ -183,7 +183,7 @@ def head_bytes(shape: ModelShape, tokens: int, width: int, is_trained: bool) -> 
 
 
 def logit_bytes(shape: ModelShape, tokens: int, width: int) -> int:
-    """Of the logits that exist at a time in fp32, and of their gradient."""
+    """Bytes of the logits that exist at one time in fp32, and of their gradient."""
     return (4 + width) * min(head_tokens(shape.vocab_size), tokens) * shape.vocab_size
 
 

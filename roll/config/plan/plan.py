@@ -1,4 +1,4 @@
-"""What a checked configuration amounts to: roles on devices, batch arithmetic, the reference, memory. Pure but for looking at paths."""
+"""The plan of a checked configuration: roles on devices, batch arithmetic, the reference, memory. Pure but for looking at paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes a run the one it is: the keys that decide what is learnt and how, each with its name. Pure functions."""
+"""The variant of a run: the keys that decide what is learnt and how, each with its name. Pure functions."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _rest(given: Mapping[str, str]) -> list[str]:
 
 
 def flattened(tree: Any, path: str = "") -> dict[str, str]:
-    """By dotted path, the values of a tree of plain values as texts; an empty block is none."""
+    """The values of a tree of plain values as texts, by dotted path; empty blocks are left out."""
     if isinstance(tree, Mapping):
         return {name: text for key, value in tree.items() for name, text in flattened(value, f"{path}.{key}" if path else str(key)).items()}
     return {path: text_of(tree)}

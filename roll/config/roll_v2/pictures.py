@@ -1,4 +1,4 @@
-"""What of ROLL is about images, video and diffusion models: refused by name, before anything else is said."""
+"""Refuses ROLL's keys and pipelines for images, video and diffusion models, before any other check."""
 
 from __future__ import annotations
 

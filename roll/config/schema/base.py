@@ -1,4 +1,4 @@
-"""What every part of the schema is made of: a strict, frozen section, numbers with bounds, names and paths."""
+"""Building blocks of the schema: a strict, frozen section, numbers with bounds, names and paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What values keys take that are not the schema's: other programs' settings, which are checked before they go there."""
+"""The kinds of values of other programs' settings, which are checked before they are passed on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that other programs have for what a key here does: TRL, transformers, accelerate, verl, OpenRLHF, DeepSpeed's examples.
+"""Other programs' names for roll's keys: TRL, transformers, accelerate, verl, OpenRLHF, DeepSpeed's examples.
 
 They are not read. A message that refuses one names the key to use instead, and how its value is written here.
 """

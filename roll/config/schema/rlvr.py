@@ -254,5 +254,5 @@ class RlvrConfig(ExperimentConfig):
 
     @property
     def domains(self) -> dict[str, RewardConfig | EnvironmentConfig]:
-        """What answers the rows of each domain: its environment, if there is one, or else its reward alone."""
+        """The environment of each domain, if it has one, or else its reward."""
         return {**self.rewards, **self.environments}

@@ -220,13 +220,13 @@ class ValidationConfig(StrictConfig):
     )
 
     def named_sets(self) -> dict[str, HeldOut]:
-        """By name, the prompts of each set and how they are answered."""
+        """The prompts of each validation set and its sampling, by name."""
         alone = {self.name: HeldOut(self.data_args, self.rows, self.generating_args)} if self.data_args or self.rows else {}
         several = {name: HeldOut(one.data_args, one.rows, one.generating_args or self.generating_args) for name, one in self.sets.items()}
         return alone | several
 
     def places(self) -> dict[str, str]:
-        """By name of a set, where its block stands."""
+        """The path of each set's block in the configuration, by name."""
         return {name: f"validation.sets.{name}" if name in self.sets else "validation" for name in self.named_sets()}
 
 

@@ -1,4 +1,4 @@
-"""What of a configuration is secret, by the names of keys, and passwords in URLs. What is kept or said of a configuration passes here."""
+"""Removes secrets from a configuration and from texts: values of keys with telling names, and passwords in URLs."""
 
 from __future__ import annotations
 

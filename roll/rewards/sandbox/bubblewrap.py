@@ -43,7 +43,7 @@ REMEDY = (
 
 
 class SandboxUnavailable(RollError):
-    """No program can be judged here; says why, and what mends it."""
+    """No program can be judged on this machine; the text gives the reason and a remedy."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Interpreter:
 
 @cache
 def survey(python: str | None) -> Interpreter:
-    """What an interpreter needs.
+    """Find the files that an interpreter needs.
 
     Args:
         python: its path; None for the one of this process, without its packages.
@@ -94,16 +94,16 @@ def _configuration(prefix: str) -> list[str]:
 
 
 def _loaders() -> list[str]:
-    """What starts programs that are linked dynamically; the folder's own links are made by `_links`."""
+    """The loaders of dynamically linked programs; the folder's own links are made by `_links`."""
     loader = os.path.join(os.path.realpath("/lib64"), "ld-linux-x86-64.so.2")
     return [path for path in (loader, "/etc/ld.so.cache") if os.path.exists(path)]
 
 
 def command(interpreter: Interpreter, disk_bytes: int) -> list[str]:
-    """The command line, up to the supervisor's own arguments.
+    """The command line of the sandbox, up to the supervisor's own arguments.
 
-    root makes the sandbox as itself, because others may not find the way to the interpreter, and the supervisor then leaves root for a user
-    and a namespace without rights (confine.leave_root). Anyone else gets a user namespace from bubblewrap.
+    If root makes the sandbox, it does so as root, because other users may have no access to the interpreter; the supervisor then changes to
+    an unprivileged user and namespace (confine.leave_root). Other users get a user namespace from bubblewrap.
     """
     spec = find_spec(INSIDE)
     assert spec is not None and spec.origin is not None
@@ -144,7 +144,7 @@ def bare_command(interpreter: Interpreter) -> list[str]:
 
 
 def start(interpreter: Interpreter, disk_bytes: int | None, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
-    """A sandbox under way. It reads the first descriptor, writes to the second and reads tests from the third; its complaints can be read.
+    """Start a sandbox. It reads the first descriptor, writes to the second and reads tests from the third; its complaints can be read.
 
     Args:
         disk_bytes: of its only folder that can be written to; None for no sandbox.

@@ -41,7 +41,7 @@ class Ending(IntEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one program."""
+    """Limits of one program."""
 
     cpu_seconds: int = 4
     """Of each case. CPU time does not depend on what else runs on the machine."""
@@ -57,7 +57,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one case."""
+    """The outcome of one case."""
 
     ending: Ending
     cpu_seconds: float

@@ -26,7 +26,7 @@ def test_every_line_that_cannot_be_read_is_named() -> None:
         parse_hostfile("a slots=8\nb 8\nme@a slots=8\nc slots=0\nd:2222 slots=8\n-oProxyCommand slots=8\nfd00::1 slots=8\n", "hostfile")
     assert [fault.place for fault in raised.value.faults] == [f"hostfile:{line}" for line in (2, 3, 4, 5, 6)]
     assert "a port belongs into ~/.ssh/config" in raised.value.faults[3].remedy
-    with pytest.raises(ConfigError, match="it lists no hostss"):
+    with pytest.raises(ConfigError, match="it lists no hosts"):
         parse_hostfile("# nobody\n", "hostfile")
 
 

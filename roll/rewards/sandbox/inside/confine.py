@@ -1,4 +1,4 @@
-"""What a process of the sandbox may no longer do: resource limits, and a filter of system calls (seccomp).
+"""Restricts a process of the sandbox: resource limits, and a filter of system calls (seccomp).
 
 The filter is what bounds processes: it forbids new ones, for root and anyone else. So RLIMIT_AS bounds the memory of a program as a whole.
 """

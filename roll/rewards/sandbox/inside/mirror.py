@@ -1,4 +1,4 @@
-"""What stands in one process for an object of the other: it passes on what is done to it.
+"""Proxies in one process for objects of the other: they pass operations on.
 
 An object never answers a question that contains its answer: compared with a plain value it is equal to it only if it derives from a
 plain type and its value, which is fetched, is equal; and an operator that has a plain value on its other side may not yield a plain one.

@@ -1,4 +1,7 @@
-"""What tests use of pytest: raises, approx, parametrize, fixtures without scopes, skip and fail. pytest itself takes long to start."""
+"""The part of pytest that tests use: raises, approx, parametrize, fixtures without scopes, skip and fail.
+
+pytest itself takes long to start.
+"""
 
 from __future__ import annotations
 
