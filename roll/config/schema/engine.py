@@ -34,7 +34,7 @@ class ZeroOffloadConfig(StrictConfig):
     pipeline_read: bool | None = Field(None, description="`offload_optimizer` to NVMe: read ahead.")
     pipeline_write: bool | None = Field(None, description="`offload_optimizer` to NVMe: write behind.")
     fast_init: bool | None = Field(None, description="Initialise on the NVMe device directly.")
-    ratio: Fraction | None = Field(None, description="1, which is all of the updates on the CPU; a part of them is refused.")
+    ratio: Fraction | None = Field(None, description="Share of the updates on the CPU; only 1 is accepted.")
 
 
 class ZeroOptimizationConfig(StrictConfig):
@@ -106,7 +106,7 @@ class VllmConfig(StrictConfig):
     )
     kv_cache_gib: PositiveFloat = Field(1.0, description="On the CPU: GiB of memory for the KV cache.")
     max_model_len: PositiveInt | None = Field(
-        None, description="Longest prompt + response, or episode; what the lengths of the experiment need if not given."
+        None, description="Longest prompt + response, or episode; if not given, the longest that the experiment allows."
     )
     max_num_seqs: PositiveInt = Field(512, description="Sequences that generate at the same time.")
     max_num_batched_tokens: PositiveInt = Field(
@@ -146,7 +146,7 @@ class HfInferStrategyConfig(StrictConfig):
     """Log-probs, and generation for machines without vLLM."""
 
     strategy_name: Literal["hf_infer"] = Field(description="transformers: log-probs, and generation where vLLM cannot run.")
-    strategy_config: HfConfig = Field(default_factory=HfConfig, description="Empty.")
+    strategy_config: HfConfig = Field(default_factory=HfConfig, description="Has no keys.")
 
 
 class VllmStrategyConfig(StrictConfig):

@@ -35,7 +35,7 @@ class McpServerConfig(StrictConfig):
 class GatewayConfig(StrictConfig):
     """Where agents that are not ours find the policy: HTTP, OpenAI's chat completions and responses."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on. The default is reached from this machine alone.")
+    host: str = Field("127.0.0.1", description="Address to listen on. The default can be reached only from this machine.")
     port: int = Field(0, ge=0, le=LAST_PORT, description="Port to listen on; 0 takes a free one.")
     body_mib: PositiveInt = Field(64, le=4096, description="Largest body of a request, in MiB.")
     sessions: PositiveInt = Field(4096, le=1 << 20, description="Most episodes of agents at a time; further ones wait.")
@@ -53,10 +53,10 @@ class EnvironmentConfig(StrictConfig):
     tools: tuple[str, ...] = Field((), description="Further tools of the policy, each a Python function as `package.module:function`.")
     mcp: tuple[McpServerConfig, ...] = Field((), description="Servers of the Model Context Protocol, whose tools the policy may call.")
     agent: AgentConfig | None = Field(
-        None, description="An agent that is not ours, which acts in place of the loop over turns; see docs/agents.md."
+        None, description="An external agent, which acts in place of the loop over turns; see docs/agents.md."
     )
     rows: PositiveInt | None = Field(
-        None, le=1 << 24, description="So many rows that are a seed each, where the environment needs no data: it makes its own tasks."
+        None, le=1 << 24, description="Number of tasks that the environment makes itself, each from a seed; no data file is needed."
     )
     tag_included: tuple[str, ...] | None = Field(
         None, description="Values of the `tag` column that this domain answers; the domain's name if not given."
@@ -68,13 +68,15 @@ class EnvironmentConfig(StrictConfig):
     )
     step_timeout: Seconds = Field(10.0, description="Deadline of one call of the environment, in seconds.")
     episode_timeout: Seconds = Field(
-        600.0, description="Deadline of an episode from its first observation on, generation included. One that is late is not trained on."
+        600.0, description="Deadline of an episode from its first observation on, generation included. A late episode is not trained on."
     )
     memory_gib: PositiveFloat = Field(
         8.0, le=65536, description="Memory that a process may allocate, and that it and the processes it started may hold together."
     )
-    max_processes: PositiveInt = Field(256, le=65536, description="Processes that a process may be, with all that it started.")
+    max_processes: PositiveInt = Field(
+        256, le=65536, description="Most processes that an environment's process may have: itself and all that it started."
+    )
     attempts: PositiveInt = Field(
-        2, le=100, description="An episode whose environment broke is begun anew, up to so many attempts; then its group is replaced."
+        2, le=100, description="Attempts at an episode whose environment breaks; after the last its group is replaced."
     )
     system_envs: dict[str, VariableText] = Field(default_factory=dict, description="Environment variables of the worker processes.")

@@ -58,7 +58,7 @@ class TrainingConfig(StrictConfig):
         "adamw", description="See docs/deepspeed.md for what each needs."
     )
     learning_rate: NonNegativeFloat = Field(1e-6, description="Peak learning rate.")
-    lora_learning_rate: NonNegativeFloat | None = Field(None, description="Of LoRA's matrices; `learning_rate` if not given.")
+    lora_learning_rate: NonNegativeFloat | None = Field(None, description="Learning rate of LoRA's matrices; `learning_rate` if not given.")
     lr_scheduler_type: Literal[
         "linear",
         "cosine",
@@ -78,7 +78,7 @@ class TrainingConfig(StrictConfig):
     )
     warmup_steps: NonNegativeInt = Field(0, description="Optimizer updates of linear warm-up.")
     warmup_ratio: Fraction = Field(0.0, description="The same as a share of all updates; give one of the two.")
-    weight_decay: NonNegativeFloat = Field(0.0, description="Of matrices; norms, biases and other vectors are not decayed.")
+    weight_decay: NonNegativeFloat = Field(0.0, description="Weight decay of matrices; norms, biases and other vectors are not decayed.")
     adam_beta1: BelowOne = Field(0.9, description="Decay of the first moment; with Lion of the momentum that makes the update.")
     adam_beta2: BelowOne = Field(0.999, description="Decay of the second moment; with Lion of the momentum that is kept.")
     adam_epsilon: PositiveFloat = Field(1e-8, description="Added to the root of the second moment.")
@@ -89,7 +89,7 @@ class TrainingConfig(StrictConfig):
     )
     gradient_accumulation_steps: PositiveInt = Field(1, description="See `per_device_train_batch_size`.")
     max_consecutive_skips: NonNegativeInt = Field(
-        10, description="Updates in a row whose loss or gradient is not finite, and which are skipped, after which the run ends; 0: never."
+        10, description="The run ends after this many consecutive skipped updates, whose loss or gradient was not finite; 0: never."
     )
     num_train_epochs: PositiveInt = Field(
         1, description="Passes over given rows, after which the run ends, unless `max_steps` ends it earlier; not in RLVR."
@@ -138,4 +138,4 @@ class GeneratingConfig(StrictConfig):
     seeded: bool = Field(
         False, description="Give every prompt a random seed of its own, so that a run can be repeated and resumed exactly; slower on GPUs."
     )
-    ignore_eos: bool = Field(False, description="Generate to the limit whatever the model says; for benchmarks.")
+    ignore_eos: bool = Field(False, description="Ignore end-of-sequence tokens and generate to the limit; for benchmarks.")

@@ -45,7 +45,7 @@ class ModelRewardKeys(StrictConfig):
     )
     judge_prompt: PathText | None = Field(
         None,
-        description="What a judge is asked: `same_answer`, `score`, or a text file with `{question}`, `{response}` and `{reference}` "
+        description="The judge's prompt: `same_answer`, `score`, or a text file with `{question}`, `{response}` and `{reference}` "
         "in it; `score` if not given.",
     )
     judge_pattern: str | None = Field(
@@ -54,7 +54,8 @@ class ModelRewardKeys(StrictConfig):
         'a group a match is 1, and none 0. If not given: the word "yes" with a `judge_prompt`, else `Score: x` of 10.',
     )
     judge_max_score: PositiveFloat | None = Field(
-        None, description="The number is divided by it; above it or below 0 it is no verdict. If not given the number is the reward."
+        None,
+        description="The number is divided by this; one above it or below 0 is no verdict. If not given, the number is the reward.",
     )
     judge_api_url: str | None = Field(
         None, description="`api`: base of an OpenAI-compatible API (`https://host/v1`), or the whole address of its chat completions."
@@ -62,8 +63,8 @@ class ModelRewardKeys(StrictConfig):
     judge_model_name: str | None = Field(None, description="`api`: the model's name there.")
     judge_api_key_env: str | None = Field(None, description="`api`: environment variable that holds the key; none is sent if not given.")
     judge_timeout: Seconds = Field(60.0, description="`api`: deadline of one request, in seconds.")
-    judge_retries: NonNegativeInt = Field(5, le=1000, description="`api`: further attempts after a request that failed in passing.")
-    judge_concurrency: PositiveInt = Field(32, le=65536, description="`api`: requests under way at the same time.")
+    judge_retries: NonNegativeInt = Field(5, le=1000, description="`api`: further attempts after a request that failed temporarily.")
+    judge_concurrency: PositiveInt = Field(32, le=65536, description="`api`: concurrent requests.")
     judge_max_calls: PositiveInt | None = Field(
         None,
         description="`api`: requests until the run ends or is resumed, or the process that asks is replaced; retries count. "

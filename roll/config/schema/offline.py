@@ -37,7 +37,7 @@ class OfflineConfig(ExperimentConfig):
     data_split: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = Field(
         None,
         description="Shares of the learner's rows for training, for validation and for neither: `[9,1,0]`. "
-        "Which row goes where follows from `seed`; none goes to two.",
+        "`seed` determines the split; no row is in two parts.",
     )
     validation: HeldOutConfig | None = Field(None, description="Held-out rows. With `data_split` the block may be left out.")
 
@@ -70,9 +70,9 @@ class DpoConfig(OfflineConfig):
     )
     beta: PositiveFloat = Field(0.1, description="Scale of the rewards that the loss compares; `orpo`: weight of the odds ratio.")
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(
-        0.0, description="Share of the pairs that is taken to be the wrong way round (cDPO)."
+        0.0, description="Assumed share of pairs whose labels are swapped (cDPO)."
     )
-    simpo_gamma: NonNegativeFloat = Field(0.5, description="Margin by which the chosen response's reward is to be higher.")
+    simpo_gamma: NonNegativeFloat = Field(0.5, description="Target margin between the rewards of the chosen and the rejected response.")
     desirable_weight: PositiveFloat = Field(1.0, description="Weight of desirable responses.")
     undesirable_weight: PositiveFloat = Field(1.0, description="Weight of the others.")
     reference_log_probs: Literal["live", "precomputed"] = Field(
@@ -82,7 +82,8 @@ class DpoConfig(OfflineConfig):
     )
     actor_train: RowsTrainConfig = Field(description="The policy that learns.")
     reference: ReferenceConfig | None = Field(
-        None, description="The policy compared with. Without this block and with LoRA it is `actor_train` with its adapter off."
+        None,
+        description="The policy that the loss compares with. Without this block and with LoRA it is `actor_train` with its adapter off.",
     )
 
 
@@ -99,7 +100,7 @@ class DistillConfig(OfflineConfig):
     pipeline: Literal["distill"] = Field(description=NAMES)
     divergence: Literal["forward_kl", "reverse_kl", "jsd"] = Field(
         "forward_kl",
-        description="What is lowered on each response token: KL(teacher, student), KL(student, teacher), or Jensen-Shannon.",
+        description="Divergence that is minimised on each response token: KL(teacher, student), KL(student, teacher), or Jensen-Shannon.",
     )
     jsd_beta: Annotated[float, Field(gt=0, lt=1)] = Field(0.5, description="`jsd`: weight of the teacher in the mixture.")
     distill_temperature: PositiveFloat = Field(1.0, description="Both models' logits are divided by it before they are compared.")
@@ -107,4 +108,4 @@ class DistillConfig(OfflineConfig):
         1.0, description="Weight of the divergence; the rest goes to the cross-entropy of the given responses."
     )
     student: RowsTrainConfig = Field(description="The model that learns.")
-    teacher: ReferenceConfig = Field(description="The model learnt from; it must have the student's tokenizer.")
+    teacher: ReferenceConfig = Field(description="The model whose distributions the student learns; it must have the student's tokenizer.")

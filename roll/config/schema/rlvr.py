@@ -38,7 +38,7 @@ from roll.config.schema.roles import (
 class OverlongBufferConfig(StrictConfig):
     """Soft punishment of long responses (DAPO). Names as in verl."""
 
-    len: PositiveInt = Field(description="Over the last so many tokens before the limit the reward falls in a line.")
+    len: PositiveInt = Field(description="Over this many tokens before the limit the reward falls linearly.")
     penalty_factor: PositiveFloat = Field(1.0, description="How much lower the reward is at the limit.")
 
 
@@ -46,7 +46,7 @@ class DynamicSamplingConfig(StrictConfig):
     """Groups whose rewards are all equal are dropped, and others are drawn in their place (DAPO)."""
 
     max_num_gen_batches: PositiveInt = Field(
-        3, description="Most groups drawn for one step, in multiples of `rollout_batch_size`; then dropped ones fill the step up."
+        3, description="Most groups drawn for one step, in multiples of `rollout_batch_size`; after that, dropped groups fill up the step."
     )
 
 
@@ -92,7 +92,9 @@ class RlvrConfig(ExperimentConfig):
     )
     ppo_epochs: PositiveInt = Field(1, description="Passes over a step's samples.")
 
-    dynamic_sampling: DynamicSamplingConfig | None = Field(None, description="Replace groups that teach nothing; not if absent.")
+    dynamic_sampling: DynamicSamplingConfig | None = Field(
+        None, description="Replace groups whose rewards are all equal; without this block none is replaced."
+    )
 
     adv_estimator: Annotated[Method[EstimatorTraits], Named(KINDS["adv_estimator"])] = Field(
         ESTIMATORS["grpo"], description="Advantage estimator; see docs/algorithms.md."
@@ -104,9 +106,9 @@ class RlvrConfig(ExperimentConfig):
         1.0,
         description="Discount of later tokens' rewards; with `step_reinforce` of later turns'.",
     )
-    lambd: Fraction = Field(0.95, description="Weight of later errors of the critic; 1 trusts rewards alone, 0 the critic alone.")
+    lambd: Fraction = Field(0.95, description="GAE's lambda: 1 uses the rewards only, 0 the critic's estimates only.")
     value_clip: PositiveFloat | None = Field(
-        None, description="The critic's values are clipped to this distance from those before the step; not if not given."
+        None, description="The critic's values are clipped to this distance from those before the step; without it they are not clipped."
     )
     critic_warmup: NonNegativeInt = Field(0, description="Steps at the start in which the critic alone learns.")
     norm_mean_type: Literal["batch", "group", "running"] | None = Field(
@@ -114,22 +116,26 @@ class RlvrConfig(ExperimentConfig):
         description="Subtract the mean reward of the batch, of the group, or of all steps so far; "
         "with `step_reinforce` the mean return of the batch's or the group's turns.",
     )
-    norm_std_type: Literal["batch", "group", "running"] | None = Field(None, description="The same of the standard deviation to divide by.")
+    norm_std_type: Literal["batch", "group", "running"] | None = Field(
+        None, description="The same choice for the standard deviation to divide by."
+    )
     episode_reward_weight: NonNegativeFloat = Field(1.0, description="Weight of an episode's advantage over its group.")
     step_reward_weight: NonNegativeFloat = Field(1.0, description="Weight of a turn's advantage over those taken in the same state.")
-    step_reward_gamma: Fraction = Field(0.95, description="Discount of later turns' rewards in what turns are compared by.")
-    gigpo_std: bool = Field(True, description="Divide both advantages by the standard deviation of what is compared.")
-    pass_k: Annotated[int, Field(ge=2)] = Field(4, description="Learn to be right once in so many samples.")
+    step_reward_gamma: Fraction = Field(0.95, description="Discount of later turns' rewards in the returns by which turns are compared.")
+    gigpo_std: bool = Field(True, description="Divide both advantages by the standard deviation of the compared values.")
+    pass_k: Annotated[int, Field(ge=2)] = Field(4, description="k of pass@k: the number of samples of which one should be right.")
     whiten_advantages: bool = Field(False, description="Bring the advantages of a step's response tokens to mean 0 and variance 1.")
     reward_clip: PositiveFloat | None = Field(None, description="Clip rewards to this magnitude.")
     advantage_clip: PositiveFloat | None = Field(None, description="Clip advantages to this magnitude.")
     max_len_mask: bool = Field(False, description="Leave truncated responses out of the loss.")
     error_max_len_clip: bool = Field(False, description="Leave wrong responses that are too long out of the loss.")
-    error_max_len_threshold: PositiveInt | None = Field(None, description="Too long: so many tokens or more. Wrong: a reward not above 0.")
-    overlong_buffer: OverlongBufferConfig | None = Field(None, description="Lower the reward of responses that come near the limit.")
+    error_max_len_threshold: PositiveInt | None = Field(
+        None, description="A response is too long from this many tokens on, and wrong if its reward is not above 0."
+    )
+    overlong_buffer: OverlongBufferConfig | None = Field(None, description="Lower the reward of responses that approach the length limit.")
     difficulty_mask: bool = Field(False, description="Leave the responses to too hard and too easy prompts out of the loss.")
-    difficulty_low_threshold: Number = Field(0.0, description="Too hard: a group whose mean reward is not above this.")
-    difficulty_high_threshold: Number = Field(1.0, description="Too easy: a group whose mean reward is not below this.")
+    difficulty_low_threshold: Number = Field(0.0, description="A prompt is too hard if its group's mean reward is at most this.")
+    difficulty_high_threshold: Number = Field(1.0, description="A prompt is too easy if its group's mean reward is at least this.")
     difficulty_loss_weight: bool = Field(
         False, description="Weigh a response's loss by its prompt's difficulty, 1 less the group's mean reward: 0.5 (easy) to 2 (hard)."
     )
@@ -152,9 +158,9 @@ class RlvrConfig(ExperimentConfig):
     sapo_positive_temperature: PositiveFloat = Field(
         1.0, description="How fast the gradient of a token with an advantage above 0 falls as its ratio leaves 1."
     )
-    sapo_negative_temperature: PositiveFloat = Field(1.05, description="The same of the other tokens.")
+    sapo_negative_temperature: PositiveFloat = Field(1.05, description="The same for the other tokens.")
     dppo_divergence: Literal["tv", "kl"] = Field(
-        "tv", description="Divergence of the policy from the one that sampled, as far as the sampled token tells: total variation, or KL."
+        "tv", description="Divergence of the policy from the one that sampled, estimated from the sampled token: total variation, or KL."
     )
     dppo_threshold: PositiveFloat | None = Field(
         None,
@@ -171,10 +177,10 @@ class RlvrConfig(ExperimentConfig):
     off_policy_mask_threshold: PositiveFloat | None = Field(
         None,
         description="Leave tokens with a negative advantage out of the policy term where their sequence's mean of log(sampled / present "
-        "probability) is above this, in nats; leaves out nothing if not given.",
+        "probability) is above this, in nats; without it no token is left out.",
     )
     loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = Field(
-        "seq-mean-token-mean", description="How token losses become one number, over all ranks and micro-batches of an update."
+        "seq-mean-token-mean", description="How token losses are aggregated to one number, over all ranks and micro-batches of an update."
     )
     loss_scale_factor: PositiveFloat | None = Field(
         None, description="Tokens that `seq-mean-token-sum-norm` divides a sequence's sum by; `response_length` if not given."
@@ -193,9 +199,13 @@ class RlvrConfig(ExperimentConfig):
     mismatch_correction_args: dict[str, Any] = Field(
         default_factory=dict, description="Keys of a correction of your own, named as `package.module:Name`."
     )
-    mismatch_cap: PositiveFloat | None = Field(None, description="Its largest weight; the correction's own if not given.")
-    mismatch_low: NonNegativeFloat | None = Field(None, description="Below it is rejected; the correction's own if not given.")
-    mismatch_high: PositiveFloat | None = Field(None, description="Above it is rejected; the correction's own if not given.")
+    mismatch_cap: PositiveFloat | None = Field(None, description="Largest weight of the correction; its own default if not given.")
+    mismatch_low: NonNegativeFloat | None = Field(
+        None, description="Ratios below this are rejected; the correction's own default if not given."
+    )
+    mismatch_high: PositiveFloat | None = Field(
+        None, description="Ratios above this are rejected; the correction's own default if not given."
+    )
 
     use_kl_loss: bool = Field(False, description="Add the KL to the reference to the loss.")
     kl_loss_coef: NonNegativeFloat = Field(0.0, description="Its weight.")
@@ -220,13 +230,15 @@ class RlvrConfig(ExperimentConfig):
     )
     divergence: Literal["forward_kl", "reverse_kl", "jsd"] = Field(
         "reverse_kl",
-        description="Of the policy from the teacher on each sampled token, over the whole vocabulary: KL(teacher, policy), "
+        description="Divergence of the policy from the teacher on each sampled token, over the whole vocabulary: KL(teacher, policy), "
         "KL(policy, teacher), or Jensen-Shannon.",
     )
     jsd_beta: Annotated[float, Field(gt=0, lt=1)] = Field(0.5, description="`jsd`: weight of the teacher in the mixture.")
     distill_temperature: PositiveFloat = Field(1.0, description="Both models' logits are divided by it before they are compared.")
 
-    weight_sync: WeightSyncConfig = Field(default_factory=lambda: WeightSyncConfig.model_validate({}), description="Trainer to engine.")
+    weight_sync: WeightSyncConfig = Field(
+        default_factory=lambda: WeightSyncConfig.model_validate({}), description="How weights are sent from the trainer to the engines."
+    )
     actor_train: ActorTrainConfig = Field(description="The policy that learns.")
     actor_infer: ActorInferConfig = Field(description="The policy that generates.")
     reference: ReferenceConfig | None = Field(
@@ -237,13 +249,14 @@ class RlvrConfig(ExperimentConfig):
     )
     critic: CriticConfig | None = Field(None, description="The value function; `gae` needs it, and nothing else uses it.")
     rewards: dict[Name, RewardConfig] = Field(
-        default_factory=dict, description="Reward of each domain; not needed of those with an environment, which gives rewards itself."
+        default_factory=dict, description="Reward of each domain; domains with an environment need none, because it gives rewards itself."
     )
     environments: dict[Name, EnvironmentConfig] = Field(
         default_factory=dict, description="Environments, by domain, in which the policy acts for several turns; see docs/agents.md."
     )
     gateway: GatewayConfig = Field(
-        default_factory=lambda: GatewayConfig.model_validate({}), description="Where agents that are not ours find the policy."
+        default_factory=lambda: GatewayConfig.model_validate({}),
+        description="The HTTP server through which external agents reach the policy.",
     )
     sequence_length: PositiveInt | None = Field(
         None,

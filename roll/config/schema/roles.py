@@ -167,7 +167,7 @@ class RewardConfig(ModelRewardKeys):
         description="Memory that a process of a reward may allocate, and that it and the processes it started may hold together. "
         "A call that needs more has no verdict.",
     )
-    max_processes: PositiveInt = Field(256, le=65536, description="Processes that a process of a reward may be, with all that it started.")
+    max_processes: PositiveInt = Field(256, le=65536, description="Most processes that a reward may have: its own and all that it started.")
     failed_value: Number = Field(
         0.0,
         description="Reward of a response from which no answer could be read. One whose reward crashed, timed out or was unavailable "
@@ -175,7 +175,7 @@ class RewardConfig(ModelRewardKeys):
     )
     system_envs: dict[str, VariableText] = Field(default_factory=dict, description="Environment variables of the worker processes.")
     query_filter_config: QueryFilterConfig | None = Field(
-        None, description="Which groups of this domain are replaced; if not given, as `dynamic_sampling` says."
+        None, description="Which groups of this domain are replaced; if not given, those that `dynamic_sampling` replaces."
     )
 
 
@@ -185,7 +185,7 @@ class ValidationSetConfig(StrictConfig):
     data_args: DataConfig | None = Field(None, description="Its prompts.")
     rows: dict[Name, PositiveInt] = Field(
         default_factory=dict,
-        description="By domain whose environment makes its own tasks, how many: their seeds are apart from those of training.",
+        description="Number of tasks by domain, for environments that make their own tasks; their seeds differ from those of training.",
     )
     generating_args: GeneratingConfig | None = Field(
         None, description="How they are answered; as `validation.generating_args` if not given."
@@ -209,7 +209,7 @@ class ValidationConfig(StrictConfig):
 
     data_args: DataConfig | None = Field(None, description="The held-out prompts of a single set.")
     rows: dict[Name, PositiveInt] = Field(
-        default_factory=dict, description="Tasks of a single set by domain whose environment makes its own, as of one of several sets."
+        default_factory=dict, description="Number of tasks of a single set, by domain; for environments that make their own tasks."
     )
     generating_args: GeneratingConfig = Field(
         default_factory=lambda: GeneratingConfig.model_validate({}), description="Sampling in validation."
@@ -241,14 +241,14 @@ class DeadlinesConfig(StrictConfig):
     )
     weight_sync: Seconds = Field(300.0, description="Each bucket of a weight sync, and each move of a role onto or off its GPUs.")
     checkpoint: Seconds = Field(1800.0, description="Writing or reading a checkpoint.")
-    shutdown: Seconds = Field(30.0, description="Orderly end of a role, before it is ended by force.")
+    shutdown: Seconds = Field(30.0, description="Orderly shutdown of a role; after it the role's processes are killed.")
 
 
 class ExperimentConfig(StrictConfig):
     """What all pipelines have in common."""
 
     exp_name: str = Field(description="Name of the run.", pattern=SET_NAME, max_length=LONGEST_NAME)
-    seed: Seed = Field(42, description="Of everything random: sampling of prompts and of tokens, LoRA's initialisation.")
+    seed: Seed = Field(42, description="Seed of all random choices: sampling of prompts and of tokens, LoRA's initialisation.")
     deterministic: bool = Field(
         False,
         description="Use torch's deterministic algorithms in the processes that train or score, so that the same inputs give the same "
@@ -257,13 +257,15 @@ class ExperimentConfig(StrictConfig):
     output_dir: PathText = Field(description="The run folder, used exactly as given.")
     pretrain: PathText = Field(description="Folder or Hub name of the policy's starting point.")
     roll_defaults: bool = Field(
-        False, description="Where a key is left out whose default in ROLL v0.2.1 is another, take ROLL's; not in `reward_clip` and `ipo`."
+        False, description="Use ROLL v0.2.1's defaults for keys that are not given, except `reward_clip` and `ipo`."
     )
     dry_run: bool = Field(False, description="Print the plan and end.")
     save_at_end: bool = Field(
-        True, description="Write a checkpoint and export the policy when the run ends; without, for benchmarks, nothing is left of either."
+        True, description="Write a checkpoint and export the policy when the run ends; `false` writes neither, for benchmarks."
     )
-    keep_checkpoints: PositiveInt = Field(2, description="Older checkpoints are removed once a newer one is whole.")
+    keep_checkpoints: PositiveInt = Field(
+        2, description="Number of checkpoints to keep; older ones are removed once a newer one is complete."
+    )
     max_restarts: NonNegativeInt = Field(
         3,
         description="How often in a run the roles that learn, and those that they ask, are started anew from the last checkpoint "
@@ -271,16 +273,18 @@ class ExperimentConfig(StrictConfig):
     )
     eval_steps: NonNegativeInt = Field(0, description="Validate every so many steps, before the first and after the last; 0 never.")
     resume_from_checkpoint: PathText = Field(
-        "auto", description="`auto` (the newest whole checkpoint of `output_dir`), `never`, or a checkpoint's folder."
+        "auto", description="`auto` (the newest complete checkpoint of `output_dir`), `never`, or a checkpoint's folder."
     )
     track_with: str | tuple[str, ...] = Field(
         "tensorboard",
         description="Trackers beside `metrics.jsonl`: `tensorboard`, `wandb`, `swanlab`, `mlflow`, `trackio`, `none`, or several.",
     )
-    tracker_kwargs: dict[str, dict[str, Any]] = Field(default_factory=dict, description="By tracker, further keyword arguments.")
+    tracker_kwargs: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="Further keyword arguments of each tracker, by its name."
+    )
     num_gpus_per_node: Ranks = Field(8, description="GPUs of one node: global device d is device d % n of node d // n.")
     gpu_memory_gib: PositiveFloat | None = Field(
-        None, description="Memory of one GPU; the plan then says whether what it estimates fits, and warns if not."
+        None, description="Memory of one GPU; the plan then checks whether its estimate fits, and warns if not."
     )
     time_sharing: bool = Field(
         True,
@@ -288,7 +292,7 @@ class ExperimentConfig(StrictConfig):
         "`false` keeps all of them there, which is faster where memory allows.",
     )
     prompt_length: PositiveInt = Field(1024, description="Longest prompt in tokens; longer rows are dropped and counted.")
-    response_length: PositiveInt = Field(1024, description="Longest response in tokens; of an episode in an environment, of one turn.")
+    response_length: PositiveInt = Field(1024, description="Longest response in tokens; in an environment, the longest turn.")
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are scaled down to this global norm.")
     system_envs: dict[str, VariableText] = Field(default_factory=dict, description="Environment variables of every worker.")
-    deadlines: DeadlinesConfig = Field(default_factory=lambda: DeadlinesConfig.model_validate({}), description="Bounds of every wait.")
+    deadlines: DeadlinesConfig = Field(default_factory=lambda: DeadlinesConfig.model_validate({}), description="Deadlines of all waits.")
