@@ -15,7 +15,7 @@ class Place:
     end: str
 
     def write(self, page: Path, tables: str) -> None:
-        """Put the tables there, in the place of what was.
+        """Put the tables there, in place of what was.
 
         Raises:
             ValueError: the page does not have both marks.

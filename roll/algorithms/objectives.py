@@ -167,7 +167,7 @@ class Cispo(Objective):
 @OBJECTIVES.register("sapo")
 @dataclass(frozen=True)
 class Sapo(Objective):
-    """Soft adaptive policy optimisation: -A (4 / tau) s(tau (r - 1)), with s the logistic function in the place of a clip.
+    """Soft adaptive policy optimisation: -A (4 / tau) s(tau (r - 1)), with s the logistic function in place of a clip.
 
     A token's gradient falls smoothly as r leaves 1, where it is that of -A r. tau is `positive` for A > 0, otherwise `negative`.
     Source: Gao et al., arXiv 2511.20347; its temperatures are 1 and 1.05.

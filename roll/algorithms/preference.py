@@ -109,7 +109,7 @@ class Ipo(PairObjective):
 @PAIR_OBJECTIVES.register("dpo_norm")
 @dataclass(frozen=True)
 class DpoNorm(PairObjective):
-    """Length-normalised DPO: DPO's loss with h = beta (m(c) - ref m(c) - m(r) + ref m(r)), means in the place of sums.
+    """Length-normalised DPO: DPO's loss with h = beta (m(c) - ref m(c) - m(r) + ref m(r)), means in place of sums.
 
     Source: Tulu 3, arXiv 2411.15124, with beta 5.
     """

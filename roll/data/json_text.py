@@ -20,7 +20,7 @@ def parsed(text: str) -> Any:
 
 
 def items(text: str) -> Iterator[Any]:
-    """The items of an array one by one; a RepeatedKey in the place of one that has a key twice.
+    """The items of an array one by one; a RepeatedKey in place of one that has a key twice.
 
     Raises:
         ValueError: the text is not an array, or is truncated.

@@ -2,7 +2,7 @@
 
 The child (child.py) holds many sessions. Plain environments make one call at a time there, asynchronous ones many side by side. A call that
 is not over by its deadline costs the child, unless the child itself could end it; so does one that ends the child, makes it hold more
-memory or processes than it may, or says what is not the reply to a call that is under way. The sessions of a child that is lost fail: the
+memory or processes than it may, or sends anything but the reply to a call in progress. The sessions of a child that is lost fail: the
 one whose call it was with the cause, its neighbours with NeighbourFailed. The next session gets a fresh child.
 """
 

@@ -35,7 +35,7 @@ def _ran(code: str) -> Outcome:
 
 
 def said(outcome: Outcome) -> str:
-    """What the model is told of a program that has ended."""
+    """The message to the model about a program that has ended."""
     printed = outcome.output.decode("utf-8", "replace")
     if len(printed) > MOST_PRINTED:
         printed = f"{printed[:MOST_PRINTED]}... ({len(printed)} characters)"

@@ -32,7 +32,7 @@ class CallError(Exception):
 
 
 class Answered(NamedTuple):
-    """What the model is told of a call."""
+    """The message to the model about a call."""
 
     message: Message
     failed: bool
@@ -179,7 +179,7 @@ def _arguments(tool: Tool, text: Any) -> dict[str, Any]:
 
 
 def answered(call: Mapping[str, Any], value: Any) -> Answered:
-    """What the model is told of a value that a tool returned."""
+    """The message to the model with a value that a tool returned."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     if len(text) > MOST_CHARACTERS:
         text = f"{text[:MOST_CHARACTERS]}\n... {len(text) - MOST_CHARACTERS} characters more"
@@ -187,7 +187,7 @@ def answered(call: Mapping[str, Any], value: Any) -> Answered:
 
 
 def refused(call: Mapping[str, Any], error: Exception) -> Answered:
-    """What the model is told of a call that failed."""
+    """The message to the model about a call that failed."""
     said = str(error) if isinstance(error, CallError) else f"{type(error).__name__}: {error}"
     return Answered(_message(call, f"Error: {said}"[:MOST_ERROR]), failed=True)
 

@@ -208,7 +208,7 @@ async def _plain_errors(request: web.Request, handler: Callable[[web.Request], A
 
 
 def _failure(error: RollError) -> Refused:
-    """What an agent hears of a failure of the run, which whoever plays the episode hears of as well."""
+    """The response to an agent when the run has failed; the episode's own task gets the exception as well."""
     return Refused(500, Fault("policy", str(error), "the run ends"), "server_error")
 
 

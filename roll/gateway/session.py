@@ -128,7 +128,7 @@ class AgentSession:
             self.refused = str(error)
         elif error is not None and not self._is_over.done():
             self._is_over.set_exception(error)
-            self._is_over.exception()  # whoever waits for it hears of it; perhaps nobody does
+            self._is_over.exception()  # retrieve it, because there may be no waiter
 
     async def _sampled(self, asked: Asked, turn: int) -> Answer:
         inner = [self._with_inner_ids(message) for message in asked.messages]

@@ -37,7 +37,7 @@ class TrainingFlops:
     Counted for each token are two operations a parameter forwards, two for the gradient of what it multiplies, and two for the
     gradient of the parameter itself, if it learns: 6 N where all N learn (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). Added
     is causal attention (Chowdhery et al. 2022, arXiv:2204.02311, appendix B, halved, for no token attends to later ones). Recomputation
-    is not counted, for it is no work of the model.
+    is not counted, because it is not work of the model.
     """
 
     parameters: int

@@ -39,7 +39,7 @@ class DevicePhases:
     pausing_for: Collection[str] = ()
     """Roles that work on the devices of engines that stay there. The sync lets generation go on."""
     pause: Callable[[], Awaitable[None]] | None = None
-    """Stop generation amid responses; there where `pausing_for` names a role."""
+    """Stop generation in the middle of responses, if `pausing_for` names a role."""
 
     async def generation(self) -> None:
         """The engine generates."""

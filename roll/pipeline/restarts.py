@@ -27,7 +27,7 @@ class Restarts:
     def wait_after(self, failure: WorkerFailed, step: int | None) -> float:
         """Count a restart after a failure in this step; seconds to wait before it.
 
-        None is amid a restart, before any step: then any role may have lost a process that is about to be started again.
+        None during a restart, before any step: then any role may have lost a process that is about to be started again.
 
         Raises:
             WorkerFailed: the failure, if a restart would not help: a process raised an exception (bad input, memory or disk that ran out),
@@ -39,7 +39,7 @@ class Restarts:
         if step is not None and step == self._failed_step:
             raise ended(failure, f"step {step} failed before in the same way, and was taken again")
         if self.count >= self._most:
-            raise ended(failure, f"the roles were started anew {self.count} times before, and max_restarts is {self._most}")
+            raise ended(failure, f"the roles were restarted {self.count} times before, and max_restarts is {self._most}")
         self.count += 1
         if step is not None:
             self._failed_step = step

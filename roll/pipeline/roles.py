@@ -251,14 +251,14 @@ class Roles:
         await self._all.pop(name).stop(self._config.deadlines.shutdown if seconds is None else seconds)
 
     async def end_trainer_side(self) -> None:
-        """End by force all groups but those that generate and give rewards, and of these any that is `unsettled` or amid its start."""
+        """End by force all groups but those that generate and give rewards, and of these any that is `unsettled` or still starting."""
         self.are_running = False
         ending = [name for name in self._all if is_trainer_side(name) or name in self._unsettled or name not in self._started]
         await asyncio.gather(*(self.end(name, seconds=0.0) for name in ending))
 
     @contextmanager
     def unsettled(self, name: str) -> Iterator[None]:
-        """Within, the trainer has a role's state in its hands. Where it fails amid that, the role has to start anew as well."""
+        """A context in which the trainer changes a role's state. If it fails there, the role has to be restarted as well."""
         self._unsettled.add(name)
         yield
         self._unsettled.discard(name)

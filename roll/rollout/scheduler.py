@@ -78,8 +78,8 @@ class RolloutScheduler:
             most_batches: dynamic sampling: groups that `keep` refuses are replaced, until so many batches are drawn for one step.
                 None hands over every group.
             keep: of dynamic sampling.
-            finished: told of each group as soon as it is finished and scored, before a step takes it. Not of one that is replaced because
-                an environment of it broke.
+            finished: called with each group as soon as it is finished and scored, before a step takes it; not with a group that is
+                replaced because an environment of it broke.
         """
         self._source, self._sampler = source, sampler
         self._batch_size = batch_size

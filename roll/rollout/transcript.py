@@ -17,7 +17,7 @@ NOTHING_SAMPLED = Completion(np.zeros(0, np.int32), None, np.zeros(0, np.int32),
 class Transcript:
     """The tokens of both parties end to end, exactly as the engine saw and sampled them.
 
-    Where what follows cannot be laid down after what was sampled, the context forks: all of it is given anew, as another trajectory.
+    If new messages cannot be appended to the sampled tokens, the context forks: it is rendered again as another trajectory.
     """
 
     def __init__(self, token_ids: Ints, text: str) -> None:

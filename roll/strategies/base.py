@@ -175,7 +175,7 @@ class TeachStrategy(ScoreStrategy, Protocol):
 
 
 class GenerateStrategy(Protocol):
-    """A policy that answers prompts, and takes new weights between or amid answers."""
+    """A policy that answers prompts, and takes new weights between answers or during them."""
 
     async def start(self) -> None:
         """Load the model and be ready to generate."""

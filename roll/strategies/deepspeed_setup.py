@@ -55,7 +55,7 @@ def sequence_group(config: DeepSpeedConfig, causal: PreTrainedModel, rank: Rank)
 
 
 def gather_whole_layers(causal: PreTrainedModel) -> None:
-    """Let ZeRO-3 gather a decoder layer's parameters before the layer runs, not amid it: compiled code cannot stop for a hook.
+    """Let ZeRO-3 gather a decoder layer's parameters before the layer runs, not while it runs: compiled code cannot stop for a hook.
 
     DeepSpeed then reduces a layer's gradients once that of the layer's input is there. Without one, as behind a frozen
     embedding, torch would call it before the layer's own gradients are: the input is made to have one.

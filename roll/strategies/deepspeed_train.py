@@ -177,7 +177,7 @@ class DeepSpeedTrain:
             for micro_batch in micro_batches:
                 self._backward(micro_batch, loss_of(micro_batch) * scale)
             return
-        # An error amid a forward pass leaves nothing behind, unless ranks or hooks of ZeRO-3 are in step with it.
+        # An error in a forward pass leaves nothing behind, unless ranks or hooks of ZeRO-3 are in step with it.
         retries = self._rank.world_size == 1 and self._shards_at_load is None
         queue = self._guard.within_budget(micro_batches)
         while queue:

@@ -63,7 +63,7 @@ class HfReward:
             for request in requests:
                 if not request.scores.done():
                     request.scores.set_exception(error if isinstance(error, Exception) else RuntimeError("the forward pass was abandoned"))
-                    request.scores.exception()  # whoever waits raises it; nobody may be waiting any more
+                    request.scores.exception()  # retrieve it, because there may be no waiter any more
             raise
         for request in requests:
             found = [next(scores) for _ in request.sequences]

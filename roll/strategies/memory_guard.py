@@ -1,6 +1,6 @@
 """Room on the device for the next micro-batch, decided alike on every rank, and what is said when there is none.
 
-Collectives run inside forward and backward passes, so a rank that fails amid them cannot be rejoined: the ranks agree
+Collectives run inside forward and backward passes, so a rank that fails in one cannot rejoin the others: the ranks agree
 before each micro-batch. If it does not fit somewhere, all of them halve the token budget and split what is left.
 """
 

@@ -138,7 +138,7 @@ class Child:
         self._socket.close()
 
     async def watch(self, name: str, memory_bytes: int, processes: int) -> None:
-        """End the process as soon as it holds more than it may; whoever receives from it hears of its end. `name` is for the log."""
+        """End the process as soon as it holds more than it may; the receiver of its messages gets the error. `name` is for the log."""
         while self.alive():
             if why := self.end_beyond(memory_bytes, processes):
                 LOG.warning("%s: %s", name, why)

@@ -1,4 +1,4 @@
-"""Folders that one process has to itself: it locks them as long as it lives, and whoever comes later removes those of the dead."""
+"""Folders that one process has to itself: it locks them while it runs, and later processes remove those of dead ones."""
 
 from __future__ import annotations
 

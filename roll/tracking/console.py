@@ -124,7 +124,7 @@ class LiveConsole:
     name = "console"
 
     def __init__(self, title: str, max_steps: int, life: Life, console: Console | None = None) -> None:
-        """The view appears with the first metrics, in the place of that of `life`, whose rows it shows beneath its own."""
+        """The view appears with the first metrics, in place of that of `life`, whose rows it shows beneath its own."""
         self._title, self._life = title, life
         self._progress = Progress(max_steps)
         self._logged_at = time.monotonic()

@@ -112,7 +112,7 @@ class Broadcast:
         self._watching = threading.Thread(target=self._watch, args=(rendezvous,), daemon=True)
         if rank == 0 and self._on_gpu:
             self._watching.start()
-        # NCCL's first collective waits on the host for all members. Here all are on their way; amid a sync, the engine is not
+        # NCCL's first collective waits on the host for all members. Here all members have been called; during a sync, the engine is not
         # told of a bucket before the trainer has handed it over.
         self.start(torch.zeros(1, dtype=torch.uint8, device=device)).wait()
         if self._on_gpu:

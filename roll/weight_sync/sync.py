@@ -6,8 +6,8 @@
 While the engines load one bucket the trainer gathers the next. Two slots alternate, so buckets take the room of two.
 Engines are addressed one by one. Which of them take part may change between two syncs; each change begins an epoch, for which
 the routes are opened anew. Each wait has a deadline, kept by the group of workers that is waited for.
-An engine that dies amid a sync, or misses its deadline, is left out of the rest of it. A broadcast is cut off by the death of a member, for
-good: the trainer is told, which would wait for it, and all engines that take part are given up, for none of them has the whole model.
+An engine that dies during a sync, or misses its deadline, is left out of the rest of it. The death of a member ends a broadcast: the
+trainer, which would wait for the member, is told, and all engines that take part are replaced, because none has the whole model.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class ActorInfer:
             self._place()
 
     async def pause(self) -> None:
-        """Stop all engines amid their responses, until the next sync; see `GenerateStrategy.pause`."""
+        """Stop all engines in the middle of their responses, until the next sync; see `GenerateStrategy.pause`."""
         await self.pool.each(self._sync_seconds, GenerateStrategy.pause)
 
     @property

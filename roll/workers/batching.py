@@ -235,7 +235,7 @@ class BatchedServer:
 
 
 def portable(error: Exception, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> Exception:
-    """The error, or its text alone where it cannot travel, or where whoever receives it would import an engine for its sake."""
+    """The error, or only its text if it cannot be pickled, or if the receiver would have to import an engine to load it."""
     if type(error).__module__.partition(".")[0] not in KNOWN:
         return RuntimeError(f"{type(error).__name__}: {error}")
     try:

@@ -51,7 +51,7 @@ def _read_again() -> None:
 def loopback() -> Iterator[str]:
     """Within, Ray may be started at the address that it yields; its servers then listen there alone.
 
-    Elsewhere Ray puts the address of an interface in the place of a loopback one, lest it is given to another host.
+    Elsewhere Ray puts the address of an interface in place of a loopback one, lest it is given to another host.
     """
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False

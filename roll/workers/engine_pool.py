@@ -243,7 +243,7 @@ class EnginePool:
 
     @contextmanager
     def in_sync(self) -> Iterator[None]:
-        """Within, no restart begins: an engine that dies amid a sync is not met again in it."""
+        """A context in which no restart begins: an engine that dies during a sync does not come back before its end."""
         self._in_sync = True
         self._gate()
         try:

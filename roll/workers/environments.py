@@ -174,6 +174,6 @@ class WorkerSession:
         try:
             await self._domain.workers.one(self._worker, self._domain.seconds, EnvironmentWorker.end, self.number)
         except RollError as error:
-            LOG.warning("an environment was not closed: %s", error)  # whoever needs the worker next hears of it
+            LOG.warning("an environment was not closed: %s", error)  # the next call on the worker raises it
         finally:
             self._domain.leave(self._worker)

@@ -33,7 +33,7 @@ EVERY = 2.0
 LOOKS = {Problem.GONE: 2, Problem.STOPPED: 6}
 """Looks in a row that have to find it. They are counted, not timed: who stops a whole run (Ctrl-Z) stops the looks too."""
 ANSWER_SECONDS = 10.0
-"""In which a node says what its processes do; otherwise it is asked again at the next look."""
+"""Seconds in which a node reports its processes' states; otherwise it is asked again at the next look."""
 HEARD_SECONDS = 5.0
 """In which a call on a process that has died fails by itself; its failure says how the process ended."""
 FLOOR_SECONDS = 600.0
@@ -88,7 +88,7 @@ class Liveness:
         self._counts: dict[tuple[str, WorkerProcess], tuple[Problem, int]] = {}
 
     def watch(self, group: WatchedGroup, with_children: bool) -> None:
-        """Look after a group from here on, in the place of an earlier one of its role.
+        """Look after a group from here on, in place of an earlier one of its role.
 
         `with_children` counts a stopped child of a process as the process: an engine of vLLM runs in one.
         """

@@ -32,7 +32,7 @@ class ServedRanks(Ranks[Any]):
         return len(self._pipes)
 
     def build(self, settings: Settings[Any]) -> None:
-        """Another strategy in the place of the one before."""
+        """Another strategy in place of the one before."""
         asyncio.run(self.run(BUILD, dict.fromkeys(range(len(self)), (settings,)), limits.START))
 
     async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:

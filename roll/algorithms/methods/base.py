@@ -22,7 +22,7 @@ def is_path(name: object) -> TypeGuard[str]:
 
 
 def declares(traits: object) -> Callable[[Entry], Entry]:
-    """Decorator that says what is to be known of an estimator, a loss or a correction of the user's, and returns it unchanged."""
+    """Decorator that records the traits of a user's estimator, loss or correction, and returns it unchanged."""
 
     def mark(entry: Entry) -> Entry:
         setattr(entry, DECLARED, traits)

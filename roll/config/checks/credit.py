@@ -57,7 +57,7 @@ def _best_of(config: RlvrConfig) -> Iterator[Fault]:
 
 def _dynamic_sampling(config: RlvrConfig) -> Iterator[Fault]:
     if config.dynamic_sampling and config.dynamic_sampling.max_num_gen_batches == 1:
-        problem = "1: no group would be drawn in the place of another"
+        problem = "1: no group would be drawn in place of another"
         yield Fault("dynamic_sampling.max_num_gen_batches", problem, "give at least 2 (3 is usual), or remove dynamic_sampling")
 
 

@@ -78,7 +78,7 @@ def _combined(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig
     elif dtype == "fp16":
         yield Fault(where, f"{size}, but only bf16 and fp32 have been run with AutoTP", f"set {name}.model_args.dtype to bf16")
     if role.model_args.lora_target:
-        problem = f"{size}, but AutoTP puts its own layer in the place of an adapted one, and its adapter is lost"
+        problem = f"{size}, but AutoTP puts its own layer in place of an adapted one, and its adapter is lost"
         yield Fault(where, problem, f"remove it, or {name}.model_args.lora_target; a model too large for one rank trains LoRA with ZeRO-3")
     if sequence_parallel(role) > 1:
         problem = f"{size}, but sequence_parallel_size is {sequence_parallel(role)}, and both would take the same neighbouring ranks"

@@ -50,7 +50,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class DeltaLayers:
-    """The layers of a hybrid that mix tokens by the gated delta rule (Yang et al., 2024) in the place of attention."""
+    """The layers of a hybrid that mix tokens by the gated delta rule (Yang et al., 2024) in place of attention."""
 
     layers: int
     key_heads: int
@@ -172,7 +172,7 @@ class ModelShape:
 
     @property
     def valuing_parameters(self) -> int:
-        """The same with a head of one number in the place of the vocabulary's."""
+        """The same with a head of one number in place of the vocabulary's."""
         return self.parameters - (0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size) + self.hidden_size
 
     @property

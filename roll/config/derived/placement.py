@@ -169,7 +169,7 @@ def keeps_kv_cache(config: RlvrConfig) -> bool:
 
 
 def _drops_kv_cache(config: RlvrConfig) -> bool:
-    """Whether the engine gives its devices up amid responses."""
+    """Whether the engine leaves its devices while responses are in progress."""
     return config.time_sharing and bool(interrupting(config))
 
 

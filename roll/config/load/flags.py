@@ -1,4 +1,4 @@
-"""Flags of the command line: those of Hydra that work here, and what to write in the place of all others."""
+"""Flags of the command line: those of Hydra that work here, and what to write in place of all others."""
 
 from __future__ import annotations
 

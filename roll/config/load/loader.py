@@ -102,7 +102,7 @@ def _with_text_keys(value: Any) -> Any:
 
 
 def resolution_fault(error: OmegaConfBaseException) -> Fault:
-    """What OmegaConf found wrong while it put values in the place of `${...}` and `???`."""
+    """What OmegaConf found wrong while it put values in place of `${...}` and `???`."""
     place = str(error.full_key or error.key or "the configuration")
     message = str(error).split("\n    full_key")[0].strip()
     if isinstance(error, MissingMandatoryValue):

@@ -74,7 +74,7 @@ def _left_out(values: Any, place: Place) -> bool:
     """Whether a key is not given, though a block above it may be."""
     for step in place:
         if not isinstance(values, dict):
-            return False  # The schema says what is wrong with what stands in a block's place.
+            return False  # The schema reports a value that is not a block.
         if step not in values:
             return True
         values = values[step]

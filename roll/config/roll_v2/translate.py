@@ -162,7 +162,7 @@ def _say(done: Translation, place: tuple[str, ...], value: Any, target: str, mea
     for step in above:
         block = block.setdefault(step, {}) if isinstance(block, dict) else None
     if not isinstance(block, dict):
-        return  # The schema says what is wrong with what stands in a block's place.
+        return  # The schema reports a value that is not a block.
     if block.setdefault(key, meaning) != meaning:
         problem = f"{shown(value)}, but {target} is {shown(block[key])}"
         done.faults.append(Fault(dotted(place), problem, f"remove it; {target} says it here"))

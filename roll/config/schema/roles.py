@@ -107,7 +107,7 @@ class FilterBoundsConfig(StrictConfig):
 class QueryFilterConfig(StrictConfig):
     """A filter of a domain's groups.
 
-    Others are drawn in the place of those that it refuses, as by `dynamic_sampling`.
+    Others are drawn in place of those that it refuses, as by `dynamic_sampling`.
     """
 
     type: Literal["no_filter", "mean_filter", "std_filter"] = Field(
@@ -216,7 +216,7 @@ class ValidationConfig(StrictConfig):
     )
     name: str = Field("validation", pattern=SET_NAME, description="Name of a single set in the metrics: `val/<name>/pass@1`.")
     sets: dict[Annotated[str, Field(pattern=SET_NAME)], ValidationSetConfig] = Field(
-        default_factory=dict, description="Several sets by name, in the place of `data_args` and `name`."
+        default_factory=dict, description="Several sets by name, in place of `data_args` and `name`."
     )
 
     def named_sets(self) -> dict[str, HeldOut]:
@@ -268,8 +268,8 @@ class ExperimentConfig(StrictConfig):
     )
     max_restarts: NonNegativeInt = Field(
         3,
-        description="How often in a run the roles that learn, and those that they ask, are started anew from the last checkpoint "
-        "because a process of theirs died, is stopped or makes no progress; 0 ends the run with the first.",
+        description="Most restarts in a run of the roles that learn, and those that they ask, from the last checkpoint, "
+        "after a process of theirs died, was stopped or made no progress; 0 ends the run with the first loss.",
     )
     eval_steps: NonNegativeInt = Field(0, description="Validate every so many steps, before the first and after the last; 0 never.")
     resume_from_checkpoint: PathText = Field(

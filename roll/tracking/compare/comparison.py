@@ -18,7 +18,7 @@ from roll.tracking.report.records import RunRecord, names_like, series
 NAMES_OF_THE_RUN = ("output_dir", "exp_name")
 """Keys that differ between any two runs."""
 ABSENT = "—"
-"""In the place of a key that a run does not have."""
+"""In place of a key that a run does not have."""
 COUNTERS = ("step", "epoch")
 MEDIANS = ("time/", "throughput/")
 """Metrics of a single step, of which the last says little."""

@@ -1,4 +1,4 @@
-"""The Slurm script, run with programs of the test in the place of Slurm's and Ray's; with Ray's own in tests/integration/."""
+"""The Slurm script, run with programs of the test in place of Slurm's and Ray's; with Ray's own in tests/integration/."""
 
 from __future__ import annotations
 

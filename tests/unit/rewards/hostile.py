@@ -90,7 +90,7 @@ def forge(response: str) -> None:
 
 
 def replace(response: str) -> None:
-    """Put something else in the place of what judges."""
+    """Put something else in place of what judges."""
     match response:
         case "own function":
             globals()["value_of"] = lambda response: 99.0

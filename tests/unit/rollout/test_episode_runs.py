@@ -79,7 +79,7 @@ def test_groups_of_broken_environments_are_replaced_and_counted(ratio: float) ->
 
     taken, failed = run(take)
     left = [seed for number, seed in enumerate(drawn) if number not in (1, 2, 6)]
-    assert taken == [left[:4], left[4:8], left[8:12]], "each in the order drawn, with others in the place of those"
+    assert taken == [left[:4], left[4:8], left[8:12]], "each in the order drawn, with others in place of those"
     assert failed == [2.0, 1.0, 0.0]
 
 

@@ -1,4 +1,4 @@
-"""The process of a test. It has the test's text, and the candidate's objects only as mirrors; it alone says what the verdict is."""
+"""The process of a test. It has the test's text, and the candidate's objects only as mirrors; only this process gives the verdict."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _run_test(function: Callable[..., Any], fixtures: Mapping[str, Any]) -> None
 
 
 class _Response(ast.NodeTransformer):
-    """Puts the response's text in the place of `{response}`, as a value and never as code: within a text, or in the place of one."""
+    """Puts the response's text in place of `{response}`, as a value and never as code: within a text, or in place of one."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -2,7 +2,7 @@
 
     descriptor   what
     0            the job and then, for each case of a script, its input; a sealed file
-    1            an outcome for each case; a socket, whose other end closes when whoever made the sandbox ends
+    1            an outcome for each case; a socket, whose other end closes when the process that made the sandbox ends
     3            the tests, read by the processes of tests alone; a sealed file
 
 It is process 1 of its process namespace: Linux delivers no signal to it from within, and when it ends, all others end.
