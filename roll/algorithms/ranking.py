@@ -1,4 +1,4 @@
-"""The loss of a reward model: the response that people prefer is to score higher. Pure tensor functions."""
+"""The loss of a reward model: the preferred response should score higher. Pure tensor functions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from roll.algorithms.losses import Loss, LossInputs, TokenLosses
 class BradleyTerry(Loss):
     """-log s(r(c) - r(r) - m) for each pair of scores r of a chosen and a rejected response, with the pair's margin m.
 
-    Sources: Ouyang et al., arXiv 2203.02155, eq. 1; with the margin Llama 2, arXiv 2307.09288, eq. 2. The pair's loss stands at both
-    scores, so that its mean over sequences is that over pairs.
+    Sources: Ouyang et al., arXiv 2203.02155, eq. 1; with the margin Llama 2, arXiv 2307.09288, eq. 2. Both scores of
+    a pair carry its loss, so that the mean over sequences is the mean over pairs.
     """
 
     def __call__(self, scores: Tensor, inputs: LossInputs) -> TokenLosses:

@@ -1,4 +1,4 @@
-"""Ratios of probabilities that stay finite, whatever their logarithm."""
+"""Ratios of probabilities, bounded so that they stay finite."""
 
 from __future__ import annotations
 

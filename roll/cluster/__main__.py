@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the command line may say."""
+    """The parser of the command line."""
     found = argparse.ArgumentParser("python -m roll.cluster", description="Make a Ray cluster of the hosts in a DeepSpeed hostfile.")
     found.add_argument("hostfile", type=Path, help="lines such as `worker-1 slots=8`; the first host becomes the head")
     found.add_argument("action", nargs="?", choices=("start", "stop"), default="start")

@@ -124,7 +124,7 @@ def _section(title: str, places: str, block: type[BaseModel], leave_out: set[str
 
 
 def _meaning(name: str, field: FieldInfo) -> str:
-    """What a key means, and which methods read it where not all do."""
+    """The meaning of a key, and the methods that read it if not all do."""
     for table in (ESTIMATORS, POLICY_LOSSES, PREFERENCE_LOSSES):
         names = readers(table).get(name, ())
         if 0 < len(names) < len(table):

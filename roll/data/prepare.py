@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the command line may say."""
+    """The parser of the command line."""
     sets = "\n".join(f"  {name}: {public.hub_name}\n    {public.holds}" for name, public in SETS.items())
     found = argparse.ArgumentParser(
         "python -m roll.data.prepare",
@@ -120,7 +120,7 @@ def summary(wish: Wish, prepared: Prepared) -> str:
 
 
 def _rows(wish: Wish, public: PublicSet, split: str) -> Iterator[PreparedRow | LeftOut]:
-    """What becomes of each row of a split, in order.
+    """The outcome of each row of a split, in order.
 
     Raises:
         DataError: the source cannot be read, or a row is not laid out as the set is.

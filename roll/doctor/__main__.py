@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the command line may say."""
+    """The parser of the command line."""
     found = argparse.ArgumentParser("python -m roll.doctor", description="Check whether this machine can run roll.")
     found.add_argument("--json", action="store_true", help="print a list of findings instead of a table")
     return found

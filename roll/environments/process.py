@@ -1,4 +1,4 @@
-"""Environments in a process that can be ended: they cannot hang, crash or block the run.
+"""Environments in a process that can be killed: they cannot hang, crash or block the run.
 
 The child (child.py) holds many sessions. Plain environments make one call at a time there, asynchronous ones many side by side. A call that
 is not over by its deadline costs the child, unless the child itself could end it; so does one that ends the child, makes it hold more
@@ -112,7 +112,7 @@ class EnvironmentProcess:
         return await _to_its_end(self._ask(held, session, "step", (message,)))
 
     async def end(self, session: int) -> None:
-        """Close a session's environment, if it is there. What goes wrong is told in the log."""
+        """Close a session's environment, if it is there. Errors are logged."""
         if (held := self._sessions.pop(session, None)) is None:
             return
         held.sessions.discard(session)
@@ -158,7 +158,7 @@ class EnvironmentProcess:
             return await pending.done
 
     async def _read(self, held: _Held) -> None:
-        """Take all replies of a child, until it is lost."""
+        """Read all replies of a child, until it is lost."""
         try:
             while True:
                 try:

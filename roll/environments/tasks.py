@@ -32,7 +32,10 @@ def task_of(row: Mapping[str, Any], column: str | None = None) -> list[Message]:
 
 
 def with_more(messages: list[Message], text: str) -> list[Message]:
-    """The messages with a text at their end: of the last one if it is the user's, since some templates know no two of them in a row."""
+    """The messages with a text at their end.
+
+    It is joined to the last message if that is the user's, because some templates refuse two user messages in a row.
+    """
     last = messages[-1]
     if last.get("role") != "user" or not isinstance(last.get("content"), str):
         return [*messages, {"role": "user", "content": text}]

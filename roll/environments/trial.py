@@ -1,4 +1,4 @@
-"""Every environment is reset once before anything starts: what is wrong with it is said then, not when all roles have started."""
+"""Resets every environment once before anything starts, so that its faults are reported before the roles start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def trial(
     Args:
         sections: by domain.
         firsts: a row of each domain that has any; the environments of others are imported alone.
-        start_seconds: in which a process must have imported its environment.
+        start_seconds: deadline for a process to import its environment.
         problem_of: what is wrong with a first observation as the run's model would be given it; empty if nothing is.
 
     Returns:

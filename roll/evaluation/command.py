@@ -64,7 +64,7 @@ def request_of(argv: Sequence[str] | None) -> Request:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the command line may say."""
+    """The parser of the command line."""
     found = argparse.ArgumentParser(
         "python -m roll.evaluate",
         allow_abbrev=False,

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the command line may say."""
+    """The parser of the command line."""
     found = argparse.ArgumentParser("python -m roll.export", description="Turn a run's checkpoint into what other tools load.")
     found.add_argument("checkpoint", type=Path, help="a run folder, whose newest whole checkpoint is taken, or a checkpoint's folder")
     found.add_argument("out", type=Path, help="a folder that does not exist yet")

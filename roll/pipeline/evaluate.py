@@ -23,7 +23,7 @@ VALIDATION = 1
 
 @dataclass(frozen=True)
 class ByItself:
-    """Scores a response by what it is, not by the others of its group: the sum of its parts is not normalised."""
+    """Scores each response alone, without the others of its group: the sum of its parts is not normalised."""
 
     scorer: Scorer
 
@@ -54,7 +54,7 @@ class Evaluator:
     """Every prompt keeps its own seed, so two evaluations of one policy give the same answers."""
 
     async def run(self, keep: Callable[[str, Sequence[RolloutGroup]], None]) -> Metrics:
-        """What `validation_metrics` says; `keep` is given the set's name and its answers. Warns of rewards without a verdict."""
+        """The set's `validation_metrics`; `keep` is called with the set's name and its answers. Warns of rewards without a verdict."""
         groups = await self.answers()
         keep(self.name, groups)
         return validation_metrics(self.name, groups, self.samples)
@@ -114,7 +114,7 @@ def earned(reward: RewardResult) -> float:
 def _answer(episode: Episode) -> str:
     """The final answer of a response: the last box after its thinking, or else the last line. Empty where there is neither.
 
-    It is read from the text alone, as a voter would who does not know what is right, and blanks do not tell answers apart.
+    It is read from the text alone, without the reference answer. Blanks are ignored.
     """
     text = final_text("".join(segment.text for segment in episode.sampled))
     answer = last_boxed(text) or (text.splitlines() or [""])[-1]
@@ -122,7 +122,7 @@ def _answer(episode: Episode) -> str:
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """Probability that one of k samples passes, without bias, from `passed` of `samples`.
+    """Unbiased estimate of the probability that at least one of k samples passes, from `passed` of `samples`.
 
     1 - C(n - c, k) / C(n, k). Source: Chen et al., arXiv 2107.03374, eq. 1.
     """
@@ -130,7 +130,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def majority_at_k(answers: Sequence[str], passes: Sequence[bool], k: int) -> float:
-    """Probability that the answer which most of k samples give passes, without bias: the mean over blocks of k samples in a row.
+    """Unbiased estimate of the probability that the most frequent answer of k samples passes: the mean over consecutive blocks.
 
     A remainder of fewer than k samples is left out.
     """
@@ -141,8 +141,8 @@ def majority_at_k(answers: Sequence[str], passes: Sequence[bool], k: int) -> flo
 def majority(answers: Sequence[str], passes: Sequence[bool]) -> float:
     """Probability that the most frequent answer passes.
 
-    An empty answer has no vote, and without a vote nothing passes. Of answers that are equally frequent each wins alike; of one that
-    passes in some samples and not in others, the share that does counts.
+    An empty answer has no vote, and without a vote nothing passes. Equally frequent answers win with the same
+    probability. If an answer passes in some samples only, the share of these counts.
     """
     votes = Counter(answer for answer in answers if answer)
     most = max(votes.values(), default=0)

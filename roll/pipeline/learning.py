@@ -1,4 +1,4 @@
-"""What learns from a step's batch: the policy and, with `adv_estimator: gae`, the critic."""
+"""The updates of a step: of the policy and, with `adv_estimator: gae`, of the critic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a run of any pipeline has come."""
+"""The position of a run, for all pipelines."""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ SIGN = re.compile(r"\\boxed\{|\\(?!\\boxed\{).|[{}]", re.DOTALL)
 
 
 def final_text(response: str) -> str:
-    """What follows the last `</think>`, if anything does; else the whole response. Stripped."""
+    """The stripped text after the last `</think>`; the whole response if there is none."""
     return response.rpartition("</think>")[2].strip() or response.strip()
 
 
 def last_boxed(text: str) -> str | None:
     """Content of the last complete, non-empty `\\boxed{...}`, braces balanced; None if there is none."""
     last, content = -1, None
-    opened: list[int] = []  # where the contents of the boxes begin that are open, and -1 for other braces
+    opened: list[int] = []  # where the contents of open boxes begin; -1 for other open braces
     for sign in SIGN.finditer(text):
         if sign[0] != "}":
             if sign[0] in ("{", BOXED):

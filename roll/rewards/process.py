@@ -1,4 +1,4 @@
-"""Reward functions in a process that can be ended: they cannot hang, crash or block the run.
+"""Reward functions in a process that can be killed: they cannot hang, crash or block the run.
 
 The child (child.py) makes one call at a time, or `concurrency` side by side; groups that wait are sent to it together. A call that is not
 over by its deadline costs the child, unless the child itself could end it; the child is killed and replaced, and goes on with the calls
@@ -169,7 +169,7 @@ class RewardProcess:
             self._child.wake()
 
     def _forget(self, group: _Group) -> None:
-        """End what computes for nobody. Others that run beside it are not disturbed, nor wait for it."""
+        """End calls without a waiter. Concurrent calls are not disturbed, and do not wait for this."""
         first = next(iter(self._sent.values()), None)
         if self._section.concurrency == 1 and first and first.group is group and self._child is not None:
             self._child.end_process()

@@ -1,4 +1,4 @@
-"""Every reward function is called once before anything starts: what is wrong with it is said then, not when all roles have started."""
+"""Calls every reward function once before anything starts, so that its faults are reported before the roles start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def trial(sections: Mapping[str, RewardConfig], firsts: Mapping[str, Promp
     Args:
         sections: by domain.
         firsts: a prompt of each domain that has any; those of others are imported alone.
-        start_seconds: in which a process must have imported its functions.
+        start_seconds: deadline for a process to import its functions.
 
     Returns:
         What is wrong with any of them.

@@ -127,13 +127,13 @@ class _Scored:
         return [self._completions[number] for number in order], results
 
     async def aclose(self) -> None:
-        """Give up what is still being scored."""
+        """Cancel scoring that is still in progress."""
         for _, scoring in self._scorings:
             scoring.cancel()
 
 
 async def gathered(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of all; if one fails, the others are given up."""
+    """The results of all; if one fails, the others are cancelled."""
     if len(work) == 1:  # a task costs the host more than most of what it does here
         return [await work[0]]
     tasks = [asyncio.create_task(one) for one in work]

@@ -1,4 +1,4 @@
-"""Generation and judging on the same devices: responses are judged once all that were asked for are there."""
+"""Generation and judging on the same devices: responses are judged once all requested ones are generated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roll.types import Ints, NumberedCompletions, Prompt, RewardResult, Sampling
 class JudgedInTurn:
     """Implements `Generator` and `Scorer`, around those that do the work. For use from one asyncio event loop.
 
-    Domains whose models share devices are judged one after the other. What is asked for while a model judges is generated after it.
+    Domains whose models share devices are judged one after the other. Responses requested meanwhile are generated afterwards.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ class _Request:
 
 
 class HfReward:
-    """Implements `RewardStrategy`. What is asked for while a pass runs goes into the next one together."""
+    """Implements `RewardStrategy`. Requests that arrive during a pass are processed together in the next one."""
 
     def __init__(self, settings: HfRewardSettings, rank: Rank) -> None:
         self._settings, self._rank = settings, rank

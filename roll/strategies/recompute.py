@@ -1,4 +1,4 @@
-"""`gradient_checkpointing: auto`: how many decoder layers to recompute, from what the first updates were seen to use."""
+"""`gradient_checkpointing: auto`: how many decoder layers to recompute, measured in the first updates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHOICES = 2
 
 
 class AutoCheckpointing:
-    """Starts with all layers recomputed. An update later everything that stays on the device is there, and the rest can be shared out."""
+    """Starts with all layers recomputed. After one update all permanent memory is allocated; layers are kept in the rest."""
 
     def __init__(self, guard: MemoryGuard, layers: int, layer_bytes: float, total: int, apply: Callable[[int], None]) -> None:
         """`layer_bytes`: what a layer that is not recomputed keeps more, a token. `total`: bytes of the device."""
@@ -26,7 +26,7 @@ class AutoCheckpointing:
         self.checkpointed = layers
 
     def before_update(self) -> None:
-        """Choose anew before the second update and before the third."""
+        """Choose again before the second and the third update."""
         self._updates += 1
         if self._updates == 1 or self._updates > 1 + CHOICES:
             return

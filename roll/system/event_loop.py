@@ -1,4 +1,4 @@
-"""A coroutine run to its end, also where the calling thread is inside an event loop, as in a notebook."""
+"""Runs a coroutine to its end, also if the calling thread is inside an event loop, as in a notebook."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Elsewhere(Generic[T]):
         self._allowed, self._begun, self._ended = threading.Event(), threading.Event(), threading.Event()
 
     def result(self) -> T:
-        """Run it; its result, or what it raised."""
+        """Run the work, and return its result or raise its exception."""
         thread = threading.Thread(target=self._run, name="roll")
         try:
             thread.start()  # a signal's handler may raise in here too: the work begins only once this has returned
@@ -70,12 +70,12 @@ class _Elsewhere(Generic[T]):
         return await self._task
 
     def _cancel(self) -> None:
-        """Cancel the work and wait for its end. Work that has not been allowed to begin never begins."""
+        """Cancel the work and wait for its end. Work that has not begun never begins."""
         if not self._allowed.is_set():
             self._refused = True
             self._allowed.set()
             return
-        self._allowed.set()  # the handler may have raised between the flag and its notice
+        self._allowed.set()  # the handler may have raised after the flag was set and before the waiter saw it
         _wait(self._begun)
         if self._loop is not None and self._task is not None:
             with suppress(RuntimeError):  # the loop is closed: the work has ended by itself
@@ -84,6 +84,6 @@ class _Elsewhere(Generic[T]):
 
 
 def _wait(event: threading.Event) -> None:
-    """For an event, while signals are taken."""
+    """Wait for an event, while signals are handled."""
     while not event.wait(LOOK_SECONDS):
         pass

@@ -1,4 +1,4 @@
-"""How a process and a child of it that runs the user's code tell each other things: each message behind its length.
+"""Messages between a process and its child that runs the user's code, each preceded by its length.
 
 The parent sends pickles. What the child says is JSON, which is read as plain values: nothing that is written to its socket runs in the
 parent. Each call has a seal, a number that cannot be guessed; an answer counts once, and only with the seal of a call that is under way.
@@ -21,16 +21,16 @@ SHOWN_BYTES = 40
 
 
 class Garbled(Exception):
-    """What came from the child is no message; `str()` says why."""
+    """The child sent an invalid message; `str()` gives the reason."""
 
 
 def framed(body: bytes) -> bytes:
-    """A message as it travels."""
+    """A message with its length in front, as it is sent."""
     return HEADER.pack(len(body)) + body
 
 
 def encoded(message: Any) -> bytes:
-    """A message of the parent's."""
+    """A message of the parent, pickled."""
     return framed(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
 
@@ -51,7 +51,7 @@ def receive(incoming: Any) -> Any:
 
 
 async def receive_next(reader: asyncio.StreamReader) -> Any:
-    """The same, while others run."""
+    """The same as a coroutine."""
     try:
         return pickle.loads(await reader.readexactly(HEADER.unpack(await reader.readexactly(HEADER.size))[0]))
     except (asyncio.IncompleteReadError, ConnectionError):

@@ -172,7 +172,7 @@ def plain_line(progress: Progress) -> str:
 
 
 def live_view(title: str, progress: Progress, seconds_since: float) -> RenderableType:
-    """Some lines: how far, how good, how fast. `seconds_since` is the time since the last metrics."""
+    """Lines with the progress, the rewards and the speed. `seconds_since` is the time since the last metrics."""
     metrics = progress.metrics or {}
     first = Table.grid(padding=(0, 1))
     eta = "" if progress.eta_seconds is None else f"eta {duration(max(0.0, progress.eta_seconds - seconds_since))}"
@@ -196,7 +196,7 @@ def live_view(title: str, progress: Progress, seconds_since: float) -> Renderabl
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The course of `values` in at most `width` characters, each the mean of as many neighbours as needed."""
+    """A sparkline of `values` in at most `width` characters, each the mean of as many neighbours as needed."""
     finite = [value for value in values if math.isfinite(value)]
     size = math.ceil(len(finite) / width) or 1
     means = [sum(part) / len(part) for part in (finite[start : start + size] for start in range(0, len(finite), size))]

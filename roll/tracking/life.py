@@ -1,8 +1,8 @@
 """Signs of life: what the processes of a run are doing, from the plan to the first step, and in a terminal until the end.
 
-In a terminal a panel with a row a role. Elsewhere a line whenever a role enters a stage, and every few seconds one of a role whose progress
-or whose use of the machine has changed since its last line. A role that has not moved gets no line: the clock alone makes no sign. The
-driver's log has the same lines.
+In a terminal: a panel with one row for each role. Elsewhere: a line whenever a role enters a stage, and every few seconds a line for a role
+whose progress or resource use has changed since its last line. A role without progress gets no line: passing time alone is no sign of
+life. The driver's log has the same lines.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Life:
 
     @property
     def is_seen(self) -> bool:
-        """Whether anybody sees the signs: until the first step, and in a terminal until the end."""
+        """Whether signs are shown: until the first step, and in a terminal until the end."""
         return self._is_awake or self._console.is_terminal
 
     def own(self, pids: Sequence[int]) -> None:
@@ -96,7 +96,7 @@ class Life:
         self._others = list(pids)
 
     def rest(self) -> None:
-        """Show nothing any more; the panel goes."""
+        """Stop showing signs, and remove the panel."""
         with self._lock:
             self._is_awake = False
             if self._live is not None:
@@ -114,7 +114,7 @@ class Life:
                 self._live.start()
 
     def rows(self) -> RenderableType:
-        """A row a role that does anything."""
+        """One row for each role that does something."""
         with self._lock:
             return Group(*(row(sign) for sign in self._signs.values() if sign.is_busy))
 

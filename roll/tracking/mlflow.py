@@ -15,7 +15,7 @@ FORBIDDEN = re.compile(r"[^\w\-. :/]")
 
 
 class MlflowTracker:
-    """One MLflow run for each process, in the experiment `roll` unless told; the tracking server is MLflow's own choice unless told."""
+    """One MLflow run for each process, by default in the experiment `roll` and on MLflow's default tracking server."""
 
     name = "mlflow"
 
@@ -27,7 +27,7 @@ class MlflowTracker:
             self._mlflow.set_tracking_uri(uri)
         self._mlflow.set_experiment(arguments.pop("experiment_name", "roll"))
         self._run_id = self._mlflow.start_run(**arguments).info.run_id
-        # As a file: parameters are cut at some thousand characters, and there may be but a hundred at a time.
+        # As a file: MLflow truncates parameters at some thousand characters, and takes at most a hundred at a time.
         self._mlflow.log_dict(dict(run.config), "config.yaml", run_id=self._run_id)
 
     def log(self, step: int, metrics: Metrics) -> None:

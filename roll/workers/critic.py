@@ -15,7 +15,7 @@ class Critic(Learner):
     """Facade of the `critic` group."""
 
     async def values(self, sequences: Sequences) -> Floats:
-        """[T]: what is expected before each response token, as things stand; 0 elsewhere."""
+        """[T]: the critic's present value before each response token; 0 elsewhere."""
         split, parts = share_out(sequences, self._group.replicas, self._shape.token_budget)
         results = await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.values, [(part,) for part in parts])
         return gather_tokens(sequences, split, results)

@@ -1,4 +1,4 @@
-"""Roles that share devices take turns on them: each piece of work finds what it needs there, and the room for it."""
+"""Roles that share devices take turns on them: each piece of work gets the roles that it needs there, and the memory for them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Level(IntEnum):
 
 
 class ColocatedRole(Protocol):
-    """A role, as its neighbours on the devices see it."""
+    """The interface of a role that shares its devices."""
 
     async def offload(self, discard: bool) -> int | None:
-        """Give up what can be given up. `discard` says that all weights will be sent again before they are used.
+        """Free as much device memory as possible. `discard` says that all weights will be sent again before they are used.
 
         Returns:
             Bytes that stay, on the device that keeps most; None where the driver does not tell.
@@ -40,7 +40,7 @@ class ColocatedRole(Protocol):
 class DeviceSharing:
     """Which roles are on the devices. Roles that share none are always whole and are never asked.
 
-    For one piece of work at a time: what one needs is there until the next is asked for.
+    It serves one piece of work at a time: the roles of one stay on the devices until the next one asks.
     """
 
     def __init__(self, shared: Mapping[str, Collection[str]]) -> None:
@@ -72,7 +72,7 @@ class DeviceSharing:
         await together(self._onload(role, level) for role, level in coming.items())
 
     async def make_room(self, starting: Collection[str], discard: Collection[str]) -> None:
-        """Roles are about to start: those that share devices with one of them are offloaded, whatever was known of them.
+        """Roles are about to start: those that share devices with one of them are offloaded, whatever their recorded state.
 
         `discard` is that of `bring`.
         """
@@ -80,7 +80,7 @@ class DeviceSharing:
         await together(self._offload(role, role in discard) for role in near)
 
     def ended(self, role: str) -> None:
-        """A role's processes have ended: nobody meets it on the devices any more."""
+        """A role's processes have ended: it holds no device memory any more."""
         for known in (self._colocated, self._levels, self.resident):
             known.pop(role, None)
 
@@ -96,7 +96,7 @@ class DeviceSharing:
 
 
 async def together(work: Iterable[Awaitable[T]]) -> list[T]:
-    """All at once, results in order; the first that fails ends the others."""
+    """Run all concurrently; results in order. The first failure cancels the others."""
 
     async def wait_for(part: Awaitable[T]) -> T:
         return await part

@@ -84,7 +84,7 @@ class EnginePool:
             await self._news.wait()
 
     def tell(self) -> None:
-        """What `until` waits for may have changed."""
+        """Wake the waiters of `until`, because a state may have changed."""
         self._news.set()
         self._news = asyncio.Event()
 
@@ -189,7 +189,7 @@ class EnginePool:
         self._tell_all()
 
     def report_dead(self, engine: int, cause: str) -> None:
-        """An engine's process, or one that it needs, has died, is stopped or makes no progress. Its restart begins. Twice is once."""
+        """An engine's process, or one that it needs, has died, is stopped or makes no progress: begin its restart, once."""
         if self._health.state(engine) not in PRESENT:
             return  # a restart that fails is told by the restart
         self._note_death(engine, cause)
@@ -232,7 +232,7 @@ class EnginePool:
             self._health.has_weights(engine)
 
     def have_weights(self, engines: Collection[int]) -> None:
-        """These have the policy's weights."""
+        """Note that these engines have the policy's weights."""
         for engine in engines:
             self._health.has_weights(engine)
         self._tell_all()
@@ -253,13 +253,13 @@ class EnginePool:
             self._gate()
 
     async def leave_devices(self) -> None:
-        """Other roles come: no restart begins, and those under way come to their end."""
+        """Before other roles are onloaded: begin no restart, and wait for those in progress."""
         self._is_away = True
         self._gate()
         await self.until(lambda: not self._health.those([EngineState.RESTARTING]))
 
     def come_back(self) -> None:
-        """The devices are the engines' own again."""
+        """The engines have the devices for themselves again."""
         self._is_away = False
         self._gate()
 
@@ -270,7 +270,7 @@ class EnginePool:
             self._may_restart.set()
 
     async def close(self) -> None:
-        """Give up restarts and probes."""
+        """Cancel restarts and probes."""
         tasks = [*self._restarting.values(), *([self._probing] if self._probing else [])]
         for task in tasks:
             task.cancel()

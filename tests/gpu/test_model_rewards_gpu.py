@@ -66,7 +66,7 @@ def rewarded(tiny: Runs, name: str, experiment: str, model: str, steps: int, key
 
 
 def responses(tiny: Runs, name: str, step: int) -> list[tuple[str, str, float]]:
-    """Of a step: prompt, response, reward."""
+    """Prompt, response and reward of each sample of a step."""
     groups = [json.loads(line) for line in (tiny.folder / name / "samples.jsonl").read_text().splitlines()]
     found = [(group["prompt"], one["text"], one["reward"]) for group in groups if group["step"] == step for one in group["responses"]]
     assert found

@@ -78,7 +78,7 @@ def asked_by_url(world: World, name: str, prompt_file: Path, url: str, *keys: st
 
 
 def test_a_judge_behind_a_url(world: World, prompt_file: Path, leaves_nothing: Callable[[], None]) -> None:
-    """Its failures in passing change nothing; each verdict is the server's."""
+    """The server's temporary failures change nothing; each verdict is the server's."""
 
     def behaviour(body: dict[str, Any], number: int) -> Response:
         if number % 10 == 3:

@@ -1,4 +1,4 @@
-"""The reward functions that a configuration names, and what is to be known of one."""
+"""The reward functions that a configuration names, and their properties."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def named_rewards(rewards: Mapping[str, RewardConfig]) -> dict[str, str]:
 
 
 def sandbox_faults(rewards: Mapping[str, RewardConfig]) -> Iterator[Fault]:
-    """Domains whose deadline comes before that of the programs in their sandbox: then a program that sleeps has no verdict."""
+    """Faults of domains whose deadline is shorter than that of the programs in their sandbox: a sleeping program would get no verdict."""
     for domain, section in rewards.items():
         whole = {f"rewards.{domain}": (section.reward or domain, section.reward_args)}
         parts = {f"rewards.{domain}.parts.{name}": (part.reward or name, part.reward_args) for name, part in section.parts.items()}
@@ -48,6 +48,6 @@ def is_async(reward: Callable[..., Any]) -> bool:
 
 
 def only_side_by_side(domain: str, concurrency: int, rewards: Sequence[str]) -> Fault:
-    """The fault of plain functions that are to run side by side."""
+    """The fault of plain functions with a `concurrency` above 1."""
     problem = f"{concurrency}, but {', '.join(rewards)} is a plain function: one process makes one call of it at a time"
     return Fault(f"rewards.{domain}.concurrency", problem, f"remove it and give world_size: {concurrency}; or write it as async def")

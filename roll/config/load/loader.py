@@ -54,7 +54,7 @@ def load_config(composed: DictConfig, passing: Collection[str] | None = None, im
 
 
 def read_config(composed: DictConfig, passing: Collection[str] | None = None, imports: bool = True) -> Loaded:
-    """Resolve, translate from ROLL's words, and check.
+    """Resolve, translate ROLL's keys, and check.
 
     Args:
         composed: What Hydra made of the files and the command line, without its own `hydra` node.

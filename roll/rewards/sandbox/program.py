@@ -81,7 +81,7 @@ class Job:
 
 
 def run(job: Job, limits: Limits, interpreter: Interpreter, sandboxed: bool = True) -> Iterator[Outcome]:
-    """The outcome of each case, as soon as it is known. Whoever stops early closes the iterator, and the sandbox ends.
+    """The outcome of each case, as soon as it is known. A caller that stops early must close the iterator, which ends the sandbox.
 
     Args:
         sandboxed: False runs the program with the user's own files and network.

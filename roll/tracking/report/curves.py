@@ -45,7 +45,7 @@ def smoothed(values: Sequence[float], at: Sequence[int], half: int) -> list[floa
 
 
 def half_width(count: int) -> int:
-    """Of the mean that smooths a series of `count` points; 0 where it is too short to be smoothed."""
+    """Half width of the smoothing window of a series of `count` points; 0 if the series is too short."""
     return count // SHARE if count >= SMOOTHED_FROM else 0
 
 

@@ -1,4 +1,4 @@
-"""Environments that hang, raise, leak, die and forge cost their process at most, and are never taken for an answer."""
+"""Environments that hang, raise, leak, die or forge replies lose at most their process, and never yield a false answer."""
 
 from __future__ import annotations
 
