@@ -83,8 +83,8 @@ def test_gsm8k_from_its_public_layout_to_an_evaluation_and_a_loaded_model(solver
     words = ["rollout_batch_size=8", "num_return_sequences_in_group=4", "actor_train.training_args.gradient_accumulation_steps=32"]
     words += [f"~{engine}.gpu_memory_utilization", f"+{engine}.kv_cache_gib=0.5", f"+{engine}.enforce_eager=true"]
     words += [*SHORT, *on_cpu("actor_train", "actor_infer"), "actor_train.max_tokens_per_microbatch=4096", "rewards.math_rule.world_size=1"]
-    words += ["pretrain=gsm8k_sft/export", "output_dir=rlvr", "max_steps=2", "eval_steps=2"]
-    outcome = solver.run("--config-name", "gsm8k_rlvr", *words)
+    words += ["pretrain=gsm8k_sft/export", "output_dir=rlvr", "eval_steps=2"]
+    outcome = solver.run("--config-name", "gsm8k_rlvr", *words, "max_steps=2")
     assert outcome.status == 0, outcome.output
     steps = solver.metrics("rlvr")
     assert [line["step"] for line in steps if "val/gsm8k/pass@1" in line] == [0, 2]
@@ -106,6 +106,11 @@ def test_gsm8k_from_its_public_layout_to_an_evaluation_and_a_loaded_model(solver
     [script] = [block for block in blocks("docs/quickstart.md") if block.option("file")]
     (solver.folder / "ask.py").write_text(script.text.replace("export/gsm8k_policy", "exported"))
     assert ran(solver.folder, "ask.py").strip(), "transformers loads what was exported, and answers"
+
+    outcome = solver.run("--config-name", "gsm8k_rlvr", *words, "max_steps=3")
+    assert outcome.status == 0, outcome.output
+    assert "resumed from step 2" in outcome.output
+    assert [line["step"] for line in solver.metrics("rlvr")] == [0, 1, 2, 3]
     leaves_nothing()
 
 
