@@ -73,12 +73,17 @@ def as_forward(chosen: Callable[[Tensor], DeltaKernels]) -> Callable[..., Tensor
 def kernels(layer: nn.Module) -> Callable[[Tensor], DeltaKernels]:
     """The kernels for the tensors that a layer is given: the packages take 16 bits on a GPU and nothing else."""
     rule = inspect.unwrap(import_module(type(layer).__module__).torch_chunk_gated_delta_rule)
-    plain = DeltaKernels(partial(rule_by_chunks, rule), convolution_by_shifts)
-    fused = DeltaKernels(
+    plain = uncompiled(partial(rule_by_chunks, rule), convolution_by_shifts)
+    fused = uncompiled(
         fused_rule(import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule) if _installed("fla") else plain.rule,
         fused_convolution(import_module("causal_conv1d").causal_conv1d_fn) if _installed("causal_conv1d") else plain.convolution,
     )
     return lambda hidden: fused if hidden.is_cuda and hidden.dtype != torch.float32 else plain
+
+
+def uncompiled(rule: Rule, convolution: Convolution) -> DeltaKernels:
+    """Kernels that a compiled layer calls as they are: what they do depends on where sequences start, or is a kernel already."""
+    return DeltaKernels(torch.compiler.disable(rule), torch.compiler.disable(convolution))
 
 
 def _installed(package: str) -> bool:

@@ -19,7 +19,7 @@ from tests.engines.ranks import run_ranks
 from tests.engines.training import Case, Outcome, train_cases
 from tests.hybrids import build_hybrid, write_hybrid
 
-CASES = [Case(0, False), Case(3, False), Case(3, True), Case(2, False, compiled=True)]
+CASES = [Case(0, False), Case(3, False), Case(3, True)]
 PROMPT = np.arange(70, dtype=np.int32)
 """More than a chunk of the delta rule."""
 

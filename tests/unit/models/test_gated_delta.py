@@ -25,6 +25,7 @@ from roll.models.gated_delta import (
     packed_delta,
     rule_by_chunks,
 )
+from roll.models.layers import compile_layers
 from roll.models.load import PackedPolicy, load_policy
 from roll.models.packed_inputs import packed_inputs
 from roll.models.value import load_values
@@ -145,6 +146,19 @@ def gradients(model: nn.Module, objective: Tensor) -> dict[str, Tensor]:
     model.zero_grad()
     objective.backward()
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["dense"], scope="module")
+def test_compiled_layers_say_the_same_for_any_number_of_sequences(folder: Path) -> None:
+    plain, compiled = (load_policy(str(folder), FP32, seed=0) for _ in range(2))
+    compile_layers(compiled.causal)
+    for lengths in (LENGTHS, [3, 4], [65, 130]):
+        inputs = packed_inputs(batch(lengths), "cpu")
+        said = [policy(inputs)[0] for policy in (plain, compiled)]
+        torch.testing.assert_close(said[0], said[1], rtol=0, atol=1e-5)
+        wanted, grads = (gradients(policy.causal, own.sum()) for policy, own in zip((plain, compiled), said, strict=True))
+        assert all((grads[name] - grad).norm() < 1e-4 * max(float(grad.norm()), 1e-2) for name, grad in wanted.items())
 
 
 @torch.no_grad()
