@@ -1,9 +1,9 @@
-"""Writes a model of random weights in one of Qwen2.5's shapes, and random prompts of exactly 128 tokens for it.
+"""Writes a model of random weights in a shape of Qwen2.5 or Qwen3's mixture of experts, and random prompts of exactly 128 tokens for it.
 
     python benchmarks/models.py SHAPE FOLDER [--prompts 64] [--prompt-tokens 128] [--end-tokens 1] [--seed 0]
         [--dtype bfloat16]
 
-    SHAPE: tiny | 0.5b | 1.5b | 7b
+    SHAPE: tiny | 0.5b | 1.5b | 7b | tiny-moe | 30b-a3b-4
 
 FOLDER becomes a Hugging Face model folder like any other, and FOLDER/prompts.jsonl the problems of an RLVR run with the
 template `raw`. Nothing is downloaded; the weights are drawn on the GPU where there is one. Random weights give all tokens
@@ -24,8 +24,7 @@ from typing import Any
 
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2Tokenizer
-from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2Tokenizer, Qwen3MoeConfig
 from transformers.utils.logging import disable_progress_bar
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -38,17 +37,24 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"vocab_size": 151936, "tie_word_embeddings": True},
     "7b": {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944}
     | {"vocab_size": 152064, "tie_word_embeddings": False},
+    "tiny-moe": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+    | {"moe_intermediate_size": 64, "num_experts": 16, "num_experts_per_tok": 4, "norm_topk_prob": True}
+    | {"intermediate_size": 512, "vocab_size": 2048, "tie_word_embeddings": False},
+    "30b-a3b-4": {"hidden_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128}
+    | {"moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True}
+    | {"intermediate_size": 6144, "vocab_size": 151936, "tie_word_embeddings": False},
 }
-"""Of the configs of Qwen2.5-0.5B, 1.5B and 7B."""
+"""Of the configs of Qwen2.5-0.5B, 1.5B and 7B, and of Qwen3-30B-A3B with 4 of its 48 layers."""
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 PAD_ID, START_ID, END_ID = 256, 257, 258
 STANDARD_DEVIATION = 0.02
 
 
-def build_config(shape: str, dtype: str = "bfloat16") -> Qwen2Config:
+def build_config(shape: str, dtype: str = "bfloat16") -> Qwen2Config | Qwen3MoeConfig:
     """The shape's config."""
     rope = {"rope_type": "default", "rope_theta": 1_000_000.0}
-    return Qwen2Config(
+    kind = Qwen3MoeConfig if "num_experts" in SHAPES[shape] else Qwen2Config
+    return kind(
         **SHAPES[shape],
         max_position_embeddings=32768,
         rms_norm_eps=1e-6,
@@ -83,7 +89,7 @@ def build_model(shape: str, seed: int, dtype: str = "bfloat16", end_tokens: int 
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     generator = torch.Generator(device).manual_seed(seed)
     model = model.to_empty(device=device)
-    model.model.rotary_emb = Qwen2RotaryEmbedding(config).to(device)  # Its buffer is in no checkpoint.
+    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)  # Its buffer is in no checkpoint.
     model.tie_weights()
     draw_weights(model, generator)
     ends = draw_end_tokens(SHAPES[shape]["vocab_size"], end_tokens, seed)

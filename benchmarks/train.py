@@ -1,12 +1,12 @@
 """Seconds, MFU and peak memory of training and of scoring with roll's own trainer, on random weights, in this one process.
 
     python benchmarks/train.py --model 0.5b [--lora-rank 0] [--stage 1] [--tokens 32768] [--checkpointing auto]
-        [--compile auto] [--attention auto] [--liger] [--repetitions 4] [--json FILE]
+        [--compile auto] [--attention auto] [--liger] [--router-loss COEFFICIENT] [--repetitions 4] [--json FILE]
 
-    --model: tiny | 0.5b | 1.5b | 7b (benchmarks/models.py), or a model's folder
+    --model: a shape of benchmarks/models.py, or a model's folder
 
 The work is one update over 512 sequences of 128 prompt and 512 response tokens. A forward pass counts 2 operations a
-parameter and token, training three times that (with LoRA twice: a frozen weight has no gradient), whatever is recomputed,
+parameter that a token runs through, training three times that (with LoRA twice: a frozen weight has no gradient), whatever is recomputed,
 against 790 TFLOP/s, which is what a product of bf16 matrices of 8192 x 8192 was seen to reach on an H200. The first three
 repetitions compile and settle what is recomputed; they are left out.
 """
@@ -31,7 +31,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 PEAK = 790e12
 WARM_UP = 3
-SHAPES = ("tiny", "0.5b", "1.5b", "7b")
+SHAPES = ("tiny", "0.5b", "1.5b", "7b", "tiny-moe", "30b-a3b-4")
 
 
 def main() -> int:
@@ -45,6 +45,7 @@ def main() -> int:
     parser.add_argument("--compile", default="auto", choices=("auto", "true", "false"))
     parser.add_argument("--attention", default="auto", choices=("auto", "fa2"))
     parser.add_argument("--liger", action="store_true")
+    parser.add_argument("--router-loss", type=float, help="router_aux_loss_coef")
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp32"))
     parser.add_argument("--sequences", type=int, default=512)
     parser.add_argument("--prompt-tokens", type=int, default=128)
@@ -96,8 +97,8 @@ def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
             torch.cuda.reset_peak_memory_stats()
         seconds["train"].append(timed(lambda number=number: strategy.train_step([micro_batches], PolicyLoss(), 1.0, number)))
     median = {name: statistics.median(values[WARM_UP:]) for name, values in seconds.items()}
-    training = TrainingFlops(shape.parameters, trained=0 if options.lora_rank else shape.parameters)
-    operations = {"forward": 2 * shape.parameters * len(sequences.token_ids), "train": training.of(sequences.lengths)}
+    training = TrainingFlops(shape.active_parameters, trained=0 if options.lora_rank else shape.active_parameters)
+    operations = {"forward": 2 * shape.active_parameters * len(sequences.token_ids), "train": training.of(sequences.lengths)}
     auto = strategy._checkpointing
     result = {
         "model": options.model,
@@ -140,7 +141,7 @@ def build(options: argparse.Namespace, model: Path, device: str) -> Any:
     settings = TrainSettings(
         str(model),
         ModelConfig.model_validate(model_args),
-        TrainingConfig.model_validate({"learning_rate": 1e-6}),
+        TrainingConfig.model_validate({"learning_rate": 1e-6, "router_aux_loss_coef": options.router_loss}),
         DeepSpeedConfig.model_validate({"zero_optimization": {"stage": options.stage}}),
         max_grad_norm=1.0,
         total_updates=100,
@@ -171,7 +172,9 @@ def work(options: argparse.Namespace, vocabulary: int) -> tuple[Any, list[Any]]:
     batch = TrainBatch(sequences, advantages, behaviour, np.zeros(len(mask), np.int32), None)
     weights = loss_weights(sequences, "token-mean")
     ((*forwards,),) = packing.split(sequences.lengths, 1, options.tokens).ranks
-    return sequences, [MicroBatch(packing.take(batch, indices), packing.select_tokens(weights, sequences, indices)) for indices in forwards]
+    return sequences, [
+        MicroBatch(packing.take(batch, indices), packing.select_tokens(weights, sequences, indices), tuple(indices)) for indices in forwards
+    ]
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from peft import PeftModel
 from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.lora.layer import ParamWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -25,16 +26,15 @@ class WeightView:
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:
         causal = model.get_base_model() if isinstance(model, PeftModel) else model
         self._model: dict[str, nn.Parameter] = {}
-        self._layers: dict[str, LoraLinear] = {}
+        self._layers: dict[str, LoraLinear | ParamWrapper] = {}
         for name, parameter in causal.named_parameters():
-            if ".lora_" in name:
-                continue
-            plain = name.replace(".base_layer.", ".")
-            self._model[plain] = parameter
-            if plain != name and name.endswith(".base_layer.weight"):
-                layer = causal.get_submodule(name.removesuffix(".base_layer.weight"))
-                assert isinstance(layer, LoraLinear)
-                self._layers[plain] = layer
+            if ".lora_" not in name:
+                self._model[name.replace(".base_layer", "")] = parameter
+        for name, module in causal.named_modules():
+            if isinstance(module, LoraLinear | ParamWrapper):
+                # Wrappers of several parameters of one module, as of fused experts, stand one in another.
+                adapted = module.parameter_name if isinstance(module, ParamWrapper) else "weight"
+                self._layers[f"{name}.{adapted}".replace(".base_layer", "")] = module
         self._adapter = {name.replace(f".{ADAPTER}.", "."): parameter for name, parameter in model.named_parameters() if ".lora_" in name}
 
     def model_specs(self) -> list[TensorSpec]:
@@ -80,10 +80,26 @@ class WeightView:
             return weight
         layer = self._layers[name]
         down, up = (part[ADAPTER].get_parameter("weight").detach().float() for part in (layer.lora_A, layer.lora_B))
-        left, right = (down.t(), up.t()) if layer.fan_in_fan_out else (up, down)
         # In fp32, and rounded once: merging in bf16 would lose most of a small adapter. PEFT rounds the product, too.
+        if weight.dim() == 3:
+            assert isinstance(layer, ParamWrapper)
+            change = layer.scaling[ADAPTER] * expert_changes(down, up, len(weight))
+            return (weight.float() + (change if layer._did_swap_in_out_features else change.transpose(1, 2))).to(weight.dtype)
+        left, right = (down.t(), up.t()) if layer.fan_in_fan_out else (up, down)
         return torch.addmm(weight.float(), left, right, alpha=layer.scaling[ADAPTER]).to(weight.dtype)
 
     def _spec(self, name: str, parameter: nn.Parameter) -> TensorSpec:
         shape = self.shape(parameter)
         return TensorSpec(name, str(parameter.dtype), shape, math.prod(shape) * parameter.element_size())
+
+
+def expert_changes(down: Tensor, up: Tensor, experts: int) -> Tensor:
+    """[E, out, in], B A of each of E experts, from the matrices in which PEFT keeps those of all of them.
+
+    Args:
+        down: [E r, in], A: the experts one after another.
+        up: [out, r E], B: the experts alternate.
+    """
+    a = down.view(experts, -1, down.shape[1])
+    b = up.view(up.shape[0], -1, experts).permute(2, 0, 1)
+    return torch.bmm(b, a)

@@ -14,7 +14,7 @@ from roll.models.layers import compile_layers
 from roll.models.load import PackedModel, load_causal_model
 from roll.strategies.base import Rank
 from roll.strategies.deepspeed_compile import compiling_in_turn
-from roll.strategies.deepspeed_setup import deepspeed_config, gather_whole_layers, join
+from roll.strategies.deepspeed_setup import deepspeed_config, gather_whole_experts, gather_whole_layers, join
 from roll.strategies.deepspeed_swap import own_swap
 from roll.strategies.memory_guard import OFFLOAD, told_of_memory
 from roll.strategies.offload import Offload
@@ -44,6 +44,7 @@ class DeepSpeedScore(PackedScore):
         self._shards_at_load = HfDeepSpeedConfig(config)
         enter("loading the model")
         policy = settings.wrap(load_causal_model(settings.model_path, settings.model_args))
+        gather_whole_experts(policy.causal)
         if compiled:
             compile_layers(policy.causal)
             gather_whole_layers(policy.causal)

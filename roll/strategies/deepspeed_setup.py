@@ -15,6 +15,7 @@ from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.schema.model import TrainingConfig
 from roll.errors import ConfigError, Fault
 from roll.models.layers import decoder_layers
+from roll.models.routers import expert_blocks
 from roll.models.sequence_parallel import SequenceGroup, not_shared_out
 from roll.strategies.base import Rank
 from roll.strategies.deepspeed_optimizers import Place, make_optimizer, make_schedule
@@ -62,6 +63,17 @@ def gather_whole_layers(causal: PreTrainedModel) -> None:
     """
     if kinds := {type(layer) for layer in decoder_layers(causal)}:
         causal.enable_input_require_grads()
+        set_z3_leaf_modules(causal, list(kinds))
+
+
+def gather_whole_experts(causal: PreTrainedModel) -> None:
+    """Let ZeRO-3 gather a router and its experts before the block runs, not each part as it is used.
+
+    Which experts a rank uses depends on its tokens, and PEFT reads the parts of an adapter on fused experts without calling them: the
+    hooks that gather would run on some ranks alone, which would wait for the others, or on none. DeepSpeed does so of itself for
+    three families.
+    """
+    if kinds := expert_blocks(causal):
         set_z3_leaf_modules(causal, list(kinds))
 
 

@@ -30,6 +30,7 @@ from roll.strategies.deepspeed_files import TAG, load_states, random_file
 from roll.strategies.deepspeed_reading import load
 from roll.strategies.deepspeed_setup import (
     deepspeed_config,
+    gather_whole_experts,
     gather_whole_layers,
     join,
     optimizer_and_schedule,
@@ -54,6 +55,7 @@ from roll.strategies.memory_guard import (
 from roll.strategies.metric_sums import MetricSums
 from roll.strategies.offload import Offload, tensors_in
 from roll.strategies.recompute import AutoCheckpointing
+from roll.strategies.router_balance import router_balance
 from roll.strategies.scoring import score
 from roll.strategies.settings import TrainSettings
 from roll.strategies.without_zero import missing_scale, undo_first_step
@@ -91,6 +93,7 @@ class DeepSpeedTrain:
             buffer.data = buffer.data.to(rank.device)
         self._is_lora = model_args.lora_target is not None
         self._over = sequence_group(settings.deepspeed, model.causal, rank)
+        self._balance = router_balance(settings.training, model.causal, rank)
         self._arrange_layers(model)
         optimizer, schedule = optimizer_and_schedule(model, settings.training, settings.deepspeed, settings.total_updates, rank)
         self._finite = FiniteWatch(model, rank, settings.training.max_consecutive_skips)
@@ -116,6 +119,8 @@ class DeepSpeedTrain:
                 keep_inputs(causal, partial(shared_inputs, bool(keeping.get("cpu_checkpointing"))))
             elif keeping.get("cpu_checkpointing"):
                 keep_inputs(causal, on_host)
+        if self._shards_at_load:
+            gather_whole_experts(causal)
         if compiles(model_args, self._rank.device == "cuda"):
             compile_layers(causal)
             if self._shards_at_load:
@@ -152,6 +157,8 @@ class DeepSpeedTrain:
                 skipped, norm_scale = self._engine.skipped_steps, missing_scale(self._engine)
                 if self._checkpointing:
                     self._checkpointing.before_update()
+                if self._balance:
+                    self._balance.begin_update(micro_batches)
                 version = policy_version if number == 0 else None
                 self._accumulate(micro_batches, lambda part, version=version: self._loss(part, loss, temperature, sums, version))
                 scalars[f"{metric_prefix}/lr"] = float(self._engine.get_lr()[0])  # `step` goes on to the next update's
@@ -160,6 +167,8 @@ class DeepSpeedTrain:
                 scalars[f"{metric_prefix}/skipped_updates"] += skipped
                 self._finite.settle(skipped > 0)
             self._finite.check()
+        if self._balance:
+            self._balance.report(sums)
         if (norm := self._engine.get_global_grad_norm()) is not None:  # plain fp32 without ZeRO does not keep it
             scalars[f"{metric_prefix}/grad_norm"] = float(norm) / norm_scale
         if (loss_scale := scale_of(self._engine)) is not None:
@@ -196,10 +205,14 @@ class DeepSpeedTrain:
     def _backward(self, micro_batch: MicroBatch, loss: Tensor) -> None:
         self._engine.backward(self._finite.loss(loss) * missing_scale(self._engine))
         self._finite.ran(micro_batch)
+        if self._balance:
+            self._balance.end()
 
     def _loss(self, micro_batch: MicroBatch, loss: Loss, temperature: float, sums: MetricSums, version: int | None) -> Tensor:
         batch, device = micro_batch.batch, self._rank.device
         sequences = batch.sequences
+        if self._balance:
+            self._balance.begin(micro_batch)
         outputs = self._engine(packed_inputs(sequences, device, temperature, batch.teacher_states, self._over))
         inputs = loss_inputs(batch, device)
         token_losses = loss(*outputs, inputs)

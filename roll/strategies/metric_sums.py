@@ -38,6 +38,12 @@ class MetricSums:
             self._counted[name] = self._counted.get(name, 0.0) + torch.where(counts_in, values, 0.0).sum(dtype=torch.float64)
             self._counts[name] = self._counts.get(name, 0.0) + counts_in.sum(dtype=torch.float64)
 
+    def weigh(self, metrics: Mapping[str, Tensor], tokens: int) -> None:
+        """Scalars of a micro-batch, which count by its tokens, prompts included."""
+        for name, value in metrics.items():
+            self._counted[name] = self._counted.get(name, 0.0) + value.double() * tokens
+            self._counts[name] = self._counts.get(name, 0.0) + torch.full_like(value, tokens, dtype=torch.float64)
+
     def add_mismatch(self, difference: Tensor, current: Tensor, spanning: Tensor) -> None:
         """Trainer against engine.
 

@@ -45,6 +45,42 @@ def small_tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def expert_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mixture of experts of Qwen3's kind: each token runs through 2 of 8."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    from examples.tiny.make_model import END_ID, PAD_ID, build_model, build_tokenizer
+
+    config = AutoConfig.for_model(
+        "qwen3_moe",
+        vocab_size=build_model(seed=0).config.vocab_size,
+        hidden_size=128,
+        moe_intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_experts=8,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        initializer_range=0.1,  # the routers then differ clearly among the experts
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        eos_token_id=END_ID,
+        pad_token_id=PAD_ID,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        model = AutoModelForCausalLM.from_config(config)
+    model.generation_config = GenerationConfig(eos_token_id=END_ID, pad_token_id=PAD_ID)
+    folder = tmp_path_factory.mktemp("models") / "experts"
+    model.save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def with_head(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small model with a head that is not 0, as a reward model has it: every layer then has a gradient."""
     import torch

@@ -45,9 +45,10 @@ def policy(model: Path, seed: int | None = None) -> PackedPolicy:
     return PackedPolicy(causal)
 
 
-def adapted(model: Path, seed: int) -> PackedPolicy:
+def adapted(model: Path, seed: int, target: str = "all-linear") -> PackedPolicy:
     """The model with a LoRA adapter that changes what it says."""
-    peft_model = add_lora(load_causal_model(str(model), MODEL_ARGS), MODEL_ARGS, seed)
+    chosen = MODEL_ARGS.model_copy(update={"lora_target": target})
+    peft_model = add_lora(load_causal_model(str(model), chosen), chosen, seed)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in peft_model.named_parameters():
         if ".lora_B." in name:

@@ -172,7 +172,7 @@ REFUSED = {
     "<role>.router_replay": "experts are routed anew in training",
     "<role>.model_args.adapter_name_or_path": "merge the adapter into the model, and give that folder as model_name_or_path",
     "<role>.model_args.additional_target": "name every module in lora_target; none is trained whole beside an adapter",
-    "<role>.model_args.moe_aux_loss_coef": "no loss of the router is added to the policy's",
+    "<role>.model_args.moe_aux_loss_coef": "training_args.router_aux_loss_coef weighs the routers' loss",
     "<role>.model_args.model_config_kwargs": "change the model's config.json",
     "<role>.model_args.freeze_module_prefix": "use lora_target to train a part of the model",
 }

@@ -91,6 +91,11 @@ class TrainingConfig(StrictConfig):
     max_consecutive_skips: NonNegativeInt = Field(
         10, description="The run ends after this many consecutive skipped updates, whose loss or gradient was not finite; 0: never."
     )
+    router_aux_loss_coef: NonNegativeFloat | None = Field(
+        None,
+        description="Mixtures of experts: weight of the routers' load-balancing loss, beside the loss that is learnt; 0 measures it alone "
+        "(`router/aux_loss`, `router/load_max`). Neither if not given.",
+    )
     num_train_epochs: PositiveInt = Field(
         1, description="Passes over given rows, after which the run ends, unless `max_steps` ends it earlier; not in RLVR."
     )

@@ -45,13 +45,14 @@ WRITERS = (
     "algorithms/value_loss.py",
     "strategies/deepspeed_train.py",
     "strategies/metric_sums.py",
+    "models/routers.py",
     "workers/actor_train.py",
     "workers/actor_infer.py",
     "workers/environments.py",
 )
 """Modules that make metrics; others read them."""
 METRIC = re.compile(
-    r"(run|sampling|engine|episode|environment|reward|response|staleness|policy|critic|\{metric_prefix\}|"
+    r"(run|sampling|engine|episode|environment|reward|response|staleness|policy|critic|router|\{metric_prefix\}|"
     r"mismatch|val|time|throughput|memory|sft|dpo|reward_model|distill)/[^ ]+"
 )
 OWN_KEYS = tuple(f"{kind.arguments}." for kind in KINDS.values())

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
@@ -180,3 +181,26 @@ def test_an_exported_adapter_loads_and_is_the_same_policy(tiny_model: Path, tmp_
     assert described["lora_alpha"] == 12
     assert described["inference_mode"] is True
     assert set(described["target_modules"]) == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_merged_experts_and_routers_are_pefts(dtype: torch.dtype) -> None:
+    shape = {"vocab_size": 32, "hidden_size": 16, "moe_intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape |= {"head_dim": 8, "num_key_value_heads": 1, "num_experts": 5, "num_experts_per_tok": 2}
+    plain: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", **shape), dtype=dtype)
+    names = list(dict(plain.named_parameters()))
+    chosen = ModelConfig.model_validate({"lora_target": "all-linear", "lora_rank": 3, "lora_alpha": 12.0})
+    model = add_lora(plain, chosen, seed=3)
+    for name, parameter in model.named_parameters():
+        if ".lora_B." in name:
+            parameter.data.normal_(std=0.1, generator=torch.Generator().manual_seed(1))
+    view = WeightView(model)
+    got = all_tensors(view, adapter=False)
+    exact = copy.deepcopy(model).double().merge_and_unload()  # pyright: ignore[reportCallIssue]
+    expected, start = dict(exact.named_parameters()), {name: view._model[name] for name in got}
+    assert sorted(got) == sorted(expected) == sorted(names)
+    for name, tensor in got.items():
+        assert tensor.dtype == dtype
+        off = (tensor.double() - expected[name].data).abs()
+        assert (off <= 1e-6 + (0 if dtype == torch.float32 else 2**-8) * expected[name].data.abs()).all(), name
+        assert torch.equal(tensor, start[name]) != any(part in name for part in ("_proj", "mlp.gate")), name

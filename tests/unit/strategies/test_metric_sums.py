@@ -20,6 +20,14 @@ def test_sums_over_micro_batches_by_hand() -> None:
     assert not result.counts
 
 
+def test_scalars_of_micro_batches_count_by_their_tokens() -> None:
+    sums, other = MetricSums(), MetricSums()
+    sums.weigh({"router/aux_loss": torch.tensor(2.0)}, 30)
+    sums.weigh({"router/aux_loss": torch.tensor(5.0)}, 0)  # a filler
+    other.weigh({"router/aux_loss": torch.tensor(4.0)}, 10)
+    assert merge([sums.result({}), other.result({})])["router/aux_loss"] == pytest.approx(2.5)
+
+
 def test_mismatch_leaves_other_versions_out_whatever_they_hold() -> None:
     sums = MetricSums()
     whole = torch.tensor([False, False, False])

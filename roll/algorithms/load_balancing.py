@@ -1,0 +1,28 @@
+"""The auxiliary loss of a mixture of experts, which grows as a router sends tokens to fewer experts. A pure tensor function."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def load_balancing(router_logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """The loss E * sum_i f_i P_i of one router, and the largest load of an expert over the mean load.
+
+    f_i is how many of a token's k choices fall on expert i, mean over tokens; P_i is its probability, mean over tokens. The loss is k
+    where loads and probabilities are even, and at most E. f has no gradient. Source: Switch Transformer, arXiv 2101.03961, equations
+    4 to 6, with k choices a token as in transformers' `load_balancing_loss_func`.
+
+    Args:
+        router_logits: [T, E] of all tokens of a micro-batch.
+        top_k: k, experts of a token.
+
+    Returns:
+        Two scalars in the precision of the softmax, fp32 or more; the second has no gradient.
+    """
+    experts = router_logits.shape[-1]
+    precision = torch.promote_types(router_logits.dtype, torch.float32)
+    probabilities = router_logits.softmax(-1, dtype=precision)
+    chosen = probabilities.detach().topk(top_k, -1).indices
+    load = torch.zeros_like(probabilities).scatter_(1, chosen, 1.0).mean(0)
+    return experts * (load * probabilities.mean(0)).sum(), load.max() * experts / top_k

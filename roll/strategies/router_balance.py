@@ -1,0 +1,73 @@
+"""The routers' auxiliary loss in an update: weighed by tokens over micro-batches and ranks, and reported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from roll.config.schema.model import TrainingConfig
+from roll.errors import ConfigError, Fault
+from roll.models.routers import RouterLoss, balanced_routers
+from roll.strategies.base import MicroBatch, Rank
+from roll.strategies.metric_sums import MetricSums
+
+
+class RouterBalance:
+    """Adds `coefficient` * sum over the update's micro-batches, on all ranks, of (tokens / tokens of the update) * loss of the routers.
+
+    The loss is of all tokens of a micro-batch, those of prompts included, as in transformers; packing leaves no padding among them.
+    """
+
+    def __init__(self, loss: RouterLoss, coefficient: float, rank: Rank) -> None:
+        self._loss, self._coefficient, self._rank = loss, coefficient, rank
+        self._total = torch.ones((), device=rank.device)
+        self._tokens = 0
+        self._measured: list[tuple[dict[str, Tensor], int]] = []
+
+    def begin_update(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """Count the tokens of an update over all ranks. Collective; does not wait for the device."""
+        total = torch.tensor(float(sum(map(tokens_of_samples, micro_batches))), device=self._rank.device)
+        if self._rank.world_size > 1:
+            torch.distributed.all_reduce(total)
+        self._total = total.clamp(min=1.0)
+
+    def begin(self, micro_batch: MicroBatch) -> None:
+        """Its forward pass comes."""
+        self._tokens = tokens_of_samples(micro_batch)
+        # DeepSpeed averages gradients over ranks.
+        weight = self._coefficient * self._tokens * self._rank.world_size / self._total
+        self._loss.begin(weight if self._coefficient else None)
+
+    def end(self) -> None:
+        """Its backward pass is over, and with it what was recomputed."""
+        self._measured.append((self._loss.end(), self._tokens))
+
+    def report(self, sums: MetricSums) -> None:
+        """Add what was measured since the last report."""
+        for metrics, tokens in self._measured:
+            sums.weigh(metrics, tokens)
+        self._measured.clear()
+
+
+def tokens_of_samples(micro_batch: MicroBatch) -> int:
+    """Prompt and response tokens; 0 of a filler, which holds no sample."""
+    return len(micro_batch.batch.sequences.token_ids) if micro_batch.samples else 0
+
+
+def router_balance(training: TrainingConfig, causal: PreTrainedModel, rank: Rank) -> RouterBalance | None:
+    """None if `router_aux_loss_coef` is not given.
+
+    Raises:
+        ConfigError: the model has no routers that the loss holds for.
+    """
+    coefficient = training.router_aux_loss_coef
+    if coefficient is None:
+        return None
+    if routers := balanced_routers(causal):
+        return RouterBalance(RouterLoss(routers), coefficient, rank)
+    where = f"{rank.role}.training_args.router_aux_loss_coef"
+    problem = f"{coefficient:g}, but the model ({causal.config.model_type}) has no routers that choose experts by a softmax"
+    raise ConfigError([Fault(where, problem, "remove it")])

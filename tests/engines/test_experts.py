@@ -1,0 +1,79 @@
+"""A mixture of experts in vLLM on the CPU: its log-probs are the trainer's, before and after a sync, in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from roll.models.load import PackedPolicy
+from roll.types import Sampling
+from tests.engines.generating import PROMPTS, Running, adapted, log_probs, policy, running, said
+
+pytestmark = pytest.mark.full
+TOLERANCE = 1e-5
+"""Nats a token."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet() -> Iterator[None]:
+    """What the worker layer sets for an engine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def engine(expert_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """An engine that takes whole weights."""
+    with running("vllm", expert_model, tmp_path_factory.mktemp("experts")) as one:
+        yield one
+
+
+def largest_difference(one: Running, before: PackedPolicy | None = None) -> float:
+    """Between engine and trainer, over all sampled tokens; with `before`, the trainer then must not be at that policy."""
+    worst, moved = 0.0, 0.0
+    for prompt, completions in zip(PROMPTS, one.generate(PROMPTS, Sampling(30, samples=4)), strict=True):
+        for completion in completions:
+            assert completion.policy_versions.tolist() == [one.version] * len(completion.token_ids)
+            worst = max(worst, np.abs(said(completion) - log_probs(one.policy, prompt, completion, 1.0)).max())
+            if before is not None:
+                moved = max(moved, np.abs(said(completion) - log_probs(before, prompt, completion, 1.0)).max())
+    assert before is None or moved > 0.1
+    return worst
+
+
+def test_whole_weights(engine: Running, expert_model: Path) -> None:
+    assert largest_difference(engine) < TOLERANCE
+    before = engine.policy
+    engine.push(policy(expert_model, seed=1))
+    assert largest_difference(engine, before) < TOLERANCE
+
+
+def test_experts_alone_reach_the_engine(engine: Running, expert_model: Path) -> None:
+    engine.push(policy(expert_model))
+    before, moved = engine.policy, policy(expert_model)
+    for name, parameter in moved.causal.named_parameters():
+        if ".experts." in name:
+            parameter.data.mul_(1.5)
+    engine.push(moved)
+    assert largest_difference(engine, before) < TOLERANCE
+
+
+def test_an_adapter_of_experts_and_routers_that_is_merged(engine: Running, expert_model: Path) -> None:
+    engine.push(policy(expert_model))
+    before = engine.policy
+    engine.push(adapted(expert_model, seed=2))
+    assert largest_difference(engine, before) < TOLERANCE
+
+
+@pytest.mark.parametrize("target", ["q_proj,k_proj,v_proj,o_proj", "all-linear"])
+def test_an_adapter_by_itself(target: str, expert_model: Path, tmp_path: Path) -> None:
+    with running("vllm_lora", expert_model, tmp_path) as one:
+        assert largest_difference(one) < TOLERANCE
+        before = one.policy
+        one.push_adapter(adapted(expert_model, 2, target))
+        assert largest_difference(one, before) < TOLERANCE
