@@ -23,6 +23,21 @@ def test_dapo_draws_until_the_step_is_full(world: World) -> None:
         assert line["policy/grad_norm"] > 0
 
 
+def test_a_policy_learns_the_distributions_of_its_teacher(world: World) -> None:
+    """From the random model, whose samples the warmed-up one judges: no reward, no reference. It goes on from a checkpoint as it was."""
+    teacher = ("pretrain=output/tiny/model", "teacher.model_args.model_name_or_path=warm/export", "max_steps=4", "save_steps=2")
+    outcome = world.run(*recipe("on_policy_distillation_full", "distilled"), *teacher)
+    assert outcome.status == 0, outcome.output
+    lines = world.metrics("distilled")[1:]
+    apart = [line["distill/divergence"] for line in lines]
+    assert all(line["time/teacher"] > 0 and line["policy/loss"] == 0 and line["reward/mean"] == 0 for line in lines)
+    assert apart[0] > apart[-1] > 0
+    world.go_back("distilled", "distilled_again", last=4)
+    outcome = world.run(*recipe("on_policy_distillation_full", "distilled_again"), *teacher)
+    assert outcome.status == 0, outcome.output
+    assert [line["distill/divergence"] for line in world.metrics("distilled_again")[1:]] == pytest.approx(apart, abs=1e-4)
+
+
 def test_remax_compares_with_a_greedy_answer(world: World) -> None:
     one = ("rollout_batch_size=64", "actor_train.training_args.per_device_train_batch_size=32")
     outcome = world.run(*recipe("remax", "remax", "max_steps=2", *one))
