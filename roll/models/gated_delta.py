@@ -14,7 +14,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +83,7 @@ def kernels(layer: nn.Module) -> Callable[[Tensor], DeltaKernels]:
 
 def uncompiled(rule: Rule, convolution: Convolution) -> DeltaKernels:
     """Kernels that a compiled layer calls as they are: what they do depends on where sequences start, or is a kernel already."""
-    return DeltaKernels(torch.compiler.disable(rule), torch.compiler.disable(convolution))
+    return DeltaKernels(cast(Rule, torch.compiler.disable(rule)), cast(Convolution, torch.compiler.disable(convolution)))
 
 
 def _installed(package: str) -> bool:

@@ -114,6 +114,7 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         names = [name for name, _ in self.model.named_parameters()]
         self._expected = {name for name in names if not self._also_sees or name.startswith(TEXT_MODEL)}
         self._received: set[str] = set()
+        self._expert_kernels = self._take_expert_kernels()
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -140,6 +141,8 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         missing = (self._expected - self._received) | {f"{name} (in part)" for name in self._half_loaded()}
         finalize_layerwise_reload(self.model, self.model_config)
         self._finish_tied_heads()
+        for method, kernel in self._expert_kernels:
+            method.moe_kernel = method.moe_kernel or kernel
         if missing:
             raise WeightSyncError(f"{len(missing)} parameters of the engine were not sent: {', '.join(sorted(missing)[:5])}")
 
@@ -159,6 +162,22 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         for name, layer in self.model.named_modules():
             if isinstance(layer, ParallelLMHead) and f"{name}.weight" not in self._expected:
                 layer.quant_method.process_weights_after_loading(layer)
+
+    def _take_expert_kernels(self) -> list[tuple[Any, Any]]:
+        """On the CPU, the methods of fused experts with the kernels taken from them; elsewhere nothing.
+
+        On the CPU experts are packed where a method without a kernel makes one. vLLM 0.32 keeps the kernel over an update, and so would
+        leave the new weights unpacked.
+        """
+        from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+        if torch.device(self.device).type != "cpu":
+            return []
+        methods = [getattr(layer, "quant_method", None) for layer in self.model.modules()]
+        kernels = [(method, method.moe_kernel) for method in methods if isinstance(method, UnquantizedFusedMoEMethod)]
+        for method, _ in kernels:
+            method.moe_kernel = None
+        return kernels
 
     def shutdown(self) -> None:
         """Close the route."""

@@ -33,12 +33,24 @@ def test_the_routers_loss(refused: Callable[..., str], overrides: list[str], pla
     assert any(value in one and remedy in one for one in said), message
 
 
-def test_dropout_of_an_adapter_on_experts(refused: Callable[..., str], tiny_model: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def experts(tiny_model: Path, tmp_path: Path) -> Path:
+    """A model's folder whose configuration is that of a mixture of experts."""
     for file in tiny_model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | EXPERTS))
+    return tmp_path
+
+
+def test_adapters_that_the_engine_cannot_take(refused: Callable[..., str], experts: Path) -> None:
+    message = refused(f"pretrain={experts}", "+actor_train.model_args.lora_target='q_proj,v_proj'", "+weight_sync.lora=adapter")
+    assert "weight_sync.lora: adapter, but on the CPU vLLM takes no adapter beside a mixture of experts" in message
+    assert "set it to merged" in message
+
+
+def test_dropout_of_an_adapter_on_experts(refused: Callable[..., str], experts: Path) -> None:
     adapter = ["+actor_train.model_args.lora_target=all-linear", "+actor_train.model_args.lora_dropout=0.1"]
-    message = refused(f"pretrain={tmp_path}", *adapter)
+    message = refused(f"pretrain={experts}", *adapter)
     assert "actor_train.model_args.lora_dropout: 0.1, but lora_target all-linear adapts fused experts" in message
     assert "lora_target to q_proj,k_proj,v_proj,o_proj" in message

@@ -68,12 +68,3 @@ def test_an_adapter_of_experts_and_routers_that_is_merged(engine: Running, exper
     before = engine.policy
     engine.push(adapted(expert_model, seed=2))
     assert largest_difference(engine, before) < TOLERANCE
-
-
-@pytest.mark.parametrize("target", ["q_proj,k_proj,v_proj,o_proj", "all-linear"])
-def test_an_adapter_by_itself(target: str, expert_model: Path, tmp_path: Path) -> None:
-    with running("vllm_lora", expert_model, tmp_path) as one:
-        assert largest_difference(one) < TOLERANCE
-        before = one.policy
-        one.push_adapter(adapted(expert_model, 2, target))
-        assert largest_difference(one, before) < TOLERANCE

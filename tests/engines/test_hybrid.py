@@ -78,7 +78,8 @@ def test_updates_over_packed_sequences_are_adamws_over_each_alone(
         assert got.keys() == expected.weights.keys()
         for name, weight in expected.weights.items():
             torch.testing.assert_close(got[name], weight, rtol=0, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
-    assert outcomes[case].first_result.scalars["policy/grad_norm"] == pytest.approx(plain[0].grad_norm, rel=1e-3)
+    if case.stage:  # plain fp32 without ZeRO does not keep it
+        assert outcomes[case].first_result.scalars["policy/grad_norm"] == pytest.approx(plain[0].grad_norm, rel=1e-3)
     assert outcomes[case].resumed.keys() == outcomes[case].second.keys()
     for name, weight in outcomes[case].resumed.items():
         assert torch.equal(weight, outcomes[case].second[name]), name

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from roll.config.derived.model_shape import ModelShape
-from roll.config.derived.placement import model_roles, sequence_parallel
+from roll.config.derived.placement import model_roles, sends_adapter, sequence_parallel, vllm_config
 from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import LearnerConfig
 from roll.errors import Fault
 
 
 def expert_faults(config: Config, shapes: Mapping[str, ModelShape]) -> list[Fault]:
-    """Of every role that learns. `shapes`: of the models at hand, by role; others are checked when they load."""
+    """Of every role that learns, and of what a sync sends. `shapes`: of the models at hand, by role; others are checked when they load."""
     learners = {name: role for name, role in model_roles(config).items() if isinstance(role, LearnerConfig)}
     faults: list[Fault] = []
     for name, role in learners.items():
         faults += [*_router_loss(name, role, shapes.get(name)), *_dropout(name, role, shapes.get(name))]
+    if isinstance(config, RlvrConfig) and sends_adapter(config):
+        faults += _adapter(config, shapes.get("actor_infer"))
     return faults
 
 
@@ -39,3 +42,13 @@ def _dropout(name: str, role: LearnerConfig, shape: ModelShape | None) -> Iterat
     if shape and shape.experts and given.lora_target == "all-linear" and given.lora_dropout:
         problem = f"{given.lora_dropout:g}, but lora_target all-linear adapts fused experts and routers, where PEFT has no dropout"
         yield Fault(f"{name}.model_args.lora_dropout", problem, "set it to 0, or lora_target to q_proj,k_proj,v_proj,o_proj")
+
+
+def _adapter(config: RlvrConfig, shape: ModelShape | None) -> Iterator[Fault]:
+    if shape is None or shape.experts is None or vllm_config(config.actor_infer) is None:
+        return
+    where, remedy = "weight_sync.lora", "set it to merged"
+    if config.actor_infer.device_mapping is None:
+        yield Fault(where, "adapter, but on the CPU vLLM takes no adapter beside a mixture of experts", remedy)
+    elif config.actor_train.model_args.lora_target == "all-linear":
+        yield Fault(where, "adapter, but vLLM does not read PEFT's adapters on fused experts, which all-linear makes", remedy)

@@ -62,6 +62,12 @@ DECLARED = {
         "VocabParallelEmbedding.quant_method": "QuantizeMethodBase",
         "UnquantizedEmbeddingMethod.process_weights_after_loading": "(self, layer)",
     },
+    "vllm/model_executor/layers/fused_moe/unquantized_fused_moe_method.py": {
+        "UnquantizedFusedMoEMethod": "class (FusedMoEMethodBase, CustomOp)",
+    },
+    "vllm/model_executor/layers/fused_moe/fused_moe_method_base.py": {
+        "FusedMoEMethodBase.moe_kernel": "mk.FusedMoEKernel | None",
+    },
     "vllm/v1/engine/async_llm.py": {
         "AsyncLLM": "class (EngineClient)",
         "AsyncLLM.from_engine_args": (
