@@ -32,7 +32,10 @@ class Divergence:
 
     def __call__(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Nats [K] of logits [K, V]."""
-        q, p = (student / self.temperature).log_softmax(-1), (teacher / self.temperature).log_softmax(-1)
+        return self.between((student / self.temperature).log_softmax(-1), (teacher / self.temperature).log_softmax(-1))
+
+    def between(self, q: Tensor, p: Tensor) -> Tensor:
+        """Nats [K] of the student's and the teacher's log-probs [K, C] over the same C categories."""
         if self.kind == "forward_kl":
             return _kl(p, q)
         if self.kind == "reverse_kl":

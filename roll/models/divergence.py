@@ -1,11 +1,12 @@
 """Divergence from a teacher over the whole vocabulary, straight from hidden states, as `head.py` has log-probs.
 
 Logits of student and teacher are formed for a fixed number of tokens at a time, compared, and dropped; the backward pass forms them
-again. Between processes and in memory a teacher is its hidden states [S, H], not its logits [S, V].
+again. Between processes and in memory a teacher is its hidden states [S, H], or its top k, not its logits [S, V].
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,10 @@ from torch.autograd.function import once_differentiable
 from roll.algorithms.divergence import Divergence
 from roll.config.plan.memory import head_tokens
 from roll.models.head import add_product, logits_of
+from roll.models.teacher_top import TeacherTop, in_buckets
 
+Compare = Callable[[Tensor, Tensor], Tensor]
+"""From fp32 logits [K, R] of the student and what the teacher says of the same tokens [K, ...] to nats [K]."""
 TENSORS = 8
 """Tensors of the size of the logits that comparing takes, where log-probs take two."""
 
@@ -32,39 +36,54 @@ def chunked_divergence(hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, t
         teacher_hidden: [S, H'].
         teacher_weight: [V', H'].
     """
-    return _ChunkedDivergence.apply(hidden, weight, teacher_hidden, teacher_weight, measure)
-
-
-def _compared(hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor) -> tuple[Tensor, Tensor]:
-    """fp32 logits [K, shared rows] of student and teacher."""
     rows = min(len(weight), len(teacher_weight))
-    return logits_of(hidden, weight[:rows]), logits_of(teacher_hidden, teacher_weight[:rows])
+
+    def compare(student: Tensor, states: Tensor) -> Tensor:
+        return measure(student, logits_of(states, teacher_weight[:rows]))
+
+    return _ChunkedDivergence.apply(hidden, weight, teacher_hidden, compare, rows)
+
+
+def chunked_top_divergence(hidden: Tensor, weight: Tensor, encoded: Tensor, top: TeacherTop, measure: Divergence) -> Tensor:
+    """Nats [S] of `measure` over the teacher's top k tokens and all others as one. Differentiable in hidden and weight.
+
+    Args:
+        hidden: [S, H].
+        weight: [V, H].
+        encoded: fp32 [S, top.width], see `TeacherTop.encode`.
+    """
+
+    def compare(student: Tensor, part: Tensor) -> Tensor:
+        p, token_ids = top.decode(part)
+        return measure.between(in_buckets((student / top.temperature).log_softmax(-1), token_ids), p)
+
+    return _ChunkedDivergence.apply(hidden, weight, encoded, compare, top.rows)
 
 
 class _ChunkedDivergence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, measure: Divergence) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, teacher: Tensor, compare: Compare, rows: int) -> Tensor:
         out = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
-        for part in _chunks(len(hidden), len(weight)):
-            out[part] = measure(*_compared(hidden[part], weight, teacher_hidden[part], teacher_weight))
+        for part in chunks(len(hidden), len(weight)):
+            out[part] = compare(logits_of(hidden[part], weight[:rows]), teacher[part])
         # The weight is kept by reference, not saved: under ZeRO-3 its storage is gathered anew for the backward pass.
-        ctx.weight, ctx.teacher_weight, ctx.measure = weight, teacher_weight, measure
-        ctx.save_for_backward(hidden, teacher_hidden)
+        ctx.weight, ctx.compare, ctx.rows = weight, compare, rows
+        ctx.save_for_backward(hidden, teacher)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
-        hidden, teacher_hidden = ctx.saved_tensors
+        hidden, teacher = ctx.saved_tensors
         weight: Tensor = ctx.weight
-        rows = min(len(weight), len(ctx.teacher_weight))
+        rows: int = ctx.rows
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if ctx.needs_input_grad[1] else None
-        for part in _chunks(len(hidden), len(weight)):
-            student, teacher = _compared(hidden[part], weight, teacher_hidden[part], ctx.teacher_weight)
+        for part in chunks(len(hidden), len(weight)):
+            student = logits_of(hidden[part], weight[:rows])
             with torch.enable_grad():
                 student.requires_grad_()
-                (slope,) = torch.autograd.grad(ctx.measure(student, teacher), student, grad[part])
+                (slope,) = torch.autograd.grad(ctx.compare(student, teacher[part]), student, grad[part])
             slope = slope.to(weight.dtype)
             torch.mm(slope, weight[:rows], out=grad_hidden[part])
             if grad_weight is not None:
@@ -72,6 +91,7 @@ class _ChunkedDivergence(torch.autograd.Function):
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
 
 
-def _chunks(tokens: int, vocabulary: int) -> list[slice]:
+def chunks(tokens: int, vocabulary: int) -> list[slice]:
+    """Tokens whose logits are formed and compared at a time."""
     size = max(16, head_tokens(vocabulary) * 2 // TENSORS)
     return [slice(start, start + size) for start in range(0, tokens, size)]

@@ -43,6 +43,8 @@ class LogProbHead(nn.Module):
     ) -> Any:
         """Logits [..., V] of hidden [..., H], as `nn.Linear` would; with targets the pair (log_probs, entropy).
 
+        Without targets, but with `more`, what `more` says alone.
+
         Args:
             hidden: [T, H] when targets are given.
             targets: [T] token ids whose log-probs are wanted.
@@ -53,7 +55,7 @@ class LogProbHead(nn.Module):
             fp32 [T] natural-log probability of each target, fp32 [T] entropy in nats, and what `more` says.
         """
         if targets is None:
-            return nn.functional.linear(hidden, self.weight)
+            return nn.functional.linear(hidden, self.weight) if more is None else more(hidden, self.weight)
         found = chunked_log_probs(hidden, self.weight, targets, temperature)
         return found if more is None else (*found, more(hidden, self.weight))
 

@@ -1,4 +1,4 @@
-"""Distillation's two models: a teacher that says its last hidden states, and a student that compares itself with them."""
+"""Distillation's two models: a teacher that gives its last hidden states, or its top k, and a student that compares itself with them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from transformers.utils.hub import cached_file
 from roll.algorithms.divergence import Divergence
 from roll.config.schema.model import ModelConfig
 from roll.errors import DataError, Fault
-from roll.models.divergence import chunked_divergence
+from roll.models.divergence import chunked_divergence, chunked_top_divergence, chunks
+from roll.models.head import LogProbHead, logits_of
 from roll.models.load import DTYPES, PackedInputs, PackedModel, PackedPolicy, load_policy, unreadable
+from roll.models.teacher_top import TeacherTop
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -30,6 +32,43 @@ class PackedTeacher(PackedModel):
     def forward(self, inputs: PackedInputs) -> tuple[Tensor]:
         """[S, H]: before the output matrix, of the token before each of `inputs.scored`."""
         return (self.hidden(inputs).index_select(0, inputs.scored - 1),)
+
+
+class PackedTopTeacher(PackedModel):
+    """A model whose forward pass yields its most probable tokens instead of the log-probs of chosen ones."""
+
+    def __init__(self, model: PreTrainedModel, top: TeacherTop) -> None:
+        super().__init__(model)
+        self.top = top
+
+    def forward(self, inputs: PackedInputs) -> tuple[Tensor]:
+        """fp32 [S, width], see `TeacherTop.encode`. Logits are formed for a few tokens at a time."""
+        head = self.causal.get_output_embeddings()
+        assert isinstance(head, LogProbHead)
+
+        def say(hidden: Tensor, weight: Tensor) -> Tensor:
+            out = torch.empty(len(hidden), self.top.width, device=hidden.device)
+            for part in chunks(len(hidden), len(weight)):
+                out[part] = self.top.encode(logits_of(hidden[part], weight[: self.top.rows]))
+            return out
+
+        # One call of the head: under ZeRO-3 every rank gathers its weight once, however many tokens it has.
+        return (head(self.hidden(inputs).index_select(0, inputs.scored - 1), more=say),)
+
+
+class PackedTopStudent(PackedPolicy):
+    """A policy that also says how far its distributions are from a teacher's, where it is given the teacher's top k."""
+
+    def __init__(self, model: PreTrainedModel | PeftModel, top: TeacherTop, measure: Divergence) -> None:
+        super().__init__(model)
+        self.top, self.measure = top, measure
+
+    def forward(self, inputs: PackedInputs) -> tuple[Tensor, ...]:
+        """As of `PackedStudent`."""
+        encoded = inputs.teacher_states
+        if encoded is None:
+            return super().forward(inputs)
+        return self.scored(inputs, lambda hidden, weight: chunked_top_divergence(hidden, weight, encoded, self.top, self.measure))
 
 
 class PackedStudent(PackedPolicy):
@@ -71,14 +110,33 @@ def student_loader(teacher: str, teacher_args: ModelConfig, measure: Divergence)
     return partial(load_student, teacher=teacher, names=names, dtype=teacher_args.dtype, measure=measure)
 
 
-def output_names(path: str, trust_remote_code: bool) -> list[str]:
-    """Names that a model's checkpoint may give its output matrix: its own, and where it is the embedding too, that one's."""
+def load_top_student(path: str, model_args: ModelConfig, seed: int, top: TeacherTop, measure: Divergence) -> PackedTopStudent:
+    """The policy, which needs nothing of the teacher beforehand. Raises as `load_causal_model`."""
+    return PackedTopStudent(load_policy(path, model_args, seed).model, top, measure)
+
+
+def _without_weights(path: str, trust_remote_code: bool) -> tuple[Any, Any]:
+    """A model's configuration, and the model without memory.
+
+    Raises:
+        DataError: the configuration cannot be read.
+    """
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise DataError([unreadable(path, "model", error)]) from error
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        return config, AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+
+
+def output_rows(path: str, trust_remote_code: bool) -> int:
+    """Rows of a model's output matrix. Raises as `_without_weights`."""
+    return len(_without_weights(path, trust_remote_code)[1].get_output_embeddings().weight)
+
+
+def output_names(path: str, trust_remote_code: bool) -> list[str]:
+    """Names that a model's checkpoint may give its output matrix: its own, and where it is the embedding too, that one's."""
+    config, model = _without_weights(path, trust_remote_code)
     found: list[Any] = [model.get_output_embeddings()]
     if config.get_text_config().tie_word_embeddings:
         found.append(model.get_input_embeddings())

@@ -29,7 +29,6 @@ from roll.config.schema.roles import (
     ServedConfig,
 )
 from roll.models.load import PackedPolicy, load_policy
-from roll.models.student import PackedTeacher
 from roll.models.value import load_values
 from roll.pipeline.role_models import model_path, model_shape, training_flops
 from roll.rewards.chat_api import ApiChat, ApiModel
@@ -221,9 +220,9 @@ class Roles:
         assert config.reference is not None
         return self.score("reference", config.reference, temperature)
 
-    def teacher(self, role: ReferenceConfig) -> Teacher:
-        """The group that a student learns from."""
-        group, limits = self._group("teacher", role, self._score_settings(role, PackedTeacher), blocking=True), self._config.deadlines
+    def teacher(self, role: ReferenceConfig, wrap: ModelWrapper) -> Teacher:
+        """The group that a student learns from; `wrap` decides what it says."""
+        group, limits = self._group("teacher", role, self._score_settings(role, wrap), blocking=True), self._config.deadlines
         teacher = self._colocated["teacher"] = Teacher(group, self._token_budget("teacher"), limits.train, limits.weight_sync)
         return teacher
 

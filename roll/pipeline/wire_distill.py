@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from roll.algorithms.divergence import Distillation, Divergence
+from roll.algorithms.divergence import Distillation
 from roll.algorithms.losses import Loss
 from roll.config.plan.plan import Plan
 from roll.config.schema.offline import DistillConfig
 from roll.data.example_batch import given_batch
 from roll.data.examples import Example
-from roll.models.student import student_loader
 from roll.pipeline.batches import Models
-from roll.pipeline.role_models import check_same_tokens, model_path
+from roll.pipeline.role_models import check_same_tokens
 from roll.pipeline.roles import Roles
 from roll.pipeline.run_context import Prepared
 from roll.pipeline.wire_offline import OfflinePipeline, OtherModel, prepare_rows
+from roll.pipeline.wire_teacher import teaching
 from roll.types import Metrics, TrainBatch
 from roll.workers.actor_train import ActorTrain
 
@@ -29,16 +29,14 @@ def prepare(config: DistillConfig) -> Prepared:
         BadInput: models or data cannot be used.
     """
     check_same_tokens(config, config.student.model_args, config.teacher.model_args, "teacher")
-    measure = Divergence(config.divergence, config.jsd_beta, config.distill_temperature)
-    teacher_args = config.teacher.model_args
-    load = student_loader(model_path(config, teacher_args), teacher_args, measure)
+    ends = teaching(config, config.student.model_args, config.teacher.model_args)
     rows = prepare_rows(config, "responses")
 
     def teacher(plan: Plan, roles: Roles, student: ActorTrain) -> OtherModel:
-        return OtherModel("teacher", part="teacher", ask=roles.teacher(config.teacher).states)
+        return OtherModel("teacher", part="teacher", ask=roles.teacher(config.teacher, ends.wrap).states)
 
     make = partial(make_batch, Distillation(config.distill_loss_weight))
-    return OfflinePipeline(rows, make, held_out_metrics, load, teacher).prepared(config)
+    return OfflinePipeline(rows, make, held_out_metrics, ends.load, teacher).prepared(config)
 
 
 async def make_batch(loss: Distillation, examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:

@@ -12,7 +12,6 @@ from typing import ParamSpec
 from transformers import PreTrainedTokenizerBase
 
 from roll.algorithms.advantages import Normalisation
-from roll.algorithms.divergence import Divergence
 from roll.algorithms.shaping import Overlong
 from roll.config.derived.environment_roles import own_tasks
 from roll.config.derived.placement import interrupting, judged_in_turn, model_roles, neighbours, sends_adapter
@@ -24,7 +23,6 @@ from roll.data.renderers.base import ChatRenderer
 from roll.data.sampler import PromptSampler
 from roll.data.tasks import FIRST_HELD_OUT, Prompts
 from roll.models.load import check_readable, load_policy, load_tokenizer
-from roll.models.student import student_loader
 from roll.pipeline import rlvr
 from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.engine_sync import EngineSync
@@ -41,6 +39,7 @@ from roll.pipeline.wire_critic import learning
 from roll.pipeline.wire_environments import Playing, gateway_of, group_sampler, listening, prompts_of, renderer_of
 from roll.pipeline.wire_filters import kept_groups, most_batches
 from roll.pipeline.wire_reward_models import judge_metrics, prepare_reward_models
+from roll.pipeline.wire_teacher import teaching
 from roll.rollout.batch import Shaping, token_count
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.episode_groups import HELD_OUT, TRAINING
@@ -49,7 +48,6 @@ from roll.rollout.judged_in_turn import JudgedInTurn
 from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce, StepReference
 from roll.rollout.scheduler import RolloutScheduler
 from roll.rollout.turns import TurnEnds
-from roll.strategies.settings import ModelLoader
 from roll.tracking.base import Record
 from roll.types import Metrics, RolloutGroup, Sampling
 from roll.weight_sync.routes import find_routes
@@ -116,12 +114,14 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
     plan = context.plan
     samples, from_engine = config.num_return_sequences_in_group, keeps_engine_log_probs(config)
     sampling = sampling_of(config.actor_infer.generating_args, config.response_length, samples, from_engine)
-    steps, load = config.max_steps - config.critic_warmup, policy_loader(config)
+    steps = config.max_steps - config.critic_warmup
+    taught = teaching(config, config.actor_train.model_args, config.teacher.model_args) if config.teacher else None
+    load = taught.load if taught else load_policy
     actor_train = roles.actor_train("actor_train", config.actor_train, steps, sampling.temperature, load)
     actor_infer = roles.actor_infer(config)
     reference = roles.reference(config, sampling.temperature) if plan.reference == "role" else actor_train
     critic = roles.critic(config.critic, config.max_steps) if config.critic else None
-    teacher = roles.teacher(config.teacher) if config.teacher else None
+    teacher = roles.teacher(config.teacher, taught.wrap) if config.teacher and taught else None
     models = inputs.models_of(roles)
     rewards = roles.rewards(config, models)
     playing = Playing(roles.environments(config), inputs.renderer, gateway_of(config)) if inputs.renderer else None
@@ -167,18 +167,6 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
             max_steps=config.max_steps,
         )
         return await rlvr.train(parts, position)
-
-
-def policy_loader(config: RlvrConfig) -> ModelLoader:
-    """Loads the policy that learns, with a teacher beside the teacher's output matrix.
-
-    Raises:
-        DataError: the teacher's configuration cannot be read.
-    """
-    if config.teacher is None:
-        return load_policy
-    measure = Divergence(config.divergence, config.jsd_beta, config.distill_temperature)
-    return student_loader(model_path(config, config.teacher.model_args), config.teacher.model_args, measure)
 
 
 def phases_of(config: RlvrConfig, roles: Roles, meter: Meter, sharing: DeviceSharing, actor_infer: ActorInfer) -> DevicePhases:

@@ -36,6 +36,11 @@ def test_a_policy_learns_the_distributions_of_its_teacher(world: World) -> None:
     outcome = world.run(*recipe("on_policy_distillation_full", "distilled_again"), *teacher)
     assert outcome.status == 0, outcome.output
     assert [line["distill/divergence"] for line in world.metrics("distilled_again")[1:]] == pytest.approx(apart, abs=1e-4)
+    for count, name in ((2, "coarse"), (64, "fine")):
+        outcome = world.run(*recipe("on_policy_distillation_full", name), *teacher[:2], "max_steps=1", f"distill_top_k={count}")
+        assert outcome.status == 0, outcome.output
+    coarse, fine = (world.metrics(name)[1]["distill/divergence"] for name in ("coarse", "fine"))
+    assert 0 < coarse < fine < apart[0] + 1e-5
 
 
 def test_remax_compares_with_a_greedy_answer(world: World) -> None:

@@ -9,7 +9,7 @@ from roll.config.schema.offline import DistillConfig
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import Fault
 
-OWN = ("distill_loss_coef", "divergence", "jsd_beta", "distill_temperature")
+OWN = ("distill_loss_coef", "divergence", "jsd_beta", "distill_temperature", "distill_top_k")
 """Keys of reinforcement learning that speak of a teacher."""
 
 

@@ -79,7 +79,7 @@ IGNORED = {
     "profiler_output_dir": PROFILED,
     "profiler_timeline": PROFILED,
     "profiler_memory": PROFILED,
-    "logits_topk": "student and teacher are compared over the whole vocabulary; remove the key",
+    "logits_topk": "student and teacher are compared over the whole vocabulary; use distill_top_k for a part of it",
     "logits_transfer_backend": "the teacher sends hidden states, not logits; remove the key",
     "adaptive_kl_alpha": "no divergence reads it; remove the key",
     "skew_lambda": "no divergence reads it; remove the key",

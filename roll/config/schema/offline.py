@@ -15,6 +15,10 @@ from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import ExperimentConfig, ReferenceConfig, RowsTrainConfig
 
 NAMES = "`rlvr`, `sft`, `dpo`, `reward_model` or `distill`."
+TOP_K = (
+    "Compares over this many of the teacher's most probable tokens, and all others as one, which bounds the divergence from below. The "
+    "teacher then sends 8 bytes for each of these tokens instead of its hidden states. Default: the whole vocabulary."
+)
 
 
 class HeldOutConfig(StrictConfig):
@@ -104,6 +108,7 @@ class DistillConfig(OfflineConfig):
     )
     jsd_beta: Annotated[float, Field(gt=0, lt=1)] = Field(0.5, description="`jsd`: weight of the teacher in the mixture.")
     distill_temperature: PositiveFloat = Field(1.0, description="Both models' logits are divided by it before they are compared.")
+    distill_top_k: PositiveInt | None = Field(None, description=TOP_K)
     distill_loss_weight: Fraction = Field(
         1.0, description="Weight of the divergence; the rest goes to the cross-entropy of the given responses."
     )

@@ -23,7 +23,7 @@ from roll.config.schema.base import (
 )
 from roll.config.schema.environments import EnvironmentConfig, GatewayConfig
 from roll.config.schema.methods import Named
-from roll.config.schema.offline import NAMES
+from roll.config.schema.offline import NAMES, TOP_K
 from roll.config.schema.roles import (
     ActorInferConfig,
     ActorTrainConfig,
@@ -235,6 +235,7 @@ class RlvrConfig(ExperimentConfig):
     )
     jsd_beta: Annotated[float, Field(gt=0, lt=1)] = Field(0.5, description="`jsd`: weight of the teacher in the mixture.")
     distill_temperature: PositiveFloat = Field(1.0, description="Both models' logits are divided by it before they are compared.")
+    distill_top_k: PositiveInt | None = Field(None, description=TOP_K)
 
     weight_sync: WeightSyncConfig = Field(
         default_factory=lambda: WeightSyncConfig.model_validate({}), description="How weights are sent from the trainer to the engines."

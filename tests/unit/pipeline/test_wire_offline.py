@@ -93,7 +93,7 @@ class Stand:
         self.there.remove(name)
         self.device_sharing.ended(name)
 
-    def teacher(self, role: Any) -> Stand:
+    def teacher(self, role: Any, wrap: Any) -> Stand:
         self.calls.append(("role", "teacher"))
         return self
 

@@ -1,0 +1,41 @@
+"""From the configuration to what a teacher says and how a student that learns from it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from roll.algorithms.divergence import Divergence
+from roll.config.schema.model import ModelConfig
+from roll.config.schema.offline import DistillConfig
+from roll.config.schema.rlvr import RlvrConfig
+from roll.models.student import PackedTeacher, PackedTopTeacher, load_top_student, output_rows, student_loader
+from roll.models.teacher_top import TeacherTop
+from roll.pipeline.role_models import model_path
+from roll.strategies.settings import ModelLoader, ModelWrapper
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """The two ends between which a teacher's states, or its top k, travel."""
+
+    load: ModelLoader
+    """Of the student."""
+    wrap: ModelWrapper
+    """Of the teacher."""
+
+
+def teaching(config: DistillConfig | RlvrConfig, student: ModelConfig, teacher: ModelConfig) -> Teaching:
+    """Hidden states, which whole distributions are made of, or with `distill_top_k` the teacher's top k.
+
+    Raises:
+        DataError: the configuration of a model cannot be read.
+    """
+    measure = Divergence(config.divergence, config.jsd_beta, config.distill_temperature)
+    path = model_path(config, teacher)
+    if config.distill_top_k is None:
+        return Teaching(student_loader(path, teacher, measure), PackedTeacher)
+    models = ((model_path(config, student), student), (path, teacher))
+    rows = min(output_rows(where, model_args.trust_remote_code) for where, model_args in models)
+    top = TeacherTop(min(config.distill_top_k, rows), rows, config.distill_temperature)
+    return Teaching(partial(load_top_student, top=top, measure=measure), partial(PackedTopTeacher, top=top))

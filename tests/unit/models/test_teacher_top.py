@@ -1,0 +1,150 @@
+"""A teacher's top k: the divergence over k + 1 categories against sums in float64, and how far it is from the whole one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import Qwen2ForCausalLM
+
+from roll.algorithms.divergence import Divergence
+from roll.config.schema.model import ModelConfig
+from roll.data import packing
+from roll.models import divergence
+from roll.models.divergence import chunked_divergence, chunked_top_divergence
+from roll.models.load import load_causal_model
+from roll.models.packed_inputs import packed_inputs
+from roll.models.student import PackedTopTeacher, output_rows
+from roll.models.teacher_top import TeacherTop, in_buckets
+
+TOKENS, WORDS, HEAT = 30, 40, 1.3
+MEASURES = [Divergence("forward_kl", temperature=HEAT), Divergence("reverse_kl", temperature=HEAT), Divergence("jsd", 0.3, HEAT)]
+each = pytest.mark.parametrize("measure", MEASURES, ids=str)
+
+
+def doubles() -> tuple[Tensor, Tensor]:
+    """Logits of a student and of a teacher."""
+    student, teacher = 2 * torch.randn(2, TOKENS, WORDS, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return student.requires_grad_(), teacher
+
+
+def compared(measure: Divergence, student: Tensor, teacher: Tensor, count: int) -> Tensor:
+    """Over the top `count` of the teacher and the rest, in float64 throughout."""
+    q, p = (student / HEAT).log_softmax(-1), (teacher / HEAT).log_softmax(-1)
+    token_ids = p.topk(count).indices
+    return measure.between(in_buckets(q, token_ids), in_buckets(p, token_ids))
+
+
+@each
+def test_with_all_tokens_it_is_the_whole_divergence(measure: Divergence) -> None:
+    student, teacher = doubles()
+    found, whole = compared(measure, student, teacher, WORDS), measure(student, teacher)
+    assert (found - whole).abs().max() < 1e-12
+    slopes = [torch.autograd.grad(value.sum(), student, retain_graph=True)[0] for value in (found, whole)]
+    assert (slopes[0] - slopes[1]).abs().max() < 1e-12
+
+
+@each
+def test_the_more_tokens_the_nearer_and_never_above(measure: Divergence) -> None:
+    student, teacher = doubles()
+    by_count = torch.stack([compared(measure, student, teacher, count) for count in range(1, WORDS + 1)])
+    assert (by_count >= 0).all() and (by_count[1:] >= by_count[:-1] - 1e-12).all()
+    assert (by_count[0] < by_count[-1]).all()
+
+
+@pytest.mark.parametrize("kind", ["forward_kl", "reverse_kl"])
+def test_what_is_missing_is_the_divergence_within_the_tail(kind: str) -> None:
+    """By the chain rule of KL, from probabilities: the tail's mass times the KL of the distributions given the tail."""
+    measure, (student, teacher), count = next(one for one in MEASURES if one.kind == kind), doubles(), 8
+    q, p = ((logits.detach() / HEAT).softmax(-1) for logits in (student, teacher))
+    in_tail = torch.ones_like(p, dtype=torch.bool).scatter(-1, p.topk(count).indices, False)
+    tails = [(values * in_tail).sum(-1, keepdim=True) for values in (q, p)]
+    (first, mass), (second, other) = ((p, tails[1]), (q, tails[0])) if kind == "forward_kl" else ((q, tails[0]), (p, tails[1]))
+    within = torch.where(in_tail, first / mass * ((first / mass) / (second / other)).log(), 0.0).sum(-1)
+    missing = measure(student, teacher) - compared(measure, student, teacher, count)
+    assert (missing - mass[:, 0] * within).abs().max() < 1e-12
+    assert missing.max() > 0.1
+
+
+@pytest.mark.parametrize("count", [1, 8, 36, 99])
+@each
+def test_chunks_change_neither_values_nor_gradients(measure: Divergence, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From what a teacher whose matrix has fewer rows sends, against the whole in float64."""
+    monkeypatch.setattr(divergence, "head_tokens", lambda vocabulary: 64)  # 16 tokens a chunk
+    generator, rows = torch.Generator().manual_seed(2), 36
+    hidden, weight, teacher = (torch.randn(shape, generator=generator) for shape in ((70, 8), (WORDS, 8), (70, rows)))
+    top = TeacherTop(min(count, rows), rows, HEAT)
+    slope = torch.linspace(-1, 1, 70)
+    said = chunked_top_divergence(hidden.requires_grad_(), weight.requires_grad_(), top.encode(teacher), top, measure)
+    found = torch.autograd.grad(said, (hidden, weight), slope)
+
+    wide, matrix = (value.detach().double().requires_grad_() for value in (hidden, weight))
+    whole = compared(measure, wide @ matrix[:rows].T, teacher.double(), top.count)
+    expected = torch.autograd.grad(whole, (wide, matrix), slope.double())
+    assert torch.allclose(said.double(), whole, atol=1e-5)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(ours.double(), theirs, atol=1e-4)
+
+
+@each
+def test_all_tokens_and_hidden_states_say_the_same(measure: Divergence) -> None:
+    generator = torch.Generator().manual_seed(5)
+    hidden, weight, states, matrix = (torch.randn(shape, generator=generator) for shape in ((9, 8), (WORDS, 8), (9, 12), (WORDS, 12)))
+    top = TeacherTop(WORDS, WORDS, HEAT)
+    found = chunked_top_divergence(hidden, weight, top.encode(states @ matrix.T), top, measure)
+    assert torch.allclose(found, chunked_divergence(hidden, weight, states, matrix, measure), atol=1e-6)
+
+
+@each
+@pytest.mark.parametrize("far", [100.0, 3e4])
+def test_distributions_beyond_all_measure_stay_finite(measure: Divergence, far: float) -> None:
+    """The student is sure of a token of the tail, or the teacher of its first; in fp32."""
+    teacher, student = torch.zeros(2, WORDS), torch.zeros(2, WORDS)
+    teacher[:, 0] = torch.tensor([far, -far])
+    student[:, -1] = torch.tensor([far, -far])
+    top = TeacherTop(4, WORDS, HEAT)
+    p, token_ids = top.decode(top.encode(teacher))
+    found = measure.between(in_buckets((student.requires_grad_() / HEAT).log_softmax(-1), token_ids), p)
+    found.sum().backward()
+    assert student.grad is not None and torch.isfinite(found).all() and torch.isfinite(student.grad).all()
+    assert (found[0] > 0.1).all()
+
+
+def test_a_token_of_any_vocabulary_takes_eight_bytes_for_each_of_the_top_k() -> None:
+    """Ids come back as they were sent, the largest too."""
+    rows, count = 151_936, 64
+    logits = torch.randn(3, rows, generator=torch.Generator().manual_seed(6))
+    logits[:, -1] = 99.0
+    top = TeacherTop(count, rows, 1.0)
+    encoded = top.encode(logits)
+    assert encoded.dtype == torch.float32 and encoded.shape == (3, top.width) and 4 * top.width == 8 * count + 4
+    log_probs, token_ids = top.decode(encoded)
+    assert torch.equal(token_ids, logits.topk(count).indices) and (token_ids[:, 0] == rows - 1).all()
+    assert torch.allclose(log_probs.double().exp().sum(-1), torch.ones(3, dtype=torch.float64), atol=1e-5)
+
+
+def test_a_teacher_sends_the_top_of_its_own_logits(tiny_model: Path) -> None:
+    """Packed, against transformers' logits in float64, a sequence at a time."""
+    generator, lengths = np.random.default_rng(1), [9, 2, 6]
+    sequences = packing.concatenate(
+        [generator.integers(0, 250, length).astype(np.int32) for length in lengths], [np.arange(length) >= 2 for length in lengths]
+    )
+    plain = Qwen2ForCausalLM.from_pretrained(tiny_model, dtype=torch.float64)
+    expected = []
+    for begin, end in zip(sequences.offsets[:-1], sequences.offsets[1:], strict=True):
+        ids = torch.from_numpy(sequences.token_ids[begin:end]).long()
+        expected.append(plain(input_ids=ids[None]).logits[0, 1:-1])  # of the token before each response token
+    logits = torch.cat(expected).detach()
+    rows = output_rows(str(tiny_model), trust_remote_code=False)
+    assert rows == logits.shape[1]
+    top = TeacherTop(8, rows, HEAT)
+    teacher = PackedTopTeacher(load_causal_model(str(tiny_model), ModelConfig.model_validate({"dtype": "fp32"})), top).eval()
+    with torch.no_grad():
+        log_probs, token_ids = top.decode(teacher(packed_inputs(sequences, "cpu"))[0])
+    p = (logits / HEAT).softmax(-1)
+    assert torch.equal(token_ids, p.topk(8).indices)
+    best = p.topk(8).values
+    assert torch.allclose(log_probs.double(), torch.cat([best, 1 - best.sum(-1, keepdim=True)], -1).log(), atol=1e-5)
