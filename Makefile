@@ -1,5 +1,6 @@
 # make demo   install, then train the tiny world end to end on the CPU
 # make agent-demo   install, then train a tiny agent with a tool on the CPU
+# make pictures   the demo, then draw the README's pictures of it
 # make test   install, then run the tests of every part
 # make test-all   install, then run all tests: the matrices, every recipe, clusters; Hypothesis draws its examples afresh
 # make lint   install, then ruff and pyright
@@ -9,7 +10,7 @@ KIND := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 PACKAGES := .venv/packages-$(KIND)
 ROLL := .venv/roll-$(KIND)
 
-.PHONY: demo agent-demo test test-all lint install
+.PHONY: demo agent-demo pictures test test-all lint install
 .DEFAULT_GOAL := install
 
 install: $(ROLL)
@@ -19,6 +20,9 @@ demo: $(ROLL)
 
 agent-demo: $(ROLL)
 	@.venv/bin/python examples/tiny/demo.py --agent
+
+pictures: demo
+	@.venv/bin/python examples/tiny/pictures.py
 
 test: $(ROLL)
 	.venv/bin/python -m pytest -m "not full" --durations=20

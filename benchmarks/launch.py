@@ -26,7 +26,7 @@ END_SECONDS = 90.0
 def parser(description: str | None) -> argparse.ArgumentParser:
     """Of a command line, with what every benchmark of a run takes."""
     out = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    out.add_argument("--model", choices=models.SHAPES, default="tiny")
+    out.add_argument("--model", choices=models.DENSE, default="tiny")
     out.add_argument("--devices", help="GPUs that train, as 0,1; none for the CPU (default: 0, for tiny none)")
     out.add_argument("--logs", type=Path, help="folder that keeps what the run and the floors print")
     out.add_argument("--scratch", type=Path, help="folder for the model and the run (default: the system's)")

@@ -45,6 +45,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"intermediate_size": 6144, "vocab_size": 151936, "tie_word_embeddings": False},
 }
 """Of the configs of Qwen2.5-0.5B, 1.5B and 7B, and of Qwen3-30B-A3B with 4 of its 48 layers."""
+DENSE = tuple(name for name, shape in SHAPES.items() if "num_experts" not in shape)
+"""Those without experts, whose floors are known."""
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 PAD_ID, START_ID, END_ID = 256, 257, 258
 STANDARD_DEVIATION = 0.02

@@ -17,7 +17,7 @@ import torch
 from transformers import Qwen2Config
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm, Qwen2RotaryEmbedding
 
-from benchmarks.models import SHAPES, STANDARD_DEVIATION, build_config, draw_weights
+from benchmarks.models import DENSE, STANDARD_DEVIATION, build_config, draw_weights
 
 WAYS = {"fp32": (torch.float32, "sdpa"), "bf16": (torch.bfloat16, "sdpa"), "bf16, attention written out": (torch.bfloat16, "eager")}
 """Precision and kernel of attention."""
@@ -26,7 +26,7 @@ WAYS = {"fp32": (torch.float32, "sdpa"), "bf16": (torch.bfloat16, "sdpa"), "bf16
 def main() -> None:
     """Print a line for each two of the ways."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=[name for name, shape in SHAPES.items() if "num_experts" not in shape], default="tiny")
+    parser.add_argument("--model", choices=DENSE, default="tiny")
     parser.add_argument("--tokens", type=int, default=256, help="of the row")
     options = parser.parse_args()
     for (one, other), difference in differences(options.model, options.tokens, seed=0).items():
@@ -35,7 +35,7 @@ def main() -> None:
 
 @torch.no_grad()
 def differences(model: str, tokens: int, seed: int) -> dict[tuple[str, str], float]:
-    """Mean absolute differences of the log-probs, nats, for each two of `WAYS`. `model`: a dense one of `SHAPES`."""
+    """Mean absolute differences of the log-probs, nats, for each two of `WAYS`. `model`: one of `DENSE`."""
     config = build_config(model)
     assert isinstance(config, Qwen2Config), model
     torch.manual_seed(seed)

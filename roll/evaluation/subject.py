@@ -56,4 +56,6 @@ def find_subject(text: str) -> Subject:
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
         remedy = "give the run folder, or merge it first: python -m roll.export RUN OUT --format merged"
         raise ConfigError([Fault(PLACE, f"'{text}' holds an adapter without its model", remedy)])
-    return Subject(path.name or text, text, None)
+    # Exports of two runs are both called `export`.
+    name = f"{path.absolute().parent.name}-{path.name}" if path.is_dir() else path.name
+    return Subject(name or text, text, None)

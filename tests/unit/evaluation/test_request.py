@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,6 +48,14 @@ def test_a_model_is_asked_greedily_on_the_cpu_unless_it_is_said_otherwise(world:
     assert sampling(config, "easy") == sampling(config, "hard") == (None, 0.0, None)
     config = planned(["model", "--data", "easy.jsonl", "--reward", "exact_match", "--samples", "4", "--max-new-tokens", "32"]).config
     assert sampling(config, "easy") == (4, 1.0, 32) and config.response_length == 32
+
+
+def test_exports_of_two_runs_have_results_of_their_own(world: Path) -> None:
+    folders = []
+    for run in ("first", "second"):
+        shutil.copytree(world / "model", world / run / "export")
+        folders.append(planned([f"{run}/export", "--data", "easy.jsonl", "--reward", "exact_match"]).config.output_dir)
+    assert folders == ["output/evaluations/first-export", "output/evaluations/second-export"]
 
 
 def test_devices_and_strategy_reach_the_engine(world: Path) -> None:

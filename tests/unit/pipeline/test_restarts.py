@@ -84,7 +84,7 @@ def test_a_step_that_fails_twice_and_one_loss_too_many_end_the_run() -> None:
     with pytest.raises(WorkerDied, match=r"^actor_train rank 1: its process 7 is stopped .*; step 4 failed before in the same way"):
         counted.wait_after(LOST, 4)
     counted.wait_after(LOST, 3)
-    with pytest.raises(WorkerDied, match="started anew 2 times before, and max_restarts is 2$"):
+    with pytest.raises(WorkerDied, match="the roles were restarted 2 times before, and max_restarts is 2$"):
         counted.wait_after(LOST, 5)
     with pytest.raises(WorkerDied) as raised:
         Restarts(0).wait_after(LOST, 1)
