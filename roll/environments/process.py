@@ -23,6 +23,7 @@ from roll.errors import ConfigError, EnvironmentFailed, NeighbourFailed, RollErr
 from roll.system.contained import CANCEL_SECONDS, Child, ChildDied
 from roll.system.frames import Garbled, new_seals
 from roll.system.sizes import GIB
+from roll.system.tree import TreeBounds
 
 LOG = logging.getLogger(__name__)
 CHILD = "roll.environments.child"
@@ -72,7 +73,7 @@ class EnvironmentProcess:
             start_seconds: in which the child must have started and imported its environment.
         """
         self._domain, self._section, self._start_seconds = domain, section, start_seconds
-        self._memory_bytes = int(section.memory_gib * GIB)
+        self._bounds = TreeBounds(int(section.memory_gib * GIB), section.max_processes)
         self._held: _Held | None = None
         self._sessions: dict[int, _Held] = {}
         self._starting = asyncio.Lock()
@@ -202,10 +203,9 @@ class EnvironmentProcess:
                 return self._held
             if self._held is not None:
                 self._lose(self._held, EnvironmentFailed(self._held.child.end_process()))
-            bounds = f"environments.{self._domain}", self._memory_bytes, self._section.max_processes
             held = _Held(Child(CHILD, self._section.system_envs))
             try:
-                held.tasks.append(asyncio.create_task(held.child.watch(*bounds)))
+                held.tasks.append(asyncio.create_task(held.child.watch(f"environments.{self._domain}", self._bounds)))
                 await held.child.send(self._assignment(), self._start_seconds)
                 message, *_ = await held.child.receive(self._start_seconds)
                 held.ready = read_ready(message)
@@ -226,7 +226,7 @@ class EnvironmentProcess:
         section = self._section
         name = environment_of(self._domain, section)
         servers = tuple(McpServer(one.command or (), one.url, one.call_timeout) for one in section.mcp)
-        bounds = section.step_timeout, self._memory_bytes
+        bounds = section.step_timeout, self._bounds.memory_bytes
         return Assignment(self._domain, name, section.environment_args, section.tools, servers, *bounds)
 
 

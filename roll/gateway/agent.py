@@ -1,4 +1,4 @@
-"""One run of an agent: a process tree with a deadline of its caller's, whose output is bounded, and of which nothing is left."""
+"""One run of an agent: a process tree with a deadline of its caller's, of bounded memory and output, and of which nothing is left."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+
+from roll.system.tree import TreeBounds
 
 BASE_URL, KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
 NO_PROXY = ("NO_PROXY", "no_proxy")
@@ -55,11 +57,11 @@ def agent_environment(base_url: str, key: str, given: Mapping[str, str]) -> dict
     return variables | {name: ",".join(filter(None, (variables.get(name), host))) for name in NO_PROXY}
 
 
-async def run_agent(command: Sequence[str], row: Mapping[str, Any], environment: Mapping[str, str]) -> AgentEnd:
-    """Run a command to its end, with the row as JSON on its stdin. Cancelled, it is killed with all that it started."""
+async def run_agent(command: Sequence[str], row: Mapping[str, Any], environment: Mapping[str, str], bounds: TreeBounds) -> AgentEnd:
+    """Run a command to its end, with the row as JSON on its stdin. Cancelled, or beyond a bound, it is killed with all that it started."""
     ends, alive = os.pipe()
     try:
-        process = await _started(command, environment, ends)
+        process = await _started(command, environment, bounds, ends)
         telling = asyncio.create_task(_tell(process, json.dumps(dict(row), default=str).encode()))
         try:
             return await _run(process)
@@ -74,9 +76,12 @@ async def run_agent(command: Sequence[str], row: Mapping[str, Any], environment:
             os.close(alive)
 
 
-async def _started(command: Sequence[str], environment: Mapping[str, str], descriptor: int) -> asyncio.subprocess.Process:
+async def _started(
+    command: Sequence[str], environment: Mapping[str, str], bounds: TreeBounds, descriptor: int
+) -> asyncio.subprocess.Process:
+    numbers = map(str, (descriptor, bounds.memory_bytes, bounds.processes))
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", SUPERVISOR, str(descriptor), *command),
+        *(sys.executable, "-P", "-m", SUPERVISOR, *numbers, *command),
         env=environment,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

@@ -16,6 +16,7 @@ from roll.gateway.agent import AgentEnd, agent_environment, run_agent
 from roll.gateway.server import Gateway
 from roll.gateway.session import AgentSession, SessionBounds
 from roll.rollout.episodes import ENVIRONMENT, Environments, EnvironmentSession, EpisodeLimits, SessionGenerator, attempted
+from roll.system.tree import TreeBounds
 from roll.types import Episode, Prompt, Sampling, StopReason
 
 GRACE_SECONDS = 5.0
@@ -30,6 +31,8 @@ class Agent:
     environment: Mapping[str, str]
     """Variables beside those that say where the gateway is."""
     limits: EpisodeLimits
+    bounds: TreeBounds
+    """Of the processes of one run."""
 
 
 class AgentEpisodes:
@@ -89,7 +92,7 @@ class AgentEpisodes:
         variables = agent_environment(self._gateway.base_url, key, agent.environment)
         try:
             async with asyncio.timeout(agent.limits.seconds) as deadline:
-                end = await _watched(run_agent(agent.command, row, variables), session)
+                end = await _watched(run_agent(agent.command, row, variables, agent.bounds), session)
         except TimeoutError:
             if not deadline.expired():
                 raise

@@ -1,7 +1,7 @@
-"""Runs one command: `python -m roll.gateway.supervisor DESCRIPTOR COMMAND...`. Started and ended by agent.py.
+"""Runs one command: `python -m roll.gateway.supervisor DESCRIPTOR MEMORY_BYTES PROCESSES COMMAND...`. Started and ended by agent.py.
 
-The command leads a session of its own. When it ends, or when the other end of the descriptor is closed, which also happens when the run
-dies, everything that it started is killed, in whatever process group it is.
+The command leads a session of its own. When it ends, when it exceeds a bound, or when the other end of the descriptor is closed, which also
+happens when the run dies, everything that it started is killed, in whatever process group it is.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ import sys
 from collections.abc import Sequence
 
 from roll.system.orphans import adopt_orphans, end_descendants
+from roll.system.tree import LOOK_EVERY, TreeBounds, tree
 
+EXCEEDED = 125
+"""Exit status if it held more than it may."""
 NOT_FOUND = 127
 """Exit status if the command cannot be started, as shells have it."""
 BY_SIGNAL = 128
 """And with the signal's number, if a signal ended it."""
 
 
-def main(descriptor: int, command: Sequence[str]) -> int:
+def main(descriptor: int, bounds: TreeBounds, command: Sequence[str]) -> int:
     """Returns the command's exit status."""
     adopt_orphans()
     try:
@@ -29,11 +32,17 @@ def main(descriptor: int, command: Sequence[str]) -> int:
         print(f"{command[0]} cannot be started: {error}", file=sys.stderr)
         return NOT_FOUND
     ended = os.pidfd_open(process.pid)
-    select.select([ended, descriptor], [], [])
+    exceeded = ""
+    while not exceeded and not select.select([ended, descriptor], [], [], LOOK_EVERY)[0]:
+        exceeded = bounds.exceeded(tree(os.getpid())[1:])  # what lost its parent has become a child of this process
     end_descendants()
     status = process.wait()
+    if exceeded:
+        print(exceeded, file=sys.stderr)
+        return EXCEEDED
     return status if status >= 0 else BY_SIGNAL - status
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    descriptor, memory_bytes, processes = map(int, sys.argv[1:4])
+    sys.exit(main(descriptor, TreeBounds(memory_bytes, processes), sys.argv[4:]))

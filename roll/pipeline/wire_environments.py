@@ -24,6 +24,8 @@ from roll.rollout.episode_groups import EpisodeGroups, SampledByDomain
 from roll.rollout.episodes import EpisodeLimits, Episodes, SessionGenerator, TokenLimits
 from roll.rollout.group import Generator, GroupSampler, Scorer, SingleTurns
 from roll.rollout.turns import Locate
+from roll.system.sizes import GIB
+from roll.system.tree import TreeBounds
 from roll.types import Sampling
 from roll.workers.environments import EnvironmentWorkers
 
@@ -92,8 +94,9 @@ def group_sampler(
     limits = {name: EpisodeLimits(one.max_turns, one.episode_timeout, one.attempts) for name, one in config.environments.items()}
     environments, renderer, longest = playing.environments, playing.renderer, longest_sequence(config)
     own = Episodes(environments, engines, renderer, sampling, limits, TokenLimits(config.prompt_length, longest))
+    bounds = {name: TreeBounds(int(one.memory_gib * GIB), one.max_processes) for name, one in config.environments.items()}
     agents = {
-        name: Agent(command_for(one.agent), {**config.system_envs, **one.system_envs}, limits[name])
+        name: Agent(command_for(one.agent), {**config.system_envs, **one.system_envs}, limits[name], bounds[name])
         for name, one in config.environments.items()
         if one.agent is not None
     }

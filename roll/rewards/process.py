@@ -27,6 +27,7 @@ from roll.rewards.verdicts import crashed, timed_out
 from roll.system.contained import CANCEL_SECONDS, Child, ChildDied
 from roll.system.frames import Garbled, new_seals
 from roll.system.sizes import GIB
+from roll.system.tree import TreeBounds
 from roll.types import Prompt, RewardResult
 
 LOG = logging.getLogger(__name__)
@@ -100,8 +101,8 @@ class RewardProcess:
         """
         self._section, self._start_seconds = section, start_seconds
         self._parts = parts_of(domain, section)
-        self._memory_bytes = int(section.memory_gib * GIB)
-        self._assignment = Assignment(domain, self._parts, section.concurrency, section.timeout, self._memory_bytes)
+        self._bounds = TreeBounds(int(section.memory_gib * GIB), section.max_processes)
+        self._assignment = Assignment(domain, self._parts, section.concurrency, section.timeout, self._bounds.memory_bytes)
         self._child: Child | None = None
         self._watching: asyncio.Task[None] | None = None
         self._told: set[str] = set()
@@ -316,10 +317,9 @@ class RewardProcess:
         if self._child is not None and self._child.alive():
             return self._child
         self._end()
-        bounds = f"rewards.{self._assignment.domain}", self._memory_bytes, self._section.max_processes
         self._child = Child(CHILD, self._section.system_envs)
         try:
-            self._watching = asyncio.create_task(self._child.watch(*bounds))
+            self._watching = asyncio.create_task(self._child.watch(f"rewards.{self._assignment.domain}", self._bounds))
             await self._child.send(self._assignment, self._start_seconds)
             message, *_ = await self._child.receive(self._start_seconds)
             self._ready = read_ready(message, len(self._parts))

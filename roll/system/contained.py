@@ -18,14 +18,11 @@ import psutil
 
 from roll.system.frames import HEADER, MOST_BYTES, Garbled, encoded
 from roll.system.orphans import is_alive
-from roll.system.sizes import GIB
-from roll.system.tree import resident_bytes, tree
+from roll.system.tree import LOOK_EVERY, TreeBounds, tree
 
 LOG = logging.getLogger(__name__)
 CANCEL_SECONDS = 5.0
 """Seconds beyond its deadline that a child has to end a call itself; then its event loop is known not to run."""
-LOOK_EVERY = 0.5
-"""Seconds between two looks at what a child and its processes hold."""
 RECEIVE_BYTES = 1 << 16
 LOOK_SECONDS = 0.01
 """Between two looks for processes that were killed and may not be gone yet."""
@@ -137,20 +134,17 @@ class Child:
         self.end_process()
         self._socket.close()
 
-    async def watch(self, name: str, memory_bytes: int, processes: int) -> None:
+    async def watch(self, name: str, bounds: TreeBounds) -> None:
         """End the process as soon as it holds more than it may; the receiver of its messages gets the error. `name` is for the log."""
         while self.alive():
-            if why := self.end_beyond(memory_bytes, processes):
+            if why := self.end_beyond(bounds):
                 LOG.warning("%s: %s", name, why)
             await asyncio.sleep(LOOK_EVERY)
 
-    def end_beyond(self, memory_bytes: int, processes: int) -> str:
-        """Ends the process if it and what it started hold more than this, or are more; says so, and nothing otherwise."""
-        found = tree(self._process.pid)
-        if len(found) > processes:
-            self._cause = f"the process and what it started were {len(found)} processes; max_processes is {processes}"
-        elif (held := resident_bytes(found)) > memory_bytes:
-            self._cause = f"the process and what it started held {held / GIB:.2f} GiB; memory_gib is {memory_bytes / GIB:g}"
+    def end_beyond(self, bounds: TreeBounds) -> str:
+        """Ends the process if it and what it started exceed a bound, and says so; says nothing otherwise."""
+        if why := bounds.exceeded(tree(self._process.pid)):
+            self._cause = why
         return self.end_process() if self._cause else ""
 
     def end_process(self) -> str:

@@ -3,10 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from roll.system.sizes import GIB
+
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+LOOK_EVERY = 0.5
+"""Seconds between two looks at what a bounded tree holds."""
+
+
+@dataclass(frozen=True)
+class TreeBounds:
+    """What a process and all that it started may hold together."""
+
+    memory_bytes: int
+    processes: int
+
+    def exceeded(self, pids: Sequence[int]) -> str:
+        """By how much these processes exceed a bound; empty if they do not."""
+        if len(pids) > self.processes:
+            return f"the process and what it started were {len(pids)} processes; max_processes is {self.processes}"
+        if (held := resident_bytes(pids)) > self.memory_bytes:
+            return f"the process and what it started held {held / GIB:.2f} GiB; memory_gib is {self.memory_bytes / GIB:g}"
+        return ""
 
 
 def tree(pid: int) -> list[int]:

@@ -17,11 +17,13 @@ import pytest
 from roll.config.schema.environments import EnvironmentConfig
 from roll.environments.base import Observation, Step
 from roll.errors import EnvironmentFailed, RollError
+from roll.gateway import supervisor
 from roll.gateway.agent import agent_environment, command_of, run_agent
 from roll.gateway.episodes import Agent, AgentEpisodes
 from roll.gateway.server import Gateway, GatewayBounds
 from roll.gateway.trial import agent_faults
 from roll.rollout.episodes import EpisodeLimits
+from roll.system.tree import TreeBounds
 from roll.types import Episode, Sampling, StopReason
 from tests import limits
 from tests.unit.gateway.asking import RESPONSE, SEQUENCE, check_exact, laid, turns
@@ -52,15 +54,26 @@ print(*[one.pid for one in apart], flush=True)
 """
 
 
+GREEDY = "import time; kept = b'x' * (1 << 28); time.sleep(1e6)"
+CROWDED = "import subprocess, time; started = [subprocess.Popen(['sleep', '1000000']) for _ in range(9)]; time.sleep(1e6)"
+BOUNDS = TreeBounds(1 << 32, 64)
+
+
 def python(code: str) -> tuple[str, ...]:
     return sys.executable, "-c", code
 
 
 async def episode(
-    command: Sequence[str], worlds: Worlds, engine: Engine, seconds: float = limits.CALL, max_turns: int = 5, attempts: int = 2
+    command: Sequence[str],
+    worlds: Worlds,
+    engine: Engine,
+    seconds: float = limits.CALL,
+    max_turns: int = 5,
+    attempts: int = 2,
+    within: TreeBounds = BOUNDS,
 ) -> Episode:
     gateway, bounds = Gateway(GatewayBounds(BODY_BYTES, 8)), EpisodeLimits(max_turns, seconds, attempts)
-    agents = {DOMAIN: Agent(tuple(command), {}, bounds)}
+    agents = {DOMAIN: Agent(tuple(command), {}, bounds, within)}
     async with gateway.listening(LOOPBACK, 0):
         player = AgentEpisodes(worlds, gateway, engine, Chat(), Sampling(RESPONSE), agents, SEQUENCE)
         return await player.play(task(7), 5, 11)
@@ -185,7 +198,7 @@ def given_environment() -> Mapping[str, str]:
 
 
 def test_everything_that_an_agent_started_ends_with_it() -> None:
-    end = run(run_agent(python(SPAWNS), {}, given_environment()))
+    end = run(run_agent(python(SPAWNS), {}, given_environment(), BOUNDS))
     pids = [int(word) for word in end.output.split()]
     assert end.status == 0 and len(pids) == 3 and not any(map(psutil.pid_exists, pids))
 
@@ -195,9 +208,10 @@ def test_everything_that_an_agent_started_ends_with_the_run(tmp_path: Path) -> N
     code = f"""
 import asyncio
 from roll.gateway.agent import agent_environment, run_agent
+from roll.system.tree import TreeBounds
 spawns = {SPAWNS + "time.sleep(1e6)"!r}
 asyncio.run(run_agent(({sys.executable!r}, "-c", spawns.replace("flush=True", "flush=True, file=open('pids', 'w')")), {{}},
-    agent_environment("http://127.0.0.1:1/v1", "key", {{}})))
+    agent_environment("http://127.0.0.1:1/v1", "key", {{}}), TreeBounds(1 << 32, 64)))
 """
     parent = subprocess.Popen(python(code), cwd=tmp_path)
     file = tmp_path / "pids"
@@ -212,23 +226,39 @@ asyncio.run(run_agent(({sys.executable!r}, "-c", spawns.replace("flush=True", "f
 def test_an_agent_is_told_where_the_gateway_is_and_its_row() -> None:
     code = "import json, os, sys; print(json.load(sys.stdin), *[os.environ[name] for name in sys.argv[1:]])"
     names = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "OWN", "NO_PROXY")
-    end = run(run_agent((*python(code), *names), {"a": 1}, given_environment()))
+    end = run(run_agent((*python(code), *names), {"a": 1}, given_environment(), BOUNDS))
     assert end.output.startswith("{'a': 1} http://127.0.0.1:1/v1 key 1 ") and end.output.endswith(LOOPBACK)
 
 
 def test_a_large_row_need_not_be_read_and_the_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(run_agent(("true",), {"long": "x" * (1 << 22)}, given_environment())).status == 0
-    assert run(run_agent(python("print('x' * 100_000 + 'end')"), {}, given_environment())).output == "x" * 1997 + "end"
+    assert run(run_agent(("true",), {"long": "x" * (1 << 22)}, given_environment(), BOUNDS)).status == 0
+    assert run(run_agent(python("print('x' * 100_000 + 'end')"), {}, given_environment(), BOUNDS)).output == "x" * 1997 + "end"
     monkeypatch.setattr("roll.gateway.agent.MOST_OUTPUT", 1 << 20)
-    end = run(run_agent(("yes",), {}, given_environment()))
+    end = run(run_agent(("yes",), {}, given_environment(), BOUNDS))
     assert end.status != 0 and end.output == "it wrote more than 1 MiB"
+
+
+@pytest.mark.parametrize(
+    ("code", "bounds", "named"),
+    [(GREEDY, TreeBounds(1 << 27, 64), "memory_gib is 0.125"), (CROWDED, TreeBounds(1 << 32, 8), "10 processes; max_processes is 8")],
+)
+def test_an_agent_that_exceeds_a_bound_is_ended_with_all_that_it_started(code: str, bounds: TreeBounds, named: str) -> None:
+    before = children()
+    end = run(run_agent(python(code), {}, given_environment(), bounds))
+    assert end.status == supervisor.EXCEEDED and named in end.output
+    assert children() <= before
+
+
+def test_an_agent_that_exceeds_a_bound_has_no_reward() -> None:
+    found = one(python(GREEDY), World([]), Engine(turns()), within=TreeBounds(1 << 27, 64))
+    assert found.stop is StopReason.ENVIRONMENT_FAILED and "memory_gib is 0.125" in found.reward.note
 
 
 def test_a_cancelled_run_leaves_nothing() -> None:
     before, files = children(), set(os.listdir("/proc/self/fd"))
 
     async def work() -> None:
-        running = asyncio.create_task(run_agent(("sleep", "1000000"), {}, given_environment()))
+        running = asyncio.create_task(run_agent(("sleep", "1000000"), {}, given_environment(), BOUNDS))
         await limits.comes_true(lambda: "sleep" in names(children() - before), "it sleeps")
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
