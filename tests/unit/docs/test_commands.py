@@ -31,7 +31,11 @@ PARSERS = {
 ALL = [words for page in PAGES for block in blocks(page) if block.info.split()[:1] in ([], ["bash"]) for words in commands(block)]
 OTHERS = [words[2:] for words in ALL if words[:2] == ["python", "-m"] and words[2] in PARSERS]
 EVALUATIONS = [words[2:] for words in ALL if words[:3] == ["python", "-m", "roll.evaluate"]]
-RUN_FOLDERS = {"my_run": "tiny/tiny_rlvr_lora_zero3", "gsm8k-rlvr": "quickstart/gsm8k_rlvr"}
+RUN_FOLDERS = {
+    "my_run": "tiny/tiny_rlvr_lora_zero3",
+    "gsm8k-rlvr": "quickstart/gsm8k_rlvr",
+    "taught": "algorithms/on_policy_distillation_full",
+}
 """Below `output/`, of the experiments that the pages evaluate."""
 
 
