@@ -35,7 +35,7 @@ class TrainResult:
     folder: Path
     """The run folder."""
     step: int
-    """The last one that was taken."""
+    """Number of the last step that was taken."""
     metrics: Metrics
     """Of that step."""
     export: Path | None

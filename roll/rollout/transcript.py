@@ -26,7 +26,7 @@ class Transcript:
         self._earned: list[float] = []
         self._states: list[str] = []
         self.context = token_ids
-        """[C], what the engine is to go on from."""
+        """[C], the tokens that the engine continues."""
         self.counts: defaultdict[str, float] = defaultdict(float)
         """What is counted of the episode."""
 

@@ -156,7 +156,7 @@ class EnginePool:
         return WorkerDied(self._group.role, engine, cause)
 
     def begin_probes(self) -> None:
-        """Look from now on after engines that nobody calls: one that dies is replaced at once, and not when it is needed."""
+        """Probe idle engines from now on, so that a dead one is replaced at once and not when it is needed."""
         self._probing = self._probing or asyncio.create_task(self._probe_all())
 
     async def _probe_all(self) -> None:
@@ -174,7 +174,7 @@ class EnginePool:
             self.report_dead(engine, cause)
 
     async def _cause_of_death(self, engine: int) -> str | None:
-        """What an engine says whose call has failed."""
+        """The answer of an engine to a probe after its call has failed."""
         try:
             return await self._group.within(LOOK_SECONDS).one(engine, GenerateStrategy.cause_of_death)
         except WorkerFailed as error:

@@ -32,15 +32,15 @@ LOG = logging.getLogger(__name__)
 GRACE = 2.0
 """Seconds that leftovers of the processes have to end by themselves."""
 LOOK_SECONDS = 60.0
-"""For a look at what the ranks hold or did."""
+"""Deadline for an answer about what a rank holds or did."""
 LOOK_EVERY = 1.0
-"""Seconds between two looks at what a role's processes have made, while they start."""
+"""Seconds between two searches for what a role's processes have created, while they start."""
 LONGEST_CAUSE = 500
 """Characters of a cause that are shown; the log has the rest."""
 TIMEOUTS = ("timed out", "collective operation timeout")
-"""What a rank says, in lower case, that waited in vain for others in a collective operation."""
+"""Parts, in lower case, of the error of a rank that waited in vain for others in a collective operation."""
 ECHOES = ("connection closed by peer", "connection reset by peer", "nccl", *TIMEOUTS)
-"""What a rank says, in lower case, when another one failed first."""
+"""Parts, in lower case, of the error of a rank that fails because another one failed first."""
 LOG_TAIL = 1 << 16
 """Bytes at the end of a log in which NCCL's watchdog says why it ended the process."""
 
@@ -49,7 +49,7 @@ class WorkerGroup(Ranks[S]):
     """One role's Ray actors, in rank order."""
 
     device_name: str | None = None
-    """Of rank 0's GPU, once it has started; None on the CPU, and where a child of its process has the GPU."""
+    """Name of rank 0's GPU, known once it has started; None on the CPU, and where a child of its process has the GPU."""
 
     def __init__(
         self, role: str, placements: Sequence[WorkerPlacement], logs: Path, record: Path, blocking: bool, replica_size: int = 1
@@ -305,7 +305,7 @@ class WorkerGroup(Ranks[S]):
         return await self._most("held_bytes")
 
     async def _most(self, method: str) -> int | None:
-        """The largest of what the ranks say. One that has died or is late is left out: whatever needs it next hears of that."""
+        """The largest answer of the ranks. A rank that has died or is late is left out; the next call that needs it fails."""
         waits = [asyncio.ensure_future(_result(getattr(self._actors[rank], method).remote())) for rank in sorted(self._built)]
         if waits:
             await asyncio.wait(waits, timeout=LOOK_SECONDS)
@@ -313,7 +313,7 @@ class WorkerGroup(Ranks[S]):
         return max((size for size in said if size is not None), default=None)
 
     async def stop(self, seconds: float) -> None:
-        """Close the strategies, then end their processes and what those started, and see to it that nothing is left. Twice is once.
+        """Close the strategies, then end their processes and what those started, and make sure that nothing is left. A second call does nothing.
 
         With `seconds` 0 they are not asked to close.
         """

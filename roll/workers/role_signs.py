@@ -15,7 +15,7 @@ from roll.system.signs import Look, Sign
 
 LOG = logging.getLogger(__name__)
 ANSWER_SECONDS = 3.0
-"""In which a node answers; otherwise what it said before stands."""
+"""Deadline for the answer of a node; without one its previous answer stays in use."""
 WORK = {
     "train_step": "training",
     "generate": "generating",

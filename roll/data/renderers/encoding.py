@@ -21,11 +21,11 @@ from roll.data.renderers.templates import Messages, RenderTurns, Tools
 from roll.types import Ints
 
 PRIVATE = range(0xF0000, 0xFFFFE)
-"""Code points that Unicode gives to nobody."""
+"""Code points for private use, which Unicode assigns to no character."""
 OPENINGS = ("<|", "<｜")
-"""Most special tokens begin so, also those that a tokenizer does not call special."""
+"""Beginnings of most special tokens, including those that the tokenizer does not list as special."""
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-"""The policy's own words with a meaning, also where the template does not write them."""
+"""Tags that have a meaning in the policy's own text, whether or not the template writes them."""
 
 
 class Encoder:

@@ -38,10 +38,10 @@ TITLES = {
     "engine": "Engines",
     "memory": "Memory",
 }
-"""Of a section, by what its metrics begin with."""
+"""Title of a section, by the prefix of its metrics."""
 BETTER: Mapping[Direction | None, str] = {"higher": "higher is better", "lower": "lower is better", None: ""}
 LEARNING = "Learning"
-"""Of `sft/loss` and its like."""
+"""Title of the section with losses such as `sft/loss`."""
 
 
 def compare_runs(places: Sequence[Path]) -> Comparison:

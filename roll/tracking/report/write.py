@@ -30,7 +30,7 @@ def write_report(run_dir: Path) -> Path:
 
 
 def write_page(path: Path, html: str) -> Path:
-    """Replace the page in one move.
+    """Replace the page atomically.
 
     Raises:
         OSError: it cannot be written; what was there stays.
