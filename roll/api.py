@@ -37,7 +37,7 @@ class TrainResult:
     step: int
     """Number of the last step that was taken."""
     metrics: Metrics
-    """Of that step."""
+    """Metrics of that step."""
     export: Path | None
     """The trained model as Hugging Face's libraries load it; None if it was not exported."""
 

@@ -148,7 +148,7 @@ class Segment:
     log_probs: Floats | None
     """[L], natural log, of sampled tokens under the distribution they were sampled from. None if not asked for, or if given."""
     versions: Sequence[VersionRun]
-    """Of sampled tokens, in their order; they sum to L. Empty if the tokens are given."""
+    """Versions of sampled tokens, in their order; they sum to L. Empty if the tokens are given."""
     text: str
     """As the environment and the reward see it."""
     calls: Sequence[Mapping[str, Any]] = ()

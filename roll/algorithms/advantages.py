@@ -37,7 +37,7 @@ class Scores:
     baselines: Floats | None = None
     """[N], reward of the greedy response to the same prompt; `remax` needs it."""
     running: RunningMoments | None = None
-    """Of all rewards so far, these included; needed where a scope is `running`."""
+    """State over all rewards so far, these included; needed where a scope is `running`."""
     turns: Turns | None = None
     """`step_reinforce`, `gigpo`: what parts of the responses earned; None where every response is one turn."""
     values: Floats | None = None

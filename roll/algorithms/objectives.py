@@ -48,7 +48,7 @@ class Surrogate:
     """What an objective says of each token, [S] each."""
 
     losses: Tensor
-    """With a gradient."""
+    """Losses with a gradient."""
     ratio: Tensor
     """What the loss used as the ratio: of the token, or of its sequence."""
     clipped: Tensor
@@ -68,7 +68,7 @@ class Objective(Protocol):
 
 
 OBJECTIVES: Registry[Callable[..., Objective]] = Registry("policy loss")
-"""By name, what makes the objective from the arguments that `POLICY_LOSSES` reads from the keys."""
+"""For each name, the function that makes the objective from the arguments that `POLICY_LOSSES` reads from the keys."""
 
 
 @OBJECTIVES.register("ppo")

@@ -51,7 +51,7 @@ class PairLosses:
     """What an objective says of each pair, [P] each."""
 
     losses: Tensor
-    """With a gradient."""
+    """Losses with a gradient."""
     chosen_rewards: Tensor
     """Implicit reward of the chosen response, as the loss measures it."""
     rejected_rewards: Tensor
@@ -66,7 +66,7 @@ class PairObjective(Protocol):
 
 
 PAIR_OBJECTIVES: Registry[Callable[..., PairObjective]] = Registry("loss of pairs")
-"""By name, what makes the objective from the arguments that `PREFERENCE_LOSSES` reads from the keys."""
+"""For each name, the function that makes the objective from the arguments that `PREFERENCE_LOSSES` reads from the keys."""
 LABELLED_LOSSES: Registry[Callable[..., Loss]] = Registry("loss of labelled responses")
 """The same for responses with a label."""
 

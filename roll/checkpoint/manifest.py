@@ -36,7 +36,7 @@ class Manifest:
     sequence: int
     """Counts the checkpoints written into one folder. It orders them by age also after a run went back to an earlier step."""
     files: Mapping[str, FileEntry]
-    """By path relative to the checkpoint, with forward slashes."""
+    """Files by their path relative to the checkpoint, with forward slashes."""
 
 
 _MANIFEST = TypeAdapter(Manifest)

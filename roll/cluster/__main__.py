@@ -32,7 +32,7 @@ OTHER_FLAGS = {
     "--master_port": "use --port",
     "--hostfile": "give the hostfile without a flag: python -m roll.cluster HOSTFILE",
 }
-"""Of DeepSpeed's launcher: what to write."""
+"""Flags of DeepSpeed's launcher, and what to write instead."""
 
 
 class HostFailed(RollError):

@@ -33,9 +33,9 @@ class Part:
     """Which of a source's rows are meant."""
 
     shares: tuple[float, ...]
-    """Of the parts, in any unit."""
+    """Shares of the parts, in any unit."""
     index: int
-    """Of the part that is meant."""
+    """Index of the part that is taken."""
     seed: int
 
     def __call__(self, count: int) -> Bools:
@@ -83,11 +83,12 @@ class ExampleSet:
     starts: NDArray[np.int64]
     """[examples], the row's token that the example begins with: a long raw text makes several examples."""
     too_long: Mapping[str, int]
-    """By file, how many rows were dropped because prompt or response is longer than its limit."""
+    """For each file, how many rows were dropped because prompt or response is longer than its limit."""
     wordless: Mapping[str, int]
-    """By file, how many rows were dropped because a response has no token to learn: nothing predicts the first of all."""
+    """For each file, how many rows were dropped because a response has no token to learn: nothing predicts the first token of a sequence.
+    """
     alike: Mapping[str, int]
-    """By file, how many pairs hold one response twice. They are learnt from."""
+    """For each file, how many pairs hold the same response twice. They are learnt from."""
     _longest: int
     """Tokens of an example from raw text."""
     _learn_all: bool

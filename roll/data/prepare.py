@@ -31,7 +31,7 @@ class Wish:
     """What the command line asks for."""
 
     name: str
-    """Of a set in `SETS`."""
+    """Name of a set in `SETS`."""
     source: str
     """A folder with a copy of the set, or a Hub name."""
     output: Path
@@ -47,7 +47,7 @@ class Prepared:
     rows: Mapping[str, int]
     """By file."""
     left_out: Mapping[str, Mapping[str, int]]
-    """By split of the source, the rows of each reason."""
+    """For each split of the source, the number of rows that were left out for each reason."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

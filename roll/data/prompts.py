@@ -40,7 +40,7 @@ class PromptSet:
     domain_index: NDArray[np.int16]
     """[prompts], into `domains`."""
     too_long: Mapping[str, int]
-    """By file, how many rows were dropped because their prompt is longer than `prompt_length`."""
+    """For each file, how many rows were dropped because their prompt is longer than `prompt_length`."""
     unknown_tags: Mapping[str, int]
     """Tags that no reward domain includes, each with the number of its prompts. They are scored by `routes.DEFAULT_DOMAIN`."""
     unknown_domains: Mapping[str, int]

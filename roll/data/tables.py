@@ -98,7 +98,7 @@ class Texts:
 
 
 ReadTexts = Callable[[Mapping[str, Any]], Texts]
-"""Of a row. Raises RowFault or TemplateFault."""
+"""Reads the texts of a row. Raises RowFault or TemplateFault."""
 
 
 @dataclass(frozen=True)

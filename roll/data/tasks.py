@@ -48,7 +48,7 @@ class Tasks:
 
     domains: tuple[str, ...]
     counts: Mapping[str, int]
-    """By domain, how many."""
+    """Number of tasks by domain."""
     first: int = 0
     """Seed of the first one of each domain."""
 

@@ -84,15 +84,15 @@ class Facts:
     executable: str
     """The interpreter, and with it the environment that is examined."""
     required: Mapping[str, str]
-    """By package, the versions that the project's metadata allow."""
+    """For each package, the versions that the project's metadata allow."""
     locked: Mapping[str, str]
-    """By package, the version that the tests run with."""
+    """For each package, the version that the tests run with."""
     installed: Mapping[str, str]
-    """By package, the version that is there."""
+    """For each package, the installed version."""
     driver: str | None
     gpus: tuple[Gpu, ...]
     links: Mapping[tuple[int, int], str]
-    """By pair of GPUs, the connection as `nvidia-smi topo -m` calls it: NV18, PIX, PHB, SYS, ..."""
+    """For each pair of GPUs, the connection as `nvidia-smi topo -m` calls it: NV18, PIX, PHB, SYS, ..."""
     network: Network
     shared_memory: int
     """Bytes free in /dev/shm."""
@@ -102,7 +102,7 @@ class Facts:
     memory: int
     """Bytes of the host's memory that are available."""
     tools: Mapping[str, str | None]
-    """By name of a program (`c++`, `ninja`, `nvcc`), its path."""
+    """For each name of a program (`c++`, `ninja`, `nvcc`), its path."""
     nvcc: str | None
     """Version of the CUDA toolkit that compiles."""
     arch_list: str | None
@@ -110,7 +110,7 @@ class Facts:
     torch: Mapping[str, Any] | str
     """What `torch_probe.py` prints."""
     extension_locks: tuple[ExtensionLock, ...]
-    """Of compilations that are under way or were killed."""
+    """Locks of compilations that are running or were killed."""
     ops: Mapping[str, Any] | str
     """By DeepSpeed op, whether it is `installed` and whether it can be compiled (`compatible`)."""
     sandbox: str | None = None

@@ -33,7 +33,7 @@ class Step:
 
     messages: Sequence[Message] = ()
     reward: float = 0.0
-    """Of this turn."""
+    """Reward of this turn."""
     done: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What is counted, added up over an episode. TOOL_ERRORS are calls of tools that failed."""

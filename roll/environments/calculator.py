@@ -84,7 +84,7 @@ def made(seed: int, digits: int, operators: str) -> tuple[str, str]:
 
 
 MOST_CHARACTERS = 200
-"""Of a sum."""
+"""Largest length of an expression."""
 
 
 def value_of(text: str) -> int:

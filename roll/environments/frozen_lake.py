@@ -18,7 +18,7 @@ PLAYER, ICE, HOLE, GOAL, FALLEN, ARRIVED = range(6)
 LOOKUP = {PLAYER: "P", ICE: "_", HOLE: "O", GOAL: "G", FALLEN: "X", ARRIVED: "√"}
 NAMES = {PLAYER: "player", ICE: "empty", HOLE: "hole", GOAL: "goal", FALLEN: "player in hole", ARRIVED: "player on goal"}
 DRAWS = 2000
-"""Of maps, of which one can be solved."""
+"""Number of maps that are drawn until one can be solved."""
 Cell = tuple[int, int]
 """Row, column."""
 
@@ -81,7 +81,7 @@ class FrozenLake(GridWorld):
     names: ClassVar[Mapping[int, str]] = NAMES
 
     size: int = 4
-    """Of the map's side, in cells."""
+    """Cells along one side of the map."""
     p: float = 0.8
     """Probability that a cell is ice."""
     is_slippery: bool = True

@@ -31,7 +31,7 @@ class McpTools:
         self._servers = servers
         self._clients: dict[str, tuple[McpServer, Client]] = {}
         self.schemas: list[Mapping[str, Any]] = []
-        """Of all, as OpenAI's API has them; known once open."""
+        """Schemas of all tools, as OpenAI's API has them; known once open."""
         self._closing = asyncio.Event()
         self._holding: asyncio.Task[None] | None = None
 

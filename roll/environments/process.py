@@ -28,7 +28,7 @@ from roll.system.tree import TreeBounds
 LOG = logging.getLogger(__name__)
 CHILD = "roll.environments.child"
 GRACE_SECONDS = 0.1
-"""In which a reply that has come in time is read, where this process itself was late."""
+"""Extra time to read a reply that came in time, where this process itself was late."""
 READ_SECONDS = 3600.0
 R = TypeVar("R")
 
@@ -53,7 +53,7 @@ class _Held:
     pending: dict[int, _Pending] = field(default_factory=dict)
     """By its number, each call that is under way."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Of calls that are not made side by side."""
+    """Held by calls that may not run side by side."""
     sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     lost: str = ""

@@ -26,7 +26,9 @@ NAMES = {
     PLAYER_ON_TARGET: "player on target",
 }
 STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
-"""Of each move; of each box that comes onto a target, and what it costs to push one off; of the move that brings the last one."""
+"""Reward of each move; of each box that is pushed onto a target, and its negative for one pushed off; of the move that brings the last
+box.
+"""
 
 
 @ENVIRONMENTS.register("sokoban")

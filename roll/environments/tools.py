@@ -20,7 +20,7 @@ from roll.environments.base import Message
 from roll.errors import EnvironmentFailed
 
 MOST_CHARACTERS = 16384
-"""Of an answer to a call; the rest is left out, and the model is told."""
+"""Largest length of an answer to a call; the rest is left out, and the model is told."""
 MOST_ERROR = 500
 """Characters of what is said of a call that failed."""
 SECTIONS = re.compile(r"^(Args|Returns|Raises|Yields|Examples?):\s*$", re.MULTILINE)

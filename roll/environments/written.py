@@ -32,7 +32,7 @@ class Templates:
     system: str
     """Empty for no system message."""
     turn: str
-    """Of a turn, with PLACEHOLDERS."""
+    """Text of a turn, with PLACEHOLDERS."""
     max_steps: int
     max_response_length: int | None
 
@@ -123,7 +123,7 @@ class GridWorld(ABC):
     actions: ClassVar[Sequence[str]]
     """Their words, by number."""
     usual_symbols: ClassVar[Mapping[int, str]]
-    """Of what is drawn, by number."""
+    """Symbols of cells by their number, if none are given."""
     names: ClassVar[Mapping[int, str]]
     """The same in words."""
 
@@ -142,7 +142,7 @@ class GridWorld(ABC):
     agent_system_template: str = SYSTEM
     """The system message; empty for none."""
     agent_template: str = TURN
-    """Of each turn, with PLACEHOLDERS."""
+    """Text of each turn, with PLACEHOLDERS."""
     max_response_length: int | None = None
     """What the template says of it."""
 

@@ -23,7 +23,7 @@ class Request:
     messages: str | None = None
     """Column that holds a list of messages."""
     samples: int | None = None
-    """Of each prompt."""
+    """Samples of each prompt."""
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

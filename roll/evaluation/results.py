@@ -25,7 +25,7 @@ class SetResult:
 
     prompts: int
     samples: int
-    """Of each prompt."""
+    """Samples of each prompt."""
     estimates: Mapping[str, Estimate]
     """`accuracy` (a response passes if its reward is above 0), `pass@k` for k above 1, and `avg@n`, the mean reward."""
     metrics: Metrics
@@ -40,7 +40,7 @@ class EvaluationResult:
     """Holds `evaluation.json` and `samples.jsonl`."""
     model: str
     step: int | None
-    """Of the checkpoint; None of a model by itself."""
+    """Step of the checkpoint; None if a model was evaluated by itself."""
     sets: Mapping[str, SetResult]
 
 

@@ -12,7 +12,7 @@ from math import sqrt
 from statistics import NormalDist, fmean
 
 CONFIDENCE = 0.95
-"""Of every interval, two-sided."""
+"""Confidence level of every interval, two-sided."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from roll.errors import ConfigError, Fault
 from roll.export.source import CHECKPOINTS, CONFIG, CheckpointSource, find_source, read_run
 
 PLACE = "SUBJECT"
-"""Of faults of the first argument."""
+"""Place named in faults of the first argument."""
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,14 @@ CHECK = "check"
 """Behind the name of a function: it is only looked at."""
 SUPERVISOR, CALLER = "roll.gateway.supervisor", "roll.gateway.call"
 KEPT_CHARACTERS = 2000
-"""Of the end of an agent's output, for the note of one that fails."""
+"""Characters kept of the end of an agent's output, for the note of one that fails."""
 MOST_OUTPUT = 64 << 20
 """Bytes of output, beyond which an agent is ended."""
 TOO_MUCH = -1
 """Stands for its exit status then."""
 CHUNK_BYTES = 1 << 16
 END_SECONDS = 15.0
-"""In which a supervisor that is told to must have ended what it runs."""
+"""Deadline for a supervisor to end its processes once it is told to."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Answer:
     """What the policy said."""
 
     identity: str
-    """Of this answer, in the session."""
+    """Identity of this answer within the session."""
     created: int
     """Seconds of Unix time."""
     message: Message

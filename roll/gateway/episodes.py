@@ -20,7 +20,7 @@ from roll.system.tree import TreeBounds
 from roll.types import Episode, Prompt, Sampling, StopReason
 
 GRACE_SECONDS = 5.0
-"""That an agent has to end once the policy says nothing more; then it is killed."""
+"""Time that an agent has to end once the policy gives no more answers; then it is killed."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Agent:
     """Variables beside those that say where the gateway is."""
     limits: EpisodeLimits
     bounds: TreeBounds
-    """Of the processes of one run."""
+    """Bounds of the processes of one run."""
 
 
 class AgentEpisodes:

@@ -53,7 +53,7 @@ class Opening:
     given: Ints
     """What of it is new in its trajectory: all of it, if that begins here."""
     digest: str
-    """Of the conversation."""
+    """Digest of the conversation."""
     state: str
     """Text of the messages that no answer has seen."""
     continued: _Answered | None

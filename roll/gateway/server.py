@@ -27,11 +27,11 @@ from roll.gateway.session import AgentSession
 
 LOG = logging.getLogger(__name__)
 BODY_SECONDS = 60.0
-"""In which a body must have come."""
+"""Deadline for the body of a request."""
 STOP_SECONDS = 5.0
-"""That connections have to end when the gateway closes."""
+"""Time that connections have to end when the gateway closes."""
 KEEP_ALIVE_SECONDS = 3.0
-"""Between two signs of life on a stream that waits for its answer."""
+"""Seconds between two signs of life on a stream that waits for its answer."""
 ALIVE = b": waiting\n\n"
 MODEL = "policy"
 """The name that an answer has if the request gives none."""
@@ -54,7 +54,7 @@ class _Open:
 
     session: AgentSession
     conversations: dict[str, Sequence[Message]] = field(default_factory=dict)
-    """By the identity of a response, the conversation up to it."""
+    """For each identity of a response, the conversation up to it."""
 
 
 class Gateway:

@@ -34,9 +34,9 @@ class SequenceGroup:
     """The ranks that share a packed row, as one of them sees them."""
 
     name: str
-    """Of the process group."""
+    """Name of the process group."""
     rank: int
-    """Of this process among them."""
+    """Rank of this process among them."""
     size: int
 
     @property

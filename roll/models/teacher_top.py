@@ -24,7 +24,7 @@ class TeacherTop:
     count: int
     """k, at most `rows`."""
     rows: int
-    """Of both output matrices: tokens over which both distributions are taken."""
+    """Rows that both output matrices have: the tokens over which both distributions are taken."""
     temperature: float
     """Logits are divided by it."""
 

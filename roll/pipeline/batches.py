@@ -38,7 +38,7 @@ class Batches:
     make_batch: MakeBatch
     models: Models
     recorded: Mapping[int, Floats] = field(default_factory=dict)
-    """By number of the row, the other model's log-probs of all of its tokens, where it was asked beforehand."""
+    """For each row, by its number, the other model's log-probs of all of its tokens, where it was asked beforehand."""
 
     async def of(self, numbers: Sequence[int]) -> tuple[TrainBatch, Loss]:
         """The batch of these rows, and the loss to learn it by."""

@@ -49,7 +49,7 @@ class Evaluator:
     sampler: GroupSampler
     """Scores each answer `ByItself`."""
     samples: int
-    """Of each prompt."""
+    """Samples of each prompt."""
     seed: int
     """Every prompt keeps its own seed, so two evaluations of one policy give the same answers."""
 

@@ -37,7 +37,7 @@ class Learning:
 
     phases: DevicePhases
     update: Update
-    """Of the policy."""
+    """Makes the policy's updates."""
     loss: Loss
     updates_per_step: int
     critic: CriticLearning | None = None

@@ -31,13 +31,13 @@ class Rlvr:
     phases: DevicePhases
     take: Callable[[], Awaitable[list[RolloutGroup]]]
     log_probs: Callable[[Sequences], Awaitable[Floats]] | None
-    """Of the trainer's policy before the step's first update."""
+    """Log-probs of the trainer's policy before the step's first update."""
     ref_log_probs: Callable[[Sequence[RolloutGroup], Sequences], Awaitable[Floats]] | None
-    """Of the step's groups and the sequences that they make."""
+    """Log-probs of the reference, for the step's groups and the sequences that they make."""
     reference_role: str
     """The role that computes them: `reference`, or `actor_train` with its adapter off."""
     values: Callable[[Sequences], Awaitable[Floats]] | None
-    """Of the critic, before the step's first update."""
+    """Values of the critic, before the step's first update."""
     teacher_states: Callable[[Sequences], Awaitable[Floats]] | None
     """[S, H] for the S response tokens, of a teacher whose distributions the policy learns."""
     learn: Callable[[TrainBatch, Position], Awaitable[tuple[Metrics, Position]]]

@@ -23,7 +23,7 @@ class RunContext:
     checkpointer: Checkpointer
     tracker: Tracking
     restarts: int = 0
-    """Of the trainer's side, in this run so far."""
+    """Number of restarts of the trainer's side in this run so far."""
 
 
 Loop = Callable[[Roles, RunContext, Interrupt], Awaitable[Position]]
@@ -36,6 +36,6 @@ class Prepared:
     loop: Loop
     """Ready to be given its surroundings."""
     identity: str
-    """Of the rows to train on: other rows, or the same in another order, have another one."""
+    """Fingerprint of the rows to train on, which also depends on their order."""
     rows: int | None = None
     """To train on, where the run ends once it has seen them `num_train_epochs` times; None where `max_steps` alone ends it."""

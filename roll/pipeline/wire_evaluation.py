@@ -42,7 +42,7 @@ class Heard:
 
     sampler: GroupSampler
     name: str
-    """Of the set."""
+    """Name of the set."""
     finished: Callable[[str, RolloutGroup], None]
 
     async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:

@@ -20,9 +20,9 @@ class Teaching:
     """The two ends between which a teacher's states, or its top k, travel."""
 
     load: ModelLoader
-    """Of the student."""
+    """Loads the student."""
     wrap: ModelWrapper
-    """Of the teacher."""
+    """Wraps the teacher's model."""
 
 
 def teaching(config: DistillConfig | RlvrConfig, student: ModelConfig, teacher: ModelConfig) -> Teaching:

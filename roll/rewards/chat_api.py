@@ -41,7 +41,7 @@ class ApiModel:
     max_calls: int | None
     """Requests of the whole run, retries included; None does not bound them."""
     seed: int
-    """Of the jitter between attempts."""
+    """Seed of the jitter between attempts."""
 
     @property
     def address(self) -> str:

@@ -18,7 +18,7 @@ VALUES = {
     "strict": {(True, True): 1.0, (True, False): -1.0, (False, True): -1.0, (False, False): -1.0},
     "soft": {(True, True): 1.0, (True, False): 0.5, (False, True): -0.5, (False, False): -1.0},
 }
-"""By reward type, and whether the choice is right and whether it is boxed."""
+"""For each reward type, the values by whether the choice is right and whether it is boxed."""
 
 
 @REWARDS.register("crossthinkqa")

@@ -45,7 +45,9 @@ class AnswerPattern:
     """How a verdict is read from a judge's answer."""
 
     pattern: str
-    """With a group: the last match's group is the verdict, a number or one of `WORDS`. Without: a match is 1, none is 0."""
+    """If it has a group, the last match's group is the verdict, a number or one of `WORDS`. Without a group a match is 1 and no match is
+    0.
+    """
     max_score: float | None = None
     """The number is divided by it, and one that is larger is no verdict; None takes the number as it is."""
 

@@ -22,7 +22,7 @@ PLAIN_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,6})?")
 MARKED = re.compile(r"\\boxed|\\\(|\\\[|(?<!\\)\$.+(?<!\\)\$", re.DOTALL)
 """A reference that says itself where its mathematics stands. One dollar is money."""
 THIN_SPACE = re.compile(r"(?<=\d)\\,(?=\d{3}(?!\d))")
-"""Between thousands."""
+"""Separates thousands in some texts."""
 PERCENT = re.compile(r"(.*[\d)}])\s*\\?%", re.DOTALL)
 SEARCHED_CHARACTERS = 4000
 """How far from the end an answer outside a box is looked for; the time of math-verify's search grows with the square of it."""

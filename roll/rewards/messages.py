@@ -48,7 +48,7 @@ class Ready:
     faults: tuple[Fault, ...]
     """With any, it ends."""
     traits: tuple[RewardTraits, ...] = ()
-    """Of each part."""
+    """Traits of each part."""
     ends_calls: bool = False
     """It ends late calls itself, as long as its event loop runs."""
 
@@ -57,7 +57,7 @@ class Answer(NamedTuple):
     """The outcome of a call, with values as the child sent them."""
 
     number: int
-    """Of the call."""
+    """Number of the call."""
     seal: int
     results: list[Any]
     """See `results_of`."""

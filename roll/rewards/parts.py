@@ -25,7 +25,7 @@ class RewardPart:
     name: str
     """Among the domain's parts; empty where the domain has one reward."""
     reward: str
-    """Of the function."""
+    """Name of the function."""
     reward_args: Mapping[str, Any]
     group: bool
     """It is called once for all responses to a prompt."""

@@ -49,9 +49,9 @@ class _Group:
     prompt: Prompt
     responses: Sequence[str]
     results: dict[int, list[Any]]
-    """By number of the part, one `RewardResult` for each response, or None as long as there is none."""
+    """For each part, by its number, one `RewardResult` for each response; None until it is known."""
     missing: int
-    """Of the results."""
+    """Number of results that are still missing."""
     done: asyncio.Future[None]
     """Cancelled with the call that waits for it."""
 
@@ -64,12 +64,12 @@ class _Batch:
     part: int
     begin: int
     end: int
-    """Of the run."""
+    """Index behind the run's last response."""
     calls: int
     number: int = 0
-    """Of the first call, once they are sent; the others count on from it."""
+    """Number of the first call, once the calls are sent; the others are counted from it."""
     seals: Sequence[int] = ()
-    """Of the calls, once they are sent."""
+    """Seals of the calls, once they are sent."""
     was_disturbed: bool = False
     """Somebody killed or stopped the child that made it. The next time the response is to blame."""
 

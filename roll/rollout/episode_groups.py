@@ -24,7 +24,7 @@ class EpisodeGroups:
 
     episodes: Player
     sampling: Sampling
-    """Of one turn; its `samples` are the episodes of a group."""
+    """Sampling of one turn; `samples` is the number of episodes of a group."""
     seed: int
     stream: int
     """With the seed, that of environments whose rows name none."""

@@ -29,7 +29,7 @@ from roll.rollout.transcript import Transcript, without_verdict
 from roll.types import Completion, Episode, FinishReason, Ints, NumberedCompletions, Prompt, RewardOutcome, Sampling, Session, StopReason
 
 ENVIRONMENT = "environment/"
-"""Of the names of what an environment counts itself."""
+"""Prefix of the names of metrics that an environment returns."""
 UNREADABLE = "Error: this tool call cannot be read, and nothing was done: {}"
 MOST_DISTURBED = 10
 """How often an episode begins anew because its environment was lost through another one, which uses up no attempt."""
@@ -83,9 +83,9 @@ class EpisodeLimits:
 
     max_turns: int
     seconds: float
-    """Of a whole attempt from the first observation on, generation included."""
+    """Deadline of a whole attempt from the first observation on, generation included."""
     attempts: int
-    """Of an episode whose environment breaks."""
+    """Attempts at an episode whose environment breaks."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class ByDomain:
 
     filters: Mapping[str, Keep]
     others: Keep = rewards_differ
-    """Of domains without a filter of their own."""
+    """Filter of domains without one of their own."""
 
     def __call__(self, group: RolloutGroup) -> bool:
         return self.filters.get(group.prompt.domain, self.others)(group)

@@ -17,7 +17,7 @@ from roll.rollout.batch import Shaping, experience, usable
 from roll.types import Floats, RolloutGroup, Sequences
 
 LogProbs = Callable[[Sequences], Awaitable[Floats]]
-"""Of the reference: [T] for sequences of T tokens, 0 where no token is learnt."""
+"""Computes the reference's log-probs: [T] for sequences of T tokens, 0 where no token is learnt."""
 
 
 class StepReference(Protocol):

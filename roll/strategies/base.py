@@ -66,7 +66,7 @@ class TrainResult:
     counted_sums: Metrics = field(default_factory=dict)
     """Over some of the tokens, sequences or pairs, of metrics that are not of all tokens."""
     counts: Metrics = field(default_factory=dict)
-    """By such a metric, how many are behind its sum."""
+    """For each such metric, how many values its sum has."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class EngineActivity:
     """With at least one request in flight, neither paused nor off its device."""
     generated_tokens: int
     prefilled_tokens: int
-    """Of prompts, without those found in the prefix cache; and tokens of requests that were preempted, which are computed again."""
+    """Tokens of prompts, without those found in the prefix cache, and tokens of preempted requests, which are computed again."""
     preemptions: int | None = None
     """How often a request lost its KV cache: for lack of room, or for new weights."""
     running: float | None = None

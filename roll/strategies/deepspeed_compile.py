@@ -14,7 +14,7 @@ from roll.strategies.base import Rank
 from roll.strategies.extension_locks import turn_to_compile
 
 SHARE_OF_START = 0.8
-"""Of the start's deadline: what a wait for another compilation may take, so that it ends in its own error and not in the driver's."""
+"""Share of the start's deadline that a wait for another compilation may take, so that it ends in its own error and not in the driver's."""
 
 
 @contextmanager

@@ -27,7 +27,7 @@ class Culprit:
     """Where a skipped update first went wrong."""
 
     micro_batch: int
-    """Of the rank's micro-batches of the update, counted from 0."""
+    """Index among the rank's micro-batches of the update, from 0."""
     rank: int
     what: str
     """`loss`, or the name of the parameter whose gradient was the first in the backward pass that is not finite."""

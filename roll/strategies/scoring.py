@@ -16,7 +16,7 @@ from roll.strategies.offload import Offload, tensors_in
 from roll.types import Floats, Sequences
 
 Forward = Callable[[PackedInputs], tuple[Tensor, ...]]
-"""Of a `PackedModel`, or of an engine around one."""
+"""Forward pass of a `PackedModel`, or of an engine around one."""
 
 
 def score(

@@ -25,7 +25,7 @@ CANCEL_SECONDS = 5.0
 """Seconds beyond its deadline that a child has to end a call itself; then its event loop is known not to run."""
 RECEIVE_BYTES = 1 << 16
 LOOK_SECONDS = 0.01
-"""Between two looks for processes that were killed and may not be gone yet."""
+"""Seconds between two checks for processes that were killed and may not be gone yet."""
 EXIT_LOOKS = 100
 """For the exit of a process that has closed its socket; one that goes on without is killed."""
 KILL_SECONDS = 10.0

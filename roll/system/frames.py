@@ -15,9 +15,9 @@ from typing import Any
 HEADER = struct.Struct(">Q")
 SEAL = struct.Struct(">Q")
 MOST_BYTES = 64 << 20
-"""Of a message of the child's."""
+"""Largest size of a message from the child."""
 SHOWN_BYTES = 40
-"""Of one that cannot be read."""
+"""Bytes that an error shows of a message that cannot be read."""
 
 
 class Garbled(Exception):

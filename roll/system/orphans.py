@@ -16,7 +16,7 @@ PR_SET_CHILD_SUBREAPER = 36
 END_SECONDS = 10.0
 """A killed process is gone at once, unless the kernel itself is stuck."""
 LOOK_SECONDS = 0.05
-"""Between two looks for processes that were started meanwhile."""
+"""Seconds between two checks for processes that were started meanwhile."""
 
 
 def die_with(parent: int) -> None:

@@ -26,7 +26,7 @@ class Finding:
 
     problem: Problem
     pid: int
-    """Of the process itself or, if that goes on, of one that it has started."""
+    """Process id of the process itself, or of a descendant if the process itself runs."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Sign:
     role: str
     stage: str
     usage: Usage | None = None
-    """Of its processes; None before they run."""
+    """CPU time and memory of its processes; None before they run."""
     progress: str = ""
     """How much of the stage is done."""
     is_busy: bool = True

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 THRESHOLDS = (50_000, 10, 10)
-"""Of Python's three generations; see `gc.set_threshold`."""
+"""Thresholds of Python's three generations; see `gc.set_threshold`."""
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
 """Parameters of glibc's `mallopt`."""
 KEEP: dict[int, int] = {TRIM_THRESHOLD: 2**31 - 1, MMAP_MAX: 0}

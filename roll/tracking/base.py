@@ -29,7 +29,7 @@ class RunFacts:
     config: Mapping[str, Any]
     """The whole configuration, in JSON's types."""
     resumed_step: int | None
-    """Of the checkpoint that the run goes on from; None for a fresh start."""
+    """Step of the checkpoint that the run continues from; None for a fresh start."""
 
 
 LOSSES = ("sft/loss", "dpo/loss", "reward_model/loss", "distill/loss")

@@ -35,7 +35,7 @@ class Progress:
     max_steps: int
     step: int = 0
     metrics: Mapping[str, float] | None = None
-    """Of the last step."""
+    """Metrics of the last step."""
     headline: str = "reward"
     headlines: tuple[float, ...] = ()
     """The mean reward of every step, or the loss in supervised fine-tuning."""
@@ -43,7 +43,7 @@ class Progress:
     """The last one: pass@1, or the loss, of each set."""
     validated_at: int = 0
     step_seconds: tuple[float, ...] = ()
-    """Of the last few steps, without the first, which compiles what the others use."""
+    """Times of the last few steps, without the first, which compiles what the others use."""
     timed: int = 0
     """Steps whose seconds are known."""
 

@@ -21,7 +21,7 @@ class RunEnd:
     checkpoint: str
     """What can be gone on from, in words."""
     last_step: int | None = None
-    """Of the whole run, had it come to its end; None where it is not known."""
+    """Last step of the whole run if it reaches its end; None where that is not known."""
 
 
 def write_end(folder: Path, end: RunEnd) -> None:

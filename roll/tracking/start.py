@@ -35,7 +35,7 @@ class RunStart:
     time: str
     """ISO 8601, UTC."""
     command: str
-    """Of the driver, as a shell would take it, without secrets."""
+    """Command of the driver, as a shell would take it, without secrets."""
     folder: str
     """The working directory."""
     host: str

@@ -45,7 +45,7 @@ class DeviceBucket:
     checksum: str
     """See `fingerprint`."""
     handles: Mapping[str, bytes] = field(default_factory=dict)
-    """By the GPU's UUID, what a process on that GPU needs to open the buffer."""
+    """For each GPU, by its UUID, what a process on that GPU needs to open the buffer."""
 
 
 def layout(tensors: Sequence[TensorSpec]) -> tuple[list[int], int]:

@@ -133,7 +133,7 @@ class WeightSync:
         self.epoch = 0
         """Counts changes of the set of engines that take part."""
         self.versions: dict[int, int | None] = dict.fromkeys(self._members)
-        """By engine, the version that it said after its last sync; None before the first, and from a sync's start to its end."""
+        """For each engine, the version that it reported after its last sync; None before the first sync and during one."""
 
     def choose(self, engines: Mapping[int, int]) -> None:
         """Say which engines take part from the next sync on, and how often each was restarted. What others are doing is not touched."""

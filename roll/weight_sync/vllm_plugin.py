@@ -60,7 +60,7 @@ class BucketArrived(WeightTransferUpdateInfo):
     """Name, dtype, shape and bytes of each tensor."""
     checksum: str
     path: str | None
-    """Of a file; None if the bucket is in device memory."""
+    """Path of the bucket's file; None if the bucket is in device memory."""
     handles: dict[str, bytes]
 
     def bucket(self) -> Bucket | DeviceBucket:

@@ -42,15 +42,15 @@ class TrainShape:
     epochs: int
     """Passes over a step's sequences."""
     token_budget: int
-    """Of one forward pass."""
+    """Token budget of one forward pass."""
     loss_agg_mode: str
     temperature: float
     loss_scale: float = 1.0
     """Tokens that `seq-mean-token-sum-norm` divides by."""
     attention_cost: float = 0.0
-    """Of the model (`ModelShape`); 0 shares sequences out by their tokens alone."""
+    """Attention cost of the model (`ModelShape`); with 0 sequences are shared out by their tokens alone."""
     flops: TrainingFlops | None = None
-    """Of the model. None where its shape is not known, or where it does not compute in 16 bits."""
+    """Counts the model's operations. None where its shape is not known, or where it does not compute in 16 bits."""
 
 
 class Learner:

@@ -26,7 +26,7 @@ LINGER = 0.02
 KNOWN = {"roll", "torch", "ray", *sys.stdlib_module_names}
 """Packages whose errors travel as they are. To import vLLM for one of its own holds a driver up for seconds."""
 MOST_BYTES = 8 << 20
-"""Of answers that travel together; the last of them may go beyond."""
+"""Largest size of answers that travel together; the last answer may exceed it."""
 
 Answers = list[tuple[int, bytes, bool]]
 """Encoded answers, each with the number of its call, and whether it is the last of it. An answer is a result, and None or a `Failure`;

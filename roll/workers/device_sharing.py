@@ -49,7 +49,7 @@ class DeviceSharing:
         self._colocated: dict[str, ColocatedRole] = {}
         self._levels: dict[str, Level] = {}
         self.resident: dict[str, int] = {}
-        """By role, the bytes that stayed on its devices when it was last offloaded, where they are known."""
+        """For each role, the bytes that stayed on its devices when it was last offloaded, where they are known."""
 
     async def enter(self, role: str, colocated: ColocatedRole) -> None:
         """A role has just started and holds everything. If it takes turns it is offloaded, so that the next one can start."""

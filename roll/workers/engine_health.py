@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MOST_RESTARTS = 5
-"""Of an engine in a run. It is retired when it dies once more."""
+"""Largest number of restarts of an engine in a run. It is retired if it dies once more."""
 MOST_LATE = 3
 """Requests in a row that miss their deadline at an engine."""
 

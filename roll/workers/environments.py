@@ -32,7 +32,7 @@ class EnvironmentSettings:
     domain: str
     section: EnvironmentConfig
     start_seconds: float
-    """In which the process must be ready."""
+    """Deadline for the process to be ready."""
 
     def build(self, rank: Rank) -> EnvironmentWorker:
         """See `Settings`."""

@@ -313,7 +313,7 @@ class WorkerGroup(Ranks[S]):
         return max((size for size in said if size is not None), default=None)
 
     async def stop(self, seconds: float) -> None:
-        """Close the strategies, then end their processes and what those started, and make sure that nothing is left. A second call does nothing.
+        """Close the strategies, then end their processes and what those started, and make sure that nothing is left. Idempotent.
 
         With `seconds` 0 they are not asked to close.
         """

@@ -35,7 +35,7 @@ LOOKS = {Problem.GONE: 2, Problem.STOPPED: 6}
 ANSWER_SECONDS = 10.0
 """Seconds in which a node reports its processes' states; otherwise it is asked again at the next look."""
 HEARD_SECONDS = 5.0
-"""In which a call on a process that has died fails by itself; its failure says how the process ended."""
+"""Time in which a call on a process that has died fails by itself; the failure tells how the process ended."""
 FLOOR_SECONDS = 600.0
 """Before it no call is taken for one that makes no progress, however short the others were."""
 LONGEST_TIMES = 3.0

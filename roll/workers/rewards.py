@@ -27,7 +27,7 @@ class RewardSettings:
     domain: str
     section: RewardConfig
     start_seconds: float
-    """In which the process must be ready."""
+    """Deadline for the process to be ready."""
 
     def build(self, rank: Rank) -> RewardWorker:
         """See `Settings`."""

@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from roll.workers.cluster import ClusterUnavailable, join
 
 SECONDS = 60.0
-"""In which every node has started a worker."""
+"""Deadline for every node to start a worker."""
 
 
 @ray.remote(num_cpus=0)

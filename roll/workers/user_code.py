@@ -10,7 +10,7 @@ SLACK = 60.0
 """Seconds for the way to a worker and back."""
 LOG_DESCRIPTOR = 2
 LOG_BYTES = 100 << 20
-"""Of a worker's log. As much again is kept beside it."""
+"""Largest size of a worker's log. As much again is kept beside it."""
 LOOK_EVERY = 1.0
 """Seconds between two looks at its size."""
 

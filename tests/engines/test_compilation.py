@@ -6,6 +6,8 @@ import logging
 import multiprocessing
 import os
 import signal
+from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,15 @@ def test_a_stale_lock_makes_no_start_wait(cache: Path, tmp_path: Path) -> None:
     assert not lock.exists() and (cache / NAME / f"{NAME}.so").exists()
 
 
+def pids_of(processes: Sequence[psutil.Process], name: str) -> list[int]:
+    """Of those with this name; one may end meanwhile."""
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            found += [process.pid] * (process.name() == name)
+    return found
+
+
 def test_what_a_killed_process_left_is_cleared_once_its_compiler_has_ended(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +138,7 @@ def test_what_a_killed_process_left_is_cleared_once_its_compiler_has_ended(
         limits.until(compiler.with_suffix(".runs").exists, "a process comes to its lock")
         assert compiling.pid and lock.exists() and str(compiling.pid) in (cache / NAME / OWNER).read_text()
         started = psutil.Process(compiling.pid).children(recursive=True)
-        ninjas = [process.pid for process in started if process.name() == "ninja"]
+        ninjas = pids_of(started, "ninja")
         os.kill(compiling.pid, signal.SIGKILL)
         compiling.join()
         monkeypatch.delenv("CXX")
@@ -135,7 +146,8 @@ def test_what_a_killed_process_left_is_cleared_once_its_compiler_has_ended(
         assert any(f"process {ninja} (" in log.read_text() for ninja in ninjas) and lock.exists()
     finally:
         for process in started:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         compiling.kill()
     psutil.wait_procs(started, limits.CALL)
     assert load(cache, log) == 0

@@ -20,7 +20,7 @@ class Kind:
     noun: str
     known: Methods[Any]
     traits: Any
-    """Of a method of the user's that declares none."""
+    """Traits of a user's method that declares none."""
     call: tuple[str, ...]
     """The arguments that it is called with."""
     base: str | None = None

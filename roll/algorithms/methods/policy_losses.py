@@ -10,7 +10,7 @@ from roll.algorithms.methods.base import Fields, Method, table
 CLIP = ("pg_clip", "pg_clip_low", "pg_clip_high")
 USUAL_DUAL_CLIP = 3.0
 DPPO_THRESHOLDS = {"tv": 0.15, "kl": 0.05}
-"""By divergence, the threshold that the authors of DPPO use."""
+"""For each divergence, the threshold that the authors of DPPO use."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from roll.config.schema.roles import QueryFilterConfig
 from roll.errors import Fault
 
 READ = {"no_filter": (), "mean_filter": ("threshold_down", "threshold_up"), "std_filter": ("std_threshold",)}
-"""By type, the bounds that it compares with."""
+"""For each type, the bounds that it compares with."""
 
 
 def filter_faults(config: RlvrConfig) -> Iterator[Fault]:

@@ -16,7 +16,9 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import Fault
 
 K3_ERROR = 0.54
-"""Of k3's expected gradient as a term of the loss: median over random policies 0.7 nats from their reference (docs/algorithms.md)."""
+"""Relative error of k3's expected gradient as a term of the loss: median over random policies 0.7 nats from their reference
+(docs/algorithms.md).
+"""
 SWITCHES = {"dual_clip_loss"}
 """Keys that any loss may switch off in so many words."""
 

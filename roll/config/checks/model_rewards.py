@@ -22,7 +22,7 @@ READ = {
     "inference": {*SERVED, "generating_args", "judge_model_type", "judge_prompt", "judge_pattern", "judge_max_score"},
     "scorer": {*SERVED},
 }
-"""By what gives the reward, the keys that it reads of those that not all rewards read."""
+"""For each kind of model that gives a reward, the keys that it reads, of those that not all rewards read."""
 OF_FUNCTIONS = ("reward_args", "timeout", "memory_gib", "max_processes", "world_size", "group", "concurrency", "normalise")
 SPECIAL = {*ModelRewardKeys.model_fields, *OF_FUNCTIONS}
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

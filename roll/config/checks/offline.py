@@ -24,7 +24,7 @@ READ = {
     "labelled": ("response", "label"),
     "pairs": ("chosen", "rejected", "margin"),
 }
-"""By what a row holds, the columns that are read of it; `response` is tolerated everywhere."""
+"""For each kind of row, the columns that are read of it; `response` is tolerated everywhere."""
 
 
 def rows_of(config: OfflineConfig) -> Rows:

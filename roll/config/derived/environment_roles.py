@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # the processes of environments do without the schema
     from roll.config.schema.rlvr import RlvrConfig
 
 ENVIRONMENTS = "environments."
-"""Of the names of groups that run environments."""
+"""Prefix of the names of groups that run environments."""
 TOOL_USE = "tool_use"
 """The environment of a domain that has tools or an agent alone."""
 MOST_STEPS: Mapping[str, int] = {"frozen_lake": 10, "sokoban": 20, "code_repl": 4}

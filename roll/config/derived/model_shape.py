@@ -27,7 +27,7 @@ class Experts:
     """The routed MLPs of a mixture of experts."""
 
     count: int
-    """Of a layer."""
+    """Experts of a layer."""
     per_token: int
     """Of these, those that a token runs through."""
     size: int

@@ -25,7 +25,7 @@ class RolePlan:
     strategy: str
     """Name of the strategy; `reward` for the domains of `rewards`."""
     devices: tuple[tuple[int, ...], ...]
-    """By rank, the devices it uses; empty tuples on the CPU. A vLLM rank is one engine with its tensor-parallel devices."""
+    """For each rank, the devices it uses; empty tuples on the CPU. A vLLM rank is one engine with its tensor-parallel devices."""
     tokens_per_microbatch: int | None = None
     """Token budget of one forward pass; None for roles that run none."""
     replica_size: int = 1

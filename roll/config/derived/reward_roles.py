@@ -7,7 +7,7 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import JudgeConfig, RewardConfig, ScorerConfig, ServedConfig
 
 PREFIX = "rewards."
-"""Of the names of roles that belong to a domain."""
+"""Prefix of the names of roles that belong to a domain."""
 TEMPLATE_TOKENS = 1024
 """Room for what a judge is asked beside the question and the response, the reference answer included."""
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # the processes of rewards do without the schema
 
 SANDBOX = "code_sandbox"
 SANDBOX_WALL_SECONDS = 60.0
-"""Of all test cases of a program, if `wall_seconds` is not given."""
+"""Seconds for all test cases of a program together, if `wall_seconds` is not given."""
 SANDBOX_TIMEOUT = 90.0
 """Seconds of a call that suit it."""
 

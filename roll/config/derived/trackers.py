@@ -9,7 +9,7 @@ from roll.config.schema.pipelines import Config
 from roll.errors import Fault
 
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "swanlab": "swanlab", "mlflow": "mlflow", "trackio": "trackio"}
-"""By tracker, the package that it needs; its name for pip and for `import` is the same."""
+"""For each tracker, the package that it needs; its name for pip and for `import` is the same."""
 TRACKERS = (*PACKAGES, "none")
 
 

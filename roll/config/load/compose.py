@@ -39,7 +39,7 @@ from roll.errors import ConfigError, Fault, RollError
 
 QUIET = ("hydra.job.name=roll.pipeline", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
 MOST_JOBS = 1000
-"""Of a sweep."""
+"""Largest number of jobs of a sweep."""
 USAGE = f"""{PROGRAM} --config-name NAME [key=value ...]
 
   dry_run=true       print the plan and end

@@ -51,7 +51,7 @@ PLUGINS = {
         "metrics.jsonl in its output_dir",
     ),
 }
-"""By kind of Hydra's plugins: the one that works, why others do not, and what to do."""
+"""For each kind of Hydra's plugins: the one that works, why others do not, and what to do."""
 
 
 def checked_flags(flags: Sequence[str]) -> list[str]:

@@ -20,11 +20,11 @@ from roll.errors import ConfigError, Fault
 DEEPEST = 50
 """Blocks and lists within each other."""
 MOST_BYTES = 4 << 20
-"""Of one file."""
+"""Largest size of one file."""
 MOST_VALUES = 100_000
 """Blocks, lists, keys and values of one file, with what aliases repeat."""
 MOST_CHARACTERS = 10_000_000
-"""Of all texts of a root key, with what `${...}` repeats."""
+"""Largest number of characters in all texts below a root key, with what `${...}` repeats."""
 REFERENCE = re.compile(r"\$\{([\w.@-]+)\}")
 UNUSABLE = re.compile("[\x00\ud800-\udfff]")
 """Characters that no file, process or message can hold: NUL, and halves of a pair, which stand for bytes that are not UTF-8."""

@@ -28,7 +28,7 @@ from roll.errors import Fault
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 KERNEL_FILES = ("proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs", "mqueue", "bpf", "pstore")
 DELTA_PACKAGES = {"flash-linear-attention": "fla", "causal-conv1d": "causal_conv1d"}
-"""Of the kernels for hybrids on GPUs, and what Python calls them."""
+"""Packages with kernels for hybrids on GPUs, and their names for `import`."""
 DATA_ENDINGS = (".json", ".jsonl", ".parquet", ".arrow")
 
 
@@ -42,9 +42,9 @@ class Found:
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
-    """Of `.deepspeed_env`."""
+    """Variables of `.deepspeed_env`."""
     shapes: dict[str, ModelShape] = field(default_factory=dict)
-    """By role, where the model's config.json is at hand."""
+    """Shapes by role, where the model's config.json is available."""
 
 
 def look(config: Config) -> Found:

@@ -23,7 +23,7 @@ from roll.config.shipped import known_rewards
 from roll.errors import Fault
 
 IMPORT_SECONDS = 120.0
-"""In which all modules must be imported; torch alone takes some seconds."""
+"""Deadline for importing all modules; torch alone takes some seconds."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Plan:
     nodes: int
     """Nodes that the devices span; 0 on the CPU."""
     memory: Mapping[str, RoleMemory]
-    """By role, where the model's shape is known."""
+    """Estimates by role, where the model's shape is known."""
     turns: Mapping[str, frozenset[str]]
     """For each role that leaves its devices to others between its pieces of work, those others."""
     notes: tuple[str, ...]

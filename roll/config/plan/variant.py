@@ -41,7 +41,7 @@ COMMON: Mapping[str, Sequence[str]] = {
 ELSEWHERE = ("exp_name", "output_dir", "pipeline", "dry_run", "max_steps")
 """Shown in the plan's first line."""
 SHOWN_AS_RANKS = ("device_mapping", "world_size", "strategy_args.strategy_name")
-"""Of a role, shown in the plan's first table."""
+"""Keys of a role that the plan's first table shows."""
 NONE = "none"
 SAYS_WITHOUT = ("lora_target", "offload_optimizer", "offload_param")
 """Keys that say something where they are not given: all weights learn, nothing is offloaded."""

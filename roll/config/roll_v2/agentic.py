@@ -40,7 +40,7 @@ NO_MEANING = ("use_thread_lock", "max_env_step_concurrent", "agent_runner_cls", 
 """Keys of a definition that say nothing here."""
 TEMPLATES = ("agent_system_template", "agent_template")
 METHODS = {"mean_std": ("mean", "std"), "mean": ("mean",), "identity": ()}
-"""Of `reward_normalization.method`: what is done over the group or the batch."""
+"""Values of `reward_normalization.method`: the operation over the group or the batch."""
 SCOPES = {"traj_group_id": "group", "batch": "batch"}
 COMPARES = {("mean", "std"): "grpo", ("mean",): "dr_grpo"}
 """The estimator that does it within a group by itself."""

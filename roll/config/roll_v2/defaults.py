@@ -32,9 +32,9 @@ DEFAULTS: Mapping[str, Any] = {
     "<role>.training_args.learning_rate": 5e-5,
     "<role>.training_args.per_device_train_batch_size": 8,
 }
-"""By place, defaults of ROLL v0.2.1 that are others here. `<role>` stands for every role that learns."""
+"""For each place, the default of ROLL v0.2.1 that differs here. `<role>` stands for every role that learns."""
 NEEDED = {"eval_steps": "validation", "validation": "validation", "init_kl_coef": "add_token_level_kl"}
-"""By first step of a place, the root key without which it says nothing."""
+"""For each first step of a place, the root key without which it has no effect."""
 LEARNERS = ("actor_train", "critic", "sft_train", "student")
 CISPO_CLIP = 0.1
 

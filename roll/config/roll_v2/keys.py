@@ -212,7 +212,7 @@ MEANINGS: dict[str, dict[Any, Any]] = {
     "ipo": {False: None, True: "ipo"},
     "<role>.model_args.disable_gradient_checkpointing": {True: "none", False: "auto"},
 }
-"""Of places in `READ_AS`, what each value becomes. None: roll does that already. Any other value has no counterpart."""
+"""For places in `READ_AS`, what each value becomes. None: roll does that already. Any other value has no counterpart."""
 
 DIFFERS = {
     ("actor_train.pg_variant", "topr"): "in ROLL a reward above 0 tells good responses from bad ones, whose ratio tapers token by token; "
@@ -225,7 +225,7 @@ UNREAD = {
     "vanilla": ("dual_clip_loss", "pg_clip", "pg_clip_low", "pg_clip_high"),
     "cispo": ("dual_clip_loss",),
 }
-"""By value of `actor_train.pg_variant`, root keys that neither ROLL nor its counterpart here reads with it."""
+"""For each value of `actor_train.pg_variant`, root keys that neither ROLL nor its counterpart here reads with it."""
 
 VALUES: dict[str, dict[Any, Any]] = {
     "resume_from_checkpoint": {True: "auto", False: "never", None: "never"},

@@ -34,7 +34,7 @@ class Read:
     """How a key is treated."""
 
     argument: str | None
-    """Of `reward_args`; None where it is left out."""
+    """Name in `reward_args`; None where the key is left out."""
     said: str
 
 

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 LARGEST_COUNT = 2**31 - 1
-"""Of whole numbers whose key has no bound of its own. torch and vLLM keep many of them in 32 bits."""
+"""Largest value of whole numbers whose key has no bound of its own. torch and vLLM keep many of them in 32 bits."""
 LARGEST_NUMBER = 1e12
 SMALLEST_NUMBER = 1e-30
 """Magnitudes of other numbers, 0 aside. What is smaller is 0 in the 32 bits of the devices."""
@@ -20,7 +20,7 @@ LONGEST_PATH, LONGEST_PART = 2048, 255
 """Bytes of a path and of one name in it. Linux takes paths of 4095 bytes, and files of the run stand below `output_dir`."""
 LONGEST_NAME = 128
 NAME = r"^[A-Za-z0-9_-]+$"
-"""Of what becomes part of names of files, processes and metrics."""
+"""Pattern of texts that become part of names of files, processes and metrics."""
 
 
 def _not_tiny(value: float) -> float:

@@ -101,7 +101,7 @@ ZERO: Mapping[str, Kind] = dict.fromkeys(
     ),
     COUNT,
 ) | {"reduce_bucket_size": SIZE, "zero_hpz_partition_size": SIZE, "leaf_module": BLOCK}  # fmt: skip
-"""Of `zero_optimization`, beyond those of the schema (`deepspeed/runtime/zero/config.py`), and what each takes."""
+"""Keys of `zero_optimization` beyond those of the schema (`deepspeed/runtime/zero/config.py`), and what each takes."""
 BF16: Mapping[str, Kind] = {"enabled": FLAG, "immediate_grad_update": FLAG, "check_grad_overflow": FLAG}
 BF16_REFUSED: Mapping[str, tuple[str, str]] = {"bf16_master_weights_and_grads": FP32_MASTER, "bf16_optimizer_states": FP32_MASTER}
 FP16: Mapping[str, Kind] = {
@@ -137,7 +137,7 @@ BLOCKS: Mapping[str, tuple[Mapping[str, Kind], Mapping[str, tuple[str, str]]]] =
     "aio": (AIO, AIO_REFUSED),
     "data_types": (DATA_TYPES, {}),
 }
-"""By block, what its keys take, and what it does not take."""
+"""For each block, what its keys take, and which keys are not taken."""
 
 
 def block_faults(

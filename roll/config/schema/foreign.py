@@ -13,7 +13,7 @@ STRATEGIES: Mapping[str, tuple[str, str]] = {
     "fsdp2_infer": ("FSDP2", SCORES),
     "sglang": ("SGLang", "use vllm"),
 }
-"""By name of a strategy, the backend that is not here, and what to use."""
+"""For each name of a strategy, the backend that roll does not have, and what to use."""
 
 SHARDED = "use ZeRO-3, tensor_parallel or sequence_parallel_size"
 REMOVED = "remove it; docs/deepspeed.md lists what is supported"

@@ -22,7 +22,7 @@ class Written:
     """What the policy wrote in a turn."""
 
     reasoning: str | None
-    """Between the tags of thinking; None without."""
+    """Text between the tags of thinking; None without."""
     content: str
     """The rest, without the calls."""
     calls: Sequence[Mapping[str, Any]]

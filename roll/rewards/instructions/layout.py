@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 DIVIDER = re.compile(r"\s?(?:\*\*\*|\* \* \*)\s?")
-"""Between paragraphs: IFEval asks for `***`, the RLVR-IFeval data set for `* * *`."""
+"""Text between paragraphs: IFEval asks for `***`, the RLVR-IFeval data set for `* * *`."""
 PLACEHOLDER = re.compile(r"\[.*?\]")
 STARRED, DASHED = re.compile(r"^\s*\*[^\*].*$", re.MULTILINE), re.compile(r"^\s*-.*$", re.MULTILINE)
 TITLE = re.compile(r"<<[^\n]+>>")

@@ -44,13 +44,13 @@ class Limits:
     """Limits of one program."""
 
     cpu_seconds: int = 4
-    """Of each case. CPU time does not depend on what else runs on the machine."""
+    """CPU time of each case, which does not depend on what else runs on the machine."""
     wall_seconds: float = 60.0
-    """Of all cases together: ends those that sleep or wait."""
+    """Wall-clock time of all cases together, for programs that sleep or wait."""
     memory_mib: int = 1024
     """Address space of the program, with all its threads; it cannot start processes."""
     disk_mib: int = 64
-    """Of /tmp, the only folder that can be written to."""
+    """Size of /tmp, the only folder that can be written to."""
     output_mib: int = 4
     """What is read of what a case writes."""
 

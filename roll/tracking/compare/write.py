@@ -20,7 +20,7 @@ from roll.tracking.report.write import page_sections, write_page
 
 PAGE = "compare.html"
 POINTS = 200_000
-"""Of all curves of a page."""
+"""Largest number of points of all curves of a page."""
 FEWEST_BUCKETS = 20
 CLOCK_POINTS = 200
 TITLES = {

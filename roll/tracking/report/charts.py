@@ -17,7 +17,7 @@ WAITING, IDLE, OTHER = "waits for rollouts", "#b4bac4", "#77808e"
 TALL = 360
 """Pixels of a figure with two lanes, as the page has it too."""
 BARS = 120
-"""Of a figure; those of a longer run are means of several steps."""
+"""Largest number of bars of a figure; those of a longer run are means of several steps."""
 STEPS_TICKED_EACH = 12
 """A run of at most so many steps has a tick at each, for there is no step 1.5."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 BUCKETS = 150
-"""Of a series with more points than it can hold whole; about two pixels of a chart each."""
+"""Buckets of a series with more points than that; each is about two pixels of a chart."""
 SMOOTHED_POINTS = 200
 SMOOTHED_FROM = 40
 """Points of the shortest series that is smoothed."""

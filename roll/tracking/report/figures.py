@@ -28,12 +28,12 @@ class Style:
 
     label: str
     number: int
-    """Of the line in its figure, from 0; gives colour and dashes, and stands as `meta` in what is drawn of it."""
+    """Index of the line in its figure, from 0. It determines colour and dashes, and is the `meta` of the traces."""
     markers: bool = False
     """Each point is drawn and none is smoothed: what was measured now and then."""
     buckets: int = BUCKETS
     points: int = SMOOTHED_POINTS
-    """Of the smoothed curve."""
+    """Points of the smoothed curve."""
 
     @property
     def colour(self) -> str:

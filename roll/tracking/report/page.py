@@ -18,7 +18,7 @@ from roll.tracking.report.records import number
 PARTS = Path(__file__).parent / "parts"
 """Templates, styles and scripts."""
 NAMED_LINES = 6
-"""Of a chart's description, which names no more lines."""
+"""Largest number of lines that a chart's description names."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class RunRecord:
 
     folder: Path
     rows: Sequence[Row]
-    """Of `metrics.jsonl`; at least one."""
+    """Rows of `metrics.jsonl`; at least one."""
     unreadable: int
     """Lines of it that hold no record."""
     config: str

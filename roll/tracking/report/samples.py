@@ -29,7 +29,7 @@ class Kept:
     set: str = ""
     """The held-out set; empty for a step of training."""
     responses_of_step: int | None = None
-    """Of the whole step and set; None in files of an earlier version."""
+    """Responses of the whole step and set; None in files of an earlier version."""
 
 
 @dataclass(frozen=True)

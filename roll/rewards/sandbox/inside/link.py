@@ -23,7 +23,7 @@ from roll.rewards.sandbox.inside.values import MUTABLE, decode_plain, encode_pla
 from roll.rewards.sandbox.inside.wire import Broken, Channel
 
 READABLE = ("__name__", "__qualname__", "__doc__", "__module__")
-"""Of what a guarded process hands out, the only names with an underscore."""
+"""Names with an underscore that a guarded process may hand out."""
 KEPT = (types.ModuleType, types.FrameType, types.CodeType, types.TracebackType)
 
 

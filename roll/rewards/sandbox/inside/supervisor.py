@@ -48,7 +48,7 @@ class Watched:
     pid: int
     pidfd: int
     outputs: dict[int, bytearray]
-    """By the descriptor of a pipe's reading end, what came."""
+    """For each reading end of a pipe, by its descriptor, what was received."""
     status: int | None = None
     cpu: float = 0.0
     ended: str = ""

@@ -23,7 +23,7 @@ BY_TEXT: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "date": (date, date.isoformat, lambda text: date.fromisoformat(text)),
     "timedelta": (timedelta, lambda value: [value.days, value.seconds, value.microseconds], lambda parts: timedelta(*map(int, parts))),
 }
-"""By tag: the type, what stands for a value, and the value of that."""
+"""For each tag: the type, the text that stands for a value, and the value that a text stands for."""
 TAG_OF = {kind: tag for tag, (kind, _, _) in BY_TEXT.items()}
 SEQUENCES: dict[str, Callable[[Any], Any]] = {
     "list": list,

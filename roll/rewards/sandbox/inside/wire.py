@@ -15,7 +15,7 @@ LENGTH = struct.Struct(">I")
 LARGEST = 16 << 20
 """Bytes of a message."""
 DIGITS = 50_000
-"""Of the longest integer; what Python takes for reading more grows with the square of it."""
+"""Digits of the longest integer; Python's time to read a longer one grows with the square of its length."""
 
 
 class Broken(BaseException):
