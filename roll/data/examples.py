@@ -169,7 +169,8 @@ def prepare_examples(
     )
     positions = np.flatnonzero(meant & fits & is_learnt)
     if not len(positions):
-        raise DataError(_nothing_left(limits, too_long, wordless, sources[0].name))
+        least = Limits(_least(prompt[meant]), _least(np.maximum(response, rejected)[meant]))
+        raise DataError(_nothing_left(limits, least, too_long, wordless, sources[0].name))
     longest, starts = limits.prompt + limits.response, np.zeros(len(positions), np.int64)
     if is_raw:
         positions, starts = _pieces(positions, prompt + response, longest)
@@ -202,10 +203,16 @@ def _pieces(positions: NDArray[np.int64], tokens: NDArray[np.int32], longest: in
     return np.repeat(positions, counts), number_in_row * longest
 
 
-def _nothing_left(limits: Limits, too_long: Mapping[str, int], wordless: Mapping[str, int], name: str) -> list[Fault]:
+def _least(tokens: NDArray[np.int32]) -> int:
+    return int(tokens.min()) if len(tokens) else 0
+
+
+def _nothing_left(limits: Limits, least: Limits, too_long: Mapping[str, int], wordless: Mapping[str, int], name: str) -> list[Fault]:
+    """`least`: tokens of the shortest prompt and of the shortest response, of a pair the longer one."""
     if not too_long and not wordless:
         return [Fault(name, "data_split leaves no row of it for this part", "give the part a larger share, or more rows")]
     problem = f"no example fits prompt_length {limits.prompt} and response_length {limits.response}"
-    faults = [Fault(file, f"{problem}; {count} rows", "raise the two lengths") for file, count in too_long.items()]
+    needed = f"the shortest prompt needs at least {least.prompt} tokens, the shortest response {least.response}, template included"
+    faults = [Fault(file, f"{problem}; {count} rows", f"raise the lengths: {needed}") for file, count in too_long.items()]
     remedy = "give rows of a language and a template that the tokenizer knows"
     return [*faults, *(Fault(file, f"{count} rows: {WORDLESS}", remedy) for file, count in wordless.items())]

@@ -96,10 +96,11 @@ def prepare_prompts(
     table = prepared_table(sources, preparation, "prompts", cache_folder)
     labels = routes.labels(column(table, DOMAIN), column(table, "tag"))
     check_rows(table, sources, routes.faults(labels, column(table, "reason") == "", data_args.tag))
-    fits = column(table, "prompt_tokens") <= prompt_length
+    tokens = column(table, "prompt_tokens")
+    fits = tokens <= prompt_length
     too_long = count_by_file(table, np.flatnonzero(~fits), sources)
     if not fits.any():
-        raise DataError([_all_too_long(name, count, prompt_length) for name, count in too_long.items()])
+        raise DataError([_all_too_long(name, count, prompt_length, int(tokens.min())) for name, count in too_long.items()])
     positions = np.flatnonzero(fits)
     used = [labels[position] for position in positions]
     unknown_tags = Counter(label.tag or "no tag" for label in used if routes.is_default(label))
@@ -122,5 +123,6 @@ def _prompt_text(row: Mapping[str, Any], data_args: DataConfig, render: Render) 
     return Texts(render(prompt_conversation(read_row(row, data_args), data_args), True, template_arguments(row)))
 
 
-def _all_too_long(name: str, count: int, prompt_length: int) -> Fault:
-    return Fault(name, f"all of its {count} prompts are longer than prompt_length, {prompt_length} tokens", "raise prompt_length")
+def _all_too_long(name: str, count: int, prompt_length: int, shortest: int) -> Fault:
+    problem = f"all of its {count} prompts are longer than prompt_length, {prompt_length} tokens"
+    return Fault(name, problem, f"raise prompt_length: the shortest prompt needs at least {shortest}, template included")

@@ -131,10 +131,11 @@ def test_the_limit_is_inclusive_and_nothing_left_is_an_error(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
 ) -> None:
     path = write_jsonl([{"prompt": "qqqq"}, {"prompt": "zzzz"}])
-    longest = max(len(tokenizer(text)["input_ids"]) for text in ("qqqq", "zzzz"))
+    shortest, longest = sorted(len(tokenizer(text)["input_ids"]) for text in ("qqqq", "zzzz"))
     assert len(prepare_prompts(arguments(path, template="raw"), tokenizer, longest, one_domain, tmp_path / "cache")) == 2
-    with pytest.raises(DataError, match="all of its 2 prompts are longer than prompt_length, 1 tokens"):
+    with pytest.raises(DataError, match="all of its 2 prompts are longer than prompt_length, 1 tokens") as caught:
         prepare_prompts(arguments(path, template="raw"), tokenizer, 1, one_domain, tmp_path / "cache")
+    assert f"the shortest prompt needs at least {shortest}, template included" in str(caught.value)
 
 
 def test_tags_route_rows_to_domains(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
