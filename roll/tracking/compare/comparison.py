@@ -17,6 +17,7 @@ from roll.tracking.report.records import RunRecord, names_like, series
 
 NAMES_OF_THE_RUN = ("output_dir", "exp_name")
 """Keys that differ between any two runs."""
+PIPELINE = "pipeline"
 ABSENT = "—"
 """In place of a key that a run does not have."""
 COUNTERS = ("step", "epoch")
@@ -69,7 +70,7 @@ def compare(runs: Sequence[RunRecord], labels: Sequence[str]) -> Comparison:
     Raises:
         DataError: no metric is common to two of the runs.
     """
-    flat = [flattened(run.keys) for run in runs]
+    flat = comparable([flattened(run.keys) for run in runs])
     names = {name for run in runs for name in names_like(run.rows, "", "")} - set(COUNTERS)
     rows = [_row(name, runs) for name in sorted(names, key=_place)]
     rows = [row for row in rows if sum(cell is not None for cell in row.cells) > 1]
@@ -90,6 +91,14 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             found[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     return found
+
+
+def comparable(flat: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:
+    """The keys that are compared: of runs of one pipeline all, of different pipelines those that every run has."""
+    if len({one.get(PIPELINE) for one in flat}) == 1:
+        return flat
+    common = set[str].intersection(*(set(one) for one in flat))
+    return [{key: value for key, value in one.items() if key in common} for one in flat]
 
 
 def differing(flat: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from roll.tracking.compare.comparison import Cell, Comparison, is_median
+from roll.tracking.compare.comparison import PIPELINE, Cell, Comparison, is_median
 from roll.tracking.console import duration
 from roll.tracking.report.records import number
 
@@ -31,7 +31,8 @@ def comparison_text(comparison: Comparison, width: int) -> str:
         console.print(part)
         console.print()
     every = len(comparison.keys) + comparison.same_keys
-    console.print(f"{len(comparison.keys)} of {every} configuration keys differ; * has the best value of all runs", highlight=False)
+    which = "common configuration keys" if PIPELINE in comparison.keys else "configuration keys"
+    console.print(f"{len(comparison.keys)} of {every} {which} differ; * has the best value of all runs", highlight=False)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 

@@ -92,6 +92,15 @@ def test_results_are_the_last_and_the_best_of_each_run(write: Write) -> None:
     assert seconds and seconds.value == 25.0 and seconds.is_best, "the median; both are as fast"
 
 
+def test_runs_of_different_pipelines_are_compared_by_the_keys_that_all_have(write: Write) -> None:
+    folders = [write("tuned", pipeline="sft", loss_on="all", seed=1), write("rewarded", pipeline="rlvr", adv_estimator="grpo", seed=2)]
+    found = compare_runs(folders)
+    assert found.keys == {"pipeline": ["sft", "rlvr"], "seed": ["1", "2"]} and found.same_keys == 1, "the model"
+    assert "2 of 3 common configuration keys differ" in comparison_text(found, 80)
+    assert "Keys that only some of these runs have are left out" in comparison_page(found)
+    assert "are left out" not in comparison_page(compare_runs(folders[:1] + [write("longer", pipeline="sft", max_steps=9)]))
+
+
 def test_training_is_judged_by_its_smoothed_curve(tmp_path: Path) -> None:
     for name in ("a", "b"):
         tracker = JsonlTracker(tmp_path / name)
