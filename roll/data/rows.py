@@ -13,6 +13,7 @@ from roll.registry import nearest
 from roll.types import FP32_MAX
 
 ROLES = ("system", "user", "assistant", "tool")
+MISSING_REMEDY = "fill it in, or name the column that holds it: in data_args, for an evaluation by --prompt or --messages"
 TEST_CASES, GROUND_TRUTH = "test_cases", "ground_truth"
 TOOLS, TEMPLATE_ARGUMENTS = "tools", "chat_template_kwargs"
 Conversation = list[dict[str, Any]]
@@ -244,7 +245,7 @@ def text_of(row: Mapping[str, Any], column: str) -> str:
 def _column(row: Mapping[str, Any], column: str) -> Any:
     if row.get(column) is None:
         found = "is null" if column in row else f"is missing{nearest(column, list(row))}; the row has: {', '.join(row) or 'nothing'}"
-        raise RowFault(f"'{column}' is missing", f"column '{column}' {found}", "fill it in, or set data_args to the column that holds it")
+        raise RowFault(f"'{column}' is missing", f"column '{column}' {found}", MISSING_REMEDY)
     return row[column]
 
 

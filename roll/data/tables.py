@@ -38,6 +38,8 @@ COLUMNS = {"template", "messages", "prompt", "response", "text", "chosen", "reje
 DOMAIN = "domain"
 """The column that names a row's reward domain."""
 REPORTED_ROWS = 20
+ROWS_OF_ONE_KIND = 3
+"""Rows that are named where every row has the same fault."""
 BATCH_ROWS = 1000
 SHORTEST_CUT = 1 << 20
 """Characters up to which every text is tokenised whole."""
@@ -242,21 +244,25 @@ def fingerprint(sources: Sequence[Source], preparation: Preparation, purpose: st
 def check_rows(table: datasets.Dataset, sources: Sequence[Source], further: Sequence[tuple[int, RowFault]] = ()) -> None:
     """Raises DataError if any row has a fault: its own, or one of `further` (position in the table, fault).
 
-    The first REPORTED_ROWS rows are named; a last fault counts all of them by reason.
+    The first REPORTED_ROWS rows are named, or ROWS_OF_ONE_KIND where all rows have one fault in common; a last fault counts all of them by
+    reason.
     """
     reasons = np.asarray(column(table, "reason"), dtype=object)
     positions = np.flatnonzero(reasons != "")
     counts = Counter(str(reason) for reason in reasons[positions]) + Counter(fault.reason for _, fault in further)
     if not counts:
         return
-    named = [(int(position), _stored_fault(table, int(position))) for position in positions[:REPORTED_ROWS]]
-    named = sorted([*named, *further[:REPORTED_ROWS]], key=lambda pair: pair[0])[:REPORTED_ROWS]
+    alike = len(counts) == 1 and counts.total() == len(table)
+    most = ROWS_OF_ONE_KIND if alike else REPORTED_ROWS
+    named = [(int(position), _stored_fault(table, int(position))) for position in positions[:most]]
+    named = sorted([*named, *further[:most]], key=lambda pair: pair[0])[:most]
     faults = [Fault(row_place(table, position, sources), fault.problem, fault.remedy) for position, fault in named]
     if counts.total() > len(faults):
         summary = ", ".join(f"{count} x {reason}" for reason, count in counts.most_common())
         names = ", ".join(source.name for source in sources)
         problem = f"{counts.total()} of {len(table)} rows cannot be used: {summary}"
-        faults.append(Fault(names, problem, f"mend or remove them; the first {len(faults)} are named above"))
+        remedy = "all have the same fault, so data_args may not fit the file" if alike else "mend or remove them"
+        faults.append(Fault(names, problem, f"{remedy}; the first {len(faults)} are named above"))
     raise DataError(faults)
 
 

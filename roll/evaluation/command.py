@@ -93,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
     engine.add_argument("--devices", type=devices, help="GPUs, as 0,1, or cpu (GPU 0 if there is one, else the CPU)")
     engine.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), help="precision (bf16 on a GPU, fp32 on the CPU)")
     found.add_argument("--output", type=Path, help="folder of the results (RUN/evaluations/step_N, or output/evaluations/NAME)")
-    found.add_argument("--dry-run", action="store_true", help="check everything, start nothing")
+    found.add_argument("--dry-run", action="store_true", help="check the request and plan; read no rows, start nothing")
     return found
 
 

@@ -19,7 +19,7 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.secrets import redacted
 from roll.errors import ConfigError, DataError, Fault
 from roll.evaluation.results import RESULTS_FILE, EvaluationResult, sample_record, set_result, write_results
-from roll.evaluation.settings import Evaluation
+from roll.evaluation.settings import Evaluation, as_asked
 from roll.evaluation.subject import Subject
 from roll.export.__main__ import export
 from roll.pipeline.interrupt import Interrupt
@@ -53,7 +53,7 @@ def run(evaluation: Evaluation) -> EvaluationResult:
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
         config = config.model_copy(update={"pretrain": stack.enter_context(_weights(subject, folder))})
-        inputs = prepare(config)
+        inputs = _inputs(evaluation, config)
         samples = stack.enter_context((folder / SAMPLES_FILE).open("wb", buffering=0))
         progress = Progress(
             samples, {name: min(len(rows), evaluation.request.limit or len(rows)) for name, rows in inputs.held_out.items()}
@@ -67,6 +67,17 @@ def run(evaluation: Evaluation) -> EvaluationResult:
     result = EvaluationResult(folder, subject.model, subject.trained.step if subject.trained else None, sets)
     write_results(result, _facts(evaluation))
     return result
+
+
+def _inputs(evaluation: Evaluation, config: RlvrConfig) -> HeldOutInputs:
+    """
+    Raises:
+        BadInput: what `prepare` raises; faults of the data name the options of the request.
+    """
+    try:
+        return prepare(config)
+    except DataError as error:
+        raise DataError([as_asked(fault, evaluation.request) for fault in error.faults]) from error
 
 
 async def _answers(

@@ -33,11 +33,14 @@ KEPT = (
 )
 """Root keys that a run's evaluation takes from it."""
 OWN_OF_LEARNER = ("model_name_or_path", "lora_target", "lora_rank", "lora_alpha", "lora_dropout")
+LENGTH = "--max-new-tokens"
 PLACES = (
     (re.compile(r"^pretrain$"), PLACE),
     (re.compile(r"^(validation\.sets\.[^.]+|actor_train)\.data_args\.file_name.*"), "--data"),
     (re.compile(r"^validation\.data_args$"), "--data"),
     (re.compile(r"^output_dir$"), "--output"),
+    (re.compile(r"^data_args\.template$"), "--template"),
+    (re.compile(r"^response_length$"), LENGTH),
     (re.compile(r"^actor_(train|infer)\.device_mapping$"), "--devices"),
     (re.compile(r"^validation\.sets\.[^.]+\.generating_args\.num_return_sequences$"), "--samples"),
 )
@@ -73,21 +76,22 @@ def plan_evaluation(request: Request, subject: Subject) -> Evaluation:
                 raise ConfigError(loaded.faults)
             plan = make_plan(loaded.config, loaded.faults)
         except ConfigError as error:
-            raise ConfigError(list(dict.fromkeys(_as_asked(fault, request) for fault in error.faults))) from None
+            raise ConfigError(list(dict.fromkeys(as_asked(fault, request) for fault in error.faults))) from None
     assert isinstance(loaded.config, RlvrConfig), "its pipeline is rlvr"
     texts = [*(str(one.message) for one in caught), *plan.warnings]
     config = loaded.config
     return Evaluation(request, subject, config, inference_plan(config, plan), tuple(dict.fromkeys(texts)))
 
 
-def _as_asked(fault: Fault, request: Request) -> Fault:
+def as_asked(fault: Fault, request: Request) -> Fault:
     """The same fault at the place where the user gave the value."""
     place = fault.place
     for pattern, said in PLACES:
         place = pattern.sub(said, place)
     if request.reward and place == f"rewards.{_domain(request.reward)}.reward":
         place = "--reward"
-    return replace(fault, place=place)
+    remedy = f"{fault.remedy}; {LENGTH} N sets response_length, prompt_length=N the other" if place == LENGTH else fault.remedy
+    return replace(fault, place=place, remedy=remedy)
 
 
 def _overridden(settings: Mapping[str, Any], words: Sequence[str]) -> DictConfig:

@@ -109,6 +109,18 @@ def test_many_bad_rows_are_counted_by_reason(
     assert caught.value.faults[-1].problem == "35 of 36 rows cannot be used: 30 x 'prompt' is empty, 5 x 'prompt' is missing"
 
 
+def test_one_fault_of_all_rows_is_not_repeated_for_each(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
+) -> None:
+    path = write_jsonl([{"question": "1+1="}] * 30)
+    with pytest.raises(DataError) as caught:
+        prepare_prompts(arguments(path), tokenizer, 100, one_domain, tmp_path / "cache")
+    *named, counted = caught.value.faults
+    assert [fault.place for fault in named] == [f"{path}:{number}" for number in (1, 2, 3)]
+    assert counted.problem == "30 of 30 rows cannot be used: 30 x 'prompt' is missing"
+    assert "data_args may not fit the file" in counted.remedy
+
+
 def test_a_row_is_named_by_its_id(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict) -> None:
     path = write_jsonl([{"prompt": "", "uid": 17}])
     with pytest.raises(DataError) as caught:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from roll.config.schema.rlvr import RlvrConfig
+from roll.errors import Fault
 from roll.evaluation.command import main, request_of
-from roll.evaluation.settings import Evaluation, plan_evaluation
+from roll.evaluation.settings import Evaluation, as_asked, plan_evaluation
 from roll.evaluation.subject import find_subject
 from tests.unit.evaluation.runs import run_folder
 
@@ -114,7 +115,7 @@ REFUSED = {
     "no key": (["model", "easy.jsonl"], "command line: 'easy.jsonl' is neither an option nor key=value"),
     "too long": (
         ["model", "--data", "easy.jsonl", "--reward", "exact_match", "--max-new-tokens", "9000"],
-        "response_length: sequences have up to",
+        "--max-new-tokens: sequences have up to",
     ),
 }
 
@@ -126,6 +127,13 @@ def test_what_cannot_be_done_is_refused_before_anything_starts(case: str, world:
     assert main(words if case != "no key" else [*words, "--data", "easy.jsonl", "--reward", "exact_match"]) == 2
     assert said in capsys.readouterr().err
     assert set(world.rglob("*")) == before
+
+
+def test_a_fault_names_the_option_that_mends_it() -> None:
+    request = request_of(["model", "--data", "easy.jsonl", "--reward", "exact_match"])
+    assert as_asked(Fault("data_args.template", "is 'native'", "set it"), request) == Fault("--template", "is 'native'", "set it")
+    too_long = as_asked(Fault("response_length", "too long", "keep it within 64"), request)
+    assert too_long.remedy == "keep it within 64; --max-new-tokens N sets response_length, prompt_length=N the other"
 
 
 def test_an_adapter_by_itself_is_refused(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
