@@ -131,7 +131,7 @@ def test_examples_beyond_either_limit_are_dropped_and_counted(
     assert (len(examples), examples.too_long) == (1, {path: 2})
     with pytest.raises(DataError, match="no example fits prompt_length 20 and response_length 1; 3 rows") as caught:
         prepare_examples(data_args, tokenizer, Limits(20, 1), cache_folder=tmp_path / "cache")
-    prompt, response = (len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in ("q", "a" + tokenizer.eos_token))
+    prompt, response = (len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in ("q", f"a{tokenizer.eos_token}"))
     assert f"the shortest prompt needs at least {prompt} tokens, the shortest response {response}" in str(caught.value)
 
 
