@@ -1,8 +1,8 @@
-"""What the tiny task learns where generation runs ahead of training, against synchronous training with three seeds.
+"""What the tiny task learns where generation runs ahead of training, against synchronous training, over several seeds.
 
     python benchmarks/staleness.py [--variants synchronous ratio_1 ...] [--seeds 3] [--steps 30] [--device 0] [--folder FOLDER]
 
-    variants: synchronous                          with each of the seeds; the others with the first
+    variants: synchronous
               ratio_1, ratio_2                     the loss takes its ratio to the log-probs of the engine
               ratio_1_corrected, ratio_2_corrected its ratio to the trainer's log-probs, and truncated importance sampling
               partial, partial_turns               ratio 1 with engine and trainer on the same GPU, resident or taking turns
@@ -47,7 +47,7 @@ def main() -> int:
         if status := subprocess.run([sys.executable, *command], env=QUIET, check=False).returncode:
             return status
     for name in options.variants:
-        for seed in range(options.seeds if name == SYNCHRONOUS else 1):
+        for seed in range(options.seeds):
             folder = run_folder(options.folder, name, seed, options.device)
             if figure(folder, options.steps) is None:
                 print(f"== {name}, seed {seed}", flush=True)
