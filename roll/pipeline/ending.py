@@ -56,6 +56,9 @@ class Ending:
         except OSError as failure:
             LOG.warning("%s cannot be written: %s", self._folder / END_FILE, failure)
         report(self._folder)
+        if isinstance(error, KeyboardInterrupt) and self._checkpointer.is_at_end and self._checkpointer.last:
+            step, saved = self._checkpointer.last
+            print(f"saved: {saved}; the same command continues after step {step}", flush=True)
         if self._checkpointer.exported is not None:
             print(f"exported: {self._checkpointer.exported}\nload it:  {loading_call(self._checkpointer.exported)}", flush=True)
 

@@ -77,9 +77,11 @@ def test_an_end_without_a_checkpoint_names_the_last_one(
     assert f"The run {said} after step 7." in page and cause in page and named in page
 
 
-def test_an_interrupt_that_wrote_its_checkpoint_says_nothing_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_that_wrote_its_checkpoint_tells_how_to_continue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path, KeyboardInterrupt(), checkpointer(LAST, is_at_end=True))
-    assert "no checkpoint" not in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "no checkpoint" not in printed.err
+    assert printed.out.splitlines()[-1] == "saved: output/a/checkpoints/step_20; the same command continues after step 20"
     assert "The run was interrupted after step 7." in (tmp_path / "report.html").read_text()
 
 
