@@ -118,6 +118,7 @@ def test_export_is_the_policy_that_trained(world: World, uninterrupted: str) -> 
     assert (policy(tokens).logits - before).abs().max() > 1e-4
 
 
+@pytest.mark.full
 def test_what_dies_in_a_run_changes_none_of_its_metrics(world: World, uninterrupted: str) -> None:
     """First the only engine, then a rank of the trainer, and last the driver, after which the run resumes."""
     arguments = world.rlvr("killed", "max_steps=6", "save_steps=2", "eval_steps=3")
