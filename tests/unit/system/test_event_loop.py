@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -41,13 +42,24 @@ def test_what_it_raises_reaches_the_caller() -> None:
         asyncio.run(cell())
 
 
-def test_a_signal_handler_that_raises_cancels_the_work_and_waits_for_its_end() -> None:
+def to_the_process() -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def to_another_thread() -> None:
+    """It does not end the wait of the main thread, as one that comes just before the wait begins; its handler runs in the main one."""
+    signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("send", [to_the_process, to_another_thread])
+def test_a_signal_handler_that_raises_cancels_the_work_and_waits_for_its_end(send: Callable[[], None]) -> None:
     course: list[str] = []
 
     async def work() -> None:
-        os.kill(os.getpid(), signal.SIGUSR1)
+        send()
         try:
             await asyncio.sleep(limits.CALL)
+            course.append("it was not taken")
         finally:
             course.append("closed")
 
