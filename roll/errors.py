@@ -1,8 +1,10 @@
-"""The exceptions of roll. The command line maps each to an exit status (see `exit_status`)."""
+"""The exceptions of roll, and the exit status that a command has for each (see `run_command`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +17,22 @@ class RollError(Exception):
     """Base of every error that roll raises on purpose."""
 
     exit_status = PART_FAILED
+
+
+def run_command(work: Callable[[], object]) -> int:
+    """Do the work of a command; the exit status. An error is printed to stderr, with a traceback only if it is a defect of roll."""
+    try:
+        work()
+    except RollError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+        return PART_FAILED
+    return 0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import json
 import random
 import shutil
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from roll.data.json_text import parsed
 from roll.data.public_sets import SETS, AnotherLayout, LeftOut, PreparedRow, PublicSet
-from roll.errors import INTERRUPTED, PART_FAILED, DataError, Fault, RollError
+from roll.errors import DataError, Fault, run_command
 
 TRAIN, VALIDATION, TEST = "train.jsonl", "validation.jsonl", "test.jsonl"
 REPEATED = "that ask what an earlier row asks"
@@ -55,18 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser().parse_args(argv)
     public = SETS[given.set]
     wish = Wish(given.set, given.source or public.hub_name, given.output or Path("data") / given.set, given.validation, given.seed)
-    try:
-        print(summary(wish, prepare(wish)))
-    except RollError as error:
-        print(error, file=sys.stderr)
-        return error.exit_status
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except Exception:
-        traceback.print_exc()
-        return PART_FAILED
-    return 0
+    return run_command(lambda: print(summary(wish, prepare(wish))))
 
 
 def parser() -> argparse.ArgumentParser:

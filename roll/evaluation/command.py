@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from roll.errors import INTERRUPTED, PART_FAILED, RollError
+from roll.errors import run_command
 from roll.evaluation.request import Request
 
 CPU = "cpu"
@@ -21,18 +20,7 @@ CPU = "cpu"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate what the command line asks for; the exit status."""
-    try:
-        _evaluate(request_of(argv))
-    except RollError as error:
-        print(error, file=sys.stderr)
-        return error.exit_status
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except Exception:
-        traceback.print_exc()
-        return PART_FAILED
-    return 0
+    return run_command(lambda: _evaluate(request_of(argv)))
 
 
 def _evaluate(request: Request) -> None:

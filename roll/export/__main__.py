@@ -8,12 +8,11 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from roll.errors import PART_FAILED, ConfigError, Fault, RollError
+from roll.errors import ConfigError, Fault, run_command
 
 FORMATS = ("hf", "peft", "merged", "fp32", "universal")
 HELP = (
@@ -26,15 +25,7 @@ HELP = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Export what the command line asks for; the exit status."""
     arguments = parser().parse_args(argv)
-    try:
-        print(f"{export(arguments.checkpoint, arguments.out, arguments.format)}: {arguments.out}")
-    except RollError as error:
-        print(error, file=sys.stderr)
-        return error.exit_status
-    except Exception:
-        traceback.print_exc()
-        return PART_FAILED
-    return 0
+    return run_command(lambda: print(f"{export(arguments.checkpoint, arguments.out, arguments.format)}: {arguments.out}"))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from roll.config.load.flags import launcher_fault
 from roll.config.plan.plan import Plan
 from roll.config.plan.show import WIDTH, show_plan
 from roll.config.schema.pipelines import Config
-from roll.errors import INTERRUPTED, PART_FAILED, ConfigError, DataError, RollError
+from roll.errors import PART_FAILED, ConfigError, DataError, run_command
 from roll.pipeline.jobs import jobs_of
 
 
@@ -26,25 +25,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run what the command line asks for; the exit status."""
     words = sys.argv[1:] if argv is None else argv
     try:
-        if launched := launcher_fault(os.environ, words):
-            raise ConfigError([launched])
-        jobs = jobs_of(words)
-        for config, plan in jobs:
-            _run(config, plan)
-        if len(jobs) > 1 and not any(config.dry_run for config, _ in jobs):
-            _compare([Path(config.output_dir) for config, _ in jobs])
-    except RollError as error:
-        print(error, file=sys.stderr)
-        return error.exit_status
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except SystemExit as stop:
+        return run_command(lambda: _run_all(words))
+    except SystemExit as stop:  # of Hydra's own flags
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else PART_FAILED
-    except Exception:
-        traceback.print_exc()
-        return PART_FAILED
-    return 0
+
+
+def _run_all(words: Sequence[str]) -> None:
+    if launched := launcher_fault(os.environ, words):
+        raise ConfigError([launched])
+    jobs = jobs_of(words)
+    for config, plan in jobs:
+        _run(config, plan)
+    if len(jobs) > 1 and not any(config.dry_run for config, _ in jobs):
+        _compare([Path(config.output_dir) for config, _ in jobs])
 
 
 def _run(config: Config, plan: Plan) -> None:
