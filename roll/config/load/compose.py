@@ -28,6 +28,7 @@ from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
 from yaml import MarkedYAMLError, YAMLError
 
 from roll.config.load.flags import PROGRAM, checked_flags, missing_plugin, plugin_faults, version_line
@@ -87,7 +88,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
         raise SystemExit(0)
     if given.config_name is None:
         if {"--help", "-h"} & set(flags):
-            print(USAGE + "\n".join(f"  {name}" for name in experiments()))
+            Console().out(USAGE + "\n".join(f"  {name}" for name in experiments()), highlight=False)  # rich ends quietly under `| head`
             raise SystemExit(0)
         if "--hydra-help" not in flags:
             raise ConfigError([Fault("--config-name", "missing", f"give one of: {', '.join(experiments())}")])

@@ -106,3 +106,13 @@ def test_a_driver_that_is_alone_is_not(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": os.getcwd(), "TMPDIR": str(tmp_path)}
     done = subprocess.run([*torchrun, "dry_run=true"], capture_output=True, text=True, timeout=limits.START, env=environment, check=False)
     assert done.returncode != 0 and "RANK=0, LOCAL_RANK=0, WORLD_SIZE=1 are set" in done.stderr
+
+
+def test_help_into_a_pipe_that_is_closed_prints_no_traceback() -> None:
+    """As under `| head`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-m", "roll.pipeline", "--help"]
+    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=limits.PROCESS, check=False)
+    os.close(writing)
+    assert done.stderr == ""

@@ -31,6 +31,8 @@ PARSERS = {
 ALL = [words for page in PAGES for block in blocks(page) if block.info.split()[:1] in ([], ["bash"]) for words in commands(block)]
 OTHERS = [words[2:] for words in ALL if words[:2] == ["python", "-m"] and words[2] in PARSERS]
 EVALUATIONS = [words[2:] for words in ALL if words[:3] == ["python", "-m", "roll.evaluate"]]
+IN_A_WHEEL = "roll._examples."
+"""Where a wheel has the modules of `examples/` (pyproject.toml)."""
 RUN_FOLDERS = {
     "my_run": "tiny/tiny_rlvr_lora_zero3",
     "gsm8k-rlvr": "quickstart/gsm8k_rlvr",
@@ -96,6 +98,9 @@ def test_targets_modules_and_scripts_exist(page: str) -> None:
     for target in re.findall(r"(?:^|`)make ([\w-]+)", text, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     for module in re.findall(r"python -m (roll[\w.]*)", text):
+        if module.startswith(IN_A_WHEEL):
+            assert (ROOT / "examples" / f"{module.removeprefix(IN_A_WHEEL).replace('.', '/')}.py").is_file(), module
+            continue
         assert importlib.util.find_spec(module) is not None, module
     for script in re.findall(r"python ([\w./-]+\.py)", text):
         assert (ROOT / script).is_file(), script
