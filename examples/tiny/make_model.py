@@ -102,3 +102,6 @@ if __name__ == "__main__":
     given = parser.parse_args()
     disable_progress_bar()
     write_model(given.folder, given.seed, given.agent)
+    template = "with a chat template" if given.agent else "without a chat template (template: raw)"
+    positions = AGENT_POSITIONS if given.agent else POSITIONS
+    print(f"{given.folder}: random weights, a token is a byte, {positions} positions, {template}")

@@ -58,3 +58,4 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     write_problems(given.folder, given.seed)
+    print(f"{given.folder}: train.jsonl with {TRAIN:,} problems, heldout.jsonl with {HELDOUT:,}")

@@ -1,3 +1,4 @@
+import runpy
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from examples.tiny.make_model import VOCABULARY, build_model, write_model
 from examples.tiny.make_problems import draw_problems
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +76,18 @@ def test_problems_and_answers_fit_the_lengths_of_the_experiments(tokenizer: PreT
     rows = draw_problems(0)[1]
     assert max(len(tokenizer(row["prompt"]).input_ids) for row in rows) <= 16
     assert max(len(tokenizer(row["response"] + "<|im_end|>").input_ids) for row in rows) <= 8
+
+
+SCRIPTS = {"make_model": "a token is a byte, 64 positions, without a chat template", "make_problems": "heldout.jsonl with"}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_prints_what_it_wrote(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", [script, str(tmp_path / "out")])
+    for _ in range(2):  # the second time replaces what is there
+        runpy.run_path(str(ROOT / "examples" / "tiny" / f"{script}.py"), run_name="__main__")
+        printed = capsys.readouterr().out
+        assert printed.startswith(f"{tmp_path / 'out'}: ") and SCRIPTS[script] in printed
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
