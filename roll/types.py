@@ -30,7 +30,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """It ran into `response_length` and is truncated."""
     ABORT = "abort"
-    """The engine gave it up; what is there is a prefix."""
+    """The engine aborted it; the tokens are a prefix."""
 
 
 class RewardOutcome(StrEnum):
@@ -42,18 +42,18 @@ class RewardOutcome(StrEnum):
     CRASHED = "crashed"
     """The reward function raised, or its process died."""
     TIMED_OUT = "timed_out"
-    """It ran past its deadline and was ended."""
+    """It exceeded its deadline and was ended."""
     UNAVAILABLE = "unavailable"
     """No verdict was possible: what the reward needs, a sandbox or a judge, could not be had."""
 
 
 NO_VERDICT = frozenset({RewardOutcome.CRASHED, RewardOutcome.TIMED_OUT, RewardOutcome.UNAVAILABLE})
-"""Outcomes that say nothing of the response: it is not trained on."""
+"""Outcomes without a verdict: such responses are not trained on."""
 
 
 @dataclass(frozen=True)
 class TurnReward:
-    """What one turn, or step, of a response earned."""
+    """The reward of one turn, or step, of a response."""
 
     end: int
     """Characters of the response's text up to the end of the turn."""
@@ -121,11 +121,11 @@ class StopReason(StrEnum):
     CONTEXT_FULL = "context_full"
     """The context has no room for another turn."""
     DEADLINE = "deadline"
-    """It took longer than it may take."""
+    """It exceeded its deadline."""
     ENVIRONMENT_FAILED = "environment_failed"
     """The environment raised or its process died."""
     ABORTED = "aborted"
-    """The engine aborted a response; what is there is a prefix."""
+    """The engine aborted a response; its tokens are a prefix."""
 
 
 @dataclass(frozen=True)
@@ -144,13 +144,13 @@ class Segment:
     token_ids: Ints
     """[L]"""
     sampled: bool
-    """By the policy. Only sampled tokens enter a loss."""
+    """Whether the policy sampled these tokens. Only sampled tokens enter a loss."""
     log_probs: Floats | None
     """[L], natural log, of sampled tokens under the distribution they were sampled from. None if not asked for, or if given."""
     versions: Sequence[VersionRun]
     """Versions of sampled tokens, in their order; they sum to L. Empty if the tokens are given."""
     text: str
-    """As the environment and the reward see it."""
+    """Text that the environment and the reward see."""
     calls: Sequence[Mapping[str, Any]] = ()
     """Tools that the policy calls in it, each with `name` and `arguments`, a JSON text."""
 
@@ -208,7 +208,7 @@ class RolloutGroup:
     prompt: Prompt
     episodes: Sequence[Episode]
     baseline: Episode | None = None
-    """With the most probable tokens. It is compared with and not trained on; None if the estimator does not use it."""
+    """The greedy response, which is compared with and not trained on; None if the estimator does not use it."""
 
 
 @dataclass(frozen=True)
@@ -317,6 +317,6 @@ class TensorSpec:
 
     name: str
     dtype: str
-    """As torch prints it: `torch.bfloat16`."""
+    """Name that torch prints: `torch.bfloat16`."""
     shape: tuple[int, ...]
     nbytes: int

@@ -51,9 +51,9 @@ class PackedInputs:
 
 
 class PackedModel(nn.Module):
-    """A causal transformer that reads packed sequences. What it says of their tokens is its subclasses' part.
+    """A causal transformer that reads packed sequences. Subclasses define the outputs.
 
-    A forward pass takes `PackedInputs` and yields a tuple of tensors [S], the first of which is what scoring asks for.
+    A forward pass takes `PackedInputs` and returns a tuple of tensors [S], the first of which is what scoring asks for.
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:

@@ -14,11 +14,11 @@ class Level(IntEnum):
     """How much of a role is on its devices."""
 
     AWAY = 0
-    """As little as its backend can do with."""
+    """As little as its backend can work with."""
     WEIGHTS = 1
-    """Its weights, so that they can be replaced."""
+    """The weights, so that they can be replaced."""
     WHOLE = 2
-    """Everything that it works with."""
+    """Everything."""
 
 
 class ColocatedRole(Protocol):
