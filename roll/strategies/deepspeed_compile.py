@@ -12,6 +12,7 @@ from torch.utils.cpp_extension import load
 
 from roll.strategies.base import Rank
 from roll.strategies.extension_locks import turn_to_compile
+from roll.system.signs import enter
 
 SHARE_OF_START = 0.8
 """Share of the start's deadline that a wait for another compilation may take, so that it ends in its own error and not in the driver's."""
@@ -29,7 +30,12 @@ def compiling_in_turn(rank: Rank) -> Iterator[None]:
     def load_in_turn(name: str, *arguments: Any, **settings: Any) -> Any:
         folder = Path(cpp_extension._get_build_directory(name, verbose=False))
         with turn_to_compile(folder, seconds, f"{rank.role} rank {rank.rank}"):
-            return load(name, *arguments, **settings)
+            if (folder / f"{name}.so").exists():
+                return load(name, *arguments, **settings)
+            enter(f"compiling {name}")
+            loaded = load(name, *arguments, **settings)
+            enter(f"{name} compiled")
+            return loaded
 
     cpp_extension.load = load_in_turn
     try:

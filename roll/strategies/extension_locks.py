@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from roll.system.locks import LockHeld, locked
+from roll.system.signs import enter
 
 LOG = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ def turn_to_compile(folder: Path, seconds: float, who: str) -> Iterator[None]:
         try:
             held.enter_context(locked(cache / TURN, min(SILENCE, seconds)))
         except LockHeld:
-            LOG.warning("%s waits to compile %s: %s", who, folder.name, _at_work(cache))
+            _tell(who, folder.name, _at_work(cache))
             try:
                 held.enter_context(locked(cache / TURN, max(0.0, deadline - time.monotonic())))
             except LockHeld:
@@ -129,11 +130,17 @@ def _wait_for_release(path: Path, deadline: float, seconds: float, who: str) -> 
             LOG.warning("%s removed a lock: %s", who, lock)
             continue
         if lock.holder != named:
-            LOG.warning("%s waits to compile %s: %s", who, path.parent.name, lock)
+            _tell(who, path.parent.name, str(lock))
             named = lock.holder
         if time.monotonic() >= deadline:
             raise TimeoutError(f"{who} waited {seconds:.0f} s to compile {path.parent.name}: {lock}; {REMEDY}")
         time.sleep(POLL)
+
+
+def _tell(who: str, extension: str, holder: str) -> None:
+    """In the log, and as the stage of this process."""
+    LOG.warning("%s waits to compile %s: %s", who, extension, holder)
+    enter(f"waiting to compile {extension}: {holder}")
 
 
 def _at_work(cache: Path) -> str:

@@ -23,6 +23,7 @@ from roll.strategies.deepspeed_compile import compiling_in_turn
 from roll.strategies.deepspeed_infer import DeepSpeedScore
 from roll.strategies.deepspeed_train import DeepSpeedTrain
 from roll.strategies.extension_locks import LOCK, OWNER
+from roll.system.signs import MARK
 from tests import limits
 
 AT_ONCE = Rank("actor_train", 0, 1, "", 0, "cpu", limits.EXPIRY, start_timeout=limits.NONE)
@@ -127,7 +128,7 @@ def pids_of(processes: Sequence[psutil.Process], name: str) -> list[int]:
 
 
 def test_what_a_killed_process_left_is_cleared_once_its_compiler_has_ended(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     lock, log, compiler = cache / NAME / LOCK, tmp_path / "log", tmp_path / "compiler"
     compiler.write_text(COMPILER)
@@ -144,6 +145,8 @@ def test_what_a_killed_process_left_is_cleared_once_its_compiler_has_ended(
         monkeypatch.delenv("CXX")
         assert load(cache, log) == 3
         assert any(f"process {ninja} (" in log.read_text() for ninja in ninjas) and lock.exists()
+        stages = [line for line in capfd.readouterr().out.splitlines() if line.startswith(MARK)]
+        assert stages[0] == f"{MARK}compiling {NAME}" and stages[1].startswith(f"{MARK}waiting to compile {NAME}: process ")
     finally:
         for process in started:
             with suppress(psutil.NoSuchProcess):
