@@ -235,7 +235,7 @@ class Kto(Loss):
     desirable_weight: float = 1.0
     undesirable_weight: float = 1.0
     kl: float = 0.0
-    """In nats a response, without beta."""
+    """KL estimate in nats per response, without beta."""
 
     def __call__(self, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> TokenLosses:
         """See `Loss`."""

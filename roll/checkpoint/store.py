@@ -28,7 +28,9 @@ LOG = logging.getLogger(__name__)
 _CHECKPOINT = re.compile(r"step_\d+")
 _LEFTOVER = re.compile(r"\.(?P<name>step_\d+)\.(?P<state>partial|replaced|removed)-[0-9a-f]{32}")
 TORCH_WRITER = "inline_container.cc"
-"""In the message, which names no cause, of a `torch.save` whose file took no more: the disk is full, or a quota or limit is reached."""
+"""Part of the message of a `torch.save` whose file could take no more, because the disk is full or a quota or limit is reached. It names
+no cause.
+"""
 
 
 class CheckpointStore:

@@ -17,7 +17,7 @@ from roll.cluster.hostfile import choose, parse_hostfile
 from roll.errors import ConfigError, Fault, RollError
 
 SECONDS = 120.0
-"""For one host."""
+"""Deadline for one host."""
 
 
 BY_HAND = "leave out --run: the commands are printed, each to be run on its host"

@@ -19,7 +19,7 @@ class Host:
     """One machine of the cluster."""
 
     name: str
-    """As `ssh` takes it."""
+    """Name of the host, as `ssh` takes it."""
     gpus: int
     slots: tuple[int, ...] | None = None
     """Those of its GPUs that the cluster may use; None for all."""

@@ -29,7 +29,7 @@ class Render(Protocol):
 MORE = ("tool_calls", "reasoning_content", "tool_call_id", "name")
 """What a message may hold beside its role and content, for templates that know what to do with it."""
 WRITTEN = MORE[:2]
-"""Of these, what is part of the assistant's turn: a template that does not write it would lose it."""
+"""Keys of the assistant's turn: a template that does not write them would lose them."""
 QWEN2_5_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 Template = Literal["native", "chatml", "qwen2_5", "raw"]
 

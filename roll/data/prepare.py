@@ -44,7 +44,7 @@ class Prepared:
     """What was written."""
 
     rows: Mapping[str, int]
-    """By file."""
+    """Number of rows by file."""
     left_out: Mapping[str, Mapping[str, int]]
     """For each split of the source, the number of rows that were left out for each reason."""
 

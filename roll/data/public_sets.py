@@ -42,7 +42,7 @@ class PublicSet:
     hub_name: str
     """`owner/name` or `owner/name:config`."""
     train: str
-    """Its split to learn from, of which some rows are held out for validation."""
+    """Split to learn from, of which some rows are held out for validation."""
     test: str
     convert: Callable[[Mapping[str, Any]], PreparedRow]
     """Raises LeftOut or AnotherLayout."""

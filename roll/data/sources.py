@@ -50,12 +50,12 @@ class Source:
     """One file, one saved data set or one data set of the Hub."""
 
     name: str
-    """As reports name it: the file's path, or the Hub name."""
+    """Name in reports: the file's path, or the Hub name."""
     kind: Literal["json", "parquet", "arrow", "table"]
     stamp: str
     """Changes whenever the rows may have changed: path, size and modification time of the files behind the source."""
     table: datasets.Dataset | None = None
-    """For kind `table`: the rows, memory-mapped."""
+    """Rows of a source of kind `table`, memory-mapped."""
 
     def rows(self) -> Iterator[RawRow]:
         """Every row in order.

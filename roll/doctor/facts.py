@@ -112,7 +112,7 @@ class Facts:
     extension_locks: tuple[ExtensionLock, ...]
     """Locks of compilations that are running or were killed."""
     ops: Mapping[str, Any] | str
-    """By DeepSpeed op, whether it is `installed` and whether it can be compiled (`compatible`)."""
+    """For each DeepSpeed op, whether it is `installed` and whether it can be compiled (`compatible`)."""
     sandbox: str | None = None
     """Why no program can be run in a sandbox; None if one can."""
     ray_address: str | None = None

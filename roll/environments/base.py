@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from roll.registry import Registry
 
 Message = Mapping[str, Any]
-"""As OpenAI's API has it: `role`, `content` (text), `tool_calls`, `tool_call_id`, `name`; a call's arguments are JSON text."""
+"""Message in the form of OpenAI's API: `role`, `content` (text), `tool_calls`, `tool_call_id`, `name`; a call's arguments are JSON text."""
 TOOL_ERRORS = "tool_errors"
 MalformedCalls = Literal["answer", "end", "step"]
 """What follows tool calls that cannot be read. `answer`: the model gets an error as a tool's answer, which is a turn. `end`: the episode
@@ -38,7 +38,7 @@ class Step:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What is counted, added up over an episode. TOOL_ERRORS are calls of tools that failed."""
     state: str | None = None
-    """As of an `Observation`."""
+    """See `Observation.state`."""
 
 
 class Environment(Protocol):

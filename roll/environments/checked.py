@@ -19,7 +19,7 @@ class BadReturn(ValueError):
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 MOST_MESSAGES, MOST_TOOLS, MOST_METRICS = 256, 256, 64
-"""Of one return."""
+"""Largest numbers in one return."""
 MOST_NAME = 100
 """Characters of a metric's name."""
 MOST_STATE = 1 << 16

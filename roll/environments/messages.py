@@ -41,7 +41,7 @@ class Assignment:
     step_timeout: float
     """Seconds, of each call. The child keeps it of asynchronous ones; the parent does of all."""
     memory_bytes: int
-    """That a process may allocate."""
+    """Memory that a process may allocate."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Ready:
     """What a child says before it is given calls."""
 
     faults: tuple[Fault, ...]
-    """With any, it ends."""
+    """If there are any, the process ends."""
     side_by_side: bool = False
     """Calls run side by side, and the child ends late ones itself as long as its event loop runs. Otherwise it makes one at a time."""
     malformed_calls: MalformedCalls = "answer"
@@ -71,7 +71,7 @@ class Reply(NamedTuple):
     number: int
     seal: int
     returned: Any
-    """As it was said, of the method's type; see `observation_from`, `step_from`."""
+    """Return value of the method, of its type; see `observation_from`, `step_from`."""
     failed: EnvironmentFailed | None
 
 

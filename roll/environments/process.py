@@ -51,7 +51,7 @@ class _Held:
     ready: Ready = Ready(())
     sessions: set[int] = field(default_factory=set)
     pending: dict[int, _Pending] = field(default_factory=dict)
-    """By its number, each call that is under way."""
+    """Calls in progress, by their number."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by calls that may not run side by side."""
     sending: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -10,7 +10,7 @@ from roll.rewards.sandbox.bubblewrap import SandboxUnavailable, survey
 from roll.rewards.sandbox.program import Ending, Job, Limits, Outcome, ready, run
 
 LIMITS = Limits(cpu_seconds=4, wall_seconds=8.0, memory_mib=512)
-"""Its time is over before `step_timeout` is, as that is by default."""
+"""Limits of a program. Its time ends before the default `step_timeout` does."""
 MOST_PRINTED = 8000
 """Characters of what a program prints that the model is shown."""
 

@@ -13,7 +13,7 @@ from roll.environments.sokoban_rooms import MOVES, Cell, Level, added, drawn
 from roll.environments.written import GridWorld
 
 ACTIONS = ("Up", "Down", "Left", "Right")
-"""In the order of MOVES."""
+"""Names of the actions, in the order of MOVES."""
 WALL, FLOOR, TARGET, BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(7)
 LOOKUP = {WALL: "#", FLOOR: "_", TARGET: "O", BOX_ON_TARGET: "√", BOX: "X", PLAYER: "P", PLAYER_ON_TARGET: "S"}
 NAMES = {

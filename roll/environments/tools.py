@@ -45,7 +45,7 @@ class Tool:
     name: str
     function: Callable[..., Any]
     schema: Mapping[str, Any]
-    """As OpenAI's API has it."""
+    """JSON schema in the form of OpenAI's API."""
     arguments: type[BaseModel]
     """Reads the arguments of a call."""
 

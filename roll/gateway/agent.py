@@ -17,7 +17,7 @@ from roll.system.tree import TreeBounds
 BASE_URL, KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
 NO_PROXY = ("NO_PROXY", "no_proxy")
 CHECK = "check"
-"""Behind the name of a function: it is only looked at."""
+"""Argument after the name of a function that makes the process only look it up."""
 SUPERVISOR, CALLER = "roll.gateway.supervisor", "roll.gateway.call"
 KEPT_CHARACTERS = 2000
 """Characters kept of the end of an agent's output, for the note of one that fails."""
@@ -35,7 +35,7 @@ class AgentEnd:
     """How an agent ended."""
 
     status: int
-    """Its exit status."""
+    """Exit status of the agent."""
     output: str
     """The end of what it wrote."""
 

@@ -45,7 +45,7 @@ class GatewayBounds:
 
     body_bytes: int
     sessions: int
-    """At a time; further ones wait for room."""
+    """Largest number of sessions at a time; further ones wait for room."""
 
 
 @dataclass(eq=False)

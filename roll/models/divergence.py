@@ -19,7 +19,7 @@ from roll.models.head import add_product, logits_of
 from roll.models.teacher_top import TeacherTop, in_buckets
 
 Compare = Callable[[Tensor, Tensor], Tensor]
-"""From fp32 logits [K, R] of the student and what the teacher says of the same tokens [K, ...] to nats [K]."""
+"""Maps fp32 logits [K, R] of the student and the teacher's output for the same tokens [K, ...] to nats [K]."""
 TENSORS = 8
 """Tensors of the size of the logits that comparing takes, where log-probs take two."""
 

@@ -43,7 +43,7 @@ class TrainingFlops:
     parameters: int
     """All, an adapter's among them."""
     trained: int
-    """Of these, the ones that learn."""
+    """Parameters that learn."""
     attending: float = 0.0
     """FLOP of one token's attending to one other in a forward pass; 0 leaves attention out."""
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedConfig
 from roll.config.derived.model_shape import uneven_heads
 
 Attention = Callable[..., tuple[Tensor, None]]
-"""As transformers calls it: module, query, key, value [1, heads, T, D], mask, and keywords. Yields [1, T, heads, D]."""
+"""Attention function as transformers calls it: module, query, key, value [1, heads, T, D], mask, and keywords. Returns [1, T, heads, D]."""
 ATTENTION = {"full_attention", "sliding_attention"}
 """Layers whose tokens meet in attention alone."""
 BY_LENGTH = ("dynamic", "longrope")

@@ -349,7 +349,7 @@ def running(engines: int, settings: VllmSettings | HfGenerateSettings, most: int
 
 
 CUBLAS_WORKSPACE = ":4096:8"
-"""With which cuBLAS is deterministic, as torch asks for it."""
+"""Workspace with which cuBLAS is deterministic; torch requires it."""
 
 
 def worker_environment(plan: Plan, config: ExperimentConfig, own: Mapping[str, str]) -> dict[str, str]:

@@ -38,4 +38,4 @@ class Prepared:
     identity: str
     """Fingerprint of the rows to train on, which also depends on their order."""
     rows: int | None = None
-    """To train on, where the run ends once it has seen them `num_train_epochs` times; None where `max_steps` alone ends it."""
+    """Number of rows to train on, if the run ends after `num_train_epochs` passes over them; None if `max_steps` alone ends it."""

@@ -30,7 +30,7 @@ class HeldOutInputs:
     """What is read before anything starts."""
 
     held_out: Mapping[str, Prompts]
-    """By the name of the set."""
+    """Held-out sets by name."""
     renderer: ChatRenderer | None
     """None without environments."""
     models_of: Callable[[Roles], dict[str, ModelReward]]

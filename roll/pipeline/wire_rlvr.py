@@ -67,7 +67,7 @@ class Inputs:
 
     training: Prompts
     held_out: Mapping[str, Prompts]
-    """By the name of the set."""
+    """Held-out sets by name."""
     renderer: ChatRenderer | None
     """None without environments."""
     locate: TurnEnds | None

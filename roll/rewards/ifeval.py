@@ -14,7 +14,7 @@ from roll.types import Prompt, RewardResult
 CHECKS: Mapping[str, Callable[..., bool]] = {
     name: check for module in (words, layout, whole) for name, check in vars(module).items() if name.startswith(("verify_", "validate_"))
 }
-"""By the names of the RLVR-IFeval data set."""
+"""Checks by their names in the RLVR-IFeval data set."""
 NUMBERS, LISTS = ("N", "i"), ("keyword_list", "forbidden_words", "options")
 
 

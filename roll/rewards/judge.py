@@ -22,7 +22,7 @@ class Reply:
     """What came of asking a model once."""
 
     answers: tuple[str, ...] = ()
-    """As many as were asked for; none if the model could not be asked."""
+    """As many answers as were asked for; none if the model could not be asked."""
     prompt_tokens: int = 0
     answer_tokens: int = 0
     failure: str = ""

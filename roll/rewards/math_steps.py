@@ -25,7 +25,7 @@ BULLETS = ("-", "*", "+")
 LONGEST = 200
 """Characters of a left side; longer ones are not judged."""
 MARGIN = 20
-"""By which the window is longer that it is looked for in, so that one that was cut is seen to be too long."""
+"""Characters that the searched window has beyond the longest left side, so that a longer one is recognised as too long."""
 SIGNS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "×": "*", "·": "*", "÷": "/", "−": "-", ",": ""}
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 LARGEST_SHARE = 0.5

@@ -38,7 +38,7 @@ class Assignment:
     timeout: float
     """Seconds, of each call. The child keeps it of asynchronous ones; the parent does of all."""
     memory_bytes: int
-    """That a process may allocate."""
+    """Memory that a process may allocate."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Ready:
     """What a child says before it is given calls."""
 
     faults: tuple[Fault, ...]
-    """With any, it ends."""
+    """If there are any, the process ends."""
     traits: tuple[RewardTraits, ...] = ()
     """Traits of each part."""
     ends_calls: bool = False

@@ -31,7 +31,7 @@ class RewardPart:
     """It is called once for all responses to a prompt."""
     weight: float
     failed_value: float
-    """Its value where the outcome is not SCORED."""
+    """Value where the outcome is not SCORED."""
 
 
 def parts_of(domain: str, section: RewardConfig) -> tuple[RewardPart, ...]:

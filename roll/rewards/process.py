@@ -112,11 +112,11 @@ class RewardProcess:
         self._serving: asyncio.Task[None] | None = None
         self._waiting: deque[_Group] = deque()
         self._queue: deque[_Batch] = deque()
-        """Of groups that wait no more; what a child that was lost had not begun."""
+        """Batches of groups that no longer wait, and batches that a lost child had not begun."""
         self._alone: deque[_Batch] = deque()
         """What was under way when a child was lost and several were: to be made while nothing else is."""
         self._sent: dict[int, _Batch] = {}
-        """By its number, each call that the child has and has not answered, in the order in which they begin."""
+        """Calls that the child has and has not answered, by their number, in the order in which they begin."""
         self._begun: dict[int, float] = {}
         """When the first `concurrency` of them began, or a little later."""
         self._number = 0

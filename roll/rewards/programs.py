@@ -26,9 +26,9 @@ class Cases:
     """One of KINDS."""
     inputs: tuple[bytes, ...]
     expected: tuple[str, ...]
-    """Of a script, what it has to write for each input, stripped."""
+    """Output that a script has to write for each input, stripped."""
     tests: tuple[tuple[str, str, str], ...]
-    """Of the other kinds, what is put before the program, the test's code, and the name that a `check` is called with, or an empty text."""
+    """For other kinds: the code before the program, the test's code, and the name that a `check` is called with, or an empty text."""
 
 
 def program_of(text: str) -> str | None:

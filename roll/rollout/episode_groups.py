@@ -59,7 +59,7 @@ class SampledByDomain:
     """Implements `GroupSampler`: episodes for prompts of domains that have an environment, single turns for all others."""
 
     episodes: Mapping[str, GroupSampler]
-    """By domain."""
+    """Samplers of episodes by domain."""
     single_turns: GroupSampler
 
     async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:

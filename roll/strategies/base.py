@@ -74,7 +74,7 @@ class EngineActivity:
     """What an engine did since it was asked before, or since it was made. None stands for what its backend does not count."""
 
     busy_seconds: float
-    """With at least one request in flight, neither paused nor off its device."""
+    """Time with at least one request in flight, neither paused nor off its device."""
     generated_tokens: int
     prefilled_tokens: int
     """Tokens of prompts, without those found in the prefix cache, and tokens of preempted requests, which are computed again."""

@@ -136,7 +136,7 @@ class Place:
     rank: Rank
     stage: int
     offloaded: bool
-    """Its states and the master weights lie in host memory while the model is on a GPU."""
+    """Whether the states and the master weights are in host memory while the model is on a GPU."""
 
     def kind(self, optimizer: type[Optimizer]) -> type[Optimizer]:
         """The optimizer for this place, checked where DeepSpeed does not check."""

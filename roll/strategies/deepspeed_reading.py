@@ -50,7 +50,7 @@ PLAIN: list[Any] = [
     np.dtype,
     type(np.dtype(np.uint32)),
 ]
-"""Beside tensors and plain values: what DeepSpeed writes of its own, and the state of numpy's random numbers."""
+"""Types that may be read besides tensors and plain values: those that DeepSpeed writes, and the state of numpy's random numbers."""
 
 
 @contextmanager

@@ -26,9 +26,9 @@ LOG = logging.getLogger(__name__)
 LOCK = "lock"
 """torch's name of the file."""
 TURN = "roll_deepspeed_ops.lock"
-"""In the cache. roll's processes lock this file by `roll.system.locks` before they compile, so one that is killed keeps nobody waiting."""
+"""File in the cache that roll's processes lock by `roll.system.locks` before they compile, so that a killed one blocks nobody."""
 OWNER = "roll_owner"
-"""In an extension's folder while a process of roll compiles there: where this process runs, and which it is."""
+"""File in an extension's folder while a process of roll compiles there: the host and the process."""
 LONGEST_COMPILATION = 3600.0
 """Seconds. A folder that has not changed for so long is one in which nobody compiles, also where not all processes can be seen."""
 REMEDY = "end that process if it hangs; if it is gone, remove the file, which roll does itself once its folder has not changed for an hour"

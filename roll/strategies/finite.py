@@ -32,7 +32,7 @@ class Culprit:
     what: str
     """`loss`, or the name of the parameter whose gradient was the first in the backward pass that is not finite."""
     samples: tuple[int, ...]
-    """Its sequences, by their position in the step's batch."""
+    """Sequences by their position in the step's batch."""
 
     def __str__(self) -> str:
         what = "the loss" if self.what == LOSS else f"the gradient of {self.what}"

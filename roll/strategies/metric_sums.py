@@ -12,9 +12,9 @@ from roll.strategies.base import TrainResult
 from roll.types import Metrics
 
 WITHIN = ("mismatch/logprob_abs_diff_mean", "mismatch/kl")
-"""Of responses that one version sampled whole."""
+"""Metrics of responses that one version sampled whole."""
 SPANNING = ("mismatch/spanning/logprob_abs_diff_mean", "mismatch/spanning/kl")
-"""Of responses that several versions sampled."""
+"""Metrics of responses that several versions sampled."""
 
 
 class MetricSums:

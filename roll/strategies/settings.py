@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", covariant=True)
 ModelLoader: TypeAlias = "Callable[[str, ModelConfig, int], PackedModel]"
-"""From path, model's keys and seed to what learns. What it puts out of a token is what the loss takes."""
+"""Loads the model that learns from its path, the model's keys and a seed. Its outputs for a token are the inputs of the loss."""
 ModelWrapper: TypeAlias = "Callable[[PreTrainedModel], PackedModel]"
-"""From a model to what its forward pass says: log-probs, or a teacher's states."""
+"""Wraps a model whose forward pass returns log-probs, or a teacher's states."""
 
 
 class Settings(Protocol[S]):
@@ -112,7 +112,7 @@ class HfScoreSettings:
     model_args: ModelConfig
     wrap: ModelWrapper
     deterministic: bool = False
-    """As of `TrainSettings`."""
+    """See `TrainSettings.deterministic`."""
 
     def build(self, rank: Rank) -> TeachStrategy:
         """See `Settings`."""
@@ -131,7 +131,7 @@ class ShardedScoreSettings:
     deepspeed: DeepSpeedConfig
     wrap: ModelWrapper
     deterministic: bool = False
-    """As of `TrainSettings`."""
+    """See `TrainSettings.deterministic`."""
 
     def build(self, rank: Rank) -> TeachStrategy:
         """See `Settings`."""
@@ -150,7 +150,7 @@ class HfRewardSettings:
     token_budget: int
     """Of one forward pass."""
     deterministic: bool = False
-    """As of `TrainSettings`."""
+    """See `TrainSettings.deterministic`."""
 
     def build(self, rank: Rank) -> RewardStrategy:
         """See `Settings`."""

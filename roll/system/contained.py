@@ -27,7 +27,7 @@ RECEIVE_BYTES = 1 << 16
 LOOK_SECONDS = 0.01
 """Seconds between two checks for processes that were killed and may not be gone yet."""
 EXIT_LOOKS = 100
-"""For the exit of a process that has closed its socket; one that goes on without is killed."""
+"""Number of checks whether a process that has closed its socket has exited; one that has not by then is killed."""
 KILL_SECONDS = 10.0
 """A killed process is gone at once, unless the kernel itself is stuck."""
 

@@ -40,7 +40,7 @@ class Tracker(Protocol):
     """One place where metrics and samples go."""
 
     name: str
-    """As in `track_with`; for reports about the tracker itself."""
+    """Name in `track_with`; used in reports about the tracker itself."""
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Record the metrics of one step. Step 0 is what was measured before the first."""

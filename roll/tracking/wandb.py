@@ -10,7 +10,7 @@ from roll.tracking.base import RunFacts, sample_table
 from roll.types import Metrics, RolloutGroup
 
 ID_FILE = "wandb_run_id"
-"""In the run folder."""
+"""Name of the file in the run folder."""
 
 
 class WandbTracker:

@@ -34,7 +34,7 @@ LOOK_EVERY = 0.2
 CUT_OFF = "cut off"
 """Key in that store: a member has died, and the others wait for nobody."""
 CUT_OFF_SECONDS = 10.0
-"""In which the trainer's rank 0, where the store is, takes that key."""
+"""Deadline for the trainer's rank 0, where the store is, to take that key."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Routes:
     """How weights reach the engines that take part in syncs."""
 
     to: Mapping[int, Route]
-    """By engine."""
+    """Routes by engine."""
     shared: Sequence[bool]
     """Whether an engine opens the buffer of each rank of the trainer."""
     broadcast_size: int

@@ -14,7 +14,7 @@ STAGES = {
     "Graph capturing finished": "CUDA graphs captured",
     "init engine (profile, create kv cache, warmup model) took": "engine built",
 }
-"""By how vLLM's message begins; its arguments are not looked at."""
+"""Stages by the beginning of vLLM's message, before its arguments are filled in."""
 LOGGERS = ("vllm.v1.worker", "vllm.v1.engine.core", "vllm.compilation")
 """Where these messages are logged, below the level that is printed."""
 

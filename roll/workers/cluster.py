@@ -36,9 +36,11 @@ HEADS = ("gcs_server", "raylet")
 LOOK_EVERY = 1.0
 """Seconds between two looks at them."""
 LOOKS_STOPPED = 12
-"""In a row that have to find one of them stopped. They are counted, not timed: who stops a whole run (Ctrl-Z) stops the looks too."""
+"""Consecutive checks that have to find one of them stopped. They are counted, not timed, because Ctrl-Z stops the checks together with
+the run.
+"""
 RAY_FOLDER = "r"
-"""In the run's temporary folder. Ray opens its own to every user of the host; the one above it is not."""
+"""Folder within the run's temporary folder. Ray makes its own readable by every user of the host; the folder above it is private."""
 LONGEST_SOCKET = 107
 LONGEST_TEMPORARY = LONGEST_SOCKET - len("/roll-1234567-abcdefgh/r/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
 """Characters of a temporary folder's name."""

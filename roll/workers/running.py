@@ -29,7 +29,7 @@ class RunningLimit:
     most: int
     """Never more than these."""
     adapts: bool
-    """To the engine's KV cache; otherwise it stays as it is."""
+    """Whether the bound follows the engine's KV cache; otherwise it stays as it is."""
 
     def __post_init__(self) -> None:
         self.samples = self.most

@@ -50,7 +50,7 @@ class Method(Generic[Traits]):
     keys: tuple[str, ...] = ()
     """Root keys of the configuration that this method reads and that not every method of its kind reads."""
     fields: Callable[[Fields], Fields] = same_names
-    """From the values of `keys` to the arguments of the implementation."""
+    """Maps the values of `keys` to the arguments of the implementation."""
 
     def __str__(self) -> str:
         return self.name

@@ -24,7 +24,7 @@ class EstimatorTraits:
     whitens: bool = False
     """It whitens its advantages by itself."""
     credits_tokens: bool = False
-    """Its advantages differ among the tokens of a response, whatever `gamma` is."""
+    """Whether its advantages differ among the tokens of a response, whatever `gamma` is."""
     needs_values: bool = False
     """It takes advantages against a critic's values."""
     needs_turns: bool = False

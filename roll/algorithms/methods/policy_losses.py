@@ -26,7 +26,7 @@ class PolicyLossTraits:
     acts_on_change: bool = False
     """It is a penalty of the policy's change, which is none in a step's first update."""
     usual_clip: tuple[float, float] | None = None
-    """Its usual bounds, where `pg_clip` is not of their size."""
+    """Usual bounds of the method, where they differ from `pg_clip` in size."""
     largest_clip: float = float("inf")
     """A clip above this hardly ever binds."""
 

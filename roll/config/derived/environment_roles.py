@@ -16,7 +16,7 @@ ENVIRONMENTS = "environments."
 TOOL_USE = "tool_use"
 """The environment of a domain that has tools or an agent alone."""
 MOST_STEPS: Mapping[str, int] = {"frozen_lake": 10, "sokoban": 20, "code_repl": 4}
-"""By environment in which each turn is a step: its `max_steps` if `environment_args` do not give it."""
+"""For each environment in which a turn is a step, its `max_steps` if `environment_args` do not give it."""
 
 
 def own_tasks(config: RlvrConfig) -> dict[str, int]:

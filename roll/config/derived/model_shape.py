@@ -17,7 +17,7 @@ NAMES = ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size", 
 HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text")
 """Types of models with layers by the gated delta rule between those of attention."""
 LINEAR = "linear_attention"
-"""Of a configuration's `layer_types`: such a layer."""
+"""Name of such a layer in a configuration's `layer_types`."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names of the number of experts, by family."""
 
@@ -29,7 +29,7 @@ class Experts:
     count: int
     """Experts of a layer."""
     per_token: int
-    """Of these, those that a token runs through."""
+    """Experts that process a token."""
     size: int
     """Intermediate width of each."""
     shared_size: int

@@ -62,9 +62,9 @@ class CommandLine:
     file: Path | None
     """The experiment; None where Hydra only speaks of itself."""
     flags: tuple[str, ...]
-    """For Hydra, as they were given."""
+    """Flags for Hydra, as they were given."""
     overrides: tuple[str, ...]
-    """For Hydra, as they were given."""
+    """Overrides for Hydra, as they were given."""
 
 
 def parse(argv: Sequence[str]) -> CommandLine:

@@ -219,7 +219,7 @@ DIFFERS = {
     "here the advantage's sign does, and the ratio is the whole response's",
     ("ipo", True): "ROLL compares sums over a response's tokens, and here means are compared: choose beta anew",
 }
-"""Of places in `MEANINGS` and values there, what the counterpart here does otherwise."""
+"""For places in `MEANINGS` and values there, how the counterpart here differs."""
 UNREAD = {
     "topr": ("dual_clip_loss", "pg_clip", "pg_clip_low", "pg_clip_high"),
     "vanilla": ("dual_clip_loss", "pg_clip", "pg_clip_low", "pg_clip_high"),

@@ -26,7 +26,7 @@ WITHOUT = {
     REWARD_TYPE: "use failed_value and the reward function's own value",
     LENGTH: "use overlong_buffer, or reward_args",
 }
-"""Of rewards that do not read a key, what to use."""
+"""For rewards that do not read a key, what to use instead."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ Ranks = Annotated[int, Field(gt=0, le=MOST_RANKS)]
 Seconds = Annotated[float, Field(ge=0.1, le=1e7)]
 """A deadline."""
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
-"""As NumPy takes it."""
+"""Seed in NumPy's range."""
 Name = Annotated[str, Field(pattern=NAME, max_length=LONGEST_NAME)]
 PathText = Annotated[str, AfterValidator(_path)]
 """A path, or a name that may be one."""

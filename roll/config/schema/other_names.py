@@ -202,7 +202,7 @@ OTHER_NAMES: Mapping[str, Counterpart] = {
     "push_to_hub": Counterpart(None, "remove it; after the run: hf upload NAME output_dir/export"),
     "load_best_model_at_end": Counterpart("keep_checkpoints", "`python -m roll.export` makes a model of the checkpoint that you choose"),
 }  # fmt: skip
-"""By name of theirs."""
+"""Counterparts here, by the other program's name."""
 
 PROGRAMS: Mapping[str, str] = {
     "actor_rollout_ref": "verl",

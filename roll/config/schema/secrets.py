@@ -15,7 +15,7 @@ LOGIN = "login_kwargs"
 NOT_SECRET = ("judge_api_key_env",)
 """Keys of the schema whose value is the name of a variable."""
 PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^/\s:@]*:)(?P<password>[^/\s@]+)@", re.IGNORECASE)
-"""In a URL, between the user and the host."""
+"""Matches the password in a URL, between the user and the host."""
 SHORTEST = 6
 """Characters of a secret that is looked for in texts. A shorter one stands in many words."""
 

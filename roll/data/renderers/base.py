@@ -14,7 +14,7 @@ class Parsed:
     """What the policy wrote in a turn."""
 
     message: Mapping[str, Any]
-    """As `Environment.step` gets it: role, content, `tool_calls` with JSON text for arguments, `reasoning_content` if it thought."""
+    """Message that `Environment.step` gets: role, content, `tool_calls` with JSON text for arguments, `reasoning_content` if it thought."""
     malformed: Sequence[str] = ()
     """The texts of tool calls that cannot be read."""
 

@@ -46,9 +46,9 @@ FAMILIES: Mapping[str, Sequence[str]] = {
     "minimax_m2": ("minimax-m2",),
     "nemotron_h": ("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"),
 }
-"""By `model_type` of config.json, the names of the library's renderers that may fit."""
+"""For each `model_type` of config.json, the names of the library's renderers that may fit."""
 FURTHER: Mapping[str, Sequence[Mapping[str, Any]]] = {"llama-3": ({}, {"date_string": time.strftime("%d %b %Y")})}
-"""Of these, what their templates may have been given besides: Llama 3.2 writes the date."""
+"""For some renderers, further arguments that the model's template may have had: Llama 3.2 writes the date."""
 REFUSALS = (AssertionError, AttributeError, ImportError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError, ValueError)
 """What the library raises where a tokenizer lacks its tokens, or a message is not to its liking."""
 SAID: Mapping[str, Any] = {"role": "assistant", "content": PROBE}

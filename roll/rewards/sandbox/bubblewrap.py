@@ -54,7 +54,7 @@ class Interpreter:
     folders: tuple[str, ...]
     """Mounted where they are."""
     hidden: tuple[str, ...]
-    """Of these folders, those that are covered."""
+    """Folders below these that are covered."""
     options: tuple[str, ...]
 
 

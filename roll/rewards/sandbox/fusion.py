@@ -14,7 +14,7 @@ from roll.rewards.sandbox.inside.supervisor import NOTE_BYTES
 from roll.rewards.sandbox.program import MIB, Ending, Job, Limits, Outcome
 
 ANSWER_SECONDS = 30.0
-"""Beyond what the program may take: the server's queue and its start."""
+"""Time for the server's queue and start, beyond the program's own time."""
 CALL_CHECK = "\ncheck({entry})\n"
 
 

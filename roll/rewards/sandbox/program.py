@@ -20,7 +20,7 @@ from roll.rewards.sandbox.bubblewrap import PROBE_SECONDS, REMEDY, Interpreter, 
 from roll.rewards.sandbox.inside.supervisor import FRAME, OUTCOME, SEALS
 
 GRACE_SECONDS = 30.0
-"""Beyond the program's own deadline, for the sandbox to start and to report."""
+"""Time for the sandbox to start and to report, beyond the program's own deadline."""
 KILL_SECONDS = 30.0
 """A killed process is gone at once, unless the kernel itself is stuck."""
 COMPLAINT_BYTES = 2000
@@ -75,9 +75,9 @@ class Job:
     kind: str
     """`input`, `assert`, `check` or `text`."""
     inputs: tuple[bytes, ...] = ()
-    """Of a script, its standard input in each case."""
+    """Standard input of a script in each case."""
     tests: tuple[dict[str, Any], ...] = ()
-    """Of the other kinds, what `judge.judge` takes."""
+    """For other kinds, the tests that `judge.judge` takes."""
 
 
 def run(job: Job, limits: Limits, interpreter: Interpreter, sandboxed: bool = True) -> Iterator[Outcome]:

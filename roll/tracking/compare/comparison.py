@@ -19,7 +19,7 @@ NAMES_OF_THE_RUN = ("output_dir", "exp_name")
 """Keys that differ between any two runs."""
 PIPELINE = "pipeline"
 ABSENT = "—"
-"""In place of a key that a run does not have."""
+"""Shown for a key that a run does not have."""
 COUNTERS = ("step", "epoch")
 MEDIANS = ("time/", "throughput/")
 """Metrics of a single step, of which the last says little."""

@@ -12,7 +12,7 @@ from roll.tracking.report.curves import BUCKETS, SMOOTHED_POINTS, extremes, half
 # Mid-tones, legible on white and on near-black.
 PALETTE = ("#4f83e0", "#e8833a", "#2fa37c", "#9467d6", "#d9534f", "#3aa9c4", "#b8901c", "#c2629b")
 DASHES = ("solid", "dash", "dot", "dashdot")
-"""For a ninth line, which has the colour of the first, and so on."""
+"""Styles of lines. Lines beyond the eighth repeat the colours in the next style."""
 VERTICAL = {"automargin": True, "zeroline": False, "nticks": 6, "exponentformat": "e"}
 """What all vertical axes have."""
 FAINT = 0.38

@@ -24,7 +24,7 @@ class Kept:
     """Where it begins, in bytes."""
     step: int
     characters: int
-    """That it needs on the page."""
+    """Characters that it takes on the page."""
     responses: int
     set: str = ""
     """The held-out set; empty for a step of training."""
