@@ -1,8 +1,8 @@
 """The gated delta rule over sequences that lie end to end in one row (Yang et al., Gated Delta Networks, 2024), for Qwen3.5's hybrids.
 
-Such a layer passes a state from token to token, and its convolution reads the tokens before: both have to start anew with each
-sequence. On GPUs in 16 bits flash-linear-attention's kernel and causal-conv1d's know of packed sequences. Elsewhere, and where a
-package is missing, each sequence is a row of its own in a call of transformers' chunked rule.
+Such a layer passes a state from token to token, and its convolution reads the tokens before: both must start anew with each sequence.
+The kernels of flash-linear-attention take packed sequences, on GPUs and in 16 bits. Without the package, in fp32 and on the CPU each
+sequence is a row of its own in a call of transformers' chunked rule.
 """
 
 from __future__ import annotations
@@ -71,12 +71,14 @@ def as_forward(chosen: Callable[[Tensor], DeltaKernels]) -> Callable[..., Tensor
 
 
 def kernels(layer: nn.Module) -> Callable[[Tensor], DeltaKernels]:
-    """The kernels for the tensors that a layer is given: the packages take 16 bits on a GPU and nothing else."""
+    """Return the choice of kernels for a layer's input: flash-linear-attention takes 16 bits on a GPU and nothing else."""
     rule = inspect.unwrap(import_module(type(layer).__module__).torch_chunk_gated_delta_rule)
     plain = uncompiled(partial(rule_by_chunks, rule), convolution_by_shifts)
+    if not torch.cuda.is_available() or find_spec("fla") is None:
+        return lambda hidden: plain
     fused = uncompiled(
-        fused_rule(import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule) if _installed("fla") else plain.rule,
-        fused_convolution(import_module("causal_conv1d").causal_conv1d_fn) if _installed("causal_conv1d") else plain.convolution,
+        fused_rule(import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule),
+        fused_convolution(import_module("fla.modules.convolution").causal_conv1d),
     )
     return lambda hidden: fused if hidden.is_cuda and hidden.dtype != torch.float32 else plain
 
@@ -84,10 +86,6 @@ def kernels(layer: nn.Module) -> Callable[[Tensor], DeltaKernels]:
 def uncompiled(rule: Rule, convolution: Convolution) -> DeltaKernels:
     """Kernels that a compiled layer calls as they are: what they do depends on where sequences start, or is a kernel already."""
     return DeltaKernels(cast(Rule, torch.compiler.disable(rule)), cast(Convolution, torch.compiler.disable(convolution)))
-
-
-def _installed(package: str) -> bool:
-    return torch.cuda.is_available() and find_spec(package) is not None
 
 
 def packed_delta(layer: Any, hidden: Tensor, offsets: Tensor, with_: DeltaKernels) -> Tensor:
@@ -158,11 +156,10 @@ def fused_rule(kernel: Callable[..., tuple[Tensor, Any]]) -> Rule:
     return rule
 
 
-def fused_convolution(kernel: Callable[..., Tensor]) -> Convolution:
-    """The `Convolution` of causal-conv1d's `causal_conv1d_fn`, which takes channels before tokens, and each token's sequence."""
+def fused_convolution(kernel: Callable[..., tuple[Tensor, Any]]) -> Convolution:
+    """The `Convolution` of flash-linear-attention's `causal_conv1d`."""
 
     def convolve(row: Tensor, weight: Tensor, activation: str, offsets: Tensor) -> Tensor:
-        sequences, _ = positions(offsets, row.shape[1])
-        return kernel(row.transpose(1, 2), weight, None, seq_idx=sequences.int()[None], activation=activation).transpose(1, 2)
+        return kernel(row, weight, activation=activation, cu_seqlens=offsets)[0]
 
     return convolve

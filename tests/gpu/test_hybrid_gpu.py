@@ -1,10 +1,8 @@
-"""A hybrid of Qwen3.5's shape by the kernels of flash-linear-attention and causal-conv1d.
-
-These tests have not been run: no GPU with the two packages was at hand when they were written.
-"""
+"""A hybrid of Qwen3.5's shape with the kernels of flash-linear-attention."""
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,18 +10,19 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.models import draw_prompts
 from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
 from roll.models.load import load_policy
 from roll.models.packed_inputs import packed_inputs
 from roll.types import Sequences
+from tests.gpu.conftest import PROMPT_TOKENS, PROMPTS, ROOT, Runs
+from tests.gpu.test_rlvr_gpu import Case, check, overrides
 from tests.hybrids import write_hybrid
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        find_spec("fla") is None or find_spec("causal_conv1d") is None, reason="needs flash-linear-attention and causal-conv1d"
-    ),
+    pytest.mark.skipif(find_spec("fla") is None, reason="needs flash-linear-attention"),
 ]
 LENGTHS = [5, 2, 64, 65, 130, 700, 3]
 
@@ -65,3 +64,11 @@ def test_a_gpu_says_what_the_cpu_says_in_fp32(folder: Path, dtype: str, mean: fl
     expected, _ = outcome(folder, "fp32", "cpu", drawn())
     said, _ = outcome(folder, dtype, "cuda", [whole(drawn())])
     assert (said - expected).abs().mean() < mean
+
+
+def test_trainer_and_engine_agree_after_every_sync(folder: Path, runs: Runs) -> None:
+    rows = draw_prompts(PROMPTS, PROMPT_TOKENS, seed=0)
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    case = Case("hybrid", "step_full", "bf16", 0.02, {"actor_train.training_args.learning_rate": 5e-4})
+    experiment = ("--config-dir", str(ROOT / "benchmarks" / "config"), "--config-name", case.config)
+    check(runs.run(case.name, experiment, overrides(case, folder, 0, 0)), case)

@@ -27,8 +27,6 @@ from roll.errors import Fault
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 KERNEL_FILES = ("proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs", "mqueue", "bpf", "pstore")
-DELTA_PACKAGES = {"flash-linear-attention": "fla", "causal-conv1d": "causal_conv1d"}
-"""Packages with kernels for hybrids on GPUs, and their names for `import`."""
 DATA_ENDINGS = (".json", ".jsonl", ".parquet", ".arrow")
 
 
@@ -148,15 +146,15 @@ def _engines_packages(name: str, role: RoleConfig, shape: ModelShape | None) -> 
 
 
 def _without_delta_kernels(config: Config, shapes: Mapping[str, ModelShape]) -> list[str]:
-    """Which roles run a hybrid's layers without kernels for packed sequences, and what to install."""
-    missing = [package for package, module in DELTA_PACKAGES.items() if find_spec(module) is None]
+    """A note on roles that run a hybrid's layers without kernels for packed sequences, with the remedy."""
+    missing = find_spec("fla") is None
     packed = [(name, role) for name, role in model_roles(config).items() if name in shapes and not generates(name, role)]
     hybrids = [(name, role) for name, role in packed if shapes[name].delta and not vllm_config(role)]
     slow = [name for name, role in hybrids if missing or role.device_mapping is None or role.model_args.dtype == "fp32"]
     if not slow:
         return []
     how = "layers by the delta rule run by transformers' own code, each packed sequence in a row of its own"
-    remedy = f"install {' and '.join(missing)}" if missing else "give the roles devices, and dtype bf16"
+    remedy = "install flash-linear-attention" if missing else "give the roles devices, and dtype bf16"
     return [f"{', '.join(slow)}: {how}, which is slow; on GPUs, in 16 bits, kernels can take all sequences at once: {remedy}"]
 
 

@@ -122,9 +122,9 @@ def test_the_plan_tells_which_kernels_and_packages_are_missing(hybrid: str, monk
     there: set[str] = set()
     monkeypatch.setattr("roll.config.load.on_disk.find_spec", lambda name: name if name in there else None)
     slow = "actor_train, reference: layers by the delta rule run by transformers' own code"
-    assert slow in said(words) and "install flash-linear-attention and causal-conv1d" in said(words)
+    assert slow in said(words) and "install flash-linear-attention" in said(words)
     assert "its code for Qwen3.5 needs the package torchvision" in said(words)
-    there |= {"fla", "causal_conv1d", "torchvision"}
+    there |= {"fla", "torchvision"}
     assert "give the roles devices, and dtype bf16" in said(words) and "torchvision" not in said(words)
     on_gpus = ["actor_train", "reference"]
     devices = [f"++{name}.device_mapping=[0]" for name in [*on_gpus, "actor_infer"]]

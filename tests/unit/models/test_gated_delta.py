@@ -183,21 +183,20 @@ def varlen_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, use_qk
     return torch.cat(read, dim=1), None
 
 
-def indexed_convolution(x: Tensor, weight: Tensor, bias: None, seq_idx: Tensor, activation: str) -> Tensor:
-    """causal-conv1d's `causal_conv1d_fn` by its documentation: channels before tokens, and no token reads one of another number."""
-    assert x.stride(1) == 1 and seq_idx.dtype == torch.int32 and seq_idx.shape == (1, x.shape[2])
-    assert bias is None and activation == "silu"
+def varlen_convolution(x: Tensor, weight: Tensor, activation: str, cu_seqlens: Tensor) -> tuple[Tensor, None]:
+    """flash-linear-attention's `causal_conv1d` by its documentation: each sequence of x [1, T, C] alone, weight [C, W]."""
+    assert activation == "silu"
     out = []
-    for number in seq_idx.unique():
-        own = nn.functional.pad(x[:, :, seq_idx[0] == number], (weight.shape[1] - 1, 0))
-        out.append(nn.functional.conv1d(own, weight[:, None], groups=len(weight)))
-    return nn.functional.silu(torch.cat(out, dim=2))
+    for begin, end in zip(cu_seqlens.tolist(), cu_seqlens.tolist()[1:], strict=False):
+        own = nn.functional.pad(x[:, begin:end].transpose(1, 2), (weight.shape[1] - 1, 0))
+        out.append(nn.functional.conv1d(own, weight[:, None], groups=len(weight)).transpose(1, 2))
+    return nn.functional.silu(torch.cat(out, dim=1)), None
 
 
 @torch.no_grad()
 def test_the_kernels_of_packages_are_told_where_sequences_start() -> None:
     layer, hidden, offsets = one_layer()
-    fused = DeltaKernels(fused_rule(varlen_rule), fused_convolution(indexed_convolution))
+    fused = DeltaKernels(fused_rule(varlen_rule), fused_convolution(varlen_convolution))
     expected = packed_delta(layer, hidden, offsets, PLAIN)
     torch.testing.assert_close(packed_delta(layer, hidden, offsets, fused), expected, rtol=1e-5, atol=1e-5)
 
