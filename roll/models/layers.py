@@ -8,6 +8,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from peft.tuners.lora.layer import ParamWrapper
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -63,6 +64,10 @@ def compile_layers(causal: PreTrainedModel) -> None:
     parameters, stays outside.
     """
     layers = decoder_layers(causal)
+    for block in (block for layer in layers for block in layer.children()):
+        # PEFT's adapters of fused experts give their module another class in each call, which dynamo would compile anew.
+        if any(isinstance(module, ParamWrapper) for module in block.modules()):
+            block.forward = torch.compiler.disable(block.forward)
     compiled = {kind: torch.compile(kind.forward, dynamic=True) for kind in {type(layer) for layer in layers}}
     for layer in layers:
         layer.forward = MethodType(compiled[type(layer)], layer)

@@ -1,15 +1,24 @@
-"""Layers that are recomputed with their inputs in host memory."""
+"""Layers that are recomputed with their inputs in host memory, and compiled ones."""
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from roll.models.layers import checkpoint_first, keep_inputs, on_host, prepare_checkpointing
+from benchmarks import models
+from roll.config.schema.model import ModelConfig
+from roll.data.packing import concatenate
+from roll.models.layers import checkpoint_first, compile_layers, keep_inputs, on_host, prepare_checkpointing
+from roll.models.load import load_policy
+from roll.models.packed_inputs import packed_inputs
 
 
 def build() -> Qwen2ForCausalLM:
@@ -58,3 +67,28 @@ def test_inputs_in_host_memory_change_no_gradient_and_only_recomputed_layers_lea
         torch.testing.assert_close(gradient, expected[name], rtol=0, atol=1e-7)
     # One input of each: [batch, tokens, hidden].
     assert [shape for shape in kept if shape == (1, 12, 16)] == [(1, 12, 16)] * 2
+
+
+@torch._dynamo.config.patch(fail_on_recompile_limit_hit=True)
+def test_compiled_layers_with_adapted_experts_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    layers = torch._dynamo.config.recompile_limit + 1
+    monkeypatch.setitem(models.SHAPES, "tiny-moe", models.SHAPES["tiny-moe"] | {"num_hidden_layers": layers})
+    models.write(tmp_path / "model", "tiny-moe", dtype="float32")
+    keys = ModelConfig.model_validate({"dtype": "fp32", "lora_target": "all-linear", "lora_rank": 2})
+    plain, compiled = (load_policy(str(tmp_path / "model"), keys, seed=0) for _ in range(2))
+    compile_layers(compiled.causal)
+    for lengths in ([5, 9], [7, 3, 4]):
+        inputs = packed_inputs(concatenate([np.arange(n, dtype=np.int32) for n in lengths], [np.arange(n) > 0 for n in lengths]), "cpu")
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(inputs)[0], plain(inputs)[0], rtol=0, atol=1e-6)
+        said = [policy(inputs)[0] for policy in (plain, compiled)]
+        torch.testing.assert_close(said[1], said[0], rtol=0, atol=1e-6)
+        for policy, own in zip((plain, compiled), said, strict=True):
+            policy.zero_grad()
+            own.sum().backward()
+        wanted = {name: one.grad for name, one in plain.named_parameters() if one.grad is not None}
+        got = {name: one.grad for name, one in compiled.named_parameters() if one.grad is not None}
+        assert wanted.keys() == got.keys() and wanted
+        for name, grad in wanted.items():
+            torch.testing.assert_close(got[name], grad, rtol=1e-4, atol=1e-6)
