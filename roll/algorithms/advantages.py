@@ -42,6 +42,8 @@ class Scores:
     """`step_reinforce`, `gigpo`: what parts of the responses earned; None where every response is one turn."""
     values: Floats | None = None
     """[T], what the critic expects before each token; `gae` needs it."""
+    domains: Ints | None = None
+    """[N], the domain of each response's prompt; needed where a scope is `domain`."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ def rloo(scores: Scores, norm: Normalisation) -> Doubles:
 @ADVANTAGES.register("reinforce")
 def reinforce(scores: Scores, norm: Normalisation) -> Doubles:
     """REINFORCE: the discounted sum of rewards from each token on (Williams, 1992), optionally normalised first."""
-    return to_tokens(standardise(scores.rewards, scores.groups, norm.mean, norm.std, scores.running), scores, norm.gamma)
+    rewards = standardise(scores.rewards, scores.groups, norm.mean, norm.std, scores.running, scores.domains)
+    return to_tokens(rewards, scores, norm.gamma)
 
 
 @ADVANTAGES.register("step_reinforce")
@@ -109,7 +112,9 @@ def step_reinforce(scores: Scores, norm: Normalisation) -> Doubles:
     As ROLL's estimator of this name. Penalties are summed over a turn and discounted as its reward is.
     """
     mask, turns = scores.sequences.response_mask, scores.turns or undivided(scores.sequences, scores.rewards)
-    returns = standardise(turn_returns(turns.rewards, turns.rows, norm.gamma), scores.groups[turns.rows], norm.mean, norm.std)
+    domains = None if scores.domains is None else scores.domains[turns.rows]
+    earned = turn_returns(turns.rewards, turns.rows, norm.gamma)
+    returns = standardise(earned, scores.groups[turns.rows], norm.mean, norm.std, domains=domains)
     if scores.token_penalties is not None:
         penalties = np.bincount(turns.of_token[mask], scores.token_penalties[mask], len(returns))
         returns = returns - turn_returns(penalties, turns.rows, norm.gamma)

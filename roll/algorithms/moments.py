@@ -1,8 +1,8 @@
-"""Means and standard deviations of rewards: over a group, over the batch, or over all steps so far. Pure functions, in float64."""
+"""Means and standard deviations of rewards: over a group, a domain, the batch, or all steps so far. Pure functions, in float64."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +14,7 @@ from roll.types import Bools, Ints
 EPSILON = 1e-6
 """Added to every standard deviation that divides. A standard deviation of rewards up to this counts as 0."""
 Doubles = NDArray[np.float64]
-Scope = Literal["batch", "group", "running"] | None
+Scope = Literal["batch", "group", "domain", "running"] | None
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ class RunningMoments:
         return (self.squares / (self.count - 1)) ** 0.5 if self.count > 1 else 0.0
 
 
-def standardise(rewards: np.ndarray, groups: Ints, mean: Scope, std: Scope, running: RunningMoments | None = None) -> Doubles:
+def standardise(
+    rewards: np.ndarray, groups: Ints, mean: Scope, std: Scope, running: RunningMoments | None = None, domains: Ints | None = None
+) -> Doubles:
     """(r - mean) / (std + 1e-6), [N], each over its scope or left out. The standard deviation is the sample's (n - 1).
 
     A standard deviation of at most 1e-6 counts as 0, and rewards whose standard deviation counts as 0 are not divided: the result is
@@ -50,10 +52,12 @@ def standardise(rewards: np.ndarray, groups: Ints, mean: Scope, std: Scope, runn
     Args:
         rewards, groups: [N] each.
         running: moments of all steps, this one included; needed where a scope is `running`.
+        domains: [N], the domain of each reward; needed where a scope is `domain`.
     """
     values = rewards.astype(np.float64)
-    shift = _moment(values, groups, mean, np.mean, running and running.mean) if mean else 0.0
-    spread = _moment(values, groups, std, _sample_std, running and running.std) if std else 0.0
+    members = {"group": groups, "domain": domains}
+    shift = _moment(values, members, mean, np.mean, running and running.mean) if mean else 0.0
+    spread = _moment(values, members, std, _sample_std, running and running.std) if std else 0.0
     return (values - shift) / np.where(spread > EPSILON, spread + EPSILON, 1.0)
 
 
@@ -75,10 +79,14 @@ def whiten(values: np.ndarray, mask: Bools) -> Doubles:
     return out
 
 
-def _moment(values: Doubles, groups: Ints, scope: Scope, reduce: Callable[[np.ndarray], float], running: float | None) -> Doubles:
+def _moment(
+    values: Doubles, members: Mapping[str, Ints | None], scope: Scope, reduce: Callable[[np.ndarray], float], running: float | None
+) -> Doubles:
     match scope:
-        case "group":
-            return by_group(values, groups, reduce)
+        case "group" | "domain":
+            of = members[scope]
+            assert of is not None, f"a scope is {scope}, but nothing tells each reward's {scope}"
+            return by_group(values, of, reduce)
         case "running":
             assert running is not None, "running moments are asked for and not given"
             return np.full(len(values), running)

@@ -59,6 +59,8 @@ class Experience:
     """[E], shaped."""
     groups: Ints
     """[E], index of the group."""
+    domains: Ints
+    """[E], index of the prompt's domain among those of the step."""
     behaviour_log_probs: Floats | None
     """[T]; None where the engine was not asked for them."""
     policy_versions: Ints
@@ -109,6 +111,7 @@ def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
         episode_of_sequence=episode_of_sequence,
         rewards=rewards,
         groups=np.repeat(np.arange(len(groups), dtype=np.int32), counts),
+        domains=np.unique([groups[index].prompt.domain for index, _ in kept], return_inverse=True)[1].astype(np.int32),
         behaviour_log_probs=token_log_probs(segments) if _has_log_probs(segments) else None,
         policy_versions=token_versions(segments),
         lengths=_lengths(episodes),

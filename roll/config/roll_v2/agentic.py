@@ -28,7 +28,7 @@ AGENTIC: Mapping[str, str] = {
     "sequence_length": "with environments a key of ours; `prompt_length` is what is left of it beside `response_length`",
     f"{DEFINITIONS}.<tag>.max_tokens_per_step": "read as `response_length`, the largest of them",
     f"{DEFINITIONS}.<tag>.max_steps": "read as `max_turns`",
-    NORM: "read as `adv_estimator`, `norm_mean_type` and `norm_std_type`; `tags` and `asym_clip` are refused",
+    NORM: "read as `adv_estimator`, `norm_mean_type` and `norm_std_type`; `asym_clip` is refused",
     "adv_estimator: agentic_reinforce": "read as `step_reinforce`",
     "actor_train.data_args without file_name": "ignored; the tokenizer's own template is taken",
 }
@@ -40,8 +40,9 @@ NO_MEANING = ("use_thread_lock", "max_env_step_concurrent", "agent_runner_cls", 
 """Keys of a definition that say nothing here."""
 TEMPLATES = ("agent_system_template", "agent_template")
 METHODS = {"mean_std": ("mean", "std"), "mean": ("mean",), "identity": ()}
-"""Values of `reward_normalization.method`: the operation over the group or the batch."""
-SCOPES = {"traj_group_id": "group", "batch": "batch"}
+"""Values of `reward_normalization.method`: the operations over the scope."""
+SCOPES = {"traj_group_id": "group", "tags": "domain", "batch": "batch"}
+"""Values of `reward_normalization.grouping`, and ours: a tag is a domain here."""
 COMPARES = {("mean", "std"): "grpo", ("mean",): "dr_grpo"}
 """The estimator that does it within a group by itself."""
 

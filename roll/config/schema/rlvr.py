@@ -111,12 +111,12 @@ class RlvrConfig(ExperimentConfig):
         None, description="The critic's values are clipped to this distance from those before the step; without it they are not clipped."
     )
     critic_warmup: NonNegativeInt = Field(0, description="Steps at the start in which the critic alone learns.")
-    norm_mean_type: Literal["batch", "group", "running"] | None = Field(
+    norm_mean_type: Literal["batch", "group", "domain", "running"] | None = Field(
         None,
-        description="Subtract the mean reward of the batch, of the group, or of all steps so far; "
-        "with `step_reinforce` the mean return of the batch's or the group's turns.",
+        description="Subtract the mean reward of the batch, of the group, of the domain's responses in the step, or of all steps so far; "
+        "with `step_reinforce` the mean return of the turns of the batch, the group or the domain.",
     )
-    norm_std_type: Literal["batch", "group", "running"] | None = Field(
+    norm_std_type: Literal["batch", "group", "domain", "running"] | None = Field(
         None, description="The same choice for the standard deviation to divide by."
     )
     episode_reward_weight: NonNegativeFloat = Field(1.0, description="Weight of an episode's advantage over its group.")

@@ -107,6 +107,10 @@ def test_step_reinforce_by_hand() -> None:
     of_group = advantages("step_reinforce", TURNS, Normalisation(gamma=0.5, mean="group", std="group"))
     np.testing.assert_allclose(of_group, [0, 0, 0, 0, -1, -1, 0, 1, 0, 0], atol=2e-6)
     assert advantages("step_reinforce", TURNS, Normalisation(gamma=0.5, mean="batch")).tolist() == [0, 1, 1, 0, 0, 0, 0, 2, 0, -3]
+    # Turns 5, 4 and 1 are of one domain, 6 of the other; group 0 has episodes of both.
+    halves = replace(TURNS, domains=np.array([0, 1, 0], np.int32))
+    of_domain = advantages("step_reinforce", halves, Normalisation(gamma=0.5, mean="domain"))
+    np.testing.assert_allclose(of_domain, [0, 5 - 10 / 3, 5 - 10 / 3, 0, 4 - 10 / 3, 4 - 10 / 3, 0, 0, 0, 1 - 10 / 3])
     # The reward of every turn is clipped.
     assert advantages("step_reinforce", TURNS, Normalisation(reward_clip=3.5)).tolist() == [0, 6.5, 6.5, 0, 3.5, 3.5, 0, 3.5, 0, 1]
 

@@ -28,6 +28,17 @@ def test_running_scopes_take_the_moments_that_are_given() -> None:
         standardise(rewards, groups, "running", None)
 
 
+@given(values=st.lists(st.tuples(st.floats(-100, 100, width=32), st.integers(0, 3)), min_size=1, max_size=12))
+def test_a_domain_is_standardised_as_a_batch_of_its_own(values: list[tuple[float, int]]) -> None:
+    rewards, domains = np.array([value for value, _ in values]), np.array([domain for _, domain in values], np.int32)
+    got = standardise(rewards, np.arange(len(values), dtype=np.int32), "domain", "domain", domains=domains)
+    for domain in range(4):
+        own = rewards[domains == domain]
+        if len(own):
+            expected = standardise(own, np.arange(len(own), dtype=np.int32), "batch", "batch")
+            np.testing.assert_allclose(got[domains == domain], expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize(("variance", "expected"), [(0.0, 5.0), (1e-12, 5.0), (4e-12, 5 / 3e-6)])
 def test_a_standard_deviation_of_at_most_a_millionth_counts_as_0(variance: float, expected: float) -> None:
     """Of 1e-6 it is not divided by, of 2e-6 it is."""

@@ -35,6 +35,13 @@ def test_running_moments_know_all_rewards_so_far() -> None:
     assert advantages_of(assignment, step_of(4, 6)) == pytest.approx([1 / std, 3 / std], rel=1e-5)
 
 
+def test_rewards_are_compared_within_the_domain_of_their_prompts() -> None:
+    drawn = [("math", [0, 4]), ("code", [1, 1, 7]), ("math", [2])]
+    groups = [make_group(number, [make_episode([5], r) for r in rewards], domain=domain) for number, (domain, rewards) in enumerate(drawn)]
+    assignment = CreditAssignment(Credit("reinforce", Normalisation(mean="domain")))
+    assert advantages_of(assignment, experience(groups, Shaping())) == [-2, 2, -2, -2, 4, 0]
+
+
 def test_a_saved_state_goes_on_exactly() -> None:
     credit = Credit("reinforce", Normalisation(mean="running", std="running"), kl_coef=0.1, target_kl=0.01, kl_horizon=20)
     whole, first = CreditAssignment(credit), CreditAssignment(credit)
