@@ -17,7 +17,7 @@ from roll.models.load import load_policy
 from roll.models.packed_inputs import packed_inputs
 from roll.types import Sequences
 from tests.gpu.conftest import PROMPT_TOKENS, PROMPTS, ROOT, Runs
-from tests.gpu.test_rlvr_gpu import Case, check, overrides
+from tests.gpu.test_rlvr_gpu import KV_CACHE_BYTES, Case, check, overrides
 from tests.hybrids import write_hybrid
 
 pytestmark = [
@@ -71,4 +71,6 @@ def test_trainer_and_engine_agree_after_every_sync(folder: Path, runs: Runs) -> 
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     case = Case("hybrid", "step_full", "bf16", 0.02, {"actor_train.training_args.learning_rate": 5e-4})
     experiment = ("--config-dir", str(ROOT / "benchmarks" / "config"), "--config-name", case.config)
-    check(runs.run(case.name, experiment, overrides(case, folder, 0, 0)), case)
+    arguments = f"{{kv_cache_memory_bytes: {KV_CACHE_BYTES}, additional_config: {{gdn_prefill_backend: triton}}}}"  # without FlashInfer
+    keys = overrides(case, folder, 0, 0) | {"actor_infer.strategy_args.strategy_config.engine_args": arguments}
+    check(runs.run(case.name, experiment, keys), case)
