@@ -38,8 +38,8 @@ class Rlvr:
     """The role that computes them: `reference`, or `actor_train` with its adapter off."""
     values: Callable[[Sequences], Awaitable[Floats]] | None
     """Values of the critic, before the step's first update."""
-    teacher_states: Callable[[Sequences], Awaitable[Floats]] | None
-    """[S, H] for the S response tokens, of a teacher whose distributions the policy learns."""
+    teacher_states: Callable[[Sequence[RolloutGroup], Experience], Awaitable[Floats]] | None
+    """[S, W] for the S response tokens, of the teachers whose distributions the policy learns. Each is brought onto its devices there."""
     learn: Callable[[TrainBatch, Position], Awaitable[tuple[Metrics, Position]]]
     """The step's updates; the position after them. Each learner is brought onto its devices there."""
     sync: Callable[[int], Awaitable[None]]
@@ -81,8 +81,7 @@ async def train(run: Rlvr, position: Position) -> Position:
             values = await run.values(step.sequences)
         batch, metrics = run.credit(step, ref_log_probs, log_probs, values)
         if run.teacher_states:
-            await run.phases.scoring("teacher")
-            batch = replace(batch, teacher_states=await run.teacher_states(batch.sequences))
+            batch = replace(batch, teacher_states=await run.teacher_states(groups, step))
         metrics |= rollout_metrics(groups, position.policy_version) | episode_metrics(groups)
         learnt, position = await run.learn(batch, position)
         await run.phases.sync()

@@ -220,10 +220,10 @@ class Roles:
         assert config.reference is not None
         return self.score("reference", config.reference, temperature)
 
-    def teacher(self, role: ReferenceConfig, wrap: ModelWrapper) -> Teacher:
-        """The group that a student learns from; `wrap` decides what it says."""
-        group, limits = self._group("teacher", role, self._score_settings(role, wrap), blocking=True), self._config.deadlines
-        teacher = self._colocated["teacher"] = Teacher(group, self._token_budget("teacher"), limits.train, limits.weight_sync)
+    def teacher(self, name: str, role: ReferenceConfig, wrap: ModelWrapper) -> Teacher:
+        """The group that a student learns from; `wrap` decides what it sends."""
+        group, limits = self._group(name, role, self._score_settings(role, wrap), blocking=True), self._config.deadlines
+        teacher = self._colocated[name] = Teacher(group, self._token_budget(name), limits.train, limits.weight_sync)
         return teacher
 
     def score(self, name: str, role: ReferenceConfig, temperature: float) -> Reference:

@@ -29,11 +29,11 @@ def prepare(config: DistillConfig) -> Prepared:
         BadInput: models or data cannot be used.
     """
     check_same_tokens(config, config.student.model_args, config.teacher.model_args, "teacher")
-    ends = teaching(config, config.student.model_args, config.teacher.model_args)
+    ends = teaching(config, config.student.model_args, [config.teacher.model_args])
     rows = prepare_rows(config, "responses")
 
     def teacher(plan: Plan, roles: Roles, student: ActorTrain) -> OtherModel:
-        return OtherModel("teacher", part="teacher", ask=roles.teacher(config.teacher, ends.wrap).states)
+        return OtherModel("teacher", part="teacher", ask=roles.teacher("teacher", config.teacher, ends.wrap).states)
 
     make = partial(make_batch, Distillation(config.distill_loss_weight))
     return OfflinePipeline(rows, make, held_out_metrics, ends.load, teacher).prepared(config)

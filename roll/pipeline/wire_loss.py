@@ -9,14 +9,15 @@ from roll.algorithms.objectives import OBJECTIVES, Objective
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.config.derived.corrections import correction_of
 from roll.config.derived.ratios import ratio_source, weighs_kl
+from roll.config.derived.teachers import teacher_roles
 from roll.config.schema.rlvr import RlvrConfig
 from roll.registry import imported
 
 
 def learner_loss(config: RlvrConfig) -> Loss:
-    """The loss of what learns: the policy's, and with a teacher the divergence from it too."""
+    """The loss of what learns: the policy's, and with teachers the divergence from them as well."""
     loss = policy_loss(config)
-    return DistilledPolicy(loss, config.distill_loss_coef) if config.teacher else loss
+    return DistilledPolicy(loss, config.distill_loss_coef) if teacher_roles(config) else loss
 
 
 def policy_loss(config: RlvrConfig) -> PolicyLoss:

@@ -17,6 +17,7 @@ from roll.config.derived.environment_roles import own_tasks
 from roll.config.derived.placement import interrupting, judged_in_turn, model_roles, neighbours, sends_adapter
 from roll.config.derived.ratios import keeps_engine_log_probs, ratio_source
 from roll.config.derived.reward_roles import PREFIX
+from roll.config.derived.teachers import taught_domains, teacher_roles
 from roll.config.plan.plan import Plan
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.renderers.base import ChatRenderer
@@ -35,6 +36,7 @@ from roll.pipeline.role_models import check_same_tokens, model_path
 from roll.pipeline.roles import Roles
 from roll.pipeline.run_context import Prepared, RunContext
 from roll.pipeline.sampling import sampling_of
+from roll.pipeline.teachers import DomainTeacher, StepTeachers
 from roll.pipeline.wire_critic import learning
 from roll.pipeline.wire_environments import Playing, gateway_of, group_sampler, listening, prompts_of, renderer_of
 from roll.pipeline.wire_filters import kept_groups, most_batches
@@ -49,7 +51,7 @@ from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce, StepReferenc
 from roll.rollout.scheduler import RolloutScheduler
 from roll.rollout.turns import TurnEnds
 from roll.tracking.base import Record
-from roll.types import Metrics, RolloutGroup, Sampling
+from roll.types import Floats, Metrics, RolloutGroup, Sampling, Sequences
 from roll.weight_sync.routes import find_routes
 from roll.weight_sync.sync import WeightSync
 from roll.workers.actor_infer import ActorInfer
@@ -85,9 +87,9 @@ def prepare(config: RlvrConfig) -> Prepared:
         check_readable(model_path(config, role.model_args))
     learner = config.actor_train.model_args
     tokenizer = load_tokenizer(model_path(config, learner), learner.trust_remote_code)
-    for name, role in (("reference", config.reference), ("teacher", config.teacher)):
-        if role:
-            check_same_tokens(config, learner, role.model_args, name)
+    others = teacher_roles(config) | ({"reference": config.reference} if config.reference else {})
+    for name, role in others.items():
+        check_same_tokens(config, learner, role.model_args, name)
     training = prompts_of(config, tokenizer, config.actor_train.data_args, own_tasks(config), 0)
     held_out = held_out_prompts(config, tokenizer)
     try_rewards(config, training, *held_out.values())
@@ -115,13 +117,14 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
     samples, from_engine = config.num_return_sequences_in_group, keeps_engine_log_probs(config)
     sampling = sampling_of(config.actor_infer.generating_args, config.response_length, samples, from_engine)
     steps = config.max_steps - config.critic_warmup
-    taught = teaching(config, config.actor_train.model_args, config.teacher.model_args) if config.teacher else None
+    teachers = teacher_roles(config)
+    taught = teaching(config, config.actor_train.model_args, [role.model_args for role in teachers.values()]) if teachers else None
     load = taught.load if taught else load_policy
     actor_train = roles.actor_train("actor_train", config.actor_train, steps, sampling.temperature, load)
     actor_infer = roles.actor_infer(config)
     reference = roles.reference(config, sampling.temperature) if plan.reference == "role" else actor_train
     critic = roles.critic(config.critic, config.max_steps) if config.critic else None
-    teacher = roles.teacher(config.teacher, taught.wrap) if config.teacher and taught else None
+    asked_of = {name: roles.teacher(name, role, taught.wrap).states for name, role in teachers.items()} if taught else {}
     models = inputs.models_of(roles)
     rewards = roles.rewards(config, models)
     playing = Playing(roles.environments(config), inputs.renderer, gateway_of(config)) if inputs.renderer else None
@@ -154,7 +157,7 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
             ref_log_probs=None if plan.reference == "unused" else meter.timed("reference", asked.of),
             reference_role="reference" if plan.reference == "role" else "actor_train",
             values=meter.timed("values", critic.values) if critic else None,
-            teacher_states=meter.timed("teacher", teacher.states) if teacher else None,
+            teacher_states=teacher_states(config, phases, meter, asked_of) if asked_of else None,
             learn=meter.timed("train", learning(config, plan, actor_train, critic, phases)),
             sync=meter.timed("weight_sync", sync.push),
             evaluate=meter.timed("evaluate", evaluation(config, phases, sync, sets, context.tracker)),
@@ -167,6 +170,15 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
             max_steps=config.max_steps,
         )
         return await rlvr.train(parts, position)
+
+
+def teacher_states(
+    config: RlvrConfig, phases: DevicePhases, meter: Meter, asked: Mapping[str, Callable[[Sequences], Awaitable[Floats]]]
+) -> StepTeachers:
+    """All teachers with their domains; their seconds count as `time/teacher`, those of the onloads do not."""
+    domains = taught_domains(config)
+    teachers = [DomainTeacher(role, domains[role], meter.timed("teacher", states)) for role, states in asked.items()]
+    return StepTeachers(teachers, phases.scoring)
 
 
 def phases_of(config: RlvrConfig, roles: Roles, meter: Meter, sharing: DeviceSharing, actor_infer: ActorInfer) -> DevicePhases:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,17 +26,18 @@ class Teaching:
     """Wraps the teacher's model."""
 
 
-def teaching(config: DistillConfig | RlvrConfig, student: ModelConfig, teacher: ModelConfig) -> Teaching:
-    """Hidden states, which whole distributions are made of, or with `distill_top_k` the teacher's top k.
+def teaching(config: DistillConfig | RlvrConfig, student: ModelConfig, teachers: Sequence[ModelConfig]) -> Teaching:
+    """Hidden states, which whole distributions are made of, or with `distill_top_k` a teacher's top k.
+
+    Several teachers send their top k, all of them of the same width: over the tokens that every model has.
 
     Raises:
         DataError: the configuration of a model cannot be read.
     """
     measure = Divergence(config.divergence, config.jsd_beta, config.distill_temperature)
-    path = model_path(config, teacher)
     if config.distill_top_k is None:
-        return Teaching(student_loader(path, teacher, measure), PackedTeacher)
-    models = ((model_path(config, student), student), (path, teacher))
-    rows = min(output_rows(where, model_args.trust_remote_code) for where, model_args in models)
+        [teacher] = teachers
+        return Teaching(student_loader(model_path(config, teacher), teacher, measure), PackedTeacher)
+    rows = min(output_rows(model_path(config, model_args), model_args.trust_remote_code) for model_args in (student, *teachers))
     top = TeacherTop(min(config.distill_top_k, rows), rows, config.distill_temperature)
     return Teaching(partial(load_top_student, top=top, measure=measure), partial(PackedTopTeacher, top=top))

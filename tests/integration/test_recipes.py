@@ -43,6 +43,27 @@ def test_a_policy_learns_the_distributions_of_its_teacher(world: World) -> None:
     assert 0 < coarse < fine < apart[0] + 1e-5
 
 
+def test_each_domain_learns_from_its_own_teacher(world: World) -> None:
+    """Arithmetic from the warmed-up model; the other domain from the policy's own weights, from which it is not apart at first."""
+    problems = (world.folder / "output/tiny/problems/train.jsonl").read_text().splitlines()
+    for domains in (["arithmetic"], ["words"], ["arithmetic", "words"]):
+        rows = [json.loads(line) | {"domain": domains[number % len(domains)]} for number, line in enumerate(problems)]
+        (world.folder / f"{'_'.join(domains)}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = "model_args: {model_name_or_path: %s, dtype: fp32}, strategy_args: {strategy_name: hf_infer}, max_tokens_per_microbatch: 4096"
+    teachers = {"arithmetic": keys % "warm/export", "words": keys % "output/tiny/model"}
+    words = ["pretrain=output/tiny/model", "max_steps=1", "~teacher", "+distill_top_k=8", "+rewards.words.reward=no_reward"]
+    words += [f"+teachers.{name}={{domains: [{name}], {block}}}" for name, block in teachers.items()]
+    apart = dict[str, float]()
+    for rows in ("arithmetic", "words", "arithmetic_words"):
+        outcome = world.run(*recipe("on_policy_distillation_full", rows), *words, f"actor_train.data_args.file_name={rows}.jsonl")
+        assert outcome.status == 0, outcome.output
+        [line] = world.metrics(rows)[1:]
+        apart[rows] = line["distill/divergence"]
+        assert line["time/teacher"] > 0
+    assert apart["words"] == pytest.approx(0, abs=1e-3)
+    assert apart["words"] + 0.1 < apart["arithmetic_words"] < apart["arithmetic"] - 0.1
+
+
 def test_remax_compares_with_a_greedy_answer(world: World) -> None:
     one = ("rollout_batch_size=64", "actor_train.training_args.per_device_train_batch_size=32")
     outcome = world.run(*recipe("remax", "remax", "max_steps=2", *one))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from roll.config.derived.teachers import TEACHERS, teacher_roles
 from roll.config.schema.faults import unread_keys
 from roll.config.schema.offline import DistillConfig
 from roll.config.schema.rlvr import RlvrConfig
@@ -27,7 +28,8 @@ def distillation_faults(config: DistillConfig) -> Iterator[Fault]:
 
 def on_policy_distillation_faults(config: RlvrConfig) -> Iterator[Fault]:
     """Faults of distillation on the policy's own responses."""
-    if config.teacher is not None:
+    yield from _domains(config)
+    if teacher_roles(config):
         yield from _teacher(config)
         return
     for key in OWN:
@@ -39,6 +41,31 @@ def on_policy_distillation_faults(config: RlvrConfig) -> Iterator[Fault]:
 
 def _teacher(config: DistillConfig | RlvrConfig) -> Iterator[Fault]:
     yield from unread_keys(config, "divergence", {"jsd_beta": ("jsd",)})
-    if config.teacher and config.teacher.model_args.lora_target:
-        problem = f"'{config.teacher.model_args.lora_target}', but the teacher is a model without an adapter"
-        yield Fault("teacher.model_args.lora_target", problem, "remove it")
+    teachers = teacher_roles(config) if isinstance(config, RlvrConfig) else {"teacher": config.teacher}
+    for name, teacher in teachers.items():
+        if teacher.model_args.lora_target:
+            problem = f"'{teacher.model_args.lora_target}', but the teacher is a model without an adapter"
+            yield Fault(f"{name}.model_args.lora_target", problem, "remove it")
+
+
+def _domains(config: RlvrConfig) -> Iterator[Fault]:
+    """Teachers of which a domain has none, or several."""
+    if not config.teachers:
+        return
+    if config.teacher:
+        yield Fault("teachers", "given beside teacher, which teaches every domain", "remove one of the two")
+    if config.distill_top_k is None:
+        problem = "not given, but there are teachers, whose hidden states may differ in size"
+        yield Fault("distill_top_k", problem, "give the number of tokens that each teacher compares (64 is usual)")
+    taught_by = dict[str, str]()
+    for name, teacher in config.teachers.items():
+        for index, domain in enumerate(teacher.domains):
+            place = f"{TEACHERS}{name}.domains[{index}]"
+            if domain not in config.domains:
+                yield Fault(place, f"'{domain}' is no domain of this run", f"give one of {', '.join(config.domains)}")
+            elif domain in taught_by:
+                yield Fault(place, f"'{domain}' has a teacher already, {TEACHERS}{taught_by[domain]}", "name it once")
+            taught_by.setdefault(domain, name)
+    if untaught := [domain for domain in config.domains if domain not in taught_by]:
+        problem = f"no teacher for the domain(s) {', '.join(untaught)}"
+        yield Fault("teachers", problem, "add them to a teacher's domains; a run distils on all of its domains or on none")

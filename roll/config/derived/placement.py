@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from roll.config.derived.reward_roles import PREFIX, reward_role, reward_roles
+from roll.config.derived.teachers import domain_teachers, teacher_roles
 from roll.config.schema.base import MOST_RANKS
 from roll.config.schema.engine import DeepSpeedInferStrategyConfig, DeepSpeedTrainStrategyConfig, VllmConfig, VllmStrategyConfig
 from roll.config.schema.offline import OfflineConfig
@@ -54,9 +55,9 @@ class RolePlan:
 
 
 def model_roles(config: Config | OfflineConfig) -> dict[str, RoleConfig]:
-    """The roles that hold a model, by name, in the order of the schema; those of rewards are `rewards.<domain>`."""
+    """The roles that hold a model, by name, in the order of the schema; then `teachers.<name>` and `rewards.<domain>`."""
     roles = {name: role for name in type(config).model_fields if isinstance(role := getattr(config, name), RoleConfig)}
-    return {**roles, **reward_roles(config)} if isinstance(config, RlvrConfig) else roles
+    return {**roles, **domain_teachers(config), **reward_roles(config)} if isinstance(config, RlvrConfig) else roles
 
 
 def judging_roles(roles: Iterable[str]) -> list[str]:
@@ -294,7 +295,7 @@ def placement_warnings(config: Config) -> list[str]:
     if engine and sharing and engine.gpu_memory_utilization > (0.85 if stays else 0.95):
         usual = "0.6 is usual beside roles that stay" if stays else "they leave, but their CUDA contexts stay; 0.9 is usual"
         warnings.append(f"{where}: {engine.gpu_memory_utilization:g} leaves little beside {' and '.join(sharing)}; {usual}")
-    for name in ("reference", "teacher"):
+    for name in ("reference", *teacher_roles(config)):
         if name in sharing and ahead:
             warnings.append(f"{name}.device_mapping: shared with actor_infer, which never pauses for it; both must fit at once")
     return warnings

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from roll.config.derived.placement import judging_roles
+from roll.config.derived.teachers import TEACHERS
 from roll.config.plan.host import WHILE_IT_WORKS
 from roll.config.plan.memory import RoleMemory
 from roll.config.plan.plan import Plan
@@ -16,7 +17,7 @@ class Phase:
     """One piece of work on a device."""
 
     name: str
-    """`generation`, `judging`, `reference`, `teacher`, `critic`, `training`, `weight sync`; `all at once` where nobody takes turns."""
+    """`generation`, `judging`, `training`, `weight sync`, or the role that computes; `all at once` where nobody takes turns."""
     held: int
     """Bytes, without what an engine reserves beyond its weights and the KV cache of one sequence."""
     reserved_fraction: float | None = None
@@ -53,7 +54,8 @@ def _work(movers: Mapping[str, RoleMemory]) -> Iterator[tuple[str, dict[str, Rol
     infer, train = movers.get("actor_infer"), movers.get("actor_train")
     if infer:
         yield "generation", {"actor_infer": infer}
-    yield from ((name, {name: movers[name]}) for name in ("reference", "teacher", "critic") if name in movers)
+    teachers = [name for name in movers if name == "teacher" or name.startswith(TEACHERS)]
+    yield from ((name, {name: movers[name]}) for name in ("reference", *teachers, "critic") if name in movers)
     yield from (("judging", {name: movers[name]}) for name in judging_roles(movers))
     yield from (("training", {name: movers[name]}) for name in ("actor_train", "student") if name in movers)
     if train and infer:

@@ -28,6 +28,7 @@ from roll.config.schema.roles import (
     ActorInferConfig,
     ActorTrainConfig,
     CriticConfig,
+    DomainTeacherConfig,
     ExperimentConfig,
     ReferenceConfig,
     RewardConfig,
@@ -247,6 +248,10 @@ class RlvrConfig(ExperimentConfig):
     )
     teacher: ReferenceConfig | None = Field(
         None, description="The model whose distributions the policy learns on its own responses; it must have the policy's tokenizer."
+    )
+    teachers: dict[Name, DomainTeacherConfig] = Field(
+        default_factory=dict,
+        description="Several teachers in place of `teacher`, each with the keys of that role and its `domains`. They need `distill_top_k`.",
     )
     critic: CriticConfig | None = Field(None, description="The value function; `gae` needs it, and nothing else uses it.")
     rewards: dict[Name, RewardConfig] = Field(

@@ -94,6 +94,12 @@ class ReferenceConfig(RoleConfig):
     )
 
 
+class DomainTeacherConfig(ReferenceConfig):
+    """A teacher of some domains."""
+
+    domains: tuple[Name, ...] = Field(min_length=1, description="The domains whose responses it teaches.")
+
+
 class FilterBoundsConfig(StrictConfig):
     """Bounds of a filter of groups."""
 

@@ -23,7 +23,7 @@ from roll.pipeline.evaluate import ByItself, Evaluator, pass_at_k
 from roll.pipeline.learning import Learning
 from roll.pipeline.position import Position
 from roll.pipeline.rlvr import Rlvr
-from roll.rollout.batch import Shaping
+from roll.rollout.batch import Experience, Shaping
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.group import SingleTurns
 from roll.rollout.record import single_turn
@@ -83,9 +83,9 @@ class Parts:
         self.calls.append("values")
         return np.full(len(sequences.token_ids), 0.25, np.float32) * sequences.response_mask
 
-    async def teacher_states(self, sequences: Sequences) -> Floats:
+    async def teacher_states(self, groups: Sequence[RolloutGroup], step: Experience) -> Floats:
         self.calls.append("teacher")
-        return np.arange(2 * int(sequences.response_mask.sum()), dtype=np.float32).reshape(-1, 2)
+        return np.arange(2 * int(step.sequences.response_mask.sum()), dtype=np.float32).reshape(-1, 2)
 
     async def train(self, batch: TrainBatch, loss: Loss, version: int) -> Metrics:
         self.calls.append(("train", version))

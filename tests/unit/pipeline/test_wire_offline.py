@@ -93,8 +93,8 @@ class Stand:
         self.there.remove(name)
         self.device_sharing.ended(name)
 
-    def teacher(self, role: Any, wrap: Any) -> Stand:
-        self.calls.append(("role", "teacher"))
+    def teacher(self, name: str, role: Any, wrap: Any) -> Stand:
+        self.calls.append(("role", name))
         return self
 
     async def start(self) -> DeviceSharing:

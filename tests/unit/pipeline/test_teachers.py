@@ -1,0 +1,108 @@
+"""Teachers by domain: each is asked about the sequences of its domains alone, and the divergence is that from each one's own teacher."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from roll.algorithms.divergence import Divergence
+from roll.models.divergence import chunked_top_divergence
+from roll.models.teacher_top import TeacherTop, in_buckets
+from roll.pipeline.teachers import DomainTeacher, StepTeachers
+from roll.rollout.batch import Experience, Shaping, experience
+from roll.types import Floats, RolloutGroup, Sequences
+from tests.unit.rollout.build import make_episode, make_group, make_trajectory, observed, sampled
+
+WORDS, TOP = 24, TeacherTop(4, 20, 1.5)
+"""The student has more output rows than the teachers."""
+DOMAINS: Mapping[str, tuple[str, ...]] = {"teachers.exact": ("math", "code"), "teachers.kind": ("chat",)}
+DRAWN = [("chat", [[5, 6], [7]]), ("math", [[8, 9, 3]]), ("code", [[4], [6, 6]]), ("chat", [[9]]), ("math", [[2], [3, 4, 5]])]
+"""Domain and responses of each group."""
+
+
+def table(seed: int, rows: int) -> Tensor:
+    """Logits [WORDS, rows] of the next token after each token: a model that sees one token."""
+    return 2 * torch.randn(WORDS, rows, generator=torch.Generator().manual_seed(seed))
+
+
+TABLES = {role: table(seed, TOP.rows) for seed, role in enumerate(DOMAINS)}
+
+
+def before(sequences: Sequences) -> np.ndarray:
+    """[S], the token before each response token."""
+    return sequences.token_ids[np.flatnonzero(sequences.response_mask) - 1]
+
+
+class Asked:
+    """Teachers that keep what they were asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def teacher(self, role: str) -> DomainTeacher:
+        async def states(sequences: Sequences) -> Floats:
+            self.calls.append((role, len(sequences.offsets) - 1))
+            return TOP.encode(TABLES[role][before(sequences)]).numpy()
+
+        return DomainTeacher(role, DOMAINS[role], states)
+
+    async def onload(self, role: str) -> None:
+        self.calls.append((role, 0))
+
+
+def ask(groups: list[RolloutGroup]) -> tuple[Asked, Experience, Floats]:
+    asked, step = Asked(), experience(groups, Shaping())
+    teachers = StepTeachers([asked.teacher(role) for role in DOMAINS], asked.onload)
+    return asked, step, asyncio.run(teachers(groups, step))
+
+
+def groups_of(drawn: list[tuple[str, list[list[int]]]]) -> list[RolloutGroup]:
+    return [make_group(number, [make_episode(ids) for ids in tokens], domain=domain) for number, (domain, tokens) in enumerate(drawn)]
+
+
+@pytest.mark.parametrize("measure", [Divergence("forward_kl", temperature=1.5), Divergence("reverse_kl", temperature=1.5)], ids=str)
+def test_each_token_is_compared_with_the_teacher_of_its_domain(measure: Divergence) -> None:
+    """Value and gradient against float64, a group at a time."""
+    groups = groups_of(DRAWN)
+    asked, step, sent = ask(groups)
+    assert asked.calls == [("teachers.exact", 0), ("teachers.exact", 5), ("teachers.kind", 0), ("teachers.kind", 3)]
+    student, ids = table(9, WORDS), torch.from_numpy(before(step.sequences)).long()
+    hidden = torch.eye(WORDS)[ids]
+    weight = student.T.contiguous().requires_grad_()
+    found = chunked_top_divergence(hidden, weight, torch.from_numpy(sent), TOP, measure)
+    found.sum().backward()
+    wide = student.double().requires_grad_()
+    expected = []
+    for group, (domain, _) in zip(groups, DRAWN, strict=True):
+        [role] = [role for role, domains in DOMAINS.items() if domain in domains]
+        own = torch.from_numpy(before(experience([group], Shaping()).sequences)).long()
+        p = (TABLES[role][own].double() / 1.5).log_softmax(-1)
+        chosen = p.topk(TOP.count).indices
+        q = (wide[own, : TOP.rows] / 1.5).log_softmax(-1)
+        expected.append(measure.between(in_buckets(q, chosen), in_buckets(p, chosen)))
+    torch.cat(expected).sum().backward()
+    assert torch.allclose(found.double(), torch.cat(expected), atol=1e-5)
+    assert weight.grad is not None and wide.grad is not None
+    assert torch.allclose(weight.grad.T.double(), wide.grad, atol=1e-5)
+
+
+def test_all_trajectories_of_an_episode_have_its_teacher() -> None:
+    forked = make_trajectory(observed([3]), sampled([6, 7]))
+    episode = replace(make_episode([5]), trajectories=[*make_episode([5]).trajectories, forked])
+    groups = [make_group(0, [episode], domain="chat"), *groups_of([("math", [[4, 4]])])]
+    asked, step, sent = ask(groups)
+    assert asked.calls == [("teachers.exact", 0), ("teachers.exact", 1), ("teachers.kind", 0), ("teachers.kind", 2)]
+    ids = before(step.sequences)
+    expected = torch.cat([TOP.encode(TABLES["teachers.kind"][ids[:3]]), TOP.encode(TABLES["teachers.exact"][ids[3:]])])
+    assert sent.tolist() == expected.tolist()
+
+
+def test_a_teacher_without_a_response_in_the_step_is_not_asked() -> None:
+    asked, _, _ = ask(groups_of([("chat", [[5]])]))
+    assert asked.calls == [("teachers.kind", 0), ("teachers.kind", 1)]
