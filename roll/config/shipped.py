@@ -10,63 +10,63 @@ from roll.errors import ConfigError, Fault
 
 PACKAGE = Path(__file__).resolve().parent.parent
 PRESETS = "config"
-"""Folder of the presets among the examples."""
+"""Name of the subfolder of the examples that holds the presets."""
 MODELS = "models"
-"""Folder, among the examples, of the shapes of models that are too large to have at hand: `models/<name>/config.json`."""
+"""Name of the subfolder of the examples that holds `models/<name>/config.json`, the shapes of well-known models."""
 NO_EXPERIMENTS = (PRESETS, "kubernetes")
 
 
 def examples_folder() -> Path:
-    """The shipped examples: inside an installed package, or beside the package in a checkout."""
+    """Return the folder of the shipped examples: inside an installed package, or beside the package in a checkout."""
     installed = PACKAGE / "_examples"
     return installed if installed.is_dir() else PACKAGE.parent / "examples"
 
 
 def locks_folder() -> Path:
-    """The lists of the versions that the tests run with: inside an installed package, or beside the package in a checkout."""
+    """Return the folder of the version locks: inside an installed package, or beside the package in a checkout."""
     installed = PACKAGE / "_requirements"
     return installed if installed.is_dir() else PACKAGE.parent / "requirements"
 
 
 def preset_names(*folders: Path) -> set[str]:
-    """Names of the presets in the shipped folder and in the folders given: each is one file and one root key."""
+    """Return the names of the presets in the shipped folder and in the given folders. A preset is one file with one root key."""
     return {file.stem for folder in (examples_folder() / PRESETS, *folders) for file in folder.glob("*.yaml")}
 
 
 def experiments() -> dict[str, Path]:
-    """Every shipped experiment by `folder/name`."""
+    """Return the files of the shipped experiments by `folder/name`."""
     root = examples_folder()
     files = sorted(file for file in root.rglob("*.yaml") if file.relative_to(root).parts[0] not in NO_EXPERIMENTS)
     return {file.relative_to(root).with_suffix("").as_posix(): file for file in files}
 
 
 def known_rewards() -> list[str]:
-    """Names of the reward functions: the files of `roll/rewards/` that register one of their own name. Imports none."""
+    """Return the names of the built-in rewards: files of `roll/rewards/` that register a reward of the same name. None is imported."""
     files = sorted((PACKAGE / "rewards").glob("*.py"))
     return [file.stem for file in files if f'REWARDS.register("{file.stem}")' in file.read_text(encoding="utf-8")]
 
 
 def known_environments() -> list[str]:
-    """Names of the environments: the files of `roll/environments/` that register one of their own name. Imports none."""
+    """Return the names of the built-in environments, found as the rewards are. None is imported."""
     files = sorted((PACKAGE / "environments").glob("*.py"))
     return [file.stem for file in files if f'ENVIRONMENTS.register("{file.stem}")' in file.read_text(encoding="utf-8")]
 
 
 def rewards_with_turns() -> list[str]:
-    """Those of them that say what the turns of a response earned."""
+    """Return the names of the built-in rewards that credit the turns of a response."""
     return [name for name in known_rewards() if "TurnReward(" in (PACKAGE / "rewards" / f"{name}.py").read_text(encoding="utf-8")]
 
 
 def judge_templates() -> dict[str, Path]:
-    """The texts that judges are asked with, by name."""
+    """Return the prompt templates of judges by name."""
     return {file.stem: file for file in sorted((PACKAGE / "rewards" / "templates").glob("*.txt"))}
 
 
 def find_experiment(name: str) -> Path:
-    """The file of a name, or of `folder/name`.
+    """Return the file of an experiment, given as `name` or `folder/name`.
 
     Raises:
-        ConfigError: nothing has this name, or several files have.
+        ConfigError: no experiment, or more than one, has this name.
     """
     known = experiments()
     wanted = name.removesuffix(".yaml")
@@ -88,7 +88,7 @@ def find_experiment(name: str) -> Path:
 
 
 def find_in(folder: Path, name: str, option: str) -> Path:
-    """The file of a name in a folder that the user gave.
+    """Return the file of an experiment in a folder that the user gave.
 
     Raises:
         ConfigError: the folder or the file does not exist.
@@ -103,7 +103,7 @@ def find_in(folder: Path, name: str, option: str) -> Path:
 
 
 def _holds(path: Path, test: Callable[[Path], bool]) -> bool:
-    """A name that is too long for the file system is none of its files."""
+    """Whether the path passes the test. A name that is too long for the file system does not."""
     try:
         return test(path)
     except OSError:

@@ -14,22 +14,22 @@ from roll.types import FP32_MAX
 
 
 class BadReturn(ValueError):
-    """What an environment returned cannot be used; `str()` says why."""
+    """An environment returned an invalid value; `str()` gives the reason."""
 
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 MOST_MESSAGES, MOST_TOOLS, MOST_METRICS = 256, 256, 64
-"""Largest numbers in one return."""
+"""Largest number of entries in one returned value."""
 MOST_NAME = 100
-"""Characters of a metric's name."""
+"""Largest number of characters in the name of a metric."""
 MOST_STATE = 1 << 16
 """Characters of a state."""
 MOST_REPLY = 4 << 20
-"""Bytes of a return as JSON."""
+"""Largest size of a returned value as JSON, in bytes."""
 
 
 def observation_of(returned: Any) -> Observation:
-    """What `reset` returned, as plain values. Raises BadReturn with the fault."""
+    """Convert the value that `reset` returned to plain values. Raise BadReturn if it is invalid."""
     if not isinstance(returned, Observation):
         raise BadReturn(f"reset returned a {type(returned).__name__}, not an Observation")
     if not returned.messages:
@@ -38,7 +38,7 @@ def observation_of(returned: Any) -> Observation:
 
 
 def step_of(returned: Any) -> Step:
-    """What `step` returned, as plain values. Raises BadReturn with the fault."""
+    """Convert the value that `step` returned to plain values. Raise BadReturn if it is invalid."""
     if not isinstance(returned, Step):
         raise BadReturn(f"step returned a {type(returned).__name__}, not a Step")
     metrics = returned.metrics
@@ -52,7 +52,7 @@ def step_of(returned: Any) -> Step:
 
 
 def json_of(checked: Observation | Step) -> str:
-    """A checked return as it travels. Raises BadReturn if it is too large."""
+    """Encode a checked value as JSON. Raise BadReturn if it is too large."""
     text = json.dumps(asdict(checked))
     if len(text) > MOST_REPLY:
         raise BadReturn(f"the {type(checked).__name__} has {len(text)} bytes as JSON; {MOST_REPLY} are the most")
@@ -60,12 +60,12 @@ def json_of(checked: Observation | Step) -> str:
 
 
 def observation_from(said: Any) -> Observation:
-    """What `json_of` wrote, checked again. Raises BadReturn or TypeError."""
+    """Return the observation of the decoded text of `json_of`, checked again. Raise BadReturn or TypeError if it is invalid."""
     return observation_of(Observation(**said))
 
 
 def step_from(said: Any) -> Step:
-    """What `json_of` wrote, checked again. Raises BadReturn or TypeError."""
+    """Return the step of the decoded text of `json_of`, checked again. Raise BadReturn or TypeError if it is invalid."""
     return step_of(Step(**said))
 
 

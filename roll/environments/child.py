@@ -36,7 +36,7 @@ Returned = Observation | Step | None
 
 
 class Sessions:
-    """The environments that this process holds, by the number of their session."""
+    """The environments of this process by session number."""
 
     def __init__(self, assignment: Assignment, found: Loaded) -> None:
         self._assignment, self._loaded = assignment, found
@@ -64,7 +64,7 @@ class Sessions:
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Serves the process at the other end of the socket until that closes it."""
+    """Serve calls until the parent closes the socket."""
     with served(descriptor, parent) as (connection, incoming):
         assignment: Assignment = receive(incoming)
         bound_memory(assignment.memory_bytes)
@@ -87,7 +87,7 @@ def _in_turn(connection: socket.socket, incoming: Any, sessions: Sessions, is_pl
         finish = _finished_at_once if is_plain else runner.run
         while (call := receive(incoming)) is not None:
             reply = _reply(call, finish, sessions)
-            if os.getpid() != own:  # a process that the environment forked came back from it
+            if os.getpid() != own:  # this is a process that the environment forked
                 os._exit(0)
             connection.sendall(reply)
 
@@ -95,12 +95,12 @@ def _in_turn(connection: socket.socket, incoming: Any, sessions: Sessions, is_pl
 def _reply(call: Call, finish: Callable[[Coroutine[Any, Any, Returned]], Returned], sessions: Sessions) -> bytes:
     try:
         return returned_message(call, finish(sessions.made(call)))
-    except BaseException as error:  # one that calls sys.exit() must not end its neighbours either
+    except BaseException as error:  # sys.exit() of one environment must not end the others
         return failed_message(call, EnvironmentFailed(_said(call, error)))
 
 
 def _finished_at_once(coroutine: Coroutine[Any, Any, Returned]) -> Returned:
-    """The result of one that waits for nothing. Without an event loop, plain methods may run their own."""
+    """Return the result of a plain method. It is called outside an event loop, so that it may run its own."""
     try:
         coroutine.send(None)
     except StopIteration as ended:
@@ -127,7 +127,7 @@ async def _side_by_side(connection: socket.socket, assignment: Assignment, sessi
         task = asyncio.create_task(run(call, running.get(call.session)))
         running[call.session] = task
         task.add_done_callback(lambda done, session=call.session: running.pop(session) if running.get(session) is done else None)
-    os._exit(0)  # The parent is gone: what would not let itself be cancelled ends, too.
+    os._exit(0)  # The parent is gone: also end tasks that do not react to cancellation.
 
 
 async def _awaited(call: Call, seconds: float, sessions: Sessions) -> bytes:
@@ -137,13 +137,13 @@ async def _awaited(call: Call, seconds: float, sessions: Sessions) -> bytes:
             reply = returned_message(call, await sessions.made(call))
     except BaseException as error:
         reply = failed_message(call, EnvironmentFailed(_said(call, error)))
-    if deadline.expired():  # one that was late and said something all the same is late
+    if deadline.expired():  # a result that arrives after the deadline counts as timed out
         return failed_message(call, late(call.method, seconds))
     return reply
 
 
 def late(method: str, seconds: float) -> EnvironmentFailed:
-    """The result of a call that ran past its deadline."""
+    """Return the result of a call that exceeded its deadline."""
     return EnvironmentFailed(f"{method} was not done after step_timeout, {seconds:g} s", "timed_out")
 
 

@@ -1,4 +1,4 @@
-"""One session within its process: an environment, and the tools that its domain adds to it."""
+"""A session inside its process: an environment, and the tools that its domain adds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roll.environments.tools import Answered, Tools, calls_for
 
 
 class Servers(Protocol):
-    """Tools that others serve, for one episode."""
+    """Tools of external servers, for one episode."""
 
     schemas: list[Mapping[str, Any]]
 
@@ -38,13 +38,13 @@ class Servers(Protocol):
 
 
 class Hosted:
-    """Answers calls of the domain's tools itself, and gives the environment all else."""
+    """Answers calls of the domain's tools itself, and passes everything else to the environment."""
 
     def __init__(self, environment: Any, tools: Tools, servers: Servers | None = None) -> None:
         self._environment, self._tools, self._servers = environment, tools, servers
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        """The first observation, with the domain's tools. Raises BadReturn for what is none."""
+        """Return the first observation with the domain's tools added. Raise BadReturn if it is invalid."""
         if self._servers is not None:
             await self._servers.open()
         observation = observation_of(await _finished(self._environment.reset(row, seed)))
@@ -76,7 +76,7 @@ class Hosted:
                 await self._servers.close()
 
     async def _answers(self, calls: Sequence[Mapping[str, Any]]) -> list[Answered]:
-        """Servers are asked side by side; functions are called one after the other."""
+        """Call the tools: servers concurrently, functions one after the other."""
         servers = self._servers
         if servers is None:
             return [await self._tools.answer_awaited(call) for call in calls]

@@ -1,4 +1,4 @@
-"""Tools of servers of the Model Context Protocol, for one episode: started or connected to as it begins, ended with it.
+"""Tools of MCP servers (Model Context Protocol) for one episode. Servers are started or connected to when it begins, and ended with it.
 
 The library wants a connection closed by the task that opened it, and each call of an environment is a task of its own: one more task holds
 the connections from the first to the last.
@@ -31,7 +31,7 @@ class McpTools:
         self._servers = servers
         self._clients: dict[str, tuple[McpServer, Client]] = {}
         self.schemas: list[Mapping[str, Any]] = []
-        """Schemas of all tools, as OpenAI's API has them; known once open."""
+        """Schemas of all tools in the format of OpenAI's API; available after `open`."""
         self._closing = asyncio.Event()
         self._holding: asyncio.Task[None] | None = None
 
@@ -44,17 +44,17 @@ class McpTools:
         """Connect to all servers and ask for their tools.
 
         Raises:
-            EnvironmentFailed: a server cannot be had, or two tools have one name.
+            EnvironmentFailed: a server cannot be started or reached, or two tools have the same name.
         """
         opened = asyncio.get_running_loop().create_future()
         self._holding = asyncio.create_task(self._hold(opened))
         await asyncio.wait({opened, self._holding}, return_when=asyncio.FIRST_COMPLETED)
         if not opened.done():
-            self._holding.result()  # raises what nobody foresaw
+            self._holding.result()  # raises an unexpected error
         opened.result()
 
     async def answer(self, call: Mapping[str, Any]) -> Answered:
-        """The answer to a call. What the tool fails with, and that it is late, is told to the model.
+        """Call a tool and return its answer. A failure of the tool or a timeout is returned to the model as text.
 
         Raises:
             EnvironmentFailed: the server has ended.
@@ -75,7 +75,7 @@ class McpTools:
         return refused(call, CallError(text)) if result.is_error else answered(call, text)
 
     async def close(self) -> None:
-        """End all connections, and the servers that were started."""
+        """Close all connections and end the servers that were started."""
         if self._holding is not None:
             self._closing.set()
             await asyncio.wait({self._holding})
@@ -110,7 +110,7 @@ class McpTools:
 
 
 def text_of(result: CallToolResult) -> str:
-    """The text of a result; what else there is in it is named."""
+    """Return the text of a result. Parts of other types are named, not included."""
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content)
     return "\n".join(part.text if isinstance(part, TextContent) else LEFT_OUT.format(part.type) for part in result.content)

@@ -28,7 +28,7 @@ from roll.system.tree import TreeBounds
 LOG = logging.getLogger(__name__)
 CHILD = "roll.environments.child"
 GRACE_SECONDS = 0.1
-"""Extra time to read a reply that came in time, where this process itself was late."""
+"""Extra time to read a reply that was sent in time, in case this process was late."""
 READ_SECONDS = 3600.0
 R = TypeVar("R")
 
@@ -53,7 +53,7 @@ class _Held:
     pending: dict[int, _Pending] = field(default_factory=dict)
     """Calls in progress, by their number."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by calls that may not run side by side."""
+    """Lock of calls that must not run concurrently."""
     sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     lost: str = ""
@@ -107,7 +107,7 @@ class EnvironmentProcess:
             raise
 
     async def step(self, session: int, message: Message) -> Step:
-        """One step of a session. Raises EnvironmentFailed: it raised, was late, or its process is lost."""
+        """Take one step of a session. Raises EnvironmentFailed: it raised, was late, or its process is lost."""
         if (held := self._sessions.get(session)) is None:
             raise NeighbourFailed("the worker that held its process was replaced")
         return await _to_its_end(self._ask(held, session, "step", (message,)))
@@ -159,7 +159,7 @@ class EnvironmentProcess:
             return await pending.done
 
     async def _read(self, held: _Held) -> None:
-        """Read all replies of a child, until it is lost."""
+        """Read the replies of a child until it is lost."""
         try:
             while True:
                 try:
@@ -174,7 +174,7 @@ class EnvironmentProcess:
             self._lose(held, EnvironmentFailed(f"its process wrote an invalid reply: {garbled}"))
 
     def _lose(self, held: _Held, failed: EnvironmentFailed, culprit: int | None = None) -> None:
-        """End a child, and fail what is under way: the call whose fault it is, or all of them where that is not known."""
+        """End a child and fail its calls in progress: the call that caused it, or all calls if the cause is unknown."""
         if held.lost:
             return
         held.lost = failed.why
@@ -195,7 +195,7 @@ class EnvironmentProcess:
             pending.done.set_exception(EnvironmentFailed(f"{failed.why}{several}", failed.reason) if several else error)
 
     async def _started(self) -> _Held:
-        """The child, started if there is none."""
+        """Return the child; start one if there is none."""
         async with self._starting:
             if self._closed:
                 raise RollError("the process of environments is closed")
@@ -253,7 +253,7 @@ def _take(held: _Held, message: bytes) -> None:
 
 
 async def _to_its_end(call: Coroutine[Any, Any, R]) -> R:
-    """A call whose caller may be cancelled goes on all the same: the child is at it, and the next one must not begin."""
+    """Shield a call from the cancellation of its caller: the child is still working on it, and the next call must wait."""
     task = asyncio.ensure_future(call)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its caller may be gone
     return await asyncio.shield(task)

@@ -1,4 +1,4 @@
-"""Rooms of Sokoban, made by playing backwards from the solved one, so that each can be solved. Pure functions of a random generator."""
+"""Draws Sokoban levels that can be solved, by playing backwards from the solved state. Pure functions of a random generator."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ BLOCKS: tuple[tuple[Cell, ...], ...] = (
     ((0, 0), (0, 1), (-1, 0)),
     ((0, 0), (0, -1), (1, 0)),
 )
-"""What is dug out around each place of a walk."""
+"""Shapes of floor, as offsets from a cell of the random walk. One of them is dug out at each step."""
 TURNS = 0.35
-"""Probability that the walk turns."""
+"""Probability that a step of the random walk draws a new direction."""
 LENGTH = 1.7
-"""Steps of the walk, times rows and columns."""
+"""Number of steps of the random walk, as a multiple of rows + columns."""
 PULL = 0.7
-"""Probability that a box is pulled which can be."""
+"""Probability of pulling a box that the player could pull."""
 ROOMS, PLAYS = 200, 10
-"""Rooms that are tried, and games backwards in each."""
+"""Number of rooms to try, and of backward games in each room."""
 
 
 class Level(NamedTuple):
-    """A room and what stands in it."""
+    """The cells of a room: floor, targets, boxes and the player."""
 
     floor: frozenset[Cell]
     targets: frozenset[Cell]
@@ -41,13 +41,13 @@ def added(cell: Cell, move: Cell) -> Cell:
 
 
 def drawn(rows: int, columns: int, boxes: int, depth: int, random: Random) -> Level:
-    """A level in which no box stands on a target, and which can be solved.
+    """Draw a level that can be solved and in which no box stands on a target.
 
     Args:
-        depth: moves of the game backwards, at most.
+        depth: Largest number of moves of a backward game.
 
     Raises:
-        ValueError: none was found.
+        ValueError: no level was found.
     """
     for _ in range(ROOMS):
         floor = dug(rows, columns, random)
@@ -62,7 +62,7 @@ def drawn(rows: int, columns: int, boxes: int, depth: int, random: Random) -> Le
 
 
 def dug(rows: int, columns: int, random: Random) -> frozenset[Cell]:
-    """The floor that a random walk digs out within the walls; connected."""
+    """Dig a connected floor within the walls by a random walk."""
     cell, move = (random.randrange(1, rows - 1), random.randrange(1, columns - 1)), random.choice(MOVES)
     floor = {cell}
     for _ in range(int(LENGTH * (rows + columns))):
@@ -76,7 +76,7 @@ def dug(rows: int, columns: int, random: Random) -> frozenset[Cell]:
 
 
 def played_back(level: Level, depth: int, random: Random) -> Level:
-    """The level of a random game backwards whose boxes are farthest from the targets."""
+    """Play a random game backwards; return its level whose boxes are farthest from the targets."""
     best = level
     for _ in range(depth):
         move = random.choice(MOVES)
@@ -92,7 +92,7 @@ def played_back(level: Level, depth: int, random: Random) -> Level:
 
 
 def distance(level: Level) -> int:
-    """How far the boxes are from targets, in moves without walls, each from its nearest; 0 if one stands on a target."""
+    """Sum over the boxes of the distance to the nearest target, in moves and ignoring walls; 0 if any box stands on a target."""
     if level.boxes & level.targets:
         return 0
     return sum(min(abs(box[0] - row) + abs(box[1] - column) for row, column in level.targets) for box in level.boxes)

@@ -28,16 +28,16 @@ class Templates:
     """Templates of the messages of a grid world."""
 
     instruction: str
-    """Stands before the first state."""
+    """Text in front of the first state."""
     system: str
-    """Empty for no system message."""
+    """System message; an empty text means none."""
     turn: str
     """Text of a turn, with PLACEHOLDERS."""
     max_steps: int
     max_response_length: int | None
 
     def __post_init__(self) -> None:
-        """Raises ValueError if `agent_template` cannot be filled in."""
+        """Raise ValueError if `agent_template` cannot be filled in."""
         named = {field for _, field, _, _ in string.Formatter().parse(self.turn) if field is not None}
         if unknown := sorted(named - set(PLACEHOLDERS)):
             raise ValueError(f"agent_template has {{{unknown[0]}}}; there are {', '.join(f'{{{name}}}' for name in PLACEHOLDERS)}")
@@ -47,12 +47,12 @@ class Templates:
             raise ValueError(f"max_steps is {self.max_steps}, and must be at least 1")
 
     def first(self, state: str) -> Observation:
-        """What the policy sees first."""
+        """Return the first messages of an episode."""
         begin: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         return Observation([*begin, {"role": "user", "content": f"{self.instruction}\n{self._turn(state, 0)}"}], state=state)
 
     def answer(self, happened: str, state: str, steps: int) -> list[Message]:
-        """What the policy sees after so many steps."""
+        """Return the message after this number of steps."""
         return [{"role": "user", "content": f"{happened}\n{self._turn(state, steps)}"}]
 
     def _turn(self, state: str, steps: int) -> str:
@@ -80,7 +80,7 @@ class ActionReader:
         self._actions = {action.lower(): number for number, action in enumerate(actions)}
 
     def __call__(self, text: str) -> int | None:
-        """The number of the action that is written first; None if it cannot be read."""
+        """Return the number of the first action in the text; None if there is none."""
         found = self._pattern.search(text)
         if found is None:
             return None
@@ -89,13 +89,13 @@ class ActionReader:
 
 
 class Counter:
-    """Counts the steps of an episode, with the message and the metrics of each."""
+    """Counts the steps of an episode, and builds the message and the metrics of each step."""
 
     def __init__(self, templates: Templates, format_penalty: float) -> None:
         self._templates, self._penalty, self._steps = templates, format_penalty, 0
 
     def unreadable(self, state: str) -> Step:
-        """The step for a message without a readable action: it costs `format_penalty`, and nothing moves."""
+        """Return the step for a message without a readable action: the reward is `format_penalty`, and nothing moves."""
         return self._step("Your action could not be read.", state, self._penalty, {"invalid_actions": 1.0})
 
     def moved(self, action: str, state: str, reward: float, has_effect: bool, is_over: bool, is_solved: bool) -> Step:
@@ -128,19 +128,19 @@ class GridWorld(ABC):
     """The same in words."""
 
     max_steps: int
-    """Actions, unreadable ones included, after which the episode ends."""
+    """Number of actions after which the episode ends; unreadable ones count."""
     format_penalty: float
-    """Reward of a message without an action that can be read."""
+    """Reward of a message without a readable action."""
     action_pattern: str = ACTION_PATTERN
     """Regular expression whose last group is the action."""
     grid_lookup: Mapping[Any, str] | None = None
-    """Symbols other than the usual ones, by number."""
+    """Symbols of cells by their number, in place of the default ones."""
     grid_vocab: Mapping[str, str] | None = None
-    """What the symbols mean, for the instruction."""
+    """Meaning of each symbol, for the instruction."""
     env_instruction: str | None = None
-    """Stands before the first state."""
+    """Text in front of the first state."""
     agent_system_template: str = SYSTEM
-    """The system message; empty for none."""
+    """System message; an empty text means none."""
     agent_template: str = TURN
     """Text of each turn, with PLACEHOLDERS."""
     max_response_length: int | None = None
@@ -160,7 +160,7 @@ class GridWorld(ABC):
 
     @abstractmethod
     def drawing(self) -> str:
-        """The state, a line for each row."""
+        """Return the state as text, one line for each row."""
 
     @abstractmethod
     def _act(self, action: int) -> Step:
@@ -168,7 +168,7 @@ class GridWorld(ABC):
 
     @abstractmethod
     def _task(self) -> str:
-        """What is to be done, for the instruction."""
+        """Return the task of this world, for the instruction."""
 
     def _instruction(self) -> str:
         return (
@@ -178,7 +178,7 @@ class GridWorld(ABC):
 
 
 def symbols(given: Mapping[Any, str] | None, usual: Mapping[int, str]) -> dict[int, str]:
-    """`grid_lookup` as given, whose keys may be texts, over the usual one. Raises ValueError where it is not one."""
+    """Merge `grid_lookup`, whose keys may be texts, into the default symbols. Raise ValueError if it is invalid."""
     lookup = dict(usual)
     for key, symbol in (given or {}).items():
         if not str(key).isdecimal() or int(key) not in usual or not isinstance(symbol, str) or not symbol:
@@ -190,6 +190,6 @@ def symbols(given: Mapping[Any, str] | None, usual: Mapping[int, str]) -> dict[i
 
 
 def legend(lookup: Mapping[int, str], vocab: Mapping[str, str] | None, names: Mapping[int, str]) -> str:
-    """What the symbols mean: by `grid_vocab`, or else by the usual names."""
+    """Return the meaning of each symbol: from `grid_vocab`, or the default one."""
     meant = {symbol: (vocab or {}).get(symbol, names[number]) for number, symbol in lookup.items()}
     return ", ".join(f"{symbol}: {name}" for symbol, name in meant.items())

@@ -1,4 +1,4 @@
-"""An evaluation from its start to its results: the parts of a run without a learner."""
+"""Runs an evaluation from start to results, with the parts of a run except the learner."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from roll.workers.cluster import ClusterSession, cluster
 
 LOG = logging.getLogger(__name__)
 PARTS = 10
-"""Into so many a set is divided for the lines that tell how far it is."""
+"""Number of progress lines for each set."""
 
 
 def run(evaluation: Evaluation) -> EvaluationResult:
-    """Answer every held-out prompt, score the answers, and write what was found.
+    """Answer every held-out prompt, score the answers, and write the results.
 
     Raises:
         BadInput: data, model, rewards or the output folder cannot be used.
@@ -97,14 +97,14 @@ async def _answers(
 
 
 class Progress:
-    """Writes what is finished, and tells how far each set is."""
+    """Writes finished samples and prints the progress of each set."""
 
     def __init__(self, samples: BinaryIO, prompts: Mapping[str, int]) -> None:
-        """`prompts` has the number of each set's."""
+        """`prompts` holds the number of prompts of each set."""
         self._samples, self._prompts, self._done = samples, prompts, Counter[str]()
 
     def finished(self, name: str, group: RolloutGroup) -> None:
-        """A prompt of a set is answered and scored.
+        """Record a prompt whose responses are scored.
 
         Raises:
             OSError: the samples cannot be written.
@@ -148,7 +148,7 @@ def _new_folder(folder: Path) -> Path:
 
 @contextmanager
 def _weights(subject: Subject, folder: Path) -> Iterator[str]:
-    """The model to load: of a checkpoint a folder that is there as long as it is entered.
+    """A context with the folder of the model to load. For a checkpoint it is a temporary folder with the exported weights.
 
     Raises:
         DataError: there is no room for it.

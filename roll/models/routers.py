@@ -1,4 +1,4 @@
-"""The routers of a mixture of experts: where they are, and a loss on what they choose."""
+"""Finds the routers of a mixture of experts, and adds a load-balancing loss on their choices."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from transformers import PreTrainedModel
 from roll.algorithms.load_balancing import load_balancing
 
 RECORDED = "router_logits"
-"""The name under which transformers declares a family's router class."""
+"""Key under which transformers declares the router class of a model family."""
 
 
 def router_modules(causal: PreTrainedModel) -> dict[str, nn.Module]:
-    """The routers by name; none of a dense model, or of one whose family declares none to transformers."""
+    """Return the routers by name. Empty for a dense model, and for a family whose routers are not declared to transformers."""
     if (recorded := _recorded(causal)) is None:
         return {}
     return {name: module for name, module in causal.named_modules() if isinstance(module, recorded.target_class)}
 
 
 def _recorded(causal: PreTrainedModel) -> Any:
-    """transformers' `OutputRecorder` of the routers' logits: their class, and which of its outputs they are. None if there is none."""
+    """Return transformers' `OutputRecorder` of router logits, with the router class and the index of its output; None if there is none."""
     found = (getattr(causal.base_model, "_can_record_outputs", None) or {}).get(RECORDED)
     return found if hasattr(found, "target_class") else None
 
 
 def balanced_routers(causal: PreTrainedModel) -> dict[str, nn.Module]:
-    """Those of `router_modules` that `RouterLoss` holds for, where transformers has this loss for the family, too; or else none.
+    """Return the routers to which `RouterLoss` applies: those of families for which transformers has this loss as well.
 
-    DeepSeek's and GLM's routers choose by sigmoids and a bias that balances; of a few families the logits are not what comes out first.
+    The routers of DeepSeek and GLM choose by sigmoids and balance by a bias. In a few families the logits are not the first output.
     """
     has_loss = hasattr(sys.modules[type(causal).__module__], "load_balancing_loss_func")
     found = router_modules(causal) if has_loss and getattr(_recorded(causal), "index", None) == 0 else {}
@@ -41,38 +41,38 @@ def balanced_routers(causal: PreTrainedModel) -> dict[str, nn.Module]:
 
 def expert_blocks(causal: PreTrainedModel) -> set[type[nn.Module]]:
     """Classes of the modules that hold a router and its experts."""
-    # PEFT's wrapper of a router is not the block: that is the first module above which is no wrapper's inside.
+    # PEFT wraps a router; the block is the parent of the outermost wrapper.
     owners = {name.removesuffix(".base_layer").rpartition(".")[0] for name in router_modules(causal)}
     return {type(causal.get_submodule(owner)) for owner in owners}
 
 
 class WithGradientOf(torch.autograd.Function):
-    """Passes a tensor on, and has a loss be a part of what is differentiated.
+    """Returns a tensor unchanged and adds a scalar loss to the backward pass.
 
-    Layers whose activations are recomputed run without a gradient at first, so that nothing kept from there has one. Source:
-    `MoEAuxLossAutoScaler` of Megatron-LM.
+    A layer whose activations are recomputed first runs without gradients, so a loss that is stored there could not be differentiated later.
+    Source: `MoEAuxLossAutoScaler` of Megatron-LM.
     """
 
     @staticmethod
     def forward(ctx: Any, passed: Tensor, loss: Tensor) -> Tensor:
-        """`passed`; the scalar `loss` gets the gradient 1."""
+        """Return `passed`; in the backward pass the scalar `loss` gets the gradient 1."""
         ctx.like = loss.detach()
         return passed.view_as(passed)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient of `passed` as it is, and 1."""
+        """Return the unchanged gradient of `passed`, and 1 for the loss."""
         return gradients[0], torch.ones_like(ctx.like)
 
 
 class RouterLoss:
-    """Adds the auxiliary loss of every router to what a backward pass differentiates, and keeps what it measures.
+    """Adds the auxiliary loss of every router to the backward pass, and keeps its metrics.
 
-    The loss of a micro-batch is the mean of `load_balancing` over the routers. Where no gradient is asked for, nothing happens.
+    The loss of a micro-batch is the mean of `load_balancing` over the routers. A pass without gradients is ignored.
     """
 
     def __init__(self, routers: Mapping[str, nn.Module]) -> None:
-        """Hooks the routers, each of which has `top_k` and puts out logits [T, E], then the weights of the chosen experts."""
+        """Add hooks to the routers. Each has `top_k` and returns logits [T, E] and then the weights of the chosen experts."""
         self._count = len(routers)
         self._weight: Tensor | None = None
         self._seen: list[tuple[Tensor, Tensor]] = []
@@ -80,12 +80,12 @@ class RouterLoss:
             router.register_forward_hook(self._ran)
 
     def begin(self, weight: Tensor | None) -> None:
-        """A micro-batch's forward pass comes, whose loss counts by this scalar; None measures it alone."""
+        """Start a micro-batch. The scalar `weight` scales its auxiliary loss; with None the loss is only measured."""
         self._weight = weight
         self._seen.clear()
 
     def _ran(self, router: Any, inputs: Any, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if not torch.is_grad_enabled():  # it only scores, or will be recomputed
+        if not torch.is_grad_enabled():  # a scoring pass, or one that will be recomputed
             return outputs
         logits, scores, *rest = outputs
         loss, load_max = load_balancing(logits, router.top_k)
@@ -95,7 +95,7 @@ class RouterLoss:
         return (logits, WithGradientOf.apply(scores, loss * (self._weight / self._count)), *rest)
 
     def end(self) -> dict[str, Tensor]:
-        """Metrics of the micro-batch whose backward pass is over: means over the routers, scalars."""
+        """End the micro-batch after its backward pass; return its scalar metrics, means over the routers."""
         losses, loads = zip(*self._seen, strict=True)
         self._seen.clear()
         return {"router/aux_loss": torch.stack(losses).mean(), "router/load_max": torch.stack(loads).mean()}

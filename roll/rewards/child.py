@@ -6,11 +6,11 @@
       ── [(number, part, prompt, responses, seals)] ─▶
       ◀── Answer ── ..  to each call as soon as it is known
 
-A call has one response, and a group's has all. Calls are numbered: those of one entry count on from its number. They begin in the order in
-which they came; where `concurrency` of them run side by side, they end in any. A call during which a function, a class or a module was
-replaced is the last one: the process ends, and the calls that are left begin in another.
+A call has one response; a call of a group reward has all responses of the group. The calls of one entry are numbered from its number on.
+Calls start in the order in which they arrive; if `concurrency` calls run side by side, they end in any order. If a function, a class or a
+module was replaced during a call, that call is the last one: the process ends, and the remaining calls start in a new process.
 
-The socket is a descriptor of its own: what rewards print stays out of it.
+The socket has a descriptor of its own, so output that rewards print does not reach it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Call(NamedTuple):
     reward_args: Mapping[str, Any]
 
     def begin(self) -> Any:
-        """What the function returns; of an asynchronous one that is to be awaited."""
+        """Call the function. The value of an `async def` has to be awaited."""
         prompt, asked = self.prompt, self.responses if self.group else self.responses[0]
         own = Prompt(prompt.prompt_id, prompt.token_ids, prompt.text, prompt.domain, self.row)  # `replace` would cost twice as much
         return self.function(own, asked, self.row, **self.reward_args)
@@ -61,7 +61,7 @@ class _Call(NamedTuple):
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Serves the process at the other end of the socket until that closes it."""
+    """Serve calls until the parent closes the socket."""
     with served(descriptor, parent) as (connection, incoming):
         assignment: Assignment = receive(incoming)
         bound_memory(assignment.memory_bytes)
@@ -87,9 +87,9 @@ def _in_turn(
         for call in _calls(request, assignment.parts, functions):
             try:
                 results = call.results(call.begin())
-            except BaseException as error:  # A reward that calls sys.exit() must not end the process either.
+            except BaseException as error:  # also sys.exit() of a reward must not end the process
                 results = call.failed(error)
-            if os.getpid() != own:  # a process that the reward forked came back from it
+            if os.getpid() != own:  # this is a process that the reward forked
                 os._exit(0)
             replaced = definitions.replaced()
             connection.sendall(answer_message(call.number, call.seal, results, replaced))
@@ -105,7 +105,7 @@ async def _side_by_side(
     reader, writer = await asyncio.open_connection(sock=connection)
 
     async def run(call: _Call) -> None:
-        async with slots:  # in the order in which they wait
+        async with slots:  # first in, first out
             results = await _awaited(call, assignment.timeout)
         if os.getpid() != own:
             os._exit(0)
@@ -121,7 +121,7 @@ async def _side_by_side(
             task = asyncio.create_task(run(call))
             running.add(task)
             task.add_done_callback(running.discard)
-    os._exit(0)  # The parent is gone: what would not let itself be cancelled ends, too.
+    os._exit(0)  # The parent is gone: also end tasks that do not react to cancellation.
 
 
 async def _awaited(call: _Call, seconds: float) -> list[RewardResult]:
@@ -132,7 +132,7 @@ async def _awaited(call: _Call, seconds: float) -> list[RewardResult]:
             results = call.results(await returned if is_async(call.function) else returned)
     except BaseException as error:
         results = call.failed(error)
-    # One that was late and said something all the same is late.
+    # A result that arrives after the deadline counts as timed out.
     return [timed_out(seconds)] * len(call.responses) if deadline.expired() else results
 
 

@@ -24,7 +24,7 @@ from roll.types import Floats, Metrics, TrainBatch
 
 @dataclass(frozen=True)
 class Credit:
-    """How rewards become advantages."""
+    """Settings of credit assignment: how rewards become advantages."""
 
     estimator: str
     """Name in `ADVANTAGES`, or `package.module:Name`."""
@@ -33,20 +33,20 @@ class Credit:
     """Weight of the KL to the reference that is subtracted from the reward, token by token; the first one, if it adapts."""
     kl_estimator: str = "k1"
     target_kl: float | None = None
-    """Nats a token that the weight adapts to; None keeps the weight."""
+    """Target KL in nats per token to which the weight adapts; None keeps the weight."""
     kl_horizon: int = 10000
-    """Responses over which the weight adapts."""
+    """Number of responses over which the weight adapts."""
     weigh_difficulty: bool = False
-    """Hard prompts weigh more in the loss."""
+    """Whether hard prompts weigh more in the loss."""
     weigh_length: bool = False
-    """Long responses weigh less in the loss."""
+    """Whether long responses weigh less in the loss."""
     estimator_args: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of the estimator's own, beside the normalisation."""
+    """The estimator's own keys, without the normalisation."""
 
 
 @dataclass(frozen=True)
 class CreditState:
-    """What one step leaves to the next."""
+    """State that one step passes to the next."""
 
     kl_coef: float
     rewards: RunningMoments = field(default_factory=RunningMoments)
@@ -56,7 +56,7 @@ _STATE = TypeAdapter(CreditState)
 
 
 class CreditAssignment:
-    """Assigns credit step by step, and keeps the state between them."""
+    """Assigns credit step by step and keeps the state between steps."""
 
     def __init__(self, credit: Credit) -> None:
         self._credit = credit
@@ -80,7 +80,7 @@ class CreditAssignment:
         return _STATE.dump_python(self._state, mode="json")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state. A weight that does not adapt is the configuration's, not the state's."""
+        """Load a saved state. A weight that does not adapt is taken from the configuration instead."""
         saved = _STATE.validate_python(state)
         self._state = saved if self._credit.target_kl else replace(saved, kl_coef=self._credit.kl_coef)
 
@@ -153,7 +153,7 @@ def value_metrics(values: Floats, returns: Floats) -> Metrics:
 
 
 def sequence_weights(step: Experience, credit: Credit) -> Floats | None:
-    """[N], with a mean of 1 over the episodes in the loss; None if all weigh alike."""
+    """Return loss weights [N] with a mean of 1 over the episodes in the loss; None if all are equal."""
     if not (credit.weigh_difficulty or credit.weigh_length):
         return None
     weights = np.ones(len(step.rewards), np.float32)

@@ -1,4 +1,4 @@
-"""Groups of episodes: all attempts at one task, side by side, and what they earned."""
+"""Samples groups of episodes: all attempts at one task, played concurrently, with their rewards."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from roll.rollout.record import observed
 from roll.types import Episode, Prompt, RewardOutcome, RewardResult, RolloutGroup, Sampling
 
 TRAINING, HELD_OUT = 2, 3
-"""Seed streams of environments whose rows name no seed."""
+"""Seed streams of environments, for rows without a seed."""
 IN_ENVIRONMENT = "environment"
-"""The part of a reward that the environment gave, where a verdict on the responses is added."""
+"""Name of the part of a reward that the environment gave, if a reward of the responses is added."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class EpisodeGroups:
     """Sampling of one turn; `samples` is the number of episodes of a group."""
     seed: int
     stream: int
-    """With the seed, that of environments whose rows name none."""
+    """Seed stream of environments, for rows without a seed."""
     scorer: Scorer
     judged: frozenset[str]
-    """Domains whose rewards judge what the policy said, all turns joined, beside the environment."""
+    """Domains that have a reward in addition to the environment. It scores the joined text of the policy's turns."""
 
     async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
         """See `GroupSampler`. The prompt of the group has the first observation's tokens."""
@@ -75,7 +75,7 @@ class SampledByDomain:
 
 
 def with_verdict(earned: RewardResult, verdict: RewardResult) -> RewardResult:
-    """What the environment gave and what a reward says of the responses, as one result. Without one of the two there is none."""
+    """Combine the result of the environment and that of the reward. If either has no verdict, the combination has none."""
     if earned.outcome is not RewardOutcome.SCORED:
         return earned
     parts = {IN_ENVIRONMENT: earned.value, **verdict.parts}

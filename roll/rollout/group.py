@@ -18,20 +18,20 @@ T = TypeVar("T")
 
 
 class Generator(Protocol):
-    """Something that answers prompts with the current policy."""
+    """Samples responses to prompts from the current policy."""
 
     def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
-        """`sampling.samples` completions, as they end; a seed makes them reproducible."""
+        """Yield `sampling.samples` completions as they end. A seed makes them reproducible."""
         ...
 
 
 class Scorer(Protocol):
-    """Something that rewards responses."""
+    """Computes rewards of responses."""
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
-        """One result for each response, whatever happens to its reward function.
+        """Return one result for each response, also if its reward function fails.
 
-        The responses are all that are compared with each other where the prompt `compares`, else any of them.
+        If the reward `compares` responses, all responses to the prompt are given at once; otherwise any number of them.
         """
         ...
 
@@ -40,36 +40,36 @@ class Scorer(Protocol):
         ...
 
     def combined(self, prompt: Prompt, results: Sequence[RewardResult]) -> Sequence[RewardResult]:
-        """What the results of a whole group become once all of them are there; the same results where nothing is compared."""
+        """Combine the results of a whole group once all are known. Without a comparison they stay the same."""
         ...
 
 
 class GroupSampler(Protocol):
-    """Answers a prompt several times over: with single responses, or with episodes."""
+    """Samples a group of attempts at a prompt: single responses, or episodes."""
 
     async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
-        """All attempts at a prompt, finished and scored. A seed makes them reproducible."""
+        """Return all attempts at a prompt, finished and scored. A seed makes them reproducible."""
         ...
 
     def yields(self, prompt: Prompt, episodes: Sequence[Episode], baseline: Episode | None) -> bool:
-        """Whether attempts that were stored hold what `sample` yields now: as many, with log-probs or without."""
+        """Whether stored attempts match what `sample` would return now: the same number, and with log-probs or without."""
         ...
 
 
 @dataclass(frozen=True)
 class SingleTurns:
-    """Implements `GroupSampler`: a prompt and its responses."""
+    """Implements `GroupSampler` with single responses."""
 
     generator: Generator
     scorer: Scorer
     sampling: Sampling
     greedy_baseline: bool = False
-    """Answer the prompt once more, with the most probable tokens, for the group's `baseline`."""
+    """Also sample one greedy response, the group's `baseline`."""
     locate: Locate | None = None
-    """Finds where turns end in tokens, so that each is a segment; None leaves responses undivided."""
+    """Finds the token at which each turn ends, so that turns become segments; with None a response is one segment."""
 
     async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
-        """See `GroupSampler`. Other prompts are answered meanwhile."""
+        """See `GroupSampler`. Other prompts are sampled at the same time."""
         sampling, locate = self.sampling, self.locate
         drawing = [self.generator.generate(prompt.token_ids, sampling, seed)]
         if self.greedy_baseline:
@@ -89,13 +89,13 @@ class SingleTurns:
 
 
 def sampled_so(episodes: Sequence[Episode], sampling: Sampling) -> bool:
-    """Whether there are as many as sampling yields, and their tokens have log-probs if it keeps them."""
+    """Whether the number of episodes and the presence of log-probs match the sampling parameters."""
     log_probs = {segment.log_probs is not None for one in episodes for segment in one.sampled if len(segment.token_ids)}
     return len(episodes) == sampling.samples and log_probs <= {sampling.log_probs}
 
 
 class _Scored:
-    """The responses to one prompt, by the number of their sample, and their rewards. Responses that end together are scored together."""
+    """Collects the responses to one prompt by sample number, with their rewards. Responses that end together are scored together."""
 
     def __init__(self, prompt: Prompt, scorer: Scorer) -> None:
         self._prompt, self._scorer, self._compares = prompt, scorer, scorer.compares(prompt)
@@ -103,7 +103,7 @@ class _Scored:
         self._scorings: list[tuple[list[int], asyncio.Task[Sequence[RewardResult]]]] = []
 
     async def draw(self, answer: AsyncGenerator[NumberedCompletions, None], first: int) -> None:
-        """Take completions as they end; the number of the first sample is given."""
+        """Collect completions as they end. `first` is the sample number of the first one."""
         async with aclosing(answer):
             async for ended in answer:
                 numbers = [first + number for number, _ in ended]
@@ -116,7 +116,7 @@ class _Scored:
         self._scorings.append((numbers, asyncio.ensure_future(scoring)))
 
     async def group(self) -> tuple[list[Completion], Sequence[RewardResult]]:
-        """All of them in the order of their numbers, once all have ended."""
+        """Return all completions and results in the order of their sample numbers, once all have ended."""
         order = sorted(self._completions)
         if self._compares:
             self._score(order)
@@ -133,8 +133,8 @@ class _Scored:
 
 
 async def gathered(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of all; if one fails, the others are cancelled."""
-    if len(work) == 1:  # a task costs the host more than most of what it does here
+    """Await all coroutines and return their results; if one fails, cancel the others."""
+    if len(work) == 1:  # saves the cost of a task
         return [await work[0]]
     tasks = [asyncio.create_task(one) for one in work]
     try:
@@ -145,17 +145,17 @@ async def gathered(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def prompt_seed(seed: int, stream: int, prompt_id: int) -> int:
-    """A 31-bit seed for one prompt, independent of when or where it is answered. `stream` tells training from validation."""
+    """Return a 31-bit seed for one prompt, independent of when and where it is sampled. `stream` separates training and validation."""
     return _derived(seed, stream, prompt_id)
 
 
 def sample_seed(seed: int, sample: int) -> int:
-    """A seed for one episode of a prompt that has this seed."""
+    """Derive the seed of an episode from the seed of its prompt."""
     return _derived(seed, sample)
 
 
 def turn_seed(seed: int, turn: int) -> int:
-    """A seed for one turn of an episode that has this seed."""
+    """Derive the seed of a turn from the seed of its episode."""
     return _derived(seed, turn)
 
 

@@ -1,4 +1,4 @@
-"""From what an engine returns to the record of an episode, and from its segments to arrays. Pure functions."""
+"""Builds the record of an episode from the output of an engine, and arrays from its segments. Pure functions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ STOPPED = {
 
 
 def single_turn(prompt: Prompt, completion: Completion, result: RewardResult) -> Episode:
-    """The episode of one prompt and one response."""
+    """Return the episode of one prompt and one response."""
     return single_turns(prompt, [completion], [result])[0]
 
 
 def single_turns(prompt: Prompt, completions: Sequence[Completion], results: Sequence[RewardResult]) -> list[Episode]:
-    """The episodes of one prompt and each of its responses. They share the segment that gives the prompt."""
+    """Return one episode for each response to a prompt. They share the segment that holds the prompt."""
     asked = given(prompt.token_ids, prompt.text)
     return [
         Episode([Trajectory([asked, sampled(completion)], STOPPED[completion.finish_reason])], result)
@@ -33,23 +33,23 @@ def single_turns(prompt: Prompt, completions: Sequence[Completion], results: Seq
 
 
 def sampled(one: Completion, calls: Sequence[Mapping[str, Any]] = ()) -> Segment:
-    """A segment that the policy sampled, and the tools that it calls in it."""
+    """Return a segment that the policy sampled, with the tools that it calls."""
     return Segment(one.token_ids, True, one.log_probs, version_runs(one.policy_versions), one.text, calls)
 
 
 def given(token_ids: Ints, text: str) -> Segment:
-    """A segment that the policy did not sample."""
+    """Return a segment that the policy did not sample."""
     return Segment(token_ids, False, None, (), text)
 
 
 def observed(prompt: Prompt, episodes: Sequence[Episode]) -> Prompt:
-    """The prompt with the tokens and the text of the first observation, which an environment makes of its row."""
+    """Return the prompt with the tokens and the text of the environment's first observation."""
     first = max((episode.trajectories[0].segments[0] for episode in episodes), key=lambda segment: len(segment.token_ids))
     return replace(prompt, token_ids=first.token_ids, text=first.text)
 
 
 def version_runs(versions: Ints) -> tuple[VersionRun, ...]:
-    """Runs of equal versions, from the version of each token [L]."""
+    """Encode the version of each token [L] as runs of equal versions."""
     changes = versions[1:] != versions[:-1]
     if len(versions) and not np.count_nonzero(changes):
         return (VersionRun(int(versions[0]), len(versions)),)
@@ -58,7 +58,7 @@ def version_runs(versions: Ints) -> tuple[VersionRun, ...]:
 
 
 def token_versions(segments: Sequence[Segment]) -> Ints:
-    """[T], the version that sampled each token of segments laid end to end; 0 for given tokens."""
+    """Return [T], the policy version that sampled each token of the concatenated segments; 0 for given tokens."""
     versions, tokens = [], []
     for segment in segments:
         if segment.sampled:
@@ -71,14 +71,14 @@ def token_versions(segments: Sequence[Segment]) -> Ints:
 
 
 def token_log_probs(segments: Sequence[Segment]) -> Floats:
-    """[T], of the sampled tokens of segments laid end to end; 0 for given tokens."""
+    """Return [T], the log-probs of the sampled tokens of the concatenated segments; 0 for given tokens."""
     unknown = np.zeros(max((len(segment.token_ids) for segment in segments if segment.log_probs is None), default=0), np.float32)
     parts = [unknown[: len(segment.token_ids)] if segment.log_probs is None else segment.log_probs for segment in segments]
     return np.concatenate([unknown[:0], *parts], dtype=np.float32)
 
 
 def cut(segment: Segment, tokens: Sequence[int], characters: Sequence[int]) -> list[Segment]:
-    """A sampled segment in parts.
+    """Divide a sampled segment into parts.
 
     Args:
         tokens: where each part ends; not falling, and the last is the segment's length.

@@ -24,7 +24,7 @@ class StepReference(Protocol):
     """Reference log-probs of steps."""
 
     def finished(self, group: RolloutGroup) -> None:
-        """A group that a later step will hold is finished."""
+        """Note that a group of a later step is finished."""
         ...
 
     async def of(self, groups: Sequence[RolloutGroup], sequences: Sequences) -> Floats:
@@ -36,12 +36,12 @@ class StepReference(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Give up what is being asked."""
+        """Cancel requests in progress."""
         ...
 
 
 class ReferenceAtOnce:
-    """Asks about all of a step's sequences together: they are packed as tightly as can be."""
+    """Computes all sequences of a step in one call, so that they are packed densely."""
 
     def __init__(self, log_probs: LogProbs) -> None:
         self._log_probs = log_probs
@@ -60,7 +60,7 @@ class ReferenceAtOnce:
 @dataclass(frozen=True)
 class _Asked:
     group: RolloutGroup
-    """Held, so that no other object gets its id."""
+    """A reference to the group, so that its id is not reused."""
     task: asyncio.Task[Floats]
 
 
@@ -77,7 +77,7 @@ class ReferenceAhead:
         self._turn = asyncio.Lock()  # a call's deadline begins when it is made, not when the reference comes to it
 
     def finished(self, group: RolloutGroup) -> None:
-        """See `StepReference`. Groups that were finished before come first."""
+        """See `StepReference`. Groups that finished earlier come first."""
         self._asked[id(group)] = _Asked(group, asyncio.create_task(self._of_one(group)))
 
     async def of(self, groups: Sequence[RolloutGroup], sequences: Sequences) -> Floats:

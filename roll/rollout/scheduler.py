@@ -30,11 +30,11 @@ LOG = logging.getLogger(__name__)
 TRAINING = 0
 """Seed stream of training prompts."""
 MOST_FAILED = 4
-"""Groups of one step whose environments may break before the run ends, in multiples of the batch."""
+"""Largest number of groups of one step that may fail in their environments, in multiples of the batch."""
 
 
 class PromptSource(Protocol):
-    """Where prompts come from; its position can be saved."""
+    """A source of prompts whose position can be saved."""
 
     def draw(self, count: int) -> list[Prompt]:
         """The next prompts."""
@@ -86,10 +86,10 @@ class RolloutScheduler:
         self._window = Window(batch_size, async_generation_ratio, window or batch_size)
         self._seed = seed
         self._most_batches, self._keep, self._finished_one = most_batches, keep, finished
-        self._in_flight: dict[int, _InFlight] = {}  # by ordinal, the oldest first
+        self._in_flight: dict[int, _InFlight] = {}  # groups in flight by ordinal, the oldest first
         self._stored: dict[int, StoredGroup] = {}  # by ordinal, finished before a resume and not drawn again yet
         self._metrics: Metrics = {}
-        self._failed_groups = 0  # in this step
+        self._failed_groups = 0  # counts of this step
 
     async def take(self) -> list[RolloutGroup]:
         """`batch_size` groups, finished and scored, the oldest first; with dynamic sampling, of those that it keeps.
@@ -132,7 +132,7 @@ class RolloutScheduler:
         return self._metrics | ({"episode/failed_groups": float(self._failed_groups)} if self._failed_groups else {})
 
     async def _whole(self, count: int) -> list[RolloutGroup]:
-        """Finished groups of which no environment broke."""
+        """Finished groups without a failed environment."""
         groups: list[RolloutGroup] = []
         while len(groups) < count:
             for group in await self._finished(count - len(groups)):
@@ -158,14 +158,14 @@ class RolloutScheduler:
         return [groups[ordinal] for ordinal in sorted(groups)]
 
     async def _chosen(self, choice: Choice) -> list[int]:
-        """Wait until enough are finished; of these, those that are due and the oldest others."""
+        """Wait until enough groups are finished; return those that are due and the oldest others."""
         finished: set[int] = set()
         news: asyncio.Queue[int] = asyncio.Queue()
         for ordinal in choice.pool:
             self._in_flight[ordinal].task.add_done_callback(lambda _, ordinal=ordinal: news.put_nowait(ordinal))
         while len(finished) < choice.count or not choice.due <= finished:
             ordinal = await news.get()
-            self._in_flight[ordinal].task.result()  # what failed is raised at once
+            self._in_flight[ordinal].task.result()  # raises a failure at once
             finished.add(ordinal)
         others = [ordinal for ordinal in choice.pool if ordinal in finished and ordinal not in choice.due]
         return [*choice.due, *others[: choice.count - len(choice.due)]]
@@ -197,20 +197,20 @@ class RolloutScheduler:
         return group
 
     def state_dict(self) -> dict[str, Any]:
-        """Where to go on: at the oldest prompt that was drawn but not handed over, and which of the later ones are gone."""
+        """Return the position to resume at: the oldest prompt that was drawn but not handed over, and the later ones already consumed."""
         head = self._window.head
         source = self._source.state_dict() if head is None else self._in_flight[head].position
         return {**source, "window": self._window.state_dict()} if self._window.slack else source
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved position; nothing may be in flight."""
+        """Go to a saved position. No group may be in flight."""
         assert not self._in_flight, "the scheduler is already running"
         self._source.load_state_dict({key: value for key, value in state.items() if key != "window"})
         if "window" in state:
             self._window.load_state_dict(state["window"])
 
     async def save(self, folder: Path) -> None:
-        """Write the groups that are finished and not handed over, if there are any."""
+        """Write the groups that are finished but not handed over, if there are any."""
         head = self._window.head or 0
         tasks = {ordinal: flight.task for ordinal, flight in self._in_flight.items() if flight.task.done()}
         finished = {ordinal: task.result() for ordinal, task in tasks.items() if not task.cancelled() and not task.exception()}
@@ -232,7 +232,7 @@ class RolloutScheduler:
         self._stored = await asyncio.to_thread(read_groups, folder / FILE)
 
     async def aclose(self) -> None:
-        """Give up what is in flight."""
+        """Cancel the groups in flight."""
         tasks = [flight.task for flight in self._in_flight.values()]
         for task in tasks:
             task.cancel()

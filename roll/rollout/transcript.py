@@ -21,38 +21,38 @@ class Transcript:
     """
 
     def __init__(self, token_ids: Ints, text: str) -> None:
-        """The first observation, with the policy's turn opened."""
+        """Start with the first observation and the tokens that open the policy's turn."""
         self._paths: list[list[Segment]] = [[given(token_ids, text)]]
         self._earned: list[float] = []
         self._states: list[str] = []
         self.context = token_ids
-        """[C], the tokens that the engine continues."""
+        """The context [C] that the engine continues."""
         self.counts: defaultdict[str, float] = defaultdict(float)
-        """What is counted of the episode."""
+        """Counters of the episode."""
 
     def act(self, completion: Completion, calls: Sequence[Mapping[str, Any]], state: str) -> None:
-        """The policy's turn, taken in a state of the environment. It has earned nothing yet."""
+        """Append the policy's turn, taken in a state of the environment. Its reward follows."""
         self._paths[-1].append(sampled(completion, calls))
         self._earned.append(0.0)
         self._states.append(state)
         self.context = np.concatenate([self.context, completion.token_ids], dtype=np.int32)
 
     def earn(self, reward: float) -> None:
-        """What the last turn earned."""
+        """Set the reward of the last turn."""
         self._earned[-1] += reward
 
     def go_on(self, token_ids: Ints, text: str) -> None:
-        """What is given to the policy after its turn."""
+        """Append tokens that follow the policy's turn."""
         self._paths[-1].append(given(token_ids, text))
         self.context = np.concatenate([self.context, token_ids], dtype=np.int32)
 
     def fork(self, token_ids: Ints, text: str) -> None:
-        """The whole conversation, given anew."""
+        """Start another trajectory with the whole conversation."""
         self._paths.append([given(token_ids, text)])
         self.context = token_ids
 
     def episode(self, stop: StopReason) -> Episode:
-        """The record. Its reward is the sum of what the turns earned."""
+        """Return the episode. Its reward is the sum of the rewards of its turns."""
         self._check()
         if not self._earned:
             self.act(NOTHING_SAMPLED, (), "")
@@ -67,6 +67,6 @@ class Transcript:
 
 
 def without_verdict(token_ids: Ints, text: str, stop: StopReason, note: str, outcome: RewardOutcome) -> Episode:
-    """The record of an episode of which there is nothing to learn: the environment broke, or the time was up, before the first turn."""
+    """Return an episode without a verdict: the environment broke, or the deadline passed, before the first turn."""
     path = Trajectory([given(token_ids, text), sampled(NOTHING_SAMPLED, ())], stop)
     return Episode([path], RewardResult(0.0, outcome, note=note), (0.0,), ("",))

@@ -19,36 +19,36 @@ from roll.config.derived.batch import age_limit
 
 @dataclass(frozen=True)
 class Choice:
-    """What a take may choose among."""
+    """The groups that a take may choose from."""
 
     pool: list[int]
-    """Ordinals, the oldest first."""
+    """Ordinals of the groups, the oldest first."""
     count: int
-    """How many of them are handed over."""
+    """Number of groups to hand over."""
     due: frozenset[int]
-    """Those among them that have to be: left for the next step, they would be older than the limit."""
+    """Ordinals that must be handed over now, because they would exceed the age limit in the next step."""
 
 
 class Window:
-    """The ordinals of the groups in flight, and when each was drawn."""
+    """The ordinals of the groups in flight, and the step in which each was drawn."""
 
     def __init__(self, batch: int, ratio: float, width: int) -> None:
         """`width` is a multiple of `batch`; both count groups."""
         assert width % batch == 0, f"a window of {width} is not divisible by the batch size, {batch}"
         self._ahead, self._width = round(ratio * batch), width
         self.slack = width - batch
-        """How many groups in flight may be older than one that is handed over."""
+        """Number of groups in flight that may be older than one that is handed over."""
         self.limit = age_limit(ratio, width // batch)
         self._begin = self._next = self._step = 0
-        self._drawn_at: dict[int, int] = {}  # by ordinal in flight, the step
-        self._known_gone: set[int] = set()  # before a resume: to be drawn again, and passed over
+        self._drawn_at: dict[int, int] = {}  # step in which it was drawn, by ordinal
+        self._known_gone: set[int] = set()  # after a resume: ordinals to draw again, and to skip
 
     def has_room(self, wanted: int) -> bool:
-        """Whether another group may be drawn while a take wants so many."""
+        """Whether another group may be drawn while a take wants this many."""
         return len(self._drawn_at) < wanted + self._ahead
 
     def draw(self) -> int | None:
-        """Draw one: its ordinal, or None for one that was consumed or dropped before a resume."""
+        """Draw a group; return its ordinal, or None if it was consumed or dropped before a resume."""
         ordinal, self._next = self._next, self._next + 1
         if ordinal in self._known_gone:
             self._known_gone.remove(ordinal)
@@ -57,15 +57,15 @@ class Window:
         return ordinal
 
     def age(self, ordinal: int) -> int:
-        """Steps since one that is in flight was drawn."""
+        """Return the number of steps since a group in flight was drawn."""
         return self._step - self._drawn_at[ordinal]
 
     def set_age(self, ordinal: int, steps: int) -> None:
-        """One that is in flight was drawn so many steps ago, before a resume."""
+        """Set the age of a group in flight that was drawn before a resume, in steps."""
         self._drawn_at[ordinal] = self._step - steps
 
     def choice(self, wanted: int) -> Choice:
-        """Among which to choose when so many are wanted; fewer than these only where the window ends before."""
+        """Return the groups to choose from for a take of this many; fewer if the window ends before."""
         assert self.head is not None, "nothing is in flight"
         while self.head >= self._begin + self._width:
             self._begin += self._width
@@ -75,7 +75,7 @@ class Window:
         return Choice(pool, min(wanted, len(pool)), due)
 
     def remove(self, ordinals: Iterable[int]) -> None:
-        """These are consumed or dropped."""
+        """Note that groups are consumed or dropped."""
         for ordinal in ordinals:
             del self._drawn_at[ordinal]
 
@@ -85,11 +85,11 @@ class Window:
 
     @property
     def head(self) -> int | None:
-        """The oldest ordinal in flight, if there is one."""
+        """Return the oldest ordinal in flight; None if there is none."""
         return next(iter(self._drawn_at), None)
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs where drawing begins anew at the head; JSON-able."""
+        """Return the state for `load_state_dict`, for a resume that draws from the head on; JSON-able."""
         head = self._next if self.head is None else self.head
         gone = [ordinal - head for ordinal in range(head, self._next) if ordinal not in self._drawn_at]
         return {"begin": self._begin - head, "gone": gone + [ordinal - head for ordinal in sorted(self._known_gone)]}

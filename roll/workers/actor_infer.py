@@ -29,15 +29,15 @@ from roll.workers.running import Running
 
 @dataclass(eq=False)
 class _Request:
-    """A prompt, some of whose samples may still wait for room."""
+    """A request for samples of one prompt. Some of them may still wait for an engine."""
 
     number: int
-    """The first to ask has the lowest."""
+    """Order of arrival; the first request has the lowest number."""
     token_ids: Ints
     sampling: Sampling
     seed: int | None
     waiting: list[int]
-    """Numbers of the samples that no engine has taken, in order."""
+    """Numbers of the samples that are not assigned to an engine, in order."""
     session: Session | None = None
     ended: asyncio.Queue[NumberedCompletions | Exception] = field(default_factory=asyncio.Queue)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -51,16 +51,16 @@ class _Share:
     request: _Request
     engine: int
     first: int
-    """Number of the first of them; the others follow without a gap."""
+    """Number of the first sample; the others follow without a gap."""
     left: set[int]
-    """Numbers of those that have not ended."""
+    """Numbers of the samples that have not ended."""
 
 
 class ActorInfer:
     """Facade of the `actor_infer` group."""
 
     takes_weights: ClassVar[bool] = True
-    """An engine that was restarted serves once a weight sync has reached it."""
+    """A restarted engine accepts requests after its first weight sync."""
 
     def __init__(
         self, group: WorkerGroup[GenerateStrategy], running: Running, rollout_seconds: float, sync_seconds: float, start_seconds: float
@@ -68,10 +68,10 @@ class ActorInfer:
         self._group, self._running = group, running
         self._rollout_seconds, self._sync_seconds = rollout_seconds, sync_seconds
         self._asked = 0
-        self._samples = self._ended_samples = 0  # of the requests since none was open
+        self._samples = self._ended_samples = 0  # counts since the last time that no request was open
         self._open: set[_Request] = set()
         self._waiting: deque[_Request] = deque()
-        self._homes: WeakKeyDictionary[Session, int] = WeakKeyDictionary()  # the engine that answered a session last
+        self._homes: WeakKeyDictionary[Session, int] = WeakKeyDictionary()  # by session, the engine of its last request
         self.pool = EnginePool(group, start_seconds, self.takes_weights, self._engines_changed)
 
     async def generate(
@@ -114,7 +114,7 @@ class ActorInfer:
         self._place()
 
     def _place(self) -> None:
-        """Give engines samples as long as there are some and there is room."""
+        """Assign waiting samples to engines while there is room."""
         while self._waiting:
             request = self._waiting[0]
             together = unbroken(request.waiting)
@@ -133,7 +133,7 @@ class ActorInfer:
                 self._waiting.popleft()
 
     async def _run(self, share: _Share) -> None:
-        """Have an engine draw some of a request's samples. If it dies, those that have not ended wait for another one."""
+        """Let an engine draw some samples of a request. If it dies, unfinished samples are assigned to another engine."""
         try:
             await self._draw(share)
         except WorkerDied:
@@ -171,14 +171,14 @@ class ActorInfer:
         raise RollError(f"{self._group.role} rank {engine} ended without {len(share.left)} of {count} samples")
 
     def _draw_anew(self, share: _Share) -> None:
-        """Another engine is to draw what has not ended; placed as soon as the share has left its own."""
+        """Queue the unfinished samples for another engine."""
         request = share.request
         if not request.waiting:
             insort(self._waiting, request, key=lambda one: one.number)
         request.waiting = sorted({*request.waiting, *share.left})
 
     def _leave(self, share: _Share, task: asyncio.Task[None]) -> None:
-        """What was given up makes room as well, also where it was before it began."""
+        """Free the room of a cancelled share, also if it had not started."""
         if share.left:
             self._running.leave(share.engine, len(share.left))
             self._place()
@@ -194,42 +194,42 @@ class ActorInfer:
 
     @property
     def progress(self) -> str:
-        """How many of the samples have ended that were asked for since there were none to draw; empty while there are none."""
+        """Progress of the current samples, as ended and requested since the engines were last idle; empty while they are idle."""
         return f"{self._ended_samples} of {self._samples} responses" if self._open else ""
 
     @property
     def engines(self) -> list[SyncedEngine]:
-        """Each engine, as the weight sync addresses it."""
+        """Return the engines as targets of the weight sync."""
         return [SyncedEngine(self.pool, self._group.role, number, self._sync_seconds) for number in range(len(self._group))]
 
     async def activity(self) -> list[EngineActivity]:
-        """What each engine did since the last call; a dead one did nothing. How many samples may run adapts to it."""
+        """Return the activity of each engine since the last call; a dead one has none. The limit of running samples adapts to it."""
         activities = await self.pool.each(LOOK_SECONDS, GenerateStrategy.activity)
         self._running.heed(activities)
         self._place()
         return [activities.get(engine, EngineActivity(0.0, 0, 0)) for engine in range(len(self._group))]
 
     def metrics(self) -> Metrics:
-        """How many engines serve, how many samples may run from now on, where that is bounded, and how many wait for room."""
+        """Return the number of serving engines, the limit of running samples if there is one, and the number of waiting samples."""
         waiting = sum(len(request.waiting) for request in self._waiting)
         bounds = {} if self._running.limit is None else {"engine/max_running_samples": float(self._running.limit)}
         health = {"engine/healthy": float(len(self.pool.serving)), "engine/restarts": float(self.pool.restarts)}
         return bounds | {"engine/queued_samples": float(waiting)} | health
 
     async def offload(self, discard: bool) -> int | None:
-        """See `ColocatedRole`. An engine that is starting anew is waited for."""
+        """See `ColocatedRole`. Restarts in progress are awaited first."""
         await self.pool.leave_devices()
         await self.pool.each(self._sync_seconds, GenerateStrategy.offload, discard)
         return await self._group.held_bytes()
 
     async def onload(self, level: Level) -> None:
-        """See `ColocatedRole`. Dead engines start anew where the others come back whole."""
+        """See `ColocatedRole`. Dead engines restart when the others are onloaded whole."""
         await self.pool.each(self._sync_seconds, GenerateStrategy.onload, level is Level.WHOLE)
         if level is Level.WHOLE:
             self.pool.come_back()
 
     async def close(self) -> None:
-        """Give up the restart of engines. Nothing is generated afterwards."""
+        """Cancel restarts of engines. Nothing is generated afterwards."""
         await self.pool.close()
 
 
@@ -270,5 +270,5 @@ class SyncedEngine:
 
 
 def unbroken(numbers: list[int]) -> list[int]:
-    """The first of some ascending numbers, and those that follow it without a gap."""
+    """Return the leading numbers that follow each other without a gap."""
     return [number for place, number in enumerate(numbers) if number == numbers[0] + place]

@@ -25,7 +25,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 LOG = logging.getLogger(__name__)
 PROBE_EVERY = 10.0
-"""Seconds between two looks whether an engine lives."""
+"""Interval of liveness checks, in seconds."""
 
 
 class EnginePool:
@@ -49,42 +49,42 @@ class EnginePool:
         self._in_sync = self._is_away = False
         self._news = asyncio.Event()
         self.failure: Exception | None = None
-        """Why no engine will serve again, or why a restart makes no sense: the run ends with it."""
+        """The failure that ends the run: no engine will serve again, or a restart cannot help."""
 
     @property
     def serving(self) -> list[int]:
-        """Engines that may be given requests."""
+        """Engines that accept requests."""
         return self._health.those(SERVING)
 
     @property
     def suspect(self) -> list[int]:
-        """Engines that serve and missed the deadline of their last request."""
+        """Engines that accept requests but missed the deadline of their last one."""
         return self._health.those([EngineState.SUSPECT])
 
     @property
     def stale(self) -> list[int]:
-        """Engines that wait for weights."""
+        """Restarted engines that wait for weights."""
         return self._health.those([EngineState.STALE])
 
     @property
     def present(self) -> dict[int, int]:
-        """Engines that can be asked, each with the number of its restarts."""
+        """Engines with a live process, each with its number of restarts."""
         return {engine: self._health.restarts(engine) for engine in self._health.those(PRESENT)}
 
     @property
     def restarts(self) -> int:
-        """Restarts of all engines in the run."""
+        """Total number of restarts of engines in the run."""
         return self._health.all_restarts
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until something holds that depends on the engines' states. Raises `failure`."""
+        """Wait until a condition on the engines' states is true. Raises `failure`."""
         while not holds():
             if self.failure is not None:
                 raise self.failure
             await self._news.wait()
 
     def tell(self) -> None:
-        """Wake the waiters of `until`, because a state may have changed."""
+        """Wake the tasks in `until`, because a state may have changed."""
         self._news.set()
         self._news = asyncio.Event()
 
@@ -100,7 +100,7 @@ class EnginePool:
         return self._health.restarts(engine)
 
     def answered(self, engine: int) -> None:
-        """An engine answered a request."""
+        """Note that an engine answered a request."""
         was_suspect = self._health.state(engine) is EngineState.SUSPECT
         self._health.answered(engine)
         if was_suspect:
@@ -114,7 +114,7 @@ class EnginePool:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> R:
-        """Call a method of one engine; raises `WorkerDied` where the engine has died."""
+        """Call a method of one engine. Raises `WorkerDied` if the engine has died."""
         process = self.process(engine)
         try:
             return await self._group.within(seconds).one(engine, method, *arguments, **named)
@@ -128,14 +128,14 @@ class EnginePool:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> dict[int, R]:
-        """Call a method of every engine that can be asked; what those say that are alive."""
+        """Call a method of every engine with a live process; return the answers of those that stay alive."""
         said: dict[int, R] = {}
 
         async def ask(engine: int) -> None:
             try:
                 said[engine] = await self.one(engine, seconds, method, *arguments, **named)
             except WorkerDied:
-                return  # it is reported, and restarts
+                return  # its death is reported, and it restarts
 
         await together(ask(engine) for engine in self.present)
         return said
@@ -174,14 +174,14 @@ class EnginePool:
             self.report_dead(engine, cause)
 
     async def _cause_of_death(self, engine: int) -> str | None:
-        """The answer of an engine to a probe after its call has failed."""
+        """Probe an engine after a failed call and return its answer."""
         try:
             return await self._group.within(LOOK_SECONDS).one(engine, GenerateStrategy.cause_of_death)
         except WorkerFailed as error:
             return error.cause if isinstance(error, WorkerDied | WorkerLate) else None
 
     def report_late(self, engine: int, error: WorkerLate) -> None:
-        """A request missed its deadline."""
+        """Note that a request missed its deadline."""
         if self._health.state(engine) not in SERVING:
             return
         if self._health.late(engine):
@@ -189,9 +189,9 @@ class EnginePool:
         self._tell_all()
 
     def report_dead(self, engine: int, cause: str) -> None:
-        """An engine's process, or one that it needs, has died, is stopped or makes no progress: begin its restart, once."""
+        """Start the restart of an engine whose process, or one that it needs, is dead, stopped or makes no progress. Idempotent."""
         if self._health.state(engine) not in PRESENT:
-            return  # a restart that fails is told by the restart
+            return  # the restart itself reports its failure
         self._note_death(engine, cause)
         self._restarting[engine] = asyncio.create_task(self._restart(engine, cause))
         self._tell_all()
@@ -211,7 +211,7 @@ class EnginePool:
                 self._health.restarting(engine)
                 try:
                     await self._group.replace(engine, self._start_seconds)
-                except EngineShortage:  # it would find no more room the next time
+                except EngineShortage:  # memory would be short again
                     raise
                 except WorkerFailed as error:
                     cause = error.cause
@@ -243,7 +243,7 @@ class EnginePool:
 
     @contextmanager
     def in_sync(self) -> Iterator[None]:
-        """A context in which no restart begins: an engine that dies during a sync does not come back before its end."""
+        """A context in which no restart starts: an engine that dies during a sync comes back only after it."""
         self._in_sync = True
         self._gate()
         try:
@@ -253,13 +253,13 @@ class EnginePool:
             self._gate()
 
     async def leave_devices(self) -> None:
-        """Before other roles are onloaded: begin no restart, and wait for those in progress."""
+        """Hold back restarts and wait for those in progress, before other roles are onloaded."""
         self._is_away = True
         self._gate()
         await self.until(lambda: not self._health.those([EngineState.RESTARTING]))
 
     def come_back(self) -> None:
-        """The engines have the devices for themselves again."""
+        """Allow restarts again: no other role is on the devices."""
         self._is_away = False
         self._gate()
 

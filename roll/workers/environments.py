@@ -22,7 +22,7 @@ from roll.workers.user_code import SLACK, bound_log
 R = TypeVar("R")
 LOG = logging.getLogger(__name__)
 COUNTED = {"crashed": "episode/crashed", "timed_out": "episode/timed_out", "neighbours_lost": "episode/neighbours_lost"}
-"""What is counted, and the metric that tells it."""
+"""Counted outcomes, and their metrics."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class EnvironmentWorkers:
         self._domains = {domain: _Domain(group, sections[domain], start_seconds) for domain, group in groups.items()}
 
     async def open(self, domain: str, row: Mapping[str, Any], seed: int) -> WorkerSession:
-        """A fresh environment of the domain, after its `reset`. Waits while all processes hold as many as they may.
+        """Return a fresh environment of the domain after its `reset`. Wait while all processes are full.
 
         Raises:
             EnvironmentFailed: there is none.
@@ -101,7 +101,7 @@ class EnvironmentWorkers:
         return await self._domains[domain].open(row, seed)
 
     def metrics(self) -> Metrics:
-        """Environments that crashed, timed out or lost a neighbour since the last call."""
+        """Return how many environments crashed, timed out or lost a neighbour since the last call."""
         counts = sum((domain.counts for domain in self._domains.values()), Counter[str]())
         for domain in self._domains.values():
             domain.counts.clear()
@@ -138,7 +138,7 @@ class _Domain:
         return session
 
     def had(self, returned: R | EnvironmentFailed) -> R:
-        """What a worker returned. Raises the failure that it is."""
+        """Return the value of a worker, or raise it if it is a failure."""
         if isinstance(returned, EnvironmentFailed):
             self.counts["neighbours_lost" if isinstance(returned, NeighbourFailed) else returned.reason] += 1
             raise returned
@@ -161,12 +161,12 @@ class WorkerSession:
         self._closing: asyncio.Task[None] | None = None
 
     async def step(self, message: Message) -> Step:
-        """What the environment answers. Raises EnvironmentFailed."""
+        """Return the environment's answer. Raises EnvironmentFailed."""
         one = self._domain.workers.one
         return self._domain.had(await one(self._worker, self._domain.seconds, EnvironmentWorker.step, self.number, message))
 
     async def close(self) -> None:
-        """End it. Its room is free once that is done; nobody has to wait for it."""
+        """Close the environment in the background. Its place is free when that is done."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
 
@@ -174,6 +174,6 @@ class WorkerSession:
         try:
             await self._domain.workers.one(self._worker, self._domain.seconds, EnvironmentWorker.end, self.number)
         except RollError as error:
-            LOG.warning("an environment was not closed: %s", error)  # the next call on the worker raises it
+            LOG.warning("an environment was not closed: %s", error)  # the next call of the worker raises the error
         finally:
             self._domain.leave(self._worker)

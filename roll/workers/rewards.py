@@ -17,7 +17,7 @@ from roll.workers.replacement import Replaced
 from roll.workers.user_code import SLACK, bound_log
 
 REPLACED = 30.0
-"""Seconds in which a process that a response cost is replaced."""
+"""Time to replace a process that a response has broken, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RewardSettings:
 
 
 class RewardWorker:
-    """Hosted by a Ray actor, whose log has what the reward prints."""
+    """Runs in a Ray actor. The output of the rewards goes to the actor's log."""
 
     def __init__(self, settings: RewardSettings) -> None:
         self._process = RewardProcess(settings.domain, settings.section, settings.start_seconds)
@@ -47,7 +47,7 @@ class RewardWorker:
         await self._process.start()
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
-        """One result for each response."""
+        """Return one result for each response."""
         return await self._process.score(prompt, responses)
 
     async def close(self) -> None:
@@ -61,7 +61,7 @@ class ModelReward(Protocol):
     """A model that scores a domain, in place of reward functions."""
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
-        """One result for each response, in order."""
+        """Return one result for each response, in order."""
         ...
 
 
@@ -88,7 +88,7 @@ class Rewards:
         self._waiting = {domain: [0] * len(group) for domain, group in groups.items()}
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
-        """One result for each response to a prompt: all of them where the domain `compares`, else any."""
+        """Return one result for each response to a prompt. If the domain `compares`, all responses are given at once."""
         if prompt.domain in self._models:
             return await self._models[prompt.domain].score(prompt, responses)
         workers, waiting = self._workers[prompt.domain], self._waiting[prompt.domain]
@@ -101,12 +101,12 @@ class Rewards:
             waiting[worker] -= len(responses)
 
     def compares(self, prompt: Prompt) -> bool:
-        """Whether a reward of the prompt's domain is given all responses at once."""
+        """Whether a reward of the prompt's domain needs all responses at once."""
         section = self._sections[prompt.domain]
         return section.group or any(part.group for part in section.parts.values())
 
     def combined(self, prompt: Prompt, results: Sequence[RewardResult]) -> Sequence[RewardResult]:
-        """The results of a whole group as they are trained on: with `normalise: group` the sum of the normalised parts."""
+        """Combine the results of a whole group: with `normalise: group` a reward is the sum of its normalised parts."""
         section = self._sections[prompt.domain]
         if section.normalise == "none":
             return results
@@ -114,6 +114,6 @@ class Rewards:
 
 
 def longest(section: RewardConfig, responses: int) -> float:
-    """Seconds in which so many responses are scored, though each call runs to its own deadline and costs its process."""
+    """Return the most seconds that scoring this number of responses takes, if every call times out and breaks its process."""
     tries = 1 if section.concurrency == 1 else 2  # once beside others, once alone
     return (section.timeout + REPLACED) * responses * max(len(section.parts), 1) * tries + SLACK

@@ -1,4 +1,4 @@
-"""Checks a configuration's text before anything parses it: text in UTF-8, blocks to a depth, references that stay small.
+"""Checks the text of a configuration before it is parsed: UTF-8, limited depth, and references that do not expand without bounds.
 
 OmegaConf follows nesting by recursion and copies what an alias names, so a few lines could take all memory. Both are counted first, without
 being followed: of a file over the events of YAML's parser, of what was composed over its unresolved text.
@@ -18,22 +18,22 @@ from roll.config.schema.fields import dotted
 from roll.errors import ConfigError, Fault
 
 DEEPEST = 50
-"""Blocks and lists within each other."""
+"""Largest depth of nested blocks and lists."""
 MOST_BYTES = 4 << 20
-"""Largest size of one file."""
+"""Largest size of one file, in bytes."""
 MOST_VALUES = 100_000
-"""Blocks, lists, keys and values of one file, with what aliases repeat."""
+"""Largest number of blocks, lists, keys and values in one file, with aliases expanded."""
 MOST_CHARACTERS = 10_000_000
-"""Largest number of characters in all texts below a root key, with what `${...}` repeats."""
+"""Largest number of characters in all texts below a root key, with `${...}` expanded."""
 REFERENCE = re.compile(r"\$\{([\w.@-]+)\}")
 UNUSABLE = re.compile("[\x00\ud800-\udfff]")
-"""Characters that no file, process or message can hold: NUL, and halves of a pair, which stand for bytes that are not UTF-8."""
+"""Characters that are refused everywhere: NUL, and lone surrogates, which stand for bytes that are not UTF-8."""
 TOO_DEEP = f"blocks and lists are nested more than {DEEPEST} levels deep"
 FLATTEN = "nest blocks and lists less deeply"
 
 
 def check_file(file: Path) -> None:
-    """Look through a YAML file before it is loaded. Its syntax is left to the loader.
+    """Check a YAML file before it is loaded. The loader checks its syntax.
 
     Raises:
         ConfigError: it cannot be read, is not UTF-8, or is too large or too deep.
@@ -62,7 +62,7 @@ def check_file(file: Path) -> None:
 
 @dataclass
 class _Open:
-    """A block or list whose end is still to come."""
+    """A block or list that the parser has entered and not yet left."""
 
     anchor: str | None
     values_before: int
@@ -102,7 +102,7 @@ def _structure_fault(file: Path, text: str) -> Fault | None:
 
 
 def word_faults(words: Sequence[str]) -> Iterator[Fault]:
-    """Words of the command line that Hydra's parser is not to see: the time that it takes grows with a power of their depth."""
+    """Check the words of the command line before Hydra parses them: its time grows with a power of their nesting depth."""
     for word in words:
         if UNUSABLE.search(word):
             yield Fault("command line", f"'{UNUSABLE.sub('?', word)}' holds bytes that are not UTF-8", "write it in UTF-8")
@@ -119,7 +119,7 @@ def _depth(word: str) -> int:
 
 
 def container_faults(raw: Any) -> list[Fault]:
-    """What keeps the unresolved values from being resolved and checked.
+    """Return the faults because of which the values cannot be resolved and checked.
 
     Args:
         raw: Blocks, lists and values, with their `${...}` as text.
@@ -139,14 +139,14 @@ def container_faults(raw: Any) -> list[Fault]:
 
 
 def _is_text_or_whole(key: Any) -> bool:
-    """Whole numbers are read as text: tables of symbols are written so."""
+    """Whether a key can be used. Whole numbers can, because tables of symbols have them as keys."""
     return isinstance(key, str) or isinstance(key, int) and not isinstance(key, bool)
 
 
 def _values(node: Any) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
-    """Every block, list and value with its place, and whether a list holds it.
+    """Yield every block, list and value with its place, and whether a list holds it.
 
-    By a stack of its own: how deep they lie is what is looked for.
+    It uses no recursion, because the values may be nested too deeply.
     """
     waiting: list[tuple[tuple[Any, ...], Any, bool]] = [((), node, False)]
     while waiting:
@@ -159,7 +159,7 @@ def _values(node: Any) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
 
 
 def _expansion_faults(raw: Any) -> list[Fault]:
-    """References that double what they name, again and again."""
+    """Return faults for references that expand to too many characters."""
     known: dict[str, int] = {}
 
     def size(node: Any) -> int:
@@ -169,7 +169,7 @@ def _expansion_faults(raw: Any) -> list[Fault]:
 
     def named(path: str) -> int:
         if path not in known:
-            known[path] = 0  # one that leads back to itself is refused when it is resolved
+            known[path] = 0  # a cycle is refused when the value is resolved
             node = raw
             for step in path.split("."):
                 node = node.get(step) if isinstance(node, Mapping) else None

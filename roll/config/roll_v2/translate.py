@@ -1,4 +1,4 @@
-"""A plain configuration in ROLL's words to the same configuration in ours. Pure: returns a new mapping, warnings and faults."""
+"""Translates a plain configuration with ROLL's keys into this schema. Pure: returns a new mapping, warnings and faults."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ from roll.config.shipped import known_rewards
 from roll.errors import Fault
 
 COLUMNS = ("messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system")
-"""Keys of `data_args` that name a column of what is read."""
+"""Keys of `data_args` that name a column of the rows."""
 KNOWN = (
     {place.split(".")[0] for place in (*IGNORED, *REFUSED, *READ_AS)}
     | {"global_template", DEFINITIONS, NORM, *MANAGERS}
     | {key for schema in PIPELINES.values() for key in schema.model_fields}
 )
-"""Root keys that mean something by themselves; any other that `${...}` uses is a variable of the file's own."""
+"""Root keys that have a meaning. Any other root key that `${...}` refers to is a variable of the user's file."""
 
 
 @dataclass
 class Translation:
-    """A configuration of ROLL in this schema."""
+    """The result of translating a configuration of ROLL."""
 
     values: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     roll_keys: list[str] = field(default_factory=list)
-    """Patterns of the keys that stood there and are ROLL's alone."""
+    """Patterns of the keys in the file that only ROLL has."""
     is_whole: bool = True
-    """False where a value could not be read on which others depend, so that nothing more is to be concluded from the values."""
+    """False if a value could not be read on which other values depend; further checks of the values are then pointless."""
 
 
 def translate(plain: dict[str, Any], references: str) -> Translation:
@@ -90,7 +90,7 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
 
 
 def _matches(values: Any, pattern: Sequence[str], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Places that a pattern finds in the values, each with the block that holds its last step."""
+    """Return the places that match a pattern, each with the block that holds its last key."""
     if not isinstance(values, dict):
         return
     names = {"*": tuple(values), ROLE: ROLES}.get(pattern[0], (pattern[0],))
@@ -116,7 +116,7 @@ def _ignored(done: Translation) -> None:
 
 
 def _sequence_length(done: Translation) -> None:
-    """The length of an episode; of ROLL's that of a prompt with its response, which has two keys here."""
+    """Ignore `sequence_length` without environments: it bounds a prompt with its response, for which there are two keys here."""
     if "sequence_length" not in done.values or done.values.get("environments"):
         return
     done.roll_keys.append("sequence_length")
@@ -153,7 +153,7 @@ def _read_as(done: Translation) -> None:
 
 
 def _say(done: Translation, place: tuple[str, ...], value: Any, target: str, meaning: Any, differs: str = "") -> None:
-    """Put under its own name what a key of ROLL's says; a fault where something else stands there already.
+    """Move the value of a key of ROLL to our key; a fault if that key already has another value.
 
     `differs` is what the counterpart does otherwise.
     """
@@ -180,7 +180,7 @@ def _values(done: Translation) -> None:
 
 
 def _held_out_columns(done: Translation) -> None:
-    """Held-out rows whose columns are not named have those of the rows that are learnt from, and their template."""
+    """Held-out rows without columns of their own get the columns and the template of the training rows."""
     learnt = [(name, block["data_args"]) for (name, _), block in _matches(done.values, (ROLE, "data_args"))]
     if not learnt or not isinstance(learnt[0][1], dict):
         return
@@ -194,7 +194,7 @@ def _held_out_columns(done: Translation) -> None:
 
 
 def _held_out_rows(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The `data_args` of every held-out set, each with its place."""
+    """Return the `data_args` of every held-out set with its place."""
     for pattern in (("validation", "data_args"), ("validation", "sets", "*", "data_args")):
         for place, block in _matches(values, pattern):
             if isinstance(block[place[-1]], dict):
@@ -202,7 +202,7 @@ def _held_out_rows(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]
 
 
 def _global_template(done: Translation) -> None:
-    """`global_template` is the template of all rows: those that are learnt from, and held-out ones."""
+    """Read `global_template` as the template of all rows, for training and held out."""
     if "global_template" not in done.values:
         return
     done.roll_keys.append("global_template")
@@ -222,7 +222,7 @@ def _global_template(done: Translation) -> None:
 
 
 def _unread_by_variant(done: Translation) -> None:
-    """Root keys that stand in ROLL's files whatever the variant of the policy's loss."""
+    """Read the root keys that ROLL's files have for every variant of the policy loss."""
     for place, block in _matches(done.values, ("actor_train", "pg_variant")):
         variant = block[place[-1]]
         for key in UNREAD.get(variant, ()) if isinstance(variant, str) else ():
@@ -232,7 +232,7 @@ def _unread_by_variant(done: Translation) -> None:
 
 
 def _ulysses(done: Translation) -> None:
-    """`model_args.ulysses_size` is DeepSpeed's `sequence_parallel_size`; backends that score or generate have no use for it."""
+    """Read `model_args.ulysses_size` as DeepSpeed's `sequence_parallel_size`. Backends that score or generate ignore it."""
     for place, block in _matches(done.values, (ROLE, "model_args", "ulysses_size")):
         value, strategy = block.pop(place[-1]), done.values[place[0]].get("strategy_args")
         if isinstance(strategy, dict) and strategy.get("strategy_name") == "deepspeed_train":
@@ -242,7 +242,7 @@ def _ulysses(done: Translation) -> None:
 
 
 def _backend_timeout(done: Translation) -> None:
-    """`backend_timeout`, minutes of one role, is `deadlines.collective`, seconds of all: the longest. What is given there goes before."""
+    """Read the longest `backend_timeout`, in minutes, as `deadlines.collective`, in seconds. Our key takes precedence."""
     found = [(place, block.pop(place[-1])) for place, block in _matches(done.values, (ROLE, "backend_timeout"))]
     minutes = [value for _, value in found if isinstance(value, int | float) and not isinstance(value, bool) and value > 0]
     deadlines = done.values.setdefault("deadlines", {}) if minutes else None
@@ -256,7 +256,7 @@ def _backend_timeout(done: Translation) -> None:
 
 
 def _rewards(done: Translation) -> None:
-    """`worker_cls` names the reward function, unless `reward` does. A class without a counterpart here scores nothing, which is a fault."""
+    """Read the reward from `worker_cls`, unless `reward` names it. A class without a counterpart is a fault."""
     for place, block in _matches(done.values, ("rewards", "*", "worker_cls")):
         done.roll_keys.append("rewards.*.worker_cls")
         class_path = str(block.pop("worker_cls"))
@@ -279,7 +279,7 @@ def _rewards(done: Translation) -> None:
 
 
 def _model_rewards(done: Translation) -> None:
-    """Blocks of models that score a domain are read as a role's are."""
+    """Read the blocks of models that score a domain as those of a role."""
 
     def part(values: dict[str, Any]) -> tuple[dict[str, Any], list[str], list[Fault]]:
         read = translate(values, "")
@@ -291,7 +291,7 @@ def _model_rewards(done: Translation) -> None:
 
 
 def _tracker_kwargs(done: Translation) -> None:
-    """ROLL gives the one tracker's arguments directly; here they stand under the tracker's name."""
+    """Move the tracker's arguments below the tracker's name; ROLL gives them directly."""
     tracker, arguments = done.values.get("track_with", "tensorboard"), done.values.get("tracker_kwargs")
     if not isinstance(tracker, str) or not isinstance(arguments, dict) or not arguments or any(name in TRACKERS for name in arguments):
         return
@@ -300,7 +300,7 @@ def _tracker_kwargs(done: Translation) -> None:
 
 
 def _strategies(done: Translation) -> None:
-    """`strategy_config: ~` means the defaults; `dtype` among vLLM's arguments is the role's own `model_args.dtype`."""
+    """Read `strategy_config: ~` as the defaults, and `dtype` among vLLM's arguments as the role's `model_args.dtype`."""
     for _, block in _matches(done.values, (ROLE, "strategy_args", "strategy_config")):
         if block["strategy_config"] is None and block.get("strategy_name") in ("hf_infer", "vllm"):
             del block["strategy_config"]
@@ -324,5 +324,5 @@ def _devices(done: Translation) -> None:
 
 
 def referenced_text(raw: Any) -> str:
-    """Text in which the interpolations of an unresolved configuration can be looked up."""
+    """Return the unresolved configuration as text, in which `${...}` can be found."""
     return json.dumps(raw, default=str)
