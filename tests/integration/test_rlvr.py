@@ -56,8 +56,8 @@ PROMISED = (
 )
 
 
-STAGES = {"driver": ("starting Ray", "all roles are ready"), "actor_train": ("ready",), "actor_infer": ("generating", "responses")}
-"""Of those that a run of two cores takes long enough in to be seen, whatever the machine."""
+STAGES = {"driver": ("starting Ray", "all roles are ready"), "actor_train": ("ready",), "actor_infer": ("engine's process started",)}
+"""Stages that last for seconds on the fastest machine. A first rollout may end between two looks."""
 
 
 @pytest.fixture(scope="module")
