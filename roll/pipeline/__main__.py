@@ -22,11 +22,11 @@ from roll.pipeline.jobs import jobs_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for; the exit status."""
+    """Run the command line; return the exit status."""
     words = sys.argv[1:] if argv is None else argv
     try:
         return run_command(lambda: _run_all(words))
-    except SystemExit as stop:  # of Hydra's own flags
+    except SystemExit as stop:  # flags of Hydra itself
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else PART_FAILED
 
 
@@ -54,7 +54,7 @@ def _run(config: Config, plan: Plan) -> None:
 
 
 def _compare(folders: Sequence[Path]) -> None:
-    """The runs of a multirun, as `python -m roll.compare` shows them. They have ended well, whether or not they can be compared."""
+    """Show the runs of a multirun as `python -m roll.compare` does. If they cannot be compared, print the reason."""
     from roll.tracking.compare.text import comparison_text
     from roll.tracking.compare.write import PAGE, compare_runs, comparison_page
     from roll.tracking.report.write import write_page

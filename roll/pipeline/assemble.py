@@ -48,7 +48,7 @@ from roll.workers.guarded import guarded
 
 LOG = logging.getLogger(__name__)
 BEFORE_FIRST = -1
-"""The step before step 0, which holds what is measured before any training."""
+"""Number of the step before step 0. Step 0 holds the metrics before any training."""
 
 
 def run(config: Config, plan: Plan, life: Life) -> None:
@@ -65,7 +65,7 @@ def run(config: Config, plan: Plan, life: Life) -> None:
     secrets = secrets_of(config, plan.environment)
     with Interrupt() as interrupt, ExitStack() as stack:
         store = CheckpointStore(folder / "checkpoints", config.keep_checkpoints)
-        stack.enter_context(store.held())  # First of all: a second run would write into the records of this one.
+        stack.enter_context(store.held())  # Locked first: a second run would write into the files of this one.
         stack.enter_context(RunLog(folder, secrets.hide))
         ending = stack.enter_context(Ending(folder, secrets.hide))
         LOG.info("the plan:\n%s", plan_text(config, plan))
@@ -117,14 +117,14 @@ def last_step(config: Config, plan: Plan, prepared: Prepared) -> int:
 
 
 def _was_finished(config: Config, checkpointer: Checkpointer, steps: int) -> bool:
-    """Whether an earlier run took all steps; it is said, and nothing in the run folder changes."""
+    """Whether an earlier run took all steps. If so, print that; the run folder stays as it is."""
     if finished := checkpointer.is_finished(steps):
         print(f"{config.exp_name} has taken its {steps} steps before; its run folder is {config.output_dir}")
     return finished
 
 
 def prepare(config: Config) -> Prepared:
-    """Look through models and data.
+    """Check models and data.
 
     Raises:
         BadInput: models or data cannot be used.
@@ -143,7 +143,7 @@ def prepare(config: Config) -> Prepared:
 
 
 def write_config(config: Config, folder: Path) -> None:
-    """`config.yaml`, without what is secret."""
+    """Write `config.yaml` without secrets."""
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(redacted(config.model_dump(mode="json")))))
 
 
@@ -169,7 +169,7 @@ async def _run(
     life: Life,
     reopen: Callable[[int | None], Tracking],
 ) -> None:
-    """Run the loop to its end. It begins again where the trainer's side lost a process; see `Restarts`."""
+    """Run the loop to its end. Restart it if the trainer's side loses a process; see `Restarts`."""
     restarts = Restarts(config.max_restarts)
     async with AsyncExitStack() as stack:
         with interrupt.working():
@@ -187,7 +187,7 @@ async def _run(
 
 
 async def _attempt(roles: Roles, loop: Loop, context: RunContext, interrupt: Interrupt, life: Life) -> WorkerFailed | None:
-    """Run the loop; the failure with which it ended once all roles had started, if there was one."""
+    """Run the loop; return the failure that ended it after all roles had started, or None."""
     try:
         async with roles.liveness.watched(is_trainer_side), guarded(tell_signs(roles, life)):
             position = await loop(roles, context, interrupt)
@@ -200,19 +200,19 @@ async def _attempt(roles: Roles, loop: Loop, context: RunContext, interrupt: Int
 
 
 def _tell_restart(lost: WorkerFailed, which: str, step: int | None) -> None:
-    """What died and how, and from where the run goes on."""
+    """Log which process died, how, and the step that the run continues from."""
     origin = "its start" if step is None else f"the checkpoint of step {step}"
     LOG.warning("%s; %s: the run goes on from %s", lost, which, origin)
     LOG.info("%s\n%s", lost, lost.traceback)
 
 
 def _reopened(stack: ExitStack, config: Config, steps: int, life: Life, step: int | None) -> Tracking:
-    """Trackers that go on after a step from which the run goes on, or from its start. Lines of later steps are cut off."""
+    """Open the trackers after the step that the run continues from, or at its start. Lines of later steps are removed."""
     return stack.enter_context(open_trackers(config, BEFORE_FIRST if step is None else step, steps, life))
 
 
 def open_trackers(config: Config, resumed_step: int | None, steps: int, life: Life) -> Tracking:
-    """The record, the console, which counts up to `steps`, and whatever `track_with` names."""
+    """Return the trackers: the metrics file, the console with `steps` in total, and those of `track_with`."""
     folder = Path(config.output_dir)
     facts = RunFacts(folder, config.exp_name, redacted(config.model_dump(mode="json")), resumed_step)
     record = JsonlTracker(folder, resumed_step)

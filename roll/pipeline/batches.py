@@ -13,12 +13,12 @@ from roll.data.examples import Example, ExampleSet
 from roll.types import Floats, Sequences, TrainBatch
 
 Ask = Callable[[Sequences], Awaitable[Floats]]
-"""Sequences to what a model computes from them: log-probs of the response tokens, [T], or a teacher's states, [S, H]."""
+"""Computes the output of a model for sequences: log-probs of the response tokens [T], or a teacher's states [S, H]."""
 
 
 @dataclass(frozen=True)
 class Models:
-    """The models that a batch can be shown to before it is learnt from."""
+    """The models that may process a batch before the learner does."""
 
     log_probs: Ask
     """The learner as it is."""
@@ -27,21 +27,21 @@ class Models:
 
 
 MakeBatch = Callable[[Sequence[Example], Models], Awaitable[tuple[TrainBatch, Loss]]]
-"""Rows to the batch to learn from, and the loss to learn it by."""
+"""Makes the batch of rows, and returns it with its loss."""
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Makes batches of some of the rows."""
+    """Makes batches from rows."""
 
     rows: ExampleSet
     make_batch: MakeBatch
     models: Models
     recorded: Mapping[int, Floats] = field(default_factory=dict)
-    """For each row, by its number, the other model's log-probs of all of its tokens, where it was asked beforehand."""
+    """Log-probs of all tokens of a row under the other model, by row number, if they were computed beforehand."""
 
     async def of(self, numbers: Sequence[int]) -> tuple[TrainBatch, Loss]:
-        """The batch of these rows, and the loss to learn it by."""
+        """Return the batch of these rows and its loss."""
         examples = [self.rows.example(number) for number in numbers]
         if not self.recorded:
             return await self.make_batch(examples, self.models)
@@ -54,7 +54,7 @@ class Batches:
         return await self.make_batch(examples, replace(self.models, other=recall))
 
     async def record(self, numbers: Sequence[int], chunk: int, ask: Ask) -> Batches:
-        """The same with `ask` called beforehand for these rows, each once, `chunk` rows at a time."""
+        """Return a copy for which `ask` was called beforehand, once for each row, `chunk` rows at a time."""
         once, recorded = sorted(set(numbers)), {}
         for start in range(0, len(once), chunk):
             asked = once[start : start + chunk]

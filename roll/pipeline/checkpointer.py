@@ -21,10 +21,10 @@ EXPORT = "export"
 
 
 class Resumable(Protocol):
-    """A part of a loop that goes on from where it stood: where its input comes from, what it carries from step to step."""
+    """A part of a loop whose state is in checkpoints: the position of its input, or what it carries from step to step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands, JSON-able."""
+        """Return the state, JSON-able."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -33,10 +33,10 @@ class Resumable(Protocol):
 
 
 class Unconsumed(Protocol):
-    """Keeps what was made for coming steps, so that a run that resumes does not make it again."""
+    """Stores the results for coming steps, so that a resumed run does not compute them again."""
 
     async def save(self, folder: Path) -> None:
-        """Write it, if there is any."""
+        """Write the stored results, if there are any."""
         ...
 
     async def load(self, folder: Path) -> None:
@@ -45,11 +45,11 @@ class Unconsumed(Protocol):
 
 
 class Trainer(Protocol):
-    """What learns, as far as checkpoints go."""
+    """The learner, as checkpoints see it."""
 
     @property
     def save(self) -> Callable[[Path], Awaitable[None]]:
-        """Write into a folder what `load` needs to go on exactly."""
+        """Write the states to a folder, so that `load` continues exactly."""
         ...
 
     @property
@@ -59,22 +59,22 @@ class Trainer(Protocol):
 
     @property
     def export(self) -> Callable[[Path], Awaitable[None]]:
-        """Write the policy as a Hugging Face or PEFT folder."""
+        """Export the policy as a Hugging Face or PEFT folder."""
         ...
 
 
 class Checkpointer:
-    """Knows what to resume from, when a checkpoint is due, and what belongs in one."""
+    """Decides what to resume from and when a checkpoint is due, and writes and reads checkpoints."""
 
     last: tuple[int, Path] | None
-    """Step and folder of the newest checkpoint that the run has written or goes on from."""
+    """Step and folder of the newest checkpoint that the run has written or resumed from."""
     is_at_end: bool
-    """Whether it is of the run's last step."""
+    """Whether the newest checkpoint is that of the last step."""
     exported: Path | None
-    """Folder of the policy, once this run has exported it."""
+    """Folder of the exported policy; None until this run has exported it."""
 
     def __init__(self, config: Config, store: CheckpointStore) -> None:
-        """Looks for what `resume_from_checkpoint` asks for.
+        """Find the checkpoint of `resume_from_checkpoint`.
 
         Raises:
             ConfigError, CheckpointError: it is not there, or not whole.
@@ -91,15 +91,15 @@ class Checkpointer:
 
     @property
     def resumed_step(self) -> int | None:
-        """Steps behind the checkpoint that the run goes on from; None for a fresh start."""
+        """Step of the checkpoint that the run resumes from; None for a fresh start."""
         return self._state.step if self._state else None
 
     def is_finished(self, last_step: int) -> bool:
-        """Whether an earlier run took the last step and exported its policy."""
+        """Whether an earlier run has taken the last step and exported the policy."""
         return (self.resumed_step or 0) >= last_step and self._final.is_dir()
 
     def agree(self, fingerprint: Mapping[str, str], remedy: str) -> None:
-        """Hold the run to what its checkpoint was written with (`LoopState.basis`); those to come are written with the same.
+        """Compare the run with the fingerprint in its checkpoint (`LoopState.basis`), and use it for new checkpoints.
 
         Raises:
             ConfigError: with `remedy` and every key that is not what it was.
@@ -140,7 +140,7 @@ class Checkpointer:
         return Position(self._state.step, self._state.policy_version)
 
     def go_back(self) -> int | None:
-        """Have the next `restore` read the last checkpoint that this run wrote, or the one that it began with; its step.
+        """Let the next `restore` read the last checkpoint of this run, or the one that it resumed from. Return its step.
 
         None is the start of the run.
         """
@@ -150,7 +150,7 @@ class Checkpointer:
         return self.resumed_step
 
     async def save_if_due(self, position: Position) -> None:
-        """Write a checkpoint every `save_steps`, or where an epoch ends."""
+        """Write a checkpoint every `save_steps`, or at the end of an epoch."""
         every = self._config.save_steps
         if every == "epoch":
             is_due = self._epochs is not None and self._epochs.end_in(position.step)
@@ -160,7 +160,7 @@ class Checkpointer:
             await self._save(position)
 
     async def finish(self, position: Position) -> None:
-        """Write the last checkpoint, if it is not written, and, at the end of the run, the policy; unless `save_at_end` is off."""
+        """Write the last checkpoint if it is missing, and export the policy at the end of the run, unless `save_at_end` is false."""
         if not self._config.save_at_end:
             return
         if self.last is None or position.step != self.last[0]:

@@ -1,4 +1,4 @@
-"""Which roles a piece of a step's work needs on the devices.
+"""Brings onto the devices the roles that each phase of a step needs.
 
     piece of work      on the devices                          who is offloaded, if it shares devices with one that is onloaded
     rollout, evaluate  actor_infer, whole                      actor_train, critic, reference
@@ -32,35 +32,35 @@ Bring = Callable[[Mapping[str, Level], Collection[str]], Awaitable[None]]
 
 @dataclass(frozen=True)
 class DevicePhases:
-    """Brings the roles of a piece of work onto their devices. Whoever does the work awaits its phase first."""
+    """Brings the roles of a phase onto their devices. Await the phase before the work."""
 
     bring: Bring
     """`DeviceSharing.bring`."""
     pausing_for: Collection[str] = ()
-    """Roles that work on the devices of engines that stay there. The sync lets generation go on."""
+    """Roles that work on the devices of resident engines, for which generation is paused. The sync resumes it."""
     pause: Callable[[], Awaitable[None]] | None = None
-    """Stop generation in the middle of responses, if `pausing_for` names a role."""
+    """Pauses generation in the middle of responses, for the roles of `pausing_for`."""
 
     async def generation(self) -> None:
         """The engine generates."""
         await self.bring({"actor_infer": Level.WHOLE}, ())
 
     async def judging(self, role: str) -> None:
-        """This role gives rewards; generation may go on before a sync."""
+        """A role computes rewards. Generation may continue before a sync."""
         await self.bring({role: Level.WHOLE}, ())
 
     async def scoring(self, role: str) -> None:
-        """This role computes log-probs, values or a teacher's states; a sync comes before the next generation."""
+        """A role computes log-probs, values or a teacher's states. A sync precedes the next generation."""
         await self._pause_for(role)
         await self.bring({role: Level.WHOLE}, ("actor_infer",))
 
     async def training(self, *roles: str) -> None:
-        """These roles learn, at the same time; a sync comes before the next generation."""
+        """Roles learn, concurrently if there are several. A sync precedes the next generation."""
         await self._pause_for(*roles)
         await self.bring(dict.fromkeys(roles, Level.WHOLE), ("actor_infer",))
 
     async def sync(self) -> None:
-        """The trainer sends weights. The engine's KV cache comes back after it, when the trainer has left."""
+        """The trainer sends weights. The engine's KV cache is allocated again afterwards, when the trainer is offloaded."""
         await self.bring({"actor_train": Level.WHOLE, "actor_infer": Level.WEIGHTS}, ())
 
     async def _pause_for(self, *roles: str) -> None:
@@ -68,5 +68,5 @@ class DevicePhases:
             await self.pause()
 
     async def checkpoint(self, role: str) -> None:
-        """This role writes its states to a checkpoint, or reads them."""
+        """A role writes its states to a checkpoint, or reads them."""
         await self.bring({role: Level.WHOLE}, ())

@@ -21,16 +21,16 @@ LOG = logging.getLogger(__name__)
 
 
 class Ending:
-    """Entered at the start of a run; the last to be left but for the log and the lock of the folder."""
+    """Records the end of a run. It is entered at the start, and left last except for the log and the lock of the folder."""
 
     def __init__(self, folder: Path, hide: Callable[[str], str]) -> None:
-        """`hide` takes secrets out of a text."""
+        """`hide` removes secrets from a text."""
         self._folder, self._hide = folder, hide
         self._checkpointer: Checkpointer | None = None
         self._last_step: int | None = None
 
     def begin(self, checkpointer: Checkpointer, last_step: int) -> None:
-        """From here on the run writes into its folder, and its end is recorded there. It is to take steps up to `last_step`."""
+        """Record the end in the run folder from now on. The run is to take steps up to `last_step`."""
         self._last_step = last_step
         (self._folder / END_FILE).unlink(missing_ok=True)
         self._checkpointer = checkpointer
@@ -77,19 +77,19 @@ def loading_call(export: Path) -> str:
 
 
 def outcome(error: BaseException | None) -> Literal["done", "interrupted", "failed"]:
-    """In one word, as `RunEnd` has it."""
+    """Return the kind of the end in one word, as in `RunEnd`."""
     return "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
 
 
 def cause(error: BaseException) -> str:
-    """In one text, without a traceback."""
+    """Return the reason of the end as one text, without a traceback."""
     if isinstance(error, KeyboardInterrupt):
         return "a signal asked for it"
     return str(error) if isinstance(error, RollError) else f"{type(error).__name__}: {error}"
 
 
 def checkpoint_line(checkpointer: Checkpointer) -> str:
-    """What the same command goes on from."""
+    """Return the checkpoint that the same command continues from, as text."""
     if checkpointer.last is None:
         return "there is none, and the same command starts from the beginning"
     step, folder = checkpointer.last
@@ -97,7 +97,7 @@ def checkpoint_line(checkpointer: Checkpointer) -> str:
 
 
 def report(folder: Path) -> None:
-    """Also of a run that failed, if it came to a first line of metrics. A report that fails hides nothing of how the run ended."""
+    """Write the report, also of a failed run, if there is a line of metrics. An error in it does not hide how the run ended."""
     metrics = folder / METRICS_FILE
     if not metrics.is_file() or not metrics.stat().st_size:
         return

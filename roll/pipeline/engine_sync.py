@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 class EngineSync:
-    """Brings the engines that are there to the trainer's weights."""
+    """Sends the trainer's weights to the live engines."""
 
     def __init__(
         self, sync: WeightSync, engines: ActorInfer, phases: DevicePhases, in_hands: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """`in_hands` is entered while the engines are between two models."""
+        """`in_hands` is a context that is held while engines have parts of two models."""
         self._sync, self._engines, self._pool, self._phases = sync, engines, engines.pool, phases
         self._in_hands, self._version = in_hands, 0
 
@@ -44,7 +44,7 @@ class EngineSync:
             self._pool.have_weights(took)
 
     async def _wait_for_one(self) -> None:
-        """If no engine is there, leave the devices to them until one has started, and come back."""
+        """If no engine is live, offload the trainer until one has started."""
         while not self._pool.present:
             await self._phases.generation()
             await self._pool.until(lambda: bool(self._pool.present))
@@ -52,7 +52,7 @@ class EngineSync:
             await self._phases.sync()
 
     async def generating(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do what waits for engines while the trainer rests. If no engine serves, the first that is back gets the weights at once."""
+        """Await work of the engines while the trainer is idle. If no engine serves, the first restarted one gets the weights at once."""
         working = asyncio.ensure_future(work())
         try:
             while True:

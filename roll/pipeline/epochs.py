@@ -14,14 +14,14 @@ class Epochs:
     """Rows of a step."""
 
     def passed(self, step: int) -> float:
-        """Passes over the rows after so many steps."""
+        """Return the number of passes over the rows after this number of steps."""
         return step * self.batch_size / self.rows
 
     def end_in(self, step: int) -> bool:
-        """Whether a pass ends with the step or during it."""
+        """Whether a pass ends during the step or with it."""
         return step * self.batch_size // self.rows > (step - 1) * self.batch_size // self.rows
 
     def steps(self, epochs: int, most: int | None) -> int:
-        """The step that completes so many passes, at most `most`."""
+        """Return the step that completes this number of passes, at most `most`."""
         last = -(-self.rows * epochs // self.batch_size)
         return last if most is None else min(most, last)

@@ -1,4 +1,4 @@
-"""Validation: held-out prompts answered by the current policy and scored as in training."""
+"""Validation: the current policy answers held-out prompts, and the answers are scored as in training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VALIDATION = 1
 
 @dataclass(frozen=True)
 class ByItself:
-    """Scores each response alone, without the others of its group: the sum of its parts is not normalised."""
+    """Scores each response alone: its parts are summed without normalisation over a group."""
 
     scorer: Scorer
 
@@ -47,7 +47,7 @@ class Evaluator:
     name: str
     prompts: Sequence[Prompt]
     sampler: GroupSampler
-    """Scores each answer `ByItself`."""
+    """Score each answer with `ByItself`."""
     samples: int
     """Samples of each prompt."""
     seed: int
@@ -60,7 +60,7 @@ class Evaluator:
         return validation_metrics(self.name, groups, self.samples)
 
     async def answers(self) -> list[RolloutGroup]:
-        """Every prompt with its answers, scored. Warns of rewards without a verdict."""
+        """Return every prompt with its scored answers. Warn about rewards without a verdict."""
         groups = await asyncio.gather(
             *(self.sampler.sample(prompt, prompt_seed(self.seed, VALIDATION, prompt.prompt_id)) for prompt in self.prompts)
         )
@@ -97,17 +97,17 @@ def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int) 
 
 
 def sizes(samples: int) -> list[int]:
-    """1, 2, 4, ... below `samples`, and `samples` itself."""
+    """Return 1, 2, 4, ... below `samples`, and `samples` itself."""
     return [*(1 << power for power in range((samples - 1).bit_length())), samples]
 
 
 def passed(reward: RewardResult) -> bool:
-    """Whether a response was scored, and its reward is above 0."""
+    """Whether a response was scored with a reward above 0."""
     return reward.outcome is RewardOutcome.SCORED and reward.value > 0
 
 
 def earned(reward: RewardResult) -> float:
-    """The reward of a response; 0 where there is no verdict."""
+    """Return the reward of a response; 0 without a verdict."""
     return 0.0 if reward.outcome in NO_VERDICT else reward.value
 
 

@@ -15,20 +15,20 @@ from roll.types import Metrics, TrainBatch
 from roll.workers.device_sharing import together
 
 Update = Callable[[TrainBatch, Loss, int], Awaitable[Metrics]]
-"""All updates of a step, from the batch, the loss and the policy's version before them."""
+"""Makes all updates of a step. It is given the batch, the loss and the policy version before the updates."""
 CRITIC_FOLDER = "critic"
 
 
 @dataclass(frozen=True)
 class CriticLearning:
-    """How the critic learns beside the policy."""
+    """Settings of the critic's updates beside those of the policy."""
 
     update: Update
     loss: Loss
     warmup: int
-    """Steps at the start in which it learns alone. The policy's version stays what it is, and is synced again."""
+    """Number of first steps in which the critic learns alone. The policy version stays the same and is synced again."""
     at_once: bool
-    """It has devices of its own, so that both learn at the same time; otherwise it comes first, for its values were just asked for."""
+    """Whether the critic has devices of its own, so that both learn concurrently. Otherwise it learns first: it is still onloaded."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Learning:
     critic: CriticLearning | None = None
 
     async def __call__(self, batch: TrainBatch, position: Position) -> tuple[Metrics, Position]:
-        """The metrics of the updates, and the position after the step."""
+        """Make the updates; return their metrics and the position after the step."""
         version, critic = position.policy_version, self.critic
         policy_learns = critic is None or position.step >= critic.warmup
         parts: list[Metrics] = []
@@ -63,10 +63,10 @@ class Learning:
 
 
 class Restorable(Protocol):
-    """A role whose states go into a checkpoint."""
+    """A role whose states are in checkpoints."""
 
     async def save(self, folder: Path) -> None:
-        """Write what `load` needs to go on exactly."""
+        """Write the states, so that `load` continues exactly."""
         ...
 
     async def load(self, folder: Path) -> None:
@@ -83,7 +83,7 @@ class OnloadedTrainer:
 
     phases: DevicePhases
     role: str
-    """The name of the policy's role."""
+    """Name of the policy's role."""
     policy: Trainer
     critic: Restorable | None = None
 

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Meter:
-    """Times the parts that it wraps, and sums a step up."""
+    """Times the parts that it wraps, and computes the metrics of a step."""
 
     def __init__(self, groups: Mapping[str, WorkerGroup], devices: int, resident: Mapping[str, int], restarts: int = 0) -> None:
         """Watch these groups.
@@ -44,7 +44,7 @@ class Meter:
         return wrapped
 
     async def step(self, tokens: int, samples: int) -> Metrics:
-        """Metrics of the step that ends now; without tokens, no throughput.
+        """Return the metrics of the step that ends now. Without tokens there is no throughput.
 
         Args:
             tokens: of prompts and responses that were learnt from.
@@ -67,13 +67,13 @@ class Meter:
 
 
 def meter_of(roles: Roles, context: RunContext, sharing: DeviceSharing) -> Meter:
-    """The meter of a run. Throughput is divided by the devices, or by the worker processes if all run on the CPU."""
+    """Return the meter of a run. Throughput is per device, or per worker process if all roles run on the CPU."""
     devices = len(context.plan.devices) or sum(map(len, roles.groups.values()))
     return Meter(roles.groups, devices, sharing.resident, context.restarts)
 
 
 def engine_metrics(engines: Sequence[EngineActivity], seconds: float) -> Metrics:
-    """Metrics of the engines' activity in a step of so many seconds; values that no engine reports are left out."""
+    """Return the metrics of the engines' activity in a step of this duration. Values that no engine reports are left out."""
     metrics = {
         # An engine is asked a moment after the step's time was taken.
         "engine/idle_fraction": mean(max(0.0, 1 - engine.busy_seconds / seconds) for engine in engines),

@@ -24,14 +24,14 @@ class Offline:
     role: str
     """The role that learns."""
     take: Callable[[], Awaitable[tuple[TrainBatch, Loss]]]
-    """The rows of the next update, and the loss to learn them by. Whoever is asked about them is brought onto its devices there."""
+    """Returns the batch of the next update and its loss. A model that is asked about the rows is onloaded there."""
     train: Callable[[TrainBatch, Loss, int], Awaitable[Metrics]]
     evaluate: Callable[[int], Awaitable[Metrics]]
-    """Metrics of the held-out rows after a step; none where they are not due. The learner is brought onto its devices there."""
+    """Returns validation metrics after a step; empty if validation is not due. The learner is onloaded there."""
     measure: Callable[[int, int], Awaitable[Metrics]]
-    """Times, throughput and memory of a step of so many tokens and rows."""
+    """Returns times, throughput and memory of a step with this number of tokens and rows."""
     save: Callable[[Position], Awaitable[None]]
-    """Write a checkpoint, where one is due."""
+    """Writes a checkpoint if one is due."""
     interrupted: Callable[[], bool]
     tracker: Tracker
     epochs: Epochs

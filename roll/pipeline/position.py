@@ -12,4 +12,4 @@ class Position:
     step: int
     """Steps completed."""
     policy_version: int
-    """Optimizer updates behind the policy's weights."""
+    """Number of optimizer updates that the policy's weights have had."""

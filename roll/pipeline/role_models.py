@@ -1,4 +1,4 @@
-"""Facts about a role's model before it is loaded: where it is, its tokens, its shape, and what training it costs."""
+"""Facts about a role's model before it is loaded: its location, its vocabulary, its shape, and the FLOPs of training."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from roll.strategies.settings import ModelLoader
 
 
 def model_path(config: ExperimentConfig, model_args: ModelConfig) -> str:
-    """The folder, absolute since workers may start elsewhere, or the Hub name of a role's model."""
+    """Return the Hub name or the folder of a role's model. The folder is absolute, because workers may have another working directory."""
     name = model_args.model_name_or_path or config.pretrain
     return str(Path(name).absolute()) if Path(name).exists() else name
 
 
 def check_same_tokens(config: Config, ours: ModelConfig, other: ModelConfig, role: str) -> None:
-    """Whether the model of `role` can be asked about the tokens of the model that learns.
+    """Check that the model of `role` has the vocabulary of the model that learns.
 
     Raises:
         DataError: a tokenizer cannot be read, or the two give other numbers to the same tokens.
@@ -32,13 +32,13 @@ def check_same_tokens(config: Config, ours: ModelConfig, other: ModelConfig, rol
 
 
 def model_shape(model: str) -> ModelShape | None:
-    """The shape of the model of a folder or Hub name; None if it is not known on this machine."""
+    """Return the shape of a model by folder or Hub name; None if it is not on this machine."""
     file = config_file(model)
     return read_shape(file) if file else None
 
 
 def training_flops(model: ModelShape, model_args: ModelConfig, load: ModelLoader) -> TrainingFlops | None:
-    """What training costs. None in fp32, which no peak of bf16 is to be compared with."""
+    """Return the model FLOPs of training; None in fp32, which cannot be compared with a bf16 peak."""
     if model_args.dtype == "fp32":
         return None
     whole = model.valuing_parameters if load is load_scores else model.parameters

@@ -31,10 +31,10 @@ Loop = Callable[[Roles, RunContext, Interrupt], Awaitable[Position]]
 
 @dataclass(frozen=True)
 class Prepared:
-    """Models and data were looked through."""
+    """A pipeline whose models and data are checked."""
 
     loop: Loop
-    """Ready to be given its surroundings."""
+    """Runs the loop in the given surroundings."""
     identity: str
     """Fingerprint of the rows to train on, which also depends on their order."""
     rows: int | None = None

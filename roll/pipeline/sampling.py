@@ -1,4 +1,4 @@
-"""From a role's keys to how its engine samples."""
+"""Sampling parameters of a role."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from roll.types import Sampling
 
 
 def sampling_of(generating: GeneratingConfig, longest: int, samples: int, log_probs: bool) -> Sampling:
-    """How a role samples: at most `longest` tokens, and `samples` for each prompt, unless its keys say otherwise."""
+    """Return the sampling parameters of a role. Its keys override `longest`, the most tokens, and `samples` for each prompt."""
     return Sampling(
         max_new_tokens=generating.max_new_tokens or longest,
         samples=generating.num_return_sequences or samples,

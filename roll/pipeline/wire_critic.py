@@ -1,4 +1,4 @@
-"""RLVR with and without a critic: from the configuration to the updates of a step."""
+"""Wires the updates of an RLVR step, with and without a critic."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def learning(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, critic: Cr
 
 
 def are_apart(plan: Plan) -> bool:
-    """Whether policy and critic have devices of their own. Roles on the CPU share it."""
+    """Whether policy and critic share no device. Roles on the CPU share it."""
     policy, critic = plan.roles["actor_train"], plan.roles["critic"]
     return not (policy.on_cpu and critic.on_cpu) and policy.all_devices.isdisjoint(critic.all_devices)

@@ -1,4 +1,4 @@
-"""Distillation: what it brings to the loop of given rows."""
+"""Wires distillation into the loop over given rows."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def prepare(config: DistillConfig) -> Prepared:
 
 
 async def make_batch(loss: Distillation, examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
-    """The rows, and the teacher's states on their responses."""
+    """Return the batch of the rows with the teacher's states for their responses, and its loss."""
     assert models.other is not None, "a student without a teacher"
     batch = given_batch(examples)
     return replace(batch, teacher_states=await models.other(batch.sequences)), loss
 
 
 def held_out_metrics(name: str, metrics: Metrics) -> Metrics:
-    """What is lowered, and the divergence alone."""
+    """Return the validation metrics: the loss, and the divergence alone."""
     return {f"val/{name}/loss": metrics["distill/loss"], f"val/{name}/divergence": metrics["distill/divergence"]}

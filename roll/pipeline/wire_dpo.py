@@ -1,4 +1,4 @@
-"""Preferences: what they bring to the loop of given rows."""
+"""Wires preference optimisation into the loop over given rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def prepare(config: DpoConfig) -> Prepared:
 
 
 def reference(config: DpoConfig, plan: Plan, roles: Roles, actor_train: ActorTrain) -> OtherModel | None:
-    """A role of its own, or the policy with its adapter off; None if the loss uses none."""
+    """Return the reference: a role of its own, or the policy with its adapter off; None if the loss uses none."""
     beforehand = config.reference_log_probs == "precomputed"
     match plan.reference:
         case "role":
@@ -52,7 +52,7 @@ def reference(config: DpoConfig, plan: Plan, roles: Roles, actor_train: ActorTra
 
 
 async def make_batch(loss: Loss, examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
-    """The rows with the reference's log-probs, if the loss uses them; KTO's loss with its estimate of the KL."""
+    """Return the batch with the reference's log-probs if the loss uses them, and the loss, for KTO with its estimate of the KL."""
     batch = given_batch(examples)
     if isinstance(loss, Kto):
         loss = replace(loss, kl=await kl_estimate(mismatched(examples), models))
@@ -62,14 +62,14 @@ async def make_batch(loss: Loss, examples: Sequence[Example], models: Models) ->
 
 
 async def kl_estimate(sequences: Sequences, models: Models) -> float:
-    """KTO's estimate from responses to other prompts: mean log-ratio of policy to reference, nats a response, not below 0."""
+    """Return KTO's estimate of the KL, at least 0: the mean log-ratio of policy to reference on mismatched responses, in nats."""
     assert models.other is not None, "KTO without a reference"
     log_ratio = await models.log_probs(sequences) - await models.other(sequences)
     return max(0.0, float(log_ratio.sum(dtype=np.float64)) / len(sequences))
 
 
 def preference_loss(config: DpoConfig) -> Loss:
-    """The loss that the keys describe."""
+    """Return the loss of the configuration."""
     method = config.preference_loss
     if method.traits.rows == "labelled":
         return LABELLED_LOSSES[method.name](**method.arguments(config))
@@ -80,7 +80,7 @@ def preference_loss(config: DpoConfig) -> Loss:
 
 
 def held_out_metrics(name: str, metrics: Metrics) -> Metrics:
-    """Loss, and of pairs how often and by how much the chosen response is ahead."""
+    """Return the validation metrics: the loss, and for pairs the accuracy and the margin of the chosen response."""
     found = {f"val/{name}/loss": metrics["dpo/loss"]}
     if "dpo/accuracy" in metrics:
         found |= {f"val/{name}/accuracy": metrics["dpo/accuracy"], f"val/{name}/reward_margin": metrics["dpo/reward_margin"]}

@@ -1,4 +1,4 @@
-"""Environments: from the configuration to what plays episodes, and to the rows of a run."""
+"""Wires environments: the rows of a run, and the players of episodes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def prompts_of(
 
 
 def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatRenderer | None:
-    """How conversations become tokens; None without environments.
+    """Return the renderer of conversations; None without environments.
 
     Raises:
         BadInput: the format of the model's chat cannot be used for several turns.
@@ -63,7 +63,7 @@ def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatR
 
 @dataclass(frozen=True)
 class Playing:
-    """What episodes need beside the engines: the environments, how conversations become tokens, and where agents of others ask."""
+    """The parts that play episodes beside the engines: environments, renderer, and the gateway of external agents."""
 
     environments: EnvironmentWorkers
     renderer: ChatRenderer
@@ -81,7 +81,7 @@ def group_sampler(
     locate: Locate | None = None,
     greedy_baseline: bool = False,
 ) -> GroupSampler:
-    """What answers the prompts of every domain: with single turns, and with episodes where there is an environment.
+    """Return the sampler of all domains: single turns, or episodes for domains with an environment.
 
     Args:
         engines: generate the turns of episodes.
@@ -108,13 +108,13 @@ def group_sampler(
 
 
 def gateway_of(config: RlvrConfig) -> Gateway:
-    """The gateway that the keys describe. It does not listen yet."""
+    """Return the gateway of the configuration. It does not listen yet."""
     return Gateway(GatewayBounds(config.gateway.body_mib << 20, config.gateway.sessions))
 
 
 @asynccontextmanager
 async def listening(config: RlvrConfig, playing: Playing | None) -> AsyncGenerator[None, None]:
-    """Within, the gateway listens if an agent is to ask it.
+    """A context in which the gateway listens, if there are external agents.
 
     Raises:
         ConfigError: it cannot.

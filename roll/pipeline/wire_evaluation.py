@@ -1,4 +1,4 @@
-"""The evaluation of a policy that does not change: from the configuration to the answers to its held-out sets, by the parts of a run."""
+"""Wires the evaluation of a fixed policy: answers to held-out sets, made by the parts of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from roll.workers.rewards import ModelReward
 
 @dataclass(frozen=True)
 class HeldOutInputs:
-    """What is read before anything starts."""
+    """Data and models that are checked before anything starts."""
 
     held_out: Mapping[str, Prompts]
     """Held-out sets by name."""
@@ -38,7 +38,7 @@ class HeldOutInputs:
 
 @dataclass(frozen=True)
 class Heard:
-    """Implements `GroupSampler`: hands every finished group to a listener too."""
+    """Implements `GroupSampler`: also passes every finished group to a listener."""
 
     sampler: GroupSampler
     name: str
@@ -57,7 +57,7 @@ class Heard:
 
 
 def inference_plan(config: RlvrConfig, plan: Plan) -> Plan:
-    """The plan without the roles that learn, and those that they ask: engines, rewards and environments."""
+    """Return the plan with engines, rewards and environments only, without the trainer's side."""
     roles = {name: role for name, role in plan.roles.items() if not is_trainer_side(name)}
     memory = {name: one for name, one in plan.memory.items() if name in roles}
     return replace(plan, roles=roles, memory=memory, turns=turns(config, roles), reference="unused")
@@ -84,7 +84,7 @@ def prepare(config: RlvrConfig) -> HeldOutInputs:
 async def answers(
     config: RlvrConfig, inputs: HeldOutInputs, roles: Roles, most: int | None, finished: Callable[[str, RolloutGroup], None]
 ) -> dict[str, list[RolloutGroup]]:
-    """Start the roles and answer every set; by its name the groups in the order of the prompts.
+    """Start the roles and answer every set; return the groups of each set in the order of its prompts.
 
     Args:
         most: prompts of each set, the first ones; None for all.

@@ -1,4 +1,4 @@
-"""Which groups are replaced: from the configuration to what the scheduler asks of each."""
+"""Wires the filters of groups: the scheduler asks them whether to keep a group."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roll.rollout.filters import ByDomain, Keep, MeanBetween, StdAbove, everythi
 
 
 def most_batches(config: RlvrConfig) -> int | None:
-    """Batches that are drawn for one step at most; None where no group is replaced."""
+    """Return the largest number of batches that are drawn for a step; None if no group is replaced."""
     bound = config.dynamic_sampling
     if bound is None and any(_replaces(reward.query_filter_config) for reward in config.rewards.values()):
         bound = DynamicSamplingConfig.model_validate({})
@@ -19,7 +19,7 @@ def most_batches(config: RlvrConfig) -> int | None:
 
 
 def kept_groups(config: RlvrConfig) -> Keep:
-    """What keeps a group: the filter of its domain, or else dynamic sampling, if it is on."""
+    """Return the filter of groups: that of the group's domain, or else dynamic sampling if it is on."""
     filters = {domain: _filter(reward.query_filter_config) for domain, reward in config.rewards.items() if reward.query_filter_config}
     return ByDomain(filters, rewards_differ if config.dynamic_sampling else everything)
 

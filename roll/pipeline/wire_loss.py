@@ -1,4 +1,4 @@
-"""From the configuration to the loss of reinforcement learning."""
+"""Builds the loss of reinforcement learning from the configuration."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from roll.registry import imported
 
 
 def learner_loss(config: RlvrConfig) -> Loss:
-    """The loss of what learns: the policy's, and with teachers the divergence from them as well."""
+    """Return the loss of the policy, with teachers including the divergence from them."""
     loss = policy_loss(config)
     return DistilledPolicy(loss, config.distill_loss_coef) if teacher_roles(config) else loss
 
 
 def policy_loss(config: RlvrConfig) -> PolicyLoss:
-    """The loss that the keys of reinforcement learning describe."""
+    """Return the policy loss of the configuration."""
     return PolicyLoss(
         objective=objective(config),
         correction=correction(config),
@@ -35,13 +35,13 @@ def policy_loss(config: RlvrConfig) -> PolicyLoss:
 
 
 def objective(config: RlvrConfig) -> Objective:
-    """The policy term that `policy_loss` names."""
+    """Return the policy term that `policy_loss` names."""
     method = config.policy_loss
     return OBJECTIVES.find(method.name)(**method.arguments(config), **config.policy_loss_args)
 
 
 def correction(config: RlvrConfig) -> MismatchCorrection | None:
-    """The correction that `mismatch_correction` names, with the bounds that the keys give."""
+    """Return the correction that `mismatch_correction` names, with its bounds; None without one."""
     if config.mismatch_correction.is_users:
         return imported(config.mismatch_correction.name)(**config.mismatch_correction_args)
     settings = correction_of(config)

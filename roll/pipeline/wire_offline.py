@@ -1,4 +1,4 @@
-"""The pipelines that learn from given rows: from the configuration, and from what a pipeline brings, to the parts of their loop."""
+"""Wires the pipelines that learn from given rows: the shared loop, and the parts that each pipeline adds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from roll.types import Floats, Metrics, Sequences
 from roll.workers.actor_train import ActorTrain, merge
 
 Report = Callable[[str, Metrics], Metrics]
-"""Name of the held-out set and the loss's metrics on it, to the metrics of validation."""
+"""Turns the name of a held-out set and the metrics of the loss on it into validation metrics."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
 
 
 def steps_of(config: OfflineConfig, rows: int, batch_size: int) -> int:
-    """Steps of the run: those of its epochs, or `max_steps` where these are fewer."""
+    """Return the steps of the run: those of its epochs, or `max_steps` if that is less."""
     _, learning = row_learner(config)
     return Epochs(rows, batch_size).steps(learning.training_args.num_train_epochs, config.max_steps)
 
@@ -85,12 +85,12 @@ class OtherModel:
     """The reference or the teacher."""
 
     role: str
-    """The role that computes its answers: the learner, where the reference is the learner with its adapter off."""
+    """The role that computes the outputs. It is the learner if the reference is the learner with its adapter off."""
     part: str
-    """What asking it is called in `time/<part>`."""
+    """Name of its part in `time/<part>`."""
     ask: Ask
     beforehand: bool = False
-    """It is asked about all rows of the run before the first step, and its role ends then."""
+    """Whether it processes all rows before the first step; its role ends then."""
 
 
 def no_other_model(plan: Plan, roles: Roles, learner: ActorTrain) -> OtherModel | None:
@@ -99,7 +99,7 @@ def no_other_model(plan: Plan, roles: Roles, learner: ActorTrain) -> OtherModel 
 
 @dataclass(frozen=True)
 class OfflinePipeline:
-    """What a pipeline brings to the loop that all of them share."""
+    """The parts that a pipeline adds to the shared loop."""
 
     rows: GivenRows
     make_batch: MakeBatch
@@ -107,10 +107,10 @@ class OfflinePipeline:
     load: ModelLoader = load_policy
     """Loads what learns."""
     other_model: Callable[[Plan, Roles, ActorTrain], OtherModel | None] = no_other_model
-    """Adds the role that is asked about batches, if there is one."""
+    """Adds the other model of the pipeline, if there is one."""
 
     def prepared(self, config: OfflineConfig) -> Prepared:
-        """The loop, ready to be given its surroundings."""
+        """Return the loop, ready to run."""
         return Prepared(partial(_loop, config, self), self.rows.training.identity, len(self.rows.training))
 
 
@@ -125,7 +125,7 @@ class StartedRoles:
     other: OtherModel | None
 
     async def log_probs(self, sequences: Sequences) -> Floats:
-        """Log-probs of the learner at its present weights."""
+        """Return log-probs of the learner with its present weights."""
         await self.phases.scoring(self.role)
         return await self.trainer.log_probs(sequences)
 
@@ -136,7 +136,7 @@ class StartedRoles:
         return await self.other.ask(sequences)
 
     async def evaluate(self, held_out: Batches, chunk: int) -> Metrics:
-        """The metrics of the loss on all held-out rows, `chunk` rows at a time."""
+        """Return the metrics of the loss on all held-out rows, `chunk` rows at a time."""
         results: list[TrainResult] = []
         for numbers in np.array_split(np.arange(len(held_out.rows)), -(-len(held_out.rows) // chunk)):
             batch, loss = await held_out.of(numbers.tolist())
@@ -161,7 +161,7 @@ async def _loop(config: OfflineConfig, pipeline: OfflinePipeline, roles: Roles, 
     position = await context.checkpointer.restore(OnloadedTrainer(phases, role, trainer), sampler, last_step=steps, epochs=epochs)
     ask = meter.timed(other.part, started.ask) if other else None
     training = Batches(rows.training, pipeline.make_batch, Models(meter.timed("log_probs", started.log_probs), ask))
-    # Evaluation is timed as a whole, with what it asks.
+    # Evaluation is timed as a whole, including the other model.
     untimed = Models(started.log_probs, started.ask if other else None)
     held_out = Batches(rows.held_out, pipeline.make_batch, untimed) if rows.held_out else None
     if other and other.beforehand and ask:

@@ -1,4 +1,4 @@
-"""Reward models: what they bring to the loop of given rows."""
+"""Wires the training of reward models into the loop over given rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def prepare(config: RewardModelConfig) -> Prepared:
 
 
 async def make_batch(pad: int | None, examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
-    """Pairs, of each sequence the token at which its score is read."""
+    """Return the pairs, with the token of each sequence at which its score is read."""
     scored = [replace(example, sequences=tuple(_scored(sequence, pad) for sequence in example.sequences)) for example in examples]
     return given_batch(scored), BradleyTerry()
 
@@ -42,7 +42,7 @@ def _scored(sequence: ExampleSequence, pad: int | None) -> ExampleSequence:
 
 
 def held_out_metrics(name: str, metrics: Metrics) -> Metrics:
-    """Loss, and how often and by how much the chosen response scores higher."""
+    """Return the validation metrics: the loss, and the accuracy and margin of the chosen response."""
     return {
         f"val/{name}/loss": metrics["reward_model/loss"],
         f"val/{name}/accuracy": metrics["reward_model/accuracy"],

@@ -1,4 +1,4 @@
-"""Rewards that a model gives: from the configuration to what scores a domain."""
+"""Wires rewards that are computed by a model: a judge or a reward model for a domain."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def prepare_reward_models(config: RlvrConfig) -> Callable[[Roles], dict[str, Mod
 
 
 def prepare_judge(config: RlvrConfig, domain: str, reward: RewardConfig) -> Callable[[Roles], Judge]:
-    """Prepares a domain that a judge scores."""
+    """Prepare a domain that a judge scores."""
     template = judge_template(reward.judge_prompt)
     pattern = answer_pattern(reward.judge_pattern, reward.judge_max_score, reward.judge_prompt is not None)
     role = reward_role(domain, reward)
@@ -69,7 +69,7 @@ def prepare_judge(config: RlvrConfig, domain: str, reward: RewardConfig) -> Call
 
 
 def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Callable[[Roles], Scorer]:
-    """Prepares a domain that a reward model scores.
+    """Prepare a domain that a reward model scores.
 
     Raises:
         DataError: tokenizer or configuration cannot be read, or the model is not a reward model.
@@ -96,32 +96,32 @@ def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Cal
 
 
 def positions_of(path: str, config: RlvrConfig) -> int:
-    """Tokens that a reward model reads at most: room for prompt and response by its own tokenizer, within its own positions."""
+    """Return the most tokens that a reward model reads: room for prompt and response in its own tokens, within its positions."""
     shape = model_shape(path)
     room = 2 * longest_sequence(config) + TEMPLATE_TOKENS
     return min(room, shape.max_position_embeddings) if shape and shape.max_position_embeddings else room
 
 
 def judge_template(name: str | None) -> JudgeTemplate:
-    """A shipped template, or that of a file."""
+    """Return a shipped template, or the text of a file."""
     file = Path(judge_templates().get(name or DEFAULT_TEMPLATE, name or ""))
     return JudgeTemplate(file.read_text(encoding="utf-8").rstrip("\n"))
 
 
 def row_sources(config: RlvrConfig) -> list[DataConfig]:
-    """The columns of all data sets whose rows are scored."""
+    """Return the columns of all data sets whose rows are scored."""
     held_out = config.validation.named_sets() if config.validation else {}
     sources = [config.actor_train.data_args, *(one.data_args for one in held_out.values())]
     return [columns for columns in sources if columns is not None]
 
 
 def question_of(sources: Sequence[DataConfig]) -> Callable[[Prompt], str]:
-    """What the policy was asked, as text."""
+    """Return the user's question as text."""
     return lambda prompt: question_text(conversation_of(prompt.row, sources))
 
 
 def judge_encoder(config: RlvrConfig, domain: str, role: ServedConfig) -> Callable[[str], Ints]:
-    """From a user's message to the judge's tokens.
+    """Return the function that encodes a user's message as the judge's tokens.
 
     Raises:
         DataError: the tokenizer cannot be read, or the template refuses a user's message.
@@ -133,7 +133,7 @@ def judge_encoder(config: RlvrConfig, domain: str, role: ServedConfig) -> Callab
 
 
 def checked(config: RlvrConfig, domain: str, role: ServedConfig, make: Callable[[Render, PreTrainedTokenizerBase, bool], E]) -> E:
-    """What `make` makes of the chat template and the tokenizer of a domain's model.
+    """Return `make` of the chat template and the tokenizer of a domain's model.
 
     Raises:
         DataError: the tokenizer cannot be read, or has no template of its own.
@@ -146,7 +146,7 @@ def checked(config: RlvrConfig, domain: str, role: ServedConfig, make: Callable[
 
 @contextmanager
 def refused(domain: str, template: str) -> Iterator[None]:
-    """A template that cannot be used, as a fault of its key."""
+    """Return an unusable template as a fault of its key."""
     try:
         yield
     except ValueError as error:
@@ -154,14 +154,14 @@ def refused(domain: str, template: str) -> Iterator[None]:
 
 
 def sampling_of_judge(reward: RewardConfig) -> Sampling:
-    """How its answers are sampled."""
+    """Return the sampling parameters of a judge's answers."""
     keys = judge_sampling(reward)
     assert keys.max_new_tokens is not None and keys.num_return_sequences is not None
     return sampling_of(keys, keys.max_new_tokens, keys.num_return_sequences, log_probs=False)
 
 
 def api_model(config: RlvrConfig, reward: RewardConfig) -> ApiModel:
-    """The model behind a URL; its key is read from the environment of this process."""
+    """Return the model behind a URL. Its API key is read from this process's environment."""
     assert reward.judge_api_url is not None and reward.judge_model_name is not None, "the configuration was checked"
     return ApiModel(
         url=reward.judge_api_url,
@@ -177,12 +177,12 @@ def api_model(config: RlvrConfig, reward: RewardConfig) -> ApiModel:
 
 
 def api_chat(model: ApiModel, name: str, reward: RewardConfig, roles: Roles) -> Chat:
-    """The process that asks the URL."""
+    """Return the process that sends requests to the URL."""
     return roles.api_judge(name, model, reward.system_envs)
 
 
 def engine_chat(config: RlvrConfig, domain: str, role: ServedConfig, encode: Callable[[str], Ints], roles: Roles) -> Chat:
-    """The engines of a judge that is served in the run."""
+    """Return the engines of a judge that the run serves."""
     reward = config.rewards[domain]
     shape = model_shape(model_path(config, role.model_args))
     context = judge_context(config, reward, shape.max_position_embeddings if shape else None)
@@ -192,7 +192,7 @@ def engine_chat(config: RlvrConfig, domain: str, role: ServedConfig, encode: Cal
 
 
 def judge_metrics(models: Mapping[str, ModelReward]) -> dict[str, float]:
-    """What the judges did since they were last asked."""
+    """Return the metrics of the judges since the last call."""
     metrics: dict[str, float] = {}
     for domain, model in models.items():
         if isinstance(model, Judge):

@@ -1,4 +1,4 @@
-"""RLVR: from the configuration to the parts of its loop."""
+"""Wires RLVR: builds the parts of its loop from the configuration."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is read before anything starts."""
+    """Data and models that are checked before anything starts."""
 
     training: Prompts
     held_out: Mapping[str, Prompts]
@@ -73,12 +73,12 @@ class Inputs:
     renderer: ChatRenderer | None
     """None without environments."""
     locate: TurnEnds | None
-    """None where no estimator credits turns of a response."""
+    """None if the estimator does not credit turns of a response."""
     models_of: Callable[[Roles], dict[str, ModelReward]]
 
 
 def prepare(config: RlvrConfig) -> Prepared:
-    """Check the model's files, prepare all prompts and try the rewards; the loop, ready to be given its surroundings.
+    """Check the model's files, prepare all prompts and try the rewards. Return the loop, ready to run.
 
     Raises:
         BadInput: model, data, rewards or environments cannot be used.
@@ -103,7 +103,7 @@ def prepare(config: RlvrConfig) -> Prepared:
 
 
 def held_out_prompts(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Prompts]:
-    """The prompts of every held-out set, by its name.
+    """Return the prompts of every held-out set by name.
 
     Raises:
         DataError: rows cannot be used.
@@ -175,28 +175,28 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
 def teacher_states(
     config: RlvrConfig, phases: DevicePhases, meter: Meter, asked: Mapping[str, Callable[[Sequences], Awaitable[Floats]]]
 ) -> StepTeachers:
-    """All teachers with their domains; their seconds count as `time/teacher`, those of the onloads do not."""
+    """Return all teachers with their domains. Their time counts as `time/teacher`, without the onloads."""
     domains = taught_domains(config)
     teachers = [DomainTeacher(role, domains[role], meter.timed("teacher", states)) for role, states in asked.items()]
     return StepTeachers(teachers, phases.scoring)
 
 
 def phases_of(config: RlvrConfig, roles: Roles, meter: Meter, sharing: DeviceSharing, actor_infer: ActorInfer) -> DevicePhases:
-    """Pieces of work on the devices, timed; generation pauses for those that the keys say."""
+    """Return the phases of a step on the devices, timed. The configuration decides for which of them generation pauses."""
     pausing_for = frozenset() if config.time_sharing else interrupting(config)
     bring = meter.timed("onload", engine_in_hands(roles, sharing.bring))
     return DevicePhases(bring, pausing_for, meter.timed("pause", actor_infer.pause))
 
 
 def sync_of(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, actor_infer: ActorInfer) -> WeightSync:
-    """The weight sync that the keys describe, by the routes that the plan allows."""
+    """Return the weight sync of the configuration, with the routes that the plan allows."""
     paths = partial(find_routes, plan.roles["actor_train"], plan.roles["actor_infer"], config.num_gpus_per_node)
     bucket_bytes, seconds = config.weight_sync.bucket_mib << 20, config.deadlines.weight_sync
     return WeightSync(actor_train, actor_infer.engines, paths, sends_adapter(config), bucket_bytes, seconds)
 
 
 def engine_in_hands(roles: Roles, work: Callable[P, Awaitable[None]]) -> Callable[P, Awaitable[None]]:
-    """The same work, which changes what engines hold. Where it fails they are in between, and a restart ends them too."""
+    """Wrap work that changes the engines' weights. If it fails, their state is undefined, and a restart replaces them as well."""
 
     async def wrapped(*arguments: P.args, **keywords: P.kwargs) -> None:
         with roles.unsettled("actor_infer"):
@@ -206,14 +206,14 @@ def engine_in_hands(roles: Roles, work: Callable[P, Awaitable[None]]) -> Callabl
 
 
 def reference_of(config: RlvrConfig, plan: Plan, reference: Reference | ActorTrain, shaped: Shaping) -> StepReference:
-    """Group by group where the reference shares its devices with nobody, and each finished group is used."""
+    """Compute reference log-probs group by group if the reference has devices of its own and every finished group is used."""
     is_ahead = plan.reference == "role" and "reference" not in neighbours(plan.roles) and most_batches(config) is None
     ask = reference.ref_log_probs
     return ReferenceAhead(ask, shaped) if is_ahead else ReferenceAtOnce(ask)
 
 
 def in_turn(config: RlvrConfig, phases: DevicePhases, actor_infer: ActorInfer, rewards: Rewards) -> tuple[Generator, Scorer]:
-    """What generates and what scores; where models of rewards share devices, the one after the other."""
+    """Return generator and scorer; they take turns if reward models share devices with the engines."""
     judging = {role.removeprefix(PREFIX): partial(phases.judging, role) for role in judged_in_turn(config)}
     if not judging:
         return actor_infer, rewards
@@ -230,7 +230,7 @@ def samplers(
     sampling: Sampling,
     inputs: Inputs,
 ) -> tuple[GroupSampler, list[Evaluator]]:
-    """What answers the prompts to train on; and for every held-out set, with a sampling of its own, what answers that."""
+    """Return the sampler of training prompts, and an evaluator for every held-out set with its own sampling."""
     generator, scorer = in_turn(config, phases, actor_infer, rewards)
     greedy = config.adv_estimator.traits.needs_greedy
     sampler = group_sampler(config, generator, scorer, sampling, actor_infer, playing, TRAINING, inputs.locate, greedy)
@@ -246,7 +246,7 @@ def evaluators(
     held_out: Mapping[str, Prompts],
     most: int | None = None,
 ) -> list[Evaluator]:
-    """What answers each held-out set with the set's own sampling: all of its prompts, or its first, `most` at most."""
+    """Return an evaluator for each held-out set with the set's sampling: for all of its prompts, or the first `most`."""
     found = []
     for name, one in (config.validation.named_sets() if config.validation else {}).items():
         own = sampling_of(one.generating_args, config.response_length, samples=1, log_probs=False)
@@ -260,7 +260,7 @@ def evaluators(
 def scheduler_of(
     config: RlvrConfig, source: PromptSampler, sampler: GroupSampler, finished: Callable[[RolloutGroup], None]
 ) -> RolloutScheduler:
-    """The rollout side that the keys describe."""
+    """Return the rollout scheduler of the configuration."""
     return RolloutScheduler(
         source,
         sampler,
@@ -277,7 +277,7 @@ def scheduler_of(
 def measurement(
     meter: Meter, scheduler: RolloutScheduler, actor_infer: ActorInfer, models: Mapping[str, ModelReward], playing: Playing | None
 ) -> Callable[[Sequence[RolloutGroup]], Awaitable[Metrics]]:
-    """Times and throughput of a step, what its engines, judges and environments did, and what its sampling dropped."""
+    """Return a function for the metrics of a step: times, throughput, activity of engines, judges and environments, and dropped groups."""
 
     async def measure(groups: Sequence[RolloutGroup]) -> Metrics:
         samples = sum(len(group.episodes) for group in groups)
@@ -292,7 +292,7 @@ def measurement(
 def evaluation(
     config: RlvrConfig, phases: DevicePhases, sync: EngineSync, sets: Sequence[Evaluator], record: Record
 ) -> Callable[[int], Awaitable[Metrics]]:
-    """Validates before the first step, every `eval_steps` and after the last; otherwise yields no metrics."""
+    """Return a function that validates before the first step, every `eval_steps` and after the last; otherwise it returns no metrics."""
 
     async def evaluate(step: int) -> Metrics:
         if not config.eval_steps or (step % config.eval_steps and step != config.max_steps):
@@ -311,7 +311,7 @@ async def validation(sets: Sequence[Evaluator], keep: Callable[[str, Sequence[Ro
 
 
 def credit(config: RlvrConfig) -> Credit:
-    """How rewards become advantages."""
+    """Return the settings of credit assignment."""
     normalisation = Normalisation(
         mean=config.norm_mean_type,
         std=config.norm_std_type,
@@ -335,7 +335,7 @@ def credit(config: RlvrConfig) -> Credit:
 
 
 def shaping(config: RlvrConfig, longest_response: int) -> Shaping:
-    """How rewards change before credit is assigned."""
+    """Return the settings of reward shaping."""
     buffer = config.overlong_buffer
     return Shaping(
         max_len_mask=config.max_len_mask,

@@ -1,4 +1,4 @@
-"""SFT: what it brings to the loop of given rows."""
+"""Wires SFT into the loop over given rows."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def prepare(config: SftConfig) -> Prepared:
 
 
 async def make_batch(examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
-    """Nothing needs to be asked about the rows: the batch is what they hold."""
+    """Return the batch of the rows and its loss; no other model is needed."""
     return given_batch(examples), NegativeLogLikelihood()
 
 
 def held_out_metrics(name: str, metrics: Metrics) -> Metrics:
-    """Cross-entropy in nats a token, and its exponential."""
+    """Return the validation metrics: the cross-entropy in nats per token, and the perplexity."""
     loss = metrics["sft/loss"]
     return {f"val/{name}/loss": loss, f"val/{name}/perplexity": float(np.exp(loss))}

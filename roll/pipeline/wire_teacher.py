@@ -1,4 +1,4 @@
-"""From the configuration to what a teacher says and how a student that learns from it is loaded."""
+"""Wires distillation: the output that a teacher sends, and the loader of the student."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roll.strategies.settings import ModelLoader, ModelWrapper
 
 @dataclass(frozen=True)
 class Teaching:
-    """The two ends between which a teacher's states, or its top k, travel."""
+    """The sender and the receiver of a teacher's states or top k."""
 
     load: ModelLoader
     """Loads the student."""
