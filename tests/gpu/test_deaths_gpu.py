@@ -1,4 +1,4 @@
-"""What dies in a run on two GPUs is replaced, and the run samples what one samples in which nothing dies."""
+"""What dies in a run on one or two GPUs is replaced, and the run samples what one samples in which nothing dies."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import models
 from tests import limits
@@ -50,6 +51,11 @@ KEYS = {
     "rewards.benchmark.world_size": 1,
     f"{ENGINE}.enforce_eager": "true",
     f"{ENGINE}.engine_args": f"{{kv_cache_memory_bytes: {1 << 30}}}",
+}
+RESIDENT = {
+    "actor_train.device_mapping": "[0]",
+    "actor_infer.device_mapping": "[0]",
+    "actor_train.training_args.per_device_train_batch_size": 128,
 }
 DISJOINT = {
     "actor_train.device_mapping": "[0]",
@@ -109,8 +115,6 @@ class Deaths:
 
 @pytest.fixture(scope="module")
 def deaths(tmp_path_factory: pytest.TempPathFactory) -> Deaths:
-    """On two GPUs."""
-    need_devices(2)
     folder = tmp_path_factory.mktemp("deaths")
     model = write_qwen(folder / "model", **SHAPE)
     prompts = models.draw_prompts(PROMPTS, PROMPT_TOKENS, 0)
@@ -121,7 +125,7 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> Deaths:
 @pytest.fixture(scope="module")
 def still(deaths: Deaths) -> str:
     """The name of a run in which nothing dies. Where the roles lie changes rounding alone."""
-    outcome = deaths.world.wait(deaths.start("still", DISJOINT))
+    outcome = deaths.world.wait(deaths.start("still", DISJOINT if torch.cuda.device_count() > 1 else RESIDENT))
     assert outcome.status == 0, outcome.output[-6000:]
     lines = deaths.world.metrics("still")[1:]
     assert abs(lines[-1]["policy/entropy"] - lines[0]["policy/entropy"]) > BOUND, "the policy stands still: weights are not told apart"
@@ -141,21 +145,28 @@ def ended(deaths: Deaths) -> Callable[[str, subprocess.Popen[str]], Outcome]:
     return wait
 
 
-def test_an_engine_is_killed_amid_generation(deaths: Deaths, still: str, ended: Callable[[str, subprocess.Popen[str]], Outcome]) -> None:
-    process = deaths.start("generation", DISJOINT)
-    deaths.world.wait_for_step("generation", 1, process)  # the next batch is generated at once
+@pytest.mark.parametrize(("devices", "placement"), [(1, RESIDENT), (2, DISJOINT)], ids=["resident", "disjoint"])
+def test_an_engine_is_killed_amid_generation(
+    deaths: Deaths, still: str, ended: Callable[[str, subprocess.Popen[str]], Outcome], devices: int, placement: dict[str, Any]
+) -> None:
+    """The engine that takes its place gets the weights from the same trainer, by IPC on its GPU and by a broadcast on another."""
+    need_devices(devices)
+    name = f"generation-{devices}"
+    process = deaths.start(name, placement)
+    deaths.world.wait_for_step(name, 1, process)  # the next batch is generated at once
     [engine] = engine_processes(process.pid)
     time.sleep(deaths.world.metrics(still)[2]["time/rollout"] / 2)
     engine.kill()
-    outcome = ended("generation", process)
-    deaths.check("generation", outcome, still)
-    course = deaths.course("generation")
+    outcome = ended(name, process)
+    deaths.check(name, outcome, still)
+    course = deaths.course(name)
     assert "actor_infer rank 0 died: the process died" in course and "actor_infer rank 0 is back after" in course
-    assert [line["engine/restarts"] for line in deaths.world.metrics("generation")[1:]] == [0, 1, 1, 1, 1]
+    assert [line["engine/restarts"] for line in deaths.world.metrics(name)[1:]] == [0, 1, 1, 1, 1]
 
 
 def test_an_engine_is_killed_amid_a_broadcast(deaths: Deaths, still: str, ended: Callable[[str, subprocess.Popen[str]], Outcome]) -> None:
     """Steps of a run are alike, so the step before says when the next broadcast is half done."""
+    need_devices(2)
     name = "broadcast"
     process = deaths.start(name, DISJOINT)
     for step in range(1, 1 + TRIES):
@@ -178,6 +189,7 @@ def test_an_engine_is_killed_amid_a_broadcast(deaths: Deaths, still: str, ended:
 def test_a_rank_of_the_trainer_is_killed_where_roles_take_turns(
     deaths: Deaths, still: str, ended: Callable[[str, subprocess.Popen[str]], Outcome]
 ) -> None:
+    need_devices(2)
     name = "rank"
     process = deaths.start(name, COLOCATED)
     deaths.world.wait_for_step(name, 3, process)
