@@ -5,6 +5,7 @@ vLLM loads this module in each of its processes through the entry point group `v
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ from roll.weight_sync.reader import BucketReader
 from roll.weight_sync.routes import Rendezvous, Route, Transport
 from roll.weight_sync.vllm_stages import tell_stages
 
+LOG = logging.getLogger(__name__)
 BACKEND = "roll"
 TEXT_MODEL = "language_model."
 """Where a Qwen3.5 that also sees keeps the parameters of its text model."""
@@ -118,8 +120,17 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load one bucket. The base class would synchronise a device, which the CPU is not."""
-        self.receive_weights(self.parse_update_info(update_info))
+        """Load one bucket. The base class would synchronise a device, which the CPU is not.
+
+        Raises:
+            SystemExit: the GPU failed. vLLM would return the error to its caller and keep running in a CUDA context that may be broken.
+                An engine that ends is replaced.
+        """
+        try:
+            self.receive_weights(self.parse_update_info(update_info))
+        except torch.AcceleratorError as error:
+            LOG.exception("the GPU failed during an update of the weights; the engine ends")
+            raise SystemExit(1) from error
 
     def receive_weights(self, update_info: BucketArrived) -> None:
         """Verify a bucket and hand its tensors to the model."""
