@@ -1,4 +1,4 @@
-"""roll from Python: what the commands do, as functions that return what they found and raise what went wrong.
+"""roll's Python interface: the commands as functions that return results and raise errors.
 
 docs/running.md has an example. They may be called inside a running event loop, as in a notebook, and from the main thread, whose signals
 interrupt them.
@@ -35,11 +35,11 @@ class TrainResult:
     folder: Path
     """The run folder."""
     step: int
-    """Number of the last step that was taken."""
+    """Number of the last completed step."""
     metrics: Metrics
     """Metrics of that step."""
     export: Path | None
-    """The trained model as Hugging Face's libraries load it; None if it was not exported."""
+    """Folder of the trained model for Hugging Face's libraries. None if it was not exported."""
 
 
 def load_config(name: str, overrides: Sequence[str] = (), config_path: str | Path | None = None) -> Config:
@@ -62,7 +62,7 @@ def load_config(name: str, overrides: Sequence[str] = (), config_path: str | Pat
 
 
 def train(config: Config) -> TrainResult:
-    """Run an experiment to its end, or go on with it where its run folder has a checkpoint.
+    """Run an experiment to its end. Continue from its run folder's checkpoint, if there is one.
 
     Raises:
         BadInput: models or data cannot be used; nothing has started.

@@ -15,7 +15,7 @@ from roll.tracking.report.write import write_page
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the comparison and write its page; 0, or 2 if the runs cannot be compared or the page cannot be written."""
+    """Print the comparison and write its page. Return 0, or 2 if the runs cannot be compared or the page cannot be written."""
     parser = argparse.ArgumentParser(prog="python -m roll.compare", description=__doc__)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder that holds those of a multirun")
     help_of_output = f"the page; by default {PAGE} in the folder named, or in the working directory if there are several"

@@ -20,7 +20,7 @@ class RollError(Exception):
 
 
 def run_command(work: Callable[[], object]) -> int:
-    """Do the work of a command; the exit status. An error is printed to stderr, with a traceback only if it is a defect of roll."""
+    """Run a command and return its exit status. Errors are printed to stderr, with a traceback only if it is a defect of roll."""
     try:
         work()
     except RollError as error:
@@ -37,14 +37,14 @@ def run_command(work: Callable[[], object]) -> int:
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing wrong with a configuration or with data, for a person to mend."""
+    """One fault of a configuration or of data, with its remedy."""
 
     place: str
     """Key path (`actor_train.training_args.learning_rate`) or `file:row`."""
     problem: str
-    """What is wrong, with the value that was found."""
+    """The fault, with the value."""
     remedy: str
-    """What to do about it: the allowed values, the nearest known key, the command to run."""
+    """The remedy: the allowed values, the nearest known key, the command to run."""
 
     def __str__(self) -> str:
         return f"{self.place}: {self.problem}\n    {self.remedy}"
@@ -86,7 +86,7 @@ class WorkerFailed(RollError):
 
 
 class WorkerDied(WorkerFailed):
-    """A worker's process, or one that it cannot do without, has ended or does nothing any more."""
+    """A worker's process, or one that it needs, has ended or makes no progress."""
 
 
 class WorkerLate(WorkerFailed):
@@ -98,15 +98,15 @@ class EngineShortage(WorkerFailed):
 
 
 ECHO_SECONDS = 2.0
-"""How long to wait for further failures after the first, so that the cause is reported and not its consequence."""
+"""Seconds to wait for further failures after the first, so that the cause is reported and not its consequence."""
 
 
 class WorkerAbandoned(WorkerFailed):
-    """A worker failed because another worker had failed or did not come. The cause is the other one's."""
+    """A worker failed because another worker had failed or was missing. The cause is that of the other worker."""
 
 
 class WorkerWaited(WorkerAbandoned):
-    """A worker waited in a collective operation for others that did not come."""
+    """A worker waited in a collective operation for workers that did not join it."""
 
 
 class EnvironmentFailed(RollError):
@@ -126,11 +126,11 @@ class NeighbourFailed(EnvironmentFailed):
 
 
 class DeviceMemoryError(RollError):
-    """A device has too little memory, and nothing is left to be made smaller."""
+    """A device has too little memory, and nothing can be made smaller."""
 
 
 class NonFiniteError(RollError):
-    """A loss or gradient is not finite, again and again, or one came through to the weights."""
+    """Losses or gradients were not finite too often in a row, or a non-finite one changed the weights."""
 
 
 class WeightSyncError(RollError):
@@ -138,4 +138,4 @@ class WeightSyncError(RollError):
 
 
 class CheckpointError(RollError):
-    """A checkpoint cannot be written, or what is on disk is not whole."""
+    """A checkpoint cannot be written, or is incomplete on disk."""

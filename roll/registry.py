@@ -1,4 +1,4 @@
-"""A named table of interchangeable functions or classes: one line registers an entry, a name finds it."""
+"""A table of interchangeable functions or classes by name."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Registered = TypeVar("Registered")
 
 
 class Registry(Mapping[str, Entry], Generic[Entry]):
-    """Maps names to entries and, for an unknown name, lists what is known and what is nearest."""
+    """Maps names to entries. For an unknown name it lists the known ones and the nearest."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._entries: dict[str, Entry] = {}
 
     def register(self, name: str) -> Callable[[Registered], Registered]:
-        """Decorator that adds an entry under `name` and returns it unchanged, of the type that it has.
+        """Decorator that adds an entry under `name` and returns it unchanged.
 
         Raises:
             ValueError: `name` is taken.
@@ -39,7 +39,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return self._entries[name]
 
     def find(self, name: str) -> Entry:
-        """The entry of a name, or what `package.module:Name` names."""
+        """Return the entry of a name, or the object of `package.module:Name`."""
         return imported(name) if ":" in name else self[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -50,12 +50,12 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
 
 def imported(name: str) -> Any:
-    """What `package.module:Name` names."""
+    """Return the object that `package.module:Name` names."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def nearest(name: str, known: Mapping[str, object] | list[str]) -> str:
-    """` (did you mean 'x'?)` for a misspelt name, or an empty string where nothing is near."""
+    """Return ` (did you mean 'x'?)` for a misspelt name, or an empty string if no name is near."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""

@@ -1,4 +1,4 @@
-"""The records that flow between parts: frozen and typed; shape and unit are given beneath each field.
+"""The records that pass between modules: frozen and typed. The docstring of a field gives its shape and unit.
 
 P is a prompt's length in tokens, R a response's, E a number of episodes, N of sequences, one for each of the episodes' trajectories,
 and T the sum of the sequences' lengths.
@@ -19,16 +19,16 @@ Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 Metrics = dict[str, float]
 FP32_MAX = 3.4028234663852886e38
-"""Losses are computed in fp32: a larger number would be infinite there."""
+"""Largest number in a loss. Losses are computed in fp32, where a larger number would be infinite."""
 
 
 class FinishReason(StrEnum):
     """Why a response ended."""
 
     STOP = "stop"
-    """The model ended it: end-of-sequence token or a stop string."""
+    """The model ended it, by an end-of-sequence token or a stop string."""
     LENGTH = "length"
-    """It ran into `response_length` and is truncated."""
+    """It reached `response_length` and is truncated."""
     ABORT = "abort"
     """The engine aborted it; the tokens are a prefix."""
 
@@ -42,9 +42,9 @@ class RewardOutcome(StrEnum):
     CRASHED = "crashed"
     """The reward function raised, or its process died."""
     TIMED_OUT = "timed_out"
-    """It exceeded its deadline and was ended."""
+    """The computation exceeded its deadline and was ended."""
     UNAVAILABLE = "unavailable"
-    """No verdict was possible: what the reward needs, a sandbox or a judge, could not be had."""
+    """No verdict was possible: a sandbox or judge that the reward needs was unavailable."""
 
 
 NO_VERDICT = frozenset({RewardOutcome.CRASHED, RewardOutcome.TIMED_OUT, RewardOutcome.UNAVAILABLE})
@@ -62,7 +62,7 @@ class TurnReward:
 
 @dataclass(frozen=True)
 class RewardResult:
-    """What a reward function says of one response."""
+    """Result of a reward function for one response."""
 
     value: float
     """The reward. For an outcome other than SCORED it is the configured stand-in (0 unless told)."""
@@ -70,7 +70,7 @@ class RewardResult:
     parts: Mapping[str, float] = field(default_factory=dict)
     """Named components, for the metrics and the samples file."""
     note: str = ""
-    """Why, in a few words: the exception of a crash, the answer that was read."""
+    """A short explanation: the exception of a crash, the answer that was read."""
     turns: tuple[TurnReward, ...] = ()
     """Turns of the response in their order, for `step_reinforce`. What `value` has beyond their sum is earned at the response's end."""
 
@@ -88,7 +88,7 @@ class Prompt:
     domain: str
     """Key of `rewards` that scores the responses."""
     row: Mapping[str, Any]
-    """The data set's row, as the reward functions see it."""
+    """The data set's row, for reward functions."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class StopReason(StrEnum):
     LENGTH = "length"
     """A response reached `response_length` and is truncated."""
     MAX_TURNS = "max_turns"
-    """The policy has had all the turns that it may have."""
+    """The policy has used all of its turns."""
     CONTEXT_FULL = "context_full"
     """The context has no room for another turn."""
     DEADLINE = "deadline"
@@ -177,13 +177,13 @@ class Episode:
     so that no token is learnt twice. At least one segment is sampled, if of no token."""
     reward: RewardResult
     turn_rewards: Sequence[float] = ()
-    """What each sampled segment earned, in their order. What `reward.value` has beyond their sum is earned at the end. Empty if nothing
+    """The reward of each sampled segment, in order. What `reward.value` has beyond their sum is earned at the end. Empty if nothing
     is known of the segments."""
     turn_states: Sequence[str] = ()
     """The state of the environment before each sampled segment, in their order: equal texts are equal states. Empty without an
     environment."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the environment, and the loop over its turns, count of the episode."""
+    """Metrics of the episode from the environment and the loop over its turns."""
 
     @property
     def sampled(self) -> list[Segment]:
@@ -230,7 +230,7 @@ class Sampling:
     ignore_eos: bool = False
     """Generate exactly `max_new_tokens`; for benchmarks."""
     log_probs: bool = True
-    """Keep the sampled tokens' log-probs. Generating without them is faster."""
+    """Whether to return the sampled tokens' log-probs. Generation without them is faster."""
 
 
 @dataclass(eq=False)
@@ -240,23 +240,23 @@ class Session:
 
 @dataclass(frozen=True)
 class Sequences:
-    """N token sequences laid end to end; nothing is padded."""
+    """N token sequences, concatenated without padding."""
 
     token_ids: Ints
     """[T]"""
     offsets: NDArray[np.int64]
     """[N + 1]; sequence i is `token_ids[offsets[i]:offsets[i + 1]]`."""
     response_mask: Bools
-    """[T]; True where a token was produced by the policy (or is to be learnt) and so enters a loss."""
+    """[T]; True for tokens that enter a loss: those that the policy sampled, or that an example teaches."""
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """[N], tokens of each sequence."""
+        """Return the number of tokens of each sequence, [N]."""
         return np.diff(self.offsets)
 
     @property
     def response_lengths(self) -> NDArray[np.int64]:
-        """[N], tokens of each sequence that enter a loss."""
+        """Return the number of tokens of each sequence that enter a loss, [N]."""
         counts, there = np.zeros(len(self), np.int64), self.lengths > 0
         if there.any():
             # An empty sequence has no place in `reduceat`. As bytes, booleans are added up several times faster.
@@ -269,7 +269,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """What one call of `train_step` learns from. Per-token fields hold 0 outside `response_mask`.
+    """The data of one call of `train_step`. Per-token fields hold 0 outside `response_mask`.
 
     Position t of a per-token field speaks of token t given the tokens before it.
     """
@@ -278,45 +278,45 @@ class TrainBatch:
     advantages: Floats
     """[T]"""
     behaviour_log_probs: Floats | None
-    """[T], natural log: the engine that sampled the token, at the version that sampled it. None if not asked for."""
+    """[T], natural log, of the engine and version that sampled the token. None if not requested."""
     policy_versions: Ints
     """[T], the version that sampled the token."""
     ref_log_probs: Floats | None = None
-    """[T], natural log: the reference policy. None if no term of the loss uses it."""
+    """[T], natural log, of the reference policy. None if no term of the loss uses it."""
     proximal_log_probs: Floats | None = None
-    """[T], natural log: the trainer's policy before the step's first update. None if that pass was not run."""
+    """[T], natural log, of the trainer's policy before the step's first update. None if that pass was not run."""
     token_selection: Bools | None = None
-    """[T], tokens that the loss treats apart. None if it treats all alike."""
+    """[T], tokens that the loss treats differently. None if it treats all alike."""
     sequence_weights: Floats | None = None
-    """[N], factors of the sequences' losses; None weighs all alike."""
+    """[N], weights of the sequences' losses. None means equal weights."""
     episode_of_sequence: Ints | None = None
-    """[N], not falling: the episode of each sequence. Means over sequences count an episode once. None if each is one of its own."""
+    """[N], not decreasing: the episode of each sequence. Means over sequences count an episode once. None: one episode each."""
     labels: Floats | None = None
-    """[N], what is known of each sequence: 1 for desirable and 0 for not, or the margin of its pair. None if nothing is."""
+    """[N], label of each sequence: 1 for desirable and 0 for not, or the margin of its pair. None without labels."""
     teacher_states: Floats | None = None
     """[S, H] for the S response tokens: the last hidden states from which a teacher predicts them. None without a teacher."""
     sequences_per_example: int = 1
     """Sequences that a loss compares and that stay together in one micro-batch: 2 for pairs, the chosen one first."""
     values: Floats | None = None
-    """[T]: what the critic expected before the token, before the step's first update. None without a critic."""
+    """[T], the critic's value before the token, before the step's first update. None without a critic."""
     returns: Floats | None = None
-    """[T]: what the critic should have expected. None without a critic."""
+    """[T], the critic's target. None without a critic."""
 
     def __len__(self) -> int:
         return len(self.sequences)
 
     @property
     def example_count(self) -> int:
-        """Number of examples; a split keeps each whole."""
+        """Number of examples. Splits never divide an example."""
         return len(self) // self.sequences_per_example
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of the model under the name that its checkpoint gives it."""
+    """One tensor of the model, by its name in the checkpoint."""
 
     name: str
     dtype: str
-    """Name that torch prints: `torch.bfloat16`."""
+    """Name as torch prints it: `torch.bfloat16`."""
     shape: tuple[int, ...]
     nbytes: int

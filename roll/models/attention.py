@@ -1,4 +1,4 @@
-"""Attention over sequences that lie end to end in one row, through transformers' attention interface.
+"""Attention over packed sequences through transformers' attention interface.
 
 The model is given `cu_seq_lens_q` and `max_length_q` as keyword arguments; no token attends to another sequence.
 On CUDA the kernel is torch's variable-length FlashAttention, which takes bf16 and fp16. On the CPU, and in fp32,
@@ -21,7 +21,7 @@ PACKED = "roll_packed"
 
 
 def register() -> str:
-    """Make the packed kernel known to transformers; returns the name for `attn_implementation`."""
+    """Register the packed kernel in transformers. Return the name for `attn_implementation`."""
     AttentionInterface.register(PACKED, over_ranks(packed_attention))
     return PACKED
 
@@ -74,7 +74,7 @@ def packed_attention(
 
 
 def positions(offsets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """Sequence index and position within it, both [T], of every packed token."""
+    """Return the sequence index and the position within the sequence, both [T], of every packed token."""
     lengths = offsets.diff()
     rows = torch.repeat_interleave(torch.arange(len(lengths), device=offsets.device), lengths, output_size=tokens)
     columns = torch.arange(tokens, device=offsets.device) - offsets[:-1][rows]

@@ -1,4 +1,4 @@
-"""Divergence from a teacher over the whole vocabulary, straight from hidden states, as `head.py` has log-probs.
+"""Divergence from a teacher over the whole vocabulary, computed from hidden states as `head.py` computes log-probs.
 
 Logits of student and teacher are formed for a fixed number of tokens at a time, compared, and dropped; the backward pass forms them
 again. Between processes and in memory a teacher is its hidden states [S, H], or its top k, not its logits [S, V].
@@ -21,11 +21,11 @@ from roll.models.teacher_top import TeacherTop, in_buckets
 Compare = Callable[[Tensor, Tensor], Tensor]
 """Maps fp32 logits [K, R] of the student and the teacher's output for the same tokens [K, ...] to nats [K]."""
 TENSORS = 8
-"""Tensors of the size of the logits that comparing takes, where log-probs take two."""
+"""Number of tensors of the logits' size that a comparison needs. Log-probs need two."""
 
 
 def chunked_divergence(hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, measure: Divergence) -> Tensor:
-    """Nats [S] of `measure` between hidden @ weight.T and the teacher's logits. Differentiable in hidden and weight.
+    """Return nats [S] of `measure` between hidden @ weight.T and the teacher's logits. Differentiable in hidden and weight.
 
     Where one output matrix has more rows than the other, filled up to a round number, both distributions are those over the rows
     that both have.
@@ -45,7 +45,7 @@ def chunked_divergence(hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, t
 
 
 def chunked_top_divergence(hidden: Tensor, weight: Tensor, encoded: Tensor, top: TeacherTop, measure: Divergence) -> Tensor:
-    """Nats [S] of `measure` over the teacher's top k tokens and all others as one. Differentiable in hidden and weight.
+    """Return nats [S] of `measure` over the teacher's top k tokens and all others as one. Differentiable in hidden and weight.
 
     Args:
         hidden: [S, H].
@@ -92,6 +92,6 @@ class _ChunkedDivergence(torch.autograd.Function):
 
 
 def chunks(tokens: int, vocabulary: int) -> list[slice]:
-    """Tokens whose logits are formed and compared at a time."""
+    """Return the number of tokens whose logits are formed and compared at a time."""
     size = max(16, head_tokens(vocabulary) * 2 // TENSORS)
     return [slice(start, start + size) for start in range(0, tokens, size)]

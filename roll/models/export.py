@@ -1,4 +1,4 @@
-"""Write a policy as the folder that transformers, PEFT and vLLM load."""
+"""Writes a policy as a folder for transformers, PEFT and vLLM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMAT = {"format": "pt"}
 
 
 def write_model(folder: Path, buckets: Iterator[Mapping[str, Tensor]], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """A Hugging Face folder: one safetensors file for each bucket and the index that joins them."""
+    """Write a Hugging Face folder: one safetensors file for each bucket, and their index."""
     folder.mkdir(parents=True, exist_ok=True)
     where: dict[str, str] = {}
     total = 0
@@ -28,11 +28,11 @@ def write_model(folder: Path, buckets: Iterator[Mapping[str, Tensor]], model: Pr
         total += sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": where}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-    # The text model of one that also sees comes without the name by which engines find their code.
+    # The text model of a model with vision lacks the name by which engines find its code.
     model.config.architectures = model.config.architectures or [type(model).__name__]
     model.config.save_pretrained(folder)
     if model.can_generate() and model.generation_config is not None:  # a reward model has none
-        # Not save_pretrained, which refuses what published models come with: a temperature without do_sample.
+        # Not save_pretrained, which refuses a temperature without do_sample. Published models have that.
         model.generation_config.to_json_file(folder / GENERATION_CONFIG_NAME)
     tokenizer.save_pretrained(folder)
 
@@ -46,7 +46,7 @@ def write_adapter_folder(folder: Path, tensors: Mapping[str, Tensor], model: obj
 
 
 def adapter_config(model: object) -> str:
-    """PEFT's `adapter_config.json` of the model's adapter."""
+    """Return PEFT's `adapter_config.json` of the model's adapter."""
     assert isinstance(model, PeftModel)
     description = model.peft_config["default"].to_dict() | {"inference_mode": True}
     return json.dumps(description, indent=2, sort_keys=True, default=_plain) + "\n"

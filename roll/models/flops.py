@@ -1,4 +1,4 @@
-"""Model FLOPs of training, and what devices can do: the two sides of MFU, the model FLOPs utilisation."""
+"""Model FLOPs of training and peak FLOP/s of devices, whose ratio is the model FLOPs utilisation (MFU)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ DENSE_BF16_PEAKS: tuple[tuple[frozenset[str], float], ...] = (
     (frozenset({"L40S"}), 362e12),
     (frozenset({"L4"}), 121e12),
 )
-"""Words of a GPU's name, and the FLOP/s that NVIDIA's data sheet gives for its dense bf16 products; a more special name comes first."""
+"""Words of a GPU's name, and its dense bf16 FLOP/s in NVIDIA's data sheet. More special names come first."""
 
 
 def dense_bf16_peak(device_name: str) -> float | None:
-    """FLOP/s of a GPU by the name that CUDA gives it. None for one that is not known, and for a part of one (MIG)."""
+    """Return the FLOP/s of a GPU by its CUDA name. None for an unknown one and for a part of one (MIG)."""
     words = set(re.findall(r"\w+", device_name))
     return next((peak for known, peak in DENSE_BF16_PEAKS if known <= words and "MIG" not in words), None)
 
@@ -41,15 +41,15 @@ class TrainingFlops:
     """
 
     parameters: int
-    """All, an adapter's among them."""
+    """Number of all parameters, including an adapter's."""
     trained: int
     """Parameters that learn."""
     attending: float = 0.0
-    """FLOP of one token's attending to one other in a forward pass; 0 leaves attention out."""
+    """FLOP of one token's attention to another in a forward pass. 0 leaves attention out."""
 
     def of(self, lengths: ArrayLike) -> float:
-        """FLOP of one forward and backward pass over sequences of these lengths, [N] in tokens."""
+        """Return the FLOP of one forward and backward pass over sequences of these lengths, [N] in tokens."""
         tokens = np.asarray(lengths, np.float64)
         products = (4 * self.parameters + 2 * self.trained) * tokens.sum()
-        # Half of the pairs; each of attention's two products has two operands, and both have a gradient.
+        # Half of the pairs. Each of attention's two products has two operands, both with a gradient.
         return float(products + 3 * self.attending * (tokens**2).sum() / 2)

@@ -1,4 +1,4 @@
-"""The gated delta rule over sequences that lie end to end in one row (Yang et al., Gated Delta Networks, 2024), for Qwen3.5's hybrids.
+"""The gated delta rule over packed sequences (Yang et al., Gated Delta Networks, 2024), for Qwen3.5's hybrids.
 
 Such a layer passes a state from token to token, and its convolution reads the tokens before: both must start anew with each sequence.
 The kernels of flash-linear-attention take packed sequences, on GPUs and in 16 bits. Without the package, in fp32 and on the CPU each
@@ -26,7 +26,7 @@ from roll.models.attention import positions
 from roll.models.layers import decoder_layers
 
 CHUNK = 64
-"""Tokens that transformers' rule takes at a time; it fills the last chunk of a sequence up with zeros."""
+"""Number of tokens in a chunk of transformers' rule, which pads the last chunk of a sequence with zeros."""
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """Query, key [1, T, heads, K], value [1, T, heads, V], log of the decay and beta [1, T, heads], int32 offsets [N + 1]: [1, T, heads, V]."""
@@ -36,20 +36,20 @@ Convolution = Callable[[Tensor, Tensor, str, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class DeltaKernels:
-    """What a layer computes its state and its convolution with."""
+    """Kernels for a layer's state and convolution."""
 
     rule: Rule
     convolution: Convolution
 
 
 def has_delta_layers(config: PreTrainedConfig) -> bool:
-    """Whether a model is a hybrid whose layers of linear attention are `packed_delta`'s."""
+    """Whether a model is a hybrid whose linear attention `packed_delta` computes."""
     text = config.get_text_config()
     return text.model_type in HYBRIDS and LINEAR in (getattr(text, "layer_types", None) or ())
 
 
 def delta_layers(model: nn.Module) -> list[nn.Module]:
-    """The mixers by the gated delta rule, first to last."""
+    """Return the gated-delta mixers in the order of the layers."""
     return [mixer for layer in decoder_layers(model) if isinstance(mixer := getattr(layer, "linear_attn", None), nn.Module)]
 
 
@@ -62,7 +62,7 @@ def pack_delta_layers(model: PreTrainedModel) -> None:
 
 
 def as_forward(chosen: Callable[[Tensor], DeltaKernels]) -> Callable[..., Tensor]:
-    """`packed_delta` as the method of a layer, by the kernels for what it is given."""
+    """Run `packed_delta` as a layer's method, with the kernels for its input."""
 
     def forward(layer: nn.Module, hidden_states: Tensor, *, cu_seq_lens_q: Tensor, **_: Any) -> Tensor:
         return packed_delta(layer, hidden_states, cu_seq_lens_q, chosen(hidden_states))
@@ -84,7 +84,7 @@ def kernels(layer: nn.Module) -> Callable[[Tensor], DeltaKernels]:
 
 
 def uncompiled(rule: Rule, convolution: Convolution) -> DeltaKernels:
-    """Kernels that a compiled layer calls as they are: what they do depends on where sequences start, or is a kernel already."""
+    """Kernels that compiled layers call uncompiled, because they depend on the sequences' starts or are compiled already."""
     return DeltaKernels(cast(Rule, torch.compiler.disable(rule)), cast(Convolution, torch.compiler.disable(convolution)))
 
 
@@ -116,7 +116,7 @@ def packed_delta(layer: Any, hidden: Tensor, offsets: Tensor, with_: DeltaKernel
 def rule_by_chunks(
     rule: Callable[..., tuple[Tensor, Any]], query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, offsets: Tensor
 ) -> Tensor:
-    """A `Rule` by one that knows of rows alone: sequences of equally many chunks are the rows of a call.
+    """Make a `Rule` from one without packing: sequences with the same number of chunks are the rows of a call.
 
     It is given no token more than it would fill up itself. What fills a row up follows its last token, so nothing reads it.
     """
@@ -136,7 +136,7 @@ def rule_by_chunks(
 
 
 def convolution_by_shifts(row: Tensor, weight: Tensor, activation: str, offsets: Tensor) -> Tensor:
-    """A causal depthwise `Convolution`: a token's row and those before it in its sequence, each times its weight, summed in fp32."""
+    """A causal depthwise `Convolution`: the weighted sum, in fp32, of a token's row and the rows before it in its sequence."""
     tokens, width = row.shape[1], weight.shape[1]
     _, columns = positions(offsets, tokens)
     values, weights = row.float(), weight.float()

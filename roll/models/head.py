@@ -1,4 +1,4 @@
-"""Log-probs and entropy straight from hidden states, without a tokens-by-vocabulary tensor.
+"""Log-probs and entropy from hidden states, without a tokens-by-vocabulary tensor.
 
 The head's product is formed for a fixed number of logits at a time, reduced to two numbers a token, and dropped; the
 backward pass forms it again, but for the last, with which it begins. Memory grows with neither the micro-batch nor the
@@ -21,9 +21,9 @@ from roll.config.plan.memory import head_tokens
 
 
 class LogProbHead(nn.Module):
-    """Takes the place of a causal model's `lm_head` and shares its weight.
+    """Replaces a causal model's `lm_head` and shares its weight.
 
-    Being a module, its call triggers ZeRO-3's hooks, so that the sharded weight is whole while it is used, in the
+    It is a module, so its call triggers ZeRO-3's hooks: the sharded weight is whole while it is used, in the
     forward pass and again in the backward pass.
     """
 
@@ -41,7 +41,7 @@ class LogProbHead(nn.Module):
         temperature: float = 1.0,
         more: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> Any:
-        """Logits [..., V] of hidden [..., H], as `nn.Linear` would; with targets the pair (log_probs, entropy).
+        """Return logits [..., V] of hidden [..., H], as `nn.Linear` does; with targets the pair (log_probs, entropy).
 
         Without targets, but with `more`, what `more` says alone.
 
@@ -61,7 +61,7 @@ class LogProbHead(nn.Module):
 
 
 def chunked_log_probs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """log softmax(hidden @ weight.T / temperature) at the targets, and its entropy. Both differentiable.
+    """Return log softmax(hidden @ weight.T / temperature) at the targets, and its entropy. Both are differentiable.
 
     Args:
         hidden: [T, H].
@@ -75,7 +75,7 @@ def chunked_log_probs(hidden: Tensor, weight: Tensor, targets: Tensor, temperatu
 
 
 def logits_of(hidden: Tensor, weight: Tensor) -> Tensor:
-    """fp32 hidden @ weight.T, accumulated in fp32."""
+    """Return fp32 hidden @ weight.T, accumulated in fp32."""
     if weight.dtype == torch.float32:
         return hidden @ weight.t()
     if weight.is_cuda:
@@ -84,7 +84,7 @@ def logits_of(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """fp32 `total` += left @ right, the products accumulated in fp32 whatever the operands are."""
+    """Add left @ right to the fp32 `total`. Products are accumulated in fp32 for operands of any dtype."""
     if left.dtype == torch.float32:
         total.addmm_(left, right)
     elif left.is_cuda:
@@ -94,7 +94,7 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def token_statistics(logits: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-prob of the target, log of the partition sum, and entropy, fp32 [T] each, of fp32 `logits` [T, V] times `scale`."""
+    """Return log-prob of the target, log of the partition sum, and entropy, fp32 [T] each, of fp32 `logits` [T, V] times `scale`."""
     scaled = logits * scale
     largest = scaled.amax(dim=-1, keepdim=True)
     shifted = scaled - largest
@@ -116,7 +116,7 @@ def logit_gradient(
     scale: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Gradient [T, V] of the logits, rounded to `dtype`: d log p_y = onehot(y) - p; d entropy = -p (log p + entropy)."""
+    """Return the gradient [T, V] of the logits, rounded to `dtype`: d log p_y = onehot(y) - p; d entropy = -p (log p + entropy)."""
     log_p = logits * scale - log_z[:, None]
     slope = -grad_log_probs[:, None]
     if grad_entropy is not None:
@@ -127,12 +127,12 @@ def logit_gradient(
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as one kernel; compiled at its first call."""
+    """Return the function compiled into one kernel at its first call."""
     return torch.compile(function)
 
 
 def _fused(function: Callable[..., Any], logits: Tensor, *rest: Any) -> Any:
-    """Call a pure function of a chunk: compiled on CUDA, for any number of tokens and this vocabulary."""
+    """Call a pure function of a chunk. On CUDA it is compiled for this vocabulary and any number of tokens."""
     if not logits.is_cuda:
         return function(logits, *rest)
     for tensor in (logits, *rest):
@@ -142,7 +142,7 @@ def _fused(function: Callable[..., Any], logits: Tensor, *rest: Any) -> Any:
 
 
 def _chunks(tokens: int, vocabulary: int) -> list[slice]:
-    """First the one that is not whole: what is kept of the last then serves the most tokens."""
+    """Return the chunks, the incomplete one first: the last one, whose logits are kept, then has the most tokens."""
     size = head_tokens(vocabulary)
     return [slice(max(0, end - size), end) for end in range(tokens % size or size, tokens + 1, size)]
 
@@ -163,7 +163,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         ctx.weight = weight
         ctx.temperature = temperature
         ctx.save_for_backward(hidden, targets, log_z, entropy)
-        # An entropy that no loss uses has no gradient, rather than one of zeros to compute with.
+        # An entropy that no loss uses has None as its gradient, which saves computing with zeros.
         ctx.set_materialize_grads(False)
         return log_probs, entropy
 

@@ -47,7 +47,7 @@ def initialise(source: str, out: Path, seed: int, dtype: str, trust_remote_code:
 
 
 def main() -> int:
-    """Write the model that the command line names; 0, or 2 if its configuration cannot be used."""
+    """Write the model that the command line names. Return 0, or 2 if its configuration cannot be used."""
     parser = argparse.ArgumentParser(prog="python -m roll.models.initialise", description=__doc__)
     parser.add_argument("folder", help="folder or Hub name with config.json and a tokenizer")
     parser.add_argument("out", type=Path, help="the folder to write")

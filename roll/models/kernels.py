@@ -18,11 +18,11 @@ from roll.models.sequence_parallel import Attention, over_ranks
 FLASH = "roll_flash"
 FUSED = {"rope": True, "rms_norm": True, "swiglu": True}
 PLAIN = {"cross_entropy": False, "fused_linear_cross_entropy": False}
-"""The head is `models.head`'s, which Liger's losses would replace."""
+"""Options of Liger. Its losses would replace the head of `models.head`."""
 
 
 def register_flash() -> str:
-    """Make flash-attn's kernel known to transformers; returns the name for `attn_implementation`.
+    """Register flash-attn's kernel in transformers. Return the name for `attn_implementation`.
 
     Raises:
         ConfigError: the package is not installed, or was built for another torch.
@@ -38,7 +38,7 @@ def register_flash() -> str:
 
 
 def flash_attention(kernel: Callable[..., Tensor]) -> Attention:
-    """`models.attention.packed_attention` by flash-attn's `flash_attn_varlen_func`, which also knows sliding windows.
+    """`models.attention.packed_attention` by flash-attn's `flash_attn_varlen_func`, which also supports sliding windows.
 
     The function is at hand: compiled layers cannot import it.
     """

@@ -1,4 +1,4 @@
-"""Load a causal language model so that it scores packed sequences, with or without a LoRA adapter."""
+"""Loads a causal language model for packed sequences, with or without a LoRA adapter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 @dataclass(frozen=True)
 class PackedInputs:
-    """One micro-batch on the device of the model that reads it."""
+    """One micro-batch on the model's device."""
 
     token_ids: Tensor
     """[T] int64"""
@@ -38,16 +38,16 @@ class PackedInputs:
     cu_seq_lens: Tensor
     """[N + 1] int32"""
     max_length: int
-    """Tokens of the longest sequence."""
+    """Number of tokens of the longest sequence."""
     scored: Tensor
-    """[S] int64: positions t > 0 of the tokens whose log-probs, or values, are wanted; each is predicted at t - 1."""
+    """[S] int64: positions t > 0 of the tokens whose log-probs or values are requested. Each is predicted at t - 1."""
     temperature: float = 1.0
-    """Logits are divided by it."""
+    """Divides the logits."""
     teacher_states: Tensor | None = None
-    """fp32 [S, H'], from which a teacher predicts the scored tokens, or those of this rank's share; None without one."""
+    """fp32 [S, H'], states from which a teacher predicts the scored tokens, or those of this rank's share. None without a teacher."""
     share: TokenShare | None = None
-    """The tokens that this rank runs through the layers, where others run the rest. T is then a multiple of their number: what fills
-    the row up is a sequence of its own, of which nothing is asked."""
+    """The tokens that this rank runs through the layers, if other ranks run the rest. T is then a multiple of their number: the padding
+    is a sequence of its own, without scored tokens."""
 
 
 class PackedModel(nn.Module):
@@ -63,13 +63,13 @@ class PackedModel(nn.Module):
 
     @property
     def causal(self) -> PreTrainedModel:
-        """The transformers model, beneath the adapter if there is one."""
+        """The transformers model, without the adapter around it, if any."""
         causal = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
         assert isinstance(causal, PreTrainedModel)
         return causal
 
     def hidden(self, inputs: PackedInputs) -> Tensor:
-        """[T, H]: the last layer's states, normalised; state t has read token t and those before it. With a share, of its tokens."""
+        """Return the last layer's normalised states [T, H]. State t has read the tokens up to t. With a share, only those of its tokens."""
         if self._longest is not None and inputs.max_length > self._longest:
             rope = f"sequences of {inputs.max_length} tokens exceed the {self._longest} up to which the model's rotary embedding is fixed"
             raise ValueError(f"{rope}: not supported")
@@ -86,12 +86,12 @@ class PackedModel(nn.Module):
         ).last_hidden_state[0]
 
     def of_scored(self, inputs: PackedInputs, back: int, say: Callable[[Tensor, slice], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """[S] each: what `say` makes of the states that lie `back` tokens before the scored ones.
+        """Return `say` of the states that lie `back` tokens before the scored ones, [S] each.
 
         It is given states [K, H] and which of the scored tokens they are for: all, or those of this rank's share.
         """
         share, hidden = inputs.share, self.hidden(inputs)
-        # index_select: its backward pass adds rows, that of indexing sorts them first.
+        # index_select, whose backward pass adds rows without sorting them first, as that of indexing does
         if share is None:
             return say(hidden.index_select(0, inputs.scored - back), slice(None))
         rows = share.rows(back)
@@ -100,14 +100,14 @@ class PackedModel(nn.Module):
 
 
 class PackedPolicy(PackedModel):
-    """A model whose forward pass yields log-probs and entropies of chosen tokens, not logits."""
+    """A model whose forward pass returns log-probs and entropies of chosen tokens instead of logits."""
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor, ...]:
-        """fp32 [S] log-probs and fp32 [S] entropies of the tokens at `inputs.scored`."""
+        """Return fp32 [S] log-probs and fp32 [S] entropies of the tokens at `inputs.scored`."""
         return self.scored(inputs)
 
     def scored(self, inputs: PackedInputs, more: Callable[[Tensor, Tensor], Tensor] | None = None) -> tuple[Tensor, ...]:
-        """The same, and what `more` says of hidden states, [S, H] or those of this rank's share, and the output matrix [V, H]."""
+        """Return the same and `more` of the hidden states, [S, H] or those of this rank's share, and the output matrix [V, H]."""
         head = self.causal.get_output_embeddings()
         assert isinstance(head, LogProbHead)
         targets = inputs.token_ids[inputs.scored]
@@ -115,7 +115,7 @@ class PackedPolicy(PackedModel):
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model's folder or Hub name.
+    """Load the tokenizer of a model's folder or Hub name.
 
     Raises:
         DataError: it cannot be read.
@@ -127,7 +127,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 
 
 def check_readable(path: str) -> None:
-    """Read the headers of a local model's weights, so that a broken file is known before anything starts.
+    """Read the headers of a local model's weights, so that a broken file is found before anything starts.
 
     Raises:
         DataError: a file is missing or cannot be read.
@@ -152,7 +152,7 @@ def check_readable(path: str) -> None:
 
 
 def load_causal_model(path: str, model_args: ModelConfig, packed: bool = True) -> PreTrainedModel:
-    """The model in the precision asked for; with `packed`, ready for `PackedPolicy`.
+    """Load the model in the given precision; with `packed`, ready for `PackedPolicy`.
 
     Raises:
         DataError: the weights or their configuration cannot be read, or it cannot read packed sequences.
@@ -167,7 +167,7 @@ def load_causal_model(path: str, model_args: ModelConfig, packed: bool = True) -
 
 
 def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **more: Any) -> Any:
-    """What the `from_pretrained` of an Auto class makes of a folder; `more` are further arguments of it.
+    """Load a folder by the `from_pretrained` of an Auto class. `more` are further arguments of it.
 
     Raises:
         As `load_causal_model`.
@@ -186,7 +186,7 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
     except KeyError as error:
         if error.args != (implementation,):
             raise
-        raise DataError([unfit(path, OWN_ATTENTION)]) from error  # it looks for the kernel in a table of its own
+        raise DataError([unfit(path, OWN_ATTENTION)]) from error  # transformers looks the kernel up in a table of its own
     except (OSError, ValueError, SafetensorError) as error:
         raise DataError([unreadable(path, "model", error)]) from error
     model = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -202,7 +202,7 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Let no layer of the model drop anything while it trains; an adapter that is added later has a dropout of its own.
+    """Switch off the dropout of all layers. An adapter that is added later has its own dropout.
 
     Ratios compare log-probs of several passes, which dropout would make differ.
     """
@@ -212,7 +212,7 @@ def disable_dropout(model: nn.Module) -> None:
 
 
 def restore_frequencies(model: PreTrainedModel) -> None:
-    """Give rotary embeddings their frequencies in fp32 again.
+    """Restore the fp32 frequencies of rotary embeddings.
 
     DeepSpeed makes every tensor that a model creates while ZeRO-3 shards it one of the model's precision. Rounded to bf16 a frequency
     is off by up to 0.2%, and the angle of a token at position 600 by up to a radian.
@@ -225,13 +225,13 @@ def restore_frequencies(model: PreTrainedModel) -> None:
 
 
 def load_policy(path: str, model_args: ModelConfig, seed: int) -> PackedPolicy:
-    """The policy, with a new LoRA adapter where `lora_target` says so. Raises as `load_causal_model`."""
+    """Load the policy, with a new LoRA adapter if `lora_target` is set. Raises as `load_causal_model`."""
     model = load_causal_model(path, model_args)
     return PackedPolicy(add_lora(model, model_args, seed) if model_args.lora_target else model)
 
 
 def add_lora(model: PreTrainedModel, model_args: ModelConfig, seed: int) -> PeftModel:
-    """Wrap the model in a PEFT LoRA adapter, initialised alike on every rank.
+    """Wrap the model in a PEFT LoRA adapter with the same initial values on every rank.
 
     Raises:
         ConfigError: a name in `lora_target` is that of no linear layer, which PEFT passes over if another one is.
@@ -258,13 +258,13 @@ def add_lora(model: PreTrainedModel, model_args: ModelConfig, seed: int) -> Peft
 
 
 def unfit(path: str, why: str) -> Fault:
-    """The fault of a model that cannot read packed sequences."""
+    """Return the error for a model that cannot read packed sequences."""
     remedy = "take a model whose layers attend, and whose logits are those of its output matrix: Qwen, Llama, Mistral"
     return Fault("pretrain", f"the model '{path}' cannot be used: {why}", remedy)
 
 
 def unreadable(path: str, what: str, error: Exception) -> Fault:
-    """The fault of a model or tokenizer that cannot be loaded."""
+    """Return the error for a model or tokenizer that cannot be loaded."""
     first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     where = "" if Path(path).exists() else " (there is no such folder here, and it could not be had from the Hub)"
     problem = f"the {what} '{path}' cannot be read{where}: {first_line}"

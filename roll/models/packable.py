@@ -1,4 +1,4 @@
-"""Whether a model says of packed sequences, through `PackedModel`, what it says of each of them alone."""
+"""Checks whether a model gives packed sequences, through `PackedModel`, the same outputs as each alone."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from roll.models.gated_delta import delta_layers, has_delta_layers
 from roll.models.sequence_parallel import ATTENTION, BY_LENGTH
 
 LOGIT_KEYS = ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
-"""Keys of a model's configuration by which it changes logits, its own or attention's, after the product that makes them."""
+"""Configuration keys of models that change logits, of the output or of attention, after their matrix product."""
 NEUTRAL = (None, 1.0)
 OWN_ATTENTION = "it computes its attention itself, and lets no kernel for packed sequences in"
 
 
 def not_packable(model: PreTrainedModel) -> str | None:
-    """Why the model's log-probs would come out other than its own, if they would."""
+    """Return why the model's log-probs would be wrong, None if they are right."""
     config, head = model.config.get_text_config(), model.get_output_embeddings()
-    is_hybrid = has_delta_layers(config)  # which takes the kernel, but does not say so
+    is_hybrid = has_delta_layers(config)  # supports the kernel without declaring it
     if not model._supports_attention_backend and not is_hybrid:
         return OWN_ATTENTION
     if getattr(head, "bias", None) is not None:
@@ -37,7 +37,7 @@ def not_packable(model: PreTrainedModel) -> str | None:
 
 
 def longest_packable(config: PreTrainedConfig) -> int | None:
-    """Tokens up to which a sequence's rotary embedding does not follow the longest one in its row; None where it never does."""
+    """Return the length up to which a rotary embedding is independent of the longest sequence in the row, None if it always is."""
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
     if rope.get("rope_type") not in BY_LENGTH:

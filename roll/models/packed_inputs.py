@@ -1,4 +1,4 @@
-"""From ragged numpy sequences to what a model reads, and back."""
+"""Converts ragged numpy sequences into a model's inputs, and outputs back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def packed_inputs(
     teacher_states: Floats | None = None,
     over: SequenceGroup | None = None,
 ) -> PackedInputs:
-    """The micro-batch on `device`. The first token of a sequence is predicted by nothing and must not be masked in.
+    """Return the micro-batch on `device`. The first token of a sequence is not predicted and must not be in the mask.
 
     Args:
         over: the ranks that share its tokens out, if any do.
@@ -44,7 +44,7 @@ def packed_inputs(
 
 
 def filled_up(sequences: Sequences, multiple: int) -> Sequences:
-    """With as many tokens more as make their number a multiple; these are a sequence of their own and enter no loss."""
+    """Pad the number of tokens to a multiple. The padding is a sequence of its own and enters no loss."""
     missing = -len(sequences.token_ids) % multiple
     if not missing:
         return sequences
@@ -53,18 +53,18 @@ def filled_up(sequences: Sequences, multiple: int) -> Sequences:
 
 
 def to_device(values: np.ndarray, device: str) -> Tensor:
-    """A copy on the device; to CUDA from pinned memory, so that the host does not wait for it."""
+    """Copy to the device. Copies to CUDA use pinned memory, so that the host does not wait."""
     tensor = torch.from_numpy(np.ascontiguousarray(values))
     return tensor.pin_memory().to(device, non_blocking=True) if device == "cuda" else tensor.to(device)
 
 
 def scored_only(field: Floats, sequences: Sequences, device: str) -> Tensor:
-    """A per-token field at the response tokens, fp32 [S] on `device`."""
+    """Return a per-token field at the response tokens, fp32 [S] on `device`."""
     return to_device(field[sequences.response_mask].astype(np.float32, copy=False), device)
 
 
 def spread(values: Tensor, sequences: Sequences) -> Floats:
-    """[S] values of the response tokens to [T], 0 elsewhere."""
+    """Expand values [S] of the response tokens to [T], 0 elsewhere."""
     out = np.zeros(len(sequences.token_ids), np.float32)
     out[sequences.response_mask] = values.float().cpu().numpy()
     return out

@@ -1,4 +1,4 @@
-"""A reward model: one score for each sequence, read where the whole of it has been read."""
+"""A reward model: one score for each sequence, from the state at its last token."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from roll.types import Bools, Ints
 
 
 class PackedScores(PackedValues):
-    """A model whose forward pass yields the score of the text up to and with each chosen token: the last one of each sequence."""
+    """A model whose forward pass returns the score of the text up to each chosen token, the last one of its sequence."""
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor]:
-        """fp32 [S], at `inputs.scored`."""
+        """Return fp32 [S] scores at `inputs.scored`."""
         return self.values(inputs, back=0)
 
 
 def load_scores(path: str, model_args: ModelConfig, seed: int) -> PackedScores:
-    """The model with its head; a language model's is new and starts at 0. Raises as `load_causal_model`."""
+    """Load the model with its head. The head of a language model is new and starts at 0. Raises as `load_causal_model`."""
     scores = PackedScores(load_values(path, model_args, seed).model)
     scores.causal.config.pad_token_id = pad_token(path, model_args)
     return scores
 
 
 def load_reward_model(path: str, model_args: ModelConfig) -> PackedScores:
-    """A model that has learnt its scores.
+    """Load a trained reward model.
 
     Raises:
         DataError: as `load_causal_model`, or it is none: it has no head, or several labels.
@@ -54,7 +54,7 @@ def check_reward_model(path: str, model_args: ModelConfig) -> None:
 
 
 def pad_token(path: str, model_args: ModelConfig) -> int | None:
-    """The model's padding token, or its tokenizer's."""
+    """Return the padding token of the model, or of its tokenizer."""
     config = AutoConfig.from_pretrained(path, trust_remote_code=model_args.trust_remote_code)
     if config.pad_token_id is not None:
         return config.pad_token_id
@@ -62,7 +62,7 @@ def pad_token(path: str, model_args: ModelConfig) -> int | None:
 
 
 def scored_token(token_ids: Ints, pad: int | None) -> Bools:
-    """[T], the token at which transformers' sequence classification reads the score: the last that is no padding.
+    """Mark [T] the token at which transformers' sequence classification reads the score: the last one that is not padding.
 
     Where the end of a response is written with the padding token, that is the token before it.
     """

@@ -1,4 +1,4 @@
-"""Sequence parallelism: the ranks of a replica share the tokens of a packed row out (Jacobs et al., DeepSpeed-Ulysses, 2023).
+"""Sequence parallelism: splits the tokens of a packed row over the ranks of a replica (Jacobs et al., DeepSpeed-Ulysses, 2023).
 
 Each of P ranks runs its share of the tokens through the layers. Around attention heads are exchanged for tokens: every rank attends
 with its share of the heads over the whole row. What the heads of the model say of each token is put together again, so that every rank
@@ -24,14 +24,14 @@ from roll.config.derived.model_shape import uneven_heads
 Attention = Callable[..., tuple[Tensor, None]]
 """Attention function as transformers calls it: module, query, key, value [1, heads, T, D], mask, and keywords. Returns [1, T, heads, D]."""
 ATTENTION = {"full_attention", "sliding_attention"}
-"""Layers whose tokens meet in attention alone."""
+"""Types of layers in which tokens interact only by attention."""
 BY_LENGTH = ("dynamic", "longrope")
-"""Rotary embeddings that depend on how long a row is."""
+"""Rotary embeddings that depend on the row's length."""
 
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """The ranks that share a packed row, as one of them sees them."""
+    """The ranks that share a packed row, from the view of one of them."""
 
     name: str
     """Name of the process group."""
@@ -50,13 +50,13 @@ def _named(group: str) -> torch.distributed.ProcessGroup:
 
 @dataclass(frozen=True, eq=False)
 class TokenShare:
-    """Which tokens of a packed row a rank runs through the layers."""
+    """The tokens of a packed row that a rank runs through the layers."""
 
     group: SequenceGroup
     width: int
-    """Tokens of every rank's share; the row is as long as all shares."""
+    """Number of tokens of each rank's share. The row has the length of all shares together."""
     scored: NDArray[np.int64]
-    """[S], positions in the row of the tokens that are asked about, ascending."""
+    """[S], ascending positions in the row of the requested tokens."""
 
     @property
     def tokens(self) -> slice:
@@ -64,19 +64,19 @@ class TokenShare:
         return slice(self.group.rank * self.width, (self.group.rank + 1) * self.width)
 
     def counts(self, back: int) -> list[int]:
-        """By rank, how many of the asked tokens are read from a hidden state of its share, which lies so many tokens before them."""
+        """Return, by rank, the number of requested tokens whose hidden state, `back` tokens before them, is in its share."""
         edges = np.arange(self.group.size + 1) * self.width
         return np.diff(np.searchsorted(self.scored - back, edges)).tolist()
 
     def rows(self, back: int) -> slice:
-        """Those of this rank among the asked tokens."""
+        """Return this rank's slice of the requested tokens."""
         counts = self.counts(back)
         start = sum(counts[: self.group.rank])
         return slice(start, start + counts[self.group.rank])
 
 
 def not_shared_out(config: PreTrainedConfig, size: int) -> str | None:
-    """Why the tokens of a row cannot be shared out over `size` ranks for a model, if they cannot."""
+    """Return why a model's tokens cannot be split over `size` ranks, None if they can."""
     text = config.get_text_config()
     heads, keys = text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     if why := uneven_heads(heads, keys, size):
@@ -91,7 +91,7 @@ def not_shared_out(config: PreTrainedConfig, size: int) -> str | None:
 
 @torch.library.custom_op("roll::all_to_all", mutates_args=(), schema="(Tensor parts, str group) -> Tensor")
 def all_to_all(parts: Tensor, group: str) -> Tensor:
-    """Part r of [P, ...] goes to rank r of the process group of this name; what came from each rank. An operator, for compiled layers."""
+    """Send part r of [P, ...] to rank r of this process group. Return the parts from all ranks. An operator, for compiled layers."""
     received = torch.empty_like(parts)
     torch.distributed.all_to_all_single(received, parts, group=_named(group))
     return received
@@ -114,7 +114,7 @@ all_to_all.register_autograd(_send_back, setup_context=_remember)
 
 
 def over_ranks(kernel: Attention) -> Attention:
-    """The same attention, which also takes `over`: the ranks that share the tokens of query, key and value out."""
+    """Return the same attention with a keyword `over`: the ranks that the tokens of query, key and value are split over."""
 
     def attend(
         module: nn.Module,
@@ -135,7 +135,7 @@ def over_ranks(kernel: Attention) -> Attention:
 
 
 def to_heads(query: Tensor, key: Tensor, value: Tensor, over: SequenceGroup) -> Sequence[Tensor]:
-    """A share of the tokens with all heads, [1, heads, T / P, D], to all tokens with a share of the heads, [1, heads / P, T, D].
+    """Exchange a share of the tokens with all heads, [1, heads, T / P, D], for all tokens with a share of the heads, [1, heads / P, T, D].
 
     Fewer key-value heads than ranks are copied, so that every rank has the one that its query heads use.
     """
@@ -148,13 +148,13 @@ def to_heads(query: Tensor, key: Tensor, value: Tensor, over: SequenceGroup) -> 
 
 
 def to_tokens(out: Tensor, over: SequenceGroup) -> Tensor:
-    """Attention's output for all tokens with a share of the heads, [1, T, heads / P, D], to [1, T / P, heads, D]."""
+    """Exchange attention's output for all tokens with a share of the heads, [1, T, heads / P, D], for [1, T / P, heads, D]."""
     shares = out[0].unflatten(0, (over.size, -1)).contiguous()
     return all_to_all(shares, over.name).transpose(0, 1).flatten(1, 2)[None]
 
 
 def gather(values: Sequence[Tensor], counts: Sequence[int], over: SequenceGroup) -> tuple[Tensor, ...]:
-    """Each rank's fp32 [K] values to those of all ranks, [S], on every rank; K is this rank's of `counts`. Differentiable.
+    """Gather each rank's fp32 [K] values into [S] on every rank, where K is the rank's number in `counts`. Differentiable.
 
     Every rank goes on to compute the same loss, and of its gradient keeps what is of its own values.
     """
@@ -167,7 +167,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, counts: list[int], over: SequenceGroup, *values: Tensor) -> tuple[Tensor, ...]:
         ctx.start, ctx.end = sum(counts[: over.rank]), sum(counts[: over.rank + 1])
-        # What no loss uses has no gradient, rather than one of zeros to compute with.
+        # A value that no loss uses has None as its gradient, which saves computing with zeros.
         ctx.set_materialize_grads(False)
         mine = torch.zeros(len(values), max(counts), dtype=torch.float32, device=values[0].device)
         for row, part in zip(mine, values, strict=True):

@@ -1,4 +1,4 @@
-"""Distillation's two models: a teacher that gives its last hidden states, or its top k, and a student that compares itself with them."""
+"""The two models of distillation: a teacher that returns its last hidden states or its top k, and a student that is compared with them."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 class PackedTeacher(PackedModel):
-    """A model whose forward pass yields the states from which chosen tokens are predicted."""
+    """A model whose forward pass returns the states that predict chosen tokens."""
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor]:
-        """[S, H]: before the output matrix, of the token before each of `inputs.scored`."""
+        """Return states [S, H] before the output matrix, of the token before each of `inputs.scored`."""
         return (self.hidden(inputs).index_select(0, inputs.scored - 1),)
 
 
 class PackedTopTeacher(PackedModel):
-    """A model whose forward pass yields its most probable tokens instead of the log-probs of chosen ones."""
+    """A model whose forward pass returns its most probable tokens instead of the log-probs of chosen ones."""
 
     def __init__(self, model: PreTrainedModel, top: TeacherTop) -> None:
         super().__init__(model)
         self.top = top
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor]:
-        """fp32 [S, width], see `TeacherTop.encode`. Logits are formed for a few tokens at a time."""
+        """Return fp32 [S, width], see `TeacherTop.encode`. Logits are formed for a few tokens at a time."""
         head = self.causal.get_output_embeddings()
         assert isinstance(head, LogProbHead)
 
@@ -52,12 +52,12 @@ class PackedTopTeacher(PackedModel):
                 out[part] = self.top.encode(logits_of(hidden[part], weight[: self.top.rows]))
             return out
 
-        # One call of the head: under ZeRO-3 every rank gathers its weight once, however many tokens it has.
+        # One call of the head: under ZeRO-3 every rank gathers its weight once, for any number of tokens.
         return (head(self.hidden(inputs).index_select(0, inputs.scored - 1), more=say),)
 
 
 class PackedTopStudent(PackedPolicy):
-    """A policy that also says how far its distributions are from a teacher's, where it is given the teacher's top k."""
+    """A policy that also returns the divergence from a teacher, given the teacher's top k."""
 
     def __init__(self, model: PreTrainedModel | PeftModel, top: TeacherTop, measure: Divergence) -> None:
         super().__init__(model)
@@ -72,7 +72,7 @@ class PackedTopStudent(PackedPolicy):
 
 
 class PackedStudent(PackedPolicy):
-    """A policy that also says how far its distributions are from a teacher's, where it is given the teacher's states."""
+    """A policy that also returns the divergence from a teacher, given the teacher's states."""
 
     def __init__(self, model: PreTrainedModel | PeftModel, teacher_weight: Tensor, measure: Divergence) -> None:
         """`teacher_weight`: the teacher's output matrix [V, H]."""
@@ -81,7 +81,7 @@ class PackedStudent(PackedPolicy):
         self.measure = measure
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor, ...]:
-        """fp32 [S] log-probs, entropies and divergences, in nats, at `inputs.scored`."""
+        """Return fp32 [S] log-probs, entropies and divergences, in nats, at `inputs.scored`."""
         states = inputs.teacher_states
         if states is None:
             return super().forward(inputs)
@@ -96,12 +96,12 @@ class PackedStudent(PackedPolicy):
 def load_student(
     path: str, model_args: ModelConfig, seed: int, teacher: str, names: Sequence[str], dtype: str, measure: Divergence
 ) -> PackedStudent:
-    """The policy beside its teacher's output matrix, which is read from the folder or Hub name `teacher`. Raises as `load_causal_model`."""
+    """Load the policy, and its teacher's output matrix from the folder or Hub name `teacher`. Raises as `load_causal_model`."""
     return PackedStudent(load_policy(path, model_args, seed).model, read_tensor(teacher, names).to(DTYPES[dtype]), measure)
 
 
 def student_loader(teacher: str, teacher_args: ModelConfig, measure: Divergence) -> Callable[[str, ModelConfig, int], PackedStudent]:
-    """`load_student` with what it needs to know of the teacher, for another process.
+    """Return `load_student` with its facts about the teacher, for another process.
 
     Raises:
         DataError: the teacher's configuration cannot be read.
@@ -111,12 +111,12 @@ def student_loader(teacher: str, teacher_args: ModelConfig, measure: Divergence)
 
 
 def load_top_student(path: str, model_args: ModelConfig, seed: int, top: TeacherTop, measure: Divergence) -> PackedTopStudent:
-    """The policy, which needs nothing of the teacher beforehand. Raises as `load_causal_model`."""
+    """Load the policy. It needs no weights of the teacher. Raises as `load_causal_model`."""
     return PackedTopStudent(load_policy(path, model_args, seed).model, top, measure)
 
 
 def _without_weights(path: str, trust_remote_code: bool) -> tuple[Any, Any]:
-    """A model's configuration, and the model without memory.
+    """Load a model's configuration, and build the model without memory.
 
     Raises:
         DataError: the configuration cannot be read.
@@ -130,12 +130,12 @@ def _without_weights(path: str, trust_remote_code: bool) -> tuple[Any, Any]:
 
 
 def output_rows(path: str, trust_remote_code: bool) -> int:
-    """Rows of a model's output matrix. Raises as `_without_weights`."""
+    """Return the number of rows of a model's output matrix. Raises as `_without_weights`."""
     return len(_without_weights(path, trust_remote_code)[1].get_output_embeddings().weight)
 
 
 def output_names(path: str, trust_remote_code: bool) -> list[str]:
-    """Names that a model's checkpoint may give its output matrix: its own, and where it is the embedding too, that one's."""
+    """Return possible names of the output matrix in a model's checkpoint: its own, and the embedding's if the two are tied."""
     config, model = _without_weights(path, trust_remote_code)
     found: list[Any] = [model.get_output_embeddings()]
     if config.get_text_config().tie_word_embeddings:
@@ -145,7 +145,7 @@ def output_names(path: str, trust_remote_code: bool) -> list[str]:
 
 
 def read_tensor(path: str, names: Sequence[str]) -> Tensor:
-    """The first tensor of these names in the safetensors files of a folder or Hub name.
+    """Load the first tensor with one of these names from the safetensors files of a folder or Hub name.
 
     Raises:
         DataError: there is none.

@@ -1,4 +1,4 @@
-"""A teacher's k most probable tokens, and all others as one: what a teacher sends instead of hidden states.
+"""A teacher's k most probable tokens, and all others as one, which it may send instead of hidden states.
 
 Both distributions are summed into k + 1 categories, so their divergence is never above the whole one (data processing), grows with k, and
 is the whole one where k is the vocabulary. Of KL(P, Q) the tail's mass P(tail) times KL(P, Q given the tail) is missing, of KL(Q, P)
@@ -19,7 +19,7 @@ EXACT = 1 << 24
 
 @dataclass(frozen=True)
 class TeacherTop:
-    """Which of a teacher's log-probs are sent, and how."""
+    """Selects and encodes the log-probs that a teacher sends."""
 
     count: int
     """k, at most `rows`."""
@@ -33,17 +33,17 @@ class TeacherTop:
 
     @property
     def width(self) -> int:
-        """fp32 numbers sent per token."""
+        """Return the number of fp32 values per token."""
         return 2 * self.count + (self.count < self.rows)
 
     def encode(self, logits: Tensor) -> Tensor:
-        """fp32 [K, width] of logits [K, rows]: log-probs of the top k in falling order, of the rest as one if there is one, and the ids."""
+        """Encode logits [K, rows] as fp32 [K, width]: descending log-probs of the top k, that of all others as one (if any), and ids."""
         log_probs = (logits / self.temperature).log_softmax(-1)
         token_ids = log_probs.topk(self.count).indices
         return torch.cat([in_buckets(log_probs, token_ids).float(), token_ids.float()], -1)
 
     def decode(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probs [K, k + 1], or [K, k] where k is `rows`, and int64 ids [K, k]."""
+        """Return log-probs [K, k + 1], or [K, k] if k is `rows`, and int64 ids [K, k]."""
         return encoded[:, : -self.count], encoded[:, -self.count :].long()
 
 

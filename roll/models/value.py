@@ -1,4 +1,4 @@
-"""A causal transformer with a head of one number: the values of a critic, the scores of a reward model."""
+"""A causal transformer with a scalar head: the values of a critic, the scores of a reward model."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class ValueHead(nn.Module):
         self.weight = weight
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """fp32 [K] of hidden [K, H]."""
+        """Return fp32 [K] of hidden [K, H]."""
         return nn.functional.linear(hidden.float(), self.weight.float())[:, 0]
 
 
 class PackedValues(PackedModel):
-    """A model whose forward pass yields, for chosen tokens, the value of the state before each."""
+    """A model whose forward pass returns the value of the state before each chosen token."""
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor]:
-        """fp32 [S]: what is expected before the token at each of `inputs.scored`, read from the hidden state of the token before it."""
+        """Return the expected return fp32 [S] before each token at `inputs.scored`, from the hidden state of the token before it."""
         return self.values(inputs, back=1)
 
     def values(self, inputs: PackedInputs, back: int) -> tuple[Tensor]:
-        """fp32 [S]: the head's number for the states `back` tokens before each of `inputs.scored`; 0 is the state that has read it."""
+        """Return the head's output fp32 [S] for the states `back` tokens before each of `inputs.scored`."""
         head = getattr(self.causal, HEAD)
         assert isinstance(head, ValueHead)
         (values,) = self.of_scored(inputs, back, lambda states, _: (head(states),))
@@ -49,7 +49,7 @@ class PackedValues(PackedModel):
 
 
 def load_value_model(path: str, model_args: ModelConfig, new_head: bool = True) -> PreTrainedModel:
-    """The model with a `ValueHead`, as transformers' `...ForSequenceClassification` with one label.
+    """Load the model with a `ValueHead`, as transformers' `...ForSequenceClassification` with one label.
 
     A folder that has such a head, a reward model's, keeps it. In that of a language model it is missing and starts at 0: every
     value is 0 at first, and the layers below learn from the second update on. Without `new_head` it is refused.
@@ -89,13 +89,13 @@ def with_one_label(path: str, model_args: ModelConfig) -> dict[str, Any]:
 
 
 def no_reward_model(path: str, why: str) -> Fault:
-    """The fault of a model whose score is asked for."""
+    """Return the error for a model that is no reward model."""
     remedy = "give a sequence classifier with one label: what `pipeline: reward_model` exported, or one of the Hub"
     return Fault("model_args.model_name_or_path", f"'{path}' is not a reward model: {why}", remedy)
 
 
 def whole(parameter: nn.Parameter) -> Tensor:
-    """A copy of a parameter. If ZeRO-3 sharded it as it was loaded, every rank has to ask for it."""
+    """Copy a parameter. Collective if ZeRO-3 sharded it during loading."""
     if not hasattr(parameter, "ds_id"):
         return parameter.detach().clone()
     sharded: Any = parameter
@@ -106,7 +106,7 @@ def whole(parameter: nn.Parameter) -> Tensor:
 
 
 def load_values(path: str, model_args: ModelConfig, seed: int) -> PackedValues:
-    """The value model; with `lora_target` behind a new LoRA adapter, beside which the head alone learns. Raises as `load_causal_model`."""
+    """Load the value model. With `lora_target`, only a new LoRA adapter and the head are trained. Raises as `load_causal_model`."""
     model = load_value_model(path, model_args)
     if not model_args.lora_target:
         return PackedValues(model)

@@ -1,4 +1,4 @@
-"""Whether two models speak of the same tokens."""
+"""Checks that two models have the same vocabulary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from roll.errors import DataError, Fault
 
 
 def check_same_vocabulary(ours: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, place: str) -> None:
-    """Raises DataError unless both give the same tokens the same numbers: distributions over other tokens cannot be compared."""
+    """Raise DataError unless both models give the same tokens the same ids, without which distributions cannot be compared."""
     learner, compared = ours.get_vocab(), other.get_vocab()
     if learner == compared:
         return

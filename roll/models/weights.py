@@ -1,4 +1,4 @@
-"""A policy's parameters under the names that checkpoints and engines know, with any adapter merged in on request."""
+"""A policy's parameters under the names of checkpoints and engines, optionally with the adapter merged in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADAPTER = "default"
 
 
 class WeightView:
-    """Names, parameters and tensors of a model that may be sharded by ZeRO-3 and may carry a LoRA adapter.
+    """Names, parameters and tensors of a model that may be sharded by ZeRO-3 and may have a LoRA adapter.
 
     Specifications can be had at any time. Tensors can be read only while the parameters behind them are gathered.
     """
@@ -32,21 +32,21 @@ class WeightView:
                 self._model[name.replace(".base_layer", "")] = parameter
         for name, module in causal.named_modules():
             if isinstance(module, LoraLinear | ParamWrapper):
-                # Wrappers of several parameters of one module, as of fused experts, stand one in another.
+                # Wrappers of several parameters of one module, as of fused experts, are nested.
                 adapted = module.parameter_name if isinstance(module, ParamWrapper) else "weight"
                 self._layers[f"{name}.{adapted}".replace(".base_layer", "")] = module
         self._adapter = {name.replace(f".{ADAPTER}.", "."): parameter for name, parameter in model.named_parameters() if ".lora_" in name}
 
     def model_specs(self) -> list[TensorSpec]:
-        """The whole model in its own order."""
+        """Describe all tensors of the model, in its order."""
         return [self._spec(name, parameter) for name, parameter in self._model.items()]
 
     def adapter_specs(self) -> list[TensorSpec]:
-        """The adapter under PEFT's names."""
+        """Describe the adapter's tensors under PEFT's names."""
         return [self._spec(name, parameter) for name, parameter in self._adapter.items()]
 
     def model_parameters(self, names: Sequence[str]) -> list[nn.Parameter]:
-        """What must be gathered to read `model_tensors(names)`."""
+        """Return the parameters to gather for `model_tensors(names)`."""
         needed = [self._model[name] for name in names]
         for name in names:
             if name in self._layers:
@@ -55,23 +55,23 @@ class WeightView:
         return needed
 
     def adapter_parameters(self, names: Sequence[str]) -> list[nn.Parameter]:
-        """What must be gathered to read `adapter_tensors(names)`."""
+        """Return the parameters to gather for `adapter_tensors(names)`."""
         return [self._adapter[name] for name in names]
 
     def model_tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """The named tensors, W + (alpha / r) B A where a layer is adapted. Good for as long as the parameters are gathered."""
+        """Return the named tensors, W + (alpha / r) B A for adapted layers. Valid while the parameters are gathered."""
         return {name: self._merged(name) for name in names}
 
     def adapter_tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """The adapter's tensors. Good for as long as the parameters are gathered."""
+        """Return the adapter's tensors. Valid while the parameters are gathered."""
         return {name: self.tensor(self._adapter[name]) for name in names}
 
     def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
-        """Shape of the whole parameter, wherever its parts are."""
+        """Return the shape of the whole parameter."""
         return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
     def tensor(self, parameter: nn.Parameter) -> Tensor:
-        """The whole of a gathered parameter."""
+        """Return the whole of a gathered parameter."""
         return parameter.detach()
 
     def _merged(self, name: str) -> Tensor:
@@ -80,7 +80,7 @@ class WeightView:
             return weight
         layer = self._layers[name]
         down, up = (part[ADAPTER].get_parameter("weight").detach().float() for part in (layer.lora_A, layer.lora_B))
-        # In fp32, and rounded once: merging in bf16 would lose most of a small adapter. PEFT rounds the product, too.
+        # In fp32 and rounded once, because merging in bf16 would lose most of a small adapter. PEFT also rounds the product.
         if weight.dim() == 3:
             assert isinstance(layer, ParamWrapper)
             change = layer.scaling[ADAPTER] * expert_changes(down, up, len(weight))
@@ -94,7 +94,7 @@ class WeightView:
 
 
 def expert_changes(down: Tensor, up: Tensor, experts: int) -> Tensor:
-    """[E, out, in], B A of each of E experts, from the matrices in which PEFT keeps those of all of them.
+    """Return B A of each of E experts, [E, out, in], from PEFT's matrices for all experts.
 
     Args:
         down: [E r, in], A: the experts one after another.

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP, from the start of a run to its end.
+"""Handles Ctrl-C, SIGTERM and SIGHUP from the start of a run to its end.
 
 until the steps begin   the run ends at once: there is nothing to save
 during the steps        the first ends the run after its step, with a checkpoint; the second ends it at once
@@ -20,11 +20,11 @@ from types import FrameType, TracebackType
 LOG = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_SECONDS = 1.0
-"""Signals so close together are one: a terminal's Ctrl-C, a launcher and a queue may each send the same."""
+"""Seconds within which signals count as one, because a terminal, a launcher and a queue may each send it."""
 
 
 class Interrupt:
-    """Takes the signals while it is entered, in the main thread."""
+    """Handles the signals in the main thread while entered."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` is in seconds."""
@@ -34,13 +34,13 @@ class Interrupt:
         self._work: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
 
     def happened(self) -> bool:
-        """Whether the run was asked to end. Asked before each step: from the first time on, a signal waits for the end of a step."""
+        """Whether the run should end. Called before each step. After the first call, signals wait for the end of a step."""
         self._has_begun = True
         return self._happened
 
     def __enter__(self) -> Interrupt:
         self._before = {number: signal.getsignal(number) for number in SIGNALS}
-        if self._before[signal.SIGHUP] is signal.SIG_IGN:  # started by nohup
+        if self._before[signal.SIGHUP] is signal.SIG_IGN:  # ignored, as nohup wants it
             del self._before[signal.SIGHUP]
         self.take()
         return self
@@ -50,13 +50,13 @@ class Interrupt:
             signal.signal(number, handler)
 
     def take(self) -> None:
-        """Take the signals; once more where a library, as Ray does, has put a handler of its own in place."""
+        """Install the handlers. Call again after a library, such as Ray, has installed its own."""
         for number in self._before:
             signal.signal(number, self._handle)
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Within, signals are for the running task. After it the run ends, and they have no effect.
+        """Let signals act on the running task while the block lasts. Afterwards, at the run's end, they have no effect.
 
         Raises:
             KeyboardInterrupt: the run was asked to end.
@@ -83,7 +83,7 @@ class Interrupt:
             raise KeyboardInterrupt
 
     def _tell(self, name: str, now: float) -> None:
-        """In the event loop, that a signal came at a time of the clock."""
+        """Handle a signal, with its time, in the event loop."""
         if self._work is None or self._happened and now - self._first < SAME_SECONDS:
             return
         if self._happened or not self._has_begun:
@@ -95,7 +95,7 @@ class Interrupt:
             print("\ninterrupted: the step is finished and saved first; interrupt again to end at once", file=sys.stderr, flush=True)
 
     def _leave_terminals(self) -> None:
-        """What would be written to a terminal that has gone is dropped: an error of writing would hide how the run ends."""
+        """Drop output to a terminal that is gone, because a write error would hide how the run ends."""
         with open(os.devnull, "w") as nowhere:
             for number in self._terminals:
                 if not os.isatty(number):

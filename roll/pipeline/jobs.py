@@ -1,4 +1,4 @@
-"""From a command line to checked and planned jobs."""
+"""Makes checked and planned jobs from a command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Job = tuple[Config, Plan]
 
 
 def jobs_of(argv: Sequence[str]) -> list[Job]:
-    """Every job of the command line, checked and planned before the first one starts. Warnings go to stderr.
+    """Check and plan every job of the command line before the first one starts. Warnings go to stderr.
 
     Raises:
         ConfigError: with every fault found.
@@ -46,7 +46,7 @@ def jobs_of(argv: Sequence[str]) -> list[Job]:
 
 
 def _refuse_shared_folders(jobs: Sequence[Job]) -> None:
-    folders = [os.path.abspath(config.output_dir) for config, _ in jobs]  # a folder may be written in two ways
+    folders = [os.path.abspath(config.output_dir) for config, _ in jobs]  # two paths may name the same folder
     for (config, _), folder in zip(jobs, folders, strict=True):
         if folders.count(folder) > 1:
             problem = f"'{config.output_dir}' is the run folder of {folders.count(folder)} jobs of the sweep"

@@ -10,7 +10,7 @@ from roll.errors import WorkerAbandoned, WorkerDied, WorkerFailed, WorkerLate
 from roll.pipeline.roles import is_trainer_side
 
 BACK_OFF_SECONDS = (5.0, 30.0, 120.0)
-"""Before the first restart within `RECENT_SECONDS`, the second, and every further one: what ended a process may last for a while."""
+"""Seconds before the first, the second and every further restart within `RECENT_SECONDS`, because a fault may last for a while."""
 RECENT_SECONDS = 3600.0
 
 
@@ -25,13 +25,13 @@ class Restarts:
         self.count = 0
 
     def wait_after(self, failure: WorkerFailed, step: int | None) -> float:
-        """Count a restart after a failure in this step; seconds to wait before it.
+        """Count a restart after a failure in this step. Return the seconds to wait before it.
 
-        None during a restart, before any step: then any role may have lost a process that is about to be started again.
+        The step is None during a restart: then any role may have lost a process that is about to be started again.
 
         Raises:
             WorkerFailed: the failure, if a restart would not help: a process raised an exception (bad input, memory or disk that ran out),
-                the role is no learner's, the step failed before, or there were `most` restarts.
+                the role is not trained, the step failed before, or there were `most` restarts.
         """
         is_loss = isinstance(failure, WorkerDied | WorkerLate | WorkerAbandoned) and (step is None or is_trainer_side(failure.role))
         if not is_loss or not self._most:
@@ -51,5 +51,5 @@ class Restarts:
 
 
 def ended(failure: WorkerFailed, why: str) -> WorkerFailed:
-    """The same failure, which also says why the run ends with it."""
+    """Return the failure with the reason why it ends the run."""
     return type(failure)(failure.role, failure.rank, f"{failure.cause}; {why}", failure.traceback)

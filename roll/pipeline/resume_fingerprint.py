@@ -18,15 +18,15 @@ from roll.pipeline.run_context import Prepared
 
 
 def of_keys(config: Config) -> dict[str, str]:
-    """What the configuration alone decides: what a row is, the order of the rows, and how many of them make a step."""
+    """Return the values that the configuration decides: the rows, their order, and their number in a step."""
     name, role = learner(config)
     learnt = "pairs" if has_pairs(config) else "sequences"
     found = {"pipeline": config.pipeline, "seed": str(config.seed)}
     found[f"{name}.training_args"] = f"{sequences_per_update(role)} {learnt} an update"
-    # DeepSpeed names the files of a checkpoint by it.
+    # DeepSpeed puts it into the file names of a checkpoint.
     learners = {place: one for place, one in model_roles(config).items() if isinstance(one, LearnerConfig)}
     found |= {f"{place}.model_args.dtype": f"'{one.model_args.dtype}'" for place, one in learners.items()}
-    columns = role.data_args.model_dump(include=COLUMNS - {"id"}) if role.data_args else {}  # but for what reports alone read
+    columns = role.data_args.model_dump(include=COLUMNS - {"id"}) if role.data_args else {}  # without keys that only affect reports
     found |= {f"{name}.data_args.{key}": "nothing" if value is None else f"'{value}'" for key, value in columns.items()}
     if isinstance(config, RlvrConfig):
         found["rollout_batch_size"] = str(config.rollout_batch_size)
@@ -36,11 +36,11 @@ def of_keys(config: Config) -> dict[str, str]:
 
 
 SAMPLE = 1 << 16
-"""Bytes of a file of weights that stand for all of it."""
+"""Number of bytes of a weight file that represent it."""
 
 
 def of_weights(config: Config) -> dict[str, str]:
-    """What lies beneath an adapter, whose checkpoints do not hold it."""
+    """Return the digest of the base model of an adapter, which checkpoints do not contain."""
     name, role = learner(config)
     if role.model_args.lora_target is None:
         return {}
@@ -49,7 +49,7 @@ def of_weights(config: Config) -> dict[str, str]:
 
 
 def weights(model: str) -> str:
-    """A model's weights, wherever their folder lies: by size and middle of its files. A Hub name stands for itself."""
+    """Identify a model's weights independently of their folder, by size and middle of the files. A Hub name identifies itself."""
     if not Path(model).is_dir():
         return f"'{model}'"
     digest = sha256()

@@ -1,4 +1,4 @@
-"""The rewards and environments of a run tried on its own rows."""
+"""Tries the rewards and environments of a run on its own rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from roll.types import Prompt
 def try_rewards(config: RlvrConfig, *sets: Prompts) -> None:
     """Call every reward function on the first row of its domain in the first of these sets that has one.
 
-    Of a judge it is looked whether the row has the reference answer that its template needs.
+    For a judge, check that the row has the reference answer that its template needs.
 
     Raises:
         ConfigError: with what is wrong with any of them.
@@ -43,7 +43,7 @@ def try_rewards(config: RlvrConfig, *sets: Prompts) -> None:
 
 
 def try_environments(config: RlvrConfig, renderer: ChatRenderer | None, *sets: Prompts) -> None:
-    """Reset every environment on the first row of its domain in the first of these sets that has one, and render what it says.
+    """Reset every environment on the first row of its domain in the first of these sets that has one, and render its observation.
 
     Raises:
         ConfigError: with what is wrong with any of them.
@@ -62,7 +62,7 @@ def try_environments(config: RlvrConfig, renderer: ChatRenderer | None, *sets: P
 
 
 def _problem(renderer: ChatRenderer, most: int, first: Observation) -> str:
-    """What is wrong with a first observation for this renderer, in so many tokens; empty if nothing is."""
+    """Return what is wrong with a first observation for this renderer and number of tokens, empty if nothing is."""
     try:
         tokens = len(renderer.render(first.messages, first.tools))
     except TemplateFault as fault:
@@ -71,7 +71,7 @@ def _problem(renderer: ChatRenderer, most: int, first: Observation) -> str:
 
 
 def first_prompts(*sets: Prompts) -> dict[str, Prompt]:
-    """The first prompt of each domain, from the first of the sets that has one."""
+    """Return the first prompt of each domain, from the first of the sets that has one."""
     firsts: dict[str, Prompt] = {}
     for prompts in sets:
         for index, domain in enumerate(prompts.domains):

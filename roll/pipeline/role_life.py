@@ -1,4 +1,4 @@
-"""Has the console show what the processes of the roles are doing."""
+"""Shows the stages of the roles' processes on the console."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roll.workers.role_signs import RoleSigns
 
 
 async def tell_signs(roles: Roles, life: Life) -> None:
-    """Look as long as anybody sees it, until it is cancelled."""
+    """Update the console until it is cancelled, as long as its output is visible."""
     asked = RoleSigns(RayNodes())
     while True:
         if life.is_seen:

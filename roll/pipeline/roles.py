@@ -1,4 +1,4 @@
-"""From a role's keys to a started group of workers behind its facade."""
+"""Starts groups of workers from the roles' keys, and returns their facades."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ S = TypeVar("S")
 
 
 class Roles:
-    """Starts a run's groups and ends them all when the run ends, however it ends.
+    """Starts a run's groups, and ends them when the run ends for any reason.
 
     A role that is asked for again, by a loop that begins again, keeps its group unless that was ended meanwhile.
     """
@@ -72,30 +72,30 @@ class Roles:
     def __init__(self, config: Config, plan: Plan, session: ClusterSession, stack: AsyncExitStack) -> None:
         self._config, self._plan, self._session, self._stack = config, plan, session, stack
         self._all: dict[str, WorkerGroup[Any]] = {}
-        self._starts: dict[str, Callable[[], Awaitable[None]]] = {}  # of those that have not started
+        self._starts: dict[str, Callable[[], Awaitable[None]]] = {}  # of groups that have not started
         self._colocated: dict[str, ColocatedRole] = {}
         self._sharing = DeviceSharing(plan.turns)
         self._unsettled: set[str] = set()
-        self._started: set[str] = set()  # whose groups have started and run
+        self._started: set[str] = set()  # roles whose groups have started and run
         self.have_started = False
-        """Whether all roles had started at least once."""
+        """Whether all roles have started at least once."""
         self.are_running = False
-        """Whether all roles have started, those that were ended for a restart included."""
+        """Whether all roles have started, including those that were ended for a restart."""
         self.groups: dict[str, WorkerGroup[object]] = {}
         self.liveness = Liveness(RayNodes())
 
     @property
     def all_groups(self) -> Mapping[str, WorkerGroup[Any]]:
-        """Those that start or run, by role: also of rewards and environments."""
+        """Groups that start or run, by role, including rewards and environments."""
         return dict(self._all)
 
     @property
     def facades(self) -> Mapping[str, ColocatedRole]:
-        """The facades of the roles that may share devices."""
+        """Return the facades of the roles that may share devices."""
         return self._colocated
 
     def actor_train(self, name: str, role: ActorTrainConfig, steps: int, temperature: float, load: ModelLoader = load_policy) -> ActorTrain:
-        """What is to be exported and learns in so many steps: a policy, or what `load` loads."""
+        """Request a trained and exported model, a policy or that of `load`, with so many updates."""
         config = self._config
         group, shape = self._learner(name, role, load, steps)
         scale = isinstance(config, RlvrConfig) and config.loss_scale_factor or config.response_length
@@ -107,14 +107,14 @@ class Roles:
         return actor_train
 
     def critic(self, role: CriticConfig, steps: int) -> Critic:
-        """The value function, which learns in every one of so many steps."""
+        """Request the value function, which is trained in each of so many steps."""
         group, shape = self._learner("critic", role, load_values, steps)
         limits = self._config.deadlines
         critic = self._colocated["critic"] = Critic(group, shape, limits.train, limits.weight_sync, limits.checkpoint)
         return critic
 
     def _learner(self, name: str, role: LearnerConfig, load: ModelLoader, steps: int) -> tuple[WorkerGroup[TrainStrategy], TrainShape]:
-        """A group that learns in so many steps, and how a step's sequences become its updates."""
+        """Request a group that is trained in so many steps, and return how a step's sequences are split into updates."""
         config = self._config
         strategy, path = role.strategy_args, model_path(config, role.model_args)
         model = model_shape(path)
@@ -143,7 +143,7 @@ class Roles:
         return self._group(name, role, settings, blocking=True), shape
 
     def actor_infer(self, config: RlvrConfig) -> ActorInfer:
-        """The group that generates. Its facade lives as long as its processes: it knows what they are doing."""
+        """Request the group that generates. Its facade exists as long as its processes, because it tracks their work."""
         if known := self._colocated.get("actor_infer"):
             return cast(ActorInfer, known)
         settings = self._generating("actor_infer", config.actor_infer, longest_sequence(config))
@@ -157,13 +157,13 @@ class Roles:
         may_run = running(len(group), settings, config.max_running_samples)
         limits = config.deadlines
         actor_infer = self._colocated["actor_infer"] = ActorInfer(group, may_run, limits.rollout, limits.weight_sync, limits.start)
-        self._stack.push_async_callback(actor_infer.close)  # before the group ends
+        self._stack.push_async_callback(actor_infer.close)  # closed before the group
         return actor_infer
 
     def fixed_engines(self, name: str, role: RoleConfig, context: int) -> tuple[JudgeEngines, int]:
-        """The engines of a model whose weights stay as they are: a judge, or a policy that is evaluated.
+        """Request the engines of a model with constant weights: a judge, or a policy that is evaluated.
 
-        With the most tokens of a message and its answer: `context`, unless the engine's keys say otherwise.
+        Return them with the most tokens of a message and its answer: `context`, unless the engine's keys set another number.
         """
         settings = self._generating(name, role, context)
         context = settings.max_model_len if isinstance(settings, VllmSettings) else context
@@ -173,11 +173,11 @@ class Roles:
         limits = self._config.deadlines
         may_run = running(len(group), settings)
         engines = self._colocated[name] = JudgeEngines(group, may_run, limits.rollout, limits.weight_sync, limits.start)
-        self._stack.push_async_callback(engines.close)  # before the group ends
+        self._stack.push_async_callback(engines.close)  # closed before the group
         return engines, context
 
     def _generating(self, name: str, role: RoleConfig, context: int) -> VllmSettings | HfGenerateSettings:
-        """An engine whose weights stay as they are."""
+        """Build an engine with constant weights."""
         path = model_path(self._config, role.model_args)
         if not isinstance(role.strategy_args, VllmStrategyConfig):
             return HfGenerateSettings(path, role.model_args)
@@ -194,7 +194,7 @@ class Roles:
         )
 
     def reward_model(self, name: str, role: ServedConfig, positions: int) -> tuple[ScorerEngines, int]:
-        """The group that serves a reward model, and the most tokens that it reads: its `positions`, unless the engine's keys say less."""
+        """Request the group that serves a reward model. Return it with its context: `positions`, unless the engine's keys set less."""
         path, limits, settings = model_path(self._config, role.model_args), self._config.deadlines, None
         if isinstance(role.strategy_args, VllmStrategyConfig):
             engine = role.strategy_args.strategy_config
@@ -211,23 +211,23 @@ class Roles:
         return engines, positions
 
     def api_judge(self, name: str, model: ApiModel, system_envs: Mapping[str, str]) -> ApiJudge:
-        """The process that asks a judge behind a URL."""
+        """Request the process that calls a judge behind a URL."""
         group: WorkerGroup[ApiChat] = self._known_group(name, system_envs, ApiSettings(model), blocking=False)
         return ApiJudge(group, model, self._config.deadlines.start)
 
     def reference(self, config: RlvrConfig, temperature: float) -> Reference:
-        """The group whose policy stays as it was."""
+        """Request the group with the reference policy."""
         assert config.reference is not None
         return self.score("reference", config.reference, temperature)
 
     def teacher(self, name: str, role: ReferenceConfig, wrap: ModelWrapper) -> Teacher:
-        """The group that a student learns from; `wrap` decides what it sends."""
+        """Request the teacher's group. `wrap` decides what it sends."""
         group, limits = self._group(name, role, self._score_settings(role, wrap), blocking=True), self._config.deadlines
         teacher = self._colocated[name] = Teacher(group, self._token_budget(name), limits.train, limits.weight_sync)
         return teacher
 
     def score(self, name: str, role: ReferenceConfig, temperature: float) -> Reference:
-        """A group that says how probable given sequences are under a model that does not change."""
+        """Request a group that scores sequences with a constant model."""
         group, limits = self._group(name, role, self._score_settings(role, PackedPolicy), blocking=True), self._config.deadlines
         scorer = self._colocated[name] = Reference(group, self._token_budget(name), temperature, limits.train, limits.weight_sync)
         return scorer
@@ -239,7 +239,7 @@ class Roles:
         return HfScoreSettings(path, role.model_args, wrap, self._config.deterministic)
 
     async def end(self, name: str, seconds: float | None = None) -> None:
-        """End a group that is not needed any more, and give its memory back; without `seconds` it closes within `deadlines.shutdown`."""
+        """End a group that is no longer needed. Without `seconds` it has `deadlines.shutdown` to close."""
         self.groups.pop(name, None)
         facade = self._colocated.pop(name, None)
         if isinstance(facade, ActorInfer):
@@ -250,20 +250,20 @@ class Roles:
         await self._all.pop(name).stop(self._config.deadlines.shutdown if seconds is None else seconds)
 
     async def end_trainer_side(self) -> None:
-        """End by force all groups but those that generate and give rewards, and of these any that is `unsettled` or still starting."""
+        """Kill all groups except those that generate or give rewards. Of these, kill any that is `unsettled` or still starting."""
         self.are_running = False
         ending = [name for name in self._all if is_trainer_side(name) or name in self._unsettled or name not in self._started]
         await asyncio.gather(*(self.end(name, seconds=0.0) for name in ending))
 
     @contextmanager
     def unsettled(self, name: str) -> Iterator[None]:
-        """A context in which the trainer changes a role's state. If it fails there, the role has to be restarted as well."""
+        """A context in which the trainer changes a role's state. After a failure in it the role must restart, too."""
         self._unsettled.add(name)
         yield
         self._unsettled.discard(name)
 
     def rewards(self, config: RlvrConfig, models: Mapping[str, ModelReward]) -> Rewards:
-        """The reward workers of every domain, but of those that `models` score."""
+        """Request the reward workers of every domain that no model in `models` scores."""
         groups: dict[str, WorkerGroup[RewardWorker]] = {}
         for domain, section in config.rewards.items():
             if domain in models:
@@ -273,7 +273,7 @@ class Roles:
         return Rewards(groups, config.rewards, config.deadlines.start, models)
 
     def environments(self, config: RlvrConfig) -> EnvironmentWorkers:
-        """The workers that hold the environments of every domain."""
+        """Request the environment workers of every domain."""
         seconds, groups = config.deadlines.start, dict[str, WorkerGroup[EnvironmentWorker]]()
         for domain, section in config.environments.items():
             settings = EnvironmentSettings(domain, section, seconds)
@@ -281,7 +281,7 @@ class Roles:
         return EnvironmentWorkers(groups, config.environments, seconds)
 
     async def start(self) -> DeviceSharing:
-        """Start every group that was asked for and does not run; the first failure ends them all.
+        """Start every requested group that does not run. The first failure ends all groups.
 
         Groups that share devices start one after the other, engines first: vLLM plans with the memory that is free when it
         starts. Those that take turns are offloaded before the next one starts.
@@ -311,14 +311,14 @@ class Roles:
 
     def _group(self, name: str, role: RoleConfig, settings: Settings[S], blocking: bool) -> WorkerGroup[S]:
         deepspeed = deepspeed_config(role)
-        for path in swap_paths(deepspeed).values() if deepspeed else ():  # called when the group has ended: a rank may have been killed
+        for path in swap_paths(deepspeed).values() if deepspeed else ():  # called after the group's end, when a rank may have been killed
             self._stack.callback(remove_ownerless, path)
         group = self.groups[name] = self._known_group(name, role.system_envs, settings, blocking)
         self.liveness.watch(group, with_children=True)
         return group
 
     def _known_group(self, name: str, system_envs: Mapping[str, str], settings: Settings[S], blocking: bool) -> WorkerGroup[S]:
-        """The role's group, if it runs; otherwise a new one, which `start` starts."""
+        """Return the role's group if it runs, otherwise a new one for `start`."""
         if name in self._all:
             return self._all[name]
         environment = {"TMPDIR": str(self._session.scratch)} | worker_environment(self._plan, self._config, system_envs)
@@ -328,7 +328,7 @@ class Roles:
         limits = self._config.deadlines
         self._stack.push_async_callback(group.stop, limits.shutdown)
         self._starts[name] = partial(group.start, settings, limits.collective or limits.train / 2, limits.start)
-        self.liveness.watch(group, with_children=False)  # of a reward they are programs that it judges
+        self.liveness.watch(group, with_children=False)  # a reward's child processes are the programs that it judges
         return group
 
     def _token_budget(self, name: str) -> int:
@@ -338,28 +338,28 @@ class Roles:
 
 
 def is_trainer_side(role: str) -> bool:
-    """Whether a role learns, or is asked by what learns. The others generate, give rewards and hold environments."""
+    """Whether a role is trained or serves training. The others generate, give rewards and hold environments."""
     return role != "actor_infer" and not role.startswith((PREFIX, ENVIRONMENTS))
 
 
 def running(engines: int, settings: VllmSettings | HfGenerateSettings, most: int | None = None) -> Running:
-    """How many samples the engines run at a time: `most`, or what each of them takes."""
+    """Return the number of concurrent samples in the engines: `most`, or the engines' own limits."""
     takes = settings.engine.max_num_seqs if isinstance(settings, VllmSettings) else None
     return Running(running_limits(engines, most, takes), engines)
 
 
 CUBLAS_WORKSPACE = ":4096:8"
-"""Workspace with which cuBLAS is deterministic; torch requires it."""
+"""Workspace of deterministic cuBLAS, which torch requires."""
 
 
 def worker_environment(plan: Plan, config: ExperimentConfig, own: Mapping[str, str]) -> dict[str, str]:
-    """What is set for a process of a role: the role's own `system_envs` hold, then the root's, then `.deepspeed_env`."""
+    """Return the environment of a role's process. The role's own `system_envs` take precedence, then the root's, then `.deepspeed_env`."""
     chosen = {"CUBLAS_WORKSPACE_CONFIG": CUBLAS_WORKSPACE} if config.deterministic else {}
     return {**chosen, **plan.environment, **config.system_envs, **own}
 
 
 def aggregation(config: Config) -> str:
-    """How token losses become one number: likelihoods token by token, what is compared sequence by sequence."""
+    """Return how token losses are aggregated: likelihoods by token, comparisons by sequence."""
     if isinstance(config, RlvrConfig):
         return config.loss_agg_mode
     return "token-mean" if isinstance(config, SftConfig | DistillConfig) else "seq-mean-token-mean"

@@ -1,4 +1,4 @@
-"""Asks the teachers of on-policy distillation about a step's sequences: each of them about those of its domains."""
+"""Calls the teachers of on-policy distillation on a step's sequences, each on those of its domains."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from roll.types import Floats, RolloutGroup, Sequences
 
 @dataclass(frozen=True)
 class DomainTeacher:
-    """One teacher, and the domains that it teaches."""
+    """One teacher and its domains."""
 
     role: str
     domains: Collection[str]
     states: Callable[[Sequences], Awaitable[Floats]]
-    """What the teacher sends for the S response tokens of sequences, [S, W]."""
+    """Return the teacher's output [S, W] for the S response tokens of sequences."""
 
 
 @dataclass(frozen=True)
 class StepTeachers:
-    """All teachers of a run, asked one after the other. Every domain has exactly one of them."""
+    """All teachers of a run, called one after the other. Every domain has exactly one of them."""
 
     teachers: Sequence[DomainTeacher]
     onload: Callable[[str], Awaitable[None]]
-    """Brings a role onto its devices; awaited before the role is asked."""
+    """Onloads a role before its call."""
 
     async def __call__(self, groups: Sequence[RolloutGroup], step: Experience) -> Floats:
-        """[S, W] for the S response tokens of the step's sequences, in their order."""
+        """Return [S, W] for the S response tokens of the step's sequences, in their order."""
         domains = np.array([group.prompt.domain for group in groups])[step.groups][step.episode_of_sequence]
         parts = list[tuple[np.ndarray, Floats]]()
         for teacher in self.teachers:

@@ -23,7 +23,7 @@ from roll.weight_sync.routes import Rendezvous, Route
 
 @dataclass(frozen=True)
 class Rank:
-    """Which process of a role this is, and how it finds the others."""
+    """Identifies a process of a role, and how it reaches the others."""
 
     role: str
     rank: int
@@ -31,26 +31,26 @@ class Rank:
     master_address: str
     master_port: int
     device: str
-    """`cpu` or `cuda`; a worker sees its own CUDA devices alone: one, or those of its engine."""
+    """`cpu` or `cuda`. A worker sees only its own CUDA devices: one, or those of its engine."""
     timeout: float
-    """Seconds after which a collective operation gives up."""
+    """Deadline of a collective operation in seconds."""
     devices: tuple[int, ...] = ()
-    """Numbers of its devices, counted over all nodes."""
+    """Numbers of its devices, counted across all nodes."""
     replica_size: int = 1
-    """So many neighbouring ranks work on the same micro-batches."""
+    """Number of neighbouring ranks that work on the same micro-batches."""
     start_timeout: float = 900.0
-    """Seconds after which the driver gives up waiting for the strategy to be built."""
+    """Deadline in seconds for building the strategy, which the driver waits for."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward and backward pass trains on."""
+    """The data of one forward and backward pass."""
 
     batch: TrainBatch
     loss_weights: Floats
     """[T], see `algorithms.aggregation`."""
     samples: tuple[int, ...] = ()
-    """[N], positions of its sequences in the step's batch, for reports."""
+    """[N], positions of the sequences in the step's batch, for reports."""
 
 
 @dataclass(frozen=True)
@@ -58,36 +58,36 @@ class TrainResult:
     """One replica's share of a training step."""
 
     sums: Metrics
-    """Over this replica's response tokens, of each metric."""
+    """Sum of each metric over this replica's response tokens."""
     tokens: int
-    """Response tokens behind `sums`."""
+    """Number of response tokens in `sums`."""
     scalars: Metrics
-    """The same on every rank: gradient norm, learning rate, skipped updates."""
+    """Values that are the same on every rank: gradient norm, learning rate, skipped updates."""
     counted_sums: Metrics = field(default_factory=dict)
-    """Over some of the tokens, sequences or pairs, of metrics that are not of all tokens."""
+    """Sums of metrics that only some tokens, sequences or pairs have."""
     counts: Metrics = field(default_factory=dict)
-    """For each such metric, how many values its sum has."""
+    """Number of values in each sum of `counted_sums`."""
 
 
 @dataclass(frozen=True)
 class EngineActivity:
-    """What an engine did since it was asked before, or since it was made. None stands for what its backend does not count."""
+    """Activity of an engine since the previous call, or since its start. None marks what its backend does not count."""
 
     busy_seconds: float
-    """Time with at least one request in flight, neither paused nor off its device."""
+    """Seconds in which the engine had a request in flight and was neither paused nor off its device."""
     generated_tokens: int
     prefilled_tokens: int
-    """Tokens of prompts, without those found in the prefix cache, and tokens of preempted requests, which are computed again."""
+    """Prompt tokens outside the prefix cache, and tokens of preempted requests, which are computed again."""
     preemptions: int | None = None
-    """How often a request lost its KV cache: for lack of room, or for new weights."""
+    """Number of times that a request lost its KV cache, for lack of room or because of new weights."""
     running: float | None = None
-    """Requests in the engine's forward passes, mean over these; None if there was no pass."""
+    """Mean number of requests in a forward pass. None if there was no pass."""
     waiting: float | None = None
-    """Requests that waited for room meanwhile; likewise."""
+    """Mean number of requests that waited for room during a forward pass. None if there was no pass."""
     kv_cache_use: float | None = None
-    """The largest share of the KV cache that was in use, 0 to 1."""
+    """Largest share of the KV cache that was in use, 0 to 1."""
     tokens_in_flight: int | None = None
-    """Now: prompt and sampled tokens of requests that are not answered yet, the prompt counted for each sample."""
+    """At present: prompt and sampled tokens of unanswered requests. The prompt counts for each sample."""
 
 
 class TrainStrategy(Protocol):
@@ -98,103 +98,103 @@ class TrainStrategy(Protocol):
         ...
 
     def evaluate(self, micro_batches: Sequence[MicroBatch], loss: Loss, temperature: float) -> TrainResult:
-        """The loss's metrics on what is not learnt from, without a gradient."""
+        """Return the loss's metrics on held-out micro-batches, without a gradient."""
         ...
 
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float, adapter: bool) -> list[Floats]:
-        """[T] for each micro-batch, 0 outside the response mask; `adapter=False` leaves LoRA out."""
+        """Return log-probs [T] of each micro-batch, 0 outside the response mask. `adapter=False` leaves LoRA out."""
         ...
 
     def values(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
-        """A critic's values: [T] for each micro-batch, the expected return before each token; 0 outside the response mask."""
+        """Return a critic's values [T] of each micro-batch: the expected return before each token, 0 outside the response mask."""
         ...
 
     def tensors(self, adapter: bool) -> list[TensorSpec]:
-        """The tensors to send: the adapter's, or the whole model's with any adapter merged in."""
+        """Describe the tensors to send: the adapter's, or the whole model's with any adapter merged in."""
         ...
 
     def gathered(self, names: Sequence[str], adapter: bool) -> AbstractContextManager[Mapping[str, Tensor]]:
-        """Whole tensors, by the names of `tensors(adapter)`, on every rank, for as long as the block lasts. Collective."""
+        """Gather whole tensors, by their names in `tensors(adapter)`, on every rank while the block lasts. Collective."""
         ...
 
     def adapter_config(self) -> str:
-        """PEFT's `adapter_config.json` of the adapter that is learnt."""
+        """Return PEFT's `adapter_config.json` of the trained adapter."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Write what `load` needs to go on exactly: weights that train, optimizer, schedule, random states."""
+        """Write the state that `load` needs to continue exactly: trained weights, optimizer, schedule, random states."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote."""
+        """Restore the state that `save` wrote."""
         ...
 
     def export(self, folder: Path) -> None:
-        """Write the policy as a folder that `from_pretrained` loads: Hugging Face, or PEFT for an adapter."""
+        """Write the policy as a folder for `from_pretrained`: Hugging Face's, or PEFT's for an adapter."""
         ...
 
     def offload(self) -> None:
-        """Give the device's memory up to other roles; nothing is computed until `onload`. Twice is once."""
+        """Free the device's memory for other roles. Nothing is computed until `onload`. Idempotent."""
         ...
 
     def onload(self) -> None:
-        """Be on the device again, with the same values to the bit."""
+        """Return to the device, with bitwise the same values."""
         ...
 
     def close(self) -> None:
-        """Leave the process group and free what is held."""
+        """Leave the process group and free all memory."""
         ...
 
 
 class ScoreStrategy(Protocol):
-    """A fixed policy that says how probable given sequences are."""
+    """A fixed policy that computes the log-probs of given sequences."""
 
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float) -> list[Floats]:
-        """[T] for each micro-batch, 0 outside the response mask."""
+        """Return log-probs [T] of each micro-batch, 0 outside the response mask."""
         ...
 
     def offload(self) -> None:
-        """Give the device's memory up to other roles; nothing is computed until `onload`. Twice is once."""
+        """Free the device's memory for other roles. Nothing is computed until `onload`. Idempotent."""
         ...
 
     def onload(self) -> None:
-        """Be on the device again, with the same values to the bit."""
+        """Return to the device, with bitwise the same values."""
         ...
 
     def close(self) -> None:
-        """Leave the process group and free what is held."""
+        """Leave the process group and free all memory."""
         ...
 
 
 class TeachStrategy(ScoreStrategy, Protocol):
-    """A fixed model that a student learns from."""
+    """A fixed teacher model of a student."""
 
     def states(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
-        """[S, H] for each micro-batch, the last hidden states from which its S response tokens are predicted."""
+        """Return the last hidden states [S, H] of each micro-batch, from which its S response tokens are predicted."""
         ...
 
 
 class GenerateStrategy(Protocol):
-    """A policy that answers prompts, and takes new weights between answers or during them."""
+    """A policy that answers prompts. It loads new weights between answers or during them."""
 
     async def start(self) -> None:
-        """Load the model and be ready to generate."""
+        """Load the model and prepare to generate."""
         ...
 
     def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> AsyncGenerator[NumberedCompletions, None]:
-        """`sampling.samples` completions of one prompt, as they end. Concurrent calls are batched. A seed makes them reproducible."""
+        """Yield `sampling.samples` completions of one prompt as they end. Concurrent calls are batched. A seed reproduces the samples."""
         ...
 
     async def pause(self) -> None:
-        """Stop producing tokens until `resume`; requests in flight are kept, and new ones wait."""
+        """Stop generating until `resume`. Requests in flight are kept, and new ones wait."""
         ...
 
     async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
-        """Prepare for buckets that come by this route; files need no preparation. Waits for the others of a broadcast."""
+        """Prepare for buckets on this route. Files need no preparation. Waits for the other members of a broadcast."""
         ...
 
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
-        """Take some of the model's weights; the first bucket of an update opens it.
+        """Load some of the model's weights. The first bucket opens an update.
 
         Raises:
             WeightSyncError: the bucket is not what was sent. The engine is then between two models and only fit to be closed.
@@ -202,7 +202,7 @@ class GenerateStrategy(Protocol):
         ...
 
     async def load_adapter(self, adapter: Adapter) -> None:
-        """Take a LoRA adapter.
+        """Load a LoRA adapter.
 
         Raises:
             WeightSyncError: the adapter is not what was sent. The one before is still in place.
@@ -210,7 +210,7 @@ class GenerateStrategy(Protocol):
         ...
 
     async def resume(self, policy_version: int) -> None:
-        """Close the update, if one is open, and produce tokens again, now at this version.
+        """Close the update, if one is open, and generate again, now with this version.
 
         Raises:
             WeightSyncError: some of the model's weights were not sent. The engine is then only fit to be closed.
@@ -218,15 +218,15 @@ class GenerateStrategy(Protocol):
         ...
 
     async def policy_version(self) -> int:
-        """Version of the weights that generate now."""
+        """Return the version of the weights that the engine generates with."""
         ...
 
     async def activity(self) -> EngineActivity:
-        """What the engine did since the last call. Answers at once, also while it is paused or off its device."""
+        """Return the engine's activity since the last call. Returns at once, also while the engine is paused or off its device."""
         ...
 
     async def cause_of_death(self) -> str | None:
-        """Why it can do nothing any more, such as the end of a process that it needs; None as long as it can. Answers at once."""
+        """Return why the engine cannot continue, such as the end of a process that it needs, or None if it can. Returns at once."""
         ...
 
     async def offload(self, discard: bool) -> None:
@@ -237,7 +237,7 @@ class GenerateStrategy(Protocol):
         ...
 
     async def onload(self, whole: bool) -> None:
-        """Be on the device again: with the weights alone, ready to take new ones, or `whole`, ready to generate.
+        """Return to the device: with only the weights, ready to load new ones, or `whole`, ready to generate.
 
         Raises:
             WeightSyncError: it is to be whole, and the weights that it discarded were not sent again.
@@ -245,19 +245,19 @@ class GenerateStrategy(Protocol):
         ...
 
     async def close(self) -> None:
-        """End the engine and its processes."""
+        """Stop the engine and its processes."""
         ...
 
 
 class RewardStrategy(Protocol):
-    """A fixed classifier whose score is a reward."""
+    """A fixed classifier that scores sequences for rewards."""
 
     async def start(self) -> None:
-        """Load the model and be ready."""
+        """Load the model."""
         ...
 
     async def scores(self, sequences: Sequence[Ints]) -> list[float]:
-        """The score of each sequence, read at its last token. Concurrent calls are batched. Each has at least two tokens."""
+        """Return the score of each sequence at its last token. Concurrent calls are batched. A sequence has at least two tokens."""
         ...
 
     async def offload(self) -> None:
@@ -265,7 +265,7 @@ class RewardStrategy(Protocol):
         ...
 
     async def onload(self) -> None:
-        """Be on the device again, with the same values."""
+        """Return to the device, with the same values."""
         ...
 
     async def close(self) -> None:

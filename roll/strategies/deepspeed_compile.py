@@ -1,4 +1,4 @@
-"""Where DeepSpeed's ops are compiled: in one process of roll at a time, whichever part of DeepSpeed asks for them."""
+"""Compiles DeepSpeed's ops in one process of roll at a time, whichever part of DeepSpeed asks for them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from roll.strategies.extension_locks import turn_to_compile
 from roll.system.signs import enter
 
 SHARE_OF_START = 0.8
-"""Share of the start's deadline that a wait for another compilation may take, so that it ends in its own error and not in the driver's."""
+"""Largest share of the start's deadline to wait for another compilation. The error then names the compilation, not the late start."""
 
 
 @contextmanager
 def compiling_in_turn(rank: Rank) -> Iterator[None]:
-    """Within, every op that DeepSpeed compiles is compiled by `turn_to_compile`, which raises TimeoutError.
+    """While the block lasts, DeepSpeed compiles every op through `turn_to_compile`, which raises TimeoutError.
 
     DeepSpeed compiles at first use, in places that cannot be called beforehand (`init_distributed`, a backward pass), and always by
     `torch.utils.cpp_extension.load`, in whose place this puts its own function.

@@ -1,4 +1,4 @@
-"""DeepSpeed's checkpoint files: loaded by as many ranks as wrote them, and made into what any number can load.
+"""DeepSpeed's checkpoint files: loads them on as many ranks as wrote them, and converts them for any number of ranks.
 
 A universal checkpoint holds each parameter's fp32 weights and optimizer states in one piece (Lian et al., Universal
 Checkpointing, 2024); ranks cut out their own part when they load it.
@@ -19,22 +19,22 @@ from roll.errors import CheckpointError
 from roll.strategies.deepspeed_reading import load, nothing_runs
 
 TAG = "deepspeed"
-"""Folder of a checkpoint with the states as the ranks hold them."""
+"""Folder of a checkpoint with the states of each rank."""
 UNIVERSAL = "deepspeed_universal"
-"""Folder of a checkpoint with the states in whole tensors."""
+"""Folder of a universal checkpoint, with the states as whole tensors."""
 SWAPPED = "offloaded_tensors"
-"""Folder beneath it for states that lie on NVMe, file by file."""
+"""Subfolder for copies of the states on NVMe, one file each."""
 WRAPPER = "model."
-"""What the names of `PackedPolicy`'s parameters begin with."""
+"""Prefix of the names of `PackedPolicy`'s parameters."""
 
 
 def random_file(folder: Path, rank: int) -> Path:
-    """Where a rank keeps its random states."""
+    """Return the path of a rank's random states."""
     return folder / f"random_rank{rank}.pt"
 
 
 def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> bool:
-    """Bring weights, optimizer and schedule to where the checkpoint was written; whether its ranks' random states apply, too.
+    """Restore weights, optimizer and schedule. Return whether the ranks' random states can be restored, too.
 
     Raises:
         CheckpointError: there is nothing to load, or another number of ranks wrote it, or they shared the model out or swapped in
@@ -74,7 +74,7 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> boo
 
 
 def _load_swapped(engine: Any, folder: Path) -> None:
-    """What DeepSpeed 0.19 leaves out where optimizer states are on NVMe.
+    """Load what DeepSpeed 0.19 leaves out if optimizer states are on NVMe.
 
     It loads swapped weights alone: not their moments, no count of steps, no loss scale, and nothing of what is too small to be swapped.
     """
@@ -107,7 +107,7 @@ def _load_swapped(engine: Any, folder: Path) -> None:
 
 
 def _whole(value: Any, file: Path, like: Tensor) -> Any:
-    """A state; of one that was swapped out the checkpoint has the bare numbers, padded at the end, in a file."""
+    """Read a state. A swapped state lies in a file of bare numbers, padded at the end."""
     if not isinstance(value, Tensor) or value.numel():
         return value
     if not file.is_file():
@@ -116,7 +116,7 @@ def _whole(value: Any, file: Path, like: Tensor) -> Any:
 
 
 def parts(checkpoint: Path) -> int:
-    """Ranks that the model was shared out over by tensor parallelism when a checkpoint was written."""
+    """Return the degree of tensor parallelism with which a checkpoint was written."""
     return len({file.name.rpartition("mp_rank_")[2] for file in (checkpoint / TAG).glob("*mp_rank_*_model_states.pt")})
 
 
@@ -148,7 +148,7 @@ def to_universal(checkpoint: Path, out: Path) -> None:
     _check_whole(checkpoint)
     if zero_stage(checkpoint) == 0:
         raise CheckpointError(f"{checkpoint} was written without ZeRO, so its states are not shared out over ranks; use stage 1, 2 or 3")
-    # More than one worker would be forked beside torch's threads, and wait for ever.
+    # Several workers would be forked beside torch's threads, and would hang.
     arguments = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
     with nothing_runs(checkpoint):
         ds_to_universal.main(
@@ -168,7 +168,7 @@ def _check_whole(checkpoint: Path) -> None:
 
 
 def zero_stage(checkpoint: Path) -> int:
-    """The stage that wrote a checkpoint; 0 where no states are shared out."""
+    """Return the ZeRO stage that wrote a checkpoint, 0 if the states are not sharded."""
     for file in sorted((checkpoint / TAG).glob("*_optim_states.pt"))[:1]:
         states = load(file, mapped=True)
         return int(states["optimizer_state_dict"].get("zero_stage", 0))
@@ -176,7 +176,7 @@ def zero_stage(checkpoint: Path) -> int:
 
 
 def weights(checkpoint: Path, as_held: bool) -> dict[str, Tensor]:
-    """What trained, under the model's own names.
+    """Return the trained weights under the model's own names.
 
     Args:
         as_held: in the precision in which the trainer computes with it (under ZeRO-3 an adapter is fp32 also beside bf16), to the

@@ -1,4 +1,4 @@
-"""The optimizers and learning-rate schedules of `training_args`, over groups of what trains."""
+"""The optimizers and learning-rate schedules of `training_args`, over groups of trained parameters."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from roll.strategies.base import Rank
 
 
 def is_matrix(parameter: nn.Parameter) -> bool:
-    """Whether it is more than a vector. ZeRO-3 keeps the true shape of what it has sharded."""
+    """Whether a parameter has more than one dimension. ZeRO-3 keeps the true shape of a sharded one."""
     return len(getattr(parameter, "ds_shape", parameter.shape)) >= 2
 
 
 def parameter_groups(model: nn.Module, training: TrainingConfig) -> list[dict[str, Any]]:
-    """What trains, in groups of one learning rate and one weight decay each.
+    """Group the trained parameters by learning rate and weight decay.
 
     Norms, biases and other vectors are not decayed; LoRA's matrices may have a learning rate of their own. An empty
     group is left out; DeepSpeed cannot partition one.
@@ -86,13 +86,13 @@ class Adagrad(Optimizer):
 
 
 class Muon(Optimizer):
-    """torch's Muon for some groups (https://kellerjordan.github.io/posts/muon/) and its AdamW for the others, as one optimizer.
+    """One optimizer of torch's Muon for some groups (https://kellerjordan.github.io/posts/muon/) and its AdamW for the others.
 
     Muon's update is scaled to be as large as AdamW's (https://arxiv.org/abs/2502.16982), so that one learning rate serves both.
     """
 
     def __init__(self, params: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
-        """Groups say with `hidden` whether they are Muon's."""
+        """`hidden` of a group says whether it is Muon's."""
         self._parts: list[Optimizer] = []
         if hidden := [group for group in params if group["hidden"]]:
             self._parts.append(torch.optim.Muon(hidden, lr=lr, adjust_lr_fn="match_rms_adamw"))
@@ -104,14 +104,14 @@ class Muon(Optimizer):
     def step(self, closure: Any = None) -> None:
         """One update."""
         for part in self._parts:
-            # Theirs are these: a checkpoint brings others, and DeepSpeed puts master weights into groups.
+            # Share these groups: a checkpoint loads others, and DeepSpeed puts master weights into groups.
             part.state = self.state
             part.param_groups = [group for group in self.param_groups if group["hidden"] == isinstance(part, torch.optim.Muon)]
             part.step()
 
 
 def checked(kind: type[Optimizer]) -> type[Optimizer]:
-    """The same optimizer, which leaves everything as it is if a gradient is not finite.
+    """Wrap an optimizer so that it skips an update whose gradient is not finite.
 
     DeepSpeed checks gradients wherever it wraps the optimizer, which it does not in fp32 without ZeRO. There it reads
     `overflow` as it would of its own: it counts the update as skipped and holds the schedule.
@@ -131,20 +131,20 @@ def checked(kind: type[Optimizer]) -> type[Optimizer]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an optimizer works."""
+    """Device of an optimizer's work."""
 
     rank: Rank
     stage: int
     offloaded: bool
-    """Whether the states and the master weights are in host memory while the model is on a GPU."""
+    """Whether states and master weights are in host memory and the model is on a GPU."""
 
     def kind(self, optimizer: type[Optimizer]) -> type[Optimizer]:
-        """The optimizer for this place, checked where DeepSpeed does not check."""
+        """Build the optimizer for this place, with finite checks where DeepSpeed has none."""
         return checked(optimizer) if self.stage == 0 else optimizer
 
 
 def make_optimizer(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer:
-    """The optimizer that `training_args.optimizer` names.
+    """Build the optimizer that `training_args.optimizer` names.
 
     Raises:
         ConfigError: this machine lacks what it needs.
@@ -201,7 +201,7 @@ def _adagrad(model: nn.Module, training: TrainingConfig, place: Place) -> Optimi
 
 
 def _muon(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer:
-    """The matrices of decoder layers are Muon's; embedding, head and vectors are AdamW's."""
+    """Give the matrices of decoder layers to Muon; embedding, head and vectors to AdamW."""
     matrices = {id(parameter) for layer in decoder_layers(model) for parameter in layer.parameters() if parameter.ndim == 2}
     groups = []
     for group in parameter_groups(model, training):
@@ -222,7 +222,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingConfig, Place], Optimizer]] =
 
 
 def make_schedule(optimizer: Optimizer, training: TrainingConfig, total_updates: int) -> Any:
-    """The schedule that `training_args.lr_scheduler_type` names, over `total_updates` optimizer updates."""
+    """Build the schedule that `training_args.lr_scheduler_type` names, over `total_updates` optimizer updates."""
     warmup = training.warmup_steps or math.ceil(training.warmup_ratio * total_updates)
     return get_scheduler(
         training.lr_scheduler_type,

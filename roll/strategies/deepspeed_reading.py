@@ -25,11 +25,11 @@ from roll.errors import CheckpointError
 
 FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 RECONSTRUCT: Any = np.zeros(0).__reduce__()[0]
-"""What numpy's arrays are pickled with."""
+"""Functions and classes in a pickle of numpy arrays."""
 
 
 def member(kind: type[Enum], name: str) -> Enum:
-    """An enumeration's member by its name: what `getattr` may do in a file. Python 3.11.0 to 3.11.3 pickle members as a call of it.
+    """Return an enumeration's member by its name. Files may use `getattr` only for this: Python 3.11.0 to 3.11.3 pickle members so.
 
     Raises:
         pickle.UnpicklingError: it asks for anything else.
@@ -50,12 +50,12 @@ PLAIN: list[Any] = [
     np.dtype,
     type(np.dtype(np.uint32)),
 ]
-"""Types that may be read besides tensors and plain values: those that DeepSpeed writes, and the state of numpy's random numbers."""
+"""Types that may be read besides tensors and plain values: those that DeepSpeed writes, and numpy's random state."""
 
 
 @contextmanager
 def nothing_runs(folder: Path) -> Iterator[None]:
-    """A context in which every `torch.load` of this process accepts only tensors, plain values and the classes in `PLAIN`.
+    """Let every `torch.load` of this process accept only tensors, plain values and the classes in `PLAIN` while the block lasts.
 
     Raises:
         CheckpointError: a file beneath `folder` has something else in it.
@@ -79,13 +79,13 @@ def nothing_runs(folder: Path) -> Iterator[None]:
 
 
 def load(file: Path, mapped: bool = False) -> Any:
-    """What a file of a checkpoint holds, on the host; `mapped` leaves tensors on the disk until they are used. Raises as `nothing_runs`."""
+    """Read a file of a checkpoint into host memory. `mapped` leaves tensors on the disk until they are used. Raises as `nothing_runs`."""
     with nothing_runs(file):
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
 
 
 def _refused(folder: Path) -> tuple[Path, str] | None:
-    """The first file that is refused, and what torch says of it."""
+    """Return the first refused file, and torch's reason."""
     for file in [folder] if folder.is_file() else sorted(folder.rglob("*.pt")):
         try:
             with safe_globals(PLAIN):

@@ -24,7 +24,7 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 def join(rank: Rank) -> None:
-    """Enter the role's process group; collectives give up after `rank.timeout` seconds."""
+    """Join the role's process group. Collectives have a deadline of `rank.timeout` seconds."""
     if rank.device == "cuda":
         torch.cuda.set_device(0)
     deepspeed.init_distributed(
@@ -39,7 +39,7 @@ def join(rank: Rank) -> None:
 
 
 def sequence_group(config: DeepSpeedConfig, causal: PreTrainedModel, rank: Rank) -> SequenceGroup | None:
-    """The ranks that share the tokens of this one's micro-batches out: so many neighbours. None if it has none.
+    """Return the group of neighbouring ranks that share the tokens of a micro-batch, None if they do not.
 
     Raises:
         ConfigError: the model cannot be computed so.
@@ -56,7 +56,7 @@ def sequence_group(config: DeepSpeedConfig, causal: PreTrainedModel, rank: Rank)
 
 
 def gather_whole_layers(causal: PreTrainedModel) -> None:
-    """Let ZeRO-3 gather a decoder layer's parameters before the layer runs, not while it runs: compiled code cannot stop for a hook.
+    """Let ZeRO-3 gather a decoder layer's parameters before the layer runs. Compiled code cannot stop for a hook within the layer.
 
     DeepSpeed then reduces a layer's gradients once that of the layer's input is there. Without one, as behind a frozen
     embedding, torch would call it before the layer's own gradients are: the input is made to have one.
@@ -67,7 +67,7 @@ def gather_whole_layers(causal: PreTrainedModel) -> None:
 
 
 def gather_whole_experts(causal: PreTrainedModel) -> None:
-    """Let ZeRO-3 gather a router and its experts before the block runs, not each part as it is used.
+    """Let ZeRO-3 gather a router and all its experts before the block runs.
 
     Which experts a rank uses depends on its tokens, and PEFT reads the parts of an adapter on fused experts without calling them: the
     hooks that gather would run on some ranks alone, which would wait for the others, or on none. DeepSpeed does so of itself for
@@ -78,14 +78,14 @@ def gather_whole_experts(causal: PreTrainedModel) -> None:
 
 
 def deepspeed_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float | None, compiled: bool) -> dict[str, Any]:
-    """The dictionary that DeepSpeed reads.
+    """Return DeepSpeed's configuration.
 
     Micro-batches vary in number, so the caller of the engine owns the accumulation boundary
     (`managed_gradient_accumulation: false`) and the loss carries its own normalisation. `compiled` says that decoder layers are.
     """
     out = _without_auto(config.model_dump(exclude_none=True))
     if compiled and config.zero_optimization.stage == 3:
-        # DeepSpeed's own linear function asks each weight for its number, for which dynamo compiles every layer anew, and gives up.
+        # DeepSpeed's own linear function reads an id of each weight, so dynamo would compile every layer anew, and give up.
         out["zero_optimization"].setdefault("memory_efficient_linear", False)
     out |= {
         "train_micro_batch_size_per_gpu": 1,
@@ -95,7 +95,7 @@ def deepspeed_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float |
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": config.steps_per_print or 10**9,
     }
-    # DeepSpeed averages gradients over all ranks, whatever they share, and the weights of the losses say the rest.
+    # DeepSpeed averages gradients over all ranks. The weights of the losses account for ranks that share tokens.
     del out["sequence_parallel_size"]
     if config.tensor_parallel_size == 1:
         out.pop("tensor_parallel", None)
@@ -110,13 +110,13 @@ def deepspeed_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float |
 
 
 def _without_auto(block: dict[str, Any]) -> dict[str, Any]:
-    """`auto` is an invitation to the transformers Trainer; for DeepSpeed a key that is absent means its own choice."""
+    """Remove `auto`, which only the transformers Trainer understands. DeepSpeed chooses the value of an absent key itself."""
     kept = {key: value for key, value in block.items() if value != "auto"}
     return {key: _without_auto(value) if isinstance(value, dict) else value for key, value in kept.items()}
 
 
 def scale_of(engine: Any) -> float | None:
-    """What fp16's losses are multiplied by; None in another precision."""
+    """Return the loss scaling of fp16, None in other precisions."""
     if not engine.fp16_enabled():
         return None
     unfused = getattr(engine.optimizer, "loss_scale_config", None)
@@ -126,7 +126,7 @@ def scale_of(engine: Any) -> float | None:
 def optimizer_and_schedule(
     model: nn.Module, training: TrainingConfig, config: DeepSpeedConfig, total_updates: int, rank: Rank
 ) -> tuple[torch.optim.Optimizer, Any]:
-    """What `training_args` names, for the ZeRO stage and the place of its states."""
+    """Build the optimizer that `training_args` names, for the ZeRO stage and the place of its states."""
     zero = config.zero_optimization
     # On the CPU everything is in host memory anyway, and torch's optimizers need no compiler.
     offloaded = rank.device == "cuda" and zero.offload_optimizer is not None and zero.offload_optimizer.device != "none"

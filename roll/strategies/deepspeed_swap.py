@@ -16,7 +16,7 @@ from roll.system.own_folder import own_folder, remove_ownerless
 
 @contextmanager
 def own_swap(config: DeepSpeedConfig, rank: Rank) -> Iterator[DeepSpeedConfig]:
-    """The configuration with new folders beneath its `nvme_path`s, where nobody else writes; they are removed at the end.
+    """Yield the configuration with new private folders below its `nvme_path`s, which are removed at the end.
 
     What processes left there that were killed is removed at the beginning.
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism by DeepSpeed's AutoTP: the neighbouring ranks of a replica share the linear layers of a model out.
+"""Tensor parallelism by DeepSpeed's AutoTP: the linear layers of a model are sharded over the neighbouring ranks of a replica.
 
 What is shared out is what the model's own plan names (`base_model_tp_plan` of its transformers configuration): the columns of what
 leads into attention's heads and into the MLP, the rows of what leads out of them. Embedding, norms and head stay whole, and each rank
@@ -31,7 +31,7 @@ from roll.strategies.base import Rank
 
 
 def prepare(model: PackedModel, size: int, rank: Rank) -> None:
-    """Let DeepSpeed find the plan, which it looks for on what it is given.
+    """Put the model's plan where DeepSpeed looks for it.
 
     Raises:
         ConfigError: the model cannot be shared out so.
@@ -44,7 +44,7 @@ def prepare(model: PackedModel, size: int, rank: Rank) -> None:
 
 
 def _no_plan(plan: Mapping[str, str] | None, kind: str) -> str | None:
-    """Why DeepSpeed cannot follow a model's plan, if it cannot."""
+    """Return why DeepSpeed cannot follow a model's plan, None if it can."""
     if not plan:
         return f"transformers has no plan for models of type {kind}"
     foreign = sorted({style.lower() for style in plan.values()} - SUPPORTED_STYLES)
@@ -52,17 +52,17 @@ def _no_plan(plan: Mapping[str, str] | None, kind: str) -> str | None:
 
 
 def whole_weights(engine: Any, model: PreTrainedModel | PeftModel, rank: Rank) -> SharedWeights:
-    """The view of a model that an engine has shared out. The engine takes `PackedInputs` from here on, and waits as long as others do."""
+    """Return the view of a sharded model. From here on the engine accepts `PackedInputs` and keeps the role's deadline."""
     made: tuple[Any, Any] = (groups.get_tensor_model_parallel_group(), groups.get_data_parallel_group())
     for group in made:
-        _set_pg_timeout(timedelta(seconds=rank.timeout), group)  # DeepSpeed makes them with torch's own of up to 30 minutes
+        _set_pg_timeout(timedelta(seconds=rank.timeout), group)  # DeepSpeed makes the groups with torch's deadline of up to 30 minutes
     # DeepSpeed's check that the ranks of a replica are given the same, at the first forward pass, compares them with `!=`.
     engine.first_dataloader_check.remove()
     return SharedWeights(model)
 
 
 def shared_inputs(wait_on_host: bool) -> saved_tensors_hooks:
-    """Each rank of a replica keeps its part of what all have alike, the inputs of recomputed layers: `partition_activations`.
+    """Keep only a part of the inputs of recomputed layers on each rank of a replica (`partition_activations`).
 
     To have it whole again is a collective of the ranks.
     """
@@ -88,7 +88,7 @@ def shared_inputs(wait_on_host: bool) -> saved_tensors_hooks:
 
 
 class SharedWeights(WeightView):
-    """Whole tensors of a model that is shared out. To read one is a collective of the replica's ranks."""
+    """Whole tensors of a sharded model. Reading one is a collective of the replica's ranks."""
 
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:
         super().__init__(model)
@@ -100,7 +100,7 @@ class SharedWeights(WeightView):
         return super().shape(parameter) if layout is None else tuple(layout["logical_shape"])
 
     def tensor(self, parameter: nn.Parameter) -> Tensor:
-        """The parts of all ranks, put together along the dimension that they are cut along."""
+        """Concatenate the parts of all ranks along the sharded dimension."""
         layout = getattr(parameter, DS_AUTOTP_UC_META, None)
         part = super().tensor(parameter)
         if layout is None or layout["partition_dim"] is None:

@@ -84,12 +84,12 @@ class DeepSpeedTrain:
         model_args, compiled = settings.model_args, compiles(settings.model_args, rank.device == "cuda")
         deepspeed_keys = self._held.enter_context(own_swap(settings.deepspeed, rank))
         config = deepspeed_config(deepspeed_keys, model_args.dtype, settings.max_grad_norm, compiled)
-        # Must outlive the engine: while it lives, from_pretrained shards the model as it loads (ZeRO-3).
+        # Must outlive the engine: as long as it exists, from_pretrained shards the model during loading (ZeRO-3).
         self._shards_at_load = HfDeepSpeedConfig(config) if settings.deepspeed.zero_optimization.stage == 3 else None
         enter("loading the model")
         model = settings.load(settings.model_path, model_args, settings.seed)
         enter("model loaded; building the optimizer")
-        for buffer in model.buffers():  # DeepSpeed moves none of a model that was sharded as it was loaded
+        for buffer in model.buffers():  # DeepSpeed does not move a model that was sharded during loading
             buffer.data = buffer.data.to(rank.device)
         self._is_lora = model_args.lora_target is not None
         self._over = sequence_group(settings.deepspeed, model.causal, rank)
@@ -108,7 +108,7 @@ class DeepSpeedTrain:
         self._weights = whole_weights(self._engine, model.model, rank) if self._sharers > 1 else WeightView(model.model)
 
     def _arrange_layers(self, model: PackedModel) -> None:
-        """Set what is recomputed and what is compiled; before DeepSpeed puts its hooks in place."""
+        """Choose the recomputed and the compiled layers, before DeepSpeed adds its hooks."""
         model_args, causal = self._settings.model_args, model.causal
         self._checkpointed = checkpointed_layers(model_args.gradient_checkpointing, len(decoder_layers(causal)))
         if self._checkpointed:
@@ -130,7 +130,7 @@ class DeepSpeedTrain:
         model_args, causal, rank = self._settings.model_args, self._model.causal, self._rank
         whole, layers = shape_of(causal.config.to_dict()), len(decoder_layers(causal))
         most = over_hosts(rank.world_size, rank.timeout) if rank.world_size > 1 else alone
-        if whole is None:  # a model of another kind: nothing is expected of it until it was measured
+        if whole is None:  # a model of another kind: its use of memory is unknown until it is measured
             return MemoryGuard(self._settings.token_budget, Need(0, 0.0), CudaMemory(), most), None
         width, compiled = 4 if model_args.dtype == "fp32" else 2, compiles(model_args, on_gpu=True)
         shape = whole.part(self._sharers)
@@ -141,7 +141,7 @@ class DeepSpeedTrain:
         guard = MemoryGuard(budget, need, CudaMemory(), most)
         if model_args.gradient_checkpointing != "auto":
             return guard, None
-        # The most that it may be: compiled code keeps less, but on some layers falls back to the other. What it is, is measured.
+        # An upper bound: compiled code keeps less, but some layers run uncompiled. The true value is measured.
         kept = (layer_activations(shape, 1, width, compiled=False) - width * shape.hidden_size) / sharing
         total = torch.cuda.mem_get_info()[1]
         return guard, AutoCheckpointing(guard, layers, kept, total, partial(checkpoint_first, causal))
@@ -186,7 +186,7 @@ class DeepSpeedTrain:
             for micro_batch in micro_batches:
                 self._backward(micro_batch, loss_of(micro_batch) * scale)
             return
-        # An error in a forward pass leaves nothing behind, unless ranks or hooks of ZeRO-3 are in step with it.
+        # A failed forward pass leaves nothing behind, unless other ranks or hooks of ZeRO-3 take part in it.
         retries = self._rank.world_size == 1 and self._shards_at_load is None
         queue = self._guard.within_budget(micro_batches)
         while queue:
@@ -254,7 +254,7 @@ class DeepSpeedTrain:
 
     @contextmanager
     def gathered(self, names: Sequence[str], adapter: bool) -> Iterator[dict[str, Tensor]]:
-        """See `TrainStrategy`. One all-gather for the lot."""
+        """See `TrainStrategy`. One all-gather for all tensors."""
         view = self._weights
         parameters = view.adapter_parameters(names) if adapter else view.model_parameters(names)
         with deepspeed.zero.GatheredParameters(parameters), torch.no_grad():
@@ -285,8 +285,8 @@ class DeepSpeedTrain:
             torch.cuda.set_rng_state(states["cuda"])
 
     def export(self, folder: Path) -> None:
-        """See `TrainStrategy`. Written bucket by bucket: no process ever holds the whole model."""
-        # A reward model's head learns beside the adapter, which alone would be half of it.
+        """See `TrainStrategy`. Writes bucket by bucket, so that no process holds the whole model."""
+        # A reward model's head is trained beside the adapter, so the adapter alone would be incomplete.
         adapter = self._is_lora and isinstance(self._model, PackedPolicy)
         buckets = (self._kept(names, adapter) for names in plan_buckets(self.tensors(adapter), EXPORT_BYTES))
         if self._rank.rank != 0:
@@ -300,12 +300,12 @@ class DeepSpeedTrain:
             write_model(folder, buckets, self._model.causal, tokenizer)
 
     def _kept(self, names: Sequence[str], adapter: bool) -> dict[str, Tensor]:
-        """Copies on the host of what is exported, on rank 0; nothing elsewhere."""
+        """Copy the exported tensors to the host on rank 0. Other ranks return nothing."""
         with self.gathered(names, adapter) as tensors:
             return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()} if self._rank.rank == 0 else {}
 
     def offload(self) -> None:
-        """See `TrainStrategy`. Weights, gradients, optimizer states and ZeRO's buffers; what remains is the CUDA context and NCCL's."""
+        """See `TrainStrategy`. Frees weights, gradients, optimizer states and ZeRO's buffers. The CUDA context and NCCL's remain."""
         held = [[*self._model.parameters(), *self._model.buffers()], self._optimizer.state, self._optimizer.param_groups]
         self._offload.offload(tensors_in(*held, vars(self._engine.optimizer)))
 
@@ -327,7 +327,7 @@ def _merge(buckets: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _or_none(loss_of: Callable[[MicroBatch], Tensor], micro_batch: MicroBatch) -> Tensor | None:
-    """The loss, or None where the device has no room for it. The error and what its frames hold end here."""
+    """Return the loss, or None if the device ran out of memory. The error and the tensors in its frames are dropped here."""
     try:
         return loss_of(micro_batch)
     except torch.OutOfMemoryError as error:

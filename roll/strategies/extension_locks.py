@@ -1,4 +1,4 @@
-"""The cache in which torch compiles extensions, DeepSpeed's ops among them: one process compiles at a time, and no lock outlives its owner.
+"""Locks in torch's cache of compiled extensions, such as DeepSpeed's ops. One process compiles at a time, and no lock outlives its owner.
 
 torch locks an extension's folder by creating the file `lock` in it (`torch.utils.file_baton`). It keeps the file open and removes it at
 the end. A process that is killed leaves the file, and every later one waits for it without a deadline. The file names no owner: this module
@@ -24,22 +24,22 @@ from roll.system.signs import enter
 LOG = logging.getLogger(__name__)
 
 LOCK = "lock"
-"""torch's name of the file."""
+"""Name of torch's lock file."""
 TURN = "roll_deepspeed_ops.lock"
-"""File in the cache that roll's processes lock by `roll.system.locks` before they compile, so that a killed one blocks nobody."""
+"""File in the cache that roll's processes lock by `roll.system.locks` before they compile. The lock ends with its process."""
 OWNER = "roll_owner"
-"""File in an extension's folder while a process of roll compiles there: the host and the process."""
+"""File in an extension's folder with the host and the process of roll that compiles there."""
 LONGEST_COMPILATION = 3600.0
-"""Seconds. A folder that has not changed for so long is one in which nobody compiles, also where not all processes can be seen."""
+"""Seconds. Nobody compiles in a folder that has not changed for so long, even if not all processes are visible."""
 REMEDY = "end that process if it hangs; if it is gone, remove the file, which roll does itself once its folder has not changed for an hour"
 SILENCE = 5.0
-"""Seconds of a wait for another process of roll before it is logged."""
+"""Seconds of waiting for another process of roll before the wait is logged."""
 POLL = 0.5
-"""Seconds between two looks at a lock that another process holds."""
+"""Seconds between two checks of a lock that another process holds."""
 LONGEST_COMMAND = 120
-"""Characters of a command that are shown."""
+"""Number of characters of a command that messages show."""
 LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay"}
-"""File systems that no other host writes to."""
+"""File systems that no other host can write to."""
 FIRST_NAMESPACE = "pid:[4026531836]"
 """The kernel's first process namespace (`PROC_PID_INIT_INO`), in which all processes of the host are seen."""
 
@@ -50,27 +50,27 @@ class ExtensionLock:
 
     path: Path
     holder: str | None
-    """The process that compiles, as `process 4711 (ninja -v)`. None if it is gone."""
+    """The compiling process, as `process 4711 (ninja -v)`. None if it has ended."""
 
     def __str__(self) -> str:
         return f"{self.holder} holds {self.path}" if self.holder else f"{self.path} was left by a process that is gone"
 
 
 def extension_cache() -> Path:
-    """The folder below which torch compiles extensions."""
+    """Return the folder below which torch compiles extensions."""
     if folder := os.environ.get("TORCH_EXTENSIONS_DIR"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
 
 
 def extension_locks(cache: Path) -> list[ExtensionLock]:
-    """All locks of a cache, with and without a holder."""
+    """Return all locks of a cache, with and without a holder."""
     paths = sorted(path for pattern in (f"*/{LOCK}", f"*/*/{LOCK}") for path in cache.glob(pattern) if path.is_file())
     return [lock for lock in map(examine, paths) if lock]
 
 
 def examine(path: Path) -> ExtensionLock | None:
-    """The holder of a lock. None if there is no such file.
+    """Return the holder of a lock, None if there is no such file.
 
     A process of another host, container or user cannot be seen. Where one may have made the file, it is taken to hold the lock until
     nothing in the folder has changed for LONGEST_COMPILATION.
@@ -92,7 +92,7 @@ def examine(path: Path) -> ExtensionLock | None:
 
 @contextmanager
 def turn_to_compile(folder: Path, seconds: float, who: str) -> Iterator[None]:
-    """Let this process alone compile in an extension's folder of the cache. A lock that a dead process left there is removed.
+    """Let only this process compile in an extension's folder of the cache. A lock that a dead process left there is removed.
 
     `who` is this process in what is logged.
 
@@ -122,7 +122,7 @@ def turn_to_compile(folder: Path, seconds: float, who: str) -> Iterator[None]:
 
 
 def _wait_for_release(path: Path, deadline: float, seconds: float, who: str) -> None:
-    """Return once nobody holds a lock, and the file is gone."""
+    """Wait until nobody holds a lock and its file is gone."""
     named = None
     while lock := examine(path):
         if lock.holder is None:
@@ -138,19 +138,19 @@ def _wait_for_release(path: Path, deadline: float, seconds: float, who: str) -> 
 
 
 def _tell(who: str, extension: str, holder: str) -> None:
-    """In the log, and as the stage of this process."""
+    """Report a wait in the log and as the stage of this process."""
     LOG.warning("%s waits to compile %s: %s", who, extension, holder)
     enter(f"waiting to compile {extension}: {holder}")
 
 
 def _at_work(cache: Path) -> str:
-    """The op that another process of roll compiles at present."""
+    """Return the op that another process of roll compiles at present."""
     locks = "; ".join(str(lock) for lock in extension_locks(cache) if lock.holder)
     return locks or f"another process of roll holds {cache / TURN}"
 
 
 def _holders(path: Path, lock: os.stat_result) -> list[str]:
-    """The processes that hold a lock, of those that can be seen from here."""
+    """Return the visible processes that hold a lock."""
     holders = []
     for process in psutil.process_iter():
         try:
@@ -169,12 +169,12 @@ def _has_open(process: psutil.Process, lock: os.stat_result) -> bool:
 
 
 def _builds_in(process: psutil.Process, folder: Path) -> bool:
-    """Whether it is the build tool, which may outlive the process that started it and does not have the lock open."""
+    """Whether a process is the build tool. It may outlive the process that started it, and does not have the lock open."""
     return process.name() == "ninja" and _leads_to(f"/proc/{process.pid}/cwd", folder.name, folder.stat())
 
 
 def _leads_to(link: str, name: str, file: os.stat_result) -> bool:
-    """Whether a link of /proc leads to a file. Only files of that name are looked at: on a dead network mount `stat` never returns."""
+    """Whether a link of /proc leads to a file. Only files of that name are checked: on a dead network mount `stat` never returns."""
     try:
         return Path(os.readlink(link)).name == name and os.path.samestat(os.stat(link), file)
     except FileNotFoundError:  # closed, or removed
@@ -187,12 +187,12 @@ def _described(process: psutil.Process) -> str:
 
 
 def _place() -> str:
-    """Names this host and its process namespace. Processes of the same place see each other."""
+    """Return a name of this host and its process namespace. Processes of the same place see each other."""
     return f"{socket.gethostname()}, {os.readlink('/proc/self/ns/pid')}"
 
 
 def _recorded(folder: Path) -> tuple[str, str]:
-    """Place and description of the process of roll that last compiled here and did not finish; empty if there is none."""
+    """Return place and description of the last process of roll that did not finish compiling here; empty if there is none."""
     try:
         place, _, owner = (folder / OWNER).read_text(encoding="utf-8").strip().partition("\n")
     except FileNotFoundError:

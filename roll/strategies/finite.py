@@ -24,15 +24,15 @@ LOSS = "loss"
 
 @dataclass(frozen=True, order=True)
 class Culprit:
-    """Where a skipped update first went wrong."""
+    """The first non-finite value of a skipped update."""
 
     micro_batch: int
-    """Index among the rank's micro-batches of the update, from 0."""
+    """Index of the micro-batch in the rank's update, from 0."""
     rank: int
     what: str
-    """`loss`, or the name of the parameter whose gradient was the first in the backward pass that is not finite."""
+    """`loss`, or the name of the parameter with the first non-finite gradient in the backward pass."""
     samples: tuple[int, ...]
-    """Sequences by their position in the step's batch."""
+    """Positions of the sequences in the step's batch."""
 
     def __str__(self) -> str:
         what = "the loss" if self.what == LOSS else f"the gradient of {self.what}"
@@ -42,7 +42,7 @@ class Culprit:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A micro-batch's loss and sums of gradients, on the device: a sum is finite where all that it adds up is."""
+    """A micro-batch's loss and sums of gradients, on the device. A sum is finite if all of its terms are."""
 
     samples: tuple[int, ...]
     names: tuple[str, ...]
@@ -50,10 +50,10 @@ class _Seen:
 
 
 class FiniteWatch:
-    """Watches the losses of a trainer and its gradients before they are reduced."""
+    """Watches a trainer's losses, and its gradients before they are reduced."""
 
     def __init__(self, model: nn.Module, rank: Rank, max_consecutive: int) -> None:
-        """Watches what trains in `model`. `max_consecutive` skipped updates in a row end the run; 0 never does."""
+        """Watch the trained parameters of `model`. `max_consecutive` skipped updates in a row end the run; 0 means never."""
         self._rank, self._max_consecutive = rank, max_consecutive
         self._loss: Tensor | None = None
         self._sums: list[tuple[str, Tensor]] = []
@@ -72,20 +72,20 @@ class FiniteWatch:
         return note
 
     def loss(self, value: Tensor) -> Tensor:
-        """The loss of a micro-batch; one that is not finite makes all its gradients so."""
+        """Note the loss of a micro-batch. A non-finite loss makes all its gradients non-finite."""
         self._sums.clear()
         self._loss = value.detach().float()
         return value * torch.where(torch.isfinite(value.detach()), 1.0, torch.nan)
 
     def ran(self, micro_batch: MicroBatch) -> None:
-        """Its backward pass is over."""
+        """Note the end of the micro-batch's backward pass."""
         assert self._loss is not None, "a backward pass without a loss"
         names, sums = (LOSS, *(name for name, _ in self._sums)), [self._loss, *(each for _, each in self._sums)]
         self._seen.append(_Seen(micro_batch.samples, names, torch.stack(sums)))
         self._sums.clear()
 
     def settle(self, skipped: bool) -> None:
-        """The update is over. Called on all ranks with the same answer.
+        """Note the end of the update. All ranks call it with the same `skipped`.
 
         Raises:
             NonFiniteError: the updates were skipped `max_consecutive` times in a row.
@@ -104,7 +104,7 @@ class FiniteWatch:
             raise NonFiniteError(f"{self._in_a_row} updates in a row were skipped; the first because {self._first}")
 
     def check(self) -> None:
-        """That no update that was made held what is not finite. Waits for the device.
+        """Check that every update that was made was finite. Waits for the device.
 
         Raises:
             NonFiniteError: one did.
@@ -114,7 +114,7 @@ class FiniteWatch:
             raise NonFiniteError("DeepSpeed made an update with a gradient that is not finite; load a checkpoint from before it")
 
     def _culprit(self, seen: Sequence[_Seen]) -> Culprit | None:
-        """The first over all ranks, the same on each."""
+        """Return the first non-finite value over all ranks, the same on each rank."""
         found = self._first_here(seen)
         if self._rank.world_size == 1:
             return found

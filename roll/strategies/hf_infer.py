@@ -1,4 +1,4 @@
-"""transformers on one device: log-probs of given sequences, and generation where vLLM cannot run."""
+"""transformers on one device: computes log-probs of given sequences, and generates where vLLM cannot run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from roll.weight_sync.routes import Rendezvous, Route, Transport
 
 
 class HfScore(PackedScore):
-    """Implements `ScoreStrategy`, and `TeachStrategy` where a `PackedTeacher` is wrapped around the model."""
+    """Implements `ScoreStrategy`, and `TeachStrategy` if the model is wrapped in a `PackedTeacher`."""
 
     def __init__(self, settings: HfScoreSettings, rank: Rank) -> None:
         enter("loading the model")
@@ -69,7 +69,7 @@ class HfGenerate:
         self._model = self._base
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> AsyncGenerator[NumberedCompletions, None]:
-        """See `GenerateStrategy`. All samples of a call end together, and a seed is that of the call."""
+        """See `GenerateStrategy`. All samples of a call end together, and share the call's seed."""
         async with self._generates:
             with self._gate:
                 completions = await asyncio.to_thread(self._generate, token_ids, sampling, seed)
@@ -122,7 +122,7 @@ class HfGenerate:
         )
 
     def _end(self, token_ids: Ints, sampling: Sampling) -> tuple[int, FinishReason]:
-        """Where the response ended, and why. What follows is the batch's padding, made of end-of-sequence tokens."""
+        """Return the length of a response and why it ended. The end-of-sequence tokens that follow are the batch's padding."""
 
         def has_stop_string(count: int) -> bool:
             return any(stop in self._tokenizer.decode(token_ids[:count]) for stop in sampling.stop)
@@ -136,11 +136,11 @@ class HfGenerate:
         return len(token_ids), FinishReason.STOP if has_stop_string(len(token_ids)) else FinishReason.LENGTH
 
     async def pause(self) -> None:
-        """See `GenerateStrategy`. Waits for the prompt that is being answered."""
+        """See `GenerateStrategy`. Waits until the present prompt is answered."""
         await self._generates.acquire()
 
     async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
-        """See `GenerateStrategy`. The route before is closed."""
+        """See `GenerateStrategy`. Closes the previous route."""
         self._reader.close()
         self._reader = await asyncio.to_thread(BucketReader, route, rendezvous, 0, torch.device(self._device))
 
@@ -175,17 +175,17 @@ class HfGenerate:
         return self._version
 
     async def activity(self) -> EngineActivity:
-        """See `GenerateStrategy`. Prompts that wait for the one before them are not in flight."""
+        """See `GenerateStrategy`. A prompt that waits for another one is not in flight."""
         activity = EngineActivity(self._gate.take_busy_seconds(), self._generated, self._prefilled)
         self._generated = self._prefilled = 0
         return activity
 
     async def cause_of_death(self) -> str | None:
-        """See `GenerateStrategy`. It is one process."""
+        """See `GenerateStrategy`. The engine is a single process."""
         return None
 
     async def offload(self, discard: bool) -> None:
-        """See `GenerateStrategy`. Nothing is discarded: which weights a sync will not send is known only when it is over."""
+        """See `GenerateStrategy`. Keeps all weights: only the end of a sync shows which weights it did not send."""
         async with self._generates:
             await asyncio.to_thread(self._offload.offload, tensors_in([*self._model.parameters(), *self._model.buffers()]))
 

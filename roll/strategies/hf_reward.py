@@ -95,7 +95,7 @@ class HfReward:
 
 
 def packed(sequences: Sequence[Ints], token_budget: int) -> Iterator[Sequences]:
-    """Micro-batches of neighbours, of at most so many tokens each; a longer sequence runs alone. The last token of each is marked."""
+    """Pack neighbours into micro-batches of at most so many tokens. A longer sequence runs alone. Marks the last token of each sequence."""
     part: list[Ints] = []
     for sequence in sequences:
         if part and sum(map(len, part)) + len(sequence) > token_budget:

@@ -1,4 +1,4 @@
-"""From a micro-batch to what a loss sees of it: the fields of its response tokens, on the device."""
+"""Makes a loss's inputs from a micro-batch: the fields of its response tokens, on the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roll.types import Bools, Floats, TrainBatch
 
 
 def loss_inputs(batch: TrainBatch, device: str) -> LossInputs:
-    """The batch's fields at its S response tokens, in the order in which the model scores them."""
+    """Return the batch's fields at its S response tokens, in the model's order."""
 
     def scored(field: Floats) -> Tensor:
         return scored_only(field, batch.sequences, device)

@@ -1,4 +1,4 @@
-"""Room on the device for the next micro-batch, decided alike on every rank, and what is said when there is none.
+"""Checks whether the next micro-batch fits on the device, with the same answer on every rank, and reports a full device.
 
 Collectives run inside forward and backward passes, so a rank that fails in one cannot rejoin the others: the ranks agree
 before each micro-batch. If it does not fit somewhere, all of them halve the token budget and split what is left.
@@ -29,14 +29,14 @@ SHARD = "raise {role}.strategy_args.strategy_config.zero_optimization.stage or o
 OFFLOAD = "offload parameters by {role}.strategy_args.strategy_config.zero_optimization.offload_param"
 SMALLER_ENGINE = "lower gpu_memory_utilization of an engine that shares the device"
 TELLING = 1 / 8
-"""Share of the token budget from which on a micro-batch tells what a token needs; what smaller ones use is mostly not of their tokens."""
+"""Least share of the token budget for measuring the memory of a token. Smaller micro-batches mostly use memory for other things."""
 
 
 class DeviceMemory(Protocol):
-    """What a device says of its memory."""
+    """Reports the memory of a device."""
 
     def available(self) -> int:
-        """Bytes that can still be allocated."""
+        """Return the bytes that can still be allocated."""
         ...
 
     def begin(self) -> None:
@@ -44,7 +44,7 @@ class DeviceMemory(Protocol):
         ...
 
     def used(self) -> int:
-        """Most bytes held at a time since `begin`, beyond those held now: what came to stay is not counted."""
+        """Return the peak of allocated bytes since `begin` minus those allocated now. Permanent allocations do not count."""
         ...
 
 
@@ -52,7 +52,7 @@ class CudaMemory:
     """Implements `DeviceMemory` for the current CUDA device."""
 
     def available(self) -> int:
-        """See `DeviceMemory`. What the driver has, plus what torch holds and does not use."""
+        """See `DeviceMemory`. The driver's free memory plus torch's unused cache."""
         free, total = torch.cuda.mem_get_info()
         held = torch.cuda.memory_reserved()
         limit = int(torch.cuda.get_per_process_memory_fraction() * total)
@@ -72,29 +72,29 @@ class Need:
     """Bytes that a micro-batch needs beyond what is resident."""
 
     fixed: int
-    """The head's logits and gradient, independent of the micro-batch's size."""
+    """Bytes of the head's logits and gradient, independent of the micro-batch's size."""
     per_token: float
 
     def of(self, tokens: int) -> int:
-        """For a micro-batch of that many tokens."""
+        """Return the bytes for a micro-batch of so many tokens."""
         return self.fixed + int(self.per_token * tokens)
 
     def learned(self, tokens: int, used: int) -> Need:
-        """The same with what a micro-batch was seen to use."""
+        """Return the estimate corrected by the measured memory of a micro-batch."""
         return Need(self.fixed, max(0, used - self.fixed) / tokens)
 
 
 Most = Callable[[int], int]
-"""The largest of the ranks' numbers. All ranks call it at the same point."""
+"""Return the largest of the ranks' numbers. All ranks call it at the same point."""
 
 
 def alone(number: int) -> int:
-    """The agreement of a single rank: the number itself."""
+    """Return the number itself: the agreement of a single rank."""
     return number
 
 
 def over_hosts(world_size: int, seconds: float) -> Most:
-    """Agreement by the hosts, so that no device has to finish first; it gives up after some seconds."""
+    """Return an agreement over the hosts, which waits for no device. It has a deadline in seconds."""
     group = torch.distributed.new_group(list(range(world_size)), timeout=timedelta(seconds=seconds), backend="gloo")
 
     def most(number: int) -> int:
@@ -106,12 +106,12 @@ def over_hosts(world_size: int, seconds: float) -> Most:
 
 
 def tokens_of(micro_batch: MicroBatch) -> int:
-    """Prompt and response tokens."""
+    """Return the number of prompt and response tokens."""
     return len(micro_batch.batch.sequences.token_ids)
 
 
 def within(micro_batches: Sequence[MicroBatch], token_budget: int) -> list[MicroBatch]:
-    """The same sequences in micro-batches within the budget; one that exceeds it alone stays alone."""
+    """Split a micro-batch to the budget. A sequence that exceeds the budget stays alone."""
     out: list[MicroBatch] = []
     for micro_batch in micro_batches:
         sequences = micro_batch.batch.sequences
@@ -127,7 +127,7 @@ def within(micro_batches: Sequence[MicroBatch], token_budget: int) -> list[Micro
 
 
 def chosen(micro_batch: MicroBatch, indices: Sequence[int]) -> MicroBatch:
-    """Some sequences of a micro-batch; none gives the filler, which teaches nothing."""
+    """Take some sequences of a micro-batch. Without sequences it is the filler, which has no gradient."""
     weights = packing.select_tokens(micro_batch.loss_weights, micro_batch.batch.sequences, indices)
     samples = tuple(micro_batch.samples[index] for index in indices) if micro_batch.samples else ()
     return MicroBatch(packing.take(micro_batch.batch, indices), weights, samples)
@@ -135,7 +135,7 @@ def chosen(micro_batch: MicroBatch, indices: Sequence[int]) -> MicroBatch:
 
 @dataclass
 class MemoryGuard:
-    """Keeps the token budget of a run, and lowers it where memory demands."""
+    """Keeps a run's token budget, and lowers it if memory is short."""
 
     token_budget: int
     need: Need
@@ -145,12 +145,12 @@ class MemoryGuard:
     _learning: bool = field(default=True, init=False)
 
     def within_budget(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """An update's micro-batches within the budget that the run has come down to, as many on every rank."""
+        """Split an update's micro-batches to the present budget, into the same number on every rank."""
         left = within(micro_batches, self.token_budget)
         return left + [chosen(micro_batches[0], ())] * (self.most(len(left)) - len(left))
 
     def admit(self, queue: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """What is left of an update, split anew until its first micro-batch fits on every rank.
+        """Split the rest of an update anew until its first micro-batch fits on every rank.
 
         As many micro-batches on every rank. A sequence that does not fit and is alone already is tried as it is.
         """
@@ -162,7 +162,7 @@ class MemoryGuard:
             left = self.halve(left)
 
     def halve(self, queue: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """Halve the budget for good and split a queue to it, with fillers where another rank's is longer."""
+        """Halve the budget for the rest of the run and split a queue to it. Fillers make all ranks' queues equally long."""
         self.token_budget = max(1, self.token_budget // 2)
         free = self.memory.available() / GIB
         LOG.warning("too little memory (%.2f GiB free): max_tokens_per_microbatch is %d from here on", free, self.token_budget)
@@ -171,7 +171,7 @@ class MemoryGuard:
 
     @contextmanager
     def measured(self, micro_batch: MicroBatch) -> Iterator[None]:
-        """Learn from a micro-batch, if it is large and as large as any before, while there is something to learn."""
+        """Measure a micro-batch that is large and at least as large as all before, unless the measurement is complete."""
         tokens = tokens_of(micro_batch)
         if not self._learning or tokens < max(self._largest, TELLING * self.token_budget):
             yield
@@ -181,17 +181,17 @@ class MemoryGuard:
         self._largest, self.need = tokens, self.need.learned(tokens, self.memory.used())
 
     def update_ended(self) -> None:
-        """What was measured, if anything was, holds until something changes."""
+        """End the measurement. Its result, if any, holds until something changes."""
         self._learning = not self._largest
 
     def expect(self, need: Need) -> None:
-        """From here on micro-batches need something else; learn it anew."""
+        """Measure anew, because micro-batches need different memory from here on."""
         self.need, self._largest, self._learning = need, 0, True
 
 
 @contextmanager
 def told_of_memory(rank: Rank, doing: str, *remedies: str) -> Iterator[None]:
-    """Turn torch's report of a full device into one for people.
+    """Replace torch's error about a full device by a readable one.
 
     Args:
         remedies: what may be done about it by keys of the role, whose name is `{role}` in them.
@@ -206,10 +206,10 @@ def told_of_memory(rank: Rank, doing: str, *remedies: str) -> Iterator[None]:
 
 
 def shortage(report: str, rank: Rank, doing: str, remedies: Sequence[str]) -> str:
-    """One line from torch's report."""
+    """Return one line from torch's report."""
     asked = re.search(r"Tried to allocate ([\d.]+ \w+)", report)
     free = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", report)
-    # The worker sees one device, as number 0; people know it by its number on the host.
+    # The worker sees its only device as number 0; the message gives its number on the host.
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "0") if rank.device == "cuda" else rank.device
     said = f"asked for {asked[1]}" if asked else report.splitlines()[0]
     left = f", {free[2]} of {free[1]} were free" if free else ""

@@ -12,13 +12,13 @@ from roll.strategies.base import TrainResult
 from roll.types import Metrics
 
 WITHIN = ("mismatch/logprob_abs_diff_mean", "mismatch/kl")
-"""Metrics of responses that one version sampled whole."""
+"""Prefix of metrics of responses that one version sampled."""
 SPANNING = ("mismatch/spanning/logprob_abs_diff_mean", "mismatch/spanning/kl")
-"""Metrics of responses that several versions sampled."""
+"""Prefix of metrics of responses that several versions sampled."""
 
 
 class MetricSums:
-    """Adds up without waiting for the device."""
+    """Adds up metrics without waiting for the device."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -27,25 +27,25 @@ class MetricSums:
         self._tokens = 0
 
     def add(self, metrics: Mapping[str, Tensor], tokens: int) -> None:
-        """Token metrics [S] of a micro-batch of S = `tokens` response tokens."""
+        """Add token metrics [S] of a micro-batch with S = `tokens` response tokens."""
         for name, values in metrics.items():
             self._sums[name] = self._sums.get(name, 0.0) + values.sum(dtype=torch.float64)
         self._tokens += tokens
 
     def count(self, metrics: Mapping[str, Counted]) -> None:
-        """Metrics of some of a micro-batch's tokens, sequences or pairs."""
+        """Add metrics of some of a micro-batch's tokens, sequences or pairs."""
         for name, (values, counts_in) in metrics.items():
             self._counted[name] = self._counted.get(name, 0.0) + torch.where(counts_in, values, 0.0).sum(dtype=torch.float64)
             self._counts[name] = self._counts.get(name, 0.0) + counts_in.sum(dtype=torch.float64)
 
     def weigh(self, metrics: Mapping[str, Tensor], tokens: int) -> None:
-        """Scalars of a micro-batch, which count by its tokens, prompts included."""
+        """Add scalars of a micro-batch, weighted by its tokens including prompts."""
         for name, value in metrics.items():
             self._counted[name] = self._counted.get(name, 0.0) + value.double() * tokens
             self._counts[name] = self._counts.get(name, 0.0) + torch.full_like(value, tokens, dtype=torch.float64)
 
     def add_mismatch(self, difference: Tensor, current: Tensor, spanning: Tensor) -> None:
-        """Trainer against engine.
+        """Add metrics of the trainer's log-probs against the engine's.
 
         Args:
             difference: [S], log-probs of the trainer minus those of the engine; the KL is k3 of engine against trainer.
@@ -59,7 +59,7 @@ class MetricSums:
             self.count({name: (value, chosen) for name, value in zip(names, values, strict=True)})
 
     def result(self, scalars: Metrics) -> TrainResult:
-        """Everything that was added, copied to the host at once."""
+        """Return all sums, copied to the host at once."""
         tables = (self._sums, self._counted, self._counts)
         there = [value for table in tables for value in table.values()]
         values = iter(torch.stack(there).tolist() if there else [])

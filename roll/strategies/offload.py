@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, UntypedStorage
 
 PIECE = 256 << 20
-"""Bytes of one host buffer. PyTorch rounds pinned memory up to a power of two; pieces keep what that wastes small."""
+"""Bytes of one host buffer. PyTorch rounds pinned memory up to a power of two; small pieces limit the waste."""
 
 
 class Offload:
-    """The values of a process's tensors: on the device, or on the host."""
+    """Moves the values of a process's tensors between device and host."""
 
     def __init__(self, device: str, constant: bool = False) -> None:
-        """`constant` values are copied to the host once; leaving again costs nothing."""
+        """`constant` values are copied to the host only once."""
         self._device, self._constant = device, constant
         self._copies: list[tuple[UntypedStorage, list[Tensor]]] = []
         self._spare: dict[int, list[Tensor]] = defaultdict(list)
@@ -32,7 +32,7 @@ class Offload:
 
     @torch.no_grad()
     def offload(self, tensors: Iterable[Tensor]) -> None:
-        """Bring the storages of the tensors that are on the device to the host, and give their memory back to the driver."""
+        """Copy the storages of tensors on the device to the host, and return their memory to the driver."""
         if self._is_away:
             return
         self._wait()
@@ -48,7 +48,7 @@ class Offload:
 
     @torch.no_grad()
     def onload(self) -> None:
-        """Bring everything back to where it was."""
+        """Copy everything back to the device."""
         if not self._is_away:
             return
         for storage, pieces in self._copies:
@@ -72,13 +72,13 @@ class Offload:
         return pieces
 
     def _wait(self) -> None:
-        """For every stream: backends communicate on streams of their own."""
+        """Wait for all streams: backends communicate on streams of their own."""
         if self._device == "cuda":
             torch.cuda.synchronize()
 
 
 def storages(tensors: Iterable[Tensor], device: str) -> list[UntypedStorage]:
-    """Each storage on the device once. Memory that belongs to others (another process's, a file's) cannot be emptied and is left out."""
+    """Return each storage on the device once. Memory of others (another process, a file) cannot be emptied and is left out."""
     found: dict[int, UntypedStorage] = {}
     for tensor in tensors:
         if tensor.device.type == device and tensor.layout == torch.strided:
@@ -89,7 +89,7 @@ def storages(tensors: Iterable[Tensor], device: str) -> list[UntypedStorage]:
 
 
 def tensors_in(*roots: Any) -> Iterator[Tensor]:
-    """Tensors in containers, with their gradients and what is attached to them (ZeRO keeps its partitions as attributes)."""
+    """Yield tensors in containers, with their gradients and attributes (where ZeRO keeps its partitions)."""
     seen: dict[int, Any] = {}
     waiting = list(roots)
     while waiting:

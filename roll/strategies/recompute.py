@@ -1,4 +1,4 @@
-"""`gradient_checkpointing: auto`: how many decoder layers to recompute, measured in the first updates."""
+"""Implements `gradient_checkpointing: auto`: measures in the first updates how many decoder layers to recompute."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from roll.strategies.memory_guard import MemoryGuard, Need
 
 LOG = logging.getLogger(__name__)
 RESERVE = 0.05
-"""Share of the device that stays free: fragments, and libraries that allocate beside torch."""
+"""Share of the device that stays free for fragmentation and for libraries that allocate beside torch."""
 CHOICES = 2
-"""The first from an estimate of what a layer keeps, the second from what the layers of the first were seen to keep."""
+"""Number of choices: the first by an estimate of a layer's memory, the second by the layers' measured memory."""
 
 
 class AutoCheckpointing:
-    """Starts with all layers recomputed. After one update all permanent memory is allocated; layers are kept in the rest."""
+    """Starts with all layers recomputed. After one update all permanent memory is allocated, and the rest can keep layers."""
 
     def __init__(self, guard: MemoryGuard, layers: int, layer_bytes: float, total: int, apply: Callable[[int], None]) -> None:
-        """`layer_bytes`: what a layer that is not recomputed keeps more, a token. `total`: bytes of the device."""
+        """`layer_bytes`: extra bytes a token of a layer that is not recomputed. `total`: bytes of the device."""
         self._guard, self._layers, self._layer_bytes, self._total, self._apply = guard, layers, layer_bytes, total, apply
         self._updates = 0
         self._all = guard.need
         self.checkpointed = layers
 
     def before_update(self) -> None:
-        """Choose again before the second and the third update."""
+        """Choose the number of layers before the second and the third update."""
         self._updates += 1
         if self._updates == 1 or self._updates > 1 + CHOICES:
             return

@@ -1,4 +1,4 @@
-"""Lets requests into an engine, and knows for how long the engine worked on them."""
+"""Admits requests to an engine, and measures how long the engine worked on them."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class RequestGate(asyncio.Event):
         self.in_flight -= 1
 
     def take_busy_seconds(self) -> float:
-        """How long the engine was busy since the last call."""
+        """Return the seconds in which the engine was busy since the last call."""
         self._count()
         busy, self._busy = self._busy, 0.0
         return busy
 
     def _count(self) -> None:
-        """Add the time since the last change, before the next one."""
+        """Count the time since the last change, before the next one."""
         now = self._clock()
         if self.in_flight and self.is_set():
             self._busy += now - self._changed

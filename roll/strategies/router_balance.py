@@ -1,4 +1,4 @@
-"""The routers' auxiliary loss in an update: weighed by tokens over micro-batches and ranks, and reported."""
+"""Weights the routers' auxiliary loss by tokens over micro-batches and ranks, and reports it."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ class RouterBalance:
         self._loss.begin(weight if self._coefficient else None)
 
     def end(self) -> None:
-        """Its backward pass is over, and with it what was recomputed."""
+        """Note the end of a micro-batch's backward pass and its recomputation."""
         self._measured.append((self._loss.end(), self._tokens))
 
     def report(self, sums: MetricSums) -> None:
-        """Add what was measured since the last report."""
+        """Add the losses since the last report."""
         for metrics, tokens in self._measured:
             sums.weigh(metrics, tokens)
         self._measured.clear()
 
 
 def tokens_of_samples(micro_batch: MicroBatch) -> int:
-    """Prompt and response tokens; 0 of a filler, which holds no sample."""
+    """Return the number of prompt and response tokens, 0 for a filler."""
     return len(micro_batch.batch.sequences.token_ids) if micro_batch.samples else 0
 
 
 def router_balance(training: TrainingConfig, causal: PreTrainedModel, rank: Rank) -> RouterBalance | None:
-    """None if `router_aux_loss_coef` is not given.
+    """Build the routers' balance, None if `router_aux_loss_coef` is not set.
 
     Raises:
         ConfigError: the model has no routers that the loss holds for.

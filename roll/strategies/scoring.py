@@ -1,4 +1,4 @@
-"""Log-probs, values, or a teacher's states, of given sequences: what the strategies that score have in common."""
+"""Scoring of given sequences, common to all scoring strategies: log-probs, values, or a teacher's states."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from roll.strategies.offload import Offload, tensors_in
 from roll.types import Floats, Sequences
 
 Forward = Callable[[PackedInputs], tuple[Tensor, ...]]
-"""Forward pass of a `PackedModel`, or of an engine around one."""
+"""Forward pass of a `PackedModel` or of an engine around it."""
 
 
 def score(
     forward: Forward, micro_batches: Sequence[Sequences], temperature: float, rank: Rank, over: SequenceGroup | None = None
 ) -> list[Floats]:
-    """[T] for each micro-batch, 0 outside the response mask. The caller sees to it that no gradients are recorded.
+    """Return [T] for each micro-batch, 0 outside the response mask. The caller disables gradients.
 
     Args:
         over: the ranks that share the tokens of each micro-batch out, if any do.
@@ -31,13 +31,13 @@ def score(
         DeviceMemoryError: a micro-batch is too large for the device.
     """
     with told_of_memory(rank, "scoring", FEWER_TOKENS):
-        # Read only when all is queued: the device need not wait for the host between two micro-batches.
+        # Read after all micro-batches are queued, so that the device does not wait for the host between two of them.
         scores = [forward(packed_inputs(part, rank.device, temperature, over=over))[0] for part in micro_batches]
     return [spread(values, part) for values, part in zip(scores, micro_batches, strict=True)]
 
 
 def states(forward: Forward, micro_batches: Sequence[Sequences], rank: Rank) -> list[Floats]:
-    """[S, H] for each micro-batch, from which a `PackedTeacher` predicts its S response tokens.
+    """Return [S, H] for each micro-batch, from which a `PackedTeacher` predicts its S response tokens.
 
     Raises:
         DeviceMemoryError: a micro-batch is too large for the device.
@@ -47,10 +47,10 @@ def states(forward: Forward, micro_batches: Sequence[Sequences], rank: Rank) -> 
 
 
 class PackedScore:
-    """What a backend of `ScoreStrategy` does once its model stands; of `TeachStrategy`, where that is a `PackedTeacher`."""
+    """Scores with a loaded model, for backends of `ScoreStrategy` and, with a `PackedTeacher`, of `TeachStrategy`."""
 
     def __init__(self, policy: PackedModel, forward: Forward, rank: Rank, offload: Offload) -> None:
-        """`forward` runs `policy`, in eval mode: itself, or an engine around it."""
+        """`forward` runs `policy` in eval mode: the model itself, or an engine around it."""
         self._policy, self._forward, self._rank, self._offload = policy, forward, rank, offload
 
     @torch.no_grad()

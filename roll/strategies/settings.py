@@ -1,4 +1,4 @@
-"""Settings of the strategies. Their `build` is the one place that imports a strategy's module, in the process that runs it.
+"""Settings of the strategies. Only their `build` imports a strategy's module, in the process that runs it.
 
 Importing this file imports no backend, so the driver makes settings, sends them to a worker, and the worker calls `build`.
 Functions and classes among the settings travel by their name: they must stand in a module.
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", covariant=True)
 ModelLoader: TypeAlias = "Callable[[str, ModelConfig, int], PackedModel]"
-"""Loads the model that learns from its path, the model's keys and a seed. Its outputs for a token are the inputs of the loss."""
+"""Loads the trained model from its path, the model's keys and a seed. Its outputs for each token are the loss's inputs."""
 ModelWrapper: TypeAlias = "Callable[[PreTrainedModel], PackedModel]"
 """Wraps a model whose forward pass returns log-probs, or a teacher's states."""
 
 
 class Settings(Protocol[S]):
-    """What makes a strategy on a rank."""
+    """Settings that build a strategy on a rank."""
 
     def build(self, rank: Rank) -> S:
-        """Import the strategy and make it."""
+        """Import the strategy and build it."""
         ...
 
 
 def choose_algorithms(deterministic: bool) -> None:
-    """Have torch take deterministic algorithms in this process, or leave it the choice."""
+    """Switch torch's deterministic algorithms on or off in this process."""
     import torch
 
     torch.use_deterministic_algorithms(deterministic)
@@ -51,13 +51,13 @@ class TrainSettings:
     deepspeed: DeepSpeedConfig
     max_grad_norm: float
     total_updates: int
-    """Optimizer updates of the whole run; the schedule ends there."""
+    """Number of optimizer updates of the whole run, after which the schedule ends."""
     token_budget: int
-    """Of one micro-batch, as the plan has it."""
+    """Token budget of a micro-batch in the plan."""
     seed: int
     load: ModelLoader
     deterministic: bool = False
-    """Take torch's deterministic algorithms."""
+    """Whether to use torch's deterministic algorithms."""
 
     def build(self, rank: Rank) -> TrainStrategy:
         """See `Settings`."""
@@ -76,12 +76,12 @@ class VllmSettings:
     engine: VllmConfig
     max_model_len: int
     adapter_rank: int | None
-    """Rank of the adapter that will be loaded; None if the engine takes whole weights."""
+    """Rank of the adapters that will be loaded, None if the engine loads whole weights."""
     seed: int
     takes_turns: bool
-    """Other roles use its devices while it does not generate."""
+    """Whether other roles use its devices while it does not generate."""
     keeps_kv_cache: bool
-    """A response that spans an update keeps what was computed of it before; otherwise that is computed again."""
+    """Whether a response that spans an update keeps its KV cache. Otherwise the cache is computed again."""
 
     def build(self, rank: Rank) -> GenerateStrategy:
         """See `Settings`."""
@@ -170,7 +170,7 @@ class VllmRewardSettings:
     max_model_len: int
     seed: int
     takes_turns: bool
-    """Other roles use its devices while it does not score."""
+    """Whether other roles use its devices while it does not score."""
 
     def build(self, rank: Rank) -> RewardStrategy:
         """See `Settings`."""

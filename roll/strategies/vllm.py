@@ -1,4 +1,4 @@
-"""Generate with vLLM: one `AsyncLLM`, continuous batching, and the sampled tokens' log-probs kept.
+"""Generates with vLLM: one `AsyncLLM` with continuous batching, which returns the sampled tokens' log-probs.
 
 Used are `AsyncLLM`, its pause, resume and sleep, its weight-transfer API with a backend of our own (`weight_sync.vllm_plugin`),
 and LoRA requests that reload in place. docs/ARCHITECTURE.md, section 5, lists every name; tests compare them with vLLM's source.
@@ -40,9 +40,9 @@ from roll.weight_sync.vllm_plugin import BACKEND, bucket_as_plain, route_as_plai
 
 ADAPTER_ID = 1
 ADAPTER_RANKS = (16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM makes room for (its `MaxLoRARanks` above 8); a smaller adapter takes the next."""
+"""Ranks of adapters that vLLM supports (its `MaxLoRARanks` above 8). Others are rounded up."""
 ASLEEP = ("weights", "kv_cache")
-"""What vLLM drops when it sleeps, by the names under which it wakes again (its `SLEEP_TAGS`)."""
+"""Names of the memory that vLLM frees in its sleep and restores when it wakes (its `SLEEP_TAGS`)."""
 
 
 class VllmGenerate:
@@ -64,9 +64,9 @@ class VllmGenerate:
         """See `GenerateStrategy`."""
         settings, engine = self._settings, self._settings.engine
         arguments = engine_arguments(settings, self._rank.device) | {
-            # The model's own generation_config would change the sampling behind the user's back.
+            # Without this the model's own generation_config would change the sampling.
             "generation_config": "vllm",
-            # The distribution that the token was drawn from: after the temperature, as the trainer computes it.
+            # Log-probs of the distribution that the token was sampled from, with the temperature, as the trainer computes them.
             "logprobs_mode": "processed_logprobs",
             "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
         }
@@ -78,13 +78,13 @@ class VllmGenerate:
         whole_products(settings)
         enter("starting the engine's process")
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[logger_into(self._counts)])
-        # Its statistics look an environment variable up for each token, which costs four times as much as the rest of them.
+        # vLLM's statistics read an environment variable for each token, which costs four times as much as their other work.
         enable_envs_cache()
         await self._engine.update_weight_version(str(self._version))
         await self.open_route(Route(Transport.FILE, same_host=True), None)
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> AsyncGenerator[NumberedCompletions, None]:
-        """See `GenerateStrategy`. A sample is a request of its own; sample i is drawn with `seed + i`, whatever is sampled beside it."""
+        """See `GenerateStrategy`. Each sample is a request of its own. Sample i has the seed `seed + i`, whatever else is sampled."""
         params = SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -116,11 +116,11 @@ class VllmGenerate:
                 task.cancel()
 
     async def _sample(self, number: int, token_ids: list[int], params: SamplingParams, seed: int | None) -> tuple[int, CompletionOutput]:
-        """What the engine says of one sample, once it has ended."""
+        """Return the engine's output of one sample after its end."""
         own, request_id = params.clone(), f"{os.getpid()}-{next(self._request_numbers)}"
         own.seed = None if seed is None else seed + number
         await self._may_generate.wait()
-        # Versions repeat where a trainer goes back to a checkpoint, and an adapter keeps its name: the count of syncs tells weights apart.
+        # Versions repeat after a return to a checkpoint, and adapters keep their name. The number of syncs identifies weights.
         prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=str(self._syncs))
         with self._may_generate:
             [final] = [output async for output in self._engine.generate(prompt, own, request_id, lora_request=self._adapter)]
@@ -129,19 +129,19 @@ class VllmGenerate:
 
     async def _completions(self, ended: Sequence[tuple[int, CompletionOutput]]) -> NumberedCompletions:
         token_ids = [list(sample.token_ids) for _, sample in ended]
-        # In a thread: the tokenizer lets go of the interpreter, and the event loop, which feeds the engine, goes on.
+        # In a thread, because the tokenizer releases the GIL and the event loop must keep feeding the engine.
         texts = await asyncio.to_thread(self._tokenizer.batch_decode, token_ids, skip_special_tokens=True)
         return [(number, completion(sample, text)) for (number, sample), text in zip(ended, texts, strict=True)]
 
     async def pause(self) -> None:
-        """See `GenerateStrategy`. New requests wait for `resume`. Twice is once.
+        """See `GenerateStrategy`. New requests wait for `resume`. Idempotent.
 
-        Requests in flight keep their tokens, and with `keeps_kv_cache` what the old weights computed of them. Prefixes that the old
-        weights computed are never given to new requests: they are salted.
+        Requests in flight keep their tokens, and with `keeps_kv_cache` their KV cache of the old weights. Cached prefixes of the old
+        weights are never used for new requests, whose cache keys have another salt.
         """
         self._may_generate.clear()
         keeps = self._settings.keeps_kv_cache
-        # Where nothing is in flight there is nothing to pause, and vLLM's pause waits for 20 ms whatever there is.
+        # Without a request in flight no pause is needed, and vLLM's pause always waits for 20 ms.
         idle = not self._may_generate.in_flight and (keeps or await self._engine.reset_prefix_cache())
         if not idle and not self._is_paused and not self._asleep:
             await self._engine.pause_generation(mode="keep", clear_cache=not keeps)
@@ -164,7 +164,7 @@ class VllmGenerate:
             await _taken(self._engine.add_lora(LoRARequest("policy", ADAPTER_ID, str(folder), load_inplace=True)))
             if ADAPTER_ID not in await self._engine.list_loras():
                 raise WeightSyncError("vLLM took the adapter but does not list it")
-            # Requests must use what was loaded, not load it again each time.
+            # Requests use the loaded adapter and do not load it again.
             self._adapter = LoRARequest("policy", ADAPTER_ID, str(folder))
 
     async def resume(self, policy_version: int) -> None:
@@ -190,27 +190,27 @@ class VllmGenerate:
         return self._counts.take(self._may_generate.take_busy_seconds(), tokens_in_flight(self._engine))
 
     async def cause_of_death(self) -> str | None:
-        """See `GenerateStrategy`. vLLM does not say how its process ended; what that printed is in the log."""
+        """See `GenerateStrategy`. vLLM does not report how its process ended. The process's output is in the log."""
         rank = self._rank
         return f"vLLM's engine process died (logs/{rank.role}-{rank.rank}.log)" if self._engine.errored else None
 
     async def offload(self, discard: bool) -> None:
-        """See `GenerateStrategy`. The KV cache goes, and cached prefixes with it; weights wait in host memory unless they are discarded.
+        """See `GenerateStrategy`. Frees the KV cache with its prefixes. The weights move to host memory unless they are discarded.
 
-        Requests in flight keep their tokens and go on when the engine is whole again.
+        Requests in flight keep their tokens and continue when the engine is whole again.
         """
         if self._asleep == ASLEEP:
             return
         self._may_generate.clear()
-        # An adapter's sync does not send the weights beneath it. What was discarded before is not worth keeping.
+        # An adapter's sync does not send the base weights. Discarded weights stay discarded.
         discard = self._discarded_weights or (discard and self._settings.adapter_rank is None)
-        if self._asleep:  # vLLM can only fall asleep whole
+        if self._asleep:  # vLLM can only put all of its memory to sleep
             await self._wake(*self._asleep)
         await self._engine.sleep(level=2 if discard else 1, mode="keep")
         self._asleep, self._discarded_weights = ASLEEP, discard
 
     async def onload(self, whole: bool) -> None:
-        """See `GenerateStrategy`. Weights first, so that a sync can load them before the KV cache needs its room."""
+        """See `GenerateStrategy`. The weights return first, so that a sync can load them before the KV cache takes its memory."""
         await self._wake("weights")
         if whole:
             if self._discarded_weights:
@@ -219,7 +219,7 @@ class VllmGenerate:
             self._may_generate.set()
 
     async def _wake(self, *parts: str) -> None:
-        """Bring back those parts that are asleep; vLLM leaves all asleep if one of them is not."""
+        """Wake those parts that are asleep. vLLM wakes none if one of them is awake."""
         waking = [part for part in parts if part in self._asleep]
         if waking:
             await self._engine.wake_up(tags=waking)
@@ -232,7 +232,7 @@ class VllmGenerate:
 
 
 def completion(sample: CompletionOutput, text: str) -> Completion:
-    """From vLLM's record of a sample that has ended. The engine itself labels each token with the version that sampled it."""
+    """Convert vLLM's output of a sample. The engine itself labels each token with the version that sampled it."""
     spans = sample.weight_versions or ()
     versions = np.repeat(np.array([int(span.version) for span in spans], np.int32), [span.end - span.start for span in spans])
     log_probs = None if sample.logprobs is None else cast(FlatLogprobs, sample.logprobs).logprobs
@@ -246,7 +246,7 @@ def completion(sample: CompletionOutput, text: str) -> Completion:
 
 
 async def _taken(step: Awaitable[object]) -> None:
-    """Wait for a step of an update. vLLM hands on what its workers raise as a plain `Exception`."""
+    """Wait for a step of an update. vLLM turns errors of its workers into a plain `Exception`."""
     try:
         await step
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The activity of a vLLM engine, summed up from the engine's own statistics.
+"""Sums up the activity of a vLLM engine from the engine's own statistics.
 
 vLLM hands them to its stat loggers after each engine step, on the event loop that feeds the engine and hands out what it sampled. So the
 logger here adds a few numbers and keeps nothing of a request or a token. It takes the place of vLLM's Prometheus logger, which observes a
@@ -26,13 +26,13 @@ class StepCounts:
         self._kv_cache_use = 0.0
 
     def add(self, scheduler: SchedulerStats | None, iteration: IterationStats | None) -> None:
-        """Count an engine step: what its scheduler says of the requests it has, and what came out of it."""
+        """Count an engine step: the requests in its scheduler, and its output."""
         if scheduler is not None:
             self._steps += 1
             self._running += scheduler.num_running_reqs
             self._waiting += scheduler.num_waiting_reqs + scheduler.num_skipped_waiting_reqs
             self._kv_cache_use = max(self._kv_cache_use, scheduler.kv_cache_usage)
-            # vLLM says of a prompt only what its first prefill computed. What a preempted request computes again stands here.
+            # vLLM counts only the first prefill of a prompt. This counts what a preempted request computes again.
             lookups = scheduler.prefix_cache_stats
             self._prefilled += lookups.preempted_queries - lookups.preempted_hits
         if iteration is not None:
@@ -41,7 +41,7 @@ class StepCounts:
             self._preemptions += iteration.num_preempted_reqs
 
     def take(self, busy_seconds: float, tokens_in_flight: int) -> EngineActivity:
-        """What was counted, and what is known beside it; counting begins anew."""
+        """Return the counts together with the given values, and reset the counts."""
         activity = EngineActivity(
             busy_seconds=busy_seconds,
             generated_tokens=self._generated,

@@ -1,4 +1,4 @@
-"""A reward model in vLLM: a sequence classifier behind `AsyncLLM.encode`. ARCHITECTURE.md, section 5, lists every name that is used."""
+"""Runs a reward model in vLLM: a sequence classifier behind `AsyncLLM.encode`. ARCHITECTURE.md, section 5, lists every used name."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class VllmReward:
         await self._may_score.wait()
         with self._may_score:
             prompt = TokensPrompt(prompt_token_ids=token_ids.tolist())
-            # The score itself: vLLM would make a probability of it.
+            # Returns the score itself, which vLLM would turn into a probability.
             params = PoolingParams(task="classify", use_activation=False)
             request_id = f"{os.getpid()}-{next(self._request_numbers)}"
             async for output in self._engine.encode(prompt, params, request_id):
@@ -56,7 +56,7 @@ class VllmReward:
         raise RuntimeError("the engine aborted the request")
 
     async def offload(self) -> None:
-        """See `RewardStrategy`. Weights wait in host memory."""
+        """See `RewardStrategy`. Moves the weights to host memory."""
         self._may_score.clear()
         if not self._is_asleep:
             await self._engine.sleep(level=1)

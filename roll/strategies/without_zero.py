@@ -1,4 +1,4 @@
-"""bf16 and fp16 without ZeRO, where DeepSpeed 0.19 leaves two things undone that its ZeRO optimizers do."""
+"""Supplies two things for bf16 and fp16 without ZeRO that DeepSpeed 0.19 does only in its ZeRO optimizers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def undo_first_step(engine: Any) -> None:
-    """Leave the optimizer as it was before DeepSpeed made its states by a step of its own.
+    """Restore the optimizer to the state before DeepSpeed's own step, which creates the optimizer states.
 
     That step has gradients of zero but counts: Adam would correct its moments for one update too many. The states go, to be made
     by the first true step, and the master weights are the model's again, not decayed.
@@ -17,10 +17,10 @@ def undo_first_step(engine: Any) -> None:
 
 
 def missing_scale(engine: Any) -> float:
-    """What a loss is to be multiplied by before `engine.backward`, and the reported norm of gradients divided by.
+    """Return the factor for losses before `engine.backward`, which also divides the reported gradient norm.
 
-    fp16's loss scale, by which `step` divides gradients, though `backward` multiplies losses by it for ZeRO's optimizers alone; 1 with
-    those, and in other precisions.
+    In fp16 this is the loss scale: `step` divides gradients by it, but `backward` multiplies losses by it only with ZeRO's
+    optimizers. It is 1 with those, and in other precisions.
     """
     return float(engine.optimizer.loss_scale) if _is_wrapped(engine) else 1.0
 

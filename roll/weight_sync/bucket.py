@@ -36,7 +36,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Adapter:
-    """A LoRA adapter: a PEFT folder in shared memory, or what to make one of on another host."""
+    """A LoRA adapter: a PEFT folder in shared memory, or the content of one for another host."""
 
     config: str
     """PEFT's `adapter_config.json`."""
@@ -64,7 +64,7 @@ class Adapter:
 
 
 def plan_buckets(tensors: Sequence[TensorSpec], max_bytes: int) -> list[tuple[str, ...]]:
-    """Names in order, cut so that no bucket exceeds `max_bytes` unless a single tensor does."""
+    """Split the names, in order, into buckets of at most `max_bytes`. A larger tensor is a bucket of its own."""
     buckets: list[list[str]] = []
     room = 0
     for tensor in tensors:
@@ -90,7 +90,7 @@ def write_bucket(path: Path, tensors: Mapping[str, Tensor]) -> Bucket:
 
 
 def write_adapter(folder: Path | None, config: str, tensors: Mapping[str, Tensor]) -> Adapter:
-    """Write an adapter as a PEFT folder; without one the adapter carries its content."""
+    """Write an adapter as a PEFT folder. Without a folder the returned adapter carries its content."""
     if folder is None:
         with tempfile.TemporaryDirectory() as made:
             adapter = write_adapter(Path(made), config, tensors)
@@ -100,7 +100,7 @@ def write_adapter(folder: Path | None, config: str, tensors: Mapping[str, Tensor
 
 
 def read_bucket(bucket: Bucket) -> dict[str, Tensor]:
-    """The tensors of a bucket, mapped from shared memory.
+    """Map the tensors of a bucket from shared memory.
 
     Raises:
         WeightSyncError: bytes, names, dtypes or shapes are not those that were sent.

@@ -26,15 +26,15 @@ from roll.weight_sync.bucket import spec
 from roll.weight_sync.routes import Rendezvous
 
 ALIGNMENT = 256
-"""Bytes; the start of every tensor in a buffer is a multiple of it."""
+"""Bytes. Every tensor in a buffer starts at a multiple of it."""
 SLOTS = 2
 WORDS_AT_A_TIME = 1 << 24
 LOOK_EVERY = 0.2
-"""Seconds between two looks at the store of a broadcast."""
+"""Seconds between two checks of a broadcast's store."""
 CUT_OFF = "cut off"
-"""Key in that store: a member has died, and the others wait for nobody."""
+"""Key in that store. If it is set, a member has died and the others stop waiting."""
 CUT_OFF_SECONDS = 10.0
-"""Deadline for the trainer's rank 0, where the store is, to take that key."""
+"""Deadline in seconds for setting that key in the store, which the trainer's rank 0 hosts."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class DeviceBucket:
     checksum: str
     """See `fingerprint`."""
     handles: Mapping[str, bytes] = field(default_factory=dict)
-    """For each GPU, by its UUID, what a process on that GPU needs to open the buffer."""
+    """IPC handles of the buffer by the UUID of the GPU that it lies on."""
 
 
 def layout(tensors: Sequence[TensorSpec]) -> tuple[list[int], int]:
-    """Where each tensor starts in the buffer, and the buffer's length, in bytes."""
+    """Return the byte offset of each tensor in the buffer, and the buffer's length in bytes."""
     starts, end = [], 0
     for tensor in tensors:
         starts.append(end)
@@ -58,7 +58,7 @@ def layout(tensors: Sequence[TensorSpec]) -> tuple[list[int], int]:
 
 
 def views(buffer: Tensor, tensors: Sequence[TensorSpec]) -> dict[str, Tensor]:
-    """The tensors of a flat uint8 buffer, sharing its memory."""
+    """Return views of the tensors in a flat uint8 buffer."""
     starts, _ = layout(tensors)
     return {
         tensor.name: buffer[start : start + tensor.nbytes].view(getattr(torch, tensor.dtype.removeprefix("torch."))).view(tensor.shape)
@@ -67,7 +67,7 @@ def views(buffer: Tensor, tensors: Sequence[TensorSpec]) -> dict[str, Tensor]:
 
 
 def fingerprint(buffer: Tensor) -> str:
-    """Two sums modulo 2**64 over the buffer's 8-byte words, of the words and of the words times their position.
+    """Return two sums modulo 2**64 over the buffer's 8-byte words: of the words, and of each word times its position.
 
     As Fletcher's checksum (1982): the second sum tells words that changed places. Runs where the buffer lies, at the
     speed of its memory.
@@ -89,10 +89,10 @@ def fingerprint(buffer: Tensor) -> str:
 
 
 class Broadcast:
-    """The trainer's rank 0 and the engines' workers on other devices."""
+    """A broadcast group of the trainer's rank 0 and the engines' workers on other devices."""
 
     def __init__(self, rendezvous: Rendezvous, rank: int, device: torch.device) -> None:
-        """Join the others; all must come within the deadline of the rendezvous.
+        """Join the group. All members must join within the deadline of the rendezvous.
 
         Raises:
             TimeoutError: some did not come.
@@ -119,7 +119,7 @@ class Broadcast:
             torch.cuda.current_stream().synchronize()
 
     def _watch(self, rendezvous: Rendezvous) -> None:
-        """End what waits for a member that has died, which gloo notices and NCCL does not. The other connection to the store may wait."""
+        """Abort the broadcast if a member has died. gloo notices a death by itself, NCCL does not."""
         store = _store(rendezvous, rendezvous.seconds)
         while not self._left.wait(LOOK_EVERY):
             if store.check([CUT_OFF]):
@@ -127,13 +127,13 @@ class Broadcast:
                 return
 
     def start(self, buffer: Tensor) -> Any:
-        """Send, or receive into, a buffer; the work to wait for."""
+        """Start to send a buffer, or to receive into it. Return the work to wait for."""
         options = BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         return self._group.broadcast([buffer], options)
 
     def close(self) -> None:
-        """Leave. Nobody is waited for."""
+        """Leave the group without waiting for its other members."""
         self._left.set()
         if self._watching.is_alive():
             self._watching.join()
@@ -143,7 +143,7 @@ class Broadcast:
 
 
 def meet(store: Any, rank: int, rendezvous: Rendezvous) -> None:
-    """Wait until all members of a broadcast are there, without NCCL, which would wait for one that has died.
+    """Wait until all members of a broadcast have joined. NCCL itself would wait forever for a member that has died.
 
     Raises:
         TimeoutError: some did not come.
@@ -160,7 +160,7 @@ def meet(store: Any, rank: int, rendezvous: Rendezvous) -> None:
 
 
 def cut_off(rendezvous: Rendezvous) -> None:
-    """Tell the members of a broadcast that one of them has died.
+    """Tell the members of a broadcast that one of them has died, so that they stop waiting.
 
     Raises:
         RuntimeError: the trainer's rank 0, where they meet, does not answer.
@@ -169,13 +169,13 @@ def cut_off(rendezvous: Rendezvous) -> None:
 
 
 def _store(rendezvous: Rendezvous, seconds: float) -> Any:
-    """Another connection to the rendezvous store of a broadcast."""
+    """Open another connection to a broadcast's store."""
     limit = timedelta(seconds=seconds)
     return dist.TCPStore(rendezvous.address, rendezvous.port, None, False, limit, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
 
 
 class DeviceSender:
-    """One trainer rank's buffers."""
+    """The device buffers of one trainer rank."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -184,11 +184,11 @@ class DeviceSender:
         self._broadcast: Broadcast | None = None
 
     def join(self, rendezvous: Rendezvous) -> None:
-        """Take part in broadcasts as their source."""
+        """Join a broadcast group as its source."""
         self._broadcast = Broadcast(rendezvous, 0, self._device)
 
     def fill(self, tensors: Mapping[str, Tensor], slot: int, shared: bool) -> DeviceBucket:
-        """Copy tensors into a buffer, and start its broadcast if there is one.
+        """Copy tensors into a buffer, and start to broadcast it if there is a group.
 
         `shared` says that an engine will open it: torch keeps for ever what was shared and is never opened.
         """
@@ -211,7 +211,7 @@ class DeviceSender:
         return held[:size]
 
     def empty(self) -> None:
-        """Wait for what is being sent, and give the buffers back."""
+        """Wait until all broadcasts have ended, and free the buffers."""
         for slot in range(SLOTS):
             if self._sending[slot] is not None:
                 self._sending[slot].wait()
@@ -222,7 +222,7 @@ class DeviceSender:
             torch.cuda.ipc_collect()
 
     def close(self) -> None:
-        """Leave the broadcasts. What is being sent is given up: a member may be gone."""
+        """Leave the group. Unfinished broadcasts are abandoned: a member may have died."""
         if self._broadcast is not None:
             self._broadcast.close()
             self._broadcast = None
@@ -230,18 +230,18 @@ class DeviceSender:
 
 
 def share(buffer: Tensor) -> dict[str, bytes]:
-    """The IPC handle of a flat uint8 buffer, by this GPU's UUID, with which another process on the GPU opens it."""
+    """Return the IPC handle of a flat uint8 buffer by this GPU's UUID. Another process on the GPU opens the buffer with it."""
     _, parts = reduce_tensor(buffer)
     return {gpu(buffer.device): pickle.dumps(parts)}
 
 
 def gpu(device: torch.device) -> str:
-    """The UUID of a GPU, the same in every process whatever it calls the device."""
+    """Return the UUID of a GPU. It is the same in every process, unlike the device's number."""
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def open_shared(bucket: DeviceBucket, device: torch.device) -> Tensor:
-    """A copy of the buffer that the trainer shares on this GPU.
+    """Copy the buffer that the trainer shares on this GPU.
 
     Raises:
         WeightSyncError: no rank of the trainer shares one there.
@@ -255,7 +255,7 @@ def open_shared(bucket: DeviceBucket, device: torch.device) -> Tensor:
 
 
 def checked(buffer: Tensor, bucket: DeviceBucket) -> dict[str, Tensor]:
-    """The tensors of a buffer that arrived.
+    """Verify a buffer that arrived, and return its tensors.
 
     Raises:
         WeightSyncError: it is not what was sent.

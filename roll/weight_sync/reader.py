@@ -1,4 +1,4 @@
-"""The engine's end of a sync: one worker's buckets, whatever their transport."""
+"""Reads the buckets of a sync in one worker of an engine, by any transport."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class BucketReader:
     """Reads the buckets that are sent to one worker of an engine."""
 
     def __init__(self, route: Route, rendezvous: Rendezvous | None, worker: int, device: torch.device) -> None:
-        """`worker` counts the engine's devices. A broadcast waits here for its other members."""
+        """`worker` is the index of the worker's device in its engine. Waits for the other members of a broadcast."""
         self._device, self._broadcast = device, None
         if route.transport is Transport.BROADCAST:
             assert rendezvous is not None
             self._broadcast = Broadcast(rendezvous, route.first_rank + worker, device)
 
     def read(self, bucket: Bucket | DeviceBucket) -> dict[str, Tensor]:
-        """The bucket's tensors, which are the caller's to keep until the next read.
+        """Return the bucket's tensors, which are valid until the next read.
 
         Raises:
             WeightSyncError: what arrived is not what was sent.

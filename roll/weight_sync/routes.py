@@ -1,4 +1,4 @@
-"""Which transport brings the weights to each engine. Pure functions of the plan.
+"""Chooses the transport of the weights to each engine. Pure functions of the plan.
 
 an engine on the CPU               a file in the host's shared memory
 an engine on the trainer's GPUs    the trainer's own buffer, shared by CUDA IPC: no byte leaves the device
@@ -15,7 +15,7 @@ from roll.config.derived.placement import RolePlan
 
 
 class Transport(StrEnum):
-    """How a bucket gets to an engine."""
+    """How a bucket reaches an engine."""
 
     FILE = "file"
     SHARED = "shared"
@@ -24,13 +24,13 @@ class Transport(StrEnum):
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the members of a broadcast find each other. The trainer is rank 0."""
+    """Address at which the members of a broadcast meet. The trainer is rank 0."""
 
     address: str
     port: int
     size: int
     seconds: float
-    """Deadline of the rendezvous and of every broadcast."""
+    """Deadline in seconds of the rendezvous and of every broadcast."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Route:
     same_host: bool
     """Whether the engine sees the shared memory of the trainer's rank 0."""
     first_rank: int = 0
-    """Rank in broadcasts of the engine's first device; the others follow."""
+    """Rank of the engine's first device in broadcasts. Its other devices have the ranks that follow."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class Routes:
 
 
 def find_routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: Collection[int]) -> Routes:
-    """The routes to some engines. Ranks of a broadcast have no gaps, whichever engines take part."""
+    """Return the routes to these engines. The ranks of a broadcast are contiguous."""
     to = routes(train, infer, gpus_per_node, engines)
     return Routes(to, sharing_ranks(train, infer, to), broadcast_size(to.values(), infer.tensor_parallel))
 
 
 def routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: Collection[int]) -> dict[int, Route]:
-    """The route to each of these engines, in rank order. A sound plan has no engine that lies on the trainer's devices in part."""
+    """Return the route to each of these engines, in rank order. No engine shares only some of its devices with the trainer."""
     if infer.on_cpu:
         return dict.fromkeys(sorted(engines), Route(Transport.FILE, True))
     home = train.devices[0][0] // gpus_per_node if train.devices[0] else None

@@ -1,4 +1,4 @@
-"""The trainer's end of a sync: an object beside the strategy, on each of the trainer's ranks, that makes buckets of gathered weights.
+"""Makes buckets of gathered weights on each of the trainer's ranks, beside the strategy.
 
 Methods that gather are collective: every rank of the trainer calls them with the same names.
 """
@@ -20,44 +20,44 @@ from roll.weight_sync.routes import Rendezvous
 
 
 class Weights(Protocol):
-    """What a sync needs of the strategy that trains."""
+    """The part of the training strategy that a sync uses."""
 
     def tensors(self, adapter: bool) -> list[TensorSpec]:
-        """The tensors to send: the adapter's, or the whole model's with any adapter merged in."""
+        """Describe the tensors to send: the adapter's, or the whole model's with any adapter merged in."""
         ...
 
     def gathered(self, names: Sequence[str], adapter: bool) -> AbstractContextManager[Mapping[str, Tensor]]:
-        """Whole tensors on every rank, for as long as the block lasts."""
+        """Gather whole tensors on every rank while the block lasts."""
         ...
 
     def adapter_config(self) -> str:
-        """PEFT's `adapter_config.json`."""
+        """Return PEFT's `adapter_config.json`."""
         ...
 
 
 class BucketSender:
-    """One rank of the trainer: files, buffers that engines open, and broadcasts."""
+    """Sends the weights of one rank of the trainer: by files, by buffers that engines open, and by broadcasts."""
 
     def __init__(self, weights: Weights, rank: int, device: torch.device) -> None:
         self._weights, self._rank = weights, rank
         self._buffers = DeviceSender(device)
 
     def tensors(self) -> list[TensorSpec]:
-        """What the whole model consists of."""
+        """Describe the tensors of the whole model."""
         return self._weights.tensors(adapter=False)
 
     def write_bucket(self, names: Sequence[str], path: Path) -> Bucket | None:
-        """Gather some of the model's tensors over all ranks; rank 0 writes and describes them, the others return None."""
+        """Gather some of the model's tensors over all ranks. Rank 0 writes and describes them; the others return None."""
         with self._weights.gathered(names, adapter=False) as tensors:
             return write_bucket(path, tensors) if self._rank == 0 else None
 
     def write_adapter(self, folder: Path | None) -> Adapter | None:
-        """Gather the adapter; rank 0 writes a PEFT folder, or without one has its content travel; the others return None."""
+        """Gather the adapter. Rank 0 writes a PEFT folder or, without `folder`, returns the adapter's content; the others return None."""
         with self._weights.gathered([tensor.name for tensor in self._weights.tensors(adapter=True)], adapter=True) as tensors:
             return write_adapter(folder, self._weights.adapter_config(), tensors) if self._rank == 0 else None
 
     def join_broadcast(self, rendezvous: Rendezvous | None) -> None:
-        """Rank 0 alone: leave the broadcasts before, if any, and join the engines that lie on other devices.
+        """On rank 0: leave the previous broadcast group, if any, and join the engines on other devices.
 
         Buckets of `fill_bucket` go to them from then on.
         """
@@ -66,7 +66,7 @@ class BucketSender:
             self._buffers.join(rendezvous)
 
     def fill_bucket(self, names: Sequence[str], slot: int, shared: bool) -> DeviceBucket:
-        """Gather some of the model's tensors into this rank's buffer `slot`, for engines that are broadcast to.
+        """Gather some of the model's tensors into this rank's buffer `slot`, and start to broadcast it.
 
         `shared` says that an engine on this rank's device opens the buffer.
         """
@@ -74,9 +74,9 @@ class BucketSender:
             return self._buffers.fill(tensors, slot, shared)
 
     def empty_buckets(self) -> None:
-        """Wait until what `fill_bucket` sent is gone, and give its buffers back."""
+        """Wait until all broadcasts of `fill_bucket` have ended, and free its buffers."""
         self._buffers.empty()
 
     def close(self) -> None:
-        """Leave the broadcasts."""
+        """Leave the broadcast group."""
         self._buffers.close()

@@ -29,30 +29,30 @@ TRAINER = "actor_train"
 
 
 class Sender(Protocol):
-    """The trainer, as the sync sees it."""
+    """The sync's interface to the trainer."""
 
     async def free_address(self) -> tuple[str, int]:
-        """Where a broadcast may meet."""
+        """Return a free address and port for a broadcast's rendezvous."""
         ...
 
     async def open_routes(self, routes: Routes, rendezvous: Rendezvous | None) -> None:
-        """Prepare to send by these routes and no others; with a rendezvous, wait for the engines."""
+        """Prepare to send by these routes only. If there is a rendezvous, wait for the engines there."""
         ...
 
     async def cut_off(self, rendezvous: Rendezvous) -> None:
-        """End what waits in a broadcast for a member that has died."""
+        """Stop a broadcast that waits for a member that has died."""
         ...
 
     async def tensors(self) -> list[TensorSpec]:
-        """What the whole model consists of."""
+        """Describe the tensors of the whole model."""
         ...
 
     async def send_bucket(self, names: Sequence[str], slot: int) -> Bucket | DeviceBucket:
-        """Gather some tensors into a slot that no engine reads any more."""
+        """Gather some tensors into a slot. No engine may still be reading it."""
         ...
 
     async def empty_buckets(self) -> None:
-        """Give the slots' memory back."""
+        """Free the slots."""
         ...
 
     async def send_adapter(self) -> Adapter:
@@ -61,11 +61,11 @@ class Sender(Protocol):
 
 
 class Engine(Protocol):
-    """One engine, as the sync sees it. Each call raises `WorkerDied` where the engine has died."""
+    """The sync's interface to one engine. Each call raises `WorkerDied` if the engine has died."""
 
     @property
     def name(self) -> str:
-        """Its role and rank, for a message."""
+        """Role and rank, for messages."""
         ...
 
     async def pause(self) -> None:
@@ -73,36 +73,36 @@ class Engine(Protocol):
         ...
 
     async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
-        """Prepare for this route and no other; on that of a broadcast wait for its other members."""
+        """Prepare for this route only. On a broadcast's route, wait for the other members."""
         ...
 
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
-        """Take some of the weights."""
+        """Load one bucket of the weights."""
         ...
 
     async def load_adapter(self, adapter: Adapter) -> None:
-        """Take an adapter."""
+        """Load an adapter."""
         ...
 
     async def resume(self, policy_version: int) -> None:
-        """Produce tokens at this version."""
+        """Generate with this version from now on."""
         ...
 
     async def policy_version(self) -> int:
-        """The version of the engine's weights."""
+        """Return the version of the engine's weights."""
         ...
 
     async def give_up(self, cause: str) -> None:
-        """It is between two models, and only fit to be replaced."""
+        """Have the engine replaced: it has a part of the new weights."""
         ...
 
 
 class BroadcastCutOff(WeightSyncError):
-    """A member of a broadcast has died, and the others wait for it in vain."""
+    """A member of a broadcast has died while the others wait for it."""
 
 
 class DidNotCome(WeightSyncError):
-    """Some did not come to a collective operation for which others waited."""
+    """Some processes did not join a collective operation that others waited in."""
 
     def __init__(self, late: Sequence[str], waiting: Sequence[str]) -> None:
         super().__init__(
@@ -112,7 +112,7 @@ class DidNotCome(WeightSyncError):
 
 
 class WeightSync:
-    """Brings the engines to the trainer's weights, as an adapter or whole."""
+    """Brings the trainer's weights to the engines, as an adapter or whole."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class WeightSync:
         bucket_bytes: int,
         seconds: float,
     ) -> None:
-        """`find_routes` says how to reach some of the engines, by number; `seconds` is the deadline of a broadcast."""
+        """`find_routes` returns the routes to some engines, by number. `seconds` is the deadline of a broadcast."""
         self._sender, self._engines, self._find_routes = sender, engines, find_routes
         self._adapter, self._bucket_bytes, self._seconds = adapter, bucket_bytes, seconds
         self._tensors: list[TensorSpec] = []
@@ -131,19 +131,19 @@ class WeightSync:
         self._lost: set[int] = set()
         self._rendezvous: Rendezvous | None = None
         self.epoch = 0
-        """Counts changes of the set of engines that take part."""
+        """Number of changes to the set of engines that take part."""
         self.versions: dict[int, int | None] = dict.fromkeys(self._members)
         """For each engine, the version that it reported after its last sync; None before the first sync and during one."""
 
     def choose(self, engines: Mapping[int, int]) -> None:
-        """Say which engines take part from the next sync on, and how often each was restarted. What others are doing is not touched."""
+        """Set which engines take part from the next sync on, and how often each was restarted. Other engines are left alone."""
         members = dict(sorted(engines.items()))
         assert members and members.keys() <= self.versions.keys(), f"no such engines: {members}"
         if members != self._members:
             self._members, self.epoch = members, self.epoch + 1
 
     async def open_routes(self) -> None:
-        """Let trainer and engines prepare for the routes of the weights, once in each epoch; members of a broadcast find each other."""
+        """Let trainer and engines prepare for the routes of the weights, once in each epoch. Members of a broadcast meet here."""
         if self._opened == self.epoch:
             return
         epoch, routes = self.epoch, self._find_routes(self._living)
@@ -159,7 +159,7 @@ class WeightSync:
         self._opened = epoch
 
     async def push(self, policy_version: int) -> list[int]:
-        """Make every engine that takes part generate with the trainer's present weights.
+        """Bring the trainer's present weights to every engine that takes part.
 
         Returns:
             The engines that do: those that have not died meanwhile.
@@ -194,7 +194,7 @@ class WeightSync:
         return list(said)
 
     async def _give_up_broadcast(self, cause: str) -> None:
-        """Free the trainer, and have the engines replaced, which wait or have a part of the weights."""
+        """Free the trainer, and have the engines replaced: each waits in the broadcast or has a part of the weights."""
         LOG.warning("%s", cause)
         self._opened = -1
         for number in self._living:
@@ -207,7 +207,7 @@ class WeightSync:
         return [number for number in self._members if number not in self._lost]
 
     async def _each(self, ask: Callable[[int, Engine], Awaitable[T]]) -> dict[int, T]:
-        """What the engines answer that take part and live, in the order of their numbers."""
+        """Ask the living engines that take part. Return their answers in the order of their numbers."""
         answers: dict[int, T] = {}
 
         async def keep(number: int, engine: Engine) -> None:
@@ -217,7 +217,7 @@ class WeightSync:
         return dict(sorted(answers.items()))
 
     def _asked(self, ask: Callable[[int, Engine], Awaitable[None]], broadcasts: bool = False) -> dict[str, Awaitable[None]]:
-        """By name, what the engines are asked that take part and live; `broadcasts` says that they wait for each other."""
+        """Return the calls to the living engines that take part, by name. `broadcasts` says that the engines wait for each other."""
         return {self._engines[number].name: self._unless_it_dies(number, ask, broadcasts) for number in self._living}
 
     async def _unless_it_dies(self, number: int, ask: Callable[[int, Engine], Awaitable[None]], broadcasts: bool) -> None:
@@ -256,7 +256,7 @@ class WeightSync:
 
 
 async def together(work: Mapping[str, Awaitable[T]]) -> list[T]:
-    """Do all at once, and return the results in order. A key names who does the work.
+    """Run all at once, and return the results in order. A key names the process that works.
 
     After the first failure the others have `ECHO_SECONDS` to fail too; then they are cancelled. A failure that is a cause is raised
     rather than its consequence.

@@ -1,4 +1,4 @@
-"""The engine's end of the sync: a weight-transfer engine for vLLM's workers.
+"""Loads synced weights in vLLM's workers, as a weight-transfer engine of vLLM.
 
 vLLM loads this module in each of its processes through the entry point group `vllm.general_plugins`.
 """
@@ -30,7 +30,7 @@ from roll.weight_sync.vllm_stages import tell_stages
 LOG = logging.getLogger(__name__)
 BACKEND = "roll"
 TEXT_MODEL = "language_model."
-"""Where a Qwen3.5 that also sees keeps the parameters of its text model."""
+"""Prefix of the text model's parameters in a Qwen3.5 with vision."""
 
 
 def register() -> None:
@@ -66,18 +66,18 @@ class BucketArrived(WeightTransferUpdateInfo):
     handles: dict[str, bytes]
 
     def bucket(self) -> Bucket | DeviceBucket:
-        """The bucket that was described."""
+        """Return the bucket that these values describe."""
         specs = tuple(TensorSpec(name, dtype, tuple(shape), nbytes) for name, dtype, shape, nbytes in self.tensors)
         return DeviceBucket(specs, self.checksum, self.handles) if self.path is None else Bucket(self.path, specs, self.checksum)
 
 
 def route_as_plain(route: Route, rendezvous: Rendezvous | None) -> dict[str, Any]:
-    """The arguments of `RouteOpened`."""
+    """Return the arguments of `RouteOpened`."""
     return {"route": asdict(route) | {"transport": route.transport.value}, "rendezvous": None if rendezvous is None else asdict(rendezvous)}
 
 
 def bucket_as_plain(bucket: Bucket | DeviceBucket) -> dict[str, Any]:
-    """The arguments of `BucketArrived`."""
+    """Return the arguments of `BucketArrived`."""
     specs = [[tensor.name, tensor.dtype, list(tensor.shape), tensor.nbytes] for tensor in bucket.tensors]
     in_file = isinstance(bucket, Bucket)
     return {
@@ -89,7 +89,7 @@ def bucket_as_plain(bucket: Bucket | DeviceBucket) -> dict[str, Any]:
 
 
 def text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of a text model under the names that they have in the files of a model that also sees."""
+    """Rename the tensors of a text model to their names in the files of the model with vision."""
     return {name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name: tensors[name] for name in tensors}
 
 
@@ -102,7 +102,7 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
     _reader: BucketReader | None = None
 
     def init_transfer_engine(self, init_info: RouteOpened) -> None:
-        """Open the route; the one before, if any, is closed."""
+        """Close the previous route, if any, and open this one."""
         self.shutdown()
         plain: dict[str, Any] = init_info.route | {"transport": Transport(init_info.route["transport"])}
         route = Route(**plain)
@@ -133,7 +133,7 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
             raise SystemExit(1) from error
 
     def receive_weights(self, update_info: BucketArrived) -> None:
-        """Verify a bucket and hand its tensors to the model."""
+        """Verify a bucket and load its tensors into the model."""
         assert self._reader is not None, "vLLM sent weights before it opened the route"
         tensors = self._reader.read(update_info.bucket())
         named = text_tensors(tensors) if self._also_sees else tensors
@@ -146,7 +146,7 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         return is_seeing_hybrid(self.model_config.hf_config.model_type)
 
     def finish_weight_update(self) -> None:
-        """Let the layers take their final form, and check that nothing was left out: no parameter, no part of a fused one."""
+        """Let the layers take their final form. Check that every parameter was sent, and every part of a fused one."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         missing = (self._expected - self._received) | {f"{name} (in part)" for name in self._half_loaded()}
@@ -158,7 +158,7 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
             raise WeightSyncError(f"{len(missing)} parameters of the engine were not sent: {', '.join(sorted(missing)[:5])}")
 
     def _half_loaded(self) -> list[str]:
-        """Layers that join several tensors of the checkpoint (q, k and v, say) and did not get them all."""
+        """Return the layers that join several tensors of the checkpoint (q, k and v, for example) and did not get all of them."""
         from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
         fused = getattr(self.model, "packed_modules_mapping", {})
@@ -167,7 +167,7 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         return [name for name, info in layers if 0 < info.load_numel < (info.load_numel_total or 0)]
 
     def _finish_tied_heads(self) -> None:
-        """A head that shares the embedding's tensor is sent nothing and so was not finished; on the CPU it keeps a packed copy."""
+        """Finish heads that share the embedding's tensor. No tensor is sent for them, and on the CPU they keep a packed copy."""
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
         for name, layer in self.model.named_modules():
@@ -175,7 +175,7 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
                 layer.quant_method.process_weights_after_loading(layer)
 
     def _take_expert_kernels(self) -> list[tuple[Any, Any]]:
-        """On the CPU, the methods of fused experts with the kernels taken from them; elsewhere nothing.
+        """Take the kernels from the methods of fused experts, and return both. On a GPU do nothing.
 
         On the CPU experts are packed where a method without a kernel makes one. vLLM 0.32 keeps the kernel over an update, and so would
         leave the new weights unpacked.

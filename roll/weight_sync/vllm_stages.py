@@ -14,16 +14,16 @@ STAGES = {
     "Graph capturing finished": "CUDA graphs captured",
     "init engine (profile, create kv cache, warmup model) took": "engine built",
 }
-"""Stages by the beginning of vLLM's message, before its arguments are filled in."""
+"""Stages by the start of vLLM's message, before its arguments are filled in."""
 LOGGERS = ("vllm.v1.worker", "vllm.v1.engine.core", "vllm.compilation")
-"""Where these messages are logged, below the level that is printed."""
+"""Loggers of these messages, which are below the level that is printed."""
 
 
 class StageHandler(logging.Handler):
-    """Tells each stage when it begins, and prints nothing else."""
+    """Reports each stage when it begins, and prints nothing else."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tell the stage that a message stands for, if it does."""
+        """Report the stage that a message stands for, if any."""
         message = str(record.msg).removeprefix("%s")
         stage = next((stage for begin, stage in STAGES.items() if message.startswith(begin)), None)
         if stage:
@@ -31,7 +31,7 @@ class StageHandler(logging.Handler):
 
 
 def tell_stages() -> None:
-    """Have this process tell its stages, once. What vLLM prints stays as it is: its own handler has a level."""
+    """Report the stages of this process, once. vLLM's own output does not change, because its handler has a level."""
     for name in LOGGERS:
         logger = logging.getLogger(name)
         if not any(isinstance(handler, StageHandler) for handler in logger.handlers):

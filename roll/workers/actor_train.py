@@ -1,4 +1,4 @@
-"""The roles that learn, and among them the policy, as the loop sees them."""
+"""Facades of the roles that are trained, the policy among them."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainShape:
-    """How a step's sequences become updates and forward passes."""
+    """Splits a step's sequences into updates and forward passes."""
 
     updates: int
-    """Optimizer updates of one pass over a step's sequences."""
+    """Number of optimizer updates in one pass over a step's sequences."""
     epochs: int
-    """Passes over a step's sequences."""
+    """Number of passes over a step's sequences."""
     token_budget: int
     """Token budget of one forward pass."""
     loss_agg_mode: str
     temperature: float
     loss_scale: float = 1.0
-    """Tokens that `seq-mean-token-sum-norm` divides by."""
+    """Number of tokens that `seq-mean-token-sum-norm` divides by."""
     attention_cost: float = 0.0
-    """Attention cost of the model (`ModelShape`); with 0 sequences are shared out by their tokens alone."""
+    """Attention cost of the model (`ModelShape`). With 0 sequences are balanced by their tokens alone."""
     flops: TrainingFlops | None = None
-    """Counts the model's operations. None where its shape is not known, or where it does not compute in 16 bits."""
+    """Counts the model's operations. None if its shape is unknown or it does not compute in 16 bits."""
 
 
 class Learner:
-    """Facade of a group that learns."""
+    """Facade of a group that is trained."""
 
     def __init__(
         self, group: WorkerGroup[TrainStrategy], shape: TrainShape, train_seconds: float, sync_seconds: float, save_seconds: float
@@ -63,7 +63,7 @@ class Learner:
         self._train_seconds, self._sync_seconds, self._save_seconds = train_seconds, sync_seconds, save_seconds
 
     async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
-        """Run the updates of one step; means over the step's response tokens, all ranks and updates.
+        """Run the updates of one step. Return means over the step's response tokens, all ranks and updates.
 
         The number of updates is fixed: where rewards gave no verdict on some responses, updates are smaller, not fewer.
         """
@@ -77,26 +77,26 @@ class Learner:
         return merge(await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.train_step, arguments))
 
     async def evaluate(self, batch: TrainBatch, loss: Loss) -> list[TrainResult]:
-        """Metrics of the loss on a batch that is not trained on, by replica; `merge` averages them."""
+        """Return the loss's metrics on a held-out batch, by replica. `merge` averages them."""
         replicas = micro_batches_of(batch, range(len(batch)), self._group.replicas, self._shape)
         arguments = [(micro_batches, loss, self._shape.temperature) for micro_batches in replicas]
         return await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.evaluate, arguments)
 
     async def save(self, folder: Path) -> None:
-        """Write what `load` needs to go on exactly."""
+        """Write the state that `load` needs to continue exactly."""
         await self._group.within(self._save_seconds).all(TrainStrategy.save, folder)
 
     async def load(self, folder: Path) -> None:
-        """Restore what `save` wrote."""
+        """Restore the state that `save` wrote."""
         await self._group.within(self._save_seconds).all(TrainStrategy.load, folder)
 
     async def offload(self, discard: bool) -> int | None:
-        """See `ColocatedRole`. What learns discards nothing: nobody else has what it has learnt."""
+        """See `ColocatedRole`. Keeps all weights, because nobody else has them."""
         await self._group.within(self._sync_seconds).all(TrainStrategy.offload)
         return await self._group.held_bytes()
 
     async def onload(self, level: Level) -> None:
-        """See `ColocatedRole`. What learns is onloaded whole."""
+        """See `ColocatedRole`. Onloads everything."""
         await self._group.within(self._sync_seconds).all(TrainStrategy.onload)
 
 
@@ -112,7 +112,7 @@ class ActorTrain(Learner):
         sync_seconds: float,
         save_seconds: float,
     ) -> None:
-        """`folder` lies in the memory that the processes of this host share: what is synced through files stands there."""
+        """`folder` lies in this host's shared memory. Files of weight syncs are written there."""
         super().__init__(group, shape, train_seconds, sync_seconds, save_seconds)
         self._folder = folder
         self._senders: Ranks[BucketSender] | None = None
@@ -132,11 +132,11 @@ class ActorTrain(Learner):
         return {"throughput/mfu": self._shape.epochs * flops.of(sequences.lengths) / (seconds * peak * len(group))}
 
     async def log_probs(self, sequences: Sequences) -> Floats:
-        """[T] natural-log probs of the response tokens under the policy as it is, 0 elsewhere."""
+        """Return natural-log probs [T] of the response tokens under the present policy, 0 elsewhere."""
         return await self._score(sequences, adapter=True)
 
     async def ref_log_probs(self, sequences: Sequences) -> Floats:
-        """[T] natural-log probs with the LoRA adapter off: the policy as it was before training."""
+        """Return natural-log probs [T] without the LoRA adapter, which are those of the policy before training."""
         return await self._score(sequences, adapter=False)
 
     async def _score(self, sequences: Sequences, adapter: bool) -> Floats:
@@ -146,7 +146,7 @@ class ActorTrain(Learner):
         return gather_tokens(sequences, split, results)
 
     async def free_address(self) -> tuple[str, int]:
-        """Rank 0's address, and a port that is free there."""
+        """Return rank 0's address and a free port there."""
         return await self._group.free_address(self._sync_seconds)
 
     async def open_routes(self, routes: Routes, rendezvous: Rendezvous | None) -> None:
@@ -170,11 +170,11 @@ class ActorTrain(Learner):
         return self._senders.within(self._sync_seconds)
 
     async def tensors(self) -> list[TensorSpec]:
-        """What the whole model consists of."""
+        """Describe the tensors of the whole model."""
         return await self._sending.one(0, BucketSender.tensors)
 
     async def send_bucket(self, names: Sequence[str], slot: int) -> Bucket | DeviceBucket:
-        """Gather some tensors over all ranks, where the engines find them."""
+        """Gather some tensors over all ranks into a bucket for the engines."""
         if any(route.transport is Transport.FILE for route in self._routes.to.values()):
             path = self._folder / f"bucket{slot}.safetensors"
             return of_rank_0(await self._sending.all(BucketSender.write_bucket, names, path))
@@ -182,11 +182,11 @@ class ActorTrain(Learner):
         return joined(await self._sending.each(BucketSender.fill_bucket, arguments))
 
     async def empty_buckets(self) -> None:
-        """Give back what the buckets took on the devices."""
+        """Free the buckets' memory on the devices."""
         await self._sending.all(BucketSender.empty_buckets)
 
     async def send_adapter(self) -> Adapter:
-        """Gather the adapter over all ranks: into a folder, or for engines on hosts that do not see it, by value."""
+        """Gather the adapter over all ranks: into a folder, or by value for engines on other hosts."""
         is_seen = self._group.is_here(0) and all(route.same_host for route in self._routes.to.values())
         folder = self._folder if is_seen else None
         return of_rank_0(await self._sending.all(BucketSender.write_adapter, folder))
@@ -197,18 +197,18 @@ class ActorTrain(Learner):
 
 
 def bucket_sender(strategy: TrainStrategy, rank: Rank) -> BucketSender:
-    """The trainer's end of a sync, on one rank."""
+    """Build the sender of weights on one rank of the trainer."""
     return BucketSender(strategy, rank.rank, torch.device(rank.device))
 
 
 def of_rank_0(said: Sequence[T | None]) -> T:
-    """What rank 0 wrote; the other ranks only take part."""
+    """Return what rank 0 wrote. The other ranks only take part."""
     assert said[0] is not None, "rank 0 wrote nothing"
     return said[0]
 
 
 def joined(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
-    """One bucket that shares every rank's buffer.
+    """Merge the ranks' buckets into one with the handles of all buffers.
 
     Raises:
         WeightSyncError: the ranks gathered different weights.
@@ -219,7 +219,7 @@ def joined(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
 
 
 def micro_batches_of(batch: TrainBatch, update: Sequence[int], replicas: int, shape: TrainShape) -> list[list[MicroBatch]]:
-    """The micro-batches of one update, by replica; examples stay whole. Loss weights are fixed here, before anything is split.
+    """Return the micro-batches of one update, by replica. Examples are not split. Loss weights are fixed here, before anything is split.
 
     An update that got no sequence, for a step has fewer than updates, runs the filler everywhere.
     """
@@ -237,7 +237,7 @@ def micro_batches_of(batch: TrainBatch, update: Sequence[int], replicas: int, sh
 
 
 def merge(results: Sequence[TrainResult]) -> Metrics:
-    """Replicas' sums to means: over all response tokens, or over the tokens, sequences or pairs that count."""
+    """Turn the replicas' sums into means: over all response tokens, or over the tokens, sequences or pairs that count."""
     metrics = dict(results[0].scalars)
     if tokens := sum(result.tokens for result in results):
         for name in {name for result in results for name in result.sums}:

@@ -1,4 +1,4 @@
-"""Calls on one process that many tasks make at once: two calls of Ray, however many they are.
+"""Batches the calls of many tasks on one process into two calls of Ray.
 
     driver                                           process
       calls of one turn of the event loop ──post──▶  a task for each call
@@ -22,11 +22,11 @@ from typing import Any, Protocol
 from roll.workers.wire import decoded, encoded
 
 LINGER = 0.02
-"""Seconds that the first answer waits for others."""
+"""Seconds for which the first answer waits for others."""
 KNOWN = {"roll", "torch", "ray", *sys.stdlib_module_names}
-"""Packages whose errors travel as they are. To import vLLM for one of its own holds a driver up for seconds."""
+"""Packages whose errors are sent as objects. Importing vLLM for one of its errors would block the driver for seconds."""
 MOST_BYTES = 8 << 20
-"""Largest size of answers that travel together; the last answer may exceed it."""
+"""Largest size in bytes of answers that are sent together. The last answer may exceed it."""
 
 Answers = list[tuple[int, bytes, bool]]
 """Encoded answers, each with the number of its call, and whether it is the last of it. An answer is a result, and None or a `Failure`;
@@ -34,7 +34,7 @@ the end of a stream has no bytes."""
 
 
 class Failure(Exception):
-    """What a call raised in the process, as the driver's side of it sees it; `str()` is its traceback."""
+    """An error of a call in the process, on the driver's side. `str()` is its traceback."""
 
     def __init__(self, cause: Exception, text: str) -> None:
         super().__init__(text)
@@ -45,19 +45,19 @@ class Failure(Exception):
 
 
 class Remote(Protocol):
-    """The process, as the driver reaches it. Each raises what Ray raises where the process has died."""
+    """The driver's interface to the process. Methods raise Ray's error if the process has died."""
 
     def post(self, calls: list[bytes]) -> object:
         """Begin calls."""
         ...
 
     async def collect(self) -> Answers:
-        """Wait for answers, one at least."""
+        """Wait for at least one answer."""
         ...
 
 
 class BatchedCaller:
-    """The driver's side, in one event loop."""
+    """The driver's side. For use in one event loop."""
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
@@ -67,14 +67,14 @@ class BatchedCaller:
         self._collecting: asyncio.Task[None] | None = None
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> asyncio.Future[Any]:
-        """Its result, or what it raised: a `Failure` in the process, or what Ray raises where that has died. Cancelled, it is forgotten."""
+        """Return a call's result, or raise its `Failure`, or Ray's error if the process has died. A cancelled call is dropped."""
         number, future = self._send(method, arguments), asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         future.add_done_callback(lambda _: self._waiting.pop(number, None))
         return future
 
     def stream(self, method: str, arguments: tuple[Any, ...]) -> Stream:
-        """The items of an asynchronous generator, as they come. Closed, it is forgotten."""
+        """Yield the items of an asynchronous generator as they arrive. A closed stream is dropped."""
         number = self._send(method, arguments)
         stream = self._waiting[number] = Stream(lambda: self._waiting.pop(number, None))
         return stream
@@ -99,7 +99,7 @@ class BatchedCaller:
 
     async def _collect(self) -> None:
         try:
-            while self._waiting:  # what is answered is no longer among them, or the process would be asked once too often
+            while self._waiting:  # answered calls are removed, otherwise the process would be asked once too often
                 for number, answer, last in await self._remote.collect():
                     waiting = self._waiting.pop(number, None) if last else self._waiting.get(number)
                     if isinstance(waiting, Stream):
@@ -118,7 +118,7 @@ class BatchedCaller:
 
 
 class Stream:
-    """Items that come from the process, to be taken one by one. Raises what a call raises."""
+    """Items from the process, taken one by one. Raises as a call does."""
 
     def __init__(self, forget: Callable[[], object]) -> None:
         self._forget = forget
@@ -126,7 +126,7 @@ class Stream:
         self._news = asyncio.Event()
 
     def put(self, answer: bytes) -> None:
-        """One more has come; the last one has no bytes, or is a failure."""
+        """Add an item. The last one has no bytes, or is a failure."""
         self._come.append(answer)
         self._news.set()
 
@@ -137,15 +137,15 @@ class Stream:
 
     @property
     def has_come(self) -> bool:
-        """Whether `next` has something to say."""
+        """Whether `next` has an item or the end."""
         return bool(self._come)
 
     async def wait(self) -> None:
-        """Until something has come."""
+        """Wait for an item or the end."""
         await self._news.wait()
 
     def next(self) -> tuple[Any] | None:
-        """The next item, which has come, in a tuple; None at the end."""
+        """Return the next item in a tuple, None at the end."""
         come = self._come.popleft()
         if not self._come:
             self._news.clear()
@@ -159,15 +159,15 @@ class Stream:
         return (item,)
 
     def close(self) -> None:
-        """What is still to come is forgotten."""
+        """Drop all later items."""
         self._forget()
 
 
 def _opened(answer: bytes) -> tuple[Any, Exception | None]:
-    """A result, and what was raised in its place."""
+    """Return a result, or the error in its place."""
     try:
         return decoded(answer)
-    except Exception as error:  # the driver lacks what it is made of
+    except Exception as error:  # the driver cannot import the classes of the result
         return None, error
 
 
@@ -180,10 +180,10 @@ def _settle(future: asyncio.Future[Any], answer: bytes) -> None:
 
 
 class BatchedServer:
-    """The process's side, in one event loop."""
+    """The process's side. For use in one event loop."""
 
     def __init__(self, method: Callable[[str], Callable[..., Coroutine[Any, Any, Any] | AsyncGenerator[Any, None]]]) -> None:
-        """`method` finds one by its name."""
+        """`method` returns a method by its name."""
         self._method = method
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way = 0
@@ -235,7 +235,7 @@ class BatchedServer:
 
 
 def portable(error: Exception, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> Exception:
-    """The error, or only its text if it cannot be pickled, or if the receiver would have to import an engine to load it."""
+    """Return the error, or only its text if it cannot be pickled or loading it would import an engine."""
     if type(error).__module__.partition(".")[0] not in KNOWN:
         return RuntimeError(f"{type(error).__name__}: {error}")
     try:

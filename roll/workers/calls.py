@@ -1,4 +1,4 @@
-"""Typed calls on the ranks of a group: a method is named by the protocol that has it, so a type checker sees arguments and result.
+"""Typed calls on the ranks of a group. Methods are named through their protocol, so that type checkers see arguments and result.
 
     await group.within(seconds).all(GenerateStrategy.load_bucket, bucket)
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, TypeVarTuple
 
 S = TypeVar("S", covariant=True)
-"""The protocol of what runs on each rank."""
+"""The protocol of the object that runs on each rank."""
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -24,14 +24,14 @@ class Ranks(ABC, Generic[S]):
     """Processes that run the same strategy, in rank order."""
 
     replica_size: int = 1
-    """Neighbouring ranks that work on the same sequences."""
+    """Number of neighbouring ranks that work on the same sequences."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
-        """Call a method on some ranks, each with its own arguments; results in the order of `arguments`.
+        """Call a method on some ranks, each with its own arguments. Return the results in the order of `arguments`.
 
         Raises:
             WorkerFailed: with the first root cause, or naming the ranks that are late.
@@ -39,26 +39,26 @@ class Ranks(ABC, Generic[S]):
 
     @property
     def replicas(self) -> int:
-        """Work is shared out over these: each is `replica_size` neighbouring ranks, which do the same."""
+        """Number of replicas that work is distributed over. Each consists of `replica_size` neighbouring ranks, which do the same work."""
         return len(self) // self.replica_size
 
     def within(self, seconds: float) -> Calls[S]:
-        """Calls with a deadline. Each raises as `run` does."""
+        """Return calls with a deadline. Each raises as `run` does."""
         return Calls(self, seconds)
 
     @property
     def batched(self) -> Ranks[S]:
-        """The same ranks, for calls of which there are many at once: they travel together, where that is cheaper."""
+        """Return the same ranks for many concurrent calls, which are batched if that is cheaper."""
         return self
 
     @property
     def paced(self) -> Ranks[S]:
-        """The same ranks, for calls that take about as long each time: one that makes no progress ends before its deadline."""
+        """Return the same ranks for calls of similar length. A call without progress ends before its deadline."""
         return self
 
 
 class Calls(Generic[S]):
-    """Calls on ranks, all with the same deadline."""
+    """Calls on ranks with one deadline."""
 
     def __init__(self, ranks: Ranks[S], seconds: float) -> None:
         self._ranks, self._seconds = ranks, seconds
@@ -69,7 +69,7 @@ class Calls(Generic[S]):
         *arguments: P.args,
         **named: P.kwargs,
     ) -> list[R]:
-        """Call a method on every rank with the same arguments; results in rank order."""
+        """Call a method on every rank with the same arguments. Return the results in rank order."""
         same = positional(method, arguments, named)
         return await self._ranks.run(method.__name__, dict.fromkeys(range(len(self._ranks)), same), self._seconds)
 
@@ -86,20 +86,20 @@ class Calls(Generic[S]):
     async def each(
         self, method: Callable[[S, *Ts], Coroutine[Any, Any, R]] | Callable[[S, *Ts], R], arguments: Sequence[tuple[*Ts]]
     ) -> list[R]:
-        """Call a method on every rank with that rank's arguments; results in rank order."""
+        """Call a method on every rank with that rank's arguments. Return the results in rank order."""
         by_rank = dict(zip(range(len(self._ranks)), arguments, strict=True))
         return await self._ranks.run(method.__name__, by_rank, self._seconds)
 
     async def each_replica(
         self, method: Callable[[S, *Ts], Coroutine[Any, Any, R]] | Callable[[S, *Ts], R], arguments: Sequence[tuple[*Ts]]
     ) -> list[R]:
-        """Call a method on every rank with its replica's arguments; what the first rank of each replica says, so nothing counts twice."""
+        """Call a method on every rank with its replica's arguments. Return the results of each replica's first rank."""
         size = self._ranks.replica_size
         return firsts(await self.each(method, to_ranks(arguments, size)), size)
 
 
 def positional(method: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Arguments in the order of a method's parameters, without `self`."""
+    """Return the arguments in the order of a method's parameters, without `self`."""
     if not named:
         return tuple(arguments)
     bound = inspect.signature(method).bind(None, *arguments, **named)
@@ -108,10 +108,10 @@ def positional(method: Callable[..., Any], arguments: Sequence[Any], named: Mapp
 
 
 def to_ranks(arguments: Sequence[T], replica_size: int) -> list[T]:
-    """What is for a replica, for each of its ranks."""
+    """Repeat each replica's value for each of its ranks."""
     return [each for each in arguments for _ in range(replica_size)]
 
 
 def firsts(results: Sequence[T], replica_size: int) -> list[T]:
-    """The results of the first rank of each replica, out of those of all ranks."""
+    """Select the results of the first rank of each replica."""
     return list(results[::replica_size])

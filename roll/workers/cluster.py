@@ -1,4 +1,4 @@
-"""The Ray cluster of a run: joined or started, and left without a trace."""
+"""Joins or starts the Ray cluster of a run, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -28,44 +28,44 @@ from roll.workers.placement import gpu_counts
 
 LOG = logging.getLogger(__name__)
 RECORD = ".held"
-"""Ending of the files, in a run's folder of shared memory, that name what its processes hold there besides."""
+"""Suffix of files in a run's folder of shared memory that list its processes' other shared memory."""
 GRACE = 5.0
-"""Seconds in which Ray's processes end by themselves."""
+"""Seconds that Ray's processes have to end by themselves."""
 HEADS = ("gcs_server", "raylet")
-"""Names of the processes without which Ray does nothing."""
+"""Names of the processes that Ray cannot work without."""
 LOOK_EVERY = 1.0
-"""Seconds between two looks at them."""
+"""Seconds between two checks of them."""
 LOOKS_STOPPED = 12
 """Consecutive checks that have to find one of them stopped. They are counted, not timed, because Ctrl-Z stops the checks together with
 the run.
 """
 RAY_FOLDER = "r"
-"""Folder within the run's temporary folder. Ray makes its own readable by every user of the host; the folder above it is private."""
+"""Subfolder of the run's temporary folder. Ray makes it readable by every user of the host; the folder above it is private."""
 LONGEST_SOCKET = 107
 LONGEST_TEMPORARY = LONGEST_SOCKET - len("/roll-1234567-abcdefgh/r/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
-"""Characters of a temporary folder's name."""
+"""Number of characters in a temporary folder's name."""
 
 
 class ClusterUnavailable(RollError):
-    """The cluster cannot be joined, or lacks what the plan asks for."""
+    """The cluster cannot be joined, or has fewer resources than the plan needs."""
 
 
 @dataclass(frozen=True)
 class ClusterSession:
-    """A connection to Ray and the folders that live as long as it."""
+    """A connection to Ray and the folders that exist as long as it."""
 
     shared_memory: Path
     """Folder in memory shared by the processes of this host."""
     logs: Path
-    """Where each worker process writes what it prints."""
+    """Folder of the worker processes' output."""
     scratch: Path
-    """Temporary folder of this host's worker processes: sockets of the engine and the like."""
+    """Temporary folder of this host's worker processes, for sockets of engines and the like."""
     heads: Sequence[psutil.Process] = ()
-    """Ray's own processes, where the run started them."""
+    """Ray's own processes, if the run started them."""
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Within, the death of one of Ray's own processes ends the work, and so does one that stays stopped, which is killed.
+        """While the block lasts, end the work if one of Ray's own processes dies or stays stopped. A stopped one is killed.
 
         Without its head Ray ends this process, and puts nothing in order.
 
@@ -76,7 +76,7 @@ class ClusterSession:
             yield
 
     async def _watch(self) -> None:
-        """In a thread: a call to a stopped GCS holds the event loop until the GCS is killed."""
+        """Runs in a thread: a call to a stopped GCS blocks the event loop until the GCS is killed."""
         left = threading.Event()
         with ThreadPoolExecutor(1, "ray-heads") as thread:
             try:
@@ -101,7 +101,7 @@ class ClusterSession:
 
 
 def is_stopped(process: psutil.Process) -> bool:
-    """Whether a process was sent SIGSTOP."""
+    """Whether a process was stopped by SIGSTOP."""
     with suppress(psutil.NoSuchProcess):
         return process.status() == psutil.STATUS_STOPPED
     return False
@@ -118,7 +118,7 @@ def _head_lost(process: psutil.Process, how: str, remedy: str) -> ClusterUnavail
 
 @contextmanager
 def cluster(run_folder: Path, gpus: int, gpus_per_node: int, hide: Callable[[str], str] = str) -> Iterator[ClusterSession]:
-    """Join the cluster that `RAY_ADDRESS` names, as Ray itself reads it, or start one on this host.
+    """Join the cluster that `RAY_ADDRESS` names, as Ray itself does, or start one on this host.
 
     `hide` takes secrets out of Ray's logs, which name the environment of its workers.
 
@@ -147,7 +147,7 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int, hide: Callable[[str
 
 
 def _connect(scratch: Path, gpus: int, leftovers: Leftovers) -> list[psutil.Process]:
-    """Join or start, and note what was started: if that is cut off, or the head dies, Ray does not end all of it. Its heads."""
+    """Join or start a cluster and return the head processes that were started. Ray does not end all of them if its start is interrupted."""
     before = set(psutil.Process().children())
     try:
         if os.environ.get("RAY_ADDRESS"):
@@ -155,7 +155,7 @@ def _connect(scratch: Path, gpus: int, leftovers: Leftovers) -> list[psutil.Proc
         else:
             with hangups_blocked():
                 start(scratch, gpus)
-    except SystemExit:  # Ray's handler of SIGTERM, which it puts in place as it starts
+    except SystemExit:  # Ray's handler of SIGTERM, which its start installs
         raise KeyboardInterrupt from None
     finally:
         started = [process for process in psutil.Process().children() if process not in before]
@@ -165,7 +165,7 @@ def _connect(scratch: Path, gpus: int, leftovers: Leftovers) -> list[psutil.Proc
 
 @contextmanager
 def hangups_blocked() -> Iterator[None]:
-    """What is started within is not ended by the end of the terminal, which sends SIGHUP to the whole job: the driver saves first."""
+    """Keep processes that start within the block alive when the terminal ends and sends SIGHUP: the driver saves first."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield
@@ -174,13 +174,13 @@ def hangups_blocked() -> Iterator[None]:
 
 
 def temporary() -> Path:
-    """Where a run's temporary folder is made: the system's, or /tmp if sockets in that would have longer names than Linux allows."""
+    """Return the parent of a run's temporary folder: the system's, or /tmp if socket names there would be too long for Linux."""
     system = Path(tempfile.gettempdir())
     return system if len(str(system)) <= LONGEST_TEMPORARY else Path("/tmp")  # noqa: S108
 
 
 def start(scratch: Path, gpus: int) -> None:
-    """Start a cluster on this host, which no other host reaches.
+    """Start a cluster on this host that no other host can reach.
 
     Raises:
         ClusterUnavailable: Ray did not start.
@@ -196,10 +196,10 @@ def start(scratch: Path, gpus: int) -> None:
                 object_store_memory=1 << 30,
                 _node_ip_address=address,
                 _temp_dir=str(scratch / RAY_FOLDER),
-                # Ray's workers, and the engines that they start, would give way to every other process of the host.
+                # Otherwise Ray's workers and their engines would yield to every other process of the host.
                 _system_config={"worker_niceness": 0},
             )
-    except Exception as error:  # what Ray raises is of no one kind
+    except Exception as error:  # Ray's errors here have no common class
         problem = f"did not start on this host: {' '.join(str(error).split())}"
         remedy = "logs/ray of the run's folder has what it said; on a host that is busy with other work, try again"
         raise ClusterUnavailable(str(Fault("Ray", problem, remedy))) from error
@@ -230,7 +230,7 @@ def join() -> None:
 
 
 def check_gpus(gpus: int, gpus_per_node: int) -> None:
-    """Compare what the plan maps with what those nodes have on which its devices will lie.
+    """Compare the plan's devices with the GPUs of the cluster's nodes.
 
     Raises:
         ClusterUnavailable: there are too few nodes with GPUs, or one of them has too few.
@@ -255,7 +255,7 @@ def check_gpus(gpus: int, gpus_per_node: int) -> None:
 
 
 def keep_ray_logs(scratch: Path, logs: Path, hide: Callable[[str], str]) -> None:
-    """Copy what Ray wrote. Ray is still writing it: what cannot be copied is told, and hides nothing of why the run ended."""
+    """Copy Ray's logs. Ray still writes them, so a failed copy is only reported and does not hide why the run ended."""
 
     def copy(source: str, target: str) -> None:
         text = Path(source).read_text(encoding="utf-8", errors="replace")
@@ -271,7 +271,7 @@ def keep_ray_logs(scratch: Path, logs: Path, hide: Callable[[str], str]) -> None
 
 
 def _sweep() -> None:
-    """Remove the folders of runs whose driver was killed before it could."""
+    """Remove the folders of runs whose driver was killed before it removed them."""
     for parent in (temporary(), SHARED_MEMORY):
         for folder in ownerless(parent):
             for record in folder.glob(f"*{RECORD}"):

@@ -1,4 +1,4 @@
-"""The value function, as the loop sees it."""
+"""Facade of the value function."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Critic(Learner):
     """Facade of the `critic` group."""
 
     async def values(self, sequences: Sequences) -> Floats:
-        """[T]: the critic's present value before each response token; 0 elsewhere."""
+        """Return the critic's present values [T] before each response token, 0 elsewhere."""
         split, parts = share_out(sequences, self._group.replicas, self._shape.token_budget)
         results = await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.values, [(part,) for part in parts])
         return gather_tokens(sequences, split, results)
 
     async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
-        """See `Learner`. What is the policy's alone does not travel."""
+        """See `Learner`. Fields that only the policy needs are not sent."""
         own = replace(batch, behaviour_log_probs=None, ref_log_probs=None, proximal_log_probs=None, sequence_weights=None)
         return await super().train_step(own, loss, policy_version)

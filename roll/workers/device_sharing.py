@@ -1,4 +1,4 @@
-"""Roles that share devices take turns on them: each piece of work gets the roles that it needs there, and the memory for them."""
+"""Lets roles that share devices take turns: onloads the roles that a piece of work needs, and offloads the others."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ T = TypeVar("T")
 
 
 class Level(IntEnum):
-    """How much of a role is on its devices."""
+    """The part of a role that is on its devices."""
 
     AWAY = 0
     """As little as its backend can work with."""
     WEIGHTS = 1
-    """The weights, so that they can be replaced."""
+    """The weights, ready to be replaced."""
     WHOLE = 2
     """Everything."""
 
@@ -33,32 +33,32 @@ class ColocatedRole(Protocol):
         ...
 
     async def onload(self, level: Level) -> None:
-        """Hold the weights, or everything."""
+        """Onload the weights, or everything."""
         ...
 
 
 class DeviceSharing:
-    """Which roles are on the devices. Roles that share none are always whole and are never asked.
+    """Tracks which roles are on the devices. Roles that share none are always whole and are never moved.
 
     It serves one piece of work at a time: the roles of one stay on the devices until the next one asks.
     """
 
     def __init__(self, shared: Mapping[str, Collection[str]]) -> None:
-        """`shared` names, for each role that takes turns, those that it takes turns with."""
+        """`shared` maps each role that takes turns to the roles that it takes turns with."""
         self._shared = shared
         self._colocated: dict[str, ColocatedRole] = {}
         self._levels: dict[str, Level] = {}
         self.resident: dict[str, int] = {}
-        """For each role, the bytes that stayed on its devices when it was last offloaded, where they are known."""
+        """Bytes of each role that stayed on its devices at the last offload, if known."""
 
     async def enter(self, role: str, colocated: ColocatedRole) -> None:
-        """A role has just started and holds everything. If it takes turns it is offloaded, so that the next one can start."""
+        """Note that a role has started and holds all its memory. A role that takes turns is offloaded, so that the next one can start."""
         if role in self._shared:
             self._colocated[role], self._levels[role] = colocated, Level.WHOLE
             await self._offload(role, discard=True)
 
     async def bring(self, needs: Mapping[str, Level], discard: Collection[str] = ()) -> None:
-        """Bring roles to these levels at least. Those that share devices with one that is onloaded are offloaded first.
+        """Onload roles to at least these levels. First offload the roles that share devices with them.
 
         Args:
             discard: roles whose weights, if they are offloaded now, will all be sent again before they are used.
@@ -72,15 +72,15 @@ class DeviceSharing:
         await together(self._onload(role, level) for role, level in coming.items())
 
     async def make_room(self, starting: Collection[str], discard: Collection[str]) -> None:
-        """Roles are about to start: those that share devices with one of them are offloaded, whatever their recorded state.
+        """Prepare the start of roles: offload those that share devices with them, whatever their recorded state.
 
-        `discard` is that of `bring`.
+        `discard` is as in `bring`.
         """
         near = [role for role in self._levels if not set(starting).isdisjoint(self._shared[role])]
         await together(self._offload(role, role in discard) for role in near)
 
     def ended(self, role: str) -> None:
-        """A role's processes have ended: it holds no device memory any more."""
+        """Note that a role's processes have ended and hold no device memory."""
         for known in (self._colocated, self._levels, self.resident):
             known.pop(role, None)
 
@@ -96,7 +96,7 @@ class DeviceSharing:
 
 
 async def together(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Run all concurrently; results in order. The first failure cancels the others."""
+    """Run all concurrently and return the results in order. The first failure cancels the others."""
 
     async def wait_for(part: Awaitable[T]) -> T:
         return await part

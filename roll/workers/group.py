@@ -1,4 +1,4 @@
-"""The processes of one role: they are started and called together, every wait has a deadline, and their end is enforced."""
+"""The processes of one role, started, called and ended together. Every wait has a deadline."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 LOG = logging.getLogger(__name__)
 GRACE = 2.0
-"""Seconds that leftovers of the processes have to end by themselves."""
+"""Seconds that child processes have to end by themselves."""
 LOOK_SECONDS = 60.0
-"""Deadline for an answer about what a rank holds or did."""
+"""Deadline in seconds for a query about a rank's memory or work."""
 LOOK_EVERY = 1.0
-"""Seconds between two searches for what a role's processes have created, while they start."""
+"""Seconds between two searches for what starting processes have created."""
 LONGEST_CAUSE = 500
-"""Characters of a cause that are shown; the log has the rest."""
+"""Number of characters of a cause in messages. The log has all of it."""
 TIMEOUTS = ("timed out", "collective operation timeout")
-"""Parts, in lower case, of the error of a rank that waited in vain for others in a collective operation."""
+"""Lower-case parts of the error of a rank that waited in a collective operation for missing ranks."""
 ECHOES = ("connection closed by peer", "connection reset by peer", "nccl", *TIMEOUTS)
-"""Parts, in lower case, of the error of a rank that fails because another one failed first."""
+"""Lower-case parts of the error of a rank that failed because another rank had failed."""
 LOG_TAIL = 1 << 16
-"""Bytes at the end of a log in which NCCL's watchdog says why it ended the process."""
+"""Number of bytes at the end of a log to search for the reason that NCCL's watchdog gives."""
 
 
 class WorkerGroup(Ranks[S]):
     """One role's Ray actors, in rank order."""
 
     device_name: str | None = None
-    """Name of rank 0's GPU, known once it has started; None on the CPU, and where a child of its process has the GPU."""
+    """Name of rank 0's GPU after the start. None on the CPU, and if a child process has the GPU."""
 
     def __init__(
         self, role: str, placements: Sequence[WorkerPlacement], logs: Path, record: Path, blocking: bool, replica_size: int = 1
     ) -> None:
-        """Ask Ray for the processes; `record` is of `Leftovers`, `blocking` says whether the strategy's methods block or are coroutines."""
+        """Request the processes from Ray. `record` is that of `Leftovers`. `blocking`: the strategy's methods are not coroutines."""
         self.role, self.replica_size = role, replica_size
         self._placements, self._logs = placements, [logs / f"{role}-{rank}.log" for rank in range(len(placements))]
         self._records = [record.with_stem(f"{record.stem}-{rank}") for rank in range(len(placements))]
-        self._earlier = [0] * len(placements)  # bytes of the processes before this one
+        self._earlier = [0] * len(placements)  # peak bytes of previous processes
         self._kind: Any = Process if blocking else AsyncProcess
         self._actors: list[Any] = [self._new_actor(rank) for rank in range(len(placements))]
         self._batched = None if blocking else Batched(self, [BatchedCaller(_Actor(actor)) for actor in self._actors])
@@ -68,7 +68,7 @@ class WorkerGroup(Ranks[S]):
         self._leftovers = [Leftovers(record) for record in self._records]
         self._killed: dict[int, str] = {}  # by rank, why its process was killed
         self._paced = Paced(self)
-        self._calls: Counter[str] = Counter()  # that are not answered, by method
+        self._calls: Counter[str] = Counter()  # unanswered calls by method
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -82,7 +82,7 @@ class WorkerGroup(Ranks[S]):
         ).remote(str(log), placement.local_devices)
 
     async def start(self, settings: Settings[S], collective_timeout: float, seconds: float) -> None:
-        """Build every rank's strategy; they meet at rank 0's address.
+        """Build every rank's strategy. The ranks meet at rank 0's address.
 
         Raises:
             WorkerFailed: a rank failed, or was not ready within `seconds`.
@@ -96,7 +96,7 @@ class WorkerGroup(Ranks[S]):
         await self._look(everyone)
 
     async def replace(self, rank: int, seconds: float) -> None:
-        """End one rank's process with all that it started, and build the same strategy in a new one on the same placement.
+        """End one rank's process with its children, and build the same strategy in a new process at the same placement.
 
         The old process may be dead, stopped or hang: it is not asked, and calls that it has not answered fail. For strategies that work
         alone: the new one meets no other rank, and what `beside` made in the old process is gone.
@@ -120,7 +120,7 @@ class WorkerGroup(Ranks[S]):
         await self._look([rank])
 
     async def _build(self, ranks: Sequence[int], meeting: tuple[str, int], seconds: float) -> list[str | None]:
-        """Build the strategies of some ranks; the names of their devices."""
+        """Build the strategies of some ranks. Return the names of their devices."""
         pids = await self._gather([self._actors[rank].pid.remote() for rank in ranks], "start", seconds, ranks)
         self._pids |= zip(ranks, pids, strict=True)
         refs = []
@@ -131,7 +131,7 @@ class WorkerGroup(Ranks[S]):
             refs.append(self._actors[number].build.remote(self._settings, rank))
         building = asyncio.ensure_future(self._gather(refs, "start", seconds, ranks))
         try:
-            # What an engine has made when its start fails is to be found too; it is gone by then.
+            # Searched during the start, because an engine whose start fails is gone afterwards.
             while not building.done():
                 await self._look(ranks)
                 await asyncio.wait({building}, timeout=LOOK_EVERY)
@@ -142,12 +142,12 @@ class WorkerGroup(Ranks[S]):
             building.cancel()
 
     async def _look(self, ranks: Sequence[int]) -> None:
-        """Note what the processes of some ranks have made, of those that run on this host."""
+        """Note what the processes of some ranks on this host have created."""
         pids = {rank: self._pids[rank] for rank in ranks if rank in self._pids and self.is_here(rank)}
         await asyncio.to_thread(lambda: [self._leftovers[rank].look([pid]) for rank, pid in pids.items()])
 
     def is_here(self, rank: int) -> bool:
-        """Whether a rank runs on this host, where it sees the folders of the run."""
+        """Whether a rank runs on this host and can see the run's folders."""
         return is_own(self._placements[rank].node_id)
 
     async def free_address(self, seconds: float) -> tuple[str, int]:
@@ -155,7 +155,7 @@ class WorkerGroup(Ranks[S]):
         return (await self._gather([self._actors[0].free_address.remote()], "free_address", seconds))[0]
 
     async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float, place: int = 0) -> list[Any]:
-        """See `Ranks`. `place` is that of an object which `beside` made, or 0 for the strategy."""
+        """See `Ranks`. `place` is the place of an object that `beside` built, or 0 for the strategy."""
         refs = [self._actors[rank].call.remote(place, method, *given) for rank, given in arguments.items()]
         return await self._gather(refs, method, seconds, list(arguments))
 
@@ -185,7 +185,7 @@ class WorkerGroup(Ranks[S]):
 
     @property
     def batched(self) -> Ranks[S]:
-        """See `Ranks`: together travel the calls of strategies whose methods are coroutines."""
+        """See `Ranks`. Calls are batched if the strategy's methods are coroutines."""
         return self if self._batched is None else self._batched
 
     @property
@@ -196,7 +196,7 @@ class WorkerGroup(Ranks[S]):
     async def stream(
         self, rank: int, method: Callable[[S, *Ts], AsyncGenerator[R, None]], *arguments: *Ts, seconds: float
     ) -> AsyncGenerator[R, None]:
-        """What an asynchronous generator of a rank's strategy yields, as it comes; the last has to be there within `seconds`.
+        """Yield the items of an asynchronous generator of a rank's strategy as they arrive. The last must arrive within `seconds`.
 
         Calls travel together, and so do items. Close it to give up the rest. Raises as `run` does.
         """
@@ -206,7 +206,7 @@ class WorkerGroup(Ranks[S]):
         self._calls[method.__name__] += 1
         try:
             while True:
-                if not items.has_come:  # a timer costs more than an item
+                if not items.has_come:  # setting a timer costs more than an item
                     async with asyncio.timeout_at(deadline):
                         await items.wait()
                 item = items.next()
@@ -222,7 +222,7 @@ class WorkerGroup(Ranks[S]):
             items.close()
 
     async def beside(self, make: Callable[[S, Rank], C], seconds: float) -> Beside[C]:
-        """Make an object in every rank's process, of its strategy, to be called as the strategy is. It is closed before the strategy."""
+        """Build an object from the strategy in every rank's process. It is called as the strategy is, and closed before it."""
         places = await self._gather([actor.add.remote(make) for actor in self._actors], "start", seconds)
         return Beside(self, places[0])
 
@@ -231,7 +231,7 @@ class WorkerGroup(Ranks[S]):
         return await self.wait(waits, method, seconds, range(len(refs)) if ranks is None else ranks)
 
     async def wait(self, waits: Sequence[asyncio.Future[Any]], method: str, seconds: float, ranks: Sequence[int]) -> list[Any]:
-        """Wait for calls of a method that were made on some ranks; their results. Raises as `run` does."""
+        """Wait for the calls of a method on some ranks and return their results. Raises as `run` does."""
         self._calls[method] += 1
         try:
             done, pending = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
@@ -259,7 +259,7 @@ class WorkerGroup(Ranks[S]):
         return WorkerLate(self.role, ranks[0], f"{method} was not done after {seconds:.0f} s on rank(s) {names}")
 
     def _waited_in_vain(self, rank: int, error: BaseException | None) -> bool:
-        """Whether a rank failed because others did not come. NCCL's watchdog ends the process and says so in its log."""
+        """Whether a rank failed because other ranks were missing. NCCL's watchdog ends the process and reports it in the log."""
         cause = _cause(error)
         said = str(cause)
         log = self._logs[rank]
@@ -270,7 +270,7 @@ class WorkerGroup(Ranks[S]):
         return any(sign in said.lower() for sign in TIMEOUTS)
 
     def _failure(self, failures: Sequence[tuple[int, BaseException | None]]) -> RollError:
-        """The failure to report: one that is not the echo of another, if there is one."""
+        """Return the failure to report: preferably one that is not a consequence of another."""
         causes = [(rank, _cause(error)) for rank, error in failures]
         for _, cause in causes:
             if isinstance(cause, BadInput):
@@ -283,29 +283,29 @@ class WorkerGroup(Ranks[S]):
         if isinstance(cause, WorkerFailed):
             return cause
         died = isinstance(cause, RayActorError)
-        if died and self._batched is not None:  # it works alone: whatever its log says, it waited for no other rank
+        if died and self._batched is not None:  # a rank that works alone cannot have waited for others, whatever its log contains
             kind = WorkerDied
         elif self._waited_in_vain(rank, cause):
             kind = WorkerWaited
         else:
             kind = WorkerAbandoned if _is_echo(cause) else WorkerDied if died else WorkerFailed
         if died:
-            # The last line is the exception of a process that failed as it started, or the way in which it ended.
+            # The last line is the exception of a process that failed during its start, or how the process ended.
             said = f"the process died: {str(cause).strip().splitlines()[-1].strip()}"
         else:
             said = f"{type(cause).__name__}: {' '.join(str(cause).split())[:LONGEST_CAUSE]}"
         return kind(self.role, rank, f"{said} (logs/{self.role}-{rank}.log)", str(dict(failures)[rank]))
 
     async def peak_bytes(self) -> int | None:
-        """Most memory that a rank has held, if it is known."""
+        """Return the largest memory peak of the ranks in bytes, if known."""
         return await self._most("peak_bytes")
 
     async def held_bytes(self) -> int | None:
-        """Memory that a rank holds on its device now, of the rank that holds most, if it is known."""
+        """Return the largest present device memory of the ranks in bytes, if known."""
         return await self._most("held_bytes")
 
     async def _most(self, method: str) -> int | None:
-        """The largest answer of the ranks. A rank that has died or is late is left out; the next call that needs it fails."""
+        """Return the largest answer of the ranks. Dead and late ranks are left out; the next call that needs them fails."""
         waits = [asyncio.ensure_future(_result(getattr(self._actors[rank], method).remote())) for rank in sorted(self._built)]
         if waits:
             await asyncio.wait(waits, timeout=LOOK_SECONDS)
@@ -313,7 +313,7 @@ class WorkerGroup(Ranks[S]):
         return max((size for size in said if size is not None), default=None)
 
     async def stop(self, seconds: float) -> None:
-        """Close the strategies, then end their processes and what those started, and make sure that nothing is left. Idempotent.
+        """Close the strategies, then end their processes and child processes, and check that nothing is left. Idempotent.
 
         With `seconds` 0 they are not asked to close.
         """
@@ -325,13 +325,13 @@ class WorkerGroup(Ranks[S]):
             if self._started and seconds:
                 await self._close(seconds)
         finally:
-            await self._look(range(len(self)))  # one that is replaced just now has made more since
+            await self._look(range(len(self)))  # a replaced rank may have created more since
             for actor in self._actors:
                 ray.kill(actor, no_restart=True)
             await asyncio.gather(*(asyncio.to_thread(leftovers.remove, GRACE) for leftovers in self._leftovers))
 
     async def _close(self, seconds: float) -> None:
-        """Ask every rank that has a strategy to close. One that is late or fails is ended by force, so the log alone is told."""
+        """Ask every rank that has a strategy to close. A late or failing one is killed afterwards, so the fault is only logged."""
         closing = {rank: asyncio.ensure_future(_result(self._actors[rank].close.remote())) for rank in sorted(self._built)}
         if closing:
             await asyncio.wait(closing.values(), timeout=seconds)
@@ -343,7 +343,7 @@ class WorkerGroup(Ranks[S]):
 
 
 class Beside(Ranks[S]):
-    """Objects beside the strategies of a group."""
+    """The objects that `beside` built, as ranks."""
 
     def __init__(self, group: WorkerGroup[Any], place: int) -> None:
         self._group, self._place, self.replica_size = group, place, group.replica_size
@@ -357,7 +357,7 @@ class Beside(Ranks[S]):
 
 
 class Batched(Ranks[S]):
-    """The ranks of a group, whose calls travel together."""
+    """The ranks of a group, with batched calls."""
 
     def __init__(self, group: WorkerGroup[S], callers: list[BatchedCaller]) -> None:
         self._group, self.callers, self.replica_size = group, callers, group.replica_size
@@ -393,7 +393,7 @@ async def _result(ref: Any) -> Any:
 
 
 def _cause(error: BaseException | None) -> BaseException:
-    """Ray wraps what a worker raised; the original is what happened."""
+    """Return the original error of a worker, which Ray wraps."""
     assert error is not None
     if isinstance(error, RayTaskError):
         return getattr(error, "cause", None) or error

@@ -1,4 +1,4 @@
-"""Work that ends when a watch beside it fails."""
+"""Ends work when a concurrent watch fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @asynccontextmanager
 async def guarded(watch: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Within, the watch runs; what it raises ends the work, and is raised in its place."""
+    """Run the watch while the block lasts. Its error ends the work and is raised in place of it."""
     failure = None
     try:
         async with asyncio.TaskGroup() as both:
@@ -19,5 +19,5 @@ async def guarded(watch: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
             watching.cancel()
     except BaseExceptionGroup as failures:
         failure = failures.exceptions[0]
-    if failure is not None:  # raised here, it keeps its own cause
+    if failure is not None:  # raised here, so that it keeps its own cause
         raise failure

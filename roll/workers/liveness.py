@@ -1,4 +1,4 @@
-"""Finds ranks that died or are stopped without any caller noticing, and bounds how long a call may run without an answer.
+"""Finds dead and stopped ranks that no caller has noticed, and bounds how long a call may stay unanswered.
 
 Ray tells a caller of a process that died. It reports neither a process that is stopped (SIGSTOP) nor the death of one that nobody calls.
 So every process of a role is observed from its own node, by its state in the kernel. One that stays stopped is killed, so that
@@ -29,17 +29,17 @@ from roll.workers.guarded import guarded
 S = TypeVar("S", covariant=True)
 LOG = logging.getLogger(__name__)
 EVERY = 2.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 LOOKS = {Problem.GONE: 2, Problem.STOPPED: 6}
-"""Looks in a row that have to find it. They are counted, not timed: who stops a whole run (Ctrl-Z) stops the looks too."""
+"""Number of consecutive checks that must find a process stopped. Counted, not timed: Ctrl-Z stops the checks together with the run."""
 ANSWER_SECONDS = 10.0
-"""Seconds in which a node reports its processes' states; otherwise it is asked again at the next look."""
+"""Deadline in seconds for a node's report. A late node is asked again at the next check."""
 HEARD_SECONDS = 5.0
-"""Time in which a call on a process that has died fails by itself; the failure tells how the process ended."""
+"""Seconds in which a call on a dead process fails by itself, with an error that says how the process ended."""
 FLOOR_SECONDS = 600.0
-"""Before it no call is taken for one that makes no progress, however short the others were."""
+"""Least seconds before a call counts as one without progress, however short previous calls were."""
 LONGEST_TIMES = 3.0
-"""So many times the longest such call before is no progress."""
+"""A call that takes this many times as long as the longest previous one makes no progress."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class WorkerProcess:
     rank: int
     pid: int
     node_id: str | None
-    """Ray's id of its node; None for that of this process."""
+    """Ray's id of its node, None for this process's node."""
 
 
 class WatchedGroup(Protocol):
@@ -58,16 +58,16 @@ class WatchedGroup(Protocol):
     role: str
 
     def processes(self) -> Sequence[WorkerProcess]:
-        """Those that run and are not about to be ended."""
+        """Return the processes that run and are not being ended."""
         ...
 
     def report_stopped(self, rank: int, cause: str) -> None:
-        """A rank is about to be killed. Its calls fail for this cause."""
+        """Note that a rank is about to be killed. Its calls fail with this cause."""
         ...
 
 
 class Nodes(Protocol):
-    """The nodes of the cluster, by id; None is that of this process."""
+    """The nodes of the cluster by id. None is this process's node."""
 
     async def examine(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, Finding]:
         """See `process_states.examine`."""
@@ -79,7 +79,7 @@ class Nodes(Protocol):
 
 
 class Liveness:
-    """Looks after the processes of a run's roles."""
+    """Checks the processes of a run's roles."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -88,7 +88,7 @@ class Liveness:
         self._counts: dict[tuple[str, WorkerProcess], tuple[Problem, int]] = {}
 
     def watch(self, group: WatchedGroup, with_children: bool) -> None:
-        """Look after a group from here on, in place of an earlier one of its role.
+        """Check a group from here on, in place of its role's previous group.
 
         `with_children` counts a stopped child of a process as the process: an engine of vLLM runs in one.
         """
@@ -96,7 +96,7 @@ class Liveness:
 
     @asynccontextmanager
     async def watched(self, is_awaited: Callable[[str], bool]) -> AsyncIterator[None]:
-        """Within, looks go on. Where a rank of an awaited role is found, the work ends, also if nobody calls that rank now.
+        """Check while the block lasts. End the work if a rank of an awaited role is dead or stopped, even without a call on it.
 
         Raises:
             WorkerDied: such a rank died or is stopped.
@@ -113,7 +113,7 @@ class Liveness:
                 raise lost[0]
 
     async def look(self) -> list[WorkerDied]:
-        """Look once at all processes; the ranks that are found now, each once. Those that are stopped are killed."""
+        """Check all processes once. Return newly found ranks, each only once. Stopped ones are killed."""
         by_node: dict[str | None, dict[int, bool]] = {}
         looked_at: list[tuple[WatchedGroup, WorkerProcess]] = []
         for group, with_children in self._groups.values():
@@ -125,14 +125,14 @@ class Liveness:
         lost = []
         for group, process in looked_at:
             findings = found[process.node_id]
-            if findings is not None and process in group.processes():  # it may have been ended meanwhile
+            if findings is not None and process in group.processes():  # the process may have ended meanwhile
                 finding = findings.get(process.pid)
                 if self._is_certain((group.role, process), finding) and finding is not None:
                     lost.append(await self._report(group, process, finding))
         return lost
 
     async def _examined(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, Finding] | None:
-        """None if the node does not say."""
+        """Return the states, None if the node does not answer."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await self._nodes.examine(node_id, pids)
@@ -141,7 +141,7 @@ class Liveness:
             return None
 
     def _is_certain(self, process: tuple[str, WorkerProcess], finding: Finding | None) -> bool:
-        """Whether a finding has come often enough in a row, now for the first time. One that was never seen to run may hide elsewhere."""
+        """Whether a finding has just become frequent enough. A process that was never seen running may be invisible here."""
         if finding is None:
             self._seen.add(process)
             self._counts.pop(process, None)
@@ -169,7 +169,7 @@ class Liveness:
 
 
 class RayNodes:
-    """Implements `Nodes` and `Lookers`: this node by a thread, each other one by an actor on it."""
+    """Implements `Nodes` and `Lookers`: checks this node in a thread, and each other one by an actor there."""
 
     def __init__(self) -> None:
         self._probes: dict[str | None, Any] = {}
@@ -202,13 +202,13 @@ class RayNodes:
 
 
 def is_own(node_id: str | None) -> bool:
-    """Whether a node is that of this process."""
+    """Whether a node is this process's node."""
     return node_id in (None, ray.get_runtime_context().get_node_id())
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
 class Probe:
-    """Looks at the processes of its node."""
+    """Checks the processes of its node."""
 
     def examine(self, pids: Mapping[int, bool]) -> dict[int, Finding]:
         """See `process_states.examine`."""
@@ -228,7 +228,7 @@ def _looks(asked: Sequence[tuple[int | None, Path, int]]) -> list[Look]:
 
 
 class Paced(Ranks[S]):
-    """Ranks whose calls end early if they make no progress."""
+    """Ranks whose calls end early without progress."""
 
     def __init__(self, ranks: Ranks[S]) -> None:
         self._ranks, self._times, self.replica_size = ranks, CallTimes(), ranks.replica_size
@@ -245,17 +245,17 @@ class Paced(Ranks[S]):
 
 
 class CallTimes:
-    """How long the calls of a role took, by method, and so how long the next one may take."""
+    """Durations of a role's calls by method, which bound the next call."""
 
     def __init__(self) -> None:
         self._longest: dict[str, float] = {}
 
     def note(self, method: str, seconds: float) -> None:
-        """A call was answered after so many seconds."""
+        """Note that a call took so many seconds."""
         self._longest[method] = max(seconds, self._longest.get(method, 0.0))
 
     def limit(self, method: str, deadline: float) -> float:
-        """Seconds after which a call makes no progress: three times the longest before, not below `FLOOR_SECONDS`; at most the deadline.
+        """Return the seconds after which a call is stuck: three times the longest before, at least `FLOOR_SECONDS`, at most the deadline.
 
         The first call of a method may take as long as its deadline: it compiles what it needs.
         """

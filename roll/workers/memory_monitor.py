@@ -1,4 +1,4 @@
-"""How much memory a worker process holds, with the processes that it started: vLLM's engine is a child of its worker."""
+"""Measures the memory of a worker process and its children. vLLM's engine is a child of its worker."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 import psutil
 
 ByDevice = list[dict[int, int]]
-"""For each GPU of the host, bytes by process id."""
+"""Bytes by process id, for each GPU of the host."""
 
 
 class MemoryMonitor:
-    """Memory of this process on its devices: now, and at most."""
+    """Present and peak memory of this process on its devices."""
 
     def __init__(self, device: str, read: Callable[[], ByDevice] | None = None) -> None:
-        """`read` asks the driver; NVML's answer if not given."""
+        """`read` queries the driver, by default through NVML."""
         self._device, self._read = device, read or nvml
         self._most: int | None = None
 
     def held(self) -> int | None:
-        """Bytes on the device that holds most. Where the driver does not tell processes apart: what torch holds in this one.
+        """Return the bytes on the fullest device. If the driver does not list processes: torch's memory in this process.
 
-        None on the CPU, and of an engine in a child process that the driver does not tell of.
+        None on the CPU, and for an engine in a child process that the driver does not list.
         """
         if self._device == "cpu":
             return None
@@ -38,7 +38,7 @@ class MemoryMonitor:
         return held
 
     def peak(self) -> int | None:
-        """The most bytes: what torch allocated, or what an engine held whenever it was looked at; on the CPU resident memory."""
+        """Return the peak bytes: torch's peak, or an engine's largest memory at any check. On the CPU resident memory."""
         if self._device == "cpu":
             own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             return own + sum(child.memory_info().rss for child in psutil.Process().children(recursive=True))
@@ -48,19 +48,19 @@ class MemoryMonitor:
 
 
 def _torch_on_gpu() -> Any:
-    """torch, if this process has used a GPU through it."""
+    """Return torch if this process has used a GPU through it."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_initialized() else None
 
 
 def device_name() -> str | None:
-    """What CUDA calls the GPU that torch uses in this process; None if it uses none."""
+    """Return CUDA's name of torch's GPU in this process, None if it uses none."""
     torch = _torch_on_gpu()
     return torch.cuda.get_device_name() if torch is not None else None
 
 
 def held_by(pids: Collection[int], devices: ByDevice) -> int | None:
-    """Bytes of these processes on the device where they hold most; None if the driver lists none of them."""
+    """Return the bytes of these processes on the device where they hold most, None if the driver lists none of them."""
     sums = [sum(size for pid, size in processes.items() if pid in pids) for processes in devices if any(pid in pids for pid in processes)]
     return max(sums, default=None)
 

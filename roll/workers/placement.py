@@ -1,4 +1,4 @@
-"""From the plan's ranks to placements: on which node of the cluster a process runs, what it sees, and its environment."""
+"""Places the plan's ranks: chooses each process's node, visible devices and environment."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ QUIET = {
 
 @dataclass(frozen=True)
 class WorkerPlacement:
-    """Where one rank of a role runs."""
+    """Place of one rank of a role."""
 
     node_id: str | None
-    """Ray's id of the node; None where any node will do."""
+    """Ray's id of the node, None for any node."""
     device: str
     """`cpu` or `cuda`."""
     environment: Mapping[str, str]
@@ -36,11 +36,11 @@ class WorkerPlacement:
     devices: tuple[int, ...] = ()
     """Counted over all nodes."""
     local_devices: tuple[int, ...] = ()
-    """Counted over those that the node sees."""
+    """Numbers of the rank's devices on its node."""
 
 
 def worker_placements(role: RolePlan, gpus_per_node: int, system_envs: Mapping[str, str]) -> list[WorkerPlacement]:
-    """A placement for each rank. Roles on one device share it: a process sees the devices of its rank and no others."""
+    """Return a placement for each rank. A process sees only the devices of its rank, which other roles may share."""
     nodes, hosts = gpu_nodes(), cpu_nodes()
     out = []
     for rank, devices in enumerate(role.devices):
@@ -53,7 +53,7 @@ def worker_placements(role: RolePlan, gpus_per_node: int, system_envs: Mapping[s
 
 
 def gpu_nodes() -> list[str]:
-    """Ids of the nodes that have GPUs, in the order of their addresses: the order in which devices are counted."""
+    """Return the ids of nodes with GPUs in the order of their addresses, which is the order of device numbers."""
     return [node["NodeID"] for node in _with_gpus()]
 
 
@@ -76,16 +76,16 @@ def _with_gpus() -> list[Mapping[str, Any]]:
 
 
 def _alive() -> list[Mapping[str, Any]]:
-    """The nodes in the order of their addresses, counted as numbers."""
+    """Sort nodes by the numbers in their addresses."""
     return sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: int(ip_address(node["NodeManagerAddress"])))
 
 
 def rank_environment(rank: int, world_size: int, on_cpu: bool) -> dict[str, str]:
-    """What torch, DeepSpeed and vLLM read of a process's place. `LOCAL_RANK` is 0: a worker sees its own devices only."""
+    """Return the variables of a process's place for torch, DeepSpeed and vLLM. `LOCAL_RANK` is 0: a worker sees only its own devices."""
     environment = QUIET | {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
-    # By default compiled kernels lie among the temporary files, which end with the run; the next run is to find them.
+    # By default compiled kernels are temporary files, which are removed with the run. The next run should find them.
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(Path.home() / ".cache" / "roll" / "torchinductor")
-    if not on_cpu:  # which devices it sees, the process finds where it is: Ray is not to say that it sees none
+    if not on_cpu:  # the process itself finds its devices; Ray must not hide them
         return environment | {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
     threads = max(1, (os.cpu_count() or 1) // world_size)
     return environment | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads)}

@@ -1,4 +1,4 @@
-"""The Ray actor: one process of a role, which builds a strategy and does what its facade asks of it."""
+"""The Ray actor: one process of a role, which builds a strategy and runs its facade's calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from roll.workers.memory_monitor import MemoryMonitor, device_name
 from roll.workers.shortage import engine_shortage
 
 MOST_CALLS = 1 << 20
-"""Side by side in a process; more than prompts that wait for an engine, lest a pause or a bucket of weights waits behind them for ever."""
+"""Number of concurrent calls in a process. More than prompts can wait for an engine, so that a pause or a bucket never waits."""
 
 IMPORTING = "loading libraries"
 """The stage before a strategy has one of its own."""
@@ -33,7 +33,7 @@ IMPORTING = "loading libraries"
 
 @ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)
 class Process:
-    """Hosts a strategy whose methods block. Calls run one after another."""
+    """Hosts a strategy with blocking methods. Calls run one after another."""
 
     def __init__(self, log_file: str, devices: Sequence[int]) -> None:
         self._log = Path(log_file)
@@ -44,7 +44,7 @@ class Process:
         enter("process started")
 
     def free_address(self) -> tuple[str, int]:
-        """This host's address and a port that is free now, for the role's rendezvous."""
+        """Return this host's address and a free port for the role's rendezvous."""
         return _free_address()
 
     def pid(self) -> int:
@@ -60,7 +60,7 @@ class Process:
         return self._monitor.held()
 
     def build(self, settings: Settings[Any], rank: Rank) -> str | None:
-        """Make the strategy; the name of its device, see `device_name`."""
+        """Build the strategy. Return the name of its device, see `device_name`."""
         self._monitor = MemoryMonitor(rank.device)
         enter(IMPORTING)
         with _portable_errors():
@@ -68,18 +68,18 @@ class Process:
         return device_name()
 
     def add(self, make: Callable[[Any, Rank], Any]) -> int:
-        """Make an object beside the strategy; the place at which it is called."""
+        """Build an object beside the strategy. Return the place at which it is called."""
         with _portable_errors():
             self._hosted.append(make(self._hosted[0], self._rank))
         return len(self._hosted) - 1
 
     def call(self, place: int, method: str, *arguments: Any) -> Any:
-        """Run a method of the strategy, at place 0, or of what stands beside it."""
+        """Run a method of the strategy (place 0) or of an object beside it."""
         with _portable_errors():
             return getattr(self._hosted[place], method)(*arguments)
 
     def close(self) -> None:
-        """Give back what is held: by the strategy last."""
+        """Close the objects beside the strategy, then the strategy."""
         with _portable_errors():
             for hosted in reversed(self._hosted):
                 hosted.close()
@@ -87,7 +87,7 @@ class Process:
 
 @ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=MOST_CALLS)  # pyright: ignore[reportCallIssue]
 class AsyncProcess:
-    """Hosts a strategy whose methods are coroutines. Calls run side by side."""
+    """Hosts a strategy whose methods are coroutines. Calls run concurrently."""
 
     def __init__(self, log_file: str, devices: Sequence[int]) -> None:
         self._log = Path(log_file)
@@ -114,19 +114,19 @@ class AsyncProcess:
         return self._monitor.held()
 
     async def build(self, settings: Settings[Any], rank: Rank) -> str | None:
-        """Make the strategy and start it; the name of its device, see `device_name`."""
+        """Build the strategy and start it. Return the name of its device, see `device_name`."""
         self._monitor = MemoryMonitor(rank.device)
         enter(IMPORTING)
         with _portable_errors(), _named_shortage(rank, self._log):
             self._strategy = settings.build(rank)
             self._batched = BatchedServer(lambda method: getattr(self._strategy, method))
             await self._strategy.start()
-        self._monitor.held()  # an engine holds the most from the start
+        self._monitor.held()  # an engine reaches its peak memory at its start
         collect_rarely()
         return device_name()
 
     async def call(self, place: int, method: str, *arguments: Any) -> Any:
-        """Run one of the strategy's methods. Nothing stands beside it."""
+        """Run one of the strategy's methods. There are no objects beside it."""
         with _portable_errors():
             return await getattr(self._strategy, method)(*arguments)
 
@@ -146,7 +146,7 @@ class AsyncProcess:
 
 @contextmanager
 def _named_shortage(rank: Rank, log: Path) -> Iterator[None]:
-    """If an engine finds no room, say so. What a child of this process raises stands in the log alone."""
+    """Report that an engine ran out of memory. The error of a child process is only in the log."""
     begin = log.stat().st_size
     try:
         yield
@@ -163,7 +163,7 @@ def _named_shortage(rank: Rank, log: Path) -> Iterator[None]:
 
 @contextmanager
 def _portable_errors() -> Iterator[None]:
-    """An exception that cannot be pickled reaches the driver as its text, not as Ray's complaint about it."""
+    """Send an exception that cannot be pickled to the driver as text, instead of Ray's error about it."""
     try:
         yield
     except Exception as error:
@@ -174,7 +174,7 @@ def _portable_errors() -> Iterator[None]:
 
 
 def _own_log(path: Path) -> None:
-    """Send what this process and its children print to a file of the run."""
+    """Redirect the output of this process and its children to a file of the run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     stream = path.open("ab", buffering=0)
     os.dup2(stream.fileno(), sys.stdout.fileno())
@@ -182,19 +182,19 @@ def _own_log(path: Path) -> None:
 
 
 def _see(devices: Sequence[int]) -> None:
-    """Let this process use these of its node's devices and no others. Before CUDA looks for them."""
+    """Let this process use only these of its node's devices. Must run before CUDA searches for devices."""
     if devices:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices(devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _use_own_temporary() -> None:
-    """The run's temporary folder is of the driver's host. On another, compilers would fail at a folder that is not there."""
+    """Use another temporary folder than the run's on other hosts, where the run's does not exist and compilers would fail."""
     if not os.path.isdir(os.environ.get("TMPDIR", "")):
         os.environ.pop("TMPDIR", None)
 
 
 def _find_programs() -> None:
-    """Programs beside the interpreter are found where its environment is not activated, too: ninja, which compiles DeepSpeed's ops."""
+    """Put the interpreter's folder on PATH for environments that are not activated: DeepSpeed's ops need ninja there."""
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 

@@ -1,4 +1,4 @@
-"""Calls on independent, stateless ranks: a rank whose process has died is replaced, and the call repeated."""
+"""Calls on independent, stateless ranks. If a rank's process dies, it is replaced and the call repeated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOUR = 3600.0
 
 
 class Replaced(Generic[S]):
-    """The ranks of a group, for calls that may be made twice. For use from one asyncio event loop."""
+    """The ranks of a group, for calls that may be repeated. For use from one asyncio event loop."""
 
     def __init__(self, group: WorkerGroup[S], start_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         """
@@ -36,13 +36,13 @@ class Replaced(Generic[S]):
         self._failures: defaultdict[int, deque[float]] = defaultdict(deque)
 
     async def one(self, rank: int, seconds: float, method: Callable[[S, *Ts], Coroutine[Any, Any, R]], *arguments: *Ts) -> R:
-        """Call a method on one rank, within so many seconds; again on its next process if it dies, or does not answer.
+        """Call a method on one rank within so many seconds. If its process dies or does not answer, repeat the call on the next process.
 
         Raises:
             WorkerFailed: the call failed in a process that lives, or the rank failed more than MOST times within an hour.
         """
         while True:
-            async with self._turns[rank]:  # none is asked that is being replaced
+            async with self._turns[rank]:  # a rank that is being replaced is not called
                 which = self._replacements[rank]
             try:
                 return await self._group.batched.within(seconds).one(rank, method, *arguments)
@@ -50,7 +50,7 @@ class Replaced(Generic[S]):
                 await self._replace(rank, which, failed)
 
     async def _replace(self, rank: int, which: int, failed: WorkerFailed) -> None:
-        """Replace a process, unless another call that it failed has done so."""
+        """Replace a process, unless another failed call has already done so."""
         async with self._turns[rank]:
             while self._replacements[rank] == which:
                 began = self._clock()

@@ -1,4 +1,4 @@
-"""Models that give rewards, as the driver sees them: a judge in engines of its own, or behind a URL."""
+"""The driver's side of models that give rewards: a judge in engines of its own or behind a URL, or a reward model."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class ApiSettings:
 
 
 class ApiJudge:
-    """Implements `Chat`: the process that asks a URL. One for each domain: it counts the calls."""
+    """Implements `Chat` by a process that calls a URL. There is one for each domain, which counts the calls."""
 
     def __init__(self, group: WorkerGroup[ApiChat], model: ApiModel, start_seconds: float) -> None:
-        """`start_seconds` bounds each part of the start of a process that replaces one that died."""
+        """`start_seconds` is the deadline for each part of the start of a replacement process."""
         self._processes, self._model = Replaced(group, start_seconds), model
         self._waiting = 0
 
@@ -55,12 +55,12 @@ class JudgeEngines(ActorInfer):
     takes_weights = False
 
     async def offload(self, discard: bool) -> int | None:
-        """See `ColocatedRole`. Nothing is discarded: nobody would send the weights again."""
+        """See `ColocatedRole`. Keeps all weights, because nobody would send them again."""
         return await super().offload(discard=False)
 
 
 class EngineJudge:
-    """Implements `Chat`: a model that is served in the run."""
+    """Implements `Chat` by a model that the run serves."""
 
     def __init__(self, engines: JudgeEngines, encode: Callable[[str], Ints], sampling: Sampling, context: int, seed: int | None) -> None:
         """
@@ -71,7 +71,7 @@ class EngineJudge:
         """
         self._engines, self._encode, self._sampling = engines, encode, sampling
         self._context, self._seed = context, seed
-        self._encodes = asyncio.Lock()  # tokenizers are not for several threads at a time
+        self._encodes = asyncio.Lock()  # tokenizers are not thread-safe
 
     async def ask(self, message: str) -> Reply:
         """See `Chat`."""
@@ -93,21 +93,21 @@ class EngineJudge:
 
 
 def message_seed(seed: int, message: str) -> int:
-    """A 31-bit seed for one message, independent of when or where it is answered."""
+    """Return a 31-bit seed for one message that does not depend on when or where it is answered."""
     return int.from_bytes(sha256(f"{seed} {message}".encode()).digest()[:4]) >> 1
 
 
 class ScorerEngines:
-    """Implements `Classifier`: facade of the group that serves a reward model."""
+    """Implements `Classifier`, as the facade of a group that serves a reward model."""
 
     def __init__(self, group: WorkerGroup[RewardStrategy], seconds: float, move_seconds: float, start_seconds: float) -> None:
-        """`start_seconds` bounds each part of the start of an engine that replaces one that died."""
+        """`start_seconds` is the deadline for each part of the start of a replacement engine."""
         self._group, self._seconds, self._move_seconds = group, seconds, move_seconds
         self._engines = Replaced(group, start_seconds)
         self._tokens_in_flight = [0] * len(group)
 
     async def scores(self, sequences: Sequence[Ints]) -> Sequence[float]:
-        """See `Classifier`. The worker with the fewest tokens in flight is asked."""
+        """See `Classifier`. Calls the worker with the fewest tokens in flight."""
         worker = min(range(len(self._group)), key=self._tokens_in_flight.__getitem__)
         cost = sum(map(len, sequences))
         self._tokens_in_flight[worker] += cost
@@ -117,10 +117,10 @@ class ScorerEngines:
             self._tokens_in_flight[worker] -= cost
 
     async def offload(self, discard: bool) -> int | None:
-        """See `ColocatedRole`. Nothing is discarded: the weights stay as they are."""
+        """See `ColocatedRole`. Keeps all weights, because nobody would send them again."""
         await self._group.within(self._move_seconds).all(RewardStrategy.offload)
         return await self._group.held_bytes()
 
     async def onload(self, level: Level) -> None:
-        """See `ColocatedRole`. A reward model has nothing beside its weights."""
+        """See `ColocatedRole`. A reward model has only its weights."""
         await self._group.within(self._move_seconds).all(RewardStrategy.onload)
