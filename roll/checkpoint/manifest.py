@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: written last, it makes a folder a checkpoint, and names every file with its size and digest."""
+"""The manifest of a checkpoint, which is written last and names every file with its size and digest."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Manifest:
     format: Literal[1]
     step: int
     sequence: int
-    """Counts the checkpoints written into one folder. It orders them by age also after a run went back to an earlier step."""
+    """Number of the checkpoint among all written into the folder. Orders checkpoints by age, also after a return to an earlier step."""
     files: Mapping[str, FileEntry]
     """Files by their path relative to the checkpoint, with forward slashes."""
 
@@ -43,7 +43,7 @@ _MANIFEST = TypeAdapter(Manifest)
 
 
 def seal(folder: Path, step: int, sequence: int, required: Iterable[str]) -> Manifest:
-    """Bring every file below `folder` to the disk, then write its manifest.
+    """Flush every file below `folder` to the disk, then write the manifest.
 
     Files written by other machines must have been closed by then: a network file system shows them to us only after that.
 
@@ -68,7 +68,7 @@ def seal(folder: Path, step: int, sequence: int, required: Iterable[str]) -> Man
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises CheckpointError if the manifest is absent or cannot be understood."""
+    """Read the manifest. Raises CheckpointError if it is absent or invalid."""
     path = folder / MANIFEST
     try:
         return _MANIFEST.validate_json(path.read_bytes(), strict=True)
@@ -81,7 +81,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_sizes(folder: Path) -> Manifest:
-    """Cheap test of wholeness: every file is there and as long as the manifest says.
+    """Check cheaply that every file exists with the size in the manifest.
 
     Raises:
         CheckpointError: with the first file that is not.
@@ -97,7 +97,7 @@ def check_sizes(folder: Path) -> Manifest:
 
 
 def verify(folder: Path) -> Manifest:
-    """Full test of wholeness: sizes, and the digest of every file's contents.
+    """Check the size and the digest of every file.
 
     Raises:
         CheckpointError: with every file that differs.
@@ -113,7 +113,7 @@ def verify(folder: Path) -> Manifest:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the folder's own entries (creations, renames, removals) to the disk."""
+    """Flush the folder's own entries (creations, renames, removals) to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

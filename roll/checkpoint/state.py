@@ -1,4 +1,4 @@
-"""The training loop's own state in a checkpoint. Models and optimizers are the strategies' part."""
+"""The training loop's own state in a checkpoint. Strategies write models and optimizers."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ LOOP_FILE = "loop.json"
 
 @dataclass(frozen=True)
 class LoopState:
-    """Where the loop stands at the end of a step."""
+    """State of the loop at the end of a step."""
 
     step: int
     """Steps completed."""
     policy_version: int
-    """Optimizer updates behind the policy's weights."""
+    """Number of optimizer updates behind the policy's weights."""
     sampler: Mapping[str, Any]
-    """The sampler's own state, in JSON's types."""
+    """The sampler's state in JSON's types."""
     basis: Mapping[str, str]
     """The resume fingerprint, by key of the configuration: what decides which rows come next and what a step is. A run that goes on
     from here has the same."""
     seconds: float
-    """Wall-clock time spent so far, over all processes that ran this experiment."""
+    """Wall-clock seconds so far, over all processes that ran this experiment."""
     credit: Mapping[str, Any] = field(default_factory=dict)
-    """What credit assignment carries from step to step, in JSON's types; empty where nothing is carried."""
+    """State that credit assignment carries from step to step, in JSON's types. Empty if there is none."""
 
     def write(self, folder: Path) -> None:
         (folder / LOOP_FILE).write_bytes(_LOOP_STATE.dump_json(self, indent=1))
 
     @staticmethod
     def read(folder: Path) -> LoopState:
-        """Raises CheckpointError if the file is absent or not what `write` writes."""
+        """Read the file of `write`. Raises CheckpointError if it is absent or invalid."""
         path = folder / LOOP_FILE
         try:
             return _LOOP_STATE.validate_json(path.read_bytes(), strict=True)

@@ -28,16 +28,16 @@ LOG = logging.getLogger(__name__)
 _CHECKPOINT = re.compile(r"step_\d+")
 _LEFTOVER = re.compile(r"\.(?P<name>step_\d+)\.(?P<state>partial|replaced|removed)-[0-9a-f]{32}")
 TORCH_WRITER = "inline_container.cc"
-"""Part of the message of a `torch.save` whose file could take no more, because the disk is full or a quota or limit is reached. It names
+"""Part of torch.save's message if a file cannot grow, because the disk is full or a quota or limit is reached. It names
 no cause.
 """
 
 
 class CheckpointStore:
-    """Writes checkpoints so that each is complete or absent, finds the newest and removes the old."""
+    """Writes checkpoints that are complete or absent, finds the newest and removes old ones."""
 
     def __init__(self, folder: Path, keep: int) -> None:
-        """`keep` is the number of newest checkpoints that stay, at least 1."""
+        """`keep` is the number of newest checkpoints to keep, at least 1."""
         assert keep > 0, "a store that keeps nothing"
         self.folder = folder
         self.keep = keep
@@ -91,12 +91,12 @@ class CheckpointStore:
                 self._remove(self._set_aside(path, "removed"))
 
     def latest(self) -> Path | None:
-        """The newest checkpoint whose files are all there in full size (`verify` reads their contents too)."""
+        """Return the newest checkpoint whose files all exist in full size. `verify` checks their contents, too."""
         whole = self._whole()
         return whole[0][0] if whole else None
 
     def clean(self) -> None:
-        """Remove what dead writers left unfinished, and bring back a checkpoint whose replacement never arrived.
+        """Remove the unfinished work of dead writers, and restore a checkpoint whose replacement was never completed.
 
         Raises:
             CheckpointError: another process writes into this store.
@@ -106,7 +106,7 @@ class CheckpointStore:
                 self._settle()
 
     def resolve(self, resume: str) -> Path | None:
-        """The checkpoint to start from, its contents verified, or None for a fresh start.
+        """Return the verified checkpoint to start from, or None for a fresh start.
 
         `resume` is `auto` (the newest whole checkpoint of this store, if it has any), `never`, or a checkpoint's folder.
 
@@ -126,9 +126,9 @@ class CheckpointStore:
         return path
 
     def newest_verified(self, remedy: str) -> Path | None:
-        """The newest checkpoint whose contents match their digests; None if there is none at all.
+        """Return the newest checkpoint that matches its digests, None if there is no checkpoint.
 
-        `remedy` is what to do where none is whole.
+        `remedy` is for the error if none is whole.
 
         Raises:
             CheckpointError: there are checkpoints, and none is whole.
@@ -146,13 +146,13 @@ class CheckpointStore:
         return None
 
     def _named(self) -> list[Path]:
-        """Folders that bear a checkpoint's name."""
+        """Return folders with a checkpoint's name."""
         if not self.folder.is_dir():
             return []
         return [path for path in self.folder.iterdir() if _CHECKPOINT.fullmatch(path.name) and path.is_dir()]
 
     def _whole(self) -> list[tuple[Path, Manifest]]:
-        """Newest first. Broken ones are reported and left where they are, for a person to look at."""
+        """Yield checkpoints, newest first. Broken ones are reported and left in place."""
         whole = []
         for path in self._named():
             try:
@@ -162,7 +162,7 @@ class CheckpointStore:
         return sorted(whole, key=lambda found: found[1].sequence, reverse=True)
 
     def _publish(self, partial: Path, final: Path) -> None:
-        """Give a sealed folder its name. What bore the name before goes once the new one has it."""
+        """Rename a sealed folder to its name. A previous checkpoint of that name is removed afterwards."""
         replaced = self._set_aside(final, "replaced") if final.exists() else None
         os.rename(partial, final)
         sync_folder(self.folder)
@@ -170,7 +170,7 @@ class CheckpointStore:
             self._remove(replaced)
 
     def _settle(self) -> None:
-        """Finish what was begun and not completed. Only the sole writer may call this."""
+        """Complete interrupted swaps and removals. Only the sole writer may call this."""
         for leftover in sorted(self.folder.iterdir()):
             match = _LEFTOVER.fullmatch(leftover.name)
             if match is None:
@@ -203,7 +203,7 @@ class CheckpointStore:
 
     @contextmanager
     def _sole_writer(self) -> Iterator[None]:
-        """Hold the store's lock; the kernel gives it back when its holder dies."""
+        """Hold the store's lock. The kernel releases it when its holder dies."""
         if self._holds_lock:
             yield
             return
@@ -219,7 +219,7 @@ class CheckpointStore:
 
 @contextmanager
 def _failures_named(final: Path) -> Iterator[None]:
-    """What could not be written is told as that, with the space that is left before anything is removed."""
+    """Turn a failed write into an error with the free space, measured before anything is removed."""
     try:
         yield
     except Exception as error:

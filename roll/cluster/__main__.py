@@ -32,7 +32,7 @@ OTHER_FLAGS = {
     "--master_port": "use --port",
     "--hostfile": "give the hostfile without a flag: python -m roll.cluster HOSTFILE",
 }
-"""Flags of DeepSpeed's launcher, and what to write instead."""
+"""Flags of DeepSpeed's launcher with their replacements."""
 
 
 class HostFailed(RollError):
@@ -40,7 +40,7 @@ class HostFailed(RollError):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print or run the commands; the exit status."""
+    """Print or run the commands. Return the exit status."""
     arguments, rest = parser().parse_known_args(argv)
     try:
         if faults := [_no_flag(word) for word in rest]:
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the command line."""
+    """Build the parser of the command line."""
     found = argparse.ArgumentParser("python -m roll.cluster", description="Make a Ray cluster of the hosts in a DeepSpeed hostfile.")
     found.add_argument("hostfile", type=Path, help="lines such as `worker-1 slots=8`; the first host becomes the head")
     found.add_argument("action", nargs="?", choices=("start", "stop"), default="start")
@@ -83,7 +83,7 @@ def _no_flag(word: str) -> Fault:
 
 
 def run(command: Command) -> str | None:
-    """Run a command on its host; why it failed, or was not done after `SECONDS`, if so."""
+    """Run a command on its host. Return why it failed or was late after `SECONDS`, None if it succeeded."""
     try:
         done = subprocess.run(command.over_ssh, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -97,7 +97,7 @@ def run(command: Command) -> str | None:
 
 
 def _end(commands: Sequence[Command]) -> str:
-    """Stop the hosts that have started, lest half a cluster is left; what came of it."""
+    """Stop the hosts that have started, so that no half cluster remains. Return what could not be stopped."""
     failures = [failure for command in commands if (failure := run(command))]
     if failures:
         return "; what had started could not be stopped: " + "; ".join(failures)

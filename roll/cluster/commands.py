@@ -1,4 +1,4 @@
-"""From hosts to the commands that make a Ray cluster of them. Pure functions."""
+"""Makes the commands that start a Ray cluster on hosts. Pure functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Command:
 
     @property
     def over_ssh(self) -> list[str]:
-        """The words of a local process that runs it there."""
+        """Return the words of a local process that runs the command on its host."""
         return [*SSH, self.host, shlex.join(self.words)]
 
     def __str__(self) -> str:
@@ -32,12 +32,12 @@ class Command:
 
 
 def address(head: Host, port: int) -> str:
-    """Where the cluster is joined."""
+    """Address to join the cluster at."""
     return f"[{head.address}]:{port}" if ":" in head.address else f"{head.address}:{port}"
 
 
 def start_commands(hosts: Sequence[Host], port: int, ray: PurePosixPath) -> list[Command]:
-    """Start the head, then every other node; in this order.
+    """Return the commands that start the head and then every other node.
 
     Args:
         ray: Ray's program on every host; the environment is the same on all.
@@ -52,10 +52,10 @@ def _start(host: Host, ray: PurePosixPath, *place: str) -> Command:
 
 
 def stop_commands(hosts: Sequence[Host], ray: PurePosixPath) -> list[Command]:
-    """Stop every node, the head last."""
+    """Return the commands that stop every node, the head last."""
     return [Command(host.name, (str(ray), "stop", "--grace-period=30")) for host in reversed(hosts)]
 
 
 def join_words(hosts: Sequence[Host], port: int) -> str:
-    """What a shell sets before a run so that it joins the cluster."""
+    """Return the variables for a run's shell, with which the run joins the cluster."""
     return f"RAY_AUTH_MODE=token RAY_ADDRESS={address(hosts[0], port)}"

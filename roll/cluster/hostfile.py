@@ -1,4 +1,4 @@
-"""DeepSpeed's hostfile: one host a line, with its number of GPUs. Pure functions."""
+"""Reads DeepSpeed's hostfile: one host a line, with its number of GPUs. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ipaddress import AddressValueError, IPv6Address
 from roll.errors import ConfigError, Fault
 
 LINE = re.compile(r"(?P<name>\S+)\s+slots=(?P<slots>[1-9]\d*)(\s+max_slots=\d+)?")
-"""`max_slots` is of Open MPI, whose hostfiles DeepSpeed reads too."""
+"""A line of a hostfile. `max_slots` is from Open MPI's hostfiles, which DeepSpeed also reads."""
 NAME = re.compile(r"(\w[\w.-]*@)?\w[\w.-]*")
 
 
@@ -19,19 +19,19 @@ class Host:
     """One machine of the cluster."""
 
     name: str
-    """Name of the host, as `ssh` takes it."""
+    """Name of the host for `ssh`."""
     gpus: int
     slots: tuple[int, ...] | None = None
-    """Those of its GPUs that the cluster may use; None for all."""
+    """GPUs that the cluster may use, None for all."""
 
     @property
     def address(self) -> str:
-        """The name without the user that `ssh` takes."""
+        """Return the name without the user for `ssh`."""
         return self.name.rpartition("@")[2]
 
 
 def parse_hostfile(text: str, source: str) -> list[Host]:
-    """The hosts in order; the first becomes the head.
+    """Return the hosts in order. The first becomes the head.
 
     Raises:
         ConfigError: with every line that cannot be read.
@@ -67,7 +67,7 @@ def _is_name(name: str) -> bool:
 
 
 def choose(hosts: Sequence[Host], include: str | None, exclude: str | None) -> list[Host]:
-    """Those hosts and GPUs that DeepSpeed's `--include` and `--exclude` leave: `NAME[:SLOT[,SLOT ...]]`, joined by `@`.
+    """Return the hosts and GPUs that DeepSpeed's `--include` and `--exclude` select: `NAME[:SLOT[,SLOT ...]]`, joined by `@`.
 
     Raises:
         ConfigError: a name or a slot is not in the hostfile, nothing is left, or the hosts are left with different numbers of GPUs.

@@ -1,4 +1,4 @@
-"""From messages to text, by a chat template. Pure functions."""
+"""Renders messages to text by a chat template. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 Messages = Sequence[Mapping[str, Any]]
-"""Each with a `role` and a `content`, both texts, and what else of MORE it has."""
+"""Messages, each with a `role` and a `content`, both texts, and optionally keys of MORE."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -22,24 +22,24 @@ class Render(Protocol):
     """From messages to text."""
 
     def __call__(self, messages: Messages, generate: bool, further: Mapping[str, Any] = NOTHING) -> str:
-        """The text of `messages`; `generate` opens an assistant turn at its end, `further` are more arguments of the chat template."""
+        """Render `messages`. `generate` opens an assistant turn at the end. `further` are more arguments of the chat template."""
         ...
 
 
 MORE = ("tool_calls", "reasoning_content", "tool_call_id", "name")
-"""What a message may hold beside its role and content, for templates that know what to do with it."""
+"""Optional keys of a message, for templates that use them."""
 WRITTEN = MORE[:2]
-"""Keys of the assistant's turn: a template that does not write them would lose them."""
+"""Optional keys of an assistant's turn, which would be lost in a template that ignores them."""
 QWEN2_5_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 Template = Literal["native", "chatml", "qwen2_5", "raw"]
 
 
 class TemplateFault(ValueError):
-    """The template refuses these messages; `str()` says why."""
+    """The template refuses these messages. `str()` gives the reason."""
 
 
 def renderer(template: Template, tokenizer: PreTrainedTokenizerBase) -> Render:
-    """The function that renders messages with `template`. It raises TemplateFault for messages that the template cannot express.
+    """Return the function that renders messages with `template`. It raises TemplateFault for messages that the template cannot express.
 
     Raises:
         ValueError: `native`, but the tokenizer has none.
@@ -62,20 +62,20 @@ def renderer(template: Template, tokenizer: PreTrainedTokenizerBase) -> Render:
 
 
 def chatml(messages: Messages, generate: bool) -> str:
-    """`<|im_start|>role`, newline, content, `<|im_end|>`, newline, for each message."""
+    """Render each message as `<|im_start|>role`, newline, content, `<|im_end|>`, newline."""
     turns = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
     return turns + ("<|im_start|>assistant\n" if generate else "")
 
 
 def qwen2_5(messages: Messages, generate: bool) -> str:
-    """ChatML with Qwen2.5's own system message where the conversation has none."""
+    """Render ChatML, with Qwen2.5's own system message if the conversation has none."""
     if messages[0]["role"] != "system":
         messages = [{"role": "system", "content": QWEN2_5_SYSTEM}, *messages]
     return chatml(messages, generate)
 
 
 def raw(messages: Messages, generate: bool) -> str:
-    """The contents alone, an empty line between them; for base models."""
+    """Render only the contents, with an empty line between them, for base models."""
     text = "\n\n".join(message["content"] for message in messages[:-1] if message["content"])
     last = messages[-1]
     if last["role"] == "assistant":
@@ -84,7 +84,7 @@ def raw(messages: Messages, generate: bool) -> str:
 
 
 def render_example(messages: Messages, render: RenderMessages, eos_token: str) -> tuple[str, str]:
-    """(prompt, response) as text, for a conversation whose last message is the assistant's.
+    """Return (prompt, response) as text for a conversation whose last message is the assistant's.
 
     Joined they are the whole conversation. The response ends with what the template ends a turn with, or else with
     `eos_token`; blanks after the end of the turn are left out, for the policy never gets to write them.
@@ -103,7 +103,7 @@ def render_example(messages: Messages, render: RenderMessages, eos_token: str) -
 
 
 def render_turns(messages: Messages, render: RenderMessages, eos_token: str) -> list[str]:
-    """The conversation in pieces, of which every second is what the assistant wrote: context, turn, context, turn, ...
+    """Return the conversation in pieces, of which every second is the assistant's: context, turn, context, turn, ...
 
     Joined they are the prompt and the response of `render_example`, whose last message is the assistant's. Where each turn begins and
     ends is found by rendering the conversation up to it, without the messages that follow.

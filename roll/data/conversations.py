@@ -1,4 +1,4 @@
-"""The conversation of a row and its text, for rewards that read the question. Pure functions."""
+"""Reads the conversation of a row, for rewards that need the question. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roll.types import Ints
 
 
 def conversation_of(row: Mapping[str, Any], sources: Sequence[DataConfig]) -> Conversation:
-    """The messages that the policy was to answer.
+    """Return the messages that the policy was to answer.
 
     Args:
         sources: the columns of the data sets that the row may be of; the first whose column the row has is taken.
@@ -29,7 +29,7 @@ def conversation_of(row: Mapping[str, Any], sources: Sequence[DataConfig]) -> Co
 
 
 def question_text(conversation: Conversation) -> str:
-    """The user's message; of several turns each with its role. System messages are left out."""
+    """Return the user's message; for several turns each with its role. System messages are left out."""
     turns = [message for message in conversation if message["role"] != "system"]
     if len(turns) == 1:
         return turns[0]["content"]
@@ -37,7 +37,7 @@ def question_text(conversation: Conversation) -> str:
 
 
 def message_encoder(render: Render, tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> Callable[[str], Ints]:
-    """From a user's message to the tokens that a model answers; raises TemplateFault if the template refuses the message.
+    """Return the function from a user's message to the tokens that a model answers. It raises TemplateFault for a refused message.
 
     Args:
         special_tokens: the tokenizer adds those that begin a text, which no template has written.
@@ -46,7 +46,7 @@ def message_encoder(render: Render, tokenizer: PreTrainedTokenizerBase, special_
 
 
 def answered_encoder(render: Render, tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> Callable[[Conversation, str], Ints]:
-    """From a conversation and the response to it to the tokens of the whole, as reward models are trained on it (`prepare_examples`).
+    """Return the function from a conversation and its response to the tokens of both, as in reward models' training (`prepare_examples`).
 
     It raises TemplateFault if the template refuses the conversation.
     """
@@ -61,7 +61,7 @@ def answered_encoder(render: Render, tokenizer: PreTrainedTokenizerBase, special
 
 
 def open_tokens(text: str, tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> Ints:
-    """The tokens of a text that goes on: without those that the tokenizer puts after it."""
+    """Return the tokens of a text that continues, without those that the tokenizer appends."""
     found = tokenizer(text, add_special_tokens=special_tokens, return_special_tokens_mask=True, verbose=False)
     token_ids: Any = found["input_ids"]
     added: Any = found["special_tokens_mask"]

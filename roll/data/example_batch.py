@@ -1,4 +1,4 @@
-"""Examples laid end to end, as the losses of the offline pipelines read them. Pure functions."""
+"""Packs examples into the batches of the offline pipelines' losses. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roll.types import Sequences, TrainBatch
 
 
 def given_batch(examples: Sequence[Example]) -> TrainBatch:
-    """A batch of given responses; pairs stay together. There are no advantages, which is 0, and no behaviour policy."""
+    """Return a batch of given responses. Pairs stay together. Advantages are 0, and there is no behaviour policy."""
     sequences_per_example = len(examples[0].sequences)
     parts = [part for example in examples for part in example.sequences]
     sequences = concatenate([part.token_ids for part in parts], [part.response_mask for part in parts])
@@ -24,7 +24,7 @@ def given_batch(examples: Sequence[Example]) -> TrainBatch:
 
 
 def mismatched(examples: Sequence[Example]) -> Sequences:
-    """Each prompt with the response to the next one; to the first where there is no next."""
+    """Combine each prompt with the response to the next one, and the last prompt with the first response."""
     sequences = [example.sequences[0] for example in examples]
     others = [*sequences[1:], sequences[0]]
     prompts = [sequence.token_ids[~sequence.response_mask] for sequence in sequences]

@@ -1,4 +1,4 @@
-"""Given responses to learn from: the same sources and checks as for prompts, one set of rows for every offline pipeline."""
+"""Sets of given responses for the offline pipelines, with the same sources and checks as for prompts."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from roll.types import Bools, Ints
 
 WORDLESS = "they contain no token to learn"
 Kind = Literal["responses", "turns", "labelled", "pairs"]
-"""What a row holds: a response, a conversation of which all of the assistant's turns are learnt, a response with a label, or two
+"""Kind of a row: a response, a conversation with all of the assistant's turns to learn, a response with a label, or two
 responses to compare."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Which of a source's rows are meant."""
+    """Selects a part of a source's rows."""
 
     shares: tuple[float, ...]
     """Shares of the parts, in any unit."""
     index: int
-    """Index of the part that is taken."""
+    """Index of the selected part."""
     seed: int
 
     def __call__(self, count: int) -> Bools:
-        """[count], the rows of this part. The same seed and count give the same parts; each row is in one of them."""
+        """Return the rows of this part of `count` rows. The same seed and count give the same parts, and each row is in one of them."""
         bounds = np.rint(np.cumsum((0.0, *self.shares)) / sum(self.shares) * count).astype(np.int64)
         chosen = np.zeros(count, np.bool_)
         chosen[np.random.default_rng(self.seed).permutation(count)[bounds[self.index] : bounds[self.index + 1]]] = True
@@ -59,7 +59,7 @@ class ExampleSequence:
     """One conversation of an example."""
 
     token_ids: Ints
-    """[T], the prompt's tokens and then the response's, the end of the turn included."""
+    """[T], the prompt's tokens and then the response's, including the end of the turn."""
     response_mask: Bools
     """[T], True on the tokens to learn: those of the assistant's last response, of all its turns, or all but the first."""
 
@@ -69,7 +69,7 @@ class Example:
     """What one row teaches."""
 
     sequences: tuple[ExampleSequence, ...]
-    """One, or of a pair the chosen and the rejected one."""
+    """One conversation, or the chosen and the rejected one of a pair."""
     value: float
     """A label (1 desirable, 0 not), the margin of a pair, or 0."""
 
@@ -79,18 +79,18 @@ class ExampleSet:
     """The usable rows of a data set, memory-mapped."""
 
     positions: NDArray[np.int64]
-    """[examples], where in the table each example's row stands."""
+    """[examples], position of each example's row in the table."""
     starts: NDArray[np.int64]
-    """[examples], the row's token that the example begins with: a long raw text makes several examples."""
+    """[examples], index of the row's token that the example begins with. A long raw text gives several examples."""
     too_long: Mapping[str, int]
-    """For each file, how many rows were dropped because prompt or response is longer than its limit."""
+    """Number of rows of each file that were dropped because prompt or response exceeds its limit."""
     wordless: Mapping[str, int]
-    """For each file, how many rows were dropped because a response has no token to learn: nothing predicts the first token of a sequence.
+    """Number of rows of each file that were dropped because a response has no predicted token.
     """
     alike: Mapping[str, int]
-    """For each file, how many pairs hold the same response twice. They are learnt from."""
+    """Number of pairs of each file with the same response twice. They stay in the set."""
     _longest: int
-    """Tokens of an example from raw text."""
+    """Number of tokens of an example from raw text."""
     _learn_all: bool
     _table: datasets.Dataset = field(repr=False)
 
@@ -103,7 +103,7 @@ class ExampleSet:
         return identity(self._table, self.positions, self.starts)
 
     def example(self, index: int) -> Example:
-        """Example `index`, 0 <= index < len(self)."""
+        """Return example `index`, 0 <= index < len(self)."""
         entry = self._table[int(self.positions[index])]
         token_ids = np.asarray(entry["token_ids"], dtype=np.int32)
         if entry["pieces"]:
@@ -120,7 +120,7 @@ class ExampleSet:
 
 
 def _sequence(token_ids: Ints, learnt_from: int) -> ExampleSequence:
-    return ExampleSequence(token_ids, np.arange(len(token_ids)) >= max(learnt_from, 1))  # nothing predicts the first token
+    return ExampleSequence(token_ids, np.arange(len(token_ids)) >= max(learnt_from, 1))  # the first token is not predicted
 
 
 def prepare_examples(
@@ -132,7 +132,7 @@ def prepare_examples(
     part: Part | None = None,
     cache_folder: Path | None = None,
 ) -> ExampleSet:
-    """As `prepare_prompts`, for rows that hold given responses, or raw `text`.
+    """Prepare rows with given responses, or raw `text`, as `prepare_prompts` does.
 
     Prompt and responses are tokenised apart, since that is where the policy takes over when it generates. Rows of which the
     prompt or a response exceeds its limit, or of which nothing can be learnt, are dropped and counted. Raw text
@@ -197,7 +197,7 @@ def _texts(row: Mapping[str, Any], data_args: DataConfig, render: Render | None,
 
 
 def _pieces(positions: NDArray[np.int64], tokens: NDArray[np.int32], longest: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Each text in examples of at most `longest` tokens; a last one of a single token, which nothing predicts, is left out."""
+    """Cut each text into examples of at most `longest` tokens. A last one of a single token is left out, because it is not predicted."""
     counts = np.maximum(-(-(tokens[positions].astype(np.int64) - 1) // longest), 1)
     number_in_row = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.repeat(positions, counts), number_in_row * longest
@@ -208,7 +208,7 @@ def _least(tokens: NDArray[np.int32]) -> int:
 
 
 def _nothing_left(limits: Limits, least: Limits, too_long: Mapping[str, int], wordless: Mapping[str, int], name: str) -> list[Fault]:
-    """`least`: tokens of the shortest prompt and of the shortest response, of a pair the longer one."""
+    """Return the error. `least`: tokens of the shortest prompt and of the shortest response, the longer one of a pair."""
     if not too_long and not wordless:
         return [Fault(name, "data_split leaves no row of it for this part", "give the part a larger share, or more rows")]
     problem = f"no example fits prompt_length {limits.prompt} and response_length {limits.response}"

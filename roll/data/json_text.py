@@ -1,4 +1,4 @@
-"""JSON of which nothing is lost: an object with one key twice is refused, of which `json` keeps the last value and says nothing."""
+"""Parses JSON without losing values. An object with a repeated key is refused; `json` would keep only the last value."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class RepeatedKey(ValueError):
 
 
 def parsed(text: str) -> Any:
-    """The value of a text. Raises ValueError, RepeatedKey among others, or RecursionError."""
+    """Parse a text. Raises ValueError (RepeatedKey among others) or RecursionError."""
     return _ONCE.decode(text)
 
 
 def items(text: str) -> Iterator[Any]:
-    """The items of an array one by one; a RepeatedKey in place of one that has a key twice.
+    """Yield the items of an array, and a RepeatedKey in place of an item with a repeated key.
 
     Raises:
         ValueError: the text is not an array, or is truncated.

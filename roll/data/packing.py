@@ -1,4 +1,4 @@
-"""Ragged sequences to micro-batches: which rank trains what, in which forward pass. Pure functions.
+"""Packs ragged sequences into micro-batches for each rank. Pure functions.
 
 Under ZeRO every forward pass is a collective, so all ranks must run the same number of them. `split` decides
 for all ranks at once, by counting, not by communicating.
@@ -19,31 +19,31 @@ from roll.types import Bools, Ints, Sequences, TrainBatch
 Number = TypeVar("Number", np.float32, np.int32)
 
 FILLER = Sequences(np.zeros(2, np.int32), np.array([0, 2], np.int64), np.zeros(2, np.bool_))
-"""Two tokens that enter no loss: what a rank runs when it has fewer micro-batches than the others."""
+"""The filler: two tokens without a loss, for a rank with fewer micro-batches than others."""
 
 
 def concatenate(token_ids: Sequence[Ints], response_masks: Sequence[Bools]) -> Sequences:
-    """Lay sequences end to end."""
+    """Concatenate sequences."""
     offsets = np.cumsum([0] + [len(ids) for ids in token_ids], dtype=np.int64)
     return Sequences(np.concatenate(token_ids).astype(np.int32), offsets, np.concatenate(response_masks))
 
 
 def positions(offsets: np.ndarray, indices: Sequence[int]) -> np.ndarray:
-    """Token positions of the chosen sequences, in their order."""
+    """Return the token positions of the chosen sequences, in their order."""
     return np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in indices])
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Some of a batch's sequences, whose per-token fields are to be taken."""
+    """Selects some of a batch's sequences with their per-token fields."""
 
     sequences: Sequences
     """The chosen ones."""
     spans: Sequence[slice]
-    """Where they lie in the batch; neighbours are one span. Empty for the filler."""
+    """Spans of the sequences in the batch. Neighbours share a span. Empty for the filler."""
 
     def tokens(self, field: np.ndarray) -> np.ndarray:
-        """A per-token field. It shares memory with the batch's where the chosen sequences are neighbours."""
+        """Select from a per-token field. The result shares memory with the batch if the sequences are neighbours."""
         match self.spans:
             case []:
                 return np.zeros(len(self.sequences.token_ids), field.dtype)
@@ -54,7 +54,7 @@ class Selection:
 
 
 def choose(sequences: Sequences, indices: Sequence[int]) -> Selection:
-    """The sequences of these indices, in their order; no index gives the filler."""
+    """Select sequences by index, in that order. Without an index return the filler."""
     if not len(indices):
         return Selection(FILLER, [])
     chosen = np.asarray(indices, np.int64)
@@ -68,24 +68,24 @@ def choose(sequences: Sequences, indices: Sequence[int]) -> Selection:
 
 
 def select(sequences: Sequences, indices: Sequence[int]) -> Sequences:
-    """The chosen sequences, in their order; no index gives the filler."""
+    """Return the chosen sequences in their order, or the filler for no index."""
     return choose(sequences, indices).sequences
 
 
 def select_tokens(field: NDArray[Number], sequences: Sequences, indices: Sequence[int]) -> NDArray[Number]:
-    """A per-token field of the chosen sequences; no index gives the filler's zeros."""
+    """Return a per-token field of the chosen sequences, or the filler's zeros for no index."""
     return choose(sequences, indices).tokens(field)
 
 
 def members(examples: Sequence[int], sequences_per_example: int) -> list[int]:
-    """The sequences of the chosen examples, in their order."""
+    """Return the sequences of the chosen examples, in their order."""
     if sequences_per_example == 1:
         return list(examples)
     return [index * sequences_per_example + number for index in examples for number in range(sequences_per_example)]
 
 
 def updates_of(batch: TrainBatch, updates: int) -> list[list[int]]:
-    """The sequences of each update, in the order of the batch: whole examples, and all sequences of an episode in one update."""
+    """Return the sequences of each update in the order of the batch. Examples and episodes are not split over updates."""
     if batch.episode_of_sequence is None:
         parts = np.array_split(np.arange(batch.example_count), updates)
         return [members(part.tolist(), batch.sequences_per_example) for part in parts]
@@ -95,12 +95,12 @@ def updates_of(batch: TrainBatch, updates: int) -> list[list[int]]:
 
 
 def example_lengths(sequences: Sequences, sequences_per_example: int) -> NDArray[np.int64]:
-    """[examples], tokens of each."""
+    """Return the number of tokens of each example."""
     return sequences.lengths.reshape(-1, sequences_per_example).sum(axis=1)
 
 
 def response_rows(sequences: Sequences, indices: Sequence[int]) -> NDArray[np.int64]:
-    """Where the chosen sequences' response tokens stand among all response tokens; the filler has none."""
+    """Return the positions of the chosen sequences' response tokens among all response tokens. The filler has none."""
     if not len(indices):
         return np.empty(0, np.int64)
     rows = np.cumsum(sequences.response_mask) - 1
@@ -109,7 +109,7 @@ def response_rows(sequences: Sequences, indices: Sequence[int]) -> NDArray[np.in
 
 
 def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
-    """The chosen sequences of a batch, whole examples of them; no index gives the filler."""
+    """Return the chosen sequences of a batch, which are whole examples, or the filler for no index."""
     chosen = choose(batch.sequences, indices)
 
     def if_given(field: np.ndarray | None) -> np.ndarray | None:
@@ -141,14 +141,14 @@ class Split:
 
     @property
     def forwards(self) -> int:
-        """Forward passes, the same on every rank."""
+        """Number of forward passes, the same on every rank."""
         return len(self.ranks[0])
 
 
 def split(
     lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int, attention_cost: float = 0.0, sequences_per_example: int = 1
 ) -> Split:
-    """Share sequences over ranks by their cost and pack each rank's share into micro-batches.
+    """Distribute sequences over ranks by cost and pack each rank's share into micro-batches.
 
     Args:
         lengths: tokens of each sequence.
@@ -176,14 +176,14 @@ def split(
 
 
 def cost(lengths: NDArray[np.int64], attention_cost: float) -> NDArray[np.float64]:
-    """[N], work on sequences in tokens: each is processed, and attends to those before it at `attention_cost` (`ModelShape`) each."""
+    """Return the cost [N] of sequences in tokens. A token costs 1, and `attention_cost` (`ModelShape`) for each token before it."""
     return lengths + attention_cost * lengths**2
 
 
 def balance(costs: Sequence[float] | np.ndarray, ranks: int) -> list[list[int]]:
-    """Dearest first, each to the rank with the least cost so far; every rank's share in ascending order."""
+    """Assign sequences in order of falling cost to the rank with the least cost so far. Return each rank's share in ascending order."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
-    lightest = [(0.0, 0, rank) for rank in range(ranks)]  # a heap; of equal loads, the rank with fewer sequences, then the first
+    lightest = [(0.0, 0, rank) for rank in range(ranks)]  # a heap; among equal loads the rank with fewer sequences, then the first
     for index, own in dearest_first(costs):
         load, count, rank = lightest[0]
         shares[rank].append(index)
@@ -192,14 +192,14 @@ def balance(costs: Sequence[float] | np.ndarray, ranks: int) -> list[list[int]]:
 
 
 def dearest_first(costs: Sequence[float] | np.ndarray) -> Iterator[tuple[int, float]]:
-    """Indices and costs; equal ones in their order."""
+    """Yield indices and costs by falling cost, equal ones in their order."""
     values = np.asarray(costs)
     order = np.argsort(-values, kind="stable")
     return zip(order.tolist(), values[order].tolist(), strict=True)
 
 
 def pack(lengths: Sequence[int] | np.ndarray, indices: Sequence[int], token_budget: int, bins: int) -> list[list[int]]:
-    """Longest first, each into the emptiest of `bins` bins, or into a new one where the token budget allows no other."""
+    """Pack sequences by falling length into the emptiest of `bins` bins, or into a new one if none has room in the token budget."""
     chosen = np.sort(np.asarray(indices, np.int64))
     packed: list[list[int]] = [[] for _ in range(min(bins, len(chosen)))]
     emptiest: list[tuple[float, int]] = [(0, number) for number in range(len(packed))]  # a heap: if its first has no room, no other has

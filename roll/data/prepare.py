@@ -27,15 +27,15 @@ REPEATED = "that ask what an earlier row asks"
 
 @dataclass(frozen=True)
 class Wish:
-    """What the command line asks for."""
+    """The options of the command line."""
 
     name: str
     """Name of a set in `SETS`."""
     source: str
-    """A folder with a copy of the set, or a Hub name."""
+    """Folder with a copy of the set, or a Hub name."""
     output: Path
     validation: int
-    """Rows that are held out of the training split."""
+    """Number of rows of the training split to hold out."""
     seed: int
 
 
@@ -46,11 +46,11 @@ class Prepared:
     rows: Mapping[str, int]
     """Number of rows by file."""
     left_out: Mapping[str, Mapping[str, int]]
-    """For each split of the source, the number of rows that were left out for each reason."""
+    """Number of left-out rows by reason, for each split of the source."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set that the command line names; the exit status."""
+    """Prepare the set that the command line names. Return the exit status."""
     given = parser().parse_args(argv)
     public = SETS[given.set]
     wish = Wish(given.set, given.source or public.hub_name, given.output or Path("data") / given.set, given.validation, given.seed)
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the command line."""
+    """Build the parser of the command line."""
     sets = "\n".join(f"  {name}: {public.hub_name}\n    {public.holds}" for name, public in SETS.items())
     found = argparse.ArgumentParser(
         "python -m roll.data.prepare",
@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def prepare(wish: Wish) -> Prepared:
-    """Write `wish.output`, whole or not at all. The same source and seed give the same files.
+    """Write `wish.output` completely or not at all. The same source and seed give the same files.
 
     The test split comes first: a row of the training split that asks what one of the test split asks is left out.
 
@@ -98,7 +98,7 @@ def prepare(wish: Wish) -> Prepared:
 
 
 def summary(wish: Wish, prepared: Prepared) -> str:
-    """A line for each file, and one for each split of which rows were left out."""
+    """Return a line for each file, and one for each split with left-out rows."""
     public = SETS[wish.name]
     origin = {TRAIN: public.train, VALIDATION: f"{public.train}, drawn with seed {wish.seed}", TEST: public.test}
     lines = [f"{wish.output / file}: {rows:,} row(s) of {wish.source}, split {origin[file]}" for file, rows in prepared.rows.items()]
@@ -108,7 +108,7 @@ def summary(wish: Wish, prepared: Prepared) -> str:
 
 
 def _rows(wish: Wish, public: PublicSet, split: str) -> Iterator[PreparedRow | LeftOut]:
-    """The outcome of each row of a split, in order.
+    """Yield the result of each row of a split, in order.
 
     Raises:
         DataError: the source cannot be read, or a row is not laid out as the set is.
@@ -134,7 +134,7 @@ def _rows(wish: Wish, public: PublicSet, split: str) -> Iterator[PreparedRow | L
 
 
 def _write(file: Path, rows: Iterator[PreparedRow | LeftOut], seen: set[bytes]) -> tuple[int, Counter[str]]:
-    """Write the rows that can be used and ask something new, and add what they ask to `seen`: how many, and the others by reason."""
+    """Write usable rows with new questions, and add the questions to `seen`. Return their number, and the others by reason."""
     written, left_out = 0, Counter[str]()
     with file.open("w", encoding="utf-8") as lines:
         for row in rows:
@@ -163,7 +163,7 @@ def _hold_out(folder: Path, numbers: frozenset[int]) -> None:
 
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
-    """A folder beside `out`, which gets its name when all is in it, and is removed if that fails.
+    """Yield a folder beside `out`, which is renamed to `out` at the end, or removed after an error.
 
     Raises:
         DataError: `out` exists, or there can be no such folder.
@@ -185,7 +185,7 @@ def _whole(out: Path) -> Iterator[Path]:
 
 
 def _count(text: str) -> int:
-    """A whole number of at least 0. Raises ArgumentTypeError for any other text."""
+    """Parse a whole number of at least 0. Raises ArgumentTypeError for any other text."""
     if text.isdecimal():
         return int(text)
     raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 0")

@@ -1,4 +1,4 @@
-"""Prompts for RL: every row checked, rendered and tokenised before training starts, and drawn from disk afterwards."""
+"""Prompts for RL. All rows are checked, rendered and tokenised before training starts, and read from disk afterwards."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from roll.types import Prompt
 
 @dataclass(frozen=True)
 class PromptSet:
-    """The usable prompts of a data set. Rows stay memory-mapped; a `Prompt` is built when it is asked for."""
+    """The usable prompts of a data set. Rows stay memory-mapped; a `Prompt` is built on demand."""
 
     names: tuple[str, ...]
-    """Where its rows come from."""
+    """Sources of its rows."""
     domains: tuple[str, ...]
-    """All domains: those of `rewards`, then those of `environments` alone."""
+    """All domains: those of `rewards`, then those only in `environments`."""
     positions: NDArray[np.int64]
-    """[prompts], where in the table each prompt stands."""
+    """[prompts], position of each prompt in the table."""
     domain_index: NDArray[np.int16]
-    """[prompts], into `domains`."""
+    """[prompts], index into `domains`."""
     too_long: Mapping[str, int]
-    """For each file, how many rows were dropped because their prompt is longer than `prompt_length`."""
+    """Number of rows of each file that were dropped because their prompt exceeds `prompt_length`."""
     unknown_tags: Mapping[str, int]
     """Tags that no reward domain includes, each with the number of its prompts. They are scored by `routes.DEFAULT_DOMAIN`."""
     unknown_domains: Mapping[str, int]
-    """What else than a reward domain stands in the column `domain`, with the number of its prompts. Their tags route them."""
+    """Values of the column `domain` that name no reward domain, with the number of prompts. Their tags decide."""
     _data_args: DataConfig = field(repr=False)
     _table: datasets.Dataset = field(repr=False)
 
@@ -57,7 +57,7 @@ class PromptSet:
         return identity(self._table, self.positions, np.array(self.domains)[self.domain_index])
 
     def prompt(self, index: int, prompt_id: int) -> Prompt:
-        """Prompt `index` of the set, 0 <= index < len(self), as draw number `prompt_id` of the run."""
+        """Return prompt `index` of the set, 0 <= index < len(self), as draw number `prompt_id` of the run."""
         entry = self._table[int(self.positions[index])]
         return Prompt(
             prompt_id=prompt_id,
@@ -75,7 +75,7 @@ def prepare_prompts(
     sections: Mapping[str, RewardConfig | EnvironmentConfig],
     cache_folder: Path | None = None,
 ) -> PromptSet:
-    """Reads, checks, renders and tokenises all rows once; later calls with the same files and tokenizer read the cache.
+    """Read, check, render and tokenise all rows once. Later calls with the same files and tokenizer read the cache.
 
     Prompts longer than `prompt_length` tokens are dropped and counted. A row belongs to the reward domain that its column `domain`
     names, or else to that whose `tag_included` has its tag, or else to `routes.DEFAULT_DOMAIN`, if there is one. Where there is one
@@ -111,7 +111,7 @@ def prepare_prompts(
 
 
 def checked_renderer(data_args: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Render:
-    """`renderer` of `data_args.template`, its complaint as a DataError."""
+    """Return the renderer of `data_args.template`. Raises DataError if there is none."""
     try:
         return renderer(data_args.template, tokenizer)
     except ValueError as error:

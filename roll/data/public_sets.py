@@ -1,4 +1,4 @@
-"""The public data sets that `python -m roll.data.prepare` knows: where they are, and a pure function from their rows to ours.
+"""The public data sets of `python -m roll.data.prepare`: their places, and a pure function from their rows to ours.
 
 Columns as the sets' pages on the Hub list them.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 BOX = "Reason step by step, and put the final answer within \\boxed{}."
-"""What Qwen2.5 was trained to follow in mathematics; `math_rule` reads the box."""
+"""Instruction that Qwen2.5 was trained with in mathematics. `math_rule` reads the box."""
 CALCULATION = re.compile(r"<<[^<>]*>>")
 """GSM8K's calculator annotations: `48/2 = <<48/2=24>>24`."""
 NUMBER = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
@@ -19,19 +19,19 @@ MARK = "####"
 
 
 class LeftOut(Exception):
-    """A row that nothing can be learnt from. The text goes on from "3 rows"."""
+    """A row without anything to learn. The text continues "3 rows"."""
 
 
 class AnotherLayout(Exception):
-    """A row that is not laid out as the set is. The text says what is wrong with it."""
+    """A row without the set's layout. The text gives the fault."""
 
 
 @dataclass(frozen=True)
 class PreparedRow:
-    """What becomes a line of a file."""
+    """A line of a prepared file."""
 
     key: str
-    """What is asked. Rows with the same key are never in two files."""
+    """The question. Rows with the same key are never in two files."""
     columns: Mapping[str, Any]
 
 
@@ -42,16 +42,16 @@ class PublicSet:
     hub_name: str
     """`owner/name` or `owner/name:config`."""
     train: str
-    """Split to learn from, of which some rows are held out for validation."""
+    """Training split, of which some rows are held out for validation."""
     test: str
     convert: Callable[[Mapping[str, Any]], PreparedRow]
-    """Raises LeftOut or AnotherLayout."""
+    """Converts a row. Raises LeftOut or AnotherLayout."""
     holds: str
-    """The columns that come of it, and for which pipelines."""
+    """The resulting columns, and their pipelines."""
 
 
 def gsm8k(row: Mapping[str, Any]) -> PreparedRow:
-    """A problem of GSM8K (arXiv 2110.14168) as a prompt with its reference answer and a worked solution.
+    """Convert a problem of GSM8K (arXiv 2110.14168) to a prompt with its reference answer and a worked solution.
 
     `ground_truth` is the number behind `####`, without thousands separators. `response` is the solution without the calculator
     annotations, with the number in a box.
@@ -78,7 +78,7 @@ def gsm8k(row: Mapping[str, Any]) -> PreparedRow:
 
 
 def preferences(row: Mapping[str, Any]) -> PreparedRow:
-    """A pair of UltraFeedback (arXiv 2310.01377): the conversation before the responses, both responses, and their scores' difference.
+    """Convert a pair of UltraFeedback (arXiv 2310.01377): the conversation, both responses, and the difference of their scores.
 
     `chosen` and `rejected` are whole conversations that differ in the last message, `score_chosen` and `score_rejected` are numbers.
 
@@ -101,7 +101,7 @@ def preferences(row: Mapping[str, Any]) -> PreparedRow:
 
 
 def conversation(row: Mapping[str, Any]) -> PreparedRow:
-    """A conversation whose last message is the assistant's.
+    """Convert a conversation whose last message is the assistant's.
 
     Raises:
         LeftOut: it ends with another message, holds no question, or a message of the user or the assistant is empty.
@@ -130,7 +130,7 @@ def _number(row: Mapping[str, Any], column: str) -> float:
 
 
 def _messages(row: Mapping[str, Any], column: str) -> list[dict[str, str]]:
-    """The messages of a column, reduced to role and content."""
+    """Return the messages of a column with role and content only."""
     value = row.get(column)
     if not isinstance(value, list) or not value:
         raise AnotherLayout(_other_column(row, column, "a list of messages"))

@@ -1,4 +1,4 @@
-"""Telling of rows that were left out, or that teach nothing."""
+"""Warnings about rows that were left out, or that have nothing to learn."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from roll.data.routes import DEFAULT_DOMAIN
 
 LOG = logging.getLogger(__name__)
 MOST_NAMED = 20
-"""Tags that are named, those of the most rows first."""
+"""Number of tags that a warning names, those with the most rows first."""
 
 
 def remark(counts: Mapping[str, int], what: str) -> None:
-    """Warn of so many rows of each file; `what` goes on from "3 of its rows"."""
+    """Warn about so many rows of each file. `what` continues "3 of its rows"."""
     for file, count in counts.items():
         LOG.warning("%s: %d of its rows %s", file, count, what)
 
 
 def remark_routes(prompts: PromptSet) -> None:
-    """Warn of prompts that do not name a reward domain of this run."""
+    """Warn about prompts that do not name a reward domain of this run."""
     names = ", ".join(prompts.names)
     if prompts.unknown_tags:
         text = "%s: no reward domain includes the tag of %d rows (%s); they are scored by %s"

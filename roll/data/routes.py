@@ -1,4 +1,4 @@
-"""Which reward domain scores a row. Pure functions."""
+"""Finds the reward domain of a row. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from roll.registry import nearest
 from roll.types import Bools
 
 DEFAULT_DOMAIN = "math_rule"
-"""The reward domain of rows that name none, as in ROLL."""
+"""Name of the reward domain for rows that name none, as in ROLL."""
 
 
 class Label(NamedTuple):
-    """What a row says of its domain."""
+    """The columns of a row that decide its domain."""
 
     domain: str | None
     tag: str | None
@@ -28,24 +28,24 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True)
 class Routes:
-    """From labels to reward domains."""
+    """Maps labels to reward domains."""
 
     domains: tuple[str, ...]
-    """All of them: those of `rewards`, then those of `environments` alone."""
+    """All domains: those of `rewards`, then those only in `environments`."""
     of_tag: Mapping[str, str]
-    """The domain of each tag."""
+    """Return the domain of each tag."""
 
     def labels(self, domains: NDArray, tags: NDArray) -> Sequence[Label]:
-        """[rows], from the two columns, each a text or None."""
+        """Return [rows] labels from the two columns, whose values are texts or None."""
         return [Label(*pair) for pair in zip(domains.tolist(), tags.tolist(), strict=True)]
 
     def domain_index(self, label: Label) -> int:
-        """The place of a row's domain in `domains`; -1 if it has none."""
+        """Return the index of a row's domain in `domains`, -1 if it has none."""
         found = self._named(label) or (DEFAULT_DOMAIN if DEFAULT_DOMAIN in self.domains else None)
         return self.domains.index(found) if found else -1
 
     def is_default(self, label: Label) -> bool:
-        """Whether the row goes to `DEFAULT_DOMAIN` because it names no domain that there is, though there is a choice."""
+        """Whether the row goes to `DEFAULT_DOMAIN` because it names no existing domain, and there are several."""
         return self._named(label) is None
 
     def _named(self, label: Label) -> str | None:
@@ -56,7 +56,7 @@ class Routes:
         return self.domains[0] if len(self.domains) == 1 else None
 
     def faults(self, labels: Sequence[Label], usable: Bools, tag_column: str) -> list[tuple[int, RowFault]]:
-        """The position and the fault of each usable row without a domain."""
+        """Yield position and fault of each usable row without a domain."""
         if DEFAULT_DOMAIN in self.domains:
             return []
         wrong = [place for place, label in enumerate(labels) if usable[place] and self.domain_index(label) < 0]
@@ -74,7 +74,7 @@ class Routes:
 
 
 def tag_routes(sections: Mapping[str, RewardConfig | EnvironmentConfig]) -> dict[str, str]:
-    """The domain of each tag.
+    """Return the domain of each tag.
 
     Raises:
         ConfigError: two domains claim the same tag.

@@ -25,12 +25,12 @@ class RowFault(Exception):
     def __init__(self, reason: str, problem: str, remedy: str) -> None:
         super().__init__(problem)
         self.reason = reason
-        """A few words without the row's values; the report counts rows by it."""
+        """A short description without the row's values, by which the report counts rows."""
         self.problem, self.remedy = problem, remedy
 
 
 def read_row(row: Mapping[str, Any], data_args: DataConfig) -> dict[str, Any]:
-    """The row with its values of JSON text read, as ROLL's files hold them.
+    """Return the row with its JSON texts parsed, as in ROLL's files.
 
     These are the messages, `test_cases`, and a `ground_truth` that is an object: any other text there is an answer as it is written.
 
@@ -49,7 +49,7 @@ def read_row(row: Mapping[str, Any], data_args: DataConfig) -> dict[str, Any]:
 
 
 def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a row hands to the chat template beside its messages: `tools`, and each key of `chat_template_kwargs`; JSON text is read.
+    """Return a row's arguments for the chat template: `tools`, and each key of `chat_template_kwargs`. JSON texts are parsed.
 
     Raises:
         RowFault: `tools` is not a list of objects, or `chat_template_kwargs` is not an object.
@@ -61,12 +61,12 @@ def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
     if others and not isinstance(others, dict):
         remedy = f"make '{TEMPLATE_ARGUMENTS}' an object such as {{\"enable_thinking\": false}}"
         raise RowFault(f"'{TEMPLATE_ARGUMENTS}' is not an object", f"'{TEMPLATE_ARGUMENTS}' is {_shown(others)}", remedy)
-    given = {key: value for key, value in (others or {}).items() if value is not None}  # Arrow gives every row the keys of all
+    given = {key: value for key, value in (others or {}).items() if value is not None}  # Arrow adds the keys of all rows to each row
     return {**given, **({TOOLS: tools} if tools else {})}
 
 
 def prompt_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conversation:
-    """The messages that the policy is to answer.
+    """Return the messages that the policy should answer.
 
     Raises:
         RowFault: a column is missing, of a wrong type or empty, or the last message is the assistant's.
@@ -81,7 +81,7 @@ def prompt_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conver
 
 
 def example_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conversation:
-    """The messages of an SFT example; the last is the assistant's, which is to be learnt.
+    """Return the messages of an SFT example. The last is the assistant's, which is learnt.
 
     Raises:
         RowFault: as `prompt_conversation`, or the last message is not the assistant's.
@@ -99,7 +99,7 @@ def example_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conve
 
 
 def pair_conversations(row: Mapping[str, Any], data_args: DataConfig) -> tuple[Conversation, Conversation]:
-    """One prompt with the preferred response and with the other one.
+    """Return one prompt with the preferred response and with the other one.
 
     A response is a text, or a list whose last message is the assistant's. Without a column for the prompt both lists are whole
     conversations that differ in that message alone.
@@ -125,7 +125,7 @@ def pair_conversations(row: Mapping[str, Any], data_args: DataConfig) -> tuple[C
 
 
 def labelled_conversation(row: Mapping[str, Any], data_args: DataConfig) -> tuple[Conversation, bool]:
-    """A conversation that ends with the assistant's message, and whether that is desirable.
+    """Return a conversation that ends with the assistant's message, and whether that message is desirable.
 
     Raises:
         RowFault: as `example_conversation`, or the label is neither true nor false.
@@ -141,7 +141,7 @@ def labelled_conversation(row: Mapping[str, Any], data_args: DataConfig) -> tupl
 
 
 def number(row: Mapping[str, Any], column: str) -> float:
-    """A number that fp32 can hold. Raises RowFault if the column has none."""
+    """Return a column's number. Raises RowFault if there is none that fp32 can hold."""
     value = _column(row, column)
     # Beyond what fp32 holds it would be infinite in the loss.
     if isinstance(value, bool) or not isinstance(value, int | float) or not -FP32_MAX <= value <= FP32_MAX:
@@ -150,7 +150,7 @@ def number(row: Mapping[str, Any], column: str) -> float:
 
 
 def _answer(row: Mapping[str, Any], column: str) -> dict[str, Any]:
-    """The assistant's message in a column: a text, which may be empty, or a list of that message alone."""
+    """Return the assistant's message in a column: a text, which may be empty, or a list with this message only."""
     value = _column(row, column)
     if isinstance(value, str):
         return {"role": "assistant", "content": value}
@@ -169,7 +169,7 @@ def _prompt(row: Mapping[str, Any], data_args: DataConfig) -> Conversation:
 
 
 def _messages(row: Mapping[str, Any], column: str, may_be_empty: bool = False) -> Conversation:
-    """The list of a column; `may_be_empty` allows an answer without text, which is to end at once."""
+    """Return the messages of a column. `may_be_empty` allows an answer without text, which ends at once."""
     messages = _column(row, column)
     if isinstance(messages, str):
         messages = _from_json(messages, column)
@@ -201,13 +201,13 @@ def _message(message: Any, place: str, remedy: str, may_be_empty: bool) -> dict[
 
 
 def _pictures(parts: Sequence[Any]) -> list[str]:
-    """Types of those parts of a message that are not text."""
+    """Return the types of a message's parts that are not text."""
     types = [str(part.get("type")) for part in parts if isinstance(part, dict)]
     return [kind for kind in types if kind.startswith(("image", "video"))]
 
 
 def _from_json(text: str, column: str) -> Any:
-    """Raises RowFault if the text of a column is not JSON."""
+    """Parse the JSON text of a column. Raises RowFault if it is not JSON."""
     try:
         return parsed(text)
     except (ValueError, RecursionError) as error:
@@ -216,7 +216,7 @@ def _from_json(text: str, column: str) -> Any:
 
 
 def _object_or_text(text: str) -> dict[str, Any] | str:
-    """A text of an object with keys as that object: `{}` and `{1, 2}` are answers, sets written in mathematics."""
+    """Parse a text of a JSON object with keys. `{}` and `{1, 2}` stay texts: they are answers, sets in mathematics."""
     try:
         found = parsed(text)
     except (ValueError, RecursionError):
@@ -225,7 +225,7 @@ def _object_or_text(text: str) -> dict[str, Any] | str:
 
 
 def _optional(row: Mapping[str, Any], column: str) -> Any:
-    """The value of a column, read if it is JSON text; None where it is missing or empty."""
+    """Return the value of a column, parsed if it is JSON text. None if it is missing or empty."""
     value = row.get(column)
     if isinstance(value, str):
         return _from_json(value, column) if value.strip() else None
@@ -233,7 +233,7 @@ def _optional(row: Mapping[str, Any], column: str) -> Any:
 
 
 def text_of(row: Mapping[str, Any], column: str) -> str:
-    """A text that is not blank. Raises RowFault if the column holds none."""
+    """Return a text that is not blank. Raises RowFault if the column has none."""
     text = _column(row, column)
     if not isinstance(text, str):
         raise RowFault(f"'{column}' is not text", f"'{column}' is a {type(text).__name__}: {_shown(text)}", f"make '{column}' a string")

@@ -1,4 +1,4 @@
-"""Which rows come next: deterministic from the seed, and restored exactly from a small state.
+"""Draws rows, deterministically from the seed, and exactly restorable from a small state.
 
 A draw depends on the seed, the domain and the position alone, so the state is a position for each stream.
 """
@@ -25,14 +25,14 @@ class Shuffle:
         assert size > 0, "a stream over nothing never ends"
         self.size = size
         self.position = 0
-        """Draws so far, over all epochs."""
+        """Number of draws so far, over all epochs."""
         self._key = (seed, zlib.crc32(name.encode()))
         self._epoch = -1
         self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
     @property
     def epoch(self) -> int:
-        """Whole passes behind the stream."""
+        """Number of completed passes."""
         return self.position // self.size
 
     def draw(self) -> int:
@@ -70,16 +70,16 @@ class PromptSampler:
 
     @property
     def drawn(self) -> int:
-        """Prompts drawn so far; also the next prompt's `prompt_id`."""
+        """Number of prompts drawn so far, which is the next prompt's `prompt_id`."""
         return sum(stream.position for stream in self._streams.values())
 
     @property
     def epochs(self) -> float:
-        """Draws so far, in passes over the whole set."""
+        """Number of draws so far, in passes over the whole set."""
         return self.drawn / len(self._prompts)
 
     def draw(self, count: int) -> list[Prompt]:
-        """The next `count` prompts, their `prompt_id` counted on from 0 over the whole run."""
+        """Draw the next `count` prompts. Their `prompt_id` counts from 0 over the whole run."""
         return [self._next() for _ in range(count)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class PromptSampler:
         return {"streams": {name: stream.state_dict() for name, stream in self._streams.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues exactly where `state_dict` was taken, of the same rows, seed and shares."""
+        """Continue exactly at `state_dict`, which needs the same rows, seed and shares."""
         for name, stream in self._streams.items():
             stream.load_state_dict(state["streams"][name])
 
@@ -101,18 +101,18 @@ class PromptSampler:
 
 
 class ExampleSampler:
-    """Draws rows of given responses; each epoch is one shuffle of the set."""
+    """Draws rows of given responses. Each epoch is one shuffle of the set."""
 
     def __init__(self, size: int, seed: int) -> None:
         self._seed = seed
         self._stream = Shuffle(size, seed)
 
     def draw(self, count: int) -> list[int]:
-        """The numbers of the next `count` examples; a batch may span two epochs."""
+        """Draw the indices of the next `count` examples. A batch may span two epochs."""
         return [self._stream.draw() for _ in range(count)]
 
     def ahead(self, count: int) -> list[int]:
-        """What the next `count` draws will be; nothing is drawn."""
+        """Return the next `count` draws without drawing."""
         copy = ExampleSampler(self._stream.size, self._seed)
         copy.load_state_dict(self.state_dict())
         return copy.draw(count)
@@ -122,12 +122,12 @@ class ExampleSampler:
         return {"stream": self._stream.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues exactly where `state_dict` was taken, of the same rows and seed."""
+        """Continue exactly at `state_dict`, which needs the same rows and seed."""
         self._stream.load_state_dict(state["stream"])
 
 
 def _shares(prompts: Prompts, probabilities: Mapping[str, float]) -> dict[str, float]:
-    """Shares that sum to 1, of the domains that have one above 0."""
+    """Return the positive shares of domains, scaled to the sum 1."""
     place = "data_args.domain_interleave_probs"
     rows = {name: int(np.count_nonzero(prompts.domain_index == index)) for index, name in enumerate(prompts.domains)}
     faults = [

@@ -1,4 +1,4 @@
-"""Where rows come from: JSON, JSONL, Parquet and Arrow files, folders of them, and data sets of the Hub.
+"""Sources of rows: JSON, JSONL, Parquet and Arrow files, folders of them, and data sets of the Hub.
 
 A source hands out its rows one by one as JSON text, each with its number, so that a report can say `file:row`
 and a reward sees the row exactly as its author wrote it (Arrow would unify types over rows and turn dates into timestamps).
@@ -30,17 +30,17 @@ LOG = logging.getLogger(__name__)
 
 SUFFIXES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
 NOT_READ = {".csv", ".tsv", ".gz", ".bz2", ".xz", ".zst", ".zip"}
-"""Suffixes of files that may hold rows nevertheless."""
+"""Suffixes of other files that may contain rows."""
 ROWS_AT_ONCE = 1000
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
 
 @dataclass(frozen=True)
 class RawRow:
-    """One row as it was read. Either `text` is a JSON object or `problem` says why it is not."""
+    """One row as read. Either `text` is a JSON object, or `problem` says why it is not."""
 
     number: int
-    """Counted from 1. In JSONL it is the number of the line."""
+    """Number of the row, from 1. In JSONL the line number."""
     text: str
     problem: str = ""
 
@@ -53,12 +53,12 @@ class Source:
     """Name in reports: the file's path, or the Hub name."""
     kind: Literal["json", "parquet", "arrow", "table"]
     stamp: str
-    """Changes whenever the rows may have changed: path, size and modification time of the files behind the source."""
+    """Identity of the rows: path, size and modification time of the source's files."""
     table: datasets.Dataset | None = None
     """Rows of a source of kind `table`, memory-mapped."""
 
     def rows(self) -> Iterator[RawRow]:
-        """Every row in order.
+        """Yield every row in order.
 
         Raises:
             DataError: the file as a whole cannot be read.
@@ -74,7 +74,7 @@ class Source:
 
 
 def find_sources(file_name: str | Sequence[str], split: str) -> list[Source]:
-    """Resolves the names of `data_args.file_name`, in the order given; a folder's files come sorted by path.
+    """Resolve the names of `data_args.file_name` in order. A folder's files are sorted by path.
 
     A name that is neither a file nor a folder is looked up on the Hub, as `owner/name` or `owner/name:config`.
 
@@ -116,7 +116,7 @@ def _file(path: Path) -> Source:
 
 
 def _folder(path: Path, split: str) -> list[Source]:
-    """The folder's files that belong to `split`, told apart by their names as on the Hub (`train-0.parquet`, `test/a.jsonl`)."""
+    """Return the folder's files of `split`, by their names as on the Hub (`train-0.parquet`, `test/a.jsonl`)."""
     plain = glob.escape(str(path))
     try:
         by_split = DataFilesDict.from_patterns(get_data_patterns(plain), base_path=plain)
@@ -135,7 +135,7 @@ def _folder(path: Path, split: str) -> list[Source]:
 
 
 def _saved(path: Path, split: str) -> Source:
-    """A folder written by `save_to_disk`: of one data set, or of several splits."""
+    """Read a folder of `save_to_disk`, with one data set or several splits."""
     folder = path
     if (path / "dataset_dict.json").exists():
         folder, splits = path / split, sorted(state.parent.name for state in path.glob("*/state.json"))
@@ -146,14 +146,14 @@ def _saved(path: Path, split: str) -> Source:
         for entry in table.cache_files:
             _check_stream(Path(entry["filename"]))
         return _table(str(path), table)
-    except IndexError as error:  # of `datasets`, where there is no row
+    except IndexError as error:  # from `datasets`, for a set without rows
         raise DataError([Fault(str(folder), "has no rows", "give a source with at least one row")]) from error
     except (OSError, ValueError) as error:
         raise DataError([_unreadable(str(folder), f"is not a whole saved data set: {error}")]) from error
 
 
 def _check_stream(path: Path) -> None:
-    """Raises ValueError if a file of a saved data set is not whole; its rows are not read."""
+    """Check the files of a saved data set without reading rows. Raises ValueError if one is incomplete."""
     with pyarrow.memory_map(str(path)) as mapped:
         for _ in _stream_batches(ipc.open_stream(mapped), mapped):
             pass
@@ -163,7 +163,7 @@ def _hub(name: str, split: str) -> Source:
     hub_name, _, configuration = name.partition(":")
     try:
         loaded = datasets.load_dataset(hub_name, configuration or None, split=split)
-    except Exception as error:  # The client raises a dozen kinds: network, name, format.
+    except Exception as error:  # The client raises a dozen types of errors: network, name, format.
         problem = f"is neither a local path nor a data set that the Hub provides: {type(error).__name__}: {error}"
         remedy = f"check the name (`owner/name` or `owner/name:config`), the split ('{split}') and the network, or give a path"
         raise DataError([Fault(name, problem, remedy)]) from error
@@ -177,7 +177,7 @@ def _table(name: str, table: datasets.Dataset) -> Source:
 
 
 def _json_rows(path: Path) -> Iterator[RawRow]:
-    """A JSON array of objects, or one object a line; told apart by the first character, whatever the suffix."""
+    """Read a JSON array of objects, or one object a line. The first character decides, not the suffix."""
     with path.open("rb") as file:
         first = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
         file.seek(0)
@@ -195,7 +195,7 @@ def _json_rows(path: Path) -> Iterator[RawRow]:
 
 
 def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a Parquet file, or of an Arrow one in either of its formats."""
+    """Read a Parquet file, or an Arrow file in either format."""
     if path.suffix == ".parquet":
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             for batch in file.iter_batches(ROWS_AT_ONCE):
@@ -210,12 +210,12 @@ def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
         else:
             batches = _stream_batches(reader, mapped)
         for batch in batches:
-            batch.validate(full=True)  # else offsets that were altered are followed, to anywhere in memory
+            batch.validate(full=True)  # otherwise altered offsets would be followed to any place in memory
             yield from batch.to_pylist()
 
 
 def _stream_batches(reader: ipc.RecordBatchStreamReader, mapped: pyarrow.MemoryMappedFile) -> Iterator[pyarrow.RecordBatch]:
-    """Of an Arrow stream up to the mark of its end. pyarrow takes the end of the file for it, wherever a file is cut between batches.
+    """Read an Arrow stream up to its end-of-stream marker. pyarrow itself would accept a file that is cut between batches.
 
     Raises:
         ValueError: there is no such mark, or more behind it.
@@ -242,7 +242,7 @@ def _parsed(number: int, line: bytes) -> RawRow:
         return RawRow(number, "", f"is not JSON: {error}")
     if not isinstance(row, dict):
         return RawRow(number, "", f"is not an object but a {type(row).__name__}")
-    if "\\ud" in text.lower():  # perhaps half of a surrogate pair, which is no text
+    if "\\ud" in text.lower():  # for example half of a surrogate pair, which is not text
         return _as_json(number, row)
     return RawRow(number, text)
 

@@ -1,4 +1,4 @@
-"""Prepared tables: every row read, checked, rendered and tokenised once, and kept on disk as memory-mapped Arrow.
+"""Prepared tables: rows that were read, checked, rendered and tokenised once, on disk as memory-mapped Arrow.
 
 A table's folder in the cache is named by a fingerprint of all that went into it, so a changed file, template or tokenizer
 never meets an old table. It appears by one rename while a lock is held: a reader sees a whole table or none.
@@ -32,21 +32,21 @@ from roll.system.locks import LockHeld, locked
 from roll.system.orphans import forks_die_too
 
 FORMAT = "8"
-"""Part of the fingerprint; another value leaves all tables of earlier versions of this file aside."""
+"""Part of the fingerprint. A new value invalidates all tables of earlier versions of this file."""
 COLUMNS = {"template", "messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system", "tag", "id"}
-"""Keys of `data_args` that decide what a row becomes."""
+"""Keys of `data_args` that affect prepared rows."""
 DOMAIN = "domain"
-"""The column that names a row's reward domain."""
+"""Column with a row's reward domain."""
 REPORTED_ROWS = 20
 ROWS_OF_ONE_KIND = 3
-"""Rows that are named where every row has the same fault."""
+"""Number of rows to name if every row has the same fault."""
 BATCH_ROWS = 1000
 SHORTEST_CUT = 1 << 20
-"""Characters up to which every text is tokenised whole."""
+"""Number of characters up to which every text is tokenised whole."""
 CHARACTERS_OF_TOKEN = 64
-"""More than a token has on average in any text that is worth a look."""
+"""Characters per token, more than the average of any useful text."""
 LOCK_SECONDS = 3600.0
-"""How long to wait for another process that prepares the same rows."""
+"""Seconds to wait for another process that prepares the same rows."""
 
 RAW = datasets.Features(
     {
@@ -86,7 +86,7 @@ PREPARED = datasets.Features(
 
 @dataclass(frozen=True)
 class Texts:
-    """What is tokenised of a row, each text by itself."""
+    """The texts of a row, which are tokenised separately."""
 
     prompt: str
     response: str = ""
@@ -94,7 +94,7 @@ class Texts:
     rejected: str = ""
     """The other response of a pair."""
     value: float = 0.0
-    """What the row says of its responses: a label, a margin."""
+    """Label or margin of the row's responses."""
     pieces: tuple[str, ...] = ()
     """The prompt in pieces, each tokenised by itself: context, an assistant's turn, context, ..., context. None to take it whole."""
 
@@ -105,18 +105,18 @@ ReadTexts = Callable[[Mapping[str, Any]], Texts]
 
 @dataclass(frozen=True)
 class Preparation:
-    """How rows become tokens. Goes to the processes that tokenise."""
+    """Turns rows into tokens. Sent to the tokenising processes."""
 
     texts: ReadTexts
     tokenizer: PreTrainedTokenizerBase
     special_tokens: bool
-    """Whether the tokenizer puts its own (BOS) before a prompt; a chat template has written them already."""
+    """Whether the tokenizer adds its own tokens (BOS) before a prompt. A chat template has already written them."""
     data_args: DataConfig
     cut: int | None = None
     """See `cut_of`; None tokenises every text whole."""
 
     def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-        """A batch of RAW rows as PREPARED ones."""
+        """Convert a batch of RAW rows to PREPARED ones."""
         records = [self._record(row, problem) for row, problem in zip(batch["row"], batch["problem"], strict=True)]
         prompts = self._tokenised([record["text"] for record in records], self.special_tokens)
         in_pieces = self._in_pieces([record.pop("pieces") for record in records])
@@ -157,13 +157,13 @@ class Preparation:
         return {"domain": DOMAIN, "tag": self.data_args.tag} | ({"label": self.data_args.id} if self.data_args.id else {})
 
     def _in_pieces(self, prompts: list[tuple[str, ...]]) -> list[list[list[int]]]:
-        """By prompt, the tokens of each of its pieces."""
+        """Return the tokens of each piece of each prompt."""
         first = iter(self._tokenised([pieces[0] for pieces in prompts if pieces], self.special_tokens))
         later = iter(self._tokenised([piece for pieces in prompts for piece in pieces[1:]], False))
         return [[next(first), *(next(later) for _ in pieces[1:])] if pieces else [] for pieces in prompts]
 
     def _tokenised(self, texts: list[str], special_tokens: bool) -> list[list[int]]:
-        """Of a text that is longer than `cut` the tokens of its beginning, where these are too many already."""
+        """Return the tokens of a text. A text longer than `cut` gives only its beginning, if that already exceeds the limit."""
         if self.cut is None or all(len(text) <= self.cut for text in texts):
             return self._all_tokens(texts, special_tokens)
         found = self._all_tokens([text[: self.cut] for text in texts], special_tokens)
@@ -186,19 +186,19 @@ class Preparation:
 
 
 def cut_of(limit: int) -> int:
-    """Characters at which texts are cut that may have so many tokens. Limits up to 16,384 have the same cut, and so share a table."""
+    """Return the number of characters at which to cut texts of so many tokens. Limits up to 16,384 share a cut, and so a table."""
     return max(SHORTEST_CUT, 1 << (limit * CHARACTERS_OF_TOKEN - 1).bit_length())
 
 
 def left_open(token_ids: list[int], added: list[int]) -> list[int]:
-    """A text's tokens without those that the tokenizer put after it (EOS): another text follows, or what the policy writes."""
+    """Return a text's tokens without those that the tokenizer appended (EOS), because more text follows."""
     while added and added.pop():
         token_ids.pop()
     return token_ids
 
 
 def prepared_table(sources: Sequence[Source], preparation: Preparation, purpose: str, cache_folder: Path | None) -> datasets.Dataset:
-    """The PREPARED rows of all sources, from the cache if they are there. Rows with a fault are in it too, marked.
+    """Return the PREPARED rows of all sources, from the cache if possible. Rows with a fault are included and marked.
 
     Any number of processes may ask for the same table at once; one builds it and the others wait.
 
@@ -222,7 +222,7 @@ def prepared_table(sources: Sequence[Source], preparation: Preparation, purpose:
 
 
 def fingerprint(sources: Sequence[Source], preparation: Preparation, purpose: str) -> str:
-    """Names a table by the rows, the columns, the template and the tokenizer that went into it."""
+    """Return a table's name, from its rows, columns, template and tokenizer."""
     tokenizer = preparation.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", None)
     vocabulary = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
@@ -242,7 +242,7 @@ def fingerprint(sources: Sequence[Source], preparation: Preparation, purpose: st
 
 
 def check_rows(table: datasets.Dataset, sources: Sequence[Source], further: Sequence[tuple[int, RowFault]] = ()) -> None:
-    """Raises DataError if any row has a fault: its own, or one of `further` (position in the table, fault).
+    """Raise DataError if any row has a fault: its own, or one of `further` (position in the table, fault).
 
     The first REPORTED_ROWS rows are named, or ROWS_OF_ONE_KIND where all rows have one fault in common; a last fault counts all of them by
     reason.
@@ -267,18 +267,18 @@ def check_rows(table: datasets.Dataset, sources: Sequence[Source], further: Sequ
 
 
 def row_place(table: datasets.Dataset, position: int, sources: Sequence[Source]) -> str:
-    """`file:row` of a row, with its id where `data_args.id` names a column."""
+    """Return `file:row` of a row, with its id if `data_args.id` names a column."""
     entry = table.select_columns(["file", "number", "label"])[position]
     return f"{sources[entry['file']].name}:{entry['number']}" + (f" (id {entry['label']})" if entry["label"] is not None else "")
 
 
 def column(table: datasets.Dataset, name: str) -> NDArray[Any]:
-    """[rows], one column; nothing else of the table is read."""
+    """Read one column, [rows], and nothing else of the table."""
     return table.data.column(name).to_numpy()
 
 
 def identity(table: datasets.Dataset, positions: NDArray[np.int64], *further: NDArray[Any]) -> str:
-    """Names the rows at `positions`, in their order, by their number and a digest of what they hold and of their lengths in tokens.
+    """Return a name of the rows at `positions`, in order, from their number and a digest of contents and lengths in tokens.
 
     `further` is what else tells them apart, [rows] each.
     """
@@ -290,7 +290,7 @@ def identity(table: datasets.Dataset, positions: NDArray[np.int64], *further: ND
 
 
 def count_by_file(table: datasets.Dataset, positions: NDArray[np.int64], sources: Sequence[Source]) -> dict[str, int]:
-    """How many of the rows at `positions` come from each source; sources with none are left out."""
+    """Return the number of the rows at `positions` by source, without sources that have none."""
     counts = np.bincount(column(table, "file")[positions], minlength=len(sources))
     return {source.name: int(count) for source, count in zip(sources, counts, strict=True) if count}
 
@@ -301,7 +301,7 @@ def _stored_fault(table: datasets.Dataset, position: int) -> RowFault:
 
 
 def _build(folder: Path, sources: Sequence[Source], preparation: Preparation) -> None:
-    """Writes the table beside `folder` and moves it there. Whoever holds the lock owns, and so may clear, the building site."""
+    """Write the table beside `folder` and rename it. The holder of the lock owns the temporary folder and may clear it."""
     site = folder.with_suffix(".building")
     shutil.rmtree(site, ignore_errors=True)
     (site / "table").mkdir(parents=True)

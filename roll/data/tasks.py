@@ -1,4 +1,4 @@
-"""Rows of environments that make their own tasks: each is a seed. And all rows of a run as one."""
+"""Seeds as rows, for environments that make their own tasks, and several sets of rows as one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from roll.types import Prompt
 
 SEED = "seed"
-"""Column of a row that says from which seed its environment makes the task."""
+"""Column with the seed from which the environment makes the task."""
 FIRST_HELD_OUT = 1 << 30
-"""First seed of held-out tasks, beyond all that are trained on."""
+"""First seed of held-out tasks, above all training seeds."""
 
 
 class Prompts(Protocol):
@@ -27,24 +27,24 @@ class Prompts(Protocol):
 
     @property
     def domain_index(self) -> NDArray[np.int16]:
-        """[prompts], into `domains`."""
+        """[prompts], index into `domains`."""
         ...
 
     @property
     def identity(self) -> str:
-        """Names the prompts, in their order."""
+        """Return a name of the prompts in their order."""
         ...
 
     def __len__(self) -> int: ...
 
     def prompt(self, index: int, prompt_id: int) -> Prompt:
-        """Prompt `index`, 0 <= index < len(self), as draw number `prompt_id` of the run."""
+        """Return prompt `index`, 0 <= index < len(self), as draw number `prompt_id` of the run."""
         ...
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """Implements `Prompts`: tasks that environments make of seeds. What the policy sees is known once an environment has been reset."""
+    """Implements `Prompts`: tasks that environments make from seeds. The policy's prompt is known after the environment's reset."""
 
     domains: tuple[str, ...]
     counts: Mapping[str, int]
@@ -78,10 +78,10 @@ class Tasks:
 
 @dataclass(frozen=True)
 class Joined:
-    """Implements `Prompts`: several sets, one after the other."""
+    """Implements `Prompts`: concatenates several sets."""
 
     sets: Sequence[Prompts]
-    """One at least, all of the same domains."""
+    """`parts` are one or more sets with the same domains."""
 
     @property
     def domains(self) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.BROKEN: "bold 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Look at the machine and print what is found; the exit status."""
+    """Check the machine and print the findings. Return the exit status."""
     arguments = parser().parse_args(argv)
     findings = examine(gather())
     if arguments.json:
@@ -36,19 +36,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the command line."""
+    """Build the parser of the command line."""
     found = argparse.ArgumentParser("python -m roll.doctor", description="Check whether this machine can run roll.")
     found.add_argument("--json", action="store_true", help="print a list of findings instead of a table")
     return found
 
 
 def exit_status(findings: Sequence[Finding]) -> int:
-    """1 if something is broken."""
+    """Return 1 if something is broken, otherwise 0."""
     return int(any(finding.verdict is Verdict.BROKEN for finding in findings))
 
 
 def table(findings: Sequence[Finding]) -> Table:
-    """A row for each finding; what to do about it stands beneath what was found."""
+    """Return a table with a row for each finding. The remedy stands below the finding."""
     out = Table(show_lines=False)
     for column in ("", "what", "found"):
         out.add_column(column, overflow="fold")

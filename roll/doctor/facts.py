@@ -14,11 +14,11 @@ COMPILED_OPS = "compiled ops"
 
 
 class Verdict(StrEnum):
-    """What a fact means for a run."""
+    """Meaning of a fact for a run."""
 
     OK = "ok"
     WARNING = "warning"
-    """A run starts, but may be slow, or fail later."""
+    """A run starts, but may be slow or fail later."""
     BROKEN = "broken"
     """A run that needs this fails."""
 
@@ -32,7 +32,7 @@ class Finding:
     found: str
     """What is there."""
     remedy: str = ""
-    """The command or the change that mends it; empty where nothing is to be done."""
+    """The command or the change that mends it, empty if nothing is to do."""
 
 
 @dataclass(frozen=True)
@@ -43,33 +43,33 @@ class Gpu:
     total: int
     """Bytes."""
     used: int
-    """Bytes, by whichever process."""
+    """Bytes in use by any process."""
     utilisation: int | None = None
-    """Percent of the driver's last sampling period, at most a second, in which a kernel ran. None where the driver does not tell."""
+    """Percentage of the driver's last sampling period (at most a second) with a running kernel. None if the driver does not report it."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder that runs write into."""
+    """A folder that runs write to."""
 
     use: str
     path: str
     problem: str | None
-    """Why nothing can be written there; None if something can."""
+    """Why nothing can be written there, None if writing works."""
     free: int
-    """Bytes on its file system."""
+    """Free bytes on its file system."""
     remedy: str
-    """How another folder is chosen."""
+    """How to choose another folder."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """The way to other machines."""
+    """The network to other machines."""
 
     interfaces: tuple[str, ...]
-    """Names of those that are up and have an IPv4 address; without the loopback."""
+    """Names of interfaces that are up and have an IPv4 address, without the loopback."""
     default: str | None
-    """Name of the one that the default route takes."""
+    """Name of the default route's interface."""
     infiniband: tuple[str, ...]
     """Names of InfiniBand, RoCE and EFA devices."""
     chosen: str | None
@@ -78,17 +78,17 @@ class Network:
 
 @dataclass(frozen=True)
 class Facts:
-    """A machine. What could not be found out is a text that says why."""
+    """Facts about a machine. A fact that could not be determined is a text with the reason."""
 
     python: tuple[int, int]
     executable: str
-    """The interpreter, and with it the environment that is examined."""
+    """The interpreter, which decides the examined environment."""
     required: Mapping[str, str]
-    """For each package, the versions that the project's metadata allow."""
+    """Versions that the project's metadata allow, by package."""
     locked: Mapping[str, str]
-    """For each package, the version that the tests run with."""
+    """Version that the tests run with, by package."""
     installed: Mapping[str, str]
-    """For each package, the installed version."""
+    """Installed version, by package."""
     driver: str | None
     gpus: tuple[Gpu, ...]
     links: Mapping[tuple[int, int], str]
@@ -102,19 +102,19 @@ class Facts:
     memory: int
     """Bytes of the host's memory that are available."""
     tools: Mapping[str, str | None]
-    """For each name of a program (`c++`, `ninja`, `nvcc`), its path."""
+    """Path by the name of a program (`c++`, `ninja`, `nvcc`)."""
     nvcc: str | None
-    """Version of the CUDA toolkit that compiles."""
+    """Version of the CUDA toolkit."""
     arch_list: str | None
     """`TORCH_CUDA_ARCH_LIST` of this shell."""
     torch: Mapping[str, Any] | str
-    """What `torch_probe.py` prints."""
+    """Output of `torch_probe.py`."""
     extension_locks: tuple[ExtensionLock, ...]
-    """Locks of compilations that are running or were killed."""
+    """Locks of running or killed compilations."""
     ops: Mapping[str, Any] | str
     """For each DeepSpeed op, whether it is `installed` and whether it can be compiled (`compatible`)."""
     sandbox: str | None = None
-    """Why no program can be run in a sandbox; None if one can."""
+    """Why no program can run in a sandbox, None if one can."""
     ray_address: str | None = None
     """`RAY_ADDRESS` of this shell."""
     ray_nodes: tuple[Mapping[str, Any], ...] | str = ()

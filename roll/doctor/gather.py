@@ -1,4 +1,4 @@
-"""The facts of this machine: what its tools, its files and its environment say."""
+"""Gathers the facts of this machine from its tools, files and environment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROBE_SECONDS = 120.0
 TOOL_SECONDS = 20.0
 CONNECT_SECONDS = 5.0
 HERE = Path(__file__).parents[2]
-"""A folder that is there, and from which roll can be imported."""
+"""An existing folder from which roll can be imported."""
 ROUTE = Path("/proc/net/route")
 INFINIBAND = Path("/sys/class/infiniband")
 GPU_QUERY = "--query-gpu=driver_version,name,memory.total,memory.used,utilization.gpu"
@@ -38,7 +38,7 @@ ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def gather() -> Facts:
-    """Look at everything. Takes some seconds: torch, DeepSpeed and Ray are each asked in a process of their own."""
+    """Gather all facts. Takes some seconds: torch, DeepSpeed and Ray each run in a process of their own."""
     driver, gpus = gpus_of(_output("nvidia-smi", GPU_QUERY, "--format=csv,noheader,nounits"))
     kind = "gpu" if gpus else "cpu"
     address = os.environ.get("RAY_ADDRESS")
@@ -69,7 +69,7 @@ def gather() -> Facts:
 
 
 def required(lines: list[str], kind: str) -> dict[str, str]:
-    """The version ranges, by package, that the project's metadata require on a machine of this kind."""
+    """Return the version ranges, by package, that the project's metadata require on a machine of this kind."""
     found: dict[str, list[str]] = {}
     for requirement in map(Requirement, lines):
         if requirement.marker is None or requirement.marker.evaluate({"extra": kind}):
@@ -78,19 +78,19 @@ def required(lines: list[str], kind: str) -> dict[str, str]:
 
 
 def locked(text: str) -> dict[str, str]:
-    """The versions of a lock, by package."""
+    """Return the versions of a lock file by package."""
     return {canonicalize_name(name): version for name, version in re.findall(r"^([A-Za-z][\w.-]*)==([^\s;]+)", text, re.MULTILINE)}
 
 
 def links(text: str) -> dict[tuple[int, int], str]:
-    """The table of `nvidia-smi topo -m`, for pairs of GPUs."""
+    """Parse the table of `nvidia-smi topo -m` for pairs of GPUs."""
     rows = [line.split() for line in ESCAPE.sub("", text).splitlines()]
     table = {int(row[0][3:]): row[1:] for row in rows if len(row) > 1 and re.fullmatch(r"GPU\d+", row[0]) and "X" in row}
     return {(one, other): table[one][other] for one in table for other in table if one < other}
 
 
 def default_interface(text: str) -> str | None:
-    """The interface of the default route in `/proc/net/route`."""
+    """Return the interface of the default route in `/proc/net/route`."""
     for line in text.splitlines()[1:]:
         fields = line.split()
         if len(fields) > 7 and fields[1] == fields[7] == "00000000":
@@ -99,7 +99,7 @@ def default_interface(text: str) -> str | None:
 
 
 def nvcc_version(text: str) -> str | None:
-    """What `nvcc --version` prints: major and minor number."""
+    """Return major and minor number from the output of `nvcc --version`."""
     found = re.search(r"release (\d+\.\d+)", text)
     return found[1] if found else None
 
@@ -118,20 +118,20 @@ def _requires(package: str) -> list[str]:
 
 
 def of_extra(lines: list[str], extra: str) -> list[str]:
-    """What a package's extra asks for here: `ray[default]` brings the dashboard and with it `ray job submit`."""
+    """Return the requirements of a package's extra here: `ray[default]` installs the dashboard and with it `ray job submit`."""
     found = [requirement for requirement in map(Requirement, lines) if requirement.marker and "extra" in str(requirement.marker)]
     return [f"{one.name}{one.specifier}" for one in found if one.marker and one.marker.evaluate({"extra": extra})]
 
 
 def gpus_of(text: str) -> tuple[str | None, tuple[Gpu, ...]]:
-    """The driver's version, and each GPU: what `nvidia-smi` prints for `GPU_QUERY`. None and nothing if it is something else."""
+    """Parse the driver's version and the GPUs from `nvidia-smi`'s output for `GPU_QUERY`. None and no GPUs for other output."""
     rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines())]
     gpus = tuple(Gpu(row[1], _mib(row[2]), _mib(row[3]), int(row[4]) if row[4].isdigit() else None) for row in rows if len(row) == 5)
     return (rows[0][0] if gpus else None), gpus
 
 
 def _mib(cell: str) -> int:
-    """Bytes; 0 where the driver does not say (`[N/A]`)."""
+    """Return bytes, 0 if the driver does not report them (`[N/A]`)."""
     return int(cell) << 20 if cell.isdigit() else 0
 
 
@@ -148,7 +148,7 @@ def _network() -> Network:
 
 
 def _installed() -> dict[str, str]:
-    """By package, its version: of several the one that is imported, the first. What an installation that broke off has left has no name."""
+    """Return versions by package. Of several, the first one is imported. Remains of an interrupted installation have no name."""
     versions: dict[str, str] = {}
     for found in importlib.metadata.distributions():
         if (name := found.metadata["Name"]) and found.version:
@@ -161,7 +161,7 @@ def _cache() -> Path:
 
 
 def _folders() -> Iterator[Folder]:
-    """Where runs write. All but the first and the last are made by who needs them."""
+    """Return the folders that runs write to. All but the first and the last are created on demand."""
     models = Path(os.environ.get("HF_HOME") or _cache() / "huggingface")
     kernels = Path.home() / ".cache" / "roll"
     temporary = Path(os.environ.get("TMPDIR") or "/tmp")
@@ -180,12 +180,12 @@ def _here() -> Path:
 
 
 def existing(path: Path) -> Path:
-    """The nearest folder that is there."""
+    """Return the nearest existing folder."""
     return next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
 
 
 def look(use: str, path: Path, folder: Path, remedy: str) -> Folder:
-    """Whether `folder` takes a file; the file has no name, so nothing can be left."""
+    """Whether a file can be written in `folder`. The file has no name, so nothing can remain."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(1 << 16))
@@ -207,7 +207,7 @@ def _ray_nodes(address: str) -> Any:
 
 
 def _probe(module: str) -> Any:
-    """What a module prints as JSON in its last line, or why it did not."""
+    """Run a module. Return the JSON of its last line, or why there is none."""
     done = _run([sys.executable, "-m", module], PROBE_SECONDS)
     if isinstance(done, str):
         return done
@@ -220,13 +220,13 @@ def _probe(module: str) -> Any:
 
 
 def _output(*command: str) -> str:
-    """What a tool prints; nothing where it is not there or fails."""
+    """Return a tool's output, empty if the tool is absent or fails."""
     done = _run(command, TOOL_SECONDS)
     return "" if isinstance(done, str) or done.returncode else done.stdout
 
 
 def _run(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str] | str:
-    """A program to its end, or why it has none: it is not there, or took too long and was ended with all that it had started."""
+    """Run a program. Return its result, or why there is none: it is absent, or was late and was killed with its children."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": _programs()}
     try:
         process = subprocess.Popen(
@@ -251,7 +251,7 @@ def _run(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[
 
 
 def _programs() -> str:
-    """Where programs are looked for: as in a worker, those beside the interpreter come first."""
+    """Return the search path of programs. As in a worker, those beside the interpreter come first."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 

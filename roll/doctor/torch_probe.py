@@ -1,4 +1,4 @@
-"""Prints what torch makes of this machine as one line of JSON. A process of its own: an installation that is broken may take it down."""
+"""Prints torch's view of this machine as one line of JSON. Runs in its own process, which a broken installation may crash."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From a run's checkpoint to what other tools and other machines load."""
+"""Converts a run's checkpoint for other tools and other machines."""

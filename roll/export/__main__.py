@@ -23,13 +23,13 @@ HELP = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Export what the command line asks for; the exit status."""
+    """Run the export of the command line. Return the exit status."""
     arguments = parser().parse_args(argv)
     return run_command(lambda: print(f"{export(arguments.checkpoint, arguments.out, arguments.format)}: {arguments.out}"))
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the command line."""
+    """Build the parser of the command line."""
     found = argparse.ArgumentParser("python -m roll.export", description="Turn a run's checkpoint into what other tools load.")
     found.add_argument("checkpoint", type=Path, help="a run folder, whose newest whole checkpoint is taken, or a checkpoint's folder")
     found.add_argument("out", type=Path, help="a folder that does not exist yet")
@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def export(path: Path, out: Path, wish: str | None) -> str:
-    """Write `out`, whole or not at all; the format that was written.
+    """Write `out` completely or not at all. Return the written format.
 
     Raises:
         ConfigError: `out` exists or cannot be made, or the format does not suit what was trained.
@@ -74,7 +74,7 @@ def export(path: Path, out: Path, wish: str | None) -> str:
 
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
-    """A folder beside `out`, which gets its name when all is in it, and goes if that fails.
+    """Yield a folder beside `out`, which is renamed to `out` at the end, or removed after an error.
 
     Raises:
         ConfigError: there can be no folder.

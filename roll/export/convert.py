@@ -1,4 +1,4 @@
-"""From a checkpoint's weights to folders that transformers, PEFT and vLLM load, and to a checkpoint for any number of ranks."""
+"""Converts a checkpoint into folders for transformers, PEFT and vLLM, or into a checkpoint for any number of ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILE_BYTES = 4 << 30
 
 
 def write_hf(source: CheckpointSource, out: Path, exact: bool) -> None:
-    """All weights of a policy that trains whole, as a Hugging Face folder; `exact` takes the optimizer's fp32 ones."""
+    """Write all weights of a fully trained policy as a Hugging Face folder; with `exact` the optimizer's fp32 weights."""
     found = deepspeed_files.weights(source.checkpoint, as_held=not exact)
     model = _empty_model(source)
     view = WeightView(model)
@@ -35,7 +35,7 @@ def write_hf(source: CheckpointSource, out: Path, exact: bool) -> None:
 
 
 def write_merged(source: CheckpointSource, out: Path, exact: bool) -> None:
-    """The base model with the adapter merged in as a weight sync merges it, as a Hugging Face folder; `exact` all in fp32."""
+    """Write the base model with the adapter merged in, as in a weight sync, as a Hugging Face folder; with `exact` in fp32."""
     base: Any = load_causal_model(source.model, source.model_args, packed=False)
     if exact:
         base.float()
@@ -51,7 +51,7 @@ def write_merged(source: CheckpointSource, out: Path, exact: bool) -> None:
 
 
 def write_peft(source: CheckpointSource, out: Path) -> None:
-    """The adapter as a PEFT folder, as the trainer holds it."""
+    """Write the trainer's adapter as a PEFT folder."""
     model = add_lora(_empty_model(source), source.model_args, source.seed)
     found = deepspeed_files.weights(source.checkpoint, as_held=True)
     names = {spec.name: spec.name.replace(".weight", f".{ADAPTER}.weight") for spec in WeightView(model).adapter_specs()}
@@ -60,7 +60,7 @@ def write_peft(source: CheckpointSource, out: Path) -> None:
 
 
 def write_universal(source: CheckpointSource, out: Path) -> None:
-    """A checkpoint that a run resumes from with any number of ranks; its manifest comes last."""
+    """Write a checkpoint that any number of ranks can resume from. Its manifest is written last."""
     state = LoopState.read(source.checkpoint)
     for states in source.checkpoint.rglob(deepspeed_files.TAG):  # the policy's, and a critic's in a folder of its own
         deepspeed_files.to_universal(states.parent, out / states.parent.relative_to(source.checkpoint))
@@ -69,7 +69,7 @@ def write_universal(source: CheckpointSource, out: Path) -> None:
 
 
 def _empty_model(source: CheckpointSource) -> PreTrainedModel:
-    """The model's modules and their names, without memory behind them. Raises DataError if its configuration cannot be read."""
+    """Build the model's modules without memory. Raises DataError if its configuration cannot be read."""
     try:
         config = AutoConfig.from_pretrained(source.model, trust_remote_code=source.model_args.trust_remote_code)
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Which checkpoint is meant, and the configuration of the run that wrote it."""
+"""Finds the checkpoint to export and the configuration of the run that wrote it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(frozen=True)
 class CheckpointSource:
-    """A whole checkpoint, and what it is a checkpoint of."""
+    """A whole checkpoint and its run's configuration."""
 
     checkpoint: Path
     model: str
-    """Folder or Hub name of what the training began with."""
+    """Folder or Hub name of the initial model."""
     model_args: ModelConfig
     seed: int
     pipeline: str
 
 
 def find_source(path: Path) -> CheckpointSource:
-    """A checkpoint by its own folder, or the newest whole one of a run folder.
+    """Find a checkpoint by its own folder, or the newest whole one of a run folder.
 
     Raises:
         ConfigError: the path is neither, or the run folder's configuration is missing or cannot be read.
@@ -58,7 +58,7 @@ def find_source(path: Path) -> CheckpointSource:
 
 
 def read_run(run: Path) -> Config:
-    """The configuration that a run wrote into its folder.
+    """Read the configuration that a run wrote into its folder.
 
     Raises:
         ConfigError: it is missing or cannot be read.

@@ -1,4 +1,4 @@
-"""A log that may not fill the disk: beyond its bound it begins anew, and what it held is kept beside it, once."""
+"""Bounds the size of a log. A log beyond its bound is copied to one file beside it, and starts anew."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def begin_anew(descriptor: int, most_bytes: int) -> bool:
-    """If the file of a descriptor has more bytes than it may, copy it to `<name>.1` and empty it; whether that was done.
+    """If the file of a descriptor has too many bytes, copy it to `<name>.1` and empty it. Return whether that was done.
 
     For a file that all who write to it append to; what is written between copy and emptying is lost. A pipe or a terminal is left as it is.
     """

@@ -1,4 +1,4 @@
-"""A child process that runs the user's code, and the socket to it, as its parent holds them."""
+"""The parent's side of a child process that runs the user's code, and of the socket to it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from roll.system.tree import LOOK_EVERY, TreeBounds, tree
 
 LOG = logging.getLogger(__name__)
 CANCEL_SECONDS = 5.0
-"""Seconds beyond its deadline that a child has to end a call itself; then its event loop is known not to run."""
+"""Seconds beyond the deadline that a child has to end a call itself. After that its event loop is blocked."""
 RECEIVE_BYTES = 1 << 16
 LOOK_SECONDS = 0.01
-"""Seconds between two checks for processes that were killed and may not be gone yet."""
+"""Seconds between two checks whether killed processes are gone."""
 EXIT_LOOKS = 100
-"""Number of checks whether a process that has closed its socket has exited; one that has not by then is killed."""
+"""Number of checks whether a process that has closed its socket has exited. Afterwards it is killed."""
 KILL_SECONDS = 10.0
-"""A killed process is gone at once, unless the kernel itself is stuck."""
+"""Seconds. A killed process is gone at once, unless the kernel itself is stuck."""
 
 
 class ChildDied(Exception):
@@ -37,10 +37,10 @@ class ChildDied(Exception):
 
 
 class Child:
-    """One process and the socket to it. The process leads a session of its own: what it started ends with it."""
+    """One process and the socket to it. The process leads its own session, and its child processes end with it."""
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
-        """`module` is run as `python -m module DESCRIPTOR PARENT`."""
+        """Run `module` as `python -m module DESCRIPTOR PARENT`."""
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         self._received = bytearray()
@@ -49,10 +49,10 @@ class Child:
         self._was_ended_here = False
         self._woken = False
         self._ready: asyncio.Future[None] | None = None
-        # -P: the parent's sys.path, handed over as PYTHONPATH, says where modules are; not the working directory.
+        # -P: modules are found by the parent's sys.path, passed as PYTHONPATH, and not in the working directory.
         command = [sys.executable, "-P", "-m", module, str(theirs.fileno()), str(os.getpid())]
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        # One thread each unless told otherwise: BLAS would start one for every core as soon as numpy is imported.
+        # One thread by default: BLAS would start one for every core as soon as numpy is imported.
         inherited = {"OMP_NUM_THREADS": "1", **os.environ}
         try:
             self._process = subprocess.Popen(
@@ -70,23 +70,23 @@ class Child:
             theirs.close()
 
     def alive(self) -> bool:
-        # Not reaped here: as long as it is not, no other process can take its id, and its session can be ended by it.
+        # Not reaped here: until then no other process can take its id, and the id can be used to end its session.
         if self._process.returncode is not None:
             return False
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def is_stopped(self) -> bool:
-        """Whether somebody sent it SIGSTOP."""
+        """Whether the process was stopped by SIGSTOP."""
         with suppress(psutil.NoSuchProcess):
             return self._process.returncode is None and psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED
         return False
 
     def was_killed(self) -> bool:
-        """Whether it ended by a SIGKILL that did not come from here."""
+        """Whether the process ended by a SIGKILL from elsewhere."""
         return self._process.returncode == -signal.SIGKILL and not self._was_ended_here
 
     async def send(self, message: Any, timeout: float) -> None:
-        """Raises TimeoutError, or ChildDied."""
+        """Send bytes. Raises TimeoutError, or ChildDied."""
         try:
             await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(self._socket, encoded(message)), timeout)
         except OSError as error:
@@ -124,31 +124,31 @@ class Child:
                 await asyncio.sleep(linger)
 
     def wake(self) -> None:
-        """Whoever waits for a message, or next does, need not."""
+        """Wake the present or the next waiter for a message."""
         self._woken = True
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(None)
 
     def kill(self) -> None:
-        """Ends the process and all that it started, and closes the socket."""
+        """End the process and its child processes, and close the socket."""
         self.end_process()
         self._socket.close()
 
     async def watch(self, name: str, bounds: TreeBounds) -> None:
-        """End the process as soon as it holds more than it may; the receiver of its messages gets the error. `name` is for the log."""
+        """End the process once it exceeds its memory bound. The receiver of its messages gets the error. `name` is for the log."""
         while self.alive():
             if why := self.end_beyond(bounds):
                 LOG.warning("%s: %s", name, why)
             await asyncio.sleep(LOOK_EVERY)
 
     def end_beyond(self, bounds: TreeBounds) -> str:
-        """Ends the process if it and what it started exceed a bound, and says so; says nothing otherwise."""
+        """End the process and return the reason if it and its child processes exceed a bound. Otherwise return an empty text."""
         if why := bounds.exceeded(tree(self._process.pid)):
             self._cause = why
         return self.end_process() if self._cause else ""
 
     def end_process(self) -> str:
-        """Kills and reaps the process and what it started; says how it ended."""
+        """Kill and reap the process and its child processes. Return how it ended."""
         if self._process.returncode is None:
             self._was_ended_here = self.alive()
             _end_groups_beneath(self._process.pid)
@@ -159,7 +159,7 @@ class Child:
         return f"the process died of {signal.Signals(-status).name}" if status < 0 else f"the process ended itself with status {status}"
 
     async def _died(self) -> ChildDied:
-        """The error once its end of the socket is closed. The kernel closes it a moment before a killed process is gone."""
+        """Return the error after the child closed its end of the socket. The kernel closes it a moment before a killed process is gone."""
         for _ in range(EXIT_LOOKS):
             if not self.alive():
                 break
@@ -179,7 +179,7 @@ class Child:
         self._ended = True
 
     def _messages(self) -> list[bytes]:
-        """Every whole message received."""
+        """Return all complete messages that have arrived."""
         messages, begin = [], 0
         with memoryview(self._received) as received:
             while begin + HEADER.size <= len(received):
@@ -197,7 +197,7 @@ class Child:
         return messages
 
     async def _readable(self, seconds: float) -> bool:
-        """Whether something has come in so many seconds, a call of `wake` included."""
+        """Whether a message or a call of `wake` arrived within so many seconds."""
         loop = asyncio.get_running_loop()
         ready = self._ready = loop.create_future()
         loop.add_reader(self._socket, lambda: ready.done() or ready.set_result(None))
@@ -208,7 +208,7 @@ class Child:
 
 
 def _end_groups_beneath(pid: int) -> None:
-    """Kills what a process started in groups and sessions apart from its own; it is stopped meanwhile, and starts nothing more."""
+    """Kill a process's children in other groups and sessions. The process is stopped meanwhile, so that it starts no more."""
     deadline = time.monotonic() + KILL_SECONDS
     with suppress(psutil.Error):
         process = psutil.Process(pid)
@@ -221,7 +221,7 @@ def _end_groups_beneath(pid: int) -> None:
 
 
 def _groups(processes: Sequence[psutil.Process]) -> set[int]:
-    """The process groups of those that live."""
+    """Return the process groups of living processes."""
     found: set[int] = set()
     for process in filter(is_alive, processes):
         with suppress(ProcessLookupError):

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 LOOK_SECONDS = 0.1
-"""How often a thread that waits takes the signals that came just before its wait began: those do not end a wait."""
+"""Seconds between two checks for signals in a waiting thread. A signal just before a wait does not end it."""
 
 
 def run_in_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -27,7 +27,7 @@ def run_in_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 class _Elsewhere(Generic[T]):
-    """Work in a thread of its own. Signal handlers run in the main thread, which waits and takes them."""
+    """Work in its own thread. Signal handlers run in the main thread, which waits."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._work = work
@@ -42,9 +42,9 @@ class _Elsewhere(Generic[T]):
         """Run the work, and return its result or raise its exception."""
         thread = threading.Thread(target=self._run, name="roll")
         try:
-            thread.start()  # a signal's handler may raise in here too: the work begins only once this has returned
+            thread.start()  # a signal's handler may also raise here, so the work begins only after this has returned
             self._allowed.set()
-            _wait(self._ended)  # a join that a signal's handler leaves takes the thread for ended
+            _wait(self._ended)  # after a signal's handler raised in a join, Python regards the thread as ended
         except BaseException:
             self._cancel()
             raise
@@ -75,7 +75,7 @@ class _Elsewhere(Generic[T]):
             self._refused = True
             self._allowed.set()
             return
-        self._allowed.set()  # the handler may have raised after the flag was set and before the waiter saw it
+        self._allowed.set()  # the handler may have raised between the flag and the waiter's check
         _wait(self._begun)
         if self._loop is not None and self._task is not None:
             with suppress(RuntimeError):  # the loop is closed: the work has ended by itself

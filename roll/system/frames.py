@@ -17,35 +17,35 @@ SEAL = struct.Struct(">Q")
 MOST_BYTES = 64 << 20
 """Largest size of a message from the child."""
 SHOWN_BYTES = 40
-"""Bytes that an error shows of a message that cannot be read."""
+"""Number of bytes of an unreadable message in an error."""
 
 
 class Garbled(Exception):
-    """The child sent an invalid message; `str()` gives the reason."""
+    """The child sent an invalid message. `str()` gives the reason."""
 
 
 def framed(body: bytes) -> bytes:
-    """A message with its length in front, as it is sent."""
+    """Return a message with its length in front, as it is sent."""
     return HEADER.pack(len(body)) + body
 
 
 def encoded(message: Any) -> bytes:
-    """A message of the parent, pickled."""
+    """Return a pickled message of the parent."""
     return framed(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
 
 def new_seals(count: int) -> tuple[int, ...]:
-    """Random numbers for so many calls."""
+    """Return random seals for so many calls."""
     return tuple(seal for (seal,) in SEAL.iter_unpack(secrets.token_bytes(SEAL.size * count)))
 
 
 def shown(body: bytes) -> str:
-    """A message that cannot be read."""
+    """Return the error for an unreadable message."""
     return f"{len(body)} bytes that are no message: {body[:SHOWN_BYTES]!r}"
 
 
 def receive(incoming: Any) -> Any:
-    """The parent's next message, or None once the other end is closed."""
+    """Read the parent's next message. None if the other end is closed."""
     header = incoming.read(HEADER.size)
     return pickle.loads(incoming.read(HEADER.unpack(header)[0])) if len(header) == HEADER.size else None
 

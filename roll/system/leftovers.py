@@ -1,4 +1,4 @@
-"""Finds and removes what processes of this host leave behind when they are killed."""
+"""Finds and removes what killed processes of this host leave behind."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ import psutil
 
 SHARED_MEMORY = Path("/dev/shm")
 CLOCK_SLACK = 1.0
-"""Seconds by which the start of a process, counted from the machine's, may seem later than it was."""
+"""Largest error in seconds of a process's start time, which the kernel counts from the machine's start."""
 
 
 class Leftovers:
-    """The processes of some workers, all that they started, and the shared-memory files that they hold open."""
+    """The processes of some workers, their child processes, and the shared-memory files that they have open."""
 
     def __init__(self, record: Path) -> None:
-        """`record` names the files for a later run to remove, should this one be killed before it can."""
+        """`record` lists the files for a later run, in case this one is killed before it removes them."""
         self._record = record
         self._processes: set[psutil.Process] = set()
         self._files: set[Path] = set()
         self._looks = threading.Lock()
 
     def look(self, pids: Sequence[int]) -> None:
-        """Note what there is now. Once a process is gone, nothing says any more what was its own: look early, and again."""
+        """Note the present processes and files. Call early and repeatedly: the files of a process cannot be found after its end."""
         with self._looks:
             for pid in pids:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process = psutil.Process(pid)
                     if any(known.pid == pid and known != process for known in self._processes):
-                        continue  # it has ended, and a stranger has its number
+                        continue  # it has ended, and another process has its number
                     self._processes |= {process, *process.children(recursive=True)}
-            # What came to be before the first of these processes is not theirs, such as a model that somebody keeps in memory.
+            # Files older than the first of these processes are not theirs, such as a model that somebody keeps in memory.
             began = min((process.create_time() for process in self._processes), default=math.inf) - CLOCK_SLACK
             there = {facts.st_ino: file for file, facts in _shared_files() if facts.st_ctime >= began}
             for process in filter(psutil.Process.is_running, self._processes):
@@ -44,7 +44,7 @@ class Leftovers:
                 self._record.write_text("".join(f"{file}\n" for file in sorted(self._files)))
 
     def remove(self, seconds: float) -> None:
-        """Wait for the processes to end for at most `seconds`, end those that do not and what they have started, and unlink their files."""
+        """Wait at most `seconds` for the processes to end, kill the others with their child processes, and unlink all their files."""
         _, alive = psutil.wait_procs(list(self._processes), timeout=seconds)
         family = set(alive)
         for process in alive:
@@ -66,7 +66,7 @@ def _shared_files() -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _mapped(pid: int) -> set[int]:
-    """Inodes of the shared memory that a process maps: a semaphore is mapped under another name than it has in the folder.
+    """Return the inodes of a process's shared memory. A semaphore is mapped under another name than it has in the folder.
 
     Not psutil's `memory_maps`, for which the kernel adds sizes up: 10 s for each TiB.
     """
@@ -78,7 +78,7 @@ def _mapped(pid: int) -> set[int]:
 
 
 def remove_recorded(record: Path) -> None:
-    """Unlink the shared-memory files that a run recorded, which was killed."""
+    """Unlink the shared-memory files that a killed run recorded."""
     for line in record.read_text().splitlines():
         file = Path(line)
         if file.parent == SHARED_MEMORY:

@@ -1,4 +1,4 @@
-"""Locks of files. The kernel releases them when the process that holds them ends, however it ends."""
+"""File locks. The kernel releases them when their process ends for any reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout, lock_descriptor
 LOG = logging.getLogger(__name__)
 
 WITHOUT_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
-"""What a file system without locks answers."""
+"""Errors of a file system without locks."""
 
 
 class LockHeld(Exception):

@@ -1,4 +1,4 @@
-"""No process outlives the one that started it, however that ends."""
+"""Ends processes with the process that started them, however that one ends."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ import psutil
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 END_SECONDS = 10.0
-"""A killed process is gone at once, unless the kernel itself is stuck."""
+"""Seconds. A killed process is gone at once, unless the kernel itself is stuck."""
 LOOK_SECONDS = 0.05
-"""Seconds between two checks for processes that were started meanwhile."""
+"""Seconds between two checks for new processes."""
 
 
 def die_with(parent: int) -> None:
-    """Ask Linux for a SIGKILL when the thread that started this process ends, so that not even what hangs outlives it."""
+    """Ask Linux for a SIGKILL when the thread that started this process ends, so that even a hanging process ends."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before this was ready
+    if os.getppid() != parent:  # the parent ended before this call
         os._exit(1)
 
 
 def adopt_orphans() -> None:
-    """Ask Linux to make orphans among the descendants of this process its own children, so that its parent finds them."""
+    """Ask Linux to make orphaned descendants of this process its children, so that they can be found."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 @contextmanager
 def forks_die_too() -> Iterator[None]:
-    """What is forked within ends with this process. Otherwise it would wait for ever, with all locks that were held as it was forked."""
+    """End processes that are forked in the block with this process. Otherwise they could hang forever in locks held at the fork."""
     parent = forking = os.getpid()
     is_within = True
 
@@ -42,10 +42,10 @@ def forks_die_too() -> Iterator[None]:
         forking = os.getpid()
 
     def bind() -> None:
-        if is_within and forking == parent:  # not what a child forks in its turn
+        if is_within and forking == parent:  # not grandchildren
             die_with(parent)
 
-    os.register_at_fork(before=note, after_in_child=bind)  # for good: afterwards they do nothing
+    os.register_at_fork(before=note, after_in_child=bind)  # registered for the process's lifetime; they do nothing outside the block
     try:
         yield
     finally:
@@ -53,9 +53,9 @@ def forks_die_too() -> Iterator[None]:
 
 
 def end_descendants() -> None:
-    """Kill all that this process started, and what that started, in whatever process group it is; `adopt_orphans` before it.
+    """Kill all descendants of this process, in any process group. Call `adopt_orphans` first.
 
-    What is started meanwhile is killed, too. Returns when none is left, or after END_SECONDS.
+    New processes are killed, too. Returns when none is left, or after END_SECONDS.
     """
     deadline = time.monotonic() + END_SECONDS
     while (left := [one for one in psutil.Process().children(recursive=True) if is_alive(one)]) and time.monotonic() < deadline:
@@ -66,7 +66,7 @@ def end_descendants() -> None:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process runs; one that was killed is there until its parent asks for its status."""
+    """Whether a process runs. A killed one remains as a zombie until its parent reaps it."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""Folders that one process has to itself: it locks them while it runs, and later processes remove those of dead ones."""
+"""Private folders of a process, which locks them while it runs. Later processes remove the folders of dead ones."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from roll.system.locks import locked, take
 
 PREFIX = "roll-"
 LOCK = ".lock"
-"""File that the owner locks: in another container its process id means nothing."""
+"""Name of the file that the owner locks. A process id would be meaningless in another container."""
 
 
 @contextmanager
 def own_folder(parent: Path | None) -> Iterator[Path]:
-    """A new folder in `parent`, or in the system's temporary one, which is removed with all that is in it."""
+    """Create a folder in `parent` or the system's temporary folder, and remove it with its contents at the end."""
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
     try:
         new = folder / f"{LOCK}.new"
         with locked(new):
-            new.rename(folder / LOCK)  # taken before it can be found: one who looked between the two would remove the folder
+            new.rename(folder / LOCK)  # locked before it is visible, otherwise another process could remove the folder in between
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def ownerless(parent: Path) -> Iterator[Path]:
-    """Folders in `parent` whose process was killed before it could remove them; each is the caller's until the next is asked for."""
+    """Yield folders in `parent` whose process was killed. Each is locked for the caller until the next one."""
     for file in parent.glob(f"{PREFIX}[0-9]*-*/{LOCK}"):
         with suppress(FileNotFoundError, PermissionError), file.open("rb") as lock:
             if take(lock):
@@ -38,6 +38,6 @@ def ownerless(parent: Path) -> Iterator[Path]:
 
 
 def remove_ownerless(parent: Path) -> None:
-    """Remove them with all that is in them."""
+    """Remove the folders of killed processes with their contents."""
     for folder in ownerless(parent):
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Which processes of this host are gone or stopped, as the kernel tells, and their end."""
+"""Finds processes of this host that are gone or stopped, by the kernel's records, and ends them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROC = Path("/proc")
 
 
 class Problem(StrEnum):
-    """What keeps a process from going on."""
+    """Why a process does not run."""
 
     GONE = "is gone"
     STOPPED = "is stopped (SIGSTOP)"
@@ -22,7 +22,7 @@ class Problem(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A process that does not go on."""
+    """A process that does not run."""
 
     problem: Problem
     pid: int
@@ -36,9 +36,9 @@ class _Process:
 
 
 def examine(pids: Mapping[int, bool]) -> dict[int, Finding]:
-    """Processes that are stopped or gone, by process id; running ones are left out.
+    """Return stopped and ended processes by process id. Running ones are left out.
 
-    `pids` says of each process whether those that it has started count too: of these one that is stopped is found, not one that ended.
+    `pids` says of each process whether its descendants count, too: stopped ones are found, ended ones are not.
     A process in a debugger (state t), in uninterruptible sleep (D) or without a turn on a CPU (R) goes on.
     """
     processes = _processes()
@@ -58,7 +58,7 @@ def examine(pids: Mapping[int, bool]) -> dict[int, Finding]:
 
 
 def end_family(pid: int) -> None:
-    """Kill a process and all that it has started, stopped or not."""
+    """Kill a process and its descendants, stopped or not."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         for one in (process, *process.children(recursive=True)):
@@ -67,7 +67,7 @@ def end_family(pid: int) -> None:
 
 
 def _ancestors(pid: int, processes: Mapping[int, _Process]) -> list[int]:
-    """Nearest first. A process that ends meanwhile may leave a ring of reused numbers, so none is passed twice."""
+    """Yield descendants, nearest first. Process ids may be reused meanwhile and form a cycle, so each is visited once."""
     found: list[int] = []
     while (process := processes.get(pid)) is not None and process.parent not in found:
         pid = process.parent
@@ -76,12 +76,12 @@ def _ancestors(pid: int, processes: Mapping[int, _Process]) -> list[int]:
 
 
 def _processes() -> dict[int, _Process]:
-    """All that this host shows, by id. One read of each: psutil's `children` would read them all for every process that is asked about."""
+    """Return all visible processes of this host by id, each read once. psutil's `children` would read all of them for each query."""
     found = {}
     for folder in PROC.iterdir():
         if folder.name.isdecimal():
-            with contextlib.suppress(OSError, ValueError):  # it has ended, or ends as it is read
-                # Behind the name, which may hold anything: state, parent, ...
+            with contextlib.suppress(OSError, ValueError):  # it ended before or while it was read
+                # The fields after the name, which may contain anything: state, parent, ...
                 state, parent, *_ = (folder / "stat").read_bytes().rpartition(b")")[2].split(maxsplit=2)
                 found[int(folder.name)] = _Process(state.decode(), int(parent))
     return found

@@ -12,12 +12,12 @@ INSTALLED = tuple(f"{path}/" for path in (*(sysconfig.get_path(name) for name in
 
 
 def raised_where(error: BaseException, caller: str) -> str:
-    """The exception, with file and line, in NOTE_CHARACTERS at most. `caller` is the file that called the user's code."""
-    lines = traceback.format_exception_only(error)  # a SyntaxError's place, indented, comes before it, and notes come after it
+    """Return the exception with file and line, in at most NOTE_CHARACTERS. `caller` is the file that called the user's code."""
+    lines = traceback.format_exception_only(error)  # an indented place precedes a SyntaxError, and notes follow it
     said = next(line for line in lines if not line.startswith(" ")).strip()
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != caller]
     own = [frame for frame in frames if not frame.filename.startswith(INSTALLED)]
-    # Of code that is installed itself, the file that it begins in is its own.
+    # If the user's code is an installed package, its first file counts as its own.
     place = next(reversed(own or [frame for frame in frames if frame.filename == frames[0].filename]), None)
     where = f" ({place.filename}, line {place.lineno})" if place else ""
     if isinstance(error, MemoryError):

@@ -13,9 +13,9 @@ from roll.system.orphans import adopt_orphans, die_with
 
 @contextmanager
 def served(descriptor: int, parent: int) -> Generator[tuple[socket.socket, BinaryIO]]:
-    """The socket to the parent, and what comes from it, until the block ends. This process dies with its parent.
+    """Yield the socket to the parent and its messages. This process dies with its parent.
 
-    Processes that the user's code starts do not inherit the socket, and become children of this one when their own parent ends.
+    Processes that the user's code starts do not inherit the socket. Orphans among them become children of this process.
     """
     die_with(parent)
     adopt_orphans()

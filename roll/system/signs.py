@@ -1,4 +1,4 @@
-"""Signs of life of a process: the stage in its own log, and the CPU time and memory that the kernel measures for it and its children."""
+"""Signs of life of a process: the stage in its log, and the kernel's CPU time and memory of it and its children."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roll.system.sizes import GIB
 from roll.system.tree import resident_bytes, tree
 
 MARK = "[roll stage] "
-"""Begins what a process says of its stage, in a line of its log."""
+"""Prefix of a stage in a line of a process's log."""
 COMPILERS = {"ninja", "cc1plus", "nvcc", "cicc", "ptxas", "g++", "c++"}
 TICKS = os.sysconf("SC_CLK_TCK")
 PROC = Path("/proc")
@@ -20,7 +20,7 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Usage:
-    """What processes have used so far."""
+    """Resources that processes have used so far."""
 
     cpu_seconds: float
     resident: int
@@ -35,16 +35,16 @@ class Usage:
 
 @dataclass(frozen=True)
 class Sign:
-    """What a role does at a moment."""
+    """A role's present work."""
 
     role: str
     stage: str
     usage: Usage | None = None
-    """CPU time and memory of its processes; None before they run."""
+    """CPU time and memory of its processes, None before they run."""
     progress: str = ""
-    """How much of the stage is done."""
+    """Progress within the stage."""
     is_busy: bool = True
-    """Whether it does anything but wait to be asked."""
+    """Whether it works, or waits for a call."""
 
     def __str__(self) -> str:
         return f"{self.role}: " + ", ".join(filter(None, (self.stage, self.progress, str(self.usage or ""))))
@@ -52,12 +52,12 @@ class Sign:
 
 @dataclass(frozen=True)
 class Look:
-    """What was found of one process."""
+    """The signs of one process."""
 
     stage: str | None
-    """The last that it has entered since the look before; None if it has entered none."""
+    """Latest stage since the previous check, None if it has entered none."""
     end: int
-    """Bytes of its log that were read."""
+    """Number of bytes of its log that were read."""
     usage: Usage | None
     """None if there is no such process."""
     compiles: bool
@@ -65,7 +65,7 @@ class Look:
 
 
 def enter(stage: str) -> None:
-    """Say, in the log of this process, which its stdout is, what it does from here on."""
+    """Write this process's new stage to its log, which is its stdout."""
     print(f"{MARK}{stage}", flush=True)
 
 
@@ -86,11 +86,11 @@ def look(pid: int | None, log: Path, begin: int) -> Look:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float | None:
-    """User and system time of processes, and of those that they have started and that have ended; None if there are none."""
+    """Return user and system time of processes and of their ended children. None if there are no such processes."""
     ticks = list[int]()
     for pid in pids:
         with suppress(OSError, ValueError):  # it has ended
-            # Behind the name, which may hold anything; utime, stime, cutime and cstime are the 14th to 17th field of the line.
+            # The fields after the name, which may contain anything: utime, stime, cutime and cstime are fields 14 to 17 of the line.
             fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
             ticks.append(sum(map(int, fields[11:15])))
     return sum(ticks) / TICKS if ticks else None

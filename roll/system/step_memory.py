@@ -1,4 +1,4 @@
-"""How a process takes memory and gives it back, where every step makes many small objects and some very large arrays.
+"""Tunes memory allocation for steps that create many small objects and some very large arrays.
 
 Python looks for garbage after every 700 objects that it makes more than it frees, and through everything when a quarter is new. A step of
 32,768 samples makes half a million objects, beside as many that imports have left. Nearly all are in no cycle and are freed without a look.
@@ -24,7 +24,7 @@ GIVE_BACK: dict[int, int] = {TRIM_THRESHOLD: 128 << 10, MMAP_MAX: 65536}
 
 
 def collect_rarely() -> None:
-    """From now on, and never look again at what is there."""
+    """Look for garbage rarely from now on, and never among the present objects."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
@@ -32,7 +32,7 @@ def collect_rarely() -> None:
 
 @contextmanager
 def memory_of_steps() -> Iterator[None]:
-    """Look for garbage rarely, and keep what is freed, as long as the block lasts. Other C libraries than glibc do as they do."""
+    """Look for garbage rarely, and keep freed memory, while the block lasts. C libraries other than glibc are not changed."""
     before = gc.get_threshold()
     collect_rarely()
     libc = ctypes.CDLL(None)

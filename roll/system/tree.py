@@ -1,4 +1,4 @@
-"""The processes beneath one, and the memory that they hold, as Linux tells it. Cheap enough to be asked every second."""
+"""Measures the descendants of a process and their memory on Linux. Cheap enough for a call every second."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from roll.system.sizes import GIB
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 LOOK_EVERY = 0.5
-"""Seconds between two looks at what a bounded tree holds."""
+"""Seconds between two checks of a bounded process tree."""
 
 
 @dataclass(frozen=True)
 class TreeBounds:
-    """What a process and all that it started may hold together."""
+    """Bounds on a process and its descendants together."""
 
     memory_bytes: int
     processes: int
 
     def exceeded(self, pids: Sequence[int]) -> str:
-        """By how much these processes exceed a bound; empty if they do not."""
+        """Return how these processes exceed a bound, empty if they do not."""
         if len(pids) > self.processes:
             return f"the process and what it started were {len(pids)} processes; max_processes is {self.processes}"
         if (held := resident_bytes(pids)) > self.memory_bytes:
@@ -32,7 +32,7 @@ class TreeBounds:
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all that it and those have started and that are not reaped; those that it adopted included."""
+    """Return a process and its unreaped descendants, including adopted ones."""
     found = [pid]
     for parent in found:  # grows meanwhile
         found += _children(parent)
@@ -40,7 +40,7 @@ def tree(pid: int) -> list[int]:
 
 
 def _children(pid: int) -> list[int]:
-    """Empty also where the kernel does not tell (CONFIG_PROC_CHILDREN)."""
+    """Return the children of a process. Empty also for a kernel without CONFIG_PROC_CHILDREN."""
     children: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -51,7 +51,7 @@ def _children(pid: int) -> list[int]:
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Memory of all of them. Pages that several share count for each, but for those of files."""
+    """Return the memory of all of them in bytes. Shared pages count for each process, except pages of files."""
     total = 0
     for pid in pids:
         try:

@@ -11,39 +11,39 @@ from roll.rewards.answers import ground_truth
 from roll.types import Episode, Metrics, RolloutGroup, Segment, StopReason
 
 GROUPS_PER_STEP = 1
-"""Groups of a step whose samples go to a service; `samples.jsonl` keeps more."""
+"""Number of a step's groups whose samples are sent to a service. `samples.jsonl` keeps more."""
 COLUMNS = ("step", "domain", "prompt", "response", "reward", "outcome", "finish_reason", "length")
 
 
 FINISH_REASONS = {StopReason.COMPLETED: "stop", StopReason.ABORTED: "abort"}
-"""`finish_reason` of the record; the other reasons stand under their own names."""
+"""`finish_reason` in the record. Other reasons keep their names."""
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Facts about the run that a tracker gets when it opens."""
+    """Facts about the run for a tracker's start."""
 
     folder: Path
     """The run folder."""
     exp_name: str
     config: Mapping[str, Any]
-    """The whole configuration, in JSON's types."""
+    """The whole configuration in JSON's types."""
     resumed_step: int | None
-    """Step of the checkpoint that the run continues from; None for a fresh start."""
+    """Step of the checkpoint that the run continues from, None for a fresh start."""
 
 
 LOSSES = ("sft/loss", "dpo/loss", "reward_model/loss", "distill/loss")
-"""What a run is judged by that has no rewards."""
+"""Main metric of a run without rewards."""
 
 
 class Tracker(Protocol):
-    """One place where metrics and samples go."""
+    """A destination of metrics and samples."""
 
     name: str
-    """Name in `track_with`; used in reports about the tracker itself."""
+    """Name in `track_with`, also for messages about the tracker itself."""
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Record the metrics of one step. Step 0 is what was measured before the first."""
+        """Record the metrics of one step. Step 0 stands for the state before the first step."""
         ...
 
     def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
@@ -56,7 +56,7 @@ class Tracker(Protocol):
 
 
 class Record(Tracker, Protocol):
-    """The run's own record, which keeps the responses of validation too."""
+    """The run's own record, which also keeps the responses of validation."""
 
     def held_out(self, step: int, name: str, groups: Sequence[RolloutGroup]) -> None:
         """Record some of the groups of a held-out set, `name`, as many as the record keeps."""
@@ -64,7 +64,7 @@ class Record(Tracker, Protocol):
 
 
 def group_record(step: int, group: RolloutGroup) -> dict[str, Any]:
-    """One group as it stands in `samples.jsonl`; lengths in tokens.
+    """Return a group's record in `samples.jsonl`. Lengths are in tokens.
 
     `ground_truth` is the row's reference answer, None where it has none that is a text or a number. `text` and `length` are of what the
     policy sampled. An episode of several turns has its `trajectories` too: of each segment who laid it down, its text, and of the policy's
@@ -82,7 +82,7 @@ def group_record(step: int, group: RolloutGroup) -> dict[str, Any]:
 
 
 def sample_table(step: int, groups: Sequence[RolloutGroup]) -> tuple[list[str], list[list[Any]]]:
-    """Columns and rows, one row for each response of the groups that go to a service."""
+    """Return columns and rows for a service, one row for each response."""
     rows = [
         [step, record["domain"], record["prompt"], response["text"], *(response[column] for column in COLUMNS[4:])]
         for record in (group_record(step, group) for group in groups[:GROUPS_PER_STEP])
@@ -92,7 +92,7 @@ def sample_table(step: int, groups: Sequence[RolloutGroup]) -> tuple[list[str], 
 
 
 def sample_lines(step: int, groups: Sequence[RolloutGroup]) -> list[tuple[str, str]]:
-    """The same rows as caption and text, for services without tables."""
+    """Return the same rows as caption and text, for services without tables."""
     _, rows = sample_table(step, groups)
     return [(f"{row[1]}, reward {row[4]:g} ({row[5]})", f"{row[2]}{row[3]}") for row in rows]
 
@@ -100,7 +100,7 @@ def sample_lines(step: int, groups: Sequence[RolloutGroup]) -> list[tuple[str, s
 def _ground_truth(row: Mapping[str, Any]) -> str | None:
     try:
         return ground_truth(row)
-    except ValueError:  # rewards of one's own, and judges, need none
+    except ValueError:  # custom rewards and judges need none
         return None
 
 
@@ -119,7 +119,7 @@ def _response_record(episode: Episode) -> dict[str, Any]:
 
 
 def _has_answers(episode: Episode) -> bool:
-    """Whether anything is given but the prompt, or it was played in an environment.
+    """Whether an episode has given segments besides its prompt, or an environment.
 
     A single response may be divided into turns; its record shows it as one.
     """

@@ -1,4 +1,4 @@
-"""The run in the terminal: a live view where a person watches, one plain line a step everywhere else."""
+"""Shows the run: as a live view in a terminal, and elsewhere as one plain line a step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from roll.types import Metrics, RolloutGroup
 LOG = logging.getLogger(__name__)
 BLOCKS = "▁▂▃▄▅▆▇█"
 BAR = 20
-"""Characters of the bar and of the curve: all lines fit into a terminal of 80."""
+"""Number of characters of the bar and of the curve. All lines fit into 80 columns."""
 STEPS_OF_ETA = 10
 FEWEST_OF_ETA = 2
 SHORT = {"weight_sync": "sync", "evaluate": "eval", "checkpoint": "save"}
@@ -30,7 +30,7 @@ SHORT = {"weight_sync": "sync", "evaluate": "eval", "checkpoint": "save"}
 
 @dataclass(frozen=True)
 class Progress:
-    """What the console remembers of a run."""
+    """The state of a run that the console shows."""
 
     max_steps: int
     step: int = 0
@@ -40,19 +40,19 @@ class Progress:
     headlines: tuple[float, ...] = ()
     """The mean reward of every step, or the loss in supervised fine-tuning."""
     validation: Mapping[str, float] | None = None
-    """The last one: pass@1, or the loss, of each set."""
+    """Latest validation: pass@1, or the loss, of each set."""
     validated_at: int = 0
     step_seconds: tuple[float, ...] = ()
-    """Times of the last few steps, without the first, which compiles what the others use."""
+    """Durations of the last few steps, without the first, which includes compilation."""
     timed: int = 0
-    """Steps whose seconds are known."""
+    """Number of steps with a known duration."""
 
     def after(self, step: int, metrics: Metrics) -> Progress:
-        """The progress once `metrics` of `step` are known."""
+        """Return the progress after the `metrics` of `step`."""
         losses = [metrics[name] for name in LOSSES if name in metrics]
         name, value = ("loss", losses[0]) if losses else ("reward", metrics.get("reward/mean"))
         validation = _validation(metrics)
-        seconds = [metrics["time/step"]] if step and "time/step" in metrics else []  # step 0 is the start, and no step
+        seconds = [metrics["time/step"]] if step and "time/step" in metrics else []  # step 0 is the state before the first step
         return replace(
             self,
             step=step,
@@ -67,14 +67,14 @@ class Progress:
 
     @property
     def eta_seconds(self) -> float | None:
-        """Time to the last step at the pace of the last few; None before there are enough of them."""
+        """Return the time to the last step at the recent pace, None before enough steps."""
         if len(self.step_seconds) < FEWEST_OF_ETA:
             return None
         return sum(self.step_seconds) / len(self.step_seconds) * (self.max_steps - self.step)
 
 
 def console_tracker(title: str, max_steps: int, life: Life) -> Tracker:
-    """The live view if stdout is a terminal, plain lines if not. `life` shows what the roles do until the first step."""
+    """Return the live view if stdout is a terminal, otherwise plain lines. `life` shows the roles' stages until the first step."""
     return LiveConsole(title, max_steps, life) if sys.stdout.isatty() else PlainConsole(max_steps, life)
 
 
@@ -100,7 +100,7 @@ class PlainConsole:
 
 
 class StepLog:
-    """The same lines in the driver's log, whatever the terminal shows."""
+    """Writes the plain lines to the driver's log."""
 
     name = "log"
 
@@ -119,12 +119,12 @@ class StepLog:
 
 
 class LiveConsole:
-    """A few lines at the bottom of the terminal; what is printed meanwhile scrolls past above them."""
+    """A few lines at the bottom of the terminal. Other output scrolls past above them."""
 
     name = "console"
 
     def __init__(self, title: str, max_steps: int, life: Life, console: Console | None = None) -> None:
-        """The view appears with the first metrics, in place of that of `life`, whose rows it shows beneath its own."""
+        """The view replaces that of `life` at the first metrics, and shows its rows below its own."""
         self._title, self._life = title, life
         self._progress = Progress(max_steps)
         self._logged_at = time.monotonic()
@@ -143,7 +143,7 @@ class LiveConsole:
         pass
 
     def close(self) -> None:
-        """Leave the last state on the screen, without what the roles do, and give back the cursor and the streams."""
+        """Leave the last state on the screen without the roles' stages, and release the cursor and the streams."""
         self._life.show([])
         self._live.stop()
 
@@ -172,7 +172,7 @@ def plain_line(progress: Progress) -> str:
 
 
 def live_view(title: str, progress: Progress, seconds_since: float) -> RenderableType:
-    """Lines with the progress, the rewards and the speed. `seconds_since` is the time since the last metrics."""
+    """Return lines with the progress, the rewards and the speed. `seconds_since` is the time since the last metrics."""
     metrics = progress.metrics or {}
     first = Table.grid(padding=(0, 1))
     eta = "" if progress.eta_seconds is None else f"eta {duration(max(0.0, progress.eta_seconds - seconds_since))}"
@@ -196,7 +196,7 @@ def live_view(title: str, progress: Progress, seconds_since: float) -> Renderabl
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """A sparkline of `values` in at most `width` characters, each the mean of as many neighbours as needed."""
+    """Return a sparkline of `values` in at most `width` characters, each the mean of neighbours."""
     finite = [value for value in values if math.isfinite(value)]
     size = math.ceil(len(finite) / width) or 1
     means = [sum(part) / len(part) for part in (finite[start : start + size] for start in range(0, len(finite), size))]
@@ -208,7 +208,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def time_split(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of the step's parts, by a short name; those that took less than a tenth of a second are left out."""
+    """Return the seconds of the step's parts by short names, without parts below a tenth of a second."""
     parts = {name.removeprefix("time/"): seconds for name, seconds in metrics.items() if name.startswith("time/") and name != "time/step"}
     return {SHORT.get(part, part): seconds for part, seconds in parts.items() if seconds >= 0.05}
 
@@ -224,7 +224,7 @@ def duration(seconds: float) -> str:
 
 
 def _validation(metrics: Metrics) -> dict[str, float]:
-    """`val/<set>/pass@1` by set; the loss where there is no pass@1."""
+    """Return `val/<set>/pass@1` by set, or the loss if there is no pass@1."""
     for measure in ("pass@1", "loss"):
         suffix = f"/{measure}"
         found = {

@@ -1,4 +1,4 @@
-"""How a run ended, in its folder: `end.json`. There is none while the run goes on, nor of one that was killed."""
+"""Writes how a run ended to `end.json` in its folder. A run that continues or was killed has none."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class RunEnd:
 
     outcome: Literal["done", "interrupted", "failed"]
     cause: str
-    """Why, where it did not take all of its steps."""
+    """Reason, if the run did not take all of its steps."""
     checkpoint: str
-    """What can be gone on from, in words."""
+    """The checkpoint to continue from, in words."""
     last_step: int | None = None
-    """Last step of the whole run if it reaches its end; None where that is not known."""
+    """Last step of the complete run, None if unknown."""
 
 
 def write_end(folder: Path, end: RunEnd) -> None:
-    """Replace what an earlier run left.
+    """Write the file, in place of an earlier run's.
 
     Raises:
         OSError: the file cannot be written.
@@ -39,7 +39,7 @@ def write_end(folder: Path, end: RunEnd) -> None:
 
 
 def read_end(folder: Path) -> RunEnd | None:
-    """None where there is none that can be read."""
+    """Read the file. None if it is absent or unreadable."""
     try:
         return RunEnd(**json.loads((folder / END_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""Several trackers as one. The record must not fail; nothing else may stop the training."""
+"""Several trackers as one. Only a failure of the record ends the training."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from roll.types import Metrics, RolloutGroup
 
 LOG = logging.getLogger(__name__)
 FAILURES = (Exception, SystemExit)
-"""Whatever a tracker's library raises, the training goes on; some end the process where they want a login."""
+"""Errors of tracker libraries that do not end the training. Some exit the process to ask for a login."""
 
 
 class Tracking:
-    """Hands everything to the record first and then to the other trackers."""
+    """Passes everything to the record first and then to the other trackers."""
 
     name = "tracking"
 
@@ -30,7 +30,7 @@ class Tracking:
 
     @property
     def step_under_way(self) -> int:
-        """The first that was not logged."""
+        """First step that was not logged."""
         return self._last_step + 1
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -47,7 +47,7 @@ class Tracking:
         self._record.held_out(step, name, groups)
 
     def close(self) -> None:
-        """Close all of them, whatever fails on the way; the record's error passes last."""
+        """Close all trackers in spite of errors. The record's error is raised at the end."""
         others, self._others = self._others, []
         try:
             for tracker in others:
@@ -79,6 +79,6 @@ def _close(tracker: Tracker) -> None:
 
 
 def report_failure(name: str, error: BaseException) -> None:
-    """One line for the person, the traceback for the log file."""
+    """Log one line as a warning, and the traceback in the log file."""
     LOG.warning("tracker '%s' failed and is left out from here on: %s: %s", name, type(error).__name__, error)
     LOG.info("where tracker '%s' failed", name, exc_info=error)

@@ -1,4 +1,4 @@
-"""The record of a run: `metrics.jsonl`, `samples.jsonl` and `validation_samples.jsonl`, one JSON object a line, each step once."""
+"""The record of a run: `metrics.jsonl`, `samples.jsonl` and `validation_samples.jsonl`, with one JSON object a line and each step once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VALIDATION_SAMPLES_FILE = "validation_samples.jsonl"
 
 
 class JsonlTracker:
-    """Implements `Record`: appends to the three files, each line whole when the call returns."""
+    """Implements `Record`: appends whole lines to the three files."""
 
     name = "jsonl"
 
@@ -42,17 +42,17 @@ class JsonlTracker:
         self._held_out = _continue(folder / VALIDATION_SAMPLES_FILE, resumed_from)
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Raises RollError if the file takes no more."""
+        """See `Tracker`. Raises RollError if the file cannot be written."""
         _append(self._metrics, to_line({"step": step, **metrics}))
 
     def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
-        """Raises RollError if the file takes no more."""
+        """See `Tracker`. Raises RollError if the file cannot be written."""
         _append(self._samples, _sample_lines({}, step, groups, self._groups_per_step))
 
     def held_out(self, step: int, name: str, groups: Sequence[RolloutGroup]) -> None:
-        """Keeps the first groups of the set, which are those of the same prompts each time.
+        """Keep the first groups of the set, whose prompts are the same each time.
 
-        Raises RollError if the file takes no more.
+        Raises RollError if the file cannot be written.
         """
         _append(self._held_out, _sample_lines({"set": name}, step, groups, self._groups_per_set))
 
@@ -63,19 +63,19 @@ class JsonlTracker:
 
 
 def _sample_lines(first: dict[str, Any], step: int, groups: Sequence[RolloutGroup], most: int) -> bytes:
-    """The first groups, `most` at most, each with the number of responses that there were in all."""
+    """Return at most `most` groups, each with its total number of responses."""
     total = sum(len(group.episodes) for group in groups)
     return b"".join(to_line({**first, **group_record(step, group), "responses_of_step": total}) for group in groups[:most])
 
 
 def to_line(record: dict[str, Any]) -> bytes:
-    """One line of valid JSON: what is not finite becomes null, what UTF-8 cannot say becomes a JSON escape."""
+    """Return one line of valid JSON. Non-finite numbers become null, and characters that UTF-8 cannot encode become JSON escapes."""
     text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", errors="backslashreplace") + b"\n"
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The records of a file, and how many lines hold none (a process that was killed may leave half a line)."""
+    """Return a file's records, and the number of lines without one (a killed process may leave half a line)."""
     records, unreadable = [], 0
     for _, record in _lines(path):
         if record is None:
@@ -86,7 +86,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def read_ends(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """As `read_lines`, of the first and the last step alone; no more is held in memory, for the samples of a long run are large."""
+    """Return the records of the first and the last step. Only these are kept in memory, because the samples of a long run are large."""
     first: list[dict[str, Any]] = []
     last: list[dict[str, Any]] = []
     unreadable = 0
@@ -103,7 +103,7 @@ def read_ends(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def places(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Where each line of a file begins, in bytes, and its record, None if it holds none; one at a time, for samples may be large."""
+    """Yield the byte offset of each line and its record, None if it has none. One line at a time, because samples may be large."""
     begin = 0
     for line, record in _lines(path):
         yield begin, record
@@ -111,7 +111,7 @@ def places(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
 
 
 def read_places(path: Path, begins: Sequence[int]) -> list[dict[str, Any]]:
-    """The records of the lines that begin there."""
+    """Yield the records of the lines at these offsets."""
     found = []
     with path.open("rb") as file:
         for begin in begins:
@@ -123,7 +123,7 @@ def read_places(path: Path, begins: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def truncate_after(path: Path, step: int) -> int:
-    """Cut off the lines of later steps and the lines that hold no record; give their number.
+    """Remove the lines of later steps and lines without a record. Return their number.
 
     The file is replaced in one move: a crash leaves the old one or the new one.
     """
@@ -155,7 +155,7 @@ def _append(file: FileIO, lines: bytes) -> None:
 
 
 def _continue(path: Path, resumed_from: int | None) -> FileIO:
-    if path.exists() and path.stat().st_size:  # one without a line is no earlier run's record, and replaces none
+    if path.exists() and path.stat().st_size:  # an empty file is not an earlier run's record and replaces none
         if resumed_from is None:
             os.replace(path, path.with_name(f"{path.name}.previous"))
         else:

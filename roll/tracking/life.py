@@ -1,4 +1,4 @@
-"""Signs of life: what the processes of a run are doing, from the plan to the first step, and in a terminal until the end.
+"""Shows signs of life of a run's processes from the plan to the first step, and in a terminal until the end.
 
 In a terminal: a panel with one row for each role. Elsewhere: a line whenever a role enters a stage, and every few seconds a line for a role
 whose progress or resource use has changed since its last line. A role without progress gets no line: passing time alone is no sign of
@@ -24,21 +24,21 @@ from roll.system.tree import resident_bytes, tree
 
 LOG = logging.getLogger(__name__)
 TICK = 1.0
-"""Seconds between two looks at what the processes do."""
+"""Seconds between two checks of the processes."""
 LINE_EVERY = 2.0
-"""Seconds after which a line follows another though no role has entered a stage."""
+"""Seconds after which a line is printed although no role has entered a stage."""
 DRIVER = "driver"
 
 
 class PlainSigns:
-    """Chooses what is worth a line. No clock, no output."""
+    """Chooses the lines to print. It has no clock and no output."""
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[float, Sign]] = {}
         self._last = float("-inf")
 
     def lines(self, signs: Sequence[Sign], now: float) -> list[str]:
-        """The lines to print about the roles' work at `now`, in seconds."""
+        """Return the lines to print about the roles' work at `now`, in seconds."""
         due = [sign for sign in signs if sign.role not in self._told or self._told[sign.role][1].stage != sign.stage]
         if not due and now - self._last >= LINE_EVERY:
             moved = [sign for sign in signs if sign.is_busy and self._told[sign.role][1] != sign]
@@ -50,10 +50,10 @@ class PlainSigns:
 
 
 class Life:
-    """Shows signs from `__enter__` on, until `rest`; `wake` has them shown again."""
+    """Shows signs from `__enter__` until `rest`, and again from `wake` on."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        """In a terminal, if the console is one."""
+        """Shows a panel if the console is a terminal."""
         self._console, self._clock = console, clock
         self._signs: dict[str, Sign] = {}
         self._plain = PlainSigns()
@@ -75,13 +75,13 @@ class Life:
         self.rest()
 
     def driver(self, stage: str, is_busy: bool = True) -> None:
-        """What the driver does from here on, and whether it does anything but wait for its roles."""
+        """Set the driver's stage, and whether it works or waits for its roles."""
         if (stage, is_busy) != (self._stage, self._works):
             self._stage, self._works = stage, is_busy
             self._look_at_driver()
 
     def show(self, signs: Sequence[Sign]) -> None:
-        """What the roles do now. A role that is not among them has ended."""
+        """Set the roles' present work. Roles that are missing have ended."""
         with self._lock:
             self._signs = {name: sign for name, sign in self._signs.items() if name == DRIVER} | {sign.role: sign for sign in signs}
             self._refresh()
@@ -92,7 +92,7 @@ class Life:
         return self._is_awake or self._console.is_terminal
 
     def own(self, pids: Sequence[int]) -> None:
-        """Processes of the roles, whose use of the machine is not the driver's."""
+        """Set the processes of the roles, whose resources do not count for the driver."""
         self._others = list(pids)
 
     def rest(self) -> None:
@@ -114,7 +114,7 @@ class Life:
                 self._live.start()
 
     def rows(self) -> RenderableType:
-        """One row for each role that does something."""
+        """Return one row for each working role."""
         with self._lock:
             return Group(*(row(sign) for sign in self._signs.values() if sign.is_busy))
 
@@ -127,7 +127,7 @@ class Life:
     def _print(self, line: str) -> None:
         try:
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
-        except OSError as error:  # nobody reads what is printed any more
+        except OSError as error:  # the reader of the output is gone
             LOG.info("signs of life cannot be shown any more: %s", error)
             self._is_awake = False
 
@@ -138,14 +138,14 @@ class Life:
             self._refresh()
 
     def _tick(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the main thread's
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # signal handlers belong to the main thread
         while not self._ended.wait(TICK):
             if self._stage and self.is_seen:
                 self._look_at_driver()
 
 
 def driver_usage(others: Sequence[int]) -> Usage | None:
-    """Usage of this process and its children, Ray's own processes included, without `others` and their children."""
+    """Return the usage of this process and its children, including Ray's processes, without `others` and their children."""
     foreign = {pid for other in others for pid in tree(other)}
     own = [pid for pid in tree(os.getpid()) if pid not in foreign]
     cpu = cpu_seconds(own)
@@ -153,6 +153,6 @@ def driver_usage(others: Sequence[int]) -> Usage | None:
 
 
 def row(sign: Sign) -> Text:
-    """A line of the panel, cut where the terminal ends."""
+    """A line of the panel, cut at the terminal's width."""
     text = Text(f"{sign.role}: ", style="bold", no_wrap=True, overflow="ellipsis")
     return text.append(str(sign).removeprefix(f"{sign.role}: "), style="not bold")

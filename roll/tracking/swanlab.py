@@ -1,4 +1,4 @@
-"""SwanLab. The package is not among roll's requirements and is imported only where it is asked for."""
+"""SwanLab. The package is optional and imported only if `track_with` names it."""
 
 from __future__ import annotations
 

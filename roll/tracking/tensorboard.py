@@ -1,4 +1,4 @@
-"""Curves in TensorBoard. The samples stand in `samples.jsonl` and in the report."""
+"""Writes curves for TensorBoard. Samples are in `samples.jsonl` and in the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights & Biases. The package is not among roll's requirements and is imported only where it is asked for."""
+"""Weights & Biases. The package is optional and imported only if `track_with` names it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ID_FILE = "wandb_run_id"
 
 
 class WandbTracker:
-    """One W&B run for each run folder: what resumes goes on in it."""
+    """One W&B run for each run folder, which resumed runs continue."""
 
     name = "wandb"
 
@@ -28,7 +28,7 @@ class WandbTracker:
             arguments |= {"id": known.read_text(encoding="utf-8"), "resume": "allow"}
         self._run = self._wandb.init(**(arguments | dict(settings)))
         known.write_text(self._run.id, encoding="utf-8")
-        # The loop's own step, so that a run that resumes may log a step again.
+        # The loop's own step, so that a resumed run may log a step again.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 

@@ -11,22 +11,22 @@ from roll.types import Ints
 
 @dataclass(frozen=True)
 class Parsed:
-    """What the policy wrote in a turn."""
+    """A parsed turn of the policy."""
 
     message: Mapping[str, Any]
-    """Message that `Environment.step` gets: role, content, `tool_calls` with JSON text for arguments, `reasoning_content` if it thought."""
+    """Message for `Environment.step`: role, content, `tool_calls` with JSON text for arguments, `reasoning_content` if any."""
     malformed: Sequence[str] = ()
-    """The texts of tool calls that cannot be read."""
+    """Texts of unreadable tool calls."""
 
 
 class ChatRenderer(Protocol):
-    """Messages to tokens and back, in the format of one model."""
+    """Converts messages to tokens and back, in the format of one model."""
 
     stop_token_ids: frozenset[int]
-    """They end a turn: the engine must stop on them."""
+    """Token ids that end a turn. The engine must stop on them."""
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Ints:
-        """The tokens of a whole conversation, with the assistant's turn opened at its end.
+        """Return the tokens of a whole conversation, with an opened assistant's turn at the end.
 
         Raises:
             TemplateFault: the format cannot express these messages, or the calls of tools in it cannot be read.
@@ -34,7 +34,7 @@ class ChatRenderer(Protocol):
         ...
 
     def bridge(self, before: Ints, sampled: Ints, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Ints | None:
-        """What to lay down after `before` and `sampled`: the end of the turn if `sampled` lacks it, `messages`, the next turn opened.
+        """Return the tokens after `before` and `sampled`: the end of the turn if `sampled` lacks it, `messages`, and the opened next turn.
 
         Returns:
             None if no safe bridge exists.
@@ -42,9 +42,9 @@ class ChatRenderer(Protocol):
         ...
 
     def parse(self, sampled: Ints, tools: Sequence[Mapping[str, Any]]) -> Parsed:
-        """The message that the sampled tokens are."""
+        """Parse the sampled tokens."""
         ...
 
     def text(self, token_ids: Ints) -> str:
-        """The tokens as text, special ones included."""
+        """Return the text of tokens, including special ones."""
         ...

@@ -1,4 +1,4 @@
-"""The token side of a conversation by any chat template that can be continued.
+"""Renders and continues conversations by any chat template that allows it.
 
 Nothing is known of the template but what it writes. A conversation is rendered whose assistant says a word that occurs nowhere else; what
 follows that word up to the opened next turn is the bridge. It is safe where the template writes what came before in the same way when
@@ -28,19 +28,19 @@ NO_CALLS = 'its chat template does not write tool calls as <tool_call>{{"name": 
 
 @dataclass(frozen=True)
 class Ending:
-    """How the template ends an assistant's turn."""
+    """The template's end of an assistant's turn."""
 
     mark: str
-    """The special token that the policy samples last."""
+    """Special token that the policy samples last."""
     after: str
     """What follows it: blanks."""
 
 
 class TemplateRenderer:
-    """A `ChatRenderer` by what a template writes. `check` says whether the template allows it."""
+    """A `ChatRenderer` for a chat template. `check` says whether the template allows it."""
 
     def __init__(self, encoder: Encoder, render: RenderTurns, eos_token_id: int | None) -> None:
-        """Raises TemplateFault if the template does not render a conversation, or says not how a turn ends."""
+        """Raises TemplateFault if the template cannot render a conversation, or marks no end of a turn."""
         self._encoder, self._render_text = encoder, render
         opened = render([ASKED], (), True)
         self._thinks = THINK in opened and THOUGHT not in opened[opened.rfind(THINK) :]
@@ -72,7 +72,7 @@ class TemplateRenderer:
         return render_tokens(self._encoder, self._render_text, messages, tools)
 
     def bridge(self, before: Ints, sampled: Ints, messages: Messages, tools: Tools) -> Ints | None:
-        """See `ChatRenderer`. None also where the template refuses these messages."""
+        """See `ChatRenderer`. None also if the template refuses these messages."""
         if not messages or any(message["role"] == "assistant" for message in messages):
             return None
         try:
@@ -85,13 +85,13 @@ class TemplateRenderer:
         return ints(ids[1:] if closed else ids)
 
     def parse(self, sampled: Ints, tools: Tools) -> Parsed:
-        """See `ChatRenderer`. Tags that are special tokens count as tags only where that token was sampled."""
+        """See `ChatRenderer`. A tag that is a special token only counts if that token was sampled."""
         said = sampled[:-1] if len(sampled) and int(sampled[-1]) in self.stop_token_ids else sampled
         guard = guard_for([self._encoder.decode(said)])
         written = read_turn(self._encoder.decode_guarded(said, guard), self._thinks)
         calls = [
             {
-                "id": f"call{number:05d}",  # nine letters and digits, as Mistral's templates want
+                "id": f"call{number:05d}",  # nine letters and digits, as Mistral's templates require
                 "type": "function",
                 "function": {"name": call["name"], "arguments": json.dumps(call["arguments"], ensure_ascii=False)},
             }
@@ -107,7 +107,7 @@ class TemplateRenderer:
         return self._encoder.decode(token_ids)
 
     def check(self) -> None:
-        """Raises TemplateFault where no bridge over a user's message is safe, or the tokens are not those of the tokenizer itself."""
+        """Raise TemplateFault if no bridge over a user's message is safe, or the tokens differ from those of the tokenizer itself."""
         self._following([ASKED], ())
         whole = self._render_text([ASKED, {"role": "assistant", "content": PROBE}, ASKED], (), True)
         if not whole.startswith(self._render_text([ASKED], (), True)):
@@ -115,7 +115,7 @@ class TemplateRenderer:
         self._encoder.check(whole)
 
     def _following(self, messages: Messages, tools: Tools) -> tuple[Ending, str, str]:
-        """(how the turn before ends, the text from its last token to the opened next turn, the guard in it)."""
+        """Return (end of the previous turn, text from its last token to the opened next turn, guard in that text)."""
         guard, guarded = self._encoder.guarded_messages(messages)
         history = _history(guarded)
         ended = self._render_text(history, tools, False)
@@ -136,7 +136,7 @@ class TemplateRenderer:
         raise TemplateFault("it ends a turn of the assistant without a special token")
 
     def _moving(self) -> str | None:
-        """Why a conversation with a system message cannot be continued; None if it can, or if the template refuses it anyhow."""
+        """Return why a conversation with a system message cannot be continued. None if it can, or if the template refuses it."""
         begun = [SYSTEM, ASKED]
         try:
             later = self._render_text([*begun, {"role": "assistant", "content": PROBE}, ASKED], (), True)
@@ -146,7 +146,7 @@ class TemplateRenderer:
         return None if follows else "its chat template moves the system message when more follows: tell it in the user's message"
 
     def _unreadable(self) -> str | None:
-        """Why calls as the template writes them cannot be read back; None if they can."""
+        """Return why the template's calls cannot be read back, None if they can."""
         messages = [ASKED, calling([CALL, CALL])]
         opened, written = self._render_text(messages[:1], TOOLS, True), self._render_text(messages, TOOLS, False)
         turn = written[len(opened) :] if written.startswith(opened) else written[written.rfind(ASKED["content"]) :]
@@ -155,7 +155,7 @@ class TemplateRenderer:
 
 
 def _history(messages: Messages) -> list[Mapping[str, Any]]:
-    """A conversation that `messages` may follow: before answers of tools, as many calls."""
+    """Return a conversation that `messages` may follow, with a call for each tool answer among them."""
     answers: list[Mapping[str, Any]] = []
     for message in messages:
         if message["role"] != "tool":

@@ -1,4 +1,4 @@
-"""Tool calls in what the policy wrote, in the form of Hermes and Qwen. Pure functions of text.
+"""Parses tool calls of the policy in the format of Hermes and Qwen. Pure functions of text.
 
 <tool_call>
 {"name": "search", "arguments": {"query": "weather"}}
@@ -19,20 +19,20 @@ DECODER = json.JSONDecoder(parse_constant=lambda name: _refuse(name))
 
 @dataclass(frozen=True)
 class Written:
-    """What the policy wrote in a turn."""
+    """A parsed turn of the policy."""
 
     reasoning: str | None
-    """Text between the tags of thinking; None without."""
+    """Text between the tags of thinking, None without them."""
     content: str
-    """The rest, without the calls."""
+    """The remaining text, without the calls."""
     calls: Sequence[Mapping[str, Any]]
-    """Each with a `name` and its `arguments`, an object."""
+    """Calls, each with a `name` and `arguments`, an object."""
     malformed: Sequence[str]
-    """Calls that cannot be read."""
+    """Texts of unreadable calls."""
 
 
 def read_turn(text: str, thinks: bool) -> Written:
-    """A turn's text, taken apart.
+    """Parse a turn's text.
 
     Args:
         thinks: the text begins inside thinking, because the prompt has opened it.
@@ -59,7 +59,7 @@ def read_turn(text: str, thinks: bool) -> Written:
 
 
 def _one_call(text: str) -> tuple[Mapping[str, Any] | None, str, str]:
-    """(the call or None, its text, what follows it) of a text that begins after an opening tag."""
+    """Return (the call or None, its text, the rest) of a text that begins after an opening tag."""
     try:
         begun = len(text) - len(text.lstrip())
         found, end = DECODER.raw_decode(text, begun)
@@ -67,14 +67,14 @@ def _one_call(text: str) -> tuple[Mapping[str, Any] | None, str, str]:
         if after.startswith(CLOSE) and is_call(found):
             return found, text[:end], after.removeprefix(CLOSE)
     except (ValueError, RecursionError):
-        pass  # what is not JSON is returned as it is
+        pass  # other texts are returned unchanged
     ends = [at for at in (text.find(CLOSE), text.find(OPEN)) if at >= 0]
     end = min(ends, default=len(text))
     return None, text[:end].strip(), text[end:].removeprefix(CLOSE)
 
 
 def is_call(found: Any) -> bool:
-    """Whether a JSON value names a tool and gives it arguments, all in texts that UTF-8 can write."""
+    """Whether a JSON value names a tool and its arguments, in texts that UTF-8 can encode."""
     if not (isinstance(found, dict) and isinstance(found.get("name"), str) and found["name"] and isinstance(found.get("arguments"), dict)):
         return False
     try:

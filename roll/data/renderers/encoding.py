@@ -1,4 +1,4 @@
-"""From rendered text to tokens, so that no text of a message becomes a special token.
+"""Tokenises rendered text so that no text of a message becomes a special token.
 
 A chat template writes special tokens as text, and a tokenizer reads each back. What a user, a tool or an environment says may hold the same
 text: `guarded` breaks it with a character that occurs nowhere else, `Encoder.encode` leaves that character out again, and reads as special
@@ -23,13 +23,13 @@ from roll.types import Ints
 PRIVATE = range(0xF0000, 0xFFFFE)
 """Code points for private use, which Unicode assigns to no character."""
 OPENINGS = ("<|", "<｜")
-"""Beginnings of most special tokens, including those that the tokenizer does not list as special."""
+"""Prefixes of most special tokens, including those that the tokenizer does not list as special."""
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """Tags that have a meaning in the policy's own text, whether or not the template writes them."""
 
 
 class Encoder:
-    """Text to tokens and back, of one tokenizer.
+    """Converts text to tokens and back, for one tokenizer.
 
     Attributes:
         marks: the special tokens by their text: those that the tokenizer calls so, those that look so, and those that the template writes.
@@ -63,7 +63,7 @@ class Encoder:
         self._forbidden = frozenset(self.marks.values())
 
     def encode(self, text: str, guard: str = "", first: bool = True) -> list[int]:
-        """The tokens of `text`.
+        """Return the tokens of `text`.
 
         Args:
             guard: the character of `guarded`, to be left out.
@@ -91,18 +91,18 @@ class Encoder:
         return ids
 
     def check(self, text: str) -> None:
-        """Raises TemplateFault if the tokenizer itself gives a text without guard other tokens."""
+        """Raise TemplateFault if the tokenizer itself gives a text without guard other tokens."""
         if self._whole.encode(text, add_special_tokens=False).ids != self.encode(text):
             raise TemplateFault(f"its tokenizer reads {text!r} differently when the special tokens in it are taken apart from the text")
 
     def decode(self, token_ids: Ints | Sequence[int]) -> str:
-        """The text of tokens, special ones included."""
+        """Return the text of tokens, including special ones."""
         text = self._tokenizer.decode([int(one) for one in token_ids], skip_special_tokens=False, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
 
     def decode_guarded(self, token_ids: Ints | Sequence[int], guard: str) -> str:
-        """The text of tokens, in which a special token's text stands only where that token is; elsewhere it is broken by `guard`."""
+        """Return the text of tokens. The text of a special token only stands for that token; elsewhere `guard` breaks it."""
         special = {number: mark for mark, number in self.marks.items()}
         parts: list[str] = []
         run: list[int] = []
@@ -118,18 +118,18 @@ class Encoder:
         return "".join(parts)
 
     def guarded(self, text: str, guard: str) -> str:
-        """`text` with `guard` after the first character of whatever looks like a special token."""
+        """Insert `guard` after the first character of whatever looks like a special token."""
         while (found := self._mark.search(text)) and found.end() - found.start() > 1:
             text = self._mark.sub(lambda mark: mark[0][0] + guard + mark[0][1:], text)
         return text
 
     def guarded_messages(self, messages: Messages) -> tuple[str, list[dict[str, Any]]]:
-        """(a guard, the messages with it)."""
+        """Return (a guard, the messages with it)."""
         guard = guard_for([json.dumps(list(messages), ensure_ascii=False)])
         return guard, [self.guarded_message(message, guard) for message in messages]
 
     def guarded_message(self, message: Mapping[str, Any], guard: str) -> dict[str, Any]:
-        """The message with all its texts guarded, unless it is the assistant's: those are the policy's own."""
+        """Guard all texts of a message, unless it is the assistant's: its texts are the policy's own."""
         if message["role"] == "assistant":
             return dict(message)
         return {key: value if key == "role" else self._guarded_value(value, guard) for key, value in message.items()}
@@ -143,13 +143,13 @@ class Encoder:
 
 
 def render_tokens(encoder: Encoder, render: RenderTurns, messages: Messages, tools: Tools) -> Ints:
-    """The tokens of a whole conversation, with the assistant's turn opened at its end."""
+    """Return the tokens of a whole conversation, with an opened assistant's turn at the end."""
     guard, guarded = encoder.guarded_messages(messages)
     return ints(encoder.encode(render(guarded, tools, True), guard))
 
 
 def guard_for(texts: Iterable[str]) -> str:
-    """A character that occurs in none of the texts."""
+    """Return a character that occurs in none of the texts."""
     used = {character for text in texts for character in text if ord(character) >= PRIVATE.start}
     return next(chr(point) for point in PRIVATE if chr(point) not in used)
 
@@ -160,12 +160,12 @@ def ints(token_ids: Sequence[int]) -> Ints:
 
 
 def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
-    """Finds each of the texts; nothing if there are none."""
+    """Return a pattern for any of the texts, which matches nothing if there are none."""
     return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) or "(?!)")
 
 
 def _plain(backend: Tokenizer, added: Mapping[str, int], first: bool) -> Tokenizer:
-    """A tokenizer without added tokens."""
+    """Return a copy of a tokenizer without added tokens."""
     description = json.loads(backend.to_str())
     description["added_tokens"] = []
     description["post_processor"] = description["truncation"] = description["padding"] = None
@@ -179,7 +179,7 @@ def _plain(backend: Tokenizer, added: Mapping[str, int], first: bool) -> Tokeniz
 
 
 def _not_first(step: dict[str, Any] | None) -> None:
-    """SentencePiece's space before the first word belongs to the beginning of a text only."""
+    """Keep SentencePiece's space before the first word at the start of a text only."""
     for inner in (step or {}).get("pretokenizers", ()):
         _not_first(inner)
     if step and step.get("prepend_scheme") == "first":

@@ -1,4 +1,4 @@
-"""Which renderer a model's chat gets."""
+"""Chooses the renderer of a model's conversations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REMEDY = "choose data_args.template: chatml or qwen2_5 (the tokenizer must have 
 
 
 def chat_renderer(tokenizer: PreTrainedTokenizerBase, model_path: str | Path, template: str) -> ChatRenderer:
-    """The renderer of a model's conversations over several turns.
+    """Return the renderer of a model's conversations over several turns.
 
     Args:
         model_path: the model's folder.
@@ -25,7 +25,7 @@ def chat_renderer(tokenizer: PreTrainedTokenizerBase, model_path: str | Path, te
     Raises:
         BadInput: a conversation in this format cannot be continued from its tokens.
     """
-    from roll.data.renderers.library import family_renderer  # here, because the library takes a second to import
+    from roll.data.renderers.library import family_renderer  # imported here, because the library takes a second to import
 
     try:
         eos = tokenizer.eos_token_id

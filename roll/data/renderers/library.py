@@ -1,4 +1,4 @@
-"""Families of models that the library `renderers` knows: how their turns end, continue and call tools.
+"""Renders families of models that the library `renderers` supports: ends of turns, continuations and tool calls.
 
 The library follows published chat templates by hand. Whether it follows this model's is tried: some conversations must give the same tokens
 by the template and by the library. Whole conversations are rendered by the template; the library continues and reads them.
@@ -25,7 +25,7 @@ from roll.data.renderers.templates import Messages, RenderTurns, Tools, template
 from roll.types import Ints
 
 GUARD = "\U000f0000\U000f0001\U000f0002"
-"""See `encoding`. A text that has it loses it."""
+"""Guard, see `encoding`. It is removed from texts."""
 FAMILIES: Mapping[str, Sequence[str]] = {
     "qwen2": ("deepseek-r1",),
     "qwen3": ("qwen3", "prime-qwen3"),
@@ -46,11 +46,11 @@ FAMILIES: Mapping[str, Sequence[str]] = {
     "minimax_m2": ("minimax-m2",),
     "nemotron_h": ("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"),
 }
-"""For each `model_type` of config.json, the names of the library's renderers that may fit."""
+"""Names of the library's candidate renderers by `model_type` of config.json."""
 FURTHER: Mapping[str, Sequence[Mapping[str, Any]]] = {"llama-3": ({}, {"date_string": time.strftime("%d %b %Y")})}
-"""For some renderers, further arguments that the model's template may have had: Llama 3.2 writes the date."""
+"""Further arguments of some renderers. Llama 3.2's template writes the date."""
 REFUSALS = (AssertionError, AttributeError, ImportError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError, ValueError)
-"""What the library raises where a tokenizer lacks its tokens, or a message is not to its liking."""
+"""Errors of the library for a tokenizer without its tokens, or for an unsupported message."""
 SAID: Mapping[str, Any] = {"role": "assistant", "content": PROBE}
 ANSWER: Mapping[str, Any] = {"role": "tool", "content": "Fed.", "tool_call_id": "call00000", "name": TOOL}
 TRIALS: Sequence[tuple[Messages, Tools]] = (
@@ -62,7 +62,7 @@ TRIALS: Sequence[tuple[Messages, Tools]] = (
 
 
 class FamilyRenderer:
-    """A `ChatRenderer` by the library. What the policy thought in earlier turns stays where it is."""
+    """A `ChatRenderer` by the library. The policy's thinking of earlier turns stays in place."""
 
     def __init__(self, encoder: Encoder, render: RenderTurns, library: Renderer) -> None:
         self._encoder, self._render_text, self._library = encoder, render, library
@@ -74,7 +74,7 @@ class FamilyRenderer:
         return render_tokens(self._encoder, self._render_text, messages, tools)
 
     def bridge(self, before: Ints, sampled: Ints, messages: Messages, tools: Tools) -> Ints | None:
-        """See `ChatRenderer`. None also where the library would change what was sampled."""
+        """See `ChatRenderer`. None also if the library would change sampled tokens."""
         new: list[Any] = [template_message(self._encoder.guarded_message(message, GUARD)) for message in messages]
         known = [*before.tolist(), *sampled.tolist()]
         try:
@@ -104,7 +104,7 @@ class FamilyRenderer:
         return self._encoder.decode(token_ids)
 
     def follows(self) -> bool:
-        """Whether the library and the template give the same tokens, and calls that the template writes can be read back."""
+        """Whether the library and the template give the same tokens, and the template's calls can be read back."""
         agreed = 0
         for messages, tools in TRIALS:
             try:
@@ -133,7 +133,7 @@ class FamilyRenderer:
 
 
 class _Tokens:
-    """The tokenizer as the library uses it, without special tokens in what others say."""
+    """The tokenizer for the library, without special tokens in texts of others."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, encoder: Encoder) -> None:
         self._tokenizer, self._encoder = tokenizer, encoder
@@ -156,7 +156,7 @@ class _Tokens:
 def family_renderer(
     tokenizer: PreTrainedTokenizerBase, encoder: Encoder, render: RenderTurns, model_path: str | Path
 ) -> FamilyRenderer | None:
-    """The library's renderer for a model's folder; None if it knows none that follows the model's own chat template."""
+    """Return the library's renderer for a model's folder, None if none follows the model's own chat template."""
     for library in _candidates(_Tokens(tokenizer, encoder), _model_type(Path(model_path))):
         renderer = FamilyRenderer(encoder, render, library)
         if renderer.follows():
@@ -187,7 +187,7 @@ def _plain(tools: Tools) -> list[Any] | None:
 
 
 def _read(call: ParsedToolCall) -> dict[str, str] | None:
-    """Name and arguments as OpenAI has them; None if they cannot be read."""
+    """Return name and arguments in OpenAI's format, None if they are unreadable."""
     arguments = call.arguments
     if isinstance(arguments, str):
         try:

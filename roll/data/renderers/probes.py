@@ -1,4 +1,4 @@
-"""Conversations by which is found what a chat template writes. Their words occur in no template."""
+"""Conversations that probe a chat template. Their words occur in no template."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from roll.data.renderers.templates import Messages, Tools
 
 PROBE = "Quokka"
-"""What the assistant says where only the text around it matters."""
+"""Text of the assistant in probes of the text around it."""
 ASKED: Mapping[str, Any] = {"role": "user", "content": "Wombat"}
 SYSTEM: Mapping[str, Any] = {"role": "system", "content": "Be brief."}
 TOOL = "wallaby"
@@ -30,7 +30,7 @@ TOOLS: Tools = [
 
 
 def calling(calls: Sequence[Mapping[str, Any]], answers: Messages = ()) -> dict[str, Any]:
-    """The assistant's message that calls tools, to which `answers` answer."""
+    """Return the assistant's message with the tool calls that `answers` belong to."""
     named = [
         {
             "id": (answers[number].get("tool_call_id") if number < len(answers) else None) or f"call{number:05d}",

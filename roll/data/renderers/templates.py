@@ -1,4 +1,4 @@
-"""Chat templates with tools: the tokenizer's own, and ours. From messages to text."""
+"""Renders messages to text by chat templates with tools: the tokenizer's own, and ours."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RenderTurns(Protocol):
     """From messages to text."""
 
     def __call__(self, messages: Messages, tools: Tools, generate: bool) -> str:
-        """The text of `messages`; `generate` opens an assistant turn at its end.
+        """Render `messages`. `generate` opens an assistant turn at the end.
 
         Raises:
             TemplateFault: the template refuses the messages, or does not write a part of them.
