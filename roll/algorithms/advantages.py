@@ -1,4 +1,4 @@
-"""Advantages: from the rewards of a step to one number a response token. Pure functions of numpy arrays.
+"""Computes advantages of response tokens from the rewards of a step. Pure functions of numpy arrays.
 
 Every estimator maps `Scores` to [T] advantages and stands in `ADVANTAGES` under its `adv_estimator` name. r is a response's
 reward, the means run over the responses to the same prompt. Except where a discount is named, every token of a response gets the
@@ -25,35 +25,35 @@ class Scores:
     """The rewards of one step's responses."""
 
     sequences: Sequences
-    """N responses with their prompts."""
+    """N responses, as sequences with their prompts."""
     rewards: Floats
     """[N]"""
     groups: Ints
-    """[N], which prompt each response answers."""
+    """[N], index of each response's prompt."""
     token_penalties: Floats | None = None
-    """[T], subtracted from the reward of each token (KL in the reward); None for none."""
+    """[T], subtracted from the reward of each token (KL in the reward), or None."""
     lengths: Ints | None = None
-    """[N], response tokens, whether or not they are in the loss; None counts the response mask. `opo` weighs by them."""
+    """[N], number of response tokens, in the loss or not, which are the weights of `opo`. None counts the response mask."""
     baselines: Floats | None = None
-    """[N], reward of the greedy response to the same prompt; `remax` needs it."""
+    """[N], reward of the greedy response to the same prompt, which `remax` requires."""
     running: RunningMoments | None = None
-    """State over all rewards so far, these included; needed where a scope is `running`."""
+    """Moments of all rewards so far, including these. Required if a scope is `running`."""
     turns: Turns | None = None
-    """`step_reinforce`, `gigpo`: what parts of the responses earned; None where every response is one turn."""
+    """`step_reinforce`, `gigpo`: rewards of the responses' turns. None if every response is one turn."""
     values: Floats | None = None
-    """[T], what the critic expects before each token; `gae` needs it."""
+    """[T], the critic's value before each token, which `gae` requires."""
     domains: Ints | None = None
-    """[N], the domain of each response's prompt; needed where a scope is `domain`."""
+    """[N], the domain of each response's prompt. Required if a scope is `domain`."""
 
 
 @dataclass(frozen=True)
 class Normalisation:
-    """What the estimators do to rewards and advantages besides their own formula."""
+    """Processing of rewards and advantages around the estimator's own formula."""
 
     mean: Scope = None
-    """`reinforce`: over what the mean reward is taken that is subtracted; `step_reinforce`: the mean return of turns."""
+    """Scope of the subtracted mean: of rewards (`reinforce`), of turns' returns (`step_reinforce`)."""
     std: Scope = None
-    """The same of the standard deviation that they are divided by."""
+    """Scope of the dividing standard deviation, likewise."""
     gamma: float = 1.0
     """`reinforce`, `reinforce_plus_plus`, `remax`, `gae`: discount of later tokens' rewards; `step_reinforce`: of later turns'."""
     lambd: float = 0.95
@@ -149,7 +149,7 @@ def gigpo(
 
 
 def _anchors(turns: Turns, groups: Ints) -> Ints:
-    """[K], the same number for turns of a group that were taken in one state."""
+    """Return [K] numbers, equal for turns of a group in the same state."""
     if turns.states is None:
         return np.arange(len(turns.rows), dtype=np.int32)
     pairs = np.stack([groups[turns.rows], turns.states])
@@ -250,7 +250,7 @@ def generalised(scores: Scores, norm: Normalisation) -> Doubles:
 
 
 def advantages(estimator: str, scores: Scores, norm: Normalisation, own: Mapping[str, Any] | None = None) -> Floats:
-    """[T] advantages by the named estimator, with clipping and whitening around it; 0 outside the response mask.
+    """Return advantages [T] by the named estimator, with clipping and whitening; 0 outside the response mask.
 
     Args:
         estimator: A name in `ADVANTAGES`, or `package.module:Name`.
@@ -265,7 +265,7 @@ def advantages(estimator: str, scores: Scores, norm: Normalisation, own: Mapping
 
 
 def value_targets(scores: Scores, norm: Normalisation) -> Floats:
-    """[T], what the critic of `gae` learns: its values plus the advantages, before these are whitened or clipped. 0 outside the mask."""
+    """Return the critic's targets [T] for `gae`: its values plus the advantages before whitening and clipping. 0 outside the mask."""
     return _gae(clipped(scores, norm), norm)[1].astype(np.float32)
 
 
@@ -275,7 +275,7 @@ def _gae(scores: Scores, norm: Normalisation) -> tuple[Doubles, Doubles]:
 
 
 def clipped(scores: Scores, norm: Normalisation) -> Scores:
-    """The scores with their rewards within `reward_clip`."""
+    """Clip the scores' rewards to `reward_clip`."""
     if norm.reward_clip is None:
         return scores
     bound = norm.reward_clip
@@ -285,14 +285,14 @@ def clipped(scores: Scores, norm: Normalisation) -> Scores:
 
 
 def to_tokens(rewards: np.ndarray, scores: Scores, gamma: float = 1.0) -> Doubles:
-    """[T]: `token_rewards`, summed (discounted) from each token to the end of its response."""
+    """Return the discounted sum [T] of `token_rewards` from each token to the end of its response."""
     if scores.token_penalties is None:
         return discounted_end(rewards, scores.sequences, gamma)
     return discounted(token_rewards(rewards, scores), scores.sequences, gamma)
 
 
 def token_rewards(rewards: np.ndarray, scores: Scores) -> Doubles:
-    """[T]: each response's reward [N] at its last token, less the penalties at every token; 0 outside the response mask."""
+    """Return rewards [T]: each response's reward [N] at its last token, less the penalties of every token; 0 outside the response mask."""
     sequences = scores.sequences
     mask = sequences.response_mask
     immediate = np.zeros(len(mask)) if scores.token_penalties is None else np.where(mask, -scores.token_penalties.astype(np.float64), 0.0)
@@ -304,7 +304,7 @@ def token_rewards(rewards: np.ndarray, scores: Scores) -> Doubles:
 
 
 def response_lengths(scores: Scores) -> np.ndarray:
-    """[N], tokens of each response."""
+    """Return the number of tokens of each response, [N]."""
     if scores.lengths is not None:
         return scores.lengths
     return np.add.reduceat(scores.sequences.response_mask, scores.sequences.offsets[:-1], dtype=np.int64)

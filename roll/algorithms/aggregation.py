@@ -1,4 +1,4 @@
-"""How token losses become one number: a weight for each token, fixed before the batch is split.
+"""Aggregates token losses by a weight for each token, which is fixed before the batch is split.
 
 The loss of an update is `sum(weight * token loss)` over all its tokens, whatever rank or micro-batch they fall in.
 The weights of an update's tokens are normalised by the update's own totals, so no split can change the result.
@@ -16,7 +16,7 @@ MODES = "token-mean, seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum
 def loss_weights(
     sequences: Sequences, mode: str, scale: float = 1.0, sequence_weights: Floats | None = None, episode_of_sequence: Ints | None = None
 ) -> Floats:
-    """The weight of each token, [T]; 0 outside the response mask.
+    """Return the weight of each token, [T]; 0 outside the response mask.
 
     `token-mean` averages over tokens, `seq-mean-token-sum` sums tokens and averages over sequences,
     `seq-mean-token-mean` averages over a sequence's tokens and then over sequences, `seq-mean-token-sum-norm` divides the sum of
@@ -29,7 +29,7 @@ def loss_weights(
         episode_of_sequence: [N]; None if each is an episode of its own.
     """
     of_sequence = np.arange(len(sequences)) if episode_of_sequence is None else np.unique(episode_of_sequence, return_inverse=True)[1]
-    tokens = np.bincount(of_sequence, sequences.response_lengths).astype(np.int64)  # by episode; sums of integers are exact
+    tokens = np.bincount(of_sequence, sequences.response_lengths).astype(np.int64)  # by episode; integer sums are exact
     total, rows = int(tokens.sum()), int((tokens > 0).sum())
     match mode:
         case "token-mean":
@@ -42,7 +42,7 @@ def loss_weights(
             divisors = np.full(len(sequences), max(rows, 1) * scale)
         case _:
             raise ValueError(f"no loss_agg_mode is named '{mode}'; known: {MODES}")
-    weights = 1.0 / divisors  # of a sequence's tokens, all alike
+    weights = 1.0 / divisors  # the same for all tokens of a sequence
     if sequence_weights is not None:
         weights = weights * sequence_weights.astype(np.float64)
     out = np.repeat(weights.astype(np.float32), sequences.lengths)

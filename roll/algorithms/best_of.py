@@ -1,4 +1,4 @@
-"""The contribution of a response to the best of k: the reward of pass@k, and of the largest of k rewards. Pure functions."""
+"""Contributions of responses to the best of k rewards, which is pass@k for rewards of 0 and 1. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roll.types import Floats
 
 
 def added_to_best(rewards: Floats | Doubles, k: int) -> Doubles:
-    """[n]: by how much a response raises the largest reward of k - 1 others, averaged over all choices of these others.
+    """Return [n], how much each response raises the largest reward of k - 1 others, averaged over all choices of these others.
 
     The response of rank i by reward, from the lowest, finds rank j < i as the best of others in comb(j - 1, k - 2) of
     comb(n - 1, k - 1) choices.

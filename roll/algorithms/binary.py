@@ -1,4 +1,4 @@
-"""Divergences of two policies as far as the sampled token alone tells: over two outcomes, this token and any other."""
+"""Divergences of two policies over two outcomes: the sampled token, and any other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def binary_divergence(log_probs: Tensor, old_log_probs: Tensor, kind: Literal["tv", "kl"]) -> Tensor:
-    """The binary divergence of the policies' probabilities p and q of the sampled tokens, [S]: `tv` is |p - q|, `kl` is KL(q || p) in nats.
+    """Return the binary divergence [S] of probabilities p and q of the sampled tokens: `tv` is |p - q|, `kl` is KL(q || p) in nats.
 
     Never above the divergence of the whole distributions. Where p is 1 in the arithmetic of the tensors, 1 - p is taken for their smallest
     positive number.

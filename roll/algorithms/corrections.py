@@ -24,19 +24,19 @@ from roll.algorithms.segments import sequence_mean, sequence_sum
 
 @dataclass(frozen=True)
 class Corrected:
-    """What a correction says of each of S tokens."""
+    """A correction's result for S tokens."""
 
     weights: Tensor
-    """[S], factor of the token's policy term; 0 where it is rejected."""
+    """[S], factor of the token's policy term, 0 for rejected tokens."""
     metrics: Mapping[str, Tensor]
     """[S] each."""
 
 
 class MismatchCorrection(Protocol):
-    """Weighs tokens. Implementations are frozen and picklable."""
+    """Weights tokens. Implementations are frozen and picklable."""
 
     def __call__(self, delta: Tensor, lengths: Tensor) -> Corrected:
-        """From delta [S] and the sequences' response lengths [N]."""
+        """Return the weights for delta [S] and the sequences' response lengths [N]."""
         ...
 
 
@@ -49,7 +49,7 @@ class Correction(MismatchCorrection):
     """
 
     weight: Level | None = None
-    """None weighs every token 1."""
+    """Upper bound of weights. None gives every token the weight 1."""
     cap: float | None = None
     """None caps at e^20 alone."""
     reject: Level | None = None

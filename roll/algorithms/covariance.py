@@ -1,4 +1,4 @@
-"""Choosing tokens by the covariance of log-prob and advantage, over a whole step and before it is split. numpy.
+"""Selects tokens by the covariance of log-prob and advantage, over a whole step before it is split, in numpy.
 
 Source: "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models", Cui et al., arXiv 2505.22617.
 """
@@ -13,7 +13,7 @@ from roll.types import Bools, TrainBatch
 
 
 def token_covariances(batch: TrainBatch) -> np.ndarray:
-    """float64 [T], (log old - mean)(A - mean) with the means over the response tokens; of the others it means nothing."""
+    """Return float64 [T], (log old - mean)(A - mean), with means over the response tokens. Other tokens' values are meaningless."""
     old = batch.behaviour_log_probs if batch.proximal_log_probs is None else batch.proximal_log_probs
     assert old is not None, "covariances need log-probs from before the update"
     mask = batch.sequences.response_mask
@@ -24,14 +24,14 @@ def token_covariances(batch: TrainBatch) -> np.ndarray:
 
 
 def largest(covariances: np.ndarray, batch: TrainBatch, ratio: float) -> Bools:
-    """[T], the share `ratio` of the response tokens, one at least, with the largest covariances; of equal ones the first."""
+    """Select [T] the share `ratio` of the response tokens, at least one, with the largest covariances. Of equal ones the first count."""
     where = np.flatnonzero(batch.sequences.response_mask)
     order = np.argsort(-covariances[where], kind="stable")
     return _chosen(where[order[: _count(len(where), ratio)]], len(covariances))
 
 
 def some_between(covariances: np.ndarray, batch: TrainBatch, ratio: float, low: float, high: float) -> Bools:
-    """[T], tokens drawn from those with a covariance in (low, high): a share `ratio` of all response tokens, or as many as there are.
+    """Draw [T] tokens with a covariance in (low, high): a share `ratio` of all response tokens, or as many as there are.
 
     The draw is seeded by the step's own tokens, so a resumed run draws the same.
     """

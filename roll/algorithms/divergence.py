@@ -1,4 +1,4 @@
-"""How far a student's next-token distributions are from a teacher's, and the loss of distillation. Pure tensor functions.
+"""Divergences of a student's next-token distributions from a teacher's, and losses of distillation. Pure tensor functions.
 
 P is the teacher's distribution over the vocabulary and Q the student's, both softmax(logits / temperature).
 """
@@ -18,7 +18,7 @@ from roll.types import Bools, TrainBatch
 
 @dataclass(frozen=True)
 class Divergence:
-    """The divergence of Q from P, token by token.
+    """The divergence of Q from P at each token.
 
     `forward_kl` is KL(P || Q) = sum P (log P - log Q) (Hinton et al., arXiv 1503.02531, without its factor of temperature squared);
     `reverse_kl` is KL(Q || P) (MiniLLM, arXiv 2306.08543, eq. 1); `jsd` is beta KL(P || M) + (1 - beta) KL(Q || M) with
@@ -31,11 +31,11 @@ class Divergence:
     temperature: float = 1.0
 
     def __call__(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Nats [K] of logits [K, V]."""
+        """Return nats [K] for logits [K, V]."""
         return self.between((student / self.temperature).log_softmax(-1), (teacher / self.temperature).log_softmax(-1))
 
     def between(self, q: Tensor, p: Tensor) -> Tensor:
-        """Nats [K] of the student's and the teacher's log-probs [K, C] over the same C categories."""
+        """Return nats [K] for the student's and the teacher's log-probs [K, C] over the same C categories."""
         if self.kind == "forward_kl":
             return _kl(p, q)
         if self.kind == "reverse_kl":
@@ -45,7 +45,7 @@ class Divergence:
 
 
 def _kl(p: Tensor, q: Tensor) -> Tensor:
-    """KL of distributions given as log-probs."""
+    """Return the KL of distributions given as log-probs."""
     return (p.exp() * (p - q)).sum(-1)
 
 
@@ -56,7 +56,7 @@ class Distillation(Loss):
     weight: float = 1.0
 
     def __call__(self, log_probs: Tensor, entropy: Tensor, divergence: Tensor, inputs: LossInputs) -> TokenLosses:
-        """See `Loss`; of a student the model puts out the divergence [S] too."""
+        """See `Loss`. A student also outputs the divergence [S]."""
         losses = self.weight * divergence - (1 - self.weight) * log_probs
         metrics = {"distill/loss": losses, "distill/divergence": divergence, "distill/nll": -log_probs, "distill/entropy": entropy}
         return TokenLosses(losses, {name: values.detach() for name, values in metrics.items()})
@@ -78,7 +78,7 @@ class DistilledPolicy(Loss):
         return self.policy.token_selection(batch)
 
     def __call__(self, log_probs: Tensor, entropy: Tensor, divergence: Tensor, inputs: LossInputs) -> TokenLosses:
-        """See `Loss`; of a student the model puts out the divergence [S] too."""
+        """See `Loss`. A student also outputs the divergence [S]."""
         said = self.policy(log_probs, entropy, inputs)
         metrics = {**said.metrics, "distill/divergence": divergence.detach()}
         return TokenLosses(said.losses + self.coef * divergence, metrics, said.counted)

@@ -12,12 +12,12 @@ from roll.algorithms.methods.adaptive_kl import LARGEST_ERROR
 from roll.algorithms.ratios import LARGEST_LOG_RATIO, ratio_of
 
 EXPONENTIAL = ("k3", "k3+")
-"""Estimators that take the exponential of a log-ratio."""
+"""Estimators that use the exponential of a log-ratio."""
 KNOWN = "k1, k2, k3, abs, k1+, k3+"
 
 
 def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: str) -> Tensor:
-    """KL(policy || reference) at each sampled token, in nats, from the two log-probs of that token.
+    """Estimate KL(policy || reference) at each sampled token, in nats, from the two log-probs of that token.
 
     With d = ref - policy: k1 = -d (unbiased, high variance), k2 = d^2 / 2 (biased, low variance),
     k3 = exp(d) - 1 - d (unbiased, never negative; d at most 20, as above it is no gradient), abs = |d|.
@@ -48,7 +48,7 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: str) -> Ten
 
 
 def importance_weighted(kl: Tensor, log_ratio: Tensor, estimator: str) -> Tensor:
-    """The estimate at tokens that another policy sampled, weighted by the ratio of the policy to that one: [S].
+    """Estimate the KL [S] at tokens that another policy sampled, weighted by the ratio of the policy to that one.
 
     Over tokens of the policy that sampled, the expected gradient is that of KL(policy || reference) exactly. With k1 and k3 the ratio
     carries its gradient, as in DeepSeek-V3.2 (arXiv 2512.02556, section 3.1). The gradient of k2, which `k1+` and `k3+` have too, is
@@ -62,7 +62,7 @@ def importance_weighted(kl: Tensor, log_ratio: Tensor, estimator: str) -> Tensor
 
 
 def adapted_coefficient(coefficient: float, kl: float, target: float, samples: int, horizon: int) -> float:
-    """The weight of the KL for the next step: it grows while the KL is above its target and falls while it is below.
+    """Return the KL's weight for the next step. It grows while the KL is above its target, and falls while it is below.
 
     coefficient (1 + clip(kl / target - 1, -0.2, 0.2) samples / horizon).
     Source: Ziegler et al., arXiv 1909.08593, section 2.2.

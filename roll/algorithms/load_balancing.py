@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def load_balancing(router_logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """The loss E * sum_i f_i P_i of one router, and the largest load of an expert over the mean load.
+    """Return the loss E * sum_i f_i P_i of one router, and the ratio of an expert's largest load to the mean load.
 
     f_i is how many of a token's k choices fall on expert i, mean over tokens; P_i is its probability, mean over tokens. The loss is k
     where loads and probabilities are even, and at most E. f has no gradient. Source: Switch Transformer, arXiv 2101.03961, equations

@@ -1,4 +1,4 @@
-"""Token losses: what each response token adds to the loss of an update, before aggregation. Pure tensor functions."""
+"""Token losses of an update, before aggregation. Pure tensor functions."""
 
 from __future__ import annotations
 
@@ -18,53 +18,53 @@ class LossInputs:
     advantages: Tensor
     """[S]"""
     lengths: Tensor
-    """int64 [N], response tokens of each sequence; they sum to S."""
+    """int64 [N], number of response tokens of each sequence, with the sum S."""
     behaviour_log_probs: Tensor | None = None
-    """[S], of the engine that sampled the token; None if it was not asked for them."""
+    """[S], log-probs of the engine that sampled the token. None if not requested."""
     proximal_log_probs: Tensor | None = None
-    """[S], of the trainer's policy before the step's first update; None if that pass was not run."""
+    """[S], log-probs of the trainer's policy before the step's first update. None if that pass was not run."""
     ref_log_probs: Tensor | None = None
-    """[S], of the reference policy; None if no term uses it."""
+    """[S], log-probs of the reference policy. None if no term uses them."""
     token_selection: Tensor | None = None
-    """bool [S], tokens that `Loss.token_selection` chose; None if it chose none."""
+    """bool [S], tokens that `Loss.token_selection` selected. None without a selection."""
     values: Tensor | None = None
-    """[S], the critic's before the step's first update; None without a critic."""
+    """[S], the critic's values before the step's first update. None without a critic."""
     returns: Tensor | None = None
-    """[S], what the critic learns; None without a critic."""
+    """[S], the critic's targets. None without a critic."""
     labels: Tensor | None = None
-    """[N], what is known of each sequence (`TrainBatch.labels`); None if nothing is."""
+    """[N], label of each sequence (`TrainBatch.labels`). None without labels."""
 
 
 Counted = tuple[Tensor, Tensor]
-"""Values of sequences or pairs, and as booleans which of them count; reported as their mean."""
+"""Values of sequences or pairs, and booleans that mark those that count. Reported as their mean."""
 
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """What a loss says of each response token."""
+    """A loss's result for each response token."""
 
     losses: Tensor
     """[S], with a gradient."""
     metrics: Mapping[str, Tensor]
-    """[S] each, without one; reported as means over the response tokens of a step."""
+    """[S] each, without a gradient; reported as means over the response tokens of a step."""
     counted: Mapping[str, Counted] = field(default_factory=dict)
     """Metrics of sequences or pairs, without a gradient."""
 
 
 class Loss(Protocol):
-    """A loss over response tokens. Implementations are frozen and picklable: they travel to the workers."""
+    """A loss over response tokens. Implementations are frozen and picklable, because they are sent to the workers."""
 
     metric_prefix: ClassVar[str] = "policy"
-    """What learns: the first part of its metrics' names."""
+    """Name of the trained model, which prefixes its metrics."""
 
     __call__: Callable[..., TokenLosses]
-    """Losses of the S response tokens from what the model puts out of them, [S] each, and `LossInputs`.
+    """Return the losses of the S response tokens from the model's outputs, [S] each, and `LossInputs`.
 
     A policy puts out log-probs and entropies, a critic values.
     """
 
     def token_selection(self, batch: TrainBatch) -> Bools | None:
-        """[T], tokens that the loss treats apart. Chosen over a whole step, before it is split; None for none."""
+        """Select [T] tokens that the loss treats differently, over a whole step before it is split. None without a selection."""
         return None
 
 

@@ -19,7 +19,7 @@ Scope = Literal["batch", "group", "domain", "running"] | None
 
 @dataclass(frozen=True)
 class RunningMoments:
-    """Mean and spread of every reward seen so far, from the numbers that suffice to go on."""
+    """Running mean and spread of all rewards so far."""
 
     count: int = 0
     mean: float = 0.0
@@ -27,7 +27,7 @@ class RunningMoments:
     """Sum of squared deviations from `mean`."""
 
     def joined(self, values: np.ndarray) -> RunningMoments:
-        """The moments with more values. Source: Chan, Golub and LeVeque, "Updating Formulae", 1979."""
+        """Return the moments with more values. Source: Chan, Golub and LeVeque, "Updating Formulae", 1979."""
         if not len(values):
             return self
         new = values.astype(np.float64)
@@ -37,14 +37,14 @@ class RunningMoments:
 
     @property
     def std(self) -> float:
-        """The sample's standard deviation (n - 1); 0 for fewer than two values."""
+        """Return the sample's standard deviation (n - 1), 0 for fewer than two values."""
         return (self.squares / (self.count - 1)) ** 0.5 if self.count > 1 else 0.0
 
 
 def standardise(
     rewards: np.ndarray, groups: Ints, mean: Scope, std: Scope, running: RunningMoments | None = None, domains: Ints | None = None
 ) -> Doubles:
-    """(r - mean) / (std + 1e-6), [N], each over its scope or left out. The standard deviation is the sample's (n - 1).
+    """Return (r - mean) / (std + 1e-6), [N], each over its scope or left out. The standard deviation is the sample's (n - 1).
 
     A standard deviation of at most 1e-6 counts as 0, and rewards whose standard deviation counts as 0 are not divided: the result is
     r - mean. Where no mean is subtracted, rewards that are equal up to rounding would otherwise grow a million-fold.
@@ -62,7 +62,7 @@ def standardise(
 
 
 def by_group(values: np.ndarray, groups: Ints, reduce: Callable[[np.ndarray], float]) -> Doubles:
-    """[N]: what `reduce` makes of each value's group."""
+    """Return [N], `reduce` of each value's group."""
     out = np.empty(len(values), np.float64)
     order = np.argsort(groups, kind="stable")
     for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
@@ -71,7 +71,7 @@ def by_group(values: np.ndarray, groups: Ints, reduce: Callable[[np.ndarray], fl
 
 
 def whiten(values: np.ndarray, mask: Bools) -> Doubles:
-    """(v - mean) / (std + 1e-6) over the tokens of the mask, 0 elsewhere, [T]. The standard deviation is the population's."""
+    """Return (v - mean) / (std + 1e-6), [T], over the tokens of the mask, 0 elsewhere. The standard deviation is the population's."""
     out = np.zeros(len(values), np.float64)
     if mask.any():
         chosen = values[mask].astype(np.float64)

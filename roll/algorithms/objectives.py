@@ -1,4 +1,4 @@
-"""The policy terms of a loss: from log-probs and advantages to a loss a token. Pure tensor functions, one class a method.
+"""The policy terms of a loss, one class for each method: token losses from log-probs and advantages. Pure tensor functions.
 
 In all formulas d = log pi - log old is the log-ratio of the current policy to the one that ratios are taken against, r = exp(d),
 A the token's advantage, sg(.) stops the gradient, and mean_y and sum_y run over the response tokens of the token's sequence.
@@ -24,12 +24,12 @@ from roll.types import Bools, TrainBatch
 
 @dataclass(frozen=True)
 class PolicyTokens:
-    """What an objective sees of S response tokens of N sequences. Only `log_probs` carries a gradient."""
+    """An objective's inputs for S response tokens of N sequences. Only `log_probs` has a gradient."""
 
     log_probs: Tensor
-    """[S], of the current policy."""
+    """[S], log-probs of the current policy."""
     old_log_probs: Tensor
-    """[S], of the policy that ratios are taken against."""
+    """[S], log-probs of the policy in the denominator of ratios."""
     advantages: Tensor
     """[S]"""
     lengths: Tensor
@@ -45,14 +45,14 @@ class PolicyTokens:
 
 @dataclass(frozen=True)
 class Surrogate:
-    """What an objective says of each token, [S] each."""
+    """An objective's result for each token, [S] each."""
 
     losses: Tensor
     """Losses with a gradient."""
     ratio: Tensor
-    """What the loss used as the ratio: of the token, or of its sequence."""
+    """The ratio that the loss used: of the token, or of its sequence."""
     clipped: Tensor
-    """bool, where a clip, or a selection that cuts the gradient off, took effect."""
+    """bool, tokens without a gradient because of a clip or a selection."""
 
 
 class Objective(Protocol):
@@ -63,12 +63,12 @@ class Objective(Protocol):
         ...
 
     def token_selection(self, batch: TrainBatch) -> Bools | None:
-        """[T], tokens that the objective treats apart, chosen over a whole step; None for none."""
+        """Select [T] tokens that the objective treats differently, over a whole step. None without a selection."""
         return None
 
 
 OBJECTIVES: Registry[Callable[..., Objective]] = Registry("policy loss")
-"""For each name, the function that makes the objective from the arguments that `POLICY_LOSSES` reads from the keys."""
+"""By name, the function that builds the objective from the arguments that `POLICY_LOSSES` reads from the keys."""
 
 
 @OBJECTIVES.register("ppo")

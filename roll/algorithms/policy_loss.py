@@ -1,4 +1,4 @@
-"""The loss of reinforcement learning: a policy term, corrected and with KL and entropy terms added."""
+"""The loss of reinforcement learning: a corrected policy term, plus KL and entropy terms."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class PolicyLoss(Loss):
     objective: Objective = field(default_factory=Ppo)
     correction: MismatchCorrection | None = None
     on_policy: bool = False
-    """A step makes one update, so ratios are taken against the current policy and are 1 exactly, without a pass for it."""
+    """Whether a step makes only one update. Ratios are then exactly 1, and need no pass for old log-probs."""
     kl_coef: float = 0.0
     kl_estimator: str = "k3"
     kl_importance: bool = False
-    """The KL of a token counts by the ratio of the policy to the one that sampled it."""
+    """Whether to weight a token's KL by the ratio of the policy to the one that sampled the token."""
     entropy_coef: float = 0.0
     mask_threshold: float | None = None
-    """Nats a token; None masks nothing."""
+    """Threshold in nats a token. None masks nothing."""
 
     def token_selection(self, batch: TrainBatch) -> Bools | None:
         """See `Loss`."""
@@ -89,7 +89,7 @@ class PolicyLoss(Loss):
 
 
 def is_far_and_bad(log_ratio: Tensor, advantages: Tensor, lengths: Tensor, threshold: float) -> Tensor:
-    """bool [S]: tokens with A < 0 of sequences whose mean of log(mu / pi) is above `threshold`, mu being the policy that sampled.
+    """Mark bool [S] tokens with A < 0 of sequences whose mean of log(mu / pi) is above `threshold`, mu being the policy that sampled.
 
     Source: off-policy sequence masking, DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
 

@@ -20,7 +20,7 @@ from roll.algorithms.segments import sums
 from roll.registry import Registry
 
 NEAREST = 1e-6
-"""Mean log-probs above -NEAREST are taken for it: the odds of a response that is certain are infinite."""
+"""Bound of mean log-probs, which are at most -NEAREST: a certain response would have infinite odds."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Responses:
     log_probs: Tensor
     """l, with a gradient."""
     ref_log_probs: Tensor | None
-    """l under the reference; None if the loss uses none."""
+    """l under the reference, None without a reference."""
     lengths: Tensor
     """|y|"""
 
@@ -48,12 +48,12 @@ class Responses:
 
 @dataclass(frozen=True)
 class PairLosses:
-    """What an objective says of each pair, [P] each."""
+    """An objective's result for each pair, [P] each."""
 
     losses: Tensor
     """Losses with a gradient."""
     chosen_rewards: Tensor
-    """Implicit reward of the chosen response, as the loss measures it."""
+    """Implicit reward of the chosen response."""
     rejected_rewards: Tensor
 
 
@@ -66,7 +66,7 @@ class PairObjective(Protocol):
 
 
 PAIR_OBJECTIVES: Registry[Callable[..., PairObjective]] = Registry("loss of pairs")
-"""For each name, the function that makes the objective from the arguments that `PREFERENCE_LOSSES` reads from the keys."""
+"""By name, the function that builds the objective from the arguments that `PREFERENCE_LOSSES` reads from the keys."""
 LABELLED_LOSSES: Registry[Callable[..., Loss]] = Registry("loss of labelled responses")
 """The same for responses with a label."""
 
@@ -171,7 +171,7 @@ class Mixture(PairObjective):
 
     first: PairObjective
     others: tuple[tuple[float, PairObjective], ...]
-    """Weights, and what is added with them."""
+    """Weights and the losses added with them."""
 
     def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
         """See `PairObjective`."""
@@ -216,7 +216,7 @@ class PreferenceLoss(Loss):
 
 
 def _responses(log_probs: Tensor, inputs: LossInputs, number: int) -> Responses:
-    """The first (0) or the second (1) response of every pair."""
+    """Select the first (0) or the second (1) response of every pair."""
     ref = inputs.ref_log_probs
     ref_sums = None if ref is None else sums(ref, inputs.lengths)[number::2]
     return Responses(sums(log_probs, inputs.lengths)[number::2], ref_sums, inputs.lengths[number::2])

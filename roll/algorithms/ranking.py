@@ -20,7 +20,7 @@ class BradleyTerry(Loss):
     """
 
     def __call__(self, scores: Tensor, inputs: LossInputs) -> TokenLosses:
-        """See `Loss`; the model puts out one score [S = N] a sequence, the chosen response's first."""
+        """See `Loss`. The model outputs one score [S = N] for each sequence, the chosen response's first."""
         if not len(scores):  # the filler, which is no pair
             return TokenLosses(scores, {})
         chosen, rejected = scores[0::2], scores[1::2]

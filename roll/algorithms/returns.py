@@ -1,7 +1,7 @@
-"""From rewards of tokens to sums over what follows: discounted returns, generalised advantages, returns of turns.
+"""Sums over later rewards: discounted returns, generalised advantages, returns of turns.
 
 Pure functions of ragged sequences, in float64. A sum runs over the response tokens of one sequence; tokens outside the
-response mask neither give nor get anything.
+response mask have no part in it.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ class Turns:
     """The turns of E episodes, K in all, one episode after another."""
 
     rewards: Floats
-    """[K], what each turn earned."""
+    """[K], reward of each turn."""
     rows: Ints
-    """[K], which episode each belongs to; not falling."""
+    """[K], episode of each turn, not decreasing."""
     of_token: Ints
-    """[T], the turn of each token. Given tokens stand with the turn after them, and behind the last turn with that."""
+    """[T], the turn of each token. Given tokens belong to the next turn, and after the last turn to that one."""
     states: Ints | None = None
-    """[K], the state of the environment in which each turn was taken: equal numbers are equal states. None where no state is known."""
+    """[K], the environment's state before each turn: equal numbers are equal states. None if unknown."""
 
 
 def discounted(rewards: np.ndarray, sequences: Sequences, gamma: float) -> Doubles:
-    """[T]: G_t = sum over u >= t of gamma^(u - t) r_u, over the response tokens of a sequence."""
+    """Return [T] G_t = sum over u >= t of gamma^(u - t) r_u, over the response tokens of a sequence."""
     where, rows = _response_tokens(sequences)
     return _spread(_backward(rewards[where], rows, gamma), where, sequences)
 
 
 def discounted_end(rewards: np.ndarray, sequences: Sequences, gamma: float) -> Doubles:
-    """[T]: what `discounted` gives where all of a response's reward [N] is earned at its last token: gamma^(distance to it) times it."""
+    """Return `discounted` [T] of responses with all their reward [N] at the last token: gamma^(distance to it) times the reward."""
     if gamma == 1:
-        # One large array: in a step of ten million tokens the memory for others would cost more than what is computed.
+        # One large array: in a step of ten million tokens, allocating more would cost more than the computation.
         out = np.repeat(rewards.astype(np.float64), sequences.lengths)
         out[~sequences.response_mask] = 0.0
         return out
@@ -48,7 +48,7 @@ def discounted_end(rewards: np.ndarray, sequences: Sequences, gamma: float) -> D
 
 
 def gae(rewards: np.ndarray, values: np.ndarray, sequences: Sequences, gamma: float, lam: float) -> tuple[Doubles, Doubles]:
-    """Generalised advantage estimates and the returns that a critic learns, [T] each.
+    """Return generalised advantage estimates and the critic's targets, [T] each.
 
     delta_t = r_t + gamma V_(t+1) - V_t with V = 0 after the last response token;
     A_t = sum over u >= t of (gamma lam)^(u - t) delta_u; return_t = A_t + V_t.
@@ -69,7 +69,7 @@ def gae(rewards: np.ndarray, values: np.ndarray, sequences: Sequences, gamma: fl
 
 
 def turn_returns(rewards: np.ndarray, rows: np.ndarray, gamma: float) -> Doubles:
-    """[K]: G_k = sum over j >= k of gamma^(j - k) R_j, over the turns of a response: a discount for each turn, not for each token.
+    """Return [K] G_k = sum over j >= k of gamma^(j - k) R_j, over the turns of a response. The discount is by turn, not by token.
 
     Args:
         rewards, rows: [K], as of `Turns`.
@@ -78,19 +78,19 @@ def turn_returns(rewards: np.ndarray, rows: np.ndarray, gamma: float) -> Doubles
 
 
 def undivided(sequences: Sequences, rewards: Floats) -> Turns:
-    """Each response as one turn."""
+    """Return each response as one turn."""
     rows = np.arange(len(sequences), dtype=np.int32)
     return Turns(rewards, rows, np.repeat(rows, sequences.lengths))
 
 
 def _response_tokens(sequences: Sequences) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of the response tokens, and the sequence of each."""
+    """Return the positions of the response tokens, and the sequence of each."""
     where = np.flatnonzero(sequences.response_mask)
     return where, np.repeat(np.arange(len(sequences)), sequences.lengths)[where]
 
 
 def _backward(values: np.ndarray, rows: np.ndarray, decay: float) -> Doubles:
-    """[K]: each value plus `decay` times the sum after it in its row. All rows advance together, from their ends.
+    """Return [K] each value plus `decay` times the sum after it in its row. All rows are processed together, from their ends.
 
     Args:
         values: [K], laid out row after row.

@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def sums(values: Tensor, lengths: Tensor) -> Tensor:
-    """The sum over each sequence's tokens, fp64 [N]. Arguments as of `sequence_sum`."""
+    """Return the sum over each sequence's tokens, fp64 [N]. Arguments as of `sequence_sum`."""
     return torch.segment_reduce(values.double(), "sum", lengths=lengths, unsafe=True)
 
 
 def sequence_sum(values: Tensor, lengths: Tensor) -> Tensor:
-    """The sum over each sequence's tokens, at every one of them. It is made in fp64: in fp32 one over 32,768 tokens is off by tenths.
+    """Return the sum over each sequence's tokens, at every one of them. Computed in fp64: in fp32 32,768 tokens are off by tenths.
 
     Args:
         values: [S], tokens of N sequences laid end to end.
@@ -22,6 +22,6 @@ def sequence_sum(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def sequence_mean(values: Tensor, lengths: Tensor) -> Tensor:
-    """The mean over each sequence's tokens, at every one of them. Arguments as of `sequence_sum`."""
+    """Return the mean over each sequence's tokens, at every one of them. Arguments as of `sequence_sum`."""
     counts = torch.repeat_interleave(lengths, lengths, output_size=len(values))
     return sequence_sum(values, lengths) / counts

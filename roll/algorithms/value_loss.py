@@ -1,4 +1,4 @@
-"""The loss of a critic: how far its values are from the returns. Pure tensor functions."""
+"""The loss of a critic: the distance of its values from the returns. Pure tensor functions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ValueLoss(Loss):
     metric_prefix: ClassVar[str] = "critic"
 
     def __call__(self, values: Tensor, inputs: LossInputs) -> TokenLosses:
-        """Losses of S tokens whose values are [S]."""
+        """Return the losses of S tokens with values [S]."""
         old, returns = inputs.values, inputs.returns
         assert old is not None and returns is not None, "a critic's loss without values and returns"
         free = (values - returns).square()

@@ -1,4 +1,4 @@
-"""The interface of environments, in which the policy acts turn by turn; they are found by name."""
+"""The interface of environments, in which the policy acts turn by turn. They are found by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ends. `step`: the environment gets the message, with the texts of the calls unde
 
 @dataclass(frozen=True)
 class Observation:
-    """What the policy sees first."""
+    """The first observation of the policy."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -29,7 +29,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Step:
-    """What the environment answers to a message of the policy."""
+    """The environment's answer to a message of the policy."""
 
     messages: Sequence[Message] = ()
     reward: float = 0.0

@@ -1,4 +1,4 @@
-"""Arithmetic that needs its tool: the numbers have so many digits that a model has to calculate with it."""
+"""Arithmetic with numbers of so many digits that a model needs the tool to calculate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roll.environments.base import ENVIRONMENTS, TOOL_ERRORS, Message, Observati
 from roll.environments.tools import Tools
 
 QUESTIONS, ANSWERS = ("question", "problem"), ("answer", "ground_truth")
-"""Columns of a row, in the order in which they are looked for."""
+"""Columns of a row in the order of search."""
 OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
     "+": lambda left, right: left + right,
     "-": lambda left, right: left - right,
@@ -40,13 +40,13 @@ class Calculator:
         self._answer = ""
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        """The sum alone, as the user's message."""
+        """Return the sum as the user's message."""
         question, self._answer = self._given(row) or made(row.get("seed", seed), self._digits, self._operators)
         system = [{"role": "system", "content": self._system}] if self._system is not None else []
         return Observation([*system, {"role": "user", "content": question}], self._tools.schemas)
 
     def step(self, message: Message) -> Step:
-        """The results of the tool's calls; without any, the end."""
+        """Return the results of the tool's calls. Without calls the episode ends."""
         if calls := message.get("tool_calls"):
             answers = [self._tools.answer(call) for call in calls]
             return Step([answer.message for answer in answers], metrics={TOOL_ERRORS: sum(answer.failed for answer in answers)})
@@ -76,7 +76,7 @@ def calc(x: str) -> str:
 
 
 def made(seed: int, digits: int, operators: str) -> tuple[str, str]:
-    """The task of a seed: a question `347*582=`, and its answer."""
+    """Return the task of a seed: a question `347*582=`, and its answer."""
     chosen = random.Random(seed)
     left, right = (chosen.randrange(10 ** (digits - 1), 10**digits) for _ in range(2))
     operator = chosen.choice(operators)
@@ -88,7 +88,7 @@ MOST_CHARACTERS = 200
 
 
 def value_of(text: str) -> int:
-    """What a sum comes to; products before sums, no brackets. A number may have a sign.
+    """Compute a sum: products before sums, no brackets. Numbers may have a sign.
 
     Raises:
         ValueError: it is not such a sum, or longer than MOST_CHARACTERS.

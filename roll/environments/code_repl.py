@@ -1,4 +1,4 @@
-"""Write a program, see what it does on the public cases, correct it; hidden cases give the reward. Programs run in the sandbox of code."""
+"""Write a program, see its results on the public cases, correct it. Hidden cases give the reward. Programs run in the sandbox."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roll.rewards.sandbox.program import Ending, Limits, Outcome, ready, run
 from roll.types import RewardResult
 
 SHOWN = 500
-"""Characters of an input, an output or a test that the policy is shown."""
+"""Number of characters of an input, an output or a test in the policy's messages."""
 INSTRUCTION = (
     "Write a Python program in a fenced block (```python). It is run on {public} public test(s), and you are shown what happens. "
     "When it passes them, or after {left} attempt(s), hidden tests judge it."
@@ -73,7 +73,7 @@ class CodeRepl:
         self._column, self._steps = column, 0
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        """The row's task.
+        """Return the row's task.
 
         Raises:
             ValueError: the row has no task, no cases that can be read, or none that would be hidden.
@@ -100,7 +100,7 @@ class CodeRepl:
         return Step(reward=judged.value, done=True, metrics=counted)
 
     def close(self) -> None:
-        """Nothing is held: a sandbox ends with its program."""
+        """Do nothing: a sandbox ends with its program."""
 
     def _asked_again(self, what: str, is_last: bool, counted: Mapping[str, float]) -> Step:
         if is_last:
@@ -109,7 +109,7 @@ class CodeRepl:
         return Step([{"role": "user", "content": left}], metrics=counted)
 
     def _tried(self, program: str) -> tuple[int, str]:
-        """How many public cases a program passes, and what is said of each."""
+        """Return the number of public cases that a program passes, and a report on each."""
         with closing(self._outcomes(self._public, program)) as outcomes:  # type: ignore[type-var]
             said = [(passes(self._public, number, outcome), outcome) for number, outcome in enumerate(outcomes)]
         lines = [f"Test {number + 1}: {shown_outcome(self._public, number, *one)}" for number, one in enumerate(said)]
@@ -123,7 +123,7 @@ class CodeRepl:
 
 
 def divided(cases: Cases, public: int) -> tuple[Cases, Cases]:
-    """The public cases and the hidden ones. Raises ValueError if none would be hidden."""
+    """Split the cases into public and hidden ones. Raises ValueError if none would be hidden."""
     count = len(cases.inputs) or len(cases.tests)
     if count <= public:
         raise ValueError(f"the row has {count} test case(s), and public_cases {public} leave none hidden")
@@ -142,7 +142,7 @@ def passes(cases: Cases, number: int, outcome: Outcome) -> bool:
 
 
 def shown_cases(cases: Cases) -> str:
-    """The public cases as the policy sees them before it begins."""
+    """Return the text of the public cases for the first message."""
     if cases.expected:
         pairs = zip(cases.inputs, cases.expected, strict=True)
         return "\n\n".join(f"Input:\n{_cut(_text(given))}\nExpected output:\n{_cut(expected)}" for given, expected in pairs)
@@ -150,7 +150,7 @@ def shown_cases(cases: Cases) -> str:
 
 
 def shown_outcome(cases: Cases, number: int, is_right: bool, outcome: Outcome) -> str:
-    """What the policy is shown of a public case."""
+    """Return the report on a public case."""
     if is_right:
         return "passed."
     printed = f"\nIt printed:\n{_cut(_text(outcome.output))}" if outcome.output else ""

@@ -12,13 +12,13 @@ from roll.environments.base import ENVIRONMENTS, Observation, Step
 from roll.environments.written import GridWorld
 
 ACTIONS = ("Left", "Down", "Right", "Up")
-"""A slippery lake carries the player also to those beside the one taken, each as often."""
+"""Directions of slippery ice: the chosen one and its two neighbours, with equal probability."""
 MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
 PLAYER, ICE, HOLE, GOAL, FALLEN, ARRIVED = range(6)
 LOOKUP = {PLAYER: "P", ICE: "_", HOLE: "O", GOAL: "G", FALLEN: "X", ARRIVED: "√"}
 NAMES = {PLAYER: "player", ICE: "empty", HOLE: "hole", GOAL: "goal", FALLEN: "player in hole", ARRIVED: "player on goal"}
 DRAWS = 2000
-"""Number of maps that are drawn until one can be solved."""
+"""Number of maps to draw until one can be solved."""
 Cell = tuple[int, int]
 """Row, column."""
 
@@ -32,13 +32,13 @@ class Lake(NamedTuple):
     holes: frozenset[Cell]
 
     def moved(self, cell: Cell, move: int) -> Cell:
-        """Where a move leads; the player stays at an edge."""
+        """Return the cell after a move. The player stays at an edge."""
         down, right = MOVES[move]
         return min(max(cell[0] + down, 0), self.size - 1), min(max(cell[1] + right, 0), self.size - 1)
 
 
 def drawn(size: int, p: float, random: Random) -> Lake:
-    """A map whose goal can be reached; start and goal are anywhere.
+    """Draw a map whose goal can be reached. Start and goal are anywhere.
 
     Args:
         p: of ice in each other cell.
@@ -57,7 +57,7 @@ def drawn(size: int, p: float, random: Random) -> Lake:
 
 
 def reached(lake: Lake) -> Iterator[Cell]:
-    """Every cell to which ice leads from the start."""
+    """Return every cell that ice leads to from the start."""
     found, waiting = {lake.start}, [lake.start]
     while waiting:
         cell = waiting.pop()
@@ -81,7 +81,7 @@ class FrozenLake(GridWorld):
     names: ClassVar[Mapping[int, str]] = NAMES
 
     size: int = 4
-    """Cells along one side of the map."""
+    """Number of cells along one side of the map."""
     p: float = 0.8
     """Probability that a cell is ice."""
     is_slippery: bool = True
@@ -116,7 +116,7 @@ class FrozenLake(GridWorld):
         """Nothing is held."""
 
     def drawing(self) -> str:
-        """The map, a line for each row."""
+        """Return the map, a line for each row."""
         cells = range(self.size)
         return "\n".join("".join(self._lookup[self._code((row, column))] for column in cells) for row in cells)
 

@@ -1,4 +1,4 @@
-"""A session inside its process: an environment, and the tools that its domain adds."""
+"""A session in its process: an environment, and the tools of its domain."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Hosted:
         return replace(observation, tools=schemas)
 
     async def step(self, message: Message) -> Step:
-        """The environment's answer; of calls of the domain's tools, theirs, before it. Raises BadReturn for what is no `Step`."""
+        """Return the answers of the domain's tools and then the environment's. Raises BadReturn for anything but a `Step`."""
         ours, others = calls_for(self._tools.names | (self._servers.names if self._servers else frozenset()), message)
         if not ours:
             return step_of(await _finished(self._environment.step(message)))

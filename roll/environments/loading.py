@@ -1,4 +1,4 @@
-"""From the names in a configuration to an environment's class and its tools."""
+"""Loads an environment's class and its tools by their names in a configuration."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from roll.registry import nearest
 from roll.system.raised import raised_where
 
 METHODS: Mapping[str, tuple[Any, ...]] = {"reset": ({}, 0), "step": ({},), "close": ()}
-"""What each is called with."""
+"""Arguments of each method's call."""
 MALFORMED = ("answer", "end", "step")
 
 
 class Loaded(NamedTuple):
-    """What a process of a domain needs."""
+    """The environment's class and tools of a domain."""
 
     make: Callable[..., Any]
     """The class."""
     tools: Tools
     side_by_side: bool
     is_plain: bool
-    """Nothing of it is `async def`."""
+    """Whether nothing of it is `async def`."""
     malformed_calls: MalformedCalls
 
 
 def loaded(domain: str, environment: str, environment_args: Mapping[str, Any], tools: tuple[str, ...]) -> Loaded:
-    """Import them all.
+    """Import the class and the tools.
 
     Raises:
         ConfigError: a name is not found, a module cannot be imported, the class does not take its `environment_args`, or has not the

@@ -23,7 +23,7 @@ class McpServer(NamedTuple):
     command: tuple[str, ...]
     url: str | None
     call_timeout: float
-    """Seconds of one call of a tool."""
+    """Deadline in seconds of one call of a tool."""
 
     def __str__(self) -> str:
         return f"the MCP server {self.url or ' '.join(self.command)}"
@@ -39,17 +39,17 @@ class Assignment:
     tools: tuple[str, ...]
     mcp: tuple[McpServer, ...]
     step_timeout: float
-    """Seconds, of each call. The child keeps it of asynchronous ones; the parent does of all."""
+    """Deadline in seconds of each call. The child enforces it for asynchronous calls, the parent for all."""
     memory_bytes: int
     """Memory that a process may allocate."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """What a child says before it is given calls."""
+    """A child's first message, before any call."""
 
     faults: tuple[Fault, ...]
-    """If there are any, the process ends."""
+    """Faults. If there are any, the process ends."""
     side_by_side: bool = False
     """Calls run side by side, and the child ends late ones itself as long as its event loop runs. Otherwise it makes one at a time."""
     malformed_calls: MalformedCalls = "answer"
@@ -76,19 +76,19 @@ class Reply(NamedTuple):
 
 
 def ready_message(ready: Ready) -> bytes:
-    """`Ready` as the child sends it."""
+    """Encode `Ready` as the child sends it."""
     faults = [[fault.place, fault.problem, fault.remedy] for fault in ready.faults]
     return framed(json.dumps([faults, ready.side_by_side, ready.malformed_calls]).encode())
 
 
 def returned_message(call: Call, returned: Observation | Step | None) -> bytes:
-    """What the method returned, checked, as the child sends it. Raises BadReturn if it is too large."""
+    """Encode a checked return value as the child sends it. Raises BadReturn if it is too large."""
     said = "null" if returned is None else json_of(returned)
     return framed(f"[{call.number},{call.seal},{said},null]".encode())
 
 
 def failed_message(call: Call, failed: EnvironmentFailed) -> bytes:
-    """That the call failed, as the child sends it."""
+    """Encode a failure as the child sends it."""
     return framed(json.dumps([call.number, call.seal, None, [failed.why[:NOTE_CHARACTERS], failed.reason]]).encode())
 
 
@@ -105,7 +105,7 @@ def read_ready(body: bytes) -> Ready:
 
 
 def read_reply(body: bytes) -> Reply:
-    """A reply, but for what was returned. Raises Garbled."""
+    """Decode a reply without the returned value. Raises Garbled."""
     try:
         number, seal, returned, failed = json.loads(body)
         broke = None if failed is None else EnvironmentFailed(_text(failed[0])[:NOTE_CHARACTERS], REASONS[failed[1]])
@@ -117,7 +117,7 @@ def read_reply(body: bytes) -> Reply:
 
 
 def value_of(method: Method, returned: Any) -> Observation | Step | None:
-    """What a method returned. Raises Garbled."""
+    """Decode a returned value. Raises Garbled."""
     try:
         return {"reset": observation_from, "step": step_from, "close": lambda _: None}[method](returned)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:

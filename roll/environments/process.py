@@ -51,7 +51,7 @@ class _Held:
     ready: Ready = Ready(())
     sessions: set[int] = field(default_factory=set)
     pending: dict[int, _Pending] = field(default_factory=dict)
-    """Calls in progress, by their number."""
+    """Calls in progress, by number."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock of calls that must not run concurrently."""
     sending: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -91,7 +91,7 @@ class EnvironmentProcess:
         return (await self._started()).ready
 
     async def open(self, session: int, row: Mapping[str, Any], seed: int) -> Observation:
-        """Make an environment under a number that is not used again, and reset it. What fails is closed.
+        """Create an environment under a new number and reset it. Close it after a failure.
 
         Raises:
             EnvironmentFailed: it raised, was late, or cost its process.
@@ -113,7 +113,7 @@ class EnvironmentProcess:
         return await _to_its_end(self._ask(held, session, "step", (message,)))
 
     async def end(self, session: int) -> None:
-        """Close a session's environment, if it is there. Errors are logged."""
+        """Close a session's environment, if it exists. Errors are logged."""
         if (held := self._sessions.pop(session, None)) is None:
             return
         held.sessions.discard(session)
@@ -125,7 +125,7 @@ class EnvironmentProcess:
             LOG.warning("environments.%s: %s", self._domain, failed)
 
     async def close(self) -> None:
-        """End the child, whatever it is doing. Its sessions fail."""
+        """Kill the child. Its sessions fail."""
         self._closed = True
         async with self._starting:
             if self._held is not None:
@@ -231,7 +231,7 @@ class EnvironmentProcess:
 
 
 async def _bury(held: _Held) -> None:
-    """Close the socket to a child that has ended, once nobody reads from it or writes to it."""
+    """Close the socket to an ended child after all reads and writes have ended."""
     for task in held.tasks:
         task.cancel()
     if held.tasks:

@@ -12,7 +12,7 @@ from roll.rewards.sandbox.program import Ending, Job, Limits, Outcome, ready, ru
 LIMITS = Limits(cpu_seconds=4, wall_seconds=8.0, memory_mib=512)
 """Limits of a program. Its time ends before the default `step_timeout` does."""
 MOST_PRINTED = 8000
-"""Characters of what a program prints that the model is shown."""
+"""Number of characters of a program's output in the answer."""
 
 
 async def python(code: str) -> str:
@@ -35,7 +35,7 @@ def _ran(code: str) -> Outcome:
 
 
 def said(outcome: Outcome) -> str:
-    """The message to the model about a program that has ended."""
+    """Return the message to the model about an ended program."""
     printed = outcome.output.decode("utf-8", "replace")
     if len(printed) > MOST_PRINTED:
         printed = f"{printed[:MOST_PRINTED]}... ({len(printed)} characters)"

@@ -26,7 +26,7 @@ NAMES = {
     PLAYER_ON_TARGET: "player on target",
 }
 STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
-"""Reward of each move; of each box that is pushed onto a target, and its negative for one pushed off; of the move that brings the last
+"""Rewards: of each move; of each box pushed onto a target, negative for one pushed off; of the move that brings the last
 box.
 """
 
@@ -45,10 +45,10 @@ class Sokoban(GridWorld):
     names: ClassVar[Mapping[int, str]] = NAMES
 
     dim_room: Sequence[int] = (6, 6)
-    """Rows and columns, walls included."""
+    """Rows and columns, including walls."""
     num_boxes: int = 1
     search_depth: int = 300
-    """Moves backwards from the solved room, at most."""
+    """Largest number of backward moves from the solved room."""
     max_steps: int = MOST_STEPS["sokoban"]
     format_penalty: float = -0.15
 
@@ -82,13 +82,13 @@ class Sokoban(GridWorld):
         """Nothing is held."""
 
     def drawing(self) -> str:
-        """The room, a line for each row."""
+        """Return the room, a line for each row."""
         rows, columns = (range(length) for length in self.dim_room)
         return "\n".join("".join(self._lookup[_code(self.level, (row, column))] for column in columns) for row in rows)
 
 
 def pushed(level: Level, move: Cell) -> Level:
-    """The level after a move, which pushes a box that is in its way; the same if something stands in the way of that."""
+    """Return the level after a move, which pushes a box in its way. A blocked move changes nothing."""
     player = added(level.player, move)
     beyond = added(player, move)
     if player not in level.floor or (player in level.boxes and (beyond not in level.floor or beyond in level.boxes)):

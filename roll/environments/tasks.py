@@ -1,4 +1,4 @@
-"""The task in a row, for environments whose rows state one. Pure functions."""
+"""Reads the task in a row, for environments whose rows state one. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roll.environments.base import Message
 
 
 def task_of(row: Mapping[str, Any], column: str | None = None) -> list[Message]:
-    """The conversation that states the task: a list of messages, as JSON text too, or a text, which is the user's.
+    """Return the conversation that states the task: a list of messages, also as JSON text, or a text, which is the user's.
 
     Args:
         column: that holds it; `messages`, else `prompt`, if not given.
@@ -21,7 +21,7 @@ def task_of(row: Mapping[str, Any], column: str | None = None) -> list[Message]:
     """
     found = row.get(column) if column else row.get("messages") or row.get("prompt")
     if isinstance(found, str) and found.lstrip().startswith("["):
-        with suppress(ValueError):  # of a text that begins like this
+        with suppress(ValueError):  # prefix of a JSON list
             found = json.loads(found)
     if isinstance(found, str) and found:
         return [{"role": "user", "content": found}]
@@ -32,7 +32,7 @@ def task_of(row: Mapping[str, Any], column: str | None = None) -> list[Message]:
 
 
 def with_more(messages: list[Message], text: str) -> list[Message]:
-    """The messages with a text at their end.
+    """Append a text to messages.
 
     It is joined to the last message if that is the user's, because some templates refuse two user messages in a row.
     """

@@ -1,4 +1,4 @@
-"""A task that is solved with the domain's tools: the policy may call them until it answers without a call."""
+"""A task to solve with the domain's tools. The policy may call them until it answers without a call."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class ToolUse:
         self._column = column
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        """The row's task. Raises ValueError if it has none."""
+        """Return the row's task. Raises ValueError if it has none."""
         return Observation(task_of(row, self._column))
 
     async def step(self, message: Message) -> Step:
-        """The end, unless tools are called that the domain does not have."""
+        """End the episode, unless the message calls tools that the domain does not have."""
         calls = message.get("tool_calls") or ()
         answers = [
             {"role": "tool", "name": call["function"]["name"], "content": UNKNOWN.format(call["function"]["name"])}

@@ -1,4 +1,4 @@
-"""Reads the answer out of a response, and the reference answer out of a row. Pure functions."""
+"""Reads the answer in a response, and the reference answer in a row. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 BOXED = "\\boxed{"
 SIGN = re.compile(r"\\boxed\{|\\(?!\\boxed\{).|[{}]", re.DOTALL)
-"""A brace, the beginning of a box, or an escape, which hides the brace that it is of."""
+"""A brace, the beginning of a box, or an escape. An escaped brace does not count."""
 
 
 def final_text(response: str) -> str:
-    """The stripped text after the last `</think>`; the whole response if there is none."""
+    """Return the stripped text after the last `</think>`, the whole response if there is none."""
     return response.rpartition("</think>")[2].strip() or response.strip()
 
 
 def last_boxed(text: str) -> str | None:
-    """Content of the last complete, non-empty `\\boxed{...}`, braces balanced; None if there is none."""
+    """Return the content of the last complete, non-empty `\\boxed{...}` with balanced braces, None if there is none."""
     last, content = -1, None
-    opened: list[int] = []  # where the contents of open boxes begin; -1 for other open braces
+    opened: list[int] = []  # starts of the contents of open boxes; -1 for other open braces
     for sign in SIGN.finditer(text):
         if sign[0] != "}":
             if sign[0] in ("{", BOXED):
@@ -31,7 +31,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def ground_truth(row: Mapping[str, Any]) -> str:
-    """The row's `ground_truth`, else its `answer`; of a worked solution that ends in `#### answer` (GSM8K), that answer.
+    """Return the row's `ground_truth`, else its `answer`. Of a worked solution that ends in `#### answer` (GSM8K), return that answer.
 
     Raises:
         ValueError: the row has neither, or it is not a text or a number.

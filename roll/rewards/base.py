@@ -1,4 +1,4 @@
-"""The interface of rewards: a function of a prompt, its response or responses, and the data set's row, found by name."""
+"""The interface of rewards: functions of a prompt, its response or responses, and the data set's row, found by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REWARDS: Registry[RewardFunction] = Registry("reward")
 
 
 def load_reward(name: str, place: str = "reward") -> RewardFunction:
-    """The reward function called `name`: `roll/rewards/<name>.py` registers it. `package.module:function` names any other.
+    """Return the reward function `name`, which `roll/rewards/<name>.py` registers. `package.module:function` names any other.
 
     Raises:
         ConfigError: there is no such function, or its module cannot be imported; `place` is the key to report.
@@ -49,10 +49,10 @@ def load_reward(name: str, place: str = "reward") -> RewardFunction:
 
 @dataclass(frozen=True)
 class RewardTraits:
-    """What a reward declares, with `declares` of `roll.algorithms.methods.base`."""
+    """Traits of a reward, set by `declares` of `roll.algorithms.methods.base`."""
 
     needs_service: bool = False
-    """It asks a model or a server, which may not run yet: it is not called on a row before the run starts."""
+    """Whether it calls a model or a server, which may not run yet. It is then not called on a row before the run starts."""
 
 
 def traits_of(reward: RewardFunction) -> RewardTraits:
@@ -62,7 +62,7 @@ def traits_of(reward: RewardFunction) -> RewardTraits:
 
 
 def reward_of(part: RewardPart) -> RewardFunction:
-    """The function of a part.
+    """Return the function of a part.
 
     Raises:
         ConfigError: it is not found, or does not take its `reward_args`.
@@ -77,7 +77,7 @@ def reward_of(part: RewardPart) -> RewardFunction:
 
 
 def rewards_of(domain: str, parts: tuple[RewardPart, ...], concurrency: int) -> list[RewardFunction]:
-    """The functions of a domain.
+    """Return the functions of a domain.
 
     Raises:
         ConfigError: one of them cannot be used, or none can run side by side and `concurrency` is above 1.

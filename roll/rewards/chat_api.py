@@ -1,4 +1,4 @@
-"""A model behind a URL that speaks OpenAI's chat-completions protocol. Requests are retried and counted; a failure ends no run."""
+"""Calls a model behind a URL by OpenAI's chat-completions protocol. Requests are retried and counted. A failure never ends a run."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from roll.types import Sampling
 LOG = logging.getLogger(__name__)
 COMPLETIONS = "/chat/completions"
 MOST_SAID = 20
-"""Causes of failures that the log gets."""
+"""Number of different causes of failures in the log."""
 Sleep = Callable[[float], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class ApiModel:
-    """A model behind a URL, and how it is asked."""
+    """A model behind a URL, and the settings of its calls."""
 
     url: str
     """The API's base (`https://host/v1`), or the whole address with `/chat/completions`."""
     model: str
     key: str | None = field(repr=False)
-    """Sent as bearer token; None sends none."""
+    """Bearer token, or None."""
     sampling: Sampling
     seconds: float
     """Deadline of one request."""
     retries: int
-    """Further attempts after one that failed in passing."""
+    """Number of further attempts after a temporary failure."""
     concurrency: int
-    """Requests under way at the same time."""
+    """Largest number of concurrent requests."""
     max_calls: int | None
-    """Requests of the whole run, retries included; None does not bound them."""
+    """Largest number of requests in the whole run, including retries. None means no bound."""
     seed: int
     """Seed of the jitter between attempts."""
 
@@ -51,11 +51,11 @@ class ApiModel:
 
     @property
     def longest_seconds(self) -> float:
-        """In which a message has a reply once it is its turn."""
+        """Seconds in which a message has a reply after its turn began."""
         return (self.retries + 1) * self.seconds + longest_wait(self.retries)
 
     def body(self, message: str) -> dict[str, Any]:
-        """What is sent for a user's message. What is not of OpenAI's protocol is sent only where it changes something."""
+        """Return the request for a user's message. Fields outside OpenAI's protocol are only sent if they change something."""
         sampling = self.sampling
         body: dict[str, Any] = {
             "model": self.model,
@@ -88,10 +88,10 @@ class ApiChat:
         self._client = httpx.AsyncClient(headers=headers, limits=limits, timeout=model.seconds, transport=transport)
 
     async def start(self) -> None:
-        """Nothing to prepare: whether the URL answers is known when it is asked."""
+        """See `Chat`. Nothing to prepare: only a call shows whether the URL answers."""
 
     async def ask(self, message: str) -> Reply:
-        """See `Chat`. Waits its turn, then for `ApiModel.longest_seconds` at most."""
+        """See `Chat`. Waits its turn, and then at most `ApiModel.longest_seconds`."""
         async with self._turns:
             return await self._attempts(self._model.body(message))
 
@@ -111,7 +111,7 @@ class ApiChat:
 
     async def _request(self, body: dict[str, Any]) -> Reply | Refusal:
         try:
-            # httpx bounds each read; a server that sends a byte now and then is bounded here.
+            # httpx bounds each read. This bounds a server that sends single bytes slowly.
             async with asyncio.timeout(self._model.seconds):
                 response = await self._client.post(self._model.address, json=body)
         except (TimeoutError, httpx.TimeoutException):
@@ -121,7 +121,7 @@ class ApiChat:
         return read_reply(response.status_code, response.headers, response.content)
 
     def _failed(self, why: str) -> Reply:
-        """Each cause is logged once, up to MOST_SAID of them; it stands in every result's note."""
+        """Log each cause once, up to MOST_SAID of them. Every result's note has its cause."""
         if why not in self._said and len(self._said) < MOST_SAID:
             self._said.add(why)
             LOG.warning("no verdict: %s", why)

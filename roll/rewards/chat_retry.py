@@ -1,4 +1,4 @@
-"""Reads a chat server's response, and decides when to ask again. Pure functions."""
+"""Reads a chat server's response, and decides when to retry. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roll.rewards.judge import Reply
 TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """HTTP statuses after which the same request may succeed."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0
-"""Seconds before the second attempt, and at most before any."""
+"""Seconds before the second attempt, and the most before any."""
 SHOWN_CHARACTERS = 200
 
 
@@ -25,13 +25,13 @@ class Refusal:
 
     why: str
     again: bool
-    """Whether another attempt makes sense."""
+    """Whether to retry."""
     after: float | None = None
-    """Seconds for which the server asks to be left alone."""
+    """Seconds that the server asks to wait."""
 
 
 def wait_seconds(attempt: int, after: float | None, random: Random) -> float:
-    """Before the next attempt, after `attempt` have failed (1 or more).
+    """Return the seconds before the next attempt, after `attempt` failed ones (1 or more).
 
     Doubles each time, up to `LONGEST_WAIT`, of which a random half to whole is taken, so that requests that failed together do not come
     back together. At least what the server asks for, within the same bound.
@@ -41,12 +41,12 @@ def wait_seconds(attempt: int, after: float | None, random: Random) -> float:
 
 
 def longest_wait(retries: int) -> float:
-    """Seconds that all waits between `retries + 1` attempts take at most."""
+    """Return the largest sum of waits between `retries + 1` attempts, in seconds."""
     return retries * LONGEST_WAIT
 
 
 def read_reply(status: int, headers: Mapping[str, str], body: bytes, now: datetime | None = None) -> Reply | Refusal:
-    """What an HTTP response of the chat-completions protocol says. `now` is the time that a date in `Retry-After` is counted from."""
+    """Parse an HTTP response of the chat-completions protocol. `now` is the present time, for a date in `Retry-After`."""
     if status in TRANSIENT:
         return Refusal(f"status {status}: {_message(body)}", again=True, after=_retry_after(headers.get("retry-after"), now))
     if status != 200:
@@ -64,7 +64,7 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, now: dateti
 
 
 def _content(message: Mapping[str, Any]) -> str:
-    """The text of a message; servers give None where there is none, and some give it in parts."""
+    """Return the text of a message. Servers send None for an empty one, and some send parts."""
     content = message["content"]
     if isinstance(content, list):
         return "".join(part["text"] for part in content if part.get("type") == "text")
@@ -74,7 +74,7 @@ def _content(message: Mapping[str, Any]) -> str:
 
 
 def _retry_after(value: str | None, now: datetime | None) -> float | None:
-    """Seconds, from a number of them or from a date; None if it is neither."""
+    """Return seconds from a number or a date, None if it is neither."""
     if value is None:
         return None
     try:
@@ -90,7 +90,7 @@ def _retry_after(value: str | None, now: datetime | None) -> float | None:
 
 
 def _message(body: bytes) -> str:
-    """The error's own message where the body has one in OpenAI's form."""
+    """Return the error's own message, if the body has one in OpenAI's form."""
     try:
         error = json.loads(body)["error"]
         return _shown((error["message"] if isinstance(error, dict) else str(error)).encode())

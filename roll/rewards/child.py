@@ -48,7 +48,7 @@ class _Call(NamedTuple):
     reward_args: Mapping[str, Any]
 
     def begin(self) -> Any:
-        """Call the function. The value of an `async def` has to be awaited."""
+        """Call the function. The value of an `async def` must be awaited."""
         prompt, asked = self.prompt, self.responses if self.group else self.responses[0]
         own = Prompt(prompt.prompt_id, prompt.token_ids, prompt.text, prompt.domain, self.row)  # `replace` would cost twice as much
         return self.function(own, asked, self.row, **self.reward_args)
@@ -89,7 +89,7 @@ def _in_turn(
                 results = call.results(call.begin())
             except BaseException as error:  # also sys.exit() of a reward must not end the process
                 results = call.failed(error)
-            if os.getpid() != own:  # this is a process that the reward forked
+            if os.getpid() != own:  # this process was forked by the reward
                 os._exit(0)
             replaced = definitions.replaced()
             connection.sendall(answer_message(call.number, call.seal, results, replaced))
@@ -139,7 +139,7 @@ async def _awaited(call: _Call, seconds: float) -> list[RewardResult]:
 def _calls(request: Sequence[Entry], parts: Sequence[RewardPart], functions: Sequence[RewardFunction]) -> Iterator[_Call]:
     for first, index, prompt, responses, seals in request:
         part, function = parts[index], functions[index]
-        # What a reward does to the row or its arguments, the next call does not see.
+        # a reward's changes to the row or its arguments must not reach the next call
         asked = pickle.dumps((prompt.row, part.reward_args), pickle.HIGHEST_PROTOCOL)
         for number, own in enumerate([responses] if part.group else ([response] for response in responses)):
             row, reward_args = pickle.loads(asked)

@@ -1,4 +1,4 @@
-"""Does the program in the response pass its tests? It runs in a sandbox; what a test expects never reaches its process."""
+"""Does the program in the response pass its tests? It runs in a sandbox, and its process never sees a test's expected output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def code_sandbox(
     disk_mib: int = 64,
     output_mib: int = 4,
 ) -> RewardResult:
-    """Share of the row's cases that the program passes; UNPARSABLE without a program, UNAVAILABLE without a sandbox.
+    """Return the share of the row's cases that the program passes; UNPARSABLE without a program, UNAVAILABLE without a sandbox.
 
     Args:
         cases: whether all are run, or none after the first that fails.
@@ -71,7 +71,7 @@ def code_sandbox(
 
 
 def verdict(outcomes: Iterator[Outcome], cases: Cases, until_first: bool) -> RewardResult:
-    """The result of these outcomes, which are compared with what is expected here, outside the sandbox."""
+    """Return the result of these outcomes. They are compared with the expected ones here, outside the sandbox."""
     total = len(cases.inputs) or len(cases.tests)
     passed, late, spent, note, uncompiled = 0, 0, 0.0, "", 0.0
     with closing(outcomes):  # type: ignore[type-var]

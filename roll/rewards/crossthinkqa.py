@@ -1,4 +1,4 @@
-"""Did the response choose the right letter, and in a box? With penalties for short and for repetitive responses."""
+"""Did the response choose the right letter, and in a box? Short and repetitive responses are penalised."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VALUES = {
     "strict": {(True, True): 1.0, (True, False): -1.0, (False, True): -1.0, (False, False): -1.0},
     "soft": {(True, True): 1.0, (True, False): 0.5, (False, True): -0.5, (False, False): -1.0},
 }
-"""For each reward type, the values by whether the choice is right and whether it is boxed."""
+"""Values by reward type, and by whether the choice is right and boxed."""
 
 
 @REWARDS.register("crossthinkqa")
@@ -30,7 +30,7 @@ def crossthinkqa(
     reward_type: Literal["loose", "strict", "soft"] = "soft",
     response_length_penalty_coef: float = 0.0,
 ) -> RewardResult:
-    """The choice's value by `reward_type`, plus the penalty for repetition, plus the coefficient times the one for a short response.
+    """Return the choice's value by `reward_type`, plus the penalty for repetition, plus the coefficient times that for a short response.
 
     The choice is the first capital letter of the last `\\boxed{...}`, else of what follows the last "answer is"; without one the response
     is wrong. It is read from what follows the last `</think>`; penalties are of the whole response.

@@ -1,4 +1,4 @@
-"""Detects whether a call of a reward has replaced a definition of its modules; the next call must then run in another process."""
+"""Detects whether a call of a reward replaced a definition in its modules. The next call must then run in another process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CODE = attrgetter("__code__")
 
 
 class _Namespace(NamedTuple):
-    """Names of a module or class, and what they stood for."""
+    """Names in a module or class, with their values."""
 
     name: str
     variables: Mapping[str, Any]
@@ -41,7 +41,7 @@ class Definitions:
         self._codes = [function.__code__ for function in functions]
 
     def replaced(self) -> str:
-        """The first name that stands for something else than it did, or for nothing; empty if there is none."""
+        """Return the first name with another value or none, empty if there is none."""
         for space in self._namespaces:
             try:
                 if space.look(space.variables) == space.held:

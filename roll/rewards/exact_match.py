@@ -1,4 +1,4 @@
-"""Is the response the reference answer, letter by letter?"""
+"""Is the response literally the reference answer?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roll.types import Prompt, RewardResult
 
 @REWARDS.register("exact_match")
 def exact_match(prompt: Prompt, response: str, row: Mapping[str, Any], *, ignore_case: bool = False) -> RewardResult:
-    """1 if what follows `</think>` (else the whole response) equals the reference, blanks around both aside; else 0.
+    """Return 1 if the text after `</think>` (else the whole response) equals the reference, apart from blanks around both; else 0.
 
     Raises:
         ValueError: the row has no reference answer.

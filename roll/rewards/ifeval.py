@@ -14,13 +14,13 @@ from roll.types import Prompt, RewardResult
 CHECKS: Mapping[str, Callable[..., bool]] = {
     name: check for module in (words, layout, whole) for name, check in vars(module).items() if name.startswith(("verify_", "validate_"))
 }
-"""Checks by their names in the RLVR-IFeval data set."""
+"""Checks by name in the RLVR-IFeval data set."""
 NUMBERS, LISTS = ("N", "i"), ("keyword_list", "forbidden_words", "options")
 
 
 @REWARDS.register("ifeval")
 def ifeval(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
-    """1 if what follows the last `</think>` keeps to the instruction, else 0; 0 if nothing follows.
+    """Return 1 if the text after the last `</think>` follows the instruction, else 0; 0 for an empty text.
 
     The row's `ground_truth` is a JSON object, as text or as such: `func_name` and the check's arguments; keys that are null do not count.
 
@@ -34,7 +34,7 @@ def ifeval(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResul
 
 
 def instruction_of(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of the check that a row asks for.
+    """Return name and arguments of a row's check.
 
     Raises:
         ValueError: see `ifeval`.

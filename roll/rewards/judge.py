@@ -1,4 +1,4 @@
-"""A judge: asks a model about each response and reads the verdict out of its answer. What was asked before is not asked again."""
+"""A judge: asks a model about each response and reads the verdict in its answer. Repeated questions are answered from memory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from roll.rewards.judging import AnswerPattern, JudgeTemplate, verdict
 from roll.types import Metrics, Prompt, RewardOutcome, RewardResult
 
 ANSWERS_KEPT = 1 << 16
-"""Answers of a domain that are remembered, the last ones."""
+"""Number of a domain's latest answers in memory."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of asking a model once."""
+    """Result of one call of a model."""
 
     answers: tuple[str, ...] = ()
-    """As many answers as were asked for; none if the model could not be asked."""
+    """As many answers as requested, or none if the model could not be reached."""
     prompt_tokens: int = 0
     answer_tokens: int = 0
     failure: str = ""
@@ -33,7 +33,7 @@ class Chat(Protocol):
     """A model that answers a user's message."""
 
     async def ask(self, message: str) -> Reply:
-        """The model's answers. A model that cannot be reached is a reply with a `failure`."""
+        """Return the model's answers. If the model cannot be reached, the reply has a `failure`."""
         ...
 
 
@@ -55,7 +55,7 @@ class Judge:
         self._counts = dict.fromkeys(("asked", "remembered", "unavailable", "prompt_tokens", "answer_tokens"), 0)
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
-        """One result for each response, in order; all are judged at the same time.
+        """Return one result for each response, in order. All are judged concurrently.
 
         UNPARSABLE where the answer cannot be read, UNAVAILABLE where there is none. A row without the reference answer that the
         template needs is CRASHED.
@@ -80,7 +80,7 @@ class Judge:
         return result if result.outcome == RewardOutcome.SCORED else self._failed(result.outcome, result.note)
 
     async def _reply(self, message: str) -> Reply:
-        """The model's, or the one that it gave, or is about to give, to the same message. A failure is not remembered."""
+        """Return the model's reply, or its present or earlier reply to the same message. Failures are not remembered."""
         key = sha256(message.encode()).digest()
         task = self._replies.get(key)
         if task is not None:
@@ -109,7 +109,7 @@ class Judge:
         return RewardResult(self._failed_value, outcome, note=note)
 
     def take_counts(self) -> Metrics:
-        """Since the last call: messages `asked` and `remembered`, verdicts `unavailable`, `prompt_tokens` and `answer_tokens`."""
+        """Return counts since the last call: `asked` and `remembered` messages, `unavailable` verdicts, `prompt_tokens`, `answer_tokens`."""
         counts = {name: float(count) for name, count in self._counts.items()}
         self._counts = dict.fromkeys(self._counts, 0)
         return counts

@@ -17,9 +17,9 @@ SCORE = r"(?i)\bscore:?[\s*]*:?[\s*]*(\d+(?:\.\d+)?)"
 """`Score: 8`, also where asterisks make it bold."""
 SCORE_OF = 10.0
 WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
-"""What a pattern's group may hold in place of a number."""
+"""Words that a pattern's group may match in place of a number."""
 SEARCHED_CHARACTERS = 20_000
-"""How far from the end of an answer the pattern is searched for."""
+"""Number of characters at the end of an answer that the pattern is searched in."""
 NOTE_CHARACTERS = 200
 
 
@@ -35,24 +35,24 @@ class JudgeTemplate:
         return "reference" in PLACEHOLDER.findall(self.text)
 
     def filled(self, question: str, response: str, reference: str) -> str:
-        """The text for one response. Placeholders within what is put in are not filled."""
+        """Return the text for one response. Placeholders in inserted texts are not filled."""
         values = {"question": question, "response": response, "reference": reference}
         return PLACEHOLDER.sub(lambda found: values[found[1]], self.text)
 
 
 @dataclass(frozen=True)
 class AnswerPattern:
-    """How a verdict is read from a judge's answer."""
+    """Settings for reading a verdict in a judge's answer."""
 
     pattern: str
     """If it has a group, the last match's group is the verdict, a number or one of `WORDS`. Without a group a match is 1 and no match is
     0.
     """
     max_score: float | None = None
-    """The number is divided by it, and one that is larger is no verdict; None takes the number as it is."""
+    """Divisor of the number. A larger number is not a verdict. None means the number itself."""
 
     def read(self, answer: str) -> float | None:
-        """The verdict, or None if the answer has none. What a judge thinks before `</think>` is no answer."""
+        """Return the verdict, None if the answer has none. Text before `</think>` does not count."""
         text = final_text(answer)[-SEARCHED_CHARACTERS:]
         if not text:
             return None
@@ -77,14 +77,14 @@ class AnswerPattern:
 
 
 def answer_pattern(pattern: str | None, max_score: float | None, named_template: bool) -> AnswerPattern:
-    """What the keys of a domain say. Without a pattern: "yes" where a template was named, else `Score: x` of 10."""
+    """Return a domain's settings. Without a pattern: "yes" if a template was named, else `Score: x` of 10."""
     if pattern is not None:
         return AnswerPattern(pattern, max_score)
     return AnswerPattern(YES) if named_template else AnswerPattern(SCORE, max_score or SCORE_OF)
 
 
 def verdict(answers: Sequence[str], pattern: AnswerPattern) -> RewardResult:
-    """The mean of the verdicts that can be read; UNPARSABLE if none can."""
+    """Return the mean of the readable verdicts, UNPARSABLE if there is none."""
     note = "judge: " + " ".join(final_text(answers[0]).split())[-NOTE_CHARACTERS:] if answers else ""
     values = [value for answer in answers if (value := pattern.read(answer)) is not None]
     if not values:

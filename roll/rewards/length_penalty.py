@@ -22,7 +22,7 @@ def length_penalty(
     too_long: int | None = None,
     most: float = MOST,
 ) -> RewardResult:
-    """0 for a length from `enough` to `long` characters, thoughts included; `most`, not above 0, below `short` and from `too_long` on.
+    """Return 0 for a length from `enough` to `long` characters with thoughts, and `most` (at most 0) below `short` and from `too_long` on.
 
     On lines between them. Without `long` and `too_long` no response is too long; with `short` and `enough` 0 none is too short.
 

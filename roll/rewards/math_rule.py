@@ -18,19 +18,19 @@ from roll.types import Prompt, RewardOutcome, RewardResult
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 PLAIN_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,6})?")
-"""Numbers of which math-verify's verdict is exact equality: it rounds to 6 decimals and computes with 15 digits."""
+"""Numbers for which math-verify's verdict is exact: it rounds to 6 decimals and computes with 15 digits."""
 MARKED = re.compile(r"\\boxed|\\\(|\\\[|(?<!\\)\$.+(?<!\\)\$", re.DOTALL)
-"""A reference that says itself where its mathematics stands. One dollar is money."""
+"""A reference that marks its own mathematics. A single dollar sign is money."""
 THIN_SPACE = re.compile(r"(?<=\d)\\,(?=\d{3}(?!\d))")
 """Separates thousands in some texts."""
 PERCENT = re.compile(r"(.*[\d)}])\s*\\?%", re.DOTALL)
 SEARCHED_CHARACTERS = 4000
-"""How far from the end an answer outside a box is looked for; the time of math-verify's search grows with the square of it."""
+"""Number of characters at the end to search for an answer outside a box. The time of math-verify's search grows with its square."""
 
 
 @REWARDS.register("math_rule")
 def math_rule(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
-    """1 for the right answer, 0 for a wrong one; UNPARSABLE where there is none.
+    """Return 1 for the right answer, 0 for a wrong one, UNPARSABLE without an answer.
 
     The answer is the last `\\boxed{...}` of what follows `</think>` (of the whole response where nothing does), or else
     the last mathematical expression there. The reference is the row's `ground_truth`, else its `answer`.
@@ -48,7 +48,7 @@ def math_rule(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardRe
 
 
 def judge(reference: str, answer: str) -> RewardResult:
-    """math-verify's verdict. `answer` is a text to search, or what `as_latex` made of an answer."""
+    """Return math-verify's verdict. `answer` is a text to search, or a result of `as_latex`."""
     written = reference if MARKED.search(reference) else as_latex(reference)
     expected = parse(written, parsing_timeout=None)  # type: ignore[arg-type]  # None turns the alarm off
     if not expected:
@@ -60,7 +60,7 @@ def judge(reference: str, answer: str) -> RewardResult:
 
 
 def as_latex(answer: str) -> str:
-    """An answer as math-verify knows it for one: boxed, or a percentage. A full stop, thin spaces and `°` it takes for nothing known."""
+    """Write an answer so that math-verify recognises it: in a box, or as a percentage. Drop a full stop, thin spaces and `°`."""
     if answer.endswith(".") and not answer.endswith(".."):
         answer = answer[:-1]
     answer = THIN_SPACE.sub("", answer.replace("°", "^\\circ"))

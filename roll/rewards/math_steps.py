@@ -16,14 +16,14 @@ from roll.types import Prompt, RewardOutcome, RewardResult, TurnReward
 NUMBER = r"\d++(?:,\d{3})*+(?:\.\d+)?+"
 OPERATOR = r"(?:[-+*/×÷·−]|\\times|\\cdot|\\div)"
 SAID = re.compile(rf"=\s*(-?\s*{NUMBER})(?![\w^%\\]|[ \t]*{OPERATOR})")
-"""A right side that is a number and nothing more."""
+"""A right side that is only a number."""
 EXPRESSION = re.compile(rf"(?<![\w.])[(-]*{NUMBER}(?:[ \t)]*{OPERATOR}[ \t(-]*{NUMBER})+[\s)]*$")
 """A left side, up to the equals sign."""
 OPEN = re.compile(rf"({OPERATOR}|[\^}}\]])$")
-"""What an expression does not begin after, for then it began before: `x +`."""
+"""Text that an expression cannot begin after, such as `x +`."""
 BULLETS = ("-", "*", "+")
 LONGEST = 200
-"""Characters of a left side; longer ones are not judged."""
+"""Largest number of characters of a judged left side."""
 MARGIN = 20
 """Characters that the searched window has beyond the longest left side, so that a longer one is recognised as too long."""
 SIGNS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "×": "*", "·": "*", "÷": "/", "−": "-", ",": ""}
@@ -33,7 +33,7 @@ LARGEST_SHARE = 0.5
 
 @REWARDS.register("math_steps")
 def math_steps(prompt: Prompt, response: str, row: Mapping[str, Any], *, share: float = 0.2) -> RewardResult:
-    """`math_rule`'s verdict on the answer, 1 or 0, less `share`.
+    """Return `math_rule`'s verdict on the answer, 1 or 0, less `share`.
 
     Each correct equation adds its part of `share`, and each wrong one subtracts as much. So the reward is above 0 for a right answer and
     not above 0 for a wrong one, whatever its equations are. An equation such as `3 * (4 + 5) = 27` ends a turn; what follows the last one
@@ -60,7 +60,7 @@ def math_steps(prompt: Prompt, response: str, row: Mapping[str, Any], *, share: 
 
 
 def judge_equations(text: str) -> list[tuple[int, bool]]:
-    """Where each equation of numbers with an operation on its left ends, and whether it holds; without those that cannot be worked out."""
+    """Yield the end of each equation of numbers with an operation on its left, and whether it holds. Others are left out."""
     judged = []
     for said in SAID.finditer(text):
         window = text[max(said.start() - LONGEST - MARGIN, 0) : said.start()]
@@ -77,10 +77,10 @@ def judge_equations(text: str) -> list[tuple[int, bool]]:
 
 
 def _holds(left: str, right: str) -> bool | None:
-    """Whether both sides are the same number, or the right one is the left one rounded to its digits. None: it cannot be worked out."""
+    """Whether both sides are the same number, or the right one is the left one rounded to its digits. None if it cannot be computed."""
     for sign, plain in SIGNS.items():
         left, right = left.replace(sign, plain), right.replace(sign, plain)
-    left = left[max(left.count("(") - left.count(")"), 0) :]  # brackets around the whole equation close behind it
+    left = left[max(left.count("(") - left.count(")"), 0) :]  # brackets around the whole equation close after it
     try:
         worth = _value(ast.parse(left.strip(), mode="eval").body)
     except (SyntaxError, ZeroDivisionError, RecursionError):
@@ -91,7 +91,7 @@ def _holds(left: str, right: str) -> bool | None:
 
 
 def _value(node: ast.expr) -> Fraction:
-    """Raises SyntaxError for anything but numbers, signs and the four operations."""
+    """Compute an expression. Raises SyntaxError for anything but numbers, signs and the four operations."""
     match node:
         case ast.Constant(value=int() | float()):
             return Fraction(ast.unparse(node))

@@ -25,7 +25,7 @@ OUTCOMES = {outcome.value: outcome for outcome in RewardOutcome}
 _scanned: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # pyright: ignore[reportAttributeAccessIssue]
 _quoted = json.encoder.encode_basestring_ascii
 Entry = tuple[int, int, Prompt, Sequence[str], Sequence[int]]
-"""Number of the first call, number of the part, what to score, and the seals of the calls."""
+"""Number of the first call, number of the part, data to score, and the seals of the calls."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +36,21 @@ class Assignment:
     parts: tuple[RewardPart, ...]
     concurrency: int
     timeout: float
-    """Seconds, of each call. The child keeps it of asynchronous ones; the parent does of all."""
+    """Deadline in seconds of each call. The child enforces it for asynchronous calls, the parent for all."""
     memory_bytes: int
     """Memory that a process may allocate."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """What a child says before it is given calls."""
+    """A child's first message, before any call."""
 
     faults: tuple[Fault, ...]
-    """If there are any, the process ends."""
+    """Faults. If there are any, the process ends."""
     traits: tuple[RewardTraits, ...] = ()
     """Traits of each part."""
     ends_calls: bool = False
-    """It ends late calls itself, as long as its event loop runs."""
+    """Whether it ends late calls itself, as long as its event loop runs."""
 
 
 class Answer(NamedTuple):
@@ -62,17 +62,17 @@ class Answer(NamedTuple):
     results: list[Any]
     """See `results_of`."""
     replaced: str
-    """The function, class or module that was replaced during the call, if one was. The child ends then."""
+    """The function, class or module that was replaced during the call, if any. The child then ends."""
 
 
 def ready_message(ready: Ready) -> bytes:
-    """`Ready` as the child sends it."""
+    """Encode `Ready` as the child sends it."""
     faults = [[fault.place, fault.problem, fault.remedy] for fault in ready.faults]
     return framed(json.dumps([faults, [trait.needs_service for trait in ready.traits], ready.ends_calls]).encode())
 
 
 def answer_message(number: int, seal: int, results: Sequence[RewardResult], replaced: str) -> bytes:
-    """An answer as the child sends it. Written here, as there is one for each response, and `json.dumps` takes twice as long."""
+    """Encode an answer as the child sends it. There is one for each response, and `json.dumps` would take twice as long."""
     said = ",".join(map(_said, results))
     return framed(f"[{number},{seal},[{said}],{_quoted(replaced)}]".encode())
 
@@ -84,7 +84,7 @@ def _said(result: RewardResult) -> str:
 
 
 def read_ready(body: bytes, parts: int) -> Ready:
-    """`Ready` of a child of so many parts. Raises Garbled."""
+    """Decode `Ready` of a child with so many parts. Raises Garbled."""
     try:
         faults, needs_service, ends_calls = json.loads(body)
         ready = Ready(
@@ -100,7 +100,7 @@ def read_ready(body: bytes, parts: int) -> Ready:
 
 
 def read_answer(body: bytes) -> Answer:
-    """An answer, but for its results. Raises Garbled."""
+    """Decode an answer without its results. Raises Garbled."""
     try:
         text = body.decode()
         (number, seal, results, replaced), end = _scanned(text, 0)
@@ -112,7 +112,7 @@ def read_answer(body: bytes) -> Answer:
 
 
 def results_of(said: list[Any], responses: Sequence[str]) -> list[RewardResult]:
-    """The results in an answer, one for each response. Raises Garbled."""
+    """Decode the results in an answer, one for each response. Raises Garbled."""
     try:
         return [_result(len(response), *one) for one, response in zip(said, responses, strict=True)]
     except (ValueError, TypeError, KeyError, OverflowError) as error:

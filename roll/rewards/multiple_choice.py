@@ -19,7 +19,7 @@ TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
 
 @REWARDS.register("multiple_choice")
 def multiple_choice(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
-    """1 for the right letter, 0 for another one; UNPARSABLE where the response chooses none.
+    """Return 1 for the right letter, 0 for another one, UNPARSABLE if the response chooses none.
 
     The choice is read from the last `\\boxed{...}`, else from the last "answer is B" or "Answer: (B)", else from a last
     line that is a letter or begins as a choice does ("B) because"). The reference is the row's `ground_truth`, else its `answer`.

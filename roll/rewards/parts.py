@@ -18,24 +18,24 @@ if TYPE_CHECKING:  # the processes of rewards do without the schema
 
 @dataclass(frozen=True)
 class RewardPart:
-    """One reward function of a domain, and what it counts."""
+    """One reward function of a domain, and its weight."""
 
     place: str
-    """The block of the configuration."""
+    """Its block of the configuration."""
     name: str
-    """Among the domain's parts; empty where the domain has one reward."""
+    """Name among the domain's parts, empty if the domain has one reward."""
     reward: str
     """Name of the function."""
     reward_args: Mapping[str, Any]
     group: bool
-    """It is called once for all responses to a prompt."""
+    """Whether it is called once for all responses to a prompt."""
     weight: float
     failed_value: float
-    """Value where the outcome is not SCORED."""
+    """Value for an outcome other than SCORED."""
 
 
 def parts_of(domain: str, section: RewardConfig) -> tuple[RewardPart, ...]:
-    """The reward functions of a domain: one, or those that it adds up."""
+    """Return the reward functions of a domain: one, or those that it adds up."""
     place = f"rewards.{domain}"
     if not section.parts:
         return (RewardPart(place, "", section.reward or domain, section.reward_args, section.group, 1.0, section.failed_value),)
@@ -46,7 +46,7 @@ def parts_of(domain: str, section: RewardConfig) -> tuple[RewardPart, ...]:
 
 
 def summed(parts: Sequence[RewardPart], results: Sequence[Sequence[RewardResult]]) -> list[RewardResult]:
-    """Each response's result from those of the parts, [parts][responses]: the sum of weight times value.
+    """Return each response's result from those of the parts, [parts][responses]: the sum of weight times value.
 
     A part without a verdict leaves the sum without one, and a sum that fp32 cannot hold is CRASHED. An UNPARSABLE part counts with its
     `failed_value`, and the sum is then UNPARSABLE. `parts` holds each part's value under its name, and its own parts as `name/part`. Turns
@@ -84,7 +84,7 @@ def _sum(parts: Sequence[RewardPart], results: Sequence[RewardResult]) -> Reward
 
 
 def normalised(weights: Mapping[str, float], results: Sequence[RewardResult]) -> list[RewardResult]:
-    """A group's results with the sum of weight times (value - mean) / (std + 1e-6) of each part for value.
+    """Replace the values of a group's results by the sum of weight times (value - mean) / (std + 1e-6) of each part.
 
     Mean and standard deviation (n - 1) are the group's, of the responses with a verdict; others stay as they are. A part whose values
     are all equal adds 0. `parts` keeps the values themselves. Source: GDPO, arXiv 2601.05242, before its norm over the batch.

@@ -9,7 +9,7 @@ SHORT, ENOUGH = 100, 400
 
 
 def repetition(text: str, ngram: int = NGRAM, most: float = MOST) -> float:
-    """`most` times the share of n-grams of words that were there before, case aside; 0 for a text of fewer words than one n-gram has.
+    """Return `most` times the share of repeated n-grams of words, ignoring case; 0 for a text with fewer words than an n-gram.
 
     Source: Appendix C.2 of arXiv 2502.03373.
     """
@@ -21,20 +21,20 @@ def repetition(text: str, ngram: int = NGRAM, most: float = MOST) -> float:
 
 
 def shortness(length: int, short: int = SHORT, enough: int = ENOUGH, most: float = MOST) -> float:
-    """`most` below the length `short`, 0 above `enough`, and on a line between them."""
+    """Return `most` below the length `short`, 0 above `enough`, linear in between."""
     if length < short:
         return most
     return 0.0 if length >= enough else most * (enough - length) / (enough - short)
 
 
 def excess(length: int, long: int, too_long: int, most: float = MOST) -> float:
-    """0 up to the length `long`, `most` from `too_long` on, and on a line between them."""
+    """Return 0 up to the length `long`, `most` from `too_long` on, linear in between."""
     if length >= too_long:
         return most
     return 0.0 if length <= long else most * (length - long) / (too_long - long)
 
 
 def check_penalty(most: float) -> None:
-    """Raises ValueError for a penalty that would be a reward."""
+    """Raise ValueError for a positive penalty."""
     if most > 0:
         raise ValueError(f"most is {most}: a penalty is not above 0")

@@ -33,9 +33,9 @@ from roll.types import Prompt, RewardResult
 LOG = logging.getLogger(__name__)
 CHILD = "roll.rewards.child"
 MOST_AHEAD = 32
-"""Groups that are sent together: so that the child need not wait for this process, nor this process look at each result as it comes."""
+"""Number of groups that are sent together, so that neither the child nor this process waits for each result."""
 LINGER = 0.005
-"""Seconds that a result waits for others, where others are expected."""
+"""Seconds for which a result waits for other expected ones."""
 
 
 class RewardProcessFailed(RollError):
@@ -49,29 +49,29 @@ class _Group:
     prompt: Prompt
     responses: Sequence[str]
     results: dict[int, list[Any]]
-    """For each part, by its number, one `RewardResult` for each response; None until it is known."""
+    """One `RewardResult` for each response, by the part's number. None until it is known."""
     missing: int
-    """Number of results that are still missing."""
+    """Number of missing results."""
     done: asyncio.Future[None]
-    """Cancelled with the call that waits for it."""
+    """Cancelled together with the call that waits for it."""
 
 
 @dataclass(eq=False)
 class _Batch:
-    """Calls of one part for a run of a group's responses, one call each or, where the part compares the group, one for all."""
+    """Calls of one part for neighbouring responses of a group: one each, or one for all if the part compares the group."""
 
     group: _Group
     part: int
     begin: int
     end: int
-    """Index behind the run's last response."""
+    """Index after the last response."""
     calls: int
     number: int = 0
-    """Number of the first call, once the calls are sent; the others are counted from it."""
+    """Number of the first call after the calls are sent. The others follow."""
     seals: Sequence[int] = ()
-    """Seals of the calls, once they are sent."""
+    """Seals of the calls after they are sent."""
     was_disturbed: bool = False
-    """Somebody killed or stopped the child that made it. The next time the response is to blame."""
+    """Whether somebody killed or stopped the child during the call. The next time the response is blamed."""
 
     def responses(self, number: int) -> Sequence[str]:
         """Those of a call."""
@@ -79,7 +79,7 @@ class _Batch:
         return self.group.responses[begin : begin + (self.end - self.begin) // self.calls]
 
     def settle(self, number: int, results: list[RewardResult]) -> None:
-        """Note what a call came to."""
+        """Note the result of a call."""
         group, begin = self.group, self.begin + number - self.number
         group.results[self.part][begin : begin + len(results)] = results
         group.missing -= len(results)
@@ -112,13 +112,13 @@ class RewardProcess:
         self._serving: asyncio.Task[None] | None = None
         self._waiting: deque[_Group] = deque()
         self._queue: deque[_Batch] = deque()
-        """Batches of groups that no longer wait, and batches that a lost child had not begun."""
+        """Batches to send first: of groups that are not new, and those that a lost child had not begun."""
         self._alone: deque[_Batch] = deque()
-        """What was under way when a child was lost and several were: to be made while nothing else is."""
+        """Calls that were in progress, among others, when a child was lost. They are repeated alone."""
         self._sent: dict[int, _Batch] = {}
-        """Calls that the child has and has not answered, by their number, in the order in which they begin."""
+        """Unanswered calls of the child by number, in the order of their start."""
         self._begun: dict[int, float] = {}
-        """When the first `concurrency` of them began, or a little later."""
+        """Time at which the first `concurrency` of them began, or a little later."""
         self._number = 0
 
     async def start(self) -> tuple[RewardTraits, ...]:
@@ -136,7 +136,7 @@ class RewardProcess:
             return self._ready.traits
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
-        """One result for each response, in order: the sum of the parts where there are several.
+        """Return one result for each response, in order: the sum of the parts if there are several.
 
         The deadline, `timeout` of the section, holds for each call by itself. A result whose outcome is not SCORED has
         the section's `failed_value`.
@@ -149,7 +149,7 @@ class RewardProcess:
         return summed(self._parts, results)
 
     async def results(self, prompt: Prompt, responses: Sequence[str], parts: Sequence[int]) -> list[list[RewardResult]]:
-        """What some of the parts, by their numbers, say: [parts][responses]. Raises as `score` does."""
+        """Return the results of some parts, by number: [parts][responses]. Raises as `score` does."""
         self._check_open()
         blank = {part: [None] * len(responses) for part in parts}
         group = _Group(prompt, responses, blank, len(parts) * len(responses), asyncio.get_running_loop().create_future())
@@ -170,16 +170,16 @@ class RewardProcess:
             self._child.wake()
 
     def _forget(self, group: _Group) -> None:
-        """End calls without a waiter. Concurrent calls are not disturbed, and do not wait for this."""
+        """End calls without a waiter. Concurrent calls are not affected and do not wait for this."""
         first = next(iter(self._sent.values()), None)
         if self._section.concurrency == 1 and first and first.group is group and self._child is not None:
             self._child.end_process()
 
     async def close(self) -> None:
-        """End the child, whatever it is doing. Calls of `score` that are under way raise RollError."""
+        """Kill the child. Calls of `score` in progress raise RollError."""
         self._closed = True
         if self._child is not None:
-            self._child.end_process()  # Whoever waits for it hears of its end.
+            self._child.end_process()  # waiters are told of its end
         async with self._turn:
             self._end()
 
@@ -188,7 +188,7 @@ class RewardProcess:
             raise RollError("the reward process is closed")
 
     async def _serve(self) -> None:
-        """Score all groups that wait."""
+        """Score all waiting groups."""
         async with self._turn:
             try:
                 while self._waiting or self._queue or self._alone or self._sent:
@@ -205,8 +205,8 @@ class RewardProcess:
                     raise
 
     async def _some(self) -> None:
-        """Send what may be sent, and take what has come, one answer at least, or what a lost child leaves."""
-        # One that has died since it was sent calls is not replaced before it is known what that means for them.
+        """Send calls, and process at least one answer or the loss of the child."""
+        # a child that has died is only replaced after its calls were dealt with
         child = self._child if self._sent and self._child else await self._started()
         seconds = self._section.timeout + (CANCEL_SECONDS if self._ready.ends_calls else 0.0)
         loop = asyncio.get_running_loop()
@@ -248,7 +248,7 @@ class RewardProcess:
         return answer.replaced
 
     def _taken(self) -> list[_Batch]:
-        """The calls to send now. A child that makes one at a time reads nothing meanwhile, so it gets the next ones when it is done."""
+        """Return the calls to send now. A child that makes one call at a time reads nothing meanwhile, so the next ones wait."""
         if self._alone:
             return [] if self._sent else [self._alone.popleft()]
         concurrency, taken, count, groups = self._section.concurrency, [], len(self._sent), 0
@@ -269,7 +269,7 @@ class RewardProcess:
         return [_Batch(group, part, 0, count, 1 if self._parts[part].group else count) for part in group.results]
 
     def _entry(self, batch: _Batch) -> Entry:
-        """What is sent of a batch, which counts as sent."""
+        """Return the message of a batch, which counts as sent."""
         batch.number = self._number
         self._number += batch.calls
         batch.seals = new_seals(batch.calls)
@@ -281,7 +281,7 @@ class RewardProcess:
             self._begun.setdefault(number, now)
 
     def _lose(self, result: RewardResult, disturbed: bool = False) -> None:
-        """What a child that is lost, and whose last call then has this result, leaves to do; `disturbed` if by somebody else."""
+        """Requeue the work of a lost child, whose running call gets this result. `disturbed` says that somebody else ended the child."""
         self._check_open()
         self._end()
         self._begin(asyncio.get_running_loop().time())
@@ -294,7 +294,7 @@ class RewardProcess:
             batch.settle(batch.number, [result] * (batch.end - batch.begin))
 
     def _part_with(self, replaced: str) -> None:
-        """Of a child in which a definition was replaced: calls that it has not answered begin in another."""
+        """Requeue the unanswered calls of a child in which a definition was replaced."""
         if replaced not in self._told:
             self._told.add(replaced)
             LOG.warning(
@@ -307,13 +307,13 @@ class RewardProcess:
         self._put_back()
 
     def _put_back(self) -> None:
-        """What a child that is gone had not answered."""
+        """Return the unanswered calls of a child that is gone."""
         self._queue.extendleft(reversed([_one(batch, number) for number, batch in self._sent.items()]))
         self._begun.clear()
         self._sent.clear()
 
     async def _started(self) -> Child:
-        """The child, started if there is none."""
+        """Return the child. Start one if there is none."""
         if self._child is not None and self._child.alive():
             return self._child
         self._end()
@@ -336,7 +336,7 @@ class RewardProcess:
         return self._child
 
     def _end(self) -> None:
-        """End the child, if there is one, and close the socket to it; nobody may be waiting for it."""
+        """End the child, if there is one, and close the socket to it. Nobody may be waiting for it."""
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
@@ -346,7 +346,7 @@ class RewardProcess:
 
 
 def _one(batch: _Batch, number: int) -> _Batch:
-    """One call of a batch that was sent."""
+    """One call of a sent batch."""
     begin = batch.begin + number - batch.number
     return replace(batch, begin=begin, end=begin + (batch.end - batch.begin) // batch.calls, calls=1, number=number, seals=())
 

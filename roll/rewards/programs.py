@@ -1,4 +1,4 @@
-"""Reads the program out of a response, and its cases out of a row. Pure functions."""
+"""Reads the program in a response, and its cases in a row. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roll.rewards.sandbox.program import Job
 FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 PYTHON = ("python", "python3", "py")
 SHORT_CHARACTERS = 4000
-"""A text without a fence that is not longer counts as a program."""
+"""Largest number of characters of a text without a fence that counts as a program."""
 KINDS = ("input", "assert", "pytest", "check_based", "text")
 
 
@@ -26,7 +26,7 @@ class Cases:
     """One of KINDS."""
     inputs: tuple[bytes, ...]
     expected: tuple[str, ...]
-    """Output that a script has to write for each input, stripped."""
+    """Expected output of a script for each input, stripped."""
     tests: tuple[tuple[str, str, str], ...]
     """For other kinds: the code before the program, the test's code, and the name that a `check` is called with, or an empty text."""
 
@@ -76,7 +76,7 @@ def cases_of(row: Mapping[str, Any]) -> Cases:
 
 
 def one_assert_each(check: str) -> list[str]:
-    """A text with a function `check` for each `assert` that stands directly in that function: each is a case by itself.
+    """Split a function `check` into one text for each `assert` directly in it. Each is a case.
 
     Raises:
         ValueError: it is not Python, or has no such function.
@@ -100,7 +100,7 @@ def one_assert_each(check: str) -> list[str]:
 
 
 def job_of(cases: Cases, program: str) -> Job:
-    """What the sandbox has to do. Of a `text`, the program is the response itself."""
+    """Return the sandbox's job. For a `text`, the program is the response itself."""
     if cases.kind == "input":
         return Job(program, "input", cases.inputs)
     kind = {"check_based": "check", "text": "text"}.get(cases.kind, "assert")

@@ -12,7 +12,7 @@ from roll.types import Prompt, RewardResult
 
 @REWARDS.register("repetition_penalty")
 def repetition_penalty(prompt: Prompt, response: str, row: Mapping[str, Any], *, ngram: int = NGRAM, most: float = MOST) -> RewardResult:
-    """`most`, not above 0, times the share of the response's n-grams of words that were there before. Thoughts count.
+    """Return `most` (at most 0) times the share of repeated n-grams of words in the response, including thoughts.
 
     Raises:
         ValueError: an argument is out of bounds.

@@ -13,7 +13,7 @@ from roll.types import Prompt, RewardResult, TurnReward
 
 @REWARDS.register("right_prefix")
 def right_prefix(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
-    """1 for the reference answer; of another response, the share of the reference that it begins with, less 1.
+    """Return 1 for the reference answer, otherwise the share of the reference that the response begins with, less 1.
 
     Each character is a turn. A right one earns its share, the first wrong one -1, and what follows it nothing. A response that
     ends too early pays with its last character.

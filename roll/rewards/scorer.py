@@ -31,10 +31,10 @@ class Scorer:
         """
         self._classifier, self._encode = classifier, encode
         self._context, self._failed_value = context, failed_value
-        self._encodes = asyncio.Lock()  # tokenizers are not for several threads at a time
+        self._encodes = asyncio.Lock()  # tokenizers are not thread-safe
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
-        """One result for each response, in order: the model's score as it is.
+        """Return one result for each response, in order: the model's score.
 
         UNAVAILABLE for what is too long for the model, CRASHED for what its chat template refuses.
 
@@ -48,7 +48,7 @@ class Scorer:
         return [tokens if isinstance(tokens, RewardResult) else RewardResult(next(scores)) for tokens in encoded]
 
     def _encoded(self, prompt: Prompt, response: str) -> Ints | RewardResult:
-        """The tokens to score, or why there are none."""
+        """Return the tokens to score, or why there are none."""
         try:
             tokens = self._encode(prompt, response)
         except ValueError as error:

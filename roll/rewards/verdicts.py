@@ -1,4 +1,4 @@
-"""From what a reward function returns or raises to a result."""
+"""Converts the return value or error of a reward function to a result."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from roll.system.raised import NOTE_CHARACTERS, raised_where
 from roll.types import FP32_MAX, RewardOutcome, RewardResult, TurnReward
 
 MOST_NOTE = 2000
-"""Characters that are kept of a result's note."""
+"""Largest number of characters of a result's note."""
 MOST_PARTS, MOST_PART_NAME = 64, 100
-"""Parts of a result, and characters of a part's name. A result beyond them is CRASHED."""
+"""Largest number of a result's parts, and of characters in a part's name. A result beyond them is CRASHED."""
 
 
 def verdict(returned: Any, response: str) -> RewardResult:
-    """The result of one response from what the function returned: a result, or a number. Anything else is CRASHED, with a note."""
+    """Return the result of one response from the function's value: a result, or a number. Anything else is CRASHED, with a note."""
     if isinstance(returned, RewardResult):
         return _whole(returned, len(response))
     if not isinstance(returned, Real | np.bool_):
         return crashed(f"returned a {type(returned).__name__}, not a RewardResult or a number: {_shown(returned)}")
     try:
         return RewardResult(_number("returned", returned))
-    except Exception as error:  # also that of a number of the user's own class
+    except Exception as error:  # also errors of a number of the user's own class
         return crashed(str(error))
 
 
 def verdicts(returned: Any, responses: Sequence[str]) -> list[RewardResult]:
-    """The results of a group from what the function returned: a sequence of results or numbers, one for each response."""
+    """Return the results of a group from the function's value: a sequence of results or numbers, one for each response."""
     try:
         several = list(returned)
     except TypeError:
@@ -45,17 +45,17 @@ def verdicts(returned: Any, responses: Sequence[str]) -> list[RewardResult]:
 
 
 def raised(error: BaseException, caller: str) -> RewardResult:
-    """CRASHED, with the exception and where in the user's code it was raised. `caller` is the file that called the function."""
+    """Return CRASHED with the exception and its place in the user's code. `caller` is the file that called the function."""
     return crashed(raised_where(error, caller))
 
 
 def crashed(note: str) -> RewardResult:
-    """What a function that failed leaves."""
+    """Return the result of a failed function."""
     return RewardResult(0.0, RewardOutcome.CRASHED, note=note[:NOTE_CHARACTERS])
 
 
 def timed_out(seconds: float) -> RewardResult:
-    """The result of a call that ran past its deadline."""
+    """Return the result of a call that exceeded its deadline."""
     return RewardResult(0.0, RewardOutcome.TIMED_OUT, note=f"no verdict after {seconds:g} s")
 
 
@@ -70,7 +70,7 @@ def _whole(result: RewardResult, characters: int) -> RewardResult:
             note=str(result.note)[:MOST_NOTE],
             turns=_turns(result.turns, characters) if result.turns and result.outcome == RewardOutcome.SCORED else (),
         )
-    except Exception as error:  # also those of values of the user's own classes
+    except Exception as error:  # also errors of values of the user's own classes
         return crashed(f"returned a malformed RewardResult: {error}")
 
 

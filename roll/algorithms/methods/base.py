@@ -1,4 +1,4 @@
-"""A method as a key of the configuration names it: its name, the keys it reads, and its traits, which the checks go by."""
+"""A method that a configuration key names: its name, its keys, and its traits, which the checks use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DECLARED = "declared_traits"
 
 
 def is_path(name: object) -> TypeGuard[str]:
-    """Whether a name is one of the user's: `package.module:Name`."""
+    """Whether a name is the user's: `package.module:Name`."""
     return isinstance(name, str) and PATH.fullmatch(name) is not None
 
 
@@ -32,12 +32,12 @@ def declares(traits: object) -> Callable[[Entry], Entry]:
 
 
 def declared(entry: object) -> object | None:
-    """What `declares` said; None where it was not called."""
+    """Return the traits of `declares`, None if it was not called."""
     return getattr(entry, DECLARED, None)
 
 
 def same_names(keys: Fields) -> Fields:
-    """The fields of an implementation that are called as the keys are."""
+    """Return an implementation's fields with the keys' names."""
     return keys
 
 
@@ -48,7 +48,7 @@ class Method(Generic[Traits]):
     name: str
     traits: Traits
     keys: tuple[str, ...] = ()
-    """Root keys of the configuration that this method reads and that not every method of its kind reads."""
+    """Root keys of the configuration that this method reads and others of its kind may not."""
     fields: Callable[[Fields], Fields] = same_names
     """Maps the values of `keys` to the arguments of the implementation."""
 
@@ -57,11 +57,11 @@ class Method(Generic[Traits]):
 
     @property
     def is_users(self) -> bool:
-        """Whether it is named as `package.module:Name`. It then reads no keys of the root."""
+        """Whether its name is `package.module:Name`. It then reads no root keys."""
         return is_path(self.name)
 
     def arguments(self, config: object) -> Fields:
-        """What the implementation is made with, from a configuration that has the method's keys."""
+        """Return the implementation's arguments from a configuration with the method's keys."""
         return self.fields({key: getattr(config, key) for key in self.keys})
 
 
@@ -69,11 +69,11 @@ Methods = Mapping[str, Method[Traits]]
 
 
 def table(*methods: Method[Traits]) -> Methods[Traits]:
-    """Methods by name, in this order, which is that of the messages and of the reference of keys."""
+    """Methods by name, in the order of messages and of the reference of keys."""
     return MappingProxyType({method.name: method for method in methods})
 
 
 def readers(known: Mapping[str, Method[Any]]) -> dict[str, tuple[str, ...]]:
-    """Maps each key that only some methods read to the names of these methods."""
+    """Map each key that only some methods read to the names of these methods."""
     keys = dict.fromkeys(key for method in known.values() for key in method.keys)
     return {key: tuple(method.name for method in known.values() if key in method.keys) for key in keys}

@@ -1,4 +1,4 @@
-"""The corrections of `mismatch_correction`: what each weighs, what it rejects, and its usual bounds.
+"""The corrections of `mismatch_correction`: their weights, rejections and usual bounds.
 
 The built-in ones differ in these settings alone, which `Correction` in `roll/algorithms/corrections.py` computes with.
 """
@@ -15,7 +15,7 @@ Level = Literal["token", "sequence", "geometric"]
 
 @dataclass(frozen=True)
 class CorrectionTraits:
-    """Settings of a correction; see `Correction`. A bound that is None is none of this correction, and its key is not read."""
+    """Settings of a correction; see `Correction`. A bound of None means that the correction has none and does not read its key."""
 
     weight: Level | None = None
     cap: float | None = None

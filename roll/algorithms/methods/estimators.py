@@ -11,28 +11,28 @@ from roll.algorithms.methods.base import Fields, Method, same_names, table
 
 @dataclass(frozen=True)
 class EstimatorTraits:
-    """What the checks and the loop ask about an estimator."""
+    """Traits of an estimator for the checks and the loop."""
 
     compares_groups: bool = True
-    """It compares the responses to one prompt with each other, so one response to a prompt teaches nothing."""
+    """Whether it compares the responses to one prompt, so that a single response teaches nothing."""
     discounts: Literal["tokens", "turns"] | None = None
-    """Which later rewards `gamma` discounts; None pays every token of a response alike."""
+    """The later rewards that `gamma` discounts. None gives every token of a response the same advantage."""
     normalises: bool = False
-    """It reads `norm_mean_type` and `norm_std_type`."""
+    """Whether it reads `norm_mean_type` and `norm_std_type`."""
     own_scope: Literal["group"] | None = None
-    """The scope that it normalises over by itself; these two keys may say so too."""
+    """The scope of its own normalisation, which these two keys may also name."""
     whitens: bool = False
-    """It whitens its advantages by itself."""
+    """Whether it whitens its advantages itself."""
     credits_tokens: bool = False
     """Whether its advantages differ among the tokens of a response, whatever `gamma` is."""
     needs_values: bool = False
-    """It takes advantages against a critic's values."""
+    """Whether it uses a critic's values."""
     needs_turns: bool = False
-    """It credits turns of a response, which a reward names."""
+    """Whether it credits turns of a response, which the reward names."""
     needs_states: bool = False
-    """It compares turns that were taken in the same state of an environment."""
+    """Whether it compares turns in the same state of an environment."""
     needs_greedy: bool = False
-    """It compares with the greedy response to each prompt."""
+    """Whether it compares with the greedy response to each prompt."""
 
 
 NORM_KEYS = ("norm_mean_type", "norm_std_type")
@@ -40,12 +40,12 @@ GIGPO_KEYS = ("episode_reward_weight", "step_reward_weight", "step_reward_gamma"
 
 
 def _none(keys: Fields) -> Fields:
-    """The keys of most estimators reach them in `Normalisation`."""
+    """Most estimators get their keys in `Normalisation`."""
     return {}
 
 
 def _method(name: str, traits: EstimatorTraits, *own: str, fields: Callable[[Fields], Fields] = _none) -> Method[EstimatorTraits]:
-    """An estimator that reads the keys that its traits speak of, and its own."""
+    """Return an estimator that reads the keys of its traits, and its own."""
     return Method(name, traits, (*["gamma"] * bool(traits.discounts), *NORM_KEYS * traits.normalises, *own), fields)
 
 

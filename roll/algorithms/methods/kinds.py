@@ -1,4 +1,4 @@
-"""The keys that name a method, what they know by name, and what the user's own must be."""
+"""The keys that name a method, with the built-in methods, and the requirements of the user's own."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Kind:
     noun: str
     known: Methods[Any]
     traits: Any
-    """Traits of a user's method that declares none."""
+    """Traits of a user's method without a declaration."""
     call: tuple[str, ...]
-    """The arguments that it is called with."""
+    """Arguments of its call."""
     base: str | None = None
-    """`module:Name` of the protocol that a frozen dataclass of the user's derives from; None takes a function."""
+    """`module:Name` of the protocol that the user's frozen dataclass derives from. None means a function."""
 
     @property
     def arguments(self) -> str:
-        """The key that holds the keys of the user's own."""
+        """The key with the arguments of the user's own method."""
         return f"{self.key}_args"
 
 

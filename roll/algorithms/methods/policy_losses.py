@@ -10,25 +10,25 @@ from roll.algorithms.methods.base import Fields, Method, table
 CLIP = ("pg_clip", "pg_clip_low", "pg_clip_high")
 USUAL_DUAL_CLIP = 3.0
 DPPO_THRESHOLDS = {"tv": 0.15, "kl": 0.05}
-"""For each divergence, the threshold that the authors of DPPO use."""
+"""Threshold of DPPO's authors by divergence."""
 
 
 @dataclass(frozen=True)
 class PolicyLossTraits:
-    """What the checks ask about a policy term."""
+    """Traits of a policy term for the checks."""
 
     ratio: Literal["token", "sequence"] | None = "token"
-    """What its ratio is of; None takes no ratio."""
+    """Unit of its ratio, None without a ratio."""
     carries_token_credit: bool = True
-    """A token's gradient has the token's own advantage; otherwise a sequence's tokens share theirs."""
+    """Whether a token's gradient has the token's own advantage. Otherwise a sequence's tokens share theirs."""
     selects_tokens: bool = False
-    """It chooses tokens of the whole step by log-probs from before the update."""
+    """Whether it selects tokens of the whole step by log-probs from before the update."""
     acts_on_change: bool = False
-    """It is a penalty of the policy's change, which is none in a step's first update."""
+    """Whether it penalises the policy's change, which is zero in a step's first update."""
     usual_clip: tuple[float, float] | None = None
-    """Usual bounds of the method, where they differ from `pg_clip` in size."""
+    """Usual bounds of the method, if they differ from `pg_clip` in size."""
     largest_clip: float = float("inf")
-    """A clip above this hardly ever binds."""
+    """Clip above which clipping is rare."""
 
 
 def _clip(keys: Fields) -> Fields:

@@ -10,15 +10,15 @@ from roll.algorithms.methods.base import Fields, Method, table
 
 @dataclass(frozen=True)
 class PreferenceTraits:
-    """What the checks and the loop ask about a loss of pairs."""
+    """Traits of a loss of pairs for the checks and the loop."""
 
     needs_reference: bool = True
-    """It compares with a reference policy."""
+    """Whether it compares with a reference policy."""
 
     rows: ClassVar[Literal["pairs", "labelled"]] = "pairs"
-    """What a row of its data holds."""
+    """Kind of its rows."""
     compares_rows: ClassVar[bool] = False
-    """It compares rows of an update with one another, and asks the reference about other pairs of prompt and response in every step."""
+    """Whether it compares rows of an update, and needs the reference's log-probs of other pairs of prompt and response in every step."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ SIX_STARS = "******"
 
 
 def verify_paragraph_count(text: str, N: int) -> bool:
-    """N paragraphs between dividers; none is empty but what stands before the first or behind the last divider."""
+    """N paragraphs between dividers. Only the text before the first and after the last divider may be empty."""
     parts = [part.strip() for part in DIVIDER.split(text)]
     if not all(parts[1:-1]):
         return False
@@ -36,7 +36,7 @@ def validate_paragraphs(text: str, N: int, first_word: str, i: int) -> bool:
 
 
 def verify_postscript(text: str, postscript_marker: str) -> bool:
-    """The marker of a postscript occurs, in whatever case."""
+    """The marker of a postscript occurs, in any case."""
     marker = postscript_marker.strip()
     return re.search(POSTSCRIPTS.get(marker, re.escape(marker.lower())), text.lower()) is not None
 
@@ -52,7 +52,7 @@ def verify_bullet_points(text: str, N: int) -> bool:
 
 
 def validate_title(text: str) -> bool:
-    """A title in double angle brackets, and not an empty one."""
+    """A title in double angle brackets, which is not empty."""
     return any(title.lstrip("<").rstrip(">").strip() for title in TITLE.findall(text))
 
 
@@ -62,7 +62,7 @@ def validate_choice(text: str, options: Sequence[str]) -> bool:
 
 
 def validate_highlighted_sections(text: str, N: int) -> bool:
-    """At least N parts between stars, not empty ones. One between double stars counts by these and, as IFEval has it, by single ones."""
+    """At least N parts between stars that are not empty. A part between double stars counts twice, as in IFEval."""
     single = sum(1 for part in HIGHLIGHT.findall(text) if part.strip("*").strip())
     return single + sum(1 for part in DOUBLE.findall(text) if part.removeprefix("**").removesuffix("**").strip()) >= N
 

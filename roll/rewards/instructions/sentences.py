@@ -1,4 +1,4 @@
-"""Where sentences end, by rules. IFEval asks the statistical model `punkt`, which needs files beside the code."""
+"""Splits sentences by rules. IFEval uses the statistical model `punkt`, which needs files beside the code."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ END = re.compile(r"[.!?]+[\"'”’)\]*_]*(?=\s|$)")
 KNOWN = "mr mrs ms dr prof st sr jr vs etc inc ltd co corp fig gen col sgt capt lt rev hon approx dept est"
 MONTHS = "jan feb mar apr jun jul aug sep sept oct nov dec"
 ABBREVIATION = re.compile(rf"(?:^|[\s(\"'“‘])(?:[A-Za-z]|(?:[A-Za-z]\.)+[A-Za-z]|(?i:{'|'.join([*KNOWN.split(), *MONTHS.split()])}))$")
-"""What a full stop after it does not end a sentence: an initial, letters with stops, a known abbreviation."""
+"""Text after which a full stop does not end a sentence: an initial, letters with stops, a known abbreviation."""
 NUMBERED = re.compile(r"(?:^|\n)\s*\d{1,3}$")
 """The number of a list's item."""
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences. One ends at a full stop, exclamation or question mark, and what closes behind it, before a space.
+    """Return the sentences. One ends at a full stop, exclamation or question mark, with closing marks after it, before a space.
 
     A full stop does not end one behind an abbreviation or a list's number, nor before a lower-case letter.
     """

@@ -1,4 +1,4 @@
-"""Instructions about a response as a whole: its language, its case, its beginning and end, its format."""
+"""Instructions about a whole response: its language, case, beginning, end and format."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ FENCES = ("```json", "```Json", "```JSON", "```")
 
 
 def language_of(text: str) -> str | None:
-    """Code of the language (ISO 639-1) by langdetect, always the same for a text; None if nothing in it can be judged."""
-    DetectorFactory.seed = 0  # it draws at random otherwise
+    """Return the language's code (ISO 639-1) by langdetect, deterministic for a text. None if it cannot be detected."""
+    DetectorFactory.seed = 0  # otherwise langdetect is random
     try:
         return detect(text)
     except LangDetectException:
@@ -20,17 +20,17 @@ def language_of(text: str) -> str | None:
 
 
 def validate_response_language(text: str, language: str) -> bool:
-    """It is in this language; one in which nothing can be judged counts."""
+    """It is in this language. A text whose language cannot be detected passes."""
     return language_of(text) in (language, None)
 
 
 def validate_uppercase(text: str) -> bool:
-    """It is English, in capital letters alone."""
+    """It is English, in capital letters only."""
     return text.isupper() and language_of(text) in (ENGLISH, None)
 
 
 def validate_lowercase(text: str) -> bool:
-    """It is English, in lower-case letters alone."""
+    """It is English, in lower-case letters only."""
     return text.islower() and language_of(text) in (ENGLISH, None)
 
 
@@ -47,12 +47,12 @@ def validate_json_format(text: str) -> bool:
 
 
 def validate_repeat_prompt(text: str, original_prompt: str) -> bool:
-    """It begins with the prompt, in whatever case."""
+    """It begins with the prompt, in any case."""
     return text.strip().lower().startswith(original_prompt.strip().lower())
 
 
 def validate_end(text: str, end_phrase: str) -> bool:
-    """It ends with the phrase, in whatever case, before quotation marks or not."""
+    """It ends with the phrase, in any case, possibly before quotation marks."""
     return text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
 
 

@@ -9,13 +9,13 @@ from roll.rewards.instructions.sentences import sentences
 
 WORD = re.compile(r"\w+")
 TOKEN = re.compile(r"\w(?:[\w'.&/-]*\w)?")
-"""A word with what joins its parts: a hyphenated one counts once."""
+"""A word with the marks that join its parts: a hyphenated one counts once."""
 TOLERANCE = 10
 """`around` is within a tenth of the number, and at least 1. IFEval has no such relation; the data sets that use its checks do."""
 
 
 def holds(count: int, quantifier: str, number: int) -> bool:
-    """Whether a count stands in this relation to the number.
+    """Whether a count has this relation to the number.
 
     Raises:
         ValueError: the relation is unknown.
@@ -41,22 +41,22 @@ def _occurrences(word: str, text: str) -> int:
 
 
 def verify_keywords(text: str, keyword_list: Sequence[str]) -> bool:
-    """Each occurs, in whatever case, also as a part of a word."""
+    """Each occurs, in any case, also as a part of a word."""
     return all(_occurrences(keyword, text) for keyword in keyword_list)
 
 
 def verify_keyword_frequency(text: str, word: str, N: int) -> bool:
-    """It occurs N times, in whatever case, also as a part of a word."""
+    """It occurs N times, in any case, also as a part of a word."""
     return _occurrences(word, text) == N
 
 
 def validate_forbidden_words(text: str, forbidden_words: Sequence[str]) -> bool:
-    """None occurs as a word, in whatever case."""
+    """None occurs as a word, in any case."""
     return not any(re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in forbidden_words)
 
 
 def verify_letter_frequency(text: str, letter: str, N: int) -> bool:
-    """The letter occurs N times, in whatever case."""
+    """The letter occurs N times, in any case."""
     return text.lower().count(letter.strip().lower()) == N
 
 
@@ -71,7 +71,7 @@ def verify_sentence_constraint(text: str, N: int, quantifier: str) -> bool:
 
 
 def validate_frequency_capital_words(text: str, N: int, quantifier: str) -> bool:
-    """The number of words in capital letters alone."""
+    """The number of words in capital letters only."""
     return holds(sum(token.isupper() for token in TOKEN.findall(text)), quantifier, N)
 
 

@@ -1,1 +1,1 @@
-"""Runs a candidate's program where it can do no harm."""
+"""Runs programs of the policy isolated from the machine."""

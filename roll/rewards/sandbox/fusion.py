@@ -1,4 +1,4 @@
-"""A SandboxFusion server as the place where programs run (`POST /run_code`). It has no processes apart for tests, as our sandbox has."""
+"""Runs programs on a SandboxFusion server (`POST /run_code`). Unlike our sandbox, it has no separate processes for tests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from roll.rewards.sandbox.inside.supervisor import NOTE_BYTES
 from roll.rewards.sandbox.program import MIB, Ending, Job, Limits, Outcome
 
 ANSWER_SECONDS = 30.0
-"""Time for the server's queue and start, beyond the program's own time."""
+"""Seconds for the server's queue and start, beyond the program's own time."""
 CALL_CHECK = "\ncheck({entry})\n"
 
 
 def run_at(url: str, job: Job, limits: Limits) -> Iterator[Outcome]:
-    """The outcome of each case. Tests are appended to the program.
+    """Return the outcome of each case. Tests are appended to the program.
 
     Raises:
         SandboxUnavailable: the server is not reached, answers something else, or failed itself.
@@ -38,7 +38,7 @@ def run_at(url: str, job: Job, limits: Limits) -> Iterator[Outcome]:
 
 @cache
 def answers(url: str) -> None:
-    """Asks for one small program, the first time that it is asked for.
+    """Run one small program, at the first call only.
 
     Raises:
         SandboxUnavailable: the server does not run it.

@@ -1,4 +1,4 @@
-"""Runs a program against its cases in a sandbox of its own."""
+"""Runs a program on its cases in its own sandbox."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from roll.rewards.sandbox.bubblewrap import PROBE_SECONDS, REMEDY, Interpreter, 
 from roll.rewards.sandbox.inside.supervisor import FRAME, OUTCOME, SEALS
 
 GRACE_SECONDS = 30.0
-"""Time for the sandbox to start and to report, beyond the program's own deadline."""
+"""Seconds for the sandbox to start and to report, beyond the program's own deadline."""
 KILL_SECONDS = 30.0
-"""A killed process is gone at once, unless the kernel itself is stuck."""
+"""Seconds. A killed process is gone at once, unless the kernel itself is stuck."""
 COMPLAINT_BYTES = 2000
 OPEN_FILES, THREADS, STACK_BYTES = 64, 64, 64 << 20
 MIB = 1 << 20
@@ -44,15 +44,15 @@ class Limits:
     """Limits of one program."""
 
     cpu_seconds: int = 4
-    """CPU time of each case, which does not depend on what else runs on the machine."""
+    """CPU seconds of each case, which do not depend on other load of the machine."""
     wall_seconds: float = 60.0
-    """Wall-clock time of all cases together, for programs that sleep or wait."""
+    """Wall-clock seconds of all cases together, for programs that sleep or wait."""
     memory_mib: int = 1024
-    """Address space of the program, with all its threads; it cannot start processes."""
+    """Bytes of address space of the program with all its threads. It cannot start processes."""
     disk_mib: int = 64
-    """Size of /tmp, the only folder that can be written to."""
+    """Bytes of /tmp, the only writable folder."""
     output_mib: int = 4
-    """What is read of what a case writes."""
+    """Number of bytes to read of a case's output."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Outcome:
     output: bytes
     """What a script wrote."""
     note: str
-    """The last line of its complaints, or of the test's."""
+    """Last line of its stderr, or of the test's."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ class Job:
     inputs: tuple[bytes, ...] = ()
     """Standard input of a script in each case."""
     tests: tuple[dict[str, Any], ...] = ()
-    """For other kinds, the tests that `judge.judge` takes."""
+    """For other kinds, the tests for `judge.judge`."""
 
 
 def run(job: Job, limits: Limits, interpreter: Interpreter, sandboxed: bool = True) -> Iterator[Outcome]:
-    """The outcome of each case, as soon as it is known. A caller that stops early must close the iterator, which ends the sandbox.
+    """Yield the outcome of each case as soon as it is known. A caller that stops early must close the iterator, which ends the sandbox.
 
     Args:
         sandboxed: False runs the program with the user's own files and network.
@@ -119,7 +119,7 @@ def run(job: Job, limits: Limits, interpreter: Interpreter, sandboxed: bool = Tr
 
 @cache
 def ready(interpreter: Interpreter, sandboxed: bool) -> None:
-    """Runs one small program, the first time that it is asked.
+    """Run one small program, at the first call only.
 
     Raises:
         SandboxUnavailable: it does not run; says why and what to do.
@@ -146,7 +146,7 @@ def _for_supervisor(limits: Limits) -> dict[str, Any]:
 
 
 def _file(described: Sequence[dict[str, Any]], raw: Sequence[bytes]) -> int:
-    """A file in memory with a frame for each part, which nobody can change."""
+    """Return a sealed file in memory with a frame for each part."""
     descriptor = os.memfd_create("frames", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
     with os.fdopen(os.dup(descriptor), "wb") as file:
         for frame in (*(marshal.dumps(part, 2) for part in described), *raw):
@@ -157,7 +157,7 @@ def _file(described: Sequence[dict[str, Any]], raw: Sequence[bytes]) -> int:
 
 
 def _outcomes(reading: int, cases: int, most: int, deadline: float) -> Iterator[Outcome]:
-    """Those that are reported before the deadline and before the sandbox ends."""
+    """Yield outcomes that are reported before the deadline and before the sandbox ends."""
     received = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(reading, selectors.EVENT_READ)
@@ -187,7 +187,7 @@ def _complaint(sandbox: subprocess.Popen[bytes]) -> str:
 
 
 def _end(sandbox: subprocess.Popen[bytes]) -> bytes:
-    """Kills bubblewrap, and with it, by the kernel, its process namespace. Returns their complaints once all have closed that pipe."""
+    """Kill bubblewrap, and with it its process namespace. Return their stderr after all have closed the pipe."""
     if sandbox.stderr is None or sandbox.stderr.closed:
         return b""
     sandbox.kill()
