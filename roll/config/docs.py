@@ -76,7 +76,7 @@ def reference() -> str:
 
 
 def _blocks() -> list[type[BaseModel]]:
-    """Every block below the root, in the order in which the schema reaches it."""
+    """Return every block below the root, in the order of the schema."""
     found: list[type[BaseModel]] = []
     waiting: list[type[BaseModel]] = list(PIPELINES.values())
     while waiting:
@@ -89,7 +89,7 @@ def _blocks() -> list[type[BaseModel]]:
 
 
 def _places(block: type[BaseModel]) -> list[str]:
-    """Key paths of a block; one that several roles have stands at `<role>`."""
+    """Return the key paths of a block. A block of several roles is at `<role>`."""
     places = list(dict.fromkeys(place for root in PIPELINES.values() for place in _below(root, "", block)))
     of_roles = [place for place in places if place.split(".")[0] in ROLES]
     if len({place.split(".")[0] for place in of_roles}) < len(ROLES):
@@ -204,7 +204,7 @@ def _roll_keys() -> str:
 
 
 def _defaults_of_roll() -> list[str]:
-    """What `roll_defaults` takes."""
+    """Return the text on `roll_defaults`."""
     lines = ["## Defaults of ROLL", ""]
     lines += [f"Where {ENOUGH} or more of ROLL's keys stand in a file, one warning lists the keys that it leaves out and whose default in"]
     lines += ["ROLL is another. `roll_defaults: true` takes ROLL's, in any file:", "", "| key | ROLL | here |", "|---|---|---|"]
@@ -228,7 +228,7 @@ def _meanings(values: Mapping[typing.Any, typing.Any]) -> str:
 
 
 def main() -> None:
-    """Print the page, or write it to the file that is named."""
+    """Print the page, or write it to the named file."""
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(reference(), encoding="utf-8")
     else:

@@ -1,4 +1,4 @@
-"""Experiments, presets, rewards and environments, and how a name finds its file."""
+"""Finds shipped experiments, presets, rewards and environments by name."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How often a model is right on held-out prompts, with intervals: of a run, of one of its checkpoints, or of any model."""
+"""Evaluates a run, one of its checkpoints, or any model on held-out prompts, with intervals."""

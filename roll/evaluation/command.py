@@ -19,7 +19,7 @@ CPU = "cpu"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Evaluate what the command line asks for; the exit status."""
+    """Run the evaluation of the command line. Return the exit status."""
     return run_command(lambda: _evaluate(request_of(argv)))
 
 
@@ -45,14 +45,14 @@ def _evaluate(request: Request) -> None:
 
 
 def request_of(argv: Sequence[str] | None) -> Request:
-    """What the words of a command line ask for."""
+    """Return the request of a command line's words."""
     given = vars(parser().parse_intermixed_args(argv))
     given |= {"data": tuple(given["data"]), "overrides": tuple(given["overrides"])}
     return Request(**given)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the command line."""
+    """Build the parser of the command line."""
     found = argparse.ArgumentParser(
         "python -m roll.evaluate",
         allow_abbrev=False,
@@ -86,14 +86,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def positive(text: str) -> int:
-    """A number above 0. Raises ArgumentTypeError for any other text."""
+    """Parse a number above 0. Raises ArgumentTypeError for any other text."""
     if text.isdecimal() and (number := int(text)) > 0:
         return number
     raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 0")
 
 
 def devices(text: str) -> tuple[int, ...]:
-    """GPUs by number; none for the CPU. Raises ArgumentTypeError for what is neither."""
+    """Parse GPU numbers, or `cpu` as none. Raises ArgumentTypeError for any other text."""
     if text.lower() == CPU:
         return ()
     words = text.split(",")

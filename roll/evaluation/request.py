@@ -8,12 +8,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Request:
-    """What to evaluate, and how. What is None is as the run has it, or the default of a model by itself."""
+    """What to evaluate, and how. None stands for the run's value, or for the default of a model without a run."""
 
     subject: str
     """A run folder, a checkpoint's folder, a Hugging Face folder or a Hub id."""
     data: tuple[str, ...] = ()
-    """Files or Hub names, each a set of its own; the run's validation sets if empty."""
+    """Files or Hub names, each a set of its own. If empty, the run's validation sets."""
     split: str | None = None
     reward: str | None = None
     """Name of a reward function, or `package.module:function`, that scores all rows."""
@@ -38,5 +38,5 @@ class Request:
     output: Path | None = None
     """Folder that the results are written to."""
     overrides: tuple[str, ...] = ()
-    """`key=value` of the configuration that the evaluation makes."""
+    """`key=value` for the evaluation's configuration."""
     dry_run: bool = False

@@ -1,4 +1,4 @@
-"""Results of an evaluation: estimates with intervals, and how they are written."""
+"""Results of an evaluation: estimates with intervals, and their files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SetResult:
     estimates: Mapping[str, Estimate]
     """`accuracy` (a response passes if its reward is above 0), `pass@k` for k above 1, and `avg@n`, the mean reward."""
     metrics: Metrics
-    """The same set as validation measures it: `val/<set>/...`."""
+    """Validation metrics of the set: `val/<set>/...`."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class EvaluationResult:
     """The results of all sets."""
 
     folder: Path
-    """Holds `evaluation.json` and `samples.jsonl`."""
+    """Folder with `evaluation.json` and `samples.jsonl`."""
     model: str
     step: int | None
-    """Step of the checkpoint; None if a model was evaluated by itself."""
+    """Step of the checkpoint, None for a model without a run."""
     sets: Mapping[str, SetResult]
 
 
 def set_result(name: str, groups: Sequence[RolloutGroup], samples: int) -> SetResult:
-    """The estimates of one set.
+    """Compute the estimates of one set.
 
     Args:
         groups: at least one, each with `samples` responses.
@@ -56,12 +56,12 @@ def set_result(name: str, groups: Sequence[RolloutGroup], samples: int) -> SetRe
     estimates |= {f"pass@{k}": share([pass_at_k(samples, count, k) for count in right], samples) for k in sizes(samples)[1:]}
     estimates[f"avg@{samples}"] = average(rewards)
     metrics = validation_metrics(name, groups, samples)
-    del metrics[f"val/{name}/policy_version"]  # which nobody updates here
+    del metrics[f"val/{name}/policy_version"]  # weights are not updated here
     return SetResult(len(groups), samples, estimates, metrics)
 
 
 def sample_record(name: str, group: RolloutGroup) -> dict[str, Any]:
-    """One prompt with its responses, as a line of `samples.jsonl`; `row` is the row of the data."""
+    """Return a line of `samples.jsonl` with one prompt and its responses. `row` is the row of the data."""
     record = group_record(0, group)
     del record["step"]
     for response, episode in zip(record["responses"], group.episodes, strict=True):
@@ -70,7 +70,7 @@ def sample_record(name: str, group: RolloutGroup) -> dict[str, Any]:
 
 
 def write_results(result: EvaluationResult, facts: Mapping[str, Any]) -> None:
-    """`evaluation.json`: the results, and `facts` on how they were found."""
+    """Write `evaluation.json` with the results, and `facts` on the evaluation."""
     record = {
         "model": result.model,
         "step": result.step,
@@ -82,7 +82,7 @@ def write_results(result: EvaluationResult, facts: Mapping[str, Any]) -> None:
 
 
 def result_table(result: EvaluationResult) -> Table:
-    """The estimates on a terminal."""
+    """Return the estimates for a terminal."""
     table = Table(box=None)
     for column in ("set", "", "estimate", f"{CONFIDENCE:.0%} interval"):
         table.add_column(column)

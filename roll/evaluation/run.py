@@ -100,7 +100,7 @@ class Progress:
     """Writes finished samples and prints the progress of each set."""
 
     def __init__(self, samples: BinaryIO, prompts: Mapping[str, int]) -> None:
-        """`prompts` holds the number of prompts of each set."""
+        """`prompts` is the number of prompts of each set."""
         self._samples, self._prompts, self._done = samples, prompts, Counter[str]()
 
     def finished(self, name: str, group: RolloutGroup) -> None:
@@ -148,7 +148,7 @@ def _new_folder(folder: Path) -> Path:
 
 @contextmanager
 def _weights(subject: Subject, folder: Path) -> Iterator[str]:
-    """A context with the folder of the model to load. For a checkpoint it is a temporary folder with the exported weights.
+    """Yield the folder of the model to load. For a checkpoint it is a temporary folder with the exported weights.
 
     Raises:
         DataError: there is no room for it.

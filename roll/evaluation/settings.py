@@ -1,4 +1,4 @@
-"""From a request to a checked configuration: that of a run which generates and scores, and whose learner is never started."""
+"""Builds a checked configuration from a request: that of a run that generates and scores, without a started learner."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEPT = (
     *("prompt_length", "response_length", "sequence_length", "seed", "time_sharing", "num_gpus_per_node", "gpu_memory_gib"),
     *("system_envs", "deadlines", "max_running_samples"),
 )
-"""Root keys that a run's evaluation takes from it."""
+"""Root keys that an evaluation takes from its run."""
 OWN_OF_LEARNER = ("model_name_or_path", "lora_target", "lora_rank", "lora_alpha", "lora_dropout")
 LENGTH = "--max-new-tokens"
 PLACES = (
@@ -44,15 +44,15 @@ PLACES = (
     (re.compile(r"^actor_(train|infer)\.device_mapping$"), "--devices"),
     (re.compile(r"^validation\.sets\.[^.]+\.generating_args\.num_return_sequences$"), "--samples"),
 )
-"""Where the user says what stands at these places of the configuration."""
+"""Options of the user for these places of the configuration."""
 NO_TAG = "no tag"
-"""A column that no data have: one reward scores all rows, whatever their tags are."""
+"""Name of a column that no data has. One reward then scores all rows, whatever their tags."""
 UNNAMED = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is going to be done, checked."""
+    """A checked evaluation."""
 
     request: Request
     subject: Subject
@@ -84,7 +84,7 @@ def plan_evaluation(request: Request, subject: Subject) -> Evaluation:
 
 
 def as_asked(fault: Fault, request: Request) -> Fault:
-    """The same fault at the place where the user gave the value."""
+    """Return a fault at the option where the user gave the value."""
     place = fault.place
     for pattern, said in PLACES:
         place = pattern.sub(said, place)
@@ -150,12 +150,12 @@ def _settings(request: Request, subject: Subject) -> dict[str, Any]:
 
 
 def _domain(reward: str) -> str:
-    """The one domain of a reward that scores all rows."""
+    """Return the single domain of a reward that scores all rows."""
     return UNNAMED.sub("_", reward.rpartition(":")[2]).replace(".", "_") or "reward"
 
 
 def output_folder(request: Request, subject: Subject) -> Path:
-    """Where the results go: beside the run, or below `output/evaluations`."""
+    """Return the folder of the results: beside the run, or below `output/evaluations`."""
     if request.output is not None:
         return request.output
     if subject.trained:
@@ -181,14 +181,14 @@ def _engine(request: Request, run: Config | None) -> dict[str, Any]:
 
 
 def _devices(request: Request, own: Mapping[str, Any], run: Config | None) -> list[int] | None:
-    """GPUs of the engine: those asked for, those of the run's engine, or else the first one of this machine, if it has one."""
+    """Return the GPUs of the engine: the requested ones, those of the run's engine, or else the first one of this machine, if any."""
     if request.devices is not None:
         return list(request.devices) or None
     if own:
         return own.get("device_mapping")
     if run is not None and learner(run)[1].device_mapping is None:
         return None
-    import torch  # Here, so that `--help` and a wrong path need none.
+    import torch  # Imported here, so that `--help` and a wrong path do not need it.
 
     return [0] if torch.cuda.device_count() else None
 
@@ -198,7 +198,7 @@ def _usual_strategy() -> str:
 
 
 def _model_args(run: Config | None) -> dict[str, Any]:
-    """`dtype` and `trust_remote_code` of what a run without an engine trained."""
+    """Return `dtype` and `trust_remote_code` of the trained model of a run without an engine."""
     if run is None:
         return {}
     given = _plain(learner(run)[1].model_args)
@@ -206,7 +206,7 @@ def _model_args(run: Config | None) -> dict[str, Any]:
 
 
 def _sets(request: Request, run: Config | None) -> dict[str, Any]:
-    """The blocks of `validation.sets`."""
+    """Return the blocks of `validation.sets`."""
     validation = run.validation if isinstance(run, RlvrConfig) else None
     asked = {
         "num_return_sequences": request.samples,
@@ -237,7 +237,7 @@ def _sets(request: Request, run: Config | None) -> dict[str, Any]:
 
 
 def _names(files: Sequence[str]) -> dict[str, str]:
-    """A name for each file: what its path ends with, numbered where another one has it."""
+    """Return a name for each file: the end of its path, numbered if it is not unique."""
     found: dict[str, str] = {}
     for file in files:
         stem = UNNAMED.sub("_", Path(file).stem) or "data"
@@ -250,7 +250,7 @@ def _names(files: Sequence[str]) -> dict[str, str]:
 
 
 def _rows(request: Request, file: str, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The block `data_args` of one file: the run's columns and template, but for those that are asked for."""
+    """Return the block `data_args` of one file: the run's columns and template, except for requested ones."""
     keys = ("template", "prompt", "messages", "system", "tag", "id", "split")
     block = {key: value for key, value in columns.items() if key in keys} | {"file_name": file}
     asked = {"template": request.template, "split": request.split, "prompt": request.prompt, "messages": request.messages}
@@ -263,7 +263,7 @@ def _rows(request: Request, file: str, columns: Mapping[str, Any]) -> dict[str, 
 
 
 def _columns(run: Config | None) -> dict[str, Any]:
-    """`data_args` of the rows that a run was trained on."""
+    """Return `data_args` of the rows that a run was trained on."""
     rows: DataConfig | None = learner(run)[1].data_args if run else None
     return {"data_args": _plain(rows)} if rows else {}
 
@@ -273,7 +273,7 @@ def _given(run: Config | None) -> dict[str, Any]:
 
 
 def _plain(block: BaseModel) -> dict[str, Any]:
-    """What differs from the defaults in a block, in JSON's types, without the secrets that a run's config.yaml hides."""
+    """Return the keys of a block without default values, in JSON's types, without the secrets that a run's config.yaml hides."""
     return _shown(block.model_dump(mode="json", exclude_defaults=True))
 
 

@@ -1,4 +1,4 @@
-"""Intervals of what an evaluation measures. Pure functions.
+"""Confidence intervals of an evaluation's estimates. Pure functions.
 
 The prompts are the sample; the responses to one prompt are a cluster. So every estimate is a mean over prompts, and its standard error is
 taken over prompts: sqrt(sum (x_i - mean)^2) / N, the clustered one of Miller, arXiv 2411.00640, section 2.2, of clusters of one size.
@@ -25,13 +25,13 @@ class Estimate:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """The standard error of the mean of one value for each prompt."""
+    """Return the standard error of the mean of one value for each prompt."""
     mean = fmean(values)
     return sqrt(sum((value - mean) ** 2 for value in values)) / len(values)
 
 
 def share(values: Sequence[float], samples: int) -> Estimate:
-    """The mean of shares, and the Wilson score interval of the effective sample size.
+    """Return the mean of shares, and the Wilson score interval of the effective sample size.
 
     That is p (1 - p) / SE^2: with one response to each prompt the number of prompts N, which makes it Wilson's own interval
     (Wilson, 1927). It is never below N, as a share varies no more than a single response, and is bounded by the number of responses.
@@ -54,7 +54,7 @@ def share(values: Sequence[float], samples: int) -> Estimate:
 
 
 def wilson(mean: float, size: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """The score interval of a share that was found in a sample of this size."""
+    """Return the score interval of a share in a sample of this size."""
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     middle = mean + z * z / (2 * size)
     width = z * sqrt(mean * (1 - mean) / size + z * z / (4 * size * size))
@@ -63,7 +63,7 @@ def wilson(mean: float, size: float, confidence: float = CONFIDENCE) -> tuple[fl
 
 
 def average(values: Sequence[float]) -> Estimate:
-    """The mean of one number for each prompt, which need not lie in [0, 1], and the interval of the normal distribution."""
+    """Return the mean of one number for each prompt, of any range, and the interval of the normal distribution."""
     mean = fmean(values)
     width = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2) * standard_error(values)
     return Estimate(mean, mean - width, mean + width)

@@ -27,17 +27,17 @@ class Trained:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, with the run that it comes from, if it does."""
+    """A model, with its run, if any."""
 
     name: str
-    """What its results are called."""
+    """Name of its results."""
     model: str
-    """Folder or Hub name; of a run what its training began with."""
+    """Folder or Hub name; for a run that of the initial model."""
     trained: Trained | None
 
 
 def find_subject(text: str) -> Subject:
-    """A run folder, whose newest whole checkpoint is taken; a checkpoint's folder in it; a Hugging Face folder; or a Hub id.
+    """Find a run folder's newest whole checkpoint, a checkpoint's folder, a Hugging Face folder, or a Hub id.
 
     Raises:
         ConfigError: it is a folder, but none of them.

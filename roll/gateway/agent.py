@@ -1,4 +1,4 @@
-"""One run of an agent: a process tree with a deadline of its caller's, of bounded memory and output, and of which nothing is left."""
+"""Runs an agent as a process tree with bounded memory and output, of which nothing is left. Its caller sets the deadline."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from roll.system.tree import TreeBounds
 BASE_URL, KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
 NO_PROXY = ("NO_PROXY", "no_proxy")
 CHECK = "check"
-"""Argument after the name of a function that makes the process only look it up."""
+"""Argument after a function's name, with which the process only checks it."""
 SUPERVISOR, CALLER = "roll.gateway.supervisor", "roll.gateway.call"
 KEPT_CHARACTERS = 2000
-"""Characters kept of the end of an agent's output, for the note of one that fails."""
+"""Number of characters of the end of an agent's output in the note of a failure."""
 MOST_OUTPUT = 64 << 20
-"""Bytes of output, beyond which an agent is ended."""
+"""Largest number of bytes of an agent's output, beyond which it is ended."""
 TOO_MUCH = -1
-"""Stands for its exit status then."""
+"""Exit status of an agent with too much output."""
 CHUNK_BYTES = 1 << 16
 END_SECONDS = 15.0
-"""Deadline for a supervisor to end its processes once it is told to."""
+"""Deadline in seconds for a supervisor to end its processes."""
 
 
 @dataclass(frozen=True)
@@ -37,28 +37,28 @@ class AgentEnd:
     status: int
     """Exit status of the agent."""
     output: str
-    """The end of what it wrote."""
+    """The end of its output."""
 
 
 def command_of(function: str) -> tuple[str, ...]:
-    """The command that calls a function."""
+    """Return the command that calls a function."""
     return (sys.executable, "-P", "-m", CALLER, function)
 
 
 def own_environment() -> dict[str, str]:
-    """With which a module of the run's path is found."""
+    """Return the path with which modules of the run are found."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
 
 
 def agent_environment(base_url: str, key: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables of an agent: those of the run, `given`, and where the gateway is, which no proxy is asked about."""
+    """Return the environment variables of an agent: those of the run, `given`, and the gateway's address, without a proxy."""
     variables = {**own_environment(), **given, BASE_URL: base_url, KEY: key}
     host = urlsplit(base_url).hostname or ""
     return variables | {name: ",".join(filter(None, (variables.get(name), host))) for name in NO_PROXY}
 
 
 async def run_agent(command: Sequence[str], row: Mapping[str, Any], environment: Mapping[str, str], bounds: TreeBounds) -> AgentEnd:
-    """Run a command to its end, with the row as JSON on its stdin. Cancelled, or beyond a bound, it is killed with all that it started."""
+    """Run a command to its end, with the row as JSON on its stdin. Kill it with its descendants if it is cancelled or exceeds a bound."""
     ends, alive = os.pipe()
     try:
         process = await _started(command, environment, bounds, ends)
@@ -112,7 +112,7 @@ async def _run(process: asyncio.subprocess.Process) -> AgentEnd:
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:
-    """Wait for the supervisor, which ends all that it runs as its pipe is closed. Not even a cancelled caller goes on before."""
+    """Wait for the supervisor, which ends all its processes when its pipe is closed. Even a cancelled caller waits for this."""
     waiting = asyncio.create_task(_drained(process))
     cancelled: asyncio.CancelledError | None = None
     while not waiting.done():

@@ -13,7 +13,7 @@ Message = Mapping[str, Any]
 
 
 class Refused(Exception):
-    """A request that is not answered, with HTTP's status."""
+    """A refused request, with HTTP's status."""
 
     def __init__(self, status: int, fault: Fault, kind: str = "invalid_request_error") -> None:
         super().__init__(f"{fault.place}: {fault.problem}; {fault.remedy}")
@@ -32,9 +32,9 @@ class Asked:
     tools: Sequence[Mapping[str, Any]] = ()
     """OpenAI's schemas, as chat completions have them."""
     max_tokens: int | None = None
-    """Most tokens of the answer; None leaves it to the run."""
+    """Largest number of tokens of the answer, None for the run's."""
     stop: tuple[str, ...] = ()
-    """Texts that end the answer, which does not show them."""
+    """Texts that end the answer. The answer does not include them."""
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from roll.system.raised import raised_where
 
 
 def found(name: str) -> Callable[..., Any]:
-    """The function of a name. Raises ValueError: there is none that takes row, base_url and api_key; says why."""
+    """Return the function of a name. Raises ValueError with the reason if none takes row, base_url and api_key."""
     module_name, _, function_name = name.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), function_name, None)
-    except Exception as error:  # of the user's module, of no one kind
+    except Exception as error:  # errors of the user's module have any type
         raise ValueError(f"'{module_name}' cannot be imported: {raised_where(error, importlib.__file__)}") from error
     if not callable(function):
         raise ValueError(f"{module_name} has no function '{function_name}'")

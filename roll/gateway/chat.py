@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: requests read and answers written. Pure functions."""
+"""OpenAI's chat completions: reads requests and writes answers. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MEANT = frozenset({"messages", "tools", "max_tokens", "max_completion_tokens", "
 
 
 def read_chat(body: Mapping[str, Any]) -> Asked:
-    """The request of a body. Raises Refused."""
+    """Parse the request of a body. Raises Refused."""
     check_keys(body, MEANT, NEUTRAL)
     messages = messages_of(body.get("messages"), "messages")
     check_order(messages, "messages")

@@ -1,4 +1,4 @@
-"""Requests of agents, checked: what is asked for has a meaning here, is ignored on purpose, or is refused. Pure functions."""
+"""Checks requests of agents: each key is used, ignored on purpose, or refused. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IGNORED = frozenset(
         *("safety_identifier", "seed", "service_tier", "store", "stream", "stream_options", "temperature", "top_p", "user", "verbosity"),
     }
 )
-"""Keys without an effect on the answer: `generating_args` of the run says how the policy is sampled."""
+"""Keys without an effect on the answer, because `generating_args` of the run decides the sampling."""
 NEUTRAL: Mapping[str, tuple[Sequence[Any], str]] = {
     "n": ((1,), "ask once for each answer, with another `seed` or `user` each time"),
     "logprobs": ((False,), "leave it out; the run keeps log-probs itself"),
@@ -25,7 +25,7 @@ NEUTRAL: Mapping[str, tuple[Sequence[Any], str]] = {
     "modalities": ((["text"],), "leave it out: the policy writes text"),
     "logit_bias": (({},), "leave it out"),
 }
-"""Keys that may have these values alone, or null."""
+"""Keys that may only have these values, or null."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXTS = ("text", "input_text", "output_text")
 """Types of parts of a message that are text."""
@@ -33,7 +33,7 @@ MOST_MESSAGES, MOST_TOOLS, MOST_STOPS = 4096, 1024, 16
 
 
 def check_keys(body: Mapping[str, Any], meant: frozenset[str], neutral: Mapping[str, tuple[Sequence[Any], str]]) -> None:
-    """Raises Refused for a key that has no meaning here, and for a value that asks for what there is not."""
+    """Raise Refused for an unknown key, and for a value of an unsupported feature."""
     for key, value in body.items():
         if key in meant or key in IGNORED or value is None:
             continue
@@ -45,7 +45,7 @@ def check_keys(body: Mapping[str, Any], meant: frozenset[str], neutral: Mapping[
 
 
 def messages_of(given: Any, place: str) -> list[Message]:
-    """Messages of chat completions, normalised. Raises Refused."""
+    """Return normalised messages of chat completions. Raises Refused."""
     found = listed(given, place, MOST_MESSAGES)
     if not found:
         raise refusal(place, "empty", "give at least one message")
@@ -53,18 +53,18 @@ def messages_of(given: Any, place: str) -> list[Message]:
 
 
 def check_order(messages: Sequence[Message], place: str) -> None:
-    """Raises Refused unless the policy may answer these messages."""
+    """Raise Refused unless the policy may answer these messages."""
     if not messages or messages[-1]["role"] == "assistant":
         raise refusal(place, "the last message is the assistant's", "end with a message that the policy is to answer")
 
 
 def tools_of(given: Any, place: str) -> list[Mapping[str, Any]]:
-    """Schemas of tools as chat completions have them. Raises Refused."""
+    """Return schemas of tools in the format of chat completions. Raises Refused."""
     return [tool_of(one, f"{place}[{number}]") for number, one in enumerate(listed(given, place, MOST_TOOLS))]
 
 
 def tool_of(given: Any, place: str) -> Mapping[str, Any]:
-    """One schema. Raises Refused."""
+    """Return one schema. Raises Refused."""
     function = given.get("function") if isinstance(given, Mapping) and given.get("type") == "function" else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise refusal(place, f"{given!r:.80} is not a function", 'give {"type": "function", "function": {"name": ..., "parameters": ...}}')
@@ -72,7 +72,7 @@ def tool_of(given: Any, place: str) -> Mapping[str, Any]:
 
 
 def text_of(given: Any, place: str) -> str:
-    """The text of a message's content: a text, null, or parts that are text. Raises Refused."""
+    """Return the text of a message's content: a text, null, or text parts. Raises Refused."""
     if given is None or isinstance(given, str):
         return given or ""
     parts = []
@@ -85,7 +85,7 @@ def text_of(given: Any, place: str) -> str:
 
 
 def call_of(identity: Any, name: Any, arguments: Any, place: str) -> dict[str, Any]:
-    """A call in an assistant's message. Raises Refused: its arguments are not the JSON text of an object."""
+    """Return a call in an assistant's message. Raises Refused if its arguments are not the JSON text of an object."""
     try:
         read = json.loads(arguments or "{}")
     except (TypeError, ValueError, RecursionError):
@@ -98,21 +98,21 @@ def call_of(identity: Any, name: Any, arguments: Any, place: str) -> dict[str, A
 
 
 def count_of(given: Any, place: str) -> int | None:
-    """A number of tokens. Raises Refused."""
+    """Return a number of tokens. Raises Refused."""
     if given is None or (isinstance(given, int) and not isinstance(given, bool) and given > 0):
         return given
     raise refusal(place, f"{given!r:.80} is not a number of tokens", "give a whole number above 0, or leave it out")
 
 
 def flag_of(given: Any, place: str) -> bool:
-    """True or False. Raises Refused."""
+    """Return True or False. Raises Refused."""
     if given is None or isinstance(given, bool):
         return bool(given)
     raise refusal(place, f"{given!r:.80} is neither true nor false", "give true or false, or leave it out")
 
 
 def stops_of(given: Any, place: str) -> tuple[str, ...]:
-    """Texts that end an answer. Raises Refused."""
+    """Return the texts that end an answer. Raises Refused."""
     texts = [given] if isinstance(given, str) else listed(given, place, MOST_STOPS)
     if any(not isinstance(text, str) or not text for text in texts):
         raise refusal(place, f"{given!r:.80} is not a text or a list of texts", "give texts that are not empty")
@@ -120,7 +120,7 @@ def stops_of(given: Any, place: str) -> tuple[str, ...]:
 
 
 def listed(given: Any, place: str, most: int) -> list[Any]:
-    """A list; null is an empty one. Raises Refused."""
+    """Return a list, empty for null. Raises Refused."""
     if given is None:
         return []
     if not isinstance(given, list):

@@ -1,4 +1,4 @@
-"""Episodes of agents that are not ours: an agent runs against the gateway, then the environment judges what the policy said last."""
+"""Episodes of external agents: an agent runs against the gateway, then the environment judges the policy's last message."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from roll.system.tree import TreeBounds
 from roll.types import Episode, Prompt, Sampling, StopReason
 
 GRACE_SECONDS = 5.0
-"""Time that an agent has to end once the policy gives no more answers; then it is killed."""
+"""Seconds that an agent has to end after the policy's last answer. Then it is killed."""
 
 
 @dataclass(frozen=True)
 class Agent:
-    """How a domain's agent is run."""
+    """Settings of a domain's agent."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
-    """Variables beside those that say where the gateway is."""
+    """Variables besides those of the gateway's address."""
     limits: EpisodeLimits
     bounds: TreeBounds
-    """Bounds of the processes of one run."""
+    """Bounds of the processes of one episode."""
 
 
 class AgentEpisodes:
@@ -86,7 +86,7 @@ class AgentEpisodes:
             await environment.close()
 
     async def _in_time(self, agent: Agent, session: AgentSession, key: str, prompt: Prompt, environment: EnvironmentSession) -> StopReason:
-        """Why the episode ends. Raises EnvironmentFailed: the agent failed, and not because there was nothing more to be had."""
+        """Return why the episode ends. Raises EnvironmentFailed if the agent failed for another reason than missing answers."""
         first = environment.observation
         row = {**prompt.row, "messages": list(first.messages), "tools": list(first.tools)}
         variables = agent_environment(self._gateway.base_url, key, agent.environment)
@@ -106,7 +106,7 @@ class AgentEpisodes:
 
 
 FULL = (StopReason.MAX_TURNS, StopReason.CONTEXT_FULL, StopReason.ABORTED)
-"""After these an agent may fail, as it has had no answer."""
+"""Whether an agent may fail after this end, because it got no answer."""
 
 
 async def _watched(run: Coroutine[Any, Any, AgentEnd], session: AgentSession) -> AgentEnd | None:
@@ -129,7 +129,7 @@ async def _watched(run: Coroutine[Any, Any, AgentEnd], session: AgentSession) ->
 
 
 async def _judged(environment: EnvironmentSession, session: AgentSession) -> float:
-    """What the environment gives for what the policy said last. Raises EnvironmentFailed."""
+    """Return the environment's answer to the policy's last message. Raises EnvironmentFailed."""
     assert session.last is not None
     began = time.monotonic()
     step = await environment.step(session.last)
@@ -140,6 +140,6 @@ async def _judged(environment: EnvironmentSession, session: AgentSession) -> flo
 
 
 def _said(end: AgentEnd | None, session: AgentSession) -> str:
-    """What is known of an agent that failed."""
+    """Return a note on a failed agent."""
     refused = f"the gateway refused a request: {session.refused}" if session.refused else ""
     return "; ".join(filter(None, (refused, end.output if end else ""))) or "it wrote nothing"

@@ -29,16 +29,16 @@ class _Path:
 
     segments: list[Segment] = field(default_factory=list)
     states: list[str] = field(default_factory=list)
-    """Before each sampled segment."""
+    """State before each sampled segment."""
 
 
 @dataclass(eq=False)
 class _Answered:
-    """An answer that may be continued."""
+    """An answer that a request may continue."""
 
     path: _Path
     before: Ints
-    """[B], the context that was answered."""
+    """[B], tokens before the answer."""
     sampled: Ints
     """[S]"""
     is_continued: bool = False
@@ -46,18 +46,18 @@ class _Answered:
 
 @dataclass(eq=False)
 class Opening:
-    """What the engine is to go on from for a request."""
+    """The engine's input for a request."""
 
     context: Ints
     """[C]"""
     given: Ints
-    """What of it is new in its trajectory: all of it, if that begins here."""
+    """The part that is new in its trajectory, all of it for a new trajectory."""
     digest: str
     """Digest of the conversation."""
     state: str
-    """Text of the messages that no answer has seen."""
+    """Text of the messages after the continued answer."""
     continued: _Answered | None
-    """The answer whose trajectory goes on; None if one begins."""
+    """The answer whose trajectory continues, None for a new trajectory."""
 
 
 class Histories:
@@ -70,16 +70,16 @@ class Histories:
 
     @property
     def trajectories(self) -> list[list[Segment]]:
-        """Their segments, in the order in which the trajectories began to be answered."""
+        """Return their segments, in the order of the trajectories' first answers."""
         return [path.segments for path in self._paths]
 
     @property
     def states(self) -> list[str]:
-        """What was new before each sampled segment, trajectory by trajectory."""
+        """Return the new part before each sampled segment, trajectory by trajectory."""
         return [state for path in self._paths for state in path.states]
 
     def open(self, messages: Sequence[Message], inner: Sequence[Message], tools: Tools) -> Opening:
-        """The tokens to answer from. Nothing else extends the same trajectory until `lay` or `give_up`.
+        """Return the tokens to answer. Nothing else extends the same trajectory until `lay` or `give_up`.
 
         Args:
             messages: as the agent has them, of which the last is not the assistant's.
@@ -107,7 +107,7 @@ class Histories:
         return Opening(context, context, digests[-1], _text(messages), None)
 
     def lay(self, opening: Opening, completion: Completion, answer: Message, calls: Sequence[Mapping[str, Any]]) -> None:
-        """Lay down what was given and what the policy sampled.
+        """Record the given and the sampled tokens.
 
         Args:
             answer: the message that the agent gets.
@@ -125,13 +125,13 @@ class Histories:
         self._answered.setdefault(digest, []).append(_Answered(path, opening.context, completion.token_ids))
 
     def give_up(self, opening: Opening) -> None:
-        """The request was not answered; another one may continue the same answer."""
+        """Note that the request was not answered. Another one may continue the same answer."""
         if opening.continued is not None:
             opening.continued.is_continued = False
 
 
 def conversation_digests(messages: Sequence[Message], tools: Tools) -> list[str]:
-    """[messages + 1] digests: of no message, of the first, of the first two, ... The tools are in all of them."""
+    """Return [messages + 1] digests: of no message, of the first, of the first two, ... All include the tools."""
     digests = [hashlib.sha256(_json(list(tools))).hexdigest()]
     for message in messages:
         digests.append(_next_digest(digests[-1], message))

@@ -1,4 +1,4 @@
-"""OpenAI's responses: requests read and answers written. Pure functions."""
+"""OpenAI's responses: reads requests and writes answers. Pure functions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Item = Mapping[str, Any]
 
 
 def read_response(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Message]]) -> Asked:
-    """The request of a body.
+    """Parse the request of a body.
 
     Args:
         earlier: by the identity of each response of the session, its conversation without instructions.
@@ -51,7 +51,7 @@ def read_response(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Messag
 
 
 def conversation_of(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Message]]) -> list[Message]:
-    """The messages of a body without its instructions, those of `previous_response_id` at their beginning. Raises Refused."""
+    """Return the messages of a body without its instructions, after those of `previous_response_id`. Raises Refused."""
     before: Sequence[Message] = ()
     if (previous := body.get("previous_response_id")) is not None:
         if not isinstance(previous, str) or previous not in earlier:
@@ -63,7 +63,7 @@ def conversation_of(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Mess
 
 
 def output_items(answer: Answer) -> list[dict[str, Any]]:
-    """What the policy said, and the tools that it calls."""
+    """Return the policy's message and tool calls as output items."""
     items: list[dict[str, Any]] = []
     calls = answer.message.get("tool_calls") or ()
     if answer.message["content"] or not calls:
@@ -130,7 +130,7 @@ def _call_events(index: int, item: Item) -> Iterator[dict[str, Any]]:
 
 
 def _messages(items: Sequence[Any]) -> list[Message]:
-    """Messages of input items. What the assistant said and called in a row is one message; what it thought is left out."""
+    """Return the messages of input items. Consecutive items of the assistant are one message, without its thinking."""
     messages: list[dict[str, Any]] = []
     for number, item in enumerate(items):
         place = f"input[{number}]"
@@ -160,7 +160,7 @@ def _message(item: Item, place: str) -> dict[str, Any]:
 
 
 def _tool(given: Any, place: str) -> Mapping[str, Any]:
-    """A function's schema, which lies flat here."""
+    """Return a function's schema, which is flat in this API."""
     if not isinstance(given, Mapping) or given.get("type") != "function":
         raise refusal(place, f"{given!r:.80} is not a function", 'give {"type": "function", "name": ..., "parameters": ...}')
     return tool_of({"type": "function", "function": given}, place)

@@ -1,4 +1,4 @@
-"""The gateway: HTTP for agents that are not ours. It speaks OpenAI's chat completions and responses to the policy that is trained.
+"""The gateway: an HTTP server for external agents, with OpenAI's chat completions and responses of the trained policy.
 
 A session's key is the bearer token: it says whose request it is, and nothing is answered without one. Bodies, the time to send one, and the
 number of sessions are bounded; how long a request may take is bounded by its session, which ends all of its requests when it closes.
@@ -27,16 +27,16 @@ from roll.gateway.session import AgentSession
 
 LOG = logging.getLogger(__name__)
 BODY_SECONDS = 60.0
-"""Deadline for the body of a request."""
+"""Deadline in seconds for the body of a request."""
 STOP_SECONDS = 5.0
-"""Time that connections have to end when the gateway closes."""
+"""Seconds that connections have to end when the gateway closes."""
 KEEP_ALIVE_SECONDS = 3.0
-"""Seconds between two signs of life on a stream that waits for its answer."""
+"""Seconds between two keep-alive comments on a stream that waits for its answer."""
 ALIVE = b": waiting\n\n"
 MODEL = "policy"
-"""The name that an answer has if the request gives none."""
+"""Model name in an answer if the request gives none."""
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Addresses that stand for all of this machine, and where agents on it find the gateway then."""
+"""Addresses that stand for all of this machine, with the address for local agents."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class GatewayBounds:
 
     body_bytes: int
     sessions: int
-    """Largest number of sessions at a time; further ones wait for room."""
+    """Largest number of concurrent sessions. Further ones wait."""
 
 
 @dataclass(eq=False)
@@ -54,20 +54,20 @@ class _Open:
 
     session: AgentSession
     conversations: dict[str, Sequence[Message]] = field(default_factory=dict)
-    """For each identity of a response, the conversation up to it."""
+    """Conversation up to each response, by its identity."""
 
 
 class Gateway:
-    """Serves sessions by their keys. For use from one asyncio event loop."""
+    """Serves sessions by key. For use from one asyncio event loop."""
 
     def __init__(self, bounds: GatewayBounds) -> None:
         self._bounds, self._open, self._room = bounds, dict[str, _Open](), asyncio.Semaphore(bounds.sessions)
         self.base_url = ""
-        """What agents are given as OPENAI_BASE_URL, once the gateway listens."""
+        """The agents' OPENAI_BASE_URL, while the gateway listens."""
 
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncGenerator[Gateway, None]:
-        """Within, it listens. Port 0 takes a free one.
+        """Listen while the block lasts. Port 0 means a free one.
 
         Raises:
             ConfigError: the address cannot be listened on.
@@ -92,7 +92,7 @@ class Gateway:
 
     @asynccontextmanager
     async def serving(self, session: AgentSession) -> AsyncGenerator[str, None]:
-        """Within, the session's requests are answered; the value is its key. Waits while there are as many sessions as there may be."""
+        """Answer the session's requests while the block lasts. Yields its key. Waits while the number of sessions is at its limit."""
         async with self._room:
             key = f"roll-{secrets.token_urlsafe(32)}"
             self._open[key] = _Open(session)
@@ -121,7 +121,7 @@ class Gateway:
         return await _streamed(request, asking, lambda answer: map(_event, response_events(answer, model, body)))
 
     async def _kept(self, opened: _Open, asked: Asked, identity: str, body: Mapping[str, Any]) -> Answer:
-        """The answer, whose conversation another request may go on with by its identity alone."""
+        """Return the answer. Another request may continue its conversation by its identity."""
         answer = await opened.session.answer(asked, identity)
         opened.conversations[f"resp_{answer.identity}"] = [*conversation_of(body, opened.conversations), answer.message]
         return answer
@@ -131,7 +131,7 @@ class Gateway:
         return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "roll"}]})
 
     def _of(self, request: web.Request) -> _Open:
-        """The session of a request. Raises Refused: there is none."""
+        """Return the session of a request. Raises Refused if there is none."""
         kind, _, key = request.headers.get("Authorization", "").partition(" ")
         found = self._open.get(key.strip()) if kind.lower() == "bearer" else None
         if found is None:
@@ -142,11 +142,11 @@ class Gateway:
 
 
 OPENED = web.RequestKey("opened", _Open)
-"""The session of a request, once it is known."""
+"""The session of a request, if known."""
 
 
 async def _body_of(request: web.Request) -> tuple[Mapping[str, Any], str]:
-    """(a body, the digest by which retries are known). Raises Refused."""
+    """Return (a body, a digest that identifies retries). Raises Refused."""
     try:
         async with asyncio.timeout(BODY_SECONDS):
             body = json.loads(await request.read())
@@ -161,13 +161,13 @@ async def _body_of(request: web.Request) -> tuple[Mapping[str, Any], str]:
 
 
 async def _streamed(request: web.Request, asking: Awaitable[Answer], written: Callable[[Answer], Iterable[bytes]]) -> web.StreamResponse:
-    """The answer as server-sent events, once it is there."""
+    """Return the answer as server-sent events when it is complete."""
     task = asyncio.ensure_future(asking)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     try:
         done, _ = await asyncio.wait({task}, timeout=KEEP_ALIVE_SECONDS)
         if done:
-            task.result()  # a refusal that is known by now has its own status
+            task.result()  # an early refusal has its own status
         await response.prepare(request)
         while not (await asyncio.wait({task}, timeout=KEEP_ALIVE_SECONDS))[0]:
             await response.write(ALIVE)
@@ -180,7 +180,7 @@ async def _streamed(request: web.Request, asking: Awaitable[Answer], written: Ca
             await response.write(_data(_failure(error).body()))
         await response.write_eof()
     except ConnectionError:
-        LOG.debug("an agent hung up before its answer was there")  # a retry finds it
+        LOG.debug("an agent hung up before its answer was there")  # kept for a retry
     finally:
         if not task.done():
             task.cancel()
@@ -189,7 +189,7 @@ async def _streamed(request: web.Request, asking: Awaitable[Answer], written: Ca
 
 @web.middleware
 async def _plain_errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
-    """What is refused, as OpenAI's API says it."""
+    """Return a refusal in the format of OpenAI's API."""
     try:
         return await handler(request)
     except Refused as refused:
@@ -208,7 +208,7 @@ async def _plain_errors(request: web.Request, handler: Callable[[web.Request], A
 
 
 def _failure(error: RollError) -> Refused:
-    """The response to an agent when the run has failed; the episode's own task gets the exception as well."""
+    """Return the response to an agent after the run has failed. The episode's own task also gets the exception."""
     return Refused(500, Fault("policy", str(error), "the run ends"), "server_error")
 
 

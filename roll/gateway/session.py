@@ -1,4 +1,4 @@
-"""One session: the requests of one agent in one episode, answered by the policy, token in, token out."""
+"""A session: answers the requests of one agent in one episode by the policy, on tokens."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ class AgentSession:
         self._is_closed = False
         self._is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.counts: defaultdict[str, float] = defaultdict(float)
-        """What is counted of the episode."""
+        """Return the metrics of the episode."""
         self.last: Message | None = None
-        """What the policy said last."""
+        """The policy's last message."""
         self.stop = StopReason.COMPLETED
-        """Why the episode ends if the agent asks no more."""
+        """Why the episode ends if the agent makes no more requests."""
         self.refused = ""
-        """Why the last request that was refused was."""
+        """Reason of the last refusal."""
 
     async def answer(self, asked: Asked, identity: str) -> Answer:
-        """The policy's answer. Requests of one identity get one answer, also while it is being sampled and after one gave up waiting.
+        """Return the policy's answer. Repeated requests get the same answer, also during sampling and after a caller gave up waiting.
 
         Raises:
             Refused: the session has ended, or the chat template does not take the messages.
@@ -93,7 +93,7 @@ class AgentSession:
             raise
 
     async def over(self) -> None:
-        """Returns once there is nothing more to be had: `stop` says why.
+        """Wait until no more answers are possible. `stop` gives the reason.
 
         Raises:
             RollError: the engine failed.
@@ -101,7 +101,7 @@ class AgentSession:
         await asyncio.shield(self._is_over)
 
     async def close(self) -> None:
-        """Give up what is being sampled, and refuse all further requests."""
+        """Cancel all sampling, and refuse all further requests."""
         self._is_closed = True
         tasks = [task for task in self._answers.values() if not task.done()]
         for task in tasks:
@@ -110,7 +110,7 @@ class AgentSession:
             await asyncio.wait(tasks)
 
     def episode(self, stop: StopReason, earned: float, prompt_text: str) -> Episode:
-        """The record. `earned` is earned at the end."""
+        """Return the record. `earned` is the reward at the end."""
         paths = self._histories.trajectories
         if not paths:
             return without_verdict(NO_TOKENS, prompt_text, stop, "the policy said nothing", RewardOutcome.SCORED)
@@ -120,7 +120,7 @@ class AgentSession:
         return Episode(trajectories, RewardResult(earned), (0.0,) * len(states), states, dict(self.counts))
 
     def _failed(self, task: asyncio.Task[Answer], identity: str) -> None:
-        """A request that was not answered may be made again. What is not the request's fault ends the session."""
+        """Allow an unanswered request to be repeated. A fault that is not the request's ends the session."""
         error = None if task.cancelled() else task.exception()
         if task.cancelled() or error is not None:
             del self._answers[identity]
@@ -165,7 +165,7 @@ class AgentSession:
         return self._answer(message, finish_of(completion, message), len(opening.context), len(completion.token_ids))
 
     def _why(self, completion: Completion, most: int, room: int) -> StopReason:
-        """Why the episode ends if this was the last answer. One that is as long as the agent wanted is complete."""
+        """Return why the episode ends if this is the last answer. An answer of the agent's maximal length is complete."""
         if completion.finish_reason is not FinishReason.LENGTH or most < min(room, self._sampling.max_new_tokens):
             return StopReason.COMPLETED
         return StopReason.LENGTH if room >= self._sampling.max_new_tokens else StopReason.CONTEXT_FULL
@@ -187,7 +187,7 @@ class AgentSession:
         return Answer(uuid.uuid4().hex, int(self._clock()), message, finish, prompt_tokens, completion_tokens)
 
     def _outward(self, parsed: Parsed, stop: Sequence[str]) -> Message:
-        """The message for the agent: calls have identities of their own, those that cannot be read are text, stop texts are left out."""
+        """Return the message for the agent. Calls get identities, unreadable calls are text, and stop texts are left out."""
         content = "\n".join(part for part in (parsed.message.get("content") or "", *parsed.malformed) if part)
         ends = [at for text in stop if (at := content.find(text)) >= 0]
         message: dict[str, Any] = {**parsed.message, "content": content[: min(ends, default=None)]}
@@ -196,12 +196,12 @@ class AgentSession:
         return message
 
     def _named(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        outward = f"call{len(self._inner_ids):05d}"  # nine letters and digits, as Mistral's templates want
+        outward = f"call{len(self._inner_ids):05d}"  # nine letters and digits, as Mistral's templates require
         self._inner_ids[outward] = call["id"]
         return {**call, "id": outward}
 
     def _with_inner_ids(self, message: Message) -> Message:
-        """The message as the renderer wrote it, where it answers a call or repeats one."""
+        """Return a message with the renderer's identities of calls."""
         known = self._inner_ids
         if "tool_call_id" in message:
             message = {**message, "tool_call_id": known.get(message["tool_call_id"], message["tool_call_id"])}
@@ -211,7 +211,7 @@ class AgentSession:
 
 
 def finish_of(completion: Completion, message: Message) -> str:
-    """OpenAI's reason for the end of an answer."""
+    """Return OpenAI's reason for the end of an answer."""
     if completion.finish_reason is not FinishReason.STOP:
         return "length"
     return "tool_calls" if message.get("tool_calls") else "stop"

@@ -16,15 +16,15 @@ from roll.system.orphans import adopt_orphans, end_descendants
 from roll.system.tree import LOOK_EVERY, TreeBounds, tree
 
 EXCEEDED = 125
-"""Exit status if it held more than it may."""
+"""Exit status of a command that exceeded a bound."""
 NOT_FOUND = 127
-"""Exit status if the command cannot be started, as shells have it."""
+"""Exit status of a command that cannot be started, as in shells."""
 BY_SIGNAL = 128
-"""And with the signal's number, if a signal ended it."""
+"""Base of the exit status of a command that a signal ended; the signal's number is added."""
 
 
 def main(descriptor: int, bounds: TreeBounds, command: Sequence[str]) -> int:
-    """Returns the command's exit status."""
+    """Run the command. Return its exit status."""
     adopt_orphans()
     try:
         process = subprocess.Popen(command, start_new_session=True)
@@ -34,7 +34,7 @@ def main(descriptor: int, bounds: TreeBounds, command: Sequence[str]) -> int:
     ended = os.pidfd_open(process.pid)
     exceeded = ""
     while not exceeded and not select.select([ended, descriptor], [], [], LOOK_EVERY)[0]:
-        exceeded = bounds.exceeded(tree(os.getpid())[1:])  # what lost its parent has become a child of this process
+        exceeded = bounds.exceeded(tree(os.getpid())[1:])  # orphans have become children of this process
     end_descendants()
     status = process.wait()
     if exceeded:

@@ -1,4 +1,4 @@
-"""Every agent is looked at before anything starts: whether its command is there, and its function can be called."""
+"""Checks every agent before anything starts: that its command exists, or that its function can be called."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roll.gateway.agent import CHECK, KEPT_CHARACTERS, command_of, own_environme
 
 
 def agent_faults(sections: Mapping[str, EnvironmentConfig], seconds: float) -> Iterator[Fault]:
-    """What is wrong with the agents of any domain.
+    """Return faults of the agents of any domain.
 
     Args:
         sections: by domain.
@@ -29,7 +29,7 @@ def agent_faults(sections: Mapping[str, EnvironmentConfig], seconds: float) -> I
 
 
 def command_for(agent: AgentConfig) -> tuple[str, ...]:
-    """The command that runs an agent."""
+    """Return the command that runs an agent."""
     if agent.function is not None:
         return command_of(agent.function)
     assert agent.command, "an agent without a command or a function is a fault"

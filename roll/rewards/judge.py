@@ -109,7 +109,7 @@ class Judge:
         return RewardResult(self._failed_value, outcome, note=note)
 
     def take_counts(self) -> Metrics:
-        """Return counts since the last call: `asked` and `remembered` messages, `unavailable` verdicts, `prompt_tokens`, `answer_tokens`."""
+        """Return counts since the last call: `asked`, `remembered`, `unavailable`, `prompt_tokens` and `answer_tokens`."""
         counts = {name: float(count) for name, count in self._counts.items()}
         self._counts = dict.fromkeys(self._counts, 0)
         return counts

@@ -1,1 +1,1 @@
-"""Keys that the schema accepts one by one, checked against each other. Nothing is imported from the libraries concerned."""
+"""Checks keys against each other that the schema accepts one by one. Imports none of the libraries concerned."""

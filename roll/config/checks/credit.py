@@ -1,4 +1,4 @@
-"""Keys of credit assignment that contradict each other: advantages, the critic, shaping of rewards, dynamic sampling, KL in the reward."""
+"""Checks the keys of credit assignment: advantages, the critic, shaping of rewards, dynamic sampling, KL in the reward."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from roll.config.shipped import rewards_with_turns
 from roll.errors import Fault
 
 COMPARED = {"gamma", "value_clip", *NORM_KEYS}
-"""Keys that not every estimator reads, of which more is said here than that. Files of ROLL's have `value_clip` whatever the estimator."""
+"""Keys that only some estimators read, with messages of their own. ROLL's files have `value_clip` with any estimator."""
 
 
 def credit_faults(config: RlvrConfig) -> Iterator[Fault]:
-    """Contradictions among the keys that turn rewards into advantages."""
+    """Return contradictions among the keys that turn rewards into advantages."""
     yield from _groups_of_one(config)
     yield from _best_of(config)
     yield from _estimator(config)
@@ -62,7 +62,7 @@ def _dynamic_sampling(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def _normalised_parts(config: RlvrConfig) -> Iterator[Fault]:
-    """What cannot go with rewards whose mean over every group is 0."""
+    """Return conflicts with rewards whose mean over every group is 0."""
     traits = config.adv_estimator.traits
     reasons = {
         "num_return_sequences_in_group is 1: every reward would be 0": config.num_return_sequences_in_group == 1,
@@ -102,7 +102,7 @@ def _estimator(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def _estimators(wanted: Callable[[EstimatorTraits], bool]) -> str:
-    """Names of the built-in estimators with some traits, those that credit turns last."""
+    """Return the names of the built-in estimators with some traits, those that credit turns last."""
     found = [method for method in ESTIMATORS.values() if wanted(method.traits)]
     return ", ".join(method.name for method in sorted(found, key=lambda method: method.traits.needs_turns))
 
@@ -174,7 +174,7 @@ def _adaptive_kl(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def credit_warnings(config: RlvrConfig) -> Iterator[str]:
-    """Keys of credit assignment that do less than they seem to."""
+    """Return warnings about keys of credit assignment that have less effect than expected."""
     traits = config.adv_estimator.traits
     if config.dynamic_sampling and not traits.compares_groups:
         yield f"dynamic_sampling: drops groups whose rewards are all equal, and adv_estimator {config.adv_estimator} could learn from them"

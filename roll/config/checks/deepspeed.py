@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration against the role's other keys. Reads names only; DeepSpeed itself is not imported."""
+"""Checks DeepSpeed's configuration against the role's other keys. Does not import DeepSpeed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OFFLOADS = {
     "offload_optimizer": ("buffer_size", "max_in_cpu"),
     "offload_param": ("pipeline_read", "pipeline_write", "fast_init", "ratio"),
 }
-"""What offloads, and the keys of `ZeroOffloadConfig` that are the other's."""
+"""The offload blocks, and the keys of `ZeroOffloadConfig` that belong to the other block."""
 ON_HOST, PARTITIONS = "cpu_checkpointing", "partition_activations"
 RECOMPUTING = [
     ON_HOST, PARTITIONS, "contiguous_memory_optimization", "number_checkpoints", "synchronize_checkpoint_boundary", "profile",
@@ -31,20 +31,20 @@ RECOMPUTING = [
 
 
 def deepspeed_config(role: RoleConfig) -> DeepSpeedConfig | None:
-    """DeepSpeed's configuration, if the role runs on it."""
+    """Return DeepSpeed's configuration, if the role runs on it."""
     strategy = role.strategy_args
     return strategy.strategy_config if isinstance(strategy, DeepSpeedTrainStrategyConfig | DeepSpeedInferStrategyConfig) else None
 
 
 def swap_paths(settings: DeepSpeedConfig) -> dict[str, Path]:
-    """The `nvme_path` of each block that offloads to NVMe."""
+    """Return the `nvme_path` of each block that offloads to NVMe."""
     zero = settings.zero_optimization
     offloads = {"offload_optimizer": zero.offload_optimizer, "offload_param": zero.offload_param}
     return {key: Path(each.nvme_path) for key, each in offloads.items() if each and each.device == "nvme" and each.nvme_path}
 
 
 def deepspeed_faults(config: Config) -> list[Fault]:
-    """Contradictions between DeepSpeed's configuration and the keys it is made from."""
+    """Return contradictions between DeepSpeed's configuration and the keys that it is made from."""
     faults: list[Fault] = []
     for name, role in model_roles(config).items():
         settings, where = deepspeed_config(role), f"{name}.strategy_args.strategy_config"
@@ -64,7 +64,7 @@ def deepspeed_faults(config: Config) -> list[Fault]:
 
 
 def _blocks(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
-    """Keys and values that the schema leaves to DeepSpeed."""
+    """Return faults of keys and values that the schema leaves to DeepSpeed."""
     given = {name: getattr(settings, name) for name in BLOCKS} | {"zero_optimization": settings.zero_optimization.model_extra}
     for name, block in given.items():
         yield from block_faults(f"{where}.{name}", block or {}, *BLOCKS[name])
@@ -159,7 +159,7 @@ def _precision(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfi
         problem = "false, but no gradient that is not finite may reach the optimizer"
         yield Fault(f"{where}.bf16.check_grad_overflow", problem, "remove it")
     sums = (settings.data_types or {}).get("grad_accum_dtype")
-    # Stage 0 ends with an error; stage 1 takes another optimizer, of whose checkpoints nothing can be exported in fp32.
+    # Stage 0 ends with an error. Stage 1 uses another optimizer, whose checkpoints cannot be exported in fp32.
     if PRECISION.holds(sums) and sums != dtype and (sums != "fp32" or settings.zero_optimization.stage < 2):
         problem = f"'{sums}', but gradients of {dtype} are added up in {dtype}, or on stages 2 and 3 in fp32"
         yield Fault(f"{where}.data_types.grad_accum_dtype", problem, "remove it, or use stage 2 or 3 with fp32")

@@ -1,4 +1,4 @@
-"""`deterministic: true` against keys with which runs differ all the same. Pure functions."""
+"""Checks `deterministic: true` against keys with which runs still differ. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roll.errors import Fault
 
 
 def determinism_faults(config: Config) -> Iterator[Fault]:
-    """Compiled layers take the kernels that were fastest when they were timed, and add up in another order in the next run."""
+    """Return faults of compiled layers, which choose kernels by measured speed, so that sums differ in the next run."""
     for name, role in model_roles(config).items() if config.deterministic else ():
         wish = role.model_args.compile_layers
         if vllm_config(role) is None and (wish is True or wish == "auto" and role.device_mapping):
@@ -21,7 +21,7 @@ def determinism_faults(config: Config) -> Iterator[Fault]:
 
 
 def determinism_warnings(config: RlvrConfig) -> Iterator[str]:
-    """What deterministic training leaves open."""
+    """Return warnings about what deterministic training does not fix."""
     if not config.deterministic:
         return
     if not config.actor_infer.generating_args.seeded:

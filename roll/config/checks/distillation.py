@@ -1,4 +1,4 @@
-"""Contradictions among the keys of distillation, from given responses and from the policy's own."""
+"""Checks the keys of distillation, from given responses and from the policy's own."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import Fault
 
 OWN = ("distill_loss_coef", "divergence", "jsd_beta", "distill_temperature", "distill_top_k")
-"""Keys of reinforcement learning that speak of a teacher."""
+"""Keys of reinforcement learning about a teacher."""
 
 
 def distillation_faults(config: DistillConfig) -> Iterator[Fault]:
-    """Faults of distillation from given responses."""
+    """Return faults of distillation from given responses."""
     if not config.distill_loss_weight:
         problem = "0, so the student learns nothing from the teacher"
         yield Fault("distill_loss_weight", problem, "give a weight above 0, or use pipeline: sft")
@@ -27,7 +27,7 @@ def distillation_faults(config: DistillConfig) -> Iterator[Fault]:
 
 
 def on_policy_distillation_faults(config: RlvrConfig) -> Iterator[Fault]:
-    """Faults of distillation on the policy's own responses."""
+    """Return faults of distillation on the policy's own responses."""
     yield from _domains(config)
     if teacher_roles(config):
         yield from _teacher(config)
@@ -49,7 +49,7 @@ def _teacher(config: DistillConfig | RlvrConfig) -> Iterator[Fault]:
 
 
 def _domains(config: RlvrConfig) -> Iterator[Fault]:
-    """Teachers of which a domain has none, or several."""
+    """Return faults of domains without a teacher or with several."""
     if not config.teachers:
         return
     if config.teacher:

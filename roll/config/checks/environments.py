@@ -1,4 +1,4 @@
-"""Keys of environments that contradict each other or lack one another."""
+"""Checks the keys of environments against each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roll.registry import nearest
 
 
 def environment_faults(config: RlvrConfig) -> Iterator[Fault]:
-    """Faults of keys for environments, and of keys that cannot be combined with environments."""
+    """Return faults of keys for environments, and of keys that cannot be combined with environments."""
     if not config.rewards and not config.environments:
         yield Fault("rewards", "missing, and there are no environments: nothing would be rewarded", "give the reward of each domain")
     yield from _lengths(config)
@@ -81,13 +81,13 @@ def _agent(where: str, section: EnvironmentConfig, agent: AgentConfig) -> Iterat
 
 
 def _one_of(where: str, keys: Mapping[str, object]) -> Iterator[Fault]:
-    """The fault of a block in which exactly one of two keys must be given."""
+    """Return the fault of a block that needs exactly one of two keys."""
     if len([value for value in keys.values() if value]) != 1:
         yield Fault(where, f"it needs one of {' and '.join(keys)}, and one alone", f"give {' or '.join(keys)}")
 
 
 def _other_keys(config: RlvrConfig) -> Iterator[Fault]:
-    """What is made for single responses."""
+    """Return faults of keys that are only for single responses."""
     if config.adv_estimator.traits.needs_greedy:
         problem = f"'{config.adv_estimator}' compares with a greedy response, and an episode in an environment has none"
         yield Fault("adv_estimator", problem, "use another estimator, such as grpo or rloo")
@@ -100,7 +100,7 @@ def _other_keys(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def environment_warnings(config: RlvrConfig) -> Iterator[str]:
-    """Warns of environments that make the engines wait, and of environments' steps that `max_turns` cuts off."""
+    """Return warnings about environments that make the engines wait, and about steps that `max_turns` cuts off."""
     episodes = config.rollout_batch_size * config.num_return_sequences_in_group
     for domain, section in config.environments.items():
         room = section.world_size * section.sessions_per_process

@@ -1,4 +1,4 @@
-"""Keys that contradict each other or lack one another. Nothing the user wrote is overwritten, so a contradiction is a fault."""
+"""Checks keys against each other. No key of the user is overwritten, so a contradiction is a fault."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LARGEST_ENGINE_RANK = 512
 
 
 def experiment_faults(config: Config) -> list[Fault]:
-    """Every contradiction among the keys of a configuration that passed the schema."""
+    """Return every contradiction among the keys of a configuration that passed the schema."""
     faults = [*_experiment(config), *_learner(config), *method_faults(config), *determinism_faults(config)]
     for name, role in model_roles(config).items():
         faults += _lora_keys(name, role.model_args)
@@ -227,7 +227,7 @@ def _rewards(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def _domains(config: RlvrConfig) -> Iterator[Fault]:
-    """Rows that would go to several domains, or to none."""
+    """Return faults of rows that would go to several domains or to none."""
     known, rows = config.domains, config.actor_train.data_args
     tags = {domain: set(section.tag_included or (domain,)) for domain, section in known.items()}
     places = {domain: f"{'environments' if domain in config.environments else 'rewards'}.{domain}" for domain in known}
@@ -243,7 +243,7 @@ def _domains(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def experiment_warnings(config: Config) -> list[str]:
-    """Keys that have no effect as things stand."""
+    """Return warnings about keys without an effect."""
     if isinstance(config, OfflineConfig):
         return list(offline_warnings(config))
     warnings = [*determinism_warnings(config), *loss_warnings(config), *credit_warnings(config), *environment_warnings(config)]
@@ -255,7 +255,7 @@ def experiment_warnings(config: Config) -> list[str]:
 
 
 def experiment_notes(config: Config) -> list[str]:
-    """What works as it is, and could be had with less."""
+    """Return notes on what works but could use less."""
     if not isinstance(config, RlvrConfig) or not (config.reference and uses_reference(config)):
         return []
     if config.actor_train.model_args.lora_target and _is_start(config):

@@ -1,4 +1,4 @@
-"""Keys that speak of a mixture of experts, against the model and the other keys of a role."""
+"""Checks keys about a mixture of experts against the model and the role's other keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roll.errors import Fault
 
 
 def expert_faults(config: Config, shapes: Mapping[str, ModelShape]) -> list[Fault]:
-    """Of every role that learns, and of what a sync sends. `shapes`: of the models at hand, by role; others are checked when they load."""
+    """Return faults of every trained role and of weight syncs. `shapes`: of available models, by role. Others are checked at loading."""
     learners = {name: role for name, role in model_roles(config).items() if isinstance(role, LearnerConfig)}
     faults: list[Fault] = []
     for name, role in learners.items():

@@ -1,4 +1,4 @@
-"""Keys of the filters of groups that contradict each other."""
+"""Checks the keys of filters of groups against each other."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from roll.config.schema.roles import QueryFilterConfig
 from roll.errors import Fault
 
 READ = {"no_filter": (), "mean_filter": ("threshold_down", "threshold_up"), "std_filter": ("std_threshold",)}
-"""For each type, the bounds that it compares with."""
+"""Bounds of each type."""
 
 
 def filter_faults(config: RlvrConfig) -> Iterator[Fault]:
-    """Filters without a bound, with those of another, or that would drop everything."""
+    """Return faults of filters without a bound, with another type's bounds, or that would drop everything."""
     for domain, reward in config.rewards.items():
         query_filter = reward.query_filter_config
         if query_filter is None:

@@ -1,4 +1,4 @@
-"""Hybrids, whose layers by the gated delta rule pass states from token to token, against the engines that generate with them."""
+"""Checks hybrids, whose gated-delta layers pass states from token to token, against the engines that generate with them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roll.errors import Fault
 
 
 def hybrid_faults(config: Config, shapes: Mapping[str, ModelShape]) -> Iterator[Fault]:
-    """What vLLM's code for the CPU cannot do. `shapes` are those of the models at hand, by role."""
+    """Return faults that vLLM's CPU code does not support. `shapes` are those of available models, by role."""
     for name, role in model_roles(config).items():
         shape = shapes.get(name)
         engine = vllm_config(role)

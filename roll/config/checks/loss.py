@@ -1,4 +1,4 @@
-"""Contradictions among the keys of the policy's loss."""
+"""Checks the keys of the policy's loss."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import Fault
 
 K3_ERROR = 0.54
-"""Relative error of k3's expected gradient as a term of the loss: median over random policies 0.7 nats from their reference
-(docs/algorithms.md).
-"""
+"""Relative error of k3's expected gradient in the loss: median over random policies 0.7 nats from their reference (docs/algorithms.md)."""
 SWITCHES = {"dual_clip_loss"}
-"""Keys that any loss may switch off in so many words."""
+"""Keys that may be set to off with any loss."""
 
 
 def loss_faults(config: RlvrConfig) -> list[Fault]:
-    """Every contradiction among `policy_loss`, `behaviour_log_probs`, `mismatch_correction` and the sampling."""
+    """Return every contradiction among `policy_loss`, `behaviour_log_probs`, `mismatch_correction` and the sampling."""
     return [
         *_own_keys(config),
         *_without_ratio(config),
@@ -54,7 +52,7 @@ def _own_keys(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def _token_credit(config: RlvrConfig) -> Iterator[Fault]:
-    """A loss whose tokens share a sequence's credit, beside keys that give each token its own."""
+    """Return the fault of a loss whose tokens share a sequence's credit, with keys that give each token its own."""
     loss, estimator = config.policy_loss, config.adv_estimator
     if loss.traits.carries_token_credit:
         return
@@ -70,7 +68,7 @@ def _token_credit(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def _without_ratio(config: RlvrConfig) -> Iterator[Fault]:
-    """Keys that speak of ratios where there are none, or where all of them are 1."""
+    """Return faults of keys about ratios if there are none, or if all of them are 1."""
     loss, unused = config.policy_loss, not (is_corrected(config) or config.add_token_level_kl or config.async_generation_ratio)
     if loss.traits.ratio is None and config.behaviour_log_probs == "trainer" and unused:
         problem = f"'trainer', but policy_loss {loss} takes no ratio: the pass for them would be for metrics alone"
@@ -101,7 +99,7 @@ def _on_policy(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def _off_policy_mask(config: RlvrConfig) -> Iterator[Fault]:
-    """A bound of what is 0 in every update."""
+    """Return the fault of a bound on a value that is 0 in every update."""
     threshold, source = config.off_policy_mask_threshold, ratio_source(config)
     if threshold is None or keeps_engine_log_probs(config) or (source == "trainer" and plan_batch(config).updates_per_step > 1):
         return
@@ -141,7 +139,7 @@ def _sampling(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def loss_warnings(config: RlvrConfig) -> Iterator[str]:
-    """Keys that do less than they seem to."""
+    """Return warnings about keys that have less effect than expected."""
     given = truncations(config.actor_infer.generating_args)
     if given:
         extra = "" if config.behaviour_log_probs else ", so behaviour_log_probs is trainer"
@@ -167,7 +165,7 @@ def loss_warnings(config: RlvrConfig) -> Iterator[str]:
 
 
 def _kl_gradient(config: RlvrConfig) -> Iterator[str]:
-    """Estimators whose gradient in the loss is another than the KL's."""
+    """Return warnings about estimators whose gradient in the loss is not that of the KL."""
     if not config.use_kl_loss:
         return
     if not weighs_kl(config):

@@ -1,4 +1,4 @@
-"""Keys of methods of the user's beside a method that is built in."""
+"""Checks that keys of the user's own methods are not given for a built-in method."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roll.errors import Fault
 
 
 def method_faults(config: Config) -> Iterator[Fault]:
-    """A built-in method reads keys of the root."""
+    """Return faults of such keys, because a built-in method reads keys of the root."""
     for kind in KINDS.values():
         method = getattr(config, kind.key, None)
         if method is not None and not method.is_users and getattr(config, kind.arguments):

@@ -1,4 +1,4 @@
-"""Contradictions among the keys of rewards that a model gives."""
+"""Checks the keys of rewards that a model gives."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ READ = {
     "inference": {*SERVED, "generating_args", "judge_model_type", "judge_prompt", "judge_pattern", "judge_max_score"},
     "scorer": {*SERVED},
 }
-"""For each kind of model that gives a reward, the keys that it reads, of those that not all rewards read."""
+"""Keys that each kind of reward model reads and that not all rewards read."""
 OF_FUNCTIONS = ("reward_args", "timeout", "memory_gib", "max_processes", "world_size", "group", "concurrency", "normalise")
 SPECIAL = {*ModelRewardKeys.model_fields, *OF_FUNCTIONS}
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def model_reward_faults(config: RlvrConfig) -> Iterator[Fault]:
-    """Faults of every domain's keys: those that are missing, that contradict each other, or that its reward does not read."""
+    """Return faults of every domain's keys: missing ones, contradictions, and those that its reward does not read."""
     for domain, reward in config.rewards.items():
         where, kind = f"{PREFIX}{domain}", model_reward(domain, reward)
         source = "function" if kind is None else (reward.judge_model_type or "inference") if kind == JUDGE else "scorer"
@@ -50,7 +50,7 @@ def model_reward_faults(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def _unread(where: str, reward: RewardConfig, source: str, name: str) -> Iterator[Fault]:
-    # A resolved configuration names every key: those that say nothing new are not counted.
+    # A resolved configuration names every key: those with default values do not count.
     usual = {key: field.get_default(call_default_factory=True) for key, field in RewardConfig.model_fields.items()}
     given = {key for key in reward.model_fields_set if getattr(reward, key) != usual[key]}
     for key in sorted(given & SPECIAL - READ.get(source, {*OF_FUNCTIONS})):
@@ -94,7 +94,7 @@ def _api(where: str, reward: RewardConfig) -> Iterator[Fault]:
     else:
         yield from _url(f"{where}.judge_api_url", reward.judge_api_url)
     key = reward.judge_api_key_env
-    # What is wrong here may be the key itself, so it is not shown.
+    # The wrong value may be the secret key itself, so it is not shown.
     if key is not None and not VARIABLE.fullmatch(key):
         remedy = "export the key in an environment variable, and give the variable's name: JUDGE_API_KEY"
         yield Fault(f"{where}.judge_api_key_env", "the value is not the name of an environment variable", remedy)
@@ -123,7 +123,7 @@ def _role(name: str, role: ServedConfig) -> Iterator[Fault]:
 
 
 def _turns(config: RlvrConfig) -> Iterator[Fault]:
-    """Responses are judged after the rollout where devices are shared, which needs a rollout that ends before anything else begins."""
+    """Return faults of shared devices. Responses are then judged after the rollout, which must end before anything else begins."""
     devices = {name: set(role.device_mapping or ()) for name, role in model_roles(config).items()}
     reasons = [f"async_generation_ratio is {config.async_generation_ratio:g}"] if config.async_generation_ratio else []
     reasons += ["dynamic_sampling draws further prompts by the verdicts"] if config.dynamic_sampling else []

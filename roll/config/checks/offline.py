@@ -1,4 +1,4 @@
-"""Contradictions among the keys of the pipelines that learn from given rows, and among the columns of any data set."""
+"""Checks the keys of the pipelines that learn from given rows, and the columns of any data set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, 
 from roll.errors import Fault
 
 Rows = Literal["prompts", "responses", "labelled", "pairs"]
-"""What a row holds beside the prompt."""
+"""Kind of a row, besides the prompt."""
 NEEDED = {"responses": ("response",), "labelled": ("response", "label"), "pairs": ("chosen", "rejected"), "prompts": ()}
 READ = {
     "prompts": (),
@@ -24,18 +24,18 @@ READ = {
     "labelled": ("response", "label"),
     "pairs": ("chosen", "rejected", "margin"),
 }
-"""For each kind of row, the columns that are read of it; `response` is tolerated everywhere."""
+"""Columns that are read for each kind of row. `response` may always be given."""
 
 
 def rows_of(config: OfflineConfig) -> Rows:
-    """What a row of the pipeline holds."""
+    """Return the kind of the pipeline's rows."""
     if isinstance(config, DpoConfig):
         return config.preference_loss.traits.rows
     return "pairs" if has_pairs(config) else "responses"
 
 
 def column_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault]:
-    """Columns that are missing, exclusive, or read by another pipeline."""
+    """Return faults of columns that are missing, exclusive, or for another pipeline."""
     yield from _prompt_faults(where, columns, rows)
     for key in ("text", "chosen", "rejected", "margin", "label"):
         value = getattr(columns, key)
@@ -75,7 +75,7 @@ def _prompt_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Faul
 
 
 def offline_faults(config: OfflineConfig) -> Iterator[Fault]:
-    """Contradictions among the keys that these pipelines have in common, and of each one's own."""
+    """Return contradictions among the common keys of these pipelines, and among each one's own."""
     yield from _held_out(config)
     if isinstance(config, SftConfig):
         columns = config.sft_train.data_args
@@ -133,7 +133,7 @@ def _preferences(config: DpoConfig) -> Iterator[Fault]:
 
 
 def _added(config: DpoConfig) -> Iterator[Fault]:
-    """Of `added_preference_losses`."""
+    """Return faults of `added_preference_losses`."""
     loss = config.preference_loss
     others = [method.name for method in PREFERENCE_LOSSES.values() if method.traits.rows == "pairs" and method is not loss]
     for name, weight in config.added_preference_losses.items():
@@ -146,7 +146,7 @@ def _added(config: DpoConfig) -> Iterator[Fault]:
 
 
 def offline_warnings(config: OfflineConfig) -> Iterator[str]:
-    """Keys that do less than they seem to."""
+    """Return warnings about keys that have less effect than expected."""
     held_out = config.validation is not None or (config.data_split is not None and config.data_split[1] > 0)
     if held_out and not config.eval_steps:
         yield "validation: there are held-out rows, but eval_steps is 0, so the loss is never computed on them"

@@ -31,21 +31,21 @@ SCHEDULES: Mapping[str, Mapping[str, Kind]] = {
         "num_cycles": NUMBER,
     },
 }
-"""transformers' schedules that follow the number of updates alone, and what each takes beyond the usual arguments."""
+"""transformers' schedules that only depend on the number of updates, with their further arguments."""
 BY_METRIC = ("reduce_lr_on_plateau", "greedy")
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "cosine_with_min_lr": ("min_lr", "min_lr_rate"),
     "cosine_warmup_with_min_lr": ("min_lr", "min_lr_rate"),
     "warmup_stable_decay": ("num_decay_steps",),
 }
-"""One of these must be given, and not two."""
+"""Exactly one of these must be given."""
 LR_END = 1e-7
-"""Where `polynomial` ends if it is not told."""
+"""Default end of `polynomial`."""
 REMOVED = ("onebit_adam", "zero_one_adam", "onebit_lamb")
 
 
 def optimizer_faults(name: str, role: LearnerConfig) -> list[Fault]:
-    """Faults of the optimizer keys of one role that trains."""
+    """Return faults of the optimizer keys of one trained role."""
     return [*_optimizer(name, role), *_rates(name, role), *_schedule(name, role)]
 
 
@@ -100,7 +100,7 @@ def _schedule(name: str, role: LearnerConfig) -> Iterator[Fault]:
 
 
 def _bounds(name: str, role: LearnerConfig) -> Iterator[Fault]:
-    """Learning rates that the schedule names, against the one that it begins with; and a warm-up that it has not."""
+    """Return faults of the schedule's own learning rates against the initial one, and of a warm-up that the schedule does not have."""
     arguments, where = role.training_args, f"{name}.training_args"
     kind, given, rate = arguments.lr_scheduler_type, arguments.lr_scheduler_kwargs, arguments.learning_rate
     key = "lr_end" if kind == "polynomial" else "min_lr"

@@ -1,4 +1,4 @@
-"""Sequence parallelism against the ranks, the backend and the heads of the model."""
+"""Checks sequence parallelism against the ranks, the backend and the heads of the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roll.errors import Fault
 
 
 def sequence_parallel_faults(config: Config, shapes: Mapping[str, ModelShape]) -> list[Fault]:
-    """Sizes that do not go into a role. `shapes` are those of the models at hand, by role; the others are checked when they load."""
+    """Return faults of sizes that do not fit a role. `shapes` are those of available models, by role. Others are checked at loading."""
     return [fault for name, role in model_roles(config).items() for fault in _faults(name, role, shapes.get(name))]
 
 

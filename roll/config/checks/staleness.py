@@ -1,4 +1,4 @@
-"""Keys that conflict with generation ahead of training.
+"""Checks keys against generation ahead of training.
 
 To learn from tokens of an older policy, the loss needs the probability with which that policy sampled each token. Several keys decide
 whether it is known, so one fault lists every key to change, each with a value that works.
@@ -15,7 +15,7 @@ from roll.errors import Fault
 
 
 def staleness_faults(config: RlvrConfig) -> Iterator[Fault]:
-    """One fault if generation runs ahead of training and the loss would take old tokens for new ones."""
+    """Return a fault if generation runs ahead of training and the loss would treat old tokens as new ones."""
     if not config.async_generation_ratio:
         return
     problems, changes = [], []

@@ -1,4 +1,4 @@
-"""Tensor parallelism against the ranks, the model and the other keys of a role. Each reason is what was seen, or DeepSpeed's own."""
+"""Checks tensor parallelism against the ranks, the model and the role's other keys. Each reason was observed, or is DeepSpeed's own."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ REFUSED: Mapping[str, str] = {
     "tp": "autotp_size says it",
     "dtype": "model_args.dtype says it",
 }
-"""Keys of DeepSpeed's block that are not read, and why."""
+"""Keys of DeepSpeed's block that are not read, with the reason."""
 
 
 def tensor_parallel_faults(config: Config, shapes: Mapping[str, ModelShape]) -> list[Fault]:
-    """What tensor parallelism does not go with. `shapes`: of the models at hand, by role; others are checked when they load."""
+    """Return conflicts with tensor parallelism. `shapes`: of available models, by role. Others are checked at loading."""
     faults: list[Fault] = []
     for name, role in model_roles(config).items():
         settings = deepspeed_config(role)
@@ -42,7 +42,7 @@ def tensor_parallel_faults(config: Config, shapes: Mapping[str, ModelShape]) -> 
 
 
 def uneven(shape: ModelShape | None, size: int) -> str | None:
-    """Why the layers of a model cannot be shared out evenly over so many ranks, if they cannot. None of an unknown shape."""
+    """Return why the layers of a model cannot be split evenly over so many ranks. None if they can, or for an unknown shape."""
     if shape is None:
         return None
     if shape.delta:
@@ -63,7 +63,7 @@ def _keys(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
 
 
 def _combined(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig) -> Iterator[Fault]:
-    """The size against the role's other keys."""
+    """Check the size against the role's other keys."""
     size, stage, dtype = settings.tensor_parallel_size, settings.zero_optimization.stage, role.model_args.dtype
     where = f"{where}.autotp_size"
     if isinstance(role.strategy_args, DeepSpeedInferStrategyConfig):

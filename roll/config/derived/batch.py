@@ -1,4 +1,4 @@
-"""Batch arithmetic: what one step generates, what one update learns from, and what one forward pass holds."""
+"""Batch arithmetic: numbers of sequences and tokens of a step, an update and a forward pass."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ class BatchPlan:
     """Counts of one step of the loop."""
 
     prompts_per_step: int
-    """0 where the data hold the responses."""
+    """0 if the data contain the responses."""
     sequences_per_step: int
-    """Where rows are pairs, the number of pairs; so below."""
+    """Number of pairs if rows are pairs, here and below."""
     sequences_per_update: int
     updates_per_step: int
-    """Optimizer updates, over all `ppo_epochs`."""
+    """Number of optimizer updates, over all `ppo_epochs`."""
     longest_sequence: int
-    """Tokens of prompt and response, or of an episode."""
+    """Number of tokens of prompt and response, or of an episode."""
     longest_example: int
-    """Tokens of the longest sequence, or pair, that is not split over forward passes."""
+    """Number of tokens of the longest sequence or pair, which is not split over forward passes."""
 
 
 def learner(config: Config | OfflineConfig) -> tuple[str, ActorTrainConfig]:
-    """The role that trains on the data, and its name."""
+    """Return the role that is trained on the data, and its name."""
     ((name, role),) = [(name, role) for name, role in model_roles(config).items() if isinstance(role, ActorTrainConfig)]
     return name, role
 
 
 def row_learner(config: OfflineConfig) -> tuple[str, RowsTrainConfig]:
-    """The role that trains on given rows, and its name."""
+    """Return the role that is trained on given rows, and its name."""
     name, role = learner(config)
     assert isinstance(role, RowsTrainConfig), "offline pipelines learn from rows"
     return name, role
 
 
 def longest_sequence(config: Config | OfflineConfig) -> int:
-    """Tokens of the longest sequence that is trained on: prompt and response, or an episode in an environment."""
+    """Return the number of tokens of the longest training sequence: prompt and response, or an episode in an environment."""
     single = config.prompt_length + config.response_length
     return config.sequence_length or single if isinstance(config, RlvrConfig) else single
 
@@ -56,13 +56,13 @@ def has_pairs(config: Config | OfflineConfig) -> bool:
 
 
 def sequences_per_update(role: LearnerConfig) -> int:
-    """`per_device_train_batch_size` x `gradient_accumulation_steps` x replicas: ranks, but those that share sequences count as one."""
+    """Return `per_device_train_batch_size` x `gradient_accumulation_steps` x replicas. Ranks that share sequences are one replica."""
     replicas = max(1, ranks(role) // replica_size(role))
     return role.training_args.per_device_train_batch_size * role.training_args.gradient_accumulation_steps * replicas
 
 
 def plan_batch(config: Config) -> BatchPlan:
-    """Counts of a configuration without batch faults."""
+    """Return the counts of a configuration without batch faults."""
     update = sequences_per_update(learner(config)[1])
     longest = longest_sequence(config)
     if not isinstance(config, RlvrConfig):
@@ -72,7 +72,7 @@ def plan_batch(config: Config) -> BatchPlan:
 
 
 def batch_faults(config: Config) -> list[Fault]:
-    """Numbers that do not divide, and lengths that do not fit."""
+    """Return faults of numbers that do not divide, and of lengths that do not fit."""
     faults = _engine_faults(config)
     if not isinstance(config, RlvrConfig):
         return faults
@@ -139,7 +139,7 @@ def _sampling_faults(config: RlvrConfig) -> list[Fault]:
 
 
 def _held_out_sampling(config: RlvrConfig) -> dict[str, GeneratingConfig]:
-    """By the place of its block, how held-out prompts are answered."""
+    """Return the sampling of held-out prompts by the place of its block."""
     if config.validation is None:
         return {}
     own = {f"validation.sets.{name}": one.generating_args for name, one in config.validation.sets.items() if one.generating_args}
@@ -147,5 +147,5 @@ def _held_out_sampling(config: RlvrConfig) -> dict[str, GeneratingConfig]:
 
 
 def age_limit(ratio: float, batches: int) -> int:
-    """Most steps between the one in which a group is drawn and the one that takes it, with a `rollout_window` of so many batches."""
+    """Return the most steps between drawing and using a group, with a `rollout_window` of so many batches."""
     return math.ceil(ratio) + batches - 1

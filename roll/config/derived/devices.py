@@ -1,4 +1,4 @@
-"""`device_mapping`: a list, or the expressions of ROLL's files (`list(range(0,16))`), parsed and never evaluated; and who sees what."""
+"""Parses `device_mapping`: a list, or the expressions of ROLL's files (`list(range(0,16))`), which are never evaluated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FORMS = "[0, 1], range(4), list(range(0,16)), or several of them joined by +"
 
 
 def parse_devices(text: str) -> list[int]:
-    """Device numbers of an expression made of integer lists, `range(...)`, `list(...)` and `+`.
+    """Return the device numbers of an expression of integer lists, `range(...)`, `list(...)` and `+`.
 
     Raises:
         ValueError: Anything else stands in the expression.
@@ -53,5 +53,5 @@ def _integer(node: ast.expr) -> int:
 
 
 def visible_devices(devices: Sequence[int], of_node: str | None) -> str:
-    """`CUDA_VISIBLE_DEVICES` of a process; `of_node` is that of its node, where a queue, a user or a container set one."""
+    """Return `CUDA_VISIBLE_DEVICES` of a process. `of_node` is that of its node, if a queue, a user or a container set it."""
     return ",".join(of_node.split(",")[device] if of_node else str(device) for device in devices)

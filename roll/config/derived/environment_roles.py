@@ -1,4 +1,4 @@
-"""The domains with environments, and the tasks that these make themselves. Pure functions of the configuration."""
+"""The domains with environments, and the tasks that these make. Pure functions of the configuration."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:  # the processes of environments do without the schema
 ENVIRONMENTS = "environments."
 """Prefix of the names of groups that run environments."""
 TOOL_USE = "tool_use"
-"""The environment of a domain that has tools or an agent alone."""
+"""Environment of a domain that only has tools or an agent."""
 MOST_STEPS: Mapping[str, int] = {"frozen_lake": 10, "sokoban": 20, "code_repl": 4}
-"""For each environment in which a turn is a step, its `max_steps` if `environment_args` do not give it."""
+"""Default `max_steps` of each environment in which a turn is a step."""
 
 
 def own_tasks(config: RlvrConfig) -> dict[str, int]:
-    """The number of training tasks of each domain whose environment makes its own tasks."""
+    """Return the number of training tasks of each domain whose environment makes its own tasks."""
     return {domain: section.rows for domain, section in config.environments.items() if section.rows is not None}
 
 
 def environment_of(domain: str, section: EnvironmentConfig) -> str:
-    """Name of a domain's environment: the one given, or else that of the domain's name, or else, with tools or an agent, `TOOL_USE`."""
+    """Return the name of a domain's environment: the given one, else the domain's, else `TOOL_USE` for tools or an agent."""
     if section.environment is not None:
         return section.environment
     has_tools = section.tools or section.mcp or section.agent

@@ -1,4 +1,4 @@
-"""A model's shape as its config.json tells it, and what follows from it: numbers of parameters."""
+"""A model's shape from its config.json, and its numbers of parameters."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 NAMES = ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size", "num_attention_heads")
 
 HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text")
-"""Types of models with layers by the gated delta rule between those of attention."""
+"""Types of models with gated-delta layers between attention layers."""
 LINEAR = "linear_attention"
-"""Name of such a layer in a configuration's `layer_types`."""
+"""Name of a gated-delta layer in a configuration's `layer_types`."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Names of the number of experts, by family."""
+"""Keys of the number of experts in several families."""
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,20 @@ class Experts:
     count: int
     """Experts of a layer."""
     per_token: int
-    """Experts that process a token."""
+    """Number of experts that process a token."""
     size: int
-    """Intermediate width of each."""
+    """Intermediate width of each expert."""
     shared_size: int
-    """Intermediate width of what every token runs through beside them; 0 without."""
+    """Intermediate width of the shared experts, 0 without them."""
     layers: int
-    """Decoder layers that have experts; the others have one MLP of `intermediate_size`."""
+    """Number of decoder layers with experts. The others have one MLP of `intermediate_size`."""
     has_shared_gate: bool = False
-    """Whether a gate of one number weighs the shared part."""
+    """Whether a scalar gate weights the shared experts."""
     are_adapted: bool = True
-    """Whether PEFT's `all-linear` takes in the routed experts and the router."""
+    """Whether PEFT's `all-linear` includes the routed experts and the router."""
 
     def adapted(self, hidden: int) -> int:
-        """Parameters of an adapter of rank 1 on a layer's experts and router."""
+        """Return the number of parameters of a rank-1 adapter on a layer's experts and router."""
         routed = self.count * (2 * (hidden + 2 * self.size) + self.size + hidden)
         shared = 3 * (hidden + self.shared_size) if self.shared_size else 0
         return (routed + hidden + self.count) * self.are_adapted + shared + (hidden + 1) * self.has_shared_gate
@@ -50,7 +50,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class DeltaLayers:
-    """The layers of a hybrid that mix tokens by the gated delta rule (Yang et al., 2024) in place of attention."""
+    """The gated-delta layers of a hybrid, in place of attention (Yang et al., 2024)."""
 
     layers: int
     key_heads: int
@@ -58,11 +58,11 @@ class DeltaLayers:
     key_dim: int
     value_dim: int
     kernel: int
-    """Tokens that the convolution before the rule reads."""
+    """Number of tokens in the kernel of the convolution."""
 
     @property
     def mixed(self) -> int:
-        """Channels of queries, keys and values together, which the convolution runs over."""
+        """Return the number of channels of queries, keys and values together, the input of the convolution."""
         return 2 * self.key_heads * self.key_dim + self.values
 
     @property
@@ -71,24 +71,24 @@ class DeltaLayers:
         return self.value_heads * self.value_dim
 
     def linears(self, hidden: int) -> dict[str, tuple[int, int]]:
-        """Input and output width of each linear layer of a mixer."""
+        """Return input and output width of each linear layer of a mixer."""
         gates = {"in_proj_b": (hidden, self.value_heads), "in_proj_a": (hidden, self.value_heads)}
         return {"in_proj_qkv": (hidden, self.mixed), "in_proj_z": (hidden, self.values), **gates, "out_proj": (self.values, hidden)}
 
     def parameters(self, hidden: int) -> int:
-        """Of one mixer: its linear layers, convolution, decay, bias of the step and norm."""
+        """Return the number of parameters of a mixer: linear layers, convolution, decay, bias of the step and norm."""
         linears = sum(rows * columns for rows, columns in self.linears(hidden).values())
         return linears + self.mixed * self.kernel + 2 * self.value_heads + self.value_dim
 
     def state_bytes(self, width: int, ranks: int) -> int:
-        """Of what all layers keep of a sequence, whatever its length: the rule's state in fp32, and what the convolution read last."""
+        """Return the bytes that all layers keep for a sequence of any length: the rule's fp32 state, and the convolution's last inputs."""
         state = 4 * self.value_heads * self.key_dim * self.value_dim + width * (self.kernel - 1) * self.mixed
         return self.layers * state // ranks
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder of the Llama and Qwen kind: gated MLP or experts, grouped-query attention, in a hybrid in some of its layers."""
+    """A decoder of the Llama and Qwen kind: gated MLP or experts, and grouped-query attention, in a hybrid only in some layers."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -101,49 +101,49 @@ class ModelShape:
     attention_bias: bool
     max_position_embeddings: int | None
     qk_norm: bool = False
-    """Whether queries and keys are normalised by head."""
+    """Whether queries and keys are normalised in each head."""
     experts: Experts | None = None
     delta: DeltaLayers | None = None
     gated_attention: bool = False
-    """Whether attention's output is weighed by a gate that comes with the queries."""
+    """Whether a gate from the query projection weights attention's output."""
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Input and output width of each linear layer, by its name: of attention, of the MLP without experts, and of a hybrid's mixers."""
+        """Return input and output width of each linear layer by name: of attention, the MLP without experts, and a hybrid's mixers."""
         hidden, inner = self.hidden_size, self.intermediate_size
         attention = self.attention_linears | ({} if self.delta is None else self.delta.linears(hidden))
         return attention | {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
 
     @property
     def attention_linears(self) -> dict[str, tuple[int, int]]:
-        """The same of attention alone."""
+        """Return the same for attention only."""
         hidden, query, key = self.hidden_size, self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         queries = (2 if self.gated_attention else 1) * query
         return {"q_proj": (hidden, queries), "k_proj": (hidden, key), "v_proj": (hidden, key), "o_proj": (query, hidden)}
 
     @property
     def attention_layers(self) -> int:
-        """Decoder layers that attend, and keep keys and values."""
+        """Return the number of decoder layers with attention, which keep keys and values."""
         return self.num_hidden_layers - (self.delta.layers if self.delta else 0)
 
     def layers_with(self, linear: str) -> int:
-        """Decoder layers that have a linear layer of this name."""
+        """Return the number of decoder layers with a linear layer of this name."""
         if linear in MLP:
             return self.dense_layers
         return self.attention_layers if linear in self.attention_linears or self.delta is None else self.delta.layers
 
     @property
     def parameters(self) -> int:
-        """All parameters; exact for Llama, Qwen2, Qwen3, Qwen's mixtures of experts, and the text model of Qwen3.5."""
+        """Return the number of all parameters; exact for Llama, Qwen2, Qwen3, Qwen's mixtures of experts, and the text model of Qwen3.5."""
         return self._parameters(self.experts.count if self.experts else 0)
 
     @property
     def active_parameters(self) -> int:
-        """Those that take part in a token's forward pass: of a layer's experts the token's own."""
+        """Return the number of parameters in a token's forward pass, with only the token's experts."""
         return self._parameters(self.experts.per_token if self.experts else 0)
 
     def _parameters(self, experts: int) -> int:
-        """With so many experts a layer."""
+        """Return the number of parameters with so many experts in a layer."""
         attention = sum(rows * columns for rows, columns in self.attention_linears.values())
         if self.attention_bias:
             attention += sum(self.attention_linears[name][1] for name in ("q_proj", "k_proj", "v_proj"))
@@ -161,43 +161,43 @@ class ModelShape:
 
     @property
     def dense_layers(self) -> int:
-        """Decoder layers whose MLP every token runs through."""
+        """Return the number of decoder layers with a dense MLP."""
         return self.num_hidden_layers - (self.experts.layers if self.experts else 0)
 
     @property
     def widest_mlp(self) -> int:
-        """Intermediate width of what a token runs through in a layer, of the kind of layer where it is larger."""
+        """Return the intermediate width of a token's path in a layer, the larger one of both kinds of layers."""
         sparse = self.experts.per_token * self.experts.size + self.experts.shared_size if self.experts else 0
         return max(sparse, self.intermediate_size if self.dense_layers else 0)
 
     @property
     def valuing_parameters(self) -> int:
-        """The same with a head of one number in place of the vocabulary's."""
+        """Return the number of parameters with a scalar head in place of the vocabulary's."""
         return self.parameters - (0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size) + self.hidden_size
 
     @property
     def attending_flops(self) -> int:
-        """Of one token's attending to one other: its score and its share of the values, in every layer that attends."""
+        """Return the FLOP of one token's attention to another, score and values, in every attention layer."""
         return 4 * self.attention_layers * self.num_attention_heads * self.head_dim
 
     @property
     def attention_cost(self) -> float:
-        """The cost of attending to one earlier token, relative to that of processing one token; attention is causal."""
+        """Return the cost of attending to one earlier token, relative to that of processing one token. Attention is causal."""
         return self.attending_flops / 2 / (2 * self.active_parameters)
 
     def kv_bytes(self, width: int, ranks: int) -> int:
-        """Bytes of a token's keys and values on each of the ranks, `width` bytes a number; fewer heads than ranks are copied."""
+        """Return the bytes of a token's keys and values on each of the ranks, `width` bytes a number. Fewer heads than ranks are copied."""
         return 2 * width * self.attention_layers * -(-self.num_key_value_heads // ranks) * self.head_dim
 
     def part(self, ranks: int) -> ModelShape:
-        """The part of one of so many ranks that shard the linear layers."""
+        """Return the shape of one of so many ranks that shard the linear layers."""
         heads, keys, inner = self.num_attention_heads, self.num_key_value_heads, self.intermediate_size
         experts = self.experts and replace(self.experts, size=self.experts.size // ranks, shared_size=self.experts.shared_size // ranks)
         part = replace(self, num_attention_heads=heads // ranks, num_key_value_heads=keys // ranks, intermediate_size=inner // ranks)
         return replace(part, experts=experts)
 
     def adapter_parameters(self, lora_target: str, rank: int) -> int:
-        """Parameters of LoRA adapters on comma-separated modules or `all-linear`; names of no linear layer count nothing.
+        """Return the number of parameters of LoRA adapters on comma-separated modules or `all-linear`. Other names count nothing.
 
         `all-linear` takes in experts and routers, as PEFT does: of all experts of a layer one tensor, where it gives gate and up together
         twice the rank. Exact where every layer has experts; PEFT leaves out the MLPs of layers without, which count here.
@@ -211,7 +211,7 @@ class ModelShape:
 
 
 def uneven_heads(heads: int, key_value_heads: int, ranks: int) -> str | None:
-    """Why attention heads cannot be shared out evenly over ranks, if they cannot. Fewer key-value heads than ranks are copied."""
+    """Return why attention heads cannot be split evenly over ranks, None if they can. Fewer key-value heads than ranks are copied."""
     if heads % ranks:
         return f"the model's {heads} attention heads cannot be shared out over {ranks} ranks"
     if key_value_heads % ranks and ranks % key_value_heads:
@@ -220,7 +220,7 @@ def uneven_heads(heads: int, key_value_heads: int, ranks: int) -> str | None:
 
 
 def read_shape(file: Path) -> ModelShape | None:
-    """The shape in a config.json; None for a model of another kind.
+    """Read the shape in a config.json, None for a model of another kind.
 
     Raises:
         ValueError: the file cannot be read, or is not a JSON object.
@@ -235,13 +235,13 @@ def read_shape(file: Path) -> ModelShape | None:
 
 
 def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
-    """The shape in a config's values; None for a model of another kind. Of one that also sees, that of its text model."""
+    """Return the shape in a config's values, None for another kind of model. For a model with vision, that of its text model."""
     if is_seeing_hybrid(values.get("model_type")) and isinstance(text := values.get("text_config"), Mapping):
         tied = values.get("tie_word_embeddings", False)
         return shape_of({"model_type": f"{values['model_type']}_text", "tie_word_embeddings": tied, **text})
     is_hybrid = values.get("model_type") in HYBRIDS
     if is_hybrid and "moe_intermediate_size" in values:
-        values = {"intermediate_size": values["moe_intermediate_size"], **values}  # which no layer has
+        values = {"intermediate_size": values["moe_intermediate_size"], **values}  # a type that no layer has
     if not all(isinstance(values.get(name), int) and values[name] > 0 for name in NAMES):
         return None
     heads = values["num_attention_heads"]
@@ -261,7 +261,7 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
 
 
 def _delta(values: Mapping[str, Any]) -> DeltaLayers | None:
-    """The layers by the gated delta rule in a hybrid's values, with transformers' defaults; None where all attend."""
+    """Return the gated-delta layers in a config's values, with transformers' defaults. None if all layers have attention."""
     layers, every = values["num_hidden_layers"], values.get("full_attention_interval") or 4
     kinds = values.get("layer_types") or [LINEAR if (layer + 1) % every else "full_attention" for layer in range(layers)]
     count = sum(kind == LINEAR for kind in kinds)
@@ -271,7 +271,7 @@ def _delta(values: Mapping[str, Any]) -> DeltaLayers | None:
 
 
 def _experts(values: Mapping[str, Any]) -> Experts | None:
-    """The experts in a config's values; None where every layer is dense."""
+    """Return the experts in a config's values, None if every layer is dense."""
     count = next((values[name] for name in EXPERTS if values.get(name)), 0)
     if not count:
         return None
@@ -286,12 +286,12 @@ def _experts(values: Mapping[str, Any]) -> Experts | None:
 
 
 def is_seeing_hybrid(model_type: object) -> bool:
-    """Whether models of this type are a hybrid's text model beside a vision tower, as Qwen3.5 is published."""
+    """Whether models of this type have a hybrid text model and a vision tower, as Qwen3.5 is published."""
     return f"{model_type}_text" in HYBRIDS
 
 
 def config_file(model: str) -> Path | None:
-    """config.json of a folder, or of a Hub name in the local cache or among the shipped shapes; None if it is not on this machine."""
+    """Return config.json of a folder, or of a Hub name in the local cache or the shipped shapes. None if it is not here."""
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder / "config.json"
@@ -301,6 +301,6 @@ def config_file(model: str) -> Path | None:
 
 
 def _hub_cache() -> Path:
-    """Where the Hub's library keeps what it has downloaded, by the variables that it reads itself."""
+    """Return the cache folder of the Hub's library, by the variables that the library reads."""
     home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()

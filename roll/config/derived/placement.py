@@ -1,4 +1,4 @@
-"""Which role runs where: ranks, devices and engines. Pure functions of the configuration."""
+"""Placement of roles on ranks, devices and engines. Pure functions of the configuration."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class RolePlan:
     strategy: str
     """Name of the strategy; `reward` for the domains of `rewards`."""
     devices: tuple[tuple[int, ...], ...]
-    """For each rank, the devices it uses; empty tuples on the CPU. A vLLM rank is one engine with its tensor-parallel devices."""
+    """Devices of each rank, empty on the CPU. A vLLM rank is one engine with its tensor-parallel devices."""
     tokens_per_microbatch: int | None = None
-    """Token budget of one forward pass; None for roles that run none."""
+    """Token budget of a forward pass, None for roles without one."""
     replica_size: int = 1
-    """So many neighbouring ranks work on the same micro-batches."""
+    """Number of neighbouring ranks that work on the same micro-batches."""
 
     @property
     def ranks(self) -> int:
@@ -46,7 +46,7 @@ class RolePlan:
 
     @property
     def tensor_parallel(self) -> int:
-        """Devices of one rank, 1 on the CPU."""
+        """Return the number of devices of one rank, 1 on the CPU."""
         return max(1, *map(len, self.devices))
 
     @property
@@ -55,65 +55,65 @@ class RolePlan:
 
 
 def model_roles(config: Config | OfflineConfig) -> dict[str, RoleConfig]:
-    """The roles that hold a model, by name, in the order of the schema; then `teachers.<name>` and `rewards.<domain>`."""
+    """Return the roles with a model by name, in the order of the schema, then `teachers.<name>` and `rewards.<domain>`."""
     roles = {name: role for name in type(config).model_fields if isinstance(role := getattr(config, name), RoleConfig)}
     return {**roles, **domain_teachers(config), **reward_roles(config)} if isinstance(config, RlvrConfig) else roles
 
 
 def judging_roles(roles: Iterable[str]) -> list[str]:
-    """Those of the roles that serve reward models."""
+    """Return the roles that serve reward models."""
     return [name for name in roles if name.startswith(PREFIX)]
 
 
 def judged_in_turn(config: RlvrConfig) -> frozenset[str]:
-    """Roles of rewards that take turns on their devices with others, so that responses are judged once all of them are generated."""
+    """Return the roles of rewards that share devices in turns. They judge after all responses are generated."""
     devices = {name: set(role.device_mapping or ()) for name, role in model_roles(config).items()}
     sharing = {name for name in judging_roles(devices) if any(devices[name] & devices[other] for other in devices if other != name)}
     return frozenset(sharing) if config.time_sharing else frozenset()
 
 
 def vllm_config(role: RoleConfig) -> VllmConfig | None:
-    """The engine's settings, if the role runs on vLLM."""
+    """Return the engine's settings, if the role runs on vLLM."""
     strategy = role.strategy_args
     return strategy.strategy_config if isinstance(strategy, VllmStrategyConfig) else None
 
 
 def generates(name: str, role: RoleConfig) -> bool:
-    """Whether attention is its engine's own, and no kernel is chosen for it: the policy that generates, judges, and all on vLLM."""
+    """Whether a role's engine has its own attention: the policy that generates, judges, and all roles on vLLM."""
     return name == "actor_infer" or isinstance(role, JudgeConfig) or vllm_config(role) is not None
 
 
 def sequence_parallel(role: RoleConfig) -> int:
-    """Ranks that share the tokens of a micro-batch out."""
+    """Return the number of ranks that share the tokens of a micro-batch."""
     strategy = role.strategy_args
     return strategy.strategy_config.sequence_parallel_size if isinstance(strategy, DeepSpeedTrainStrategyConfig) else 1
 
 
 def tensor_parallel(role: RoleConfig) -> int:
-    """Ranks that share the model's linear layers out."""
+    """Return the number of ranks that shard the model's linear layers."""
     strategy = role.strategy_args
     return strategy.strategy_config.tensor_parallel_size if isinstance(strategy, DeepSpeedTrainStrategyConfig) else 1
 
 
 def replica_size(role: RoleConfig) -> int:
-    """Ranks that work on the same micro-batches."""
+    """Return the number of ranks that work on the same micro-batches."""
     return sequence_parallel(role) * tensor_parallel(role)
 
 
 def ranks(role: RoleConfig) -> int:
-    """Processes of a role that runs on no engine."""
+    """Return the placement of a role without an engine."""
     return len(role.device_mapping) if role.device_mapping else role.world_size or 1
 
 
 def uneven_replicas(where: str, name: str, role: RoleConfig, size: int) -> Iterator[Fault]:
-    """Ranks that are no whole number of replicas of a size."""
+    """Return the fault of ranks that are not a whole number of replicas of this size."""
     if ranks(role) % size:
         problem = f"{size}, but {name} has {ranks(role)} rank(s), which are no whole number of replicas of that size"
         yield Fault(where, problem, "give a divisor of the ranks, or change device_mapping (on the CPU: world_size)")
 
 
 def place(name: str, role: RoleConfig, longest: int) -> RolePlan:
-    """Ranks of a role whose `device_mapping` is sound, and its token budget.
+    """Place the ranks of a role with a valid `device_mapping`, and compute its token budget.
 
     Args:
         longest: tokens of the longest sequence, prompt and response; or of the longest pair.
@@ -131,7 +131,7 @@ def place(name: str, role: RoleConfig, longest: int) -> RolePlan:
 
 
 def neighbours(roles: Mapping[str, RolePlan]) -> dict[str, frozenset[str]]:
-    """For each role that shares a device, those that it shares one with."""
+    """Return, for each role that shares a device, the roles that it shares one with."""
     return {
         name: others
         for name, role in roles.items()
@@ -140,7 +140,7 @@ def neighbours(roles: Mapping[str, RolePlan]) -> dict[str, frozenset[str]]:
 
 
 def turns(config: Config, roles: Mapping[str, RolePlan]) -> dict[str, frozenset[str]]:
-    """For each role that leaves its devices to others now and then, those others.
+    """Return, for each role that takes turns on its devices, the other roles.
 
     Engines that generate ahead of training on devices of their own, or beside the reference alone, are never idle, and so stay.
     """
@@ -151,7 +151,7 @@ def turns(config: Config, roles: Mapping[str, RolePlan]) -> dict[str, frozenset[
 
 
 def interrupting(config: RlvrConfig) -> frozenset[str]:
-    """Roles for which generation ahead of training stops while they work: all that share devices with the engines, if a learner does.
+    """Return the roles whose work pauses generation ahead of training: all that share the engines' devices, if a learner does.
 
     Responses in flight are frozen, and go on after the weight sync.
     """
@@ -175,7 +175,7 @@ def _drops_kv_cache(config: RlvrConfig) -> bool:
 
 
 def placement_faults(config: Config) -> list[Fault]:
-    """Roles that cannot run where, or on what, they are told to."""
+    """Return faults of roles that cannot run on the given devices or backend."""
     roles = model_roles(config)
     faults = [fault for name, role in roles.items() for fault in (*_strategy_faults(name, role), *_device_faults(name, role, config))]
     if isinstance(config, RlvrConfig):
@@ -241,7 +241,7 @@ def _sharing_faults(config: RlvrConfig) -> list[Fault]:
 
 
 def _kv_cache_faults(config: RlvrConfig) -> list[Fault]:
-    """`weight_sync.kv_cache` where there is no choice."""
+    """Return faults of `weight_sync.kv_cache` without a choice."""
     wish, where = config.weight_sync.kv_cache, "weight_sync.kv_cache"
     if wish and not config.async_generation_ratio:
         return [Fault(where, f"{wish}, but async_generation_ratio is 0: a sync finds no response unfinished", "remove it")]
@@ -257,7 +257,7 @@ def sends_adapter(config: RlvrConfig) -> bool:
 
 
 def sync_faults(config: RlvrConfig) -> list[Fault]:
-    """Engines that the weights cannot reach, or that cannot use them."""
+    """Return faults of engines that the weights cannot reach, or that cannot use them."""
     train, devices = set(config.actor_train.device_mapping or ()), config.actor_infer.device_mapping
     if not devices:
         return []
@@ -282,7 +282,7 @@ def _adapter_faults(config: RlvrConfig) -> list[Fault]:
 
 
 def placement_warnings(config: Config) -> list[str]:
-    """Placements that work, but perhaps not as meant."""
+    """Return warnings about placements that work, but perhaps not as intended."""
     warnings = [warning for name, role in model_roles(config).items() for warning in _apart(name, role, config.num_gpus_per_node)]
     if not isinstance(config, RlvrConfig):
         return warnings
@@ -302,7 +302,7 @@ def placement_warnings(config: Config) -> list[str]:
 
 
 def _apart(name: str, role: RoleConfig, per_node: int) -> Iterator[str]:
-    """Replicas that lie on several nodes."""
+    """Return warnings about replicas on several nodes."""
     size, devices = replica_size(role), role.device_mapping or ()
     for start in range(0, len(devices), size) if size > 1 else ():
         replica = devices[start : start + size]

@@ -1,4 +1,4 @@
-"""The losses of preferences that a run adds up. Pure functions of the configuration."""
+"""The preference losses that a run adds up. Pure functions of the configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roll.config.schema.offline import DpoConfig
 
 
 def added_losses(config: DpoConfig) -> Mapping[Method[PreferenceTraits], float]:
-    """The losses of `added_preference_losses` that are known, with their weights."""
+    """Return the known losses of `added_preference_losses` with their weights."""
     return {PREFERENCE_LOSSES[name]: weight for name, weight in config.added_preference_losses.items() if name in PREFERENCE_LOSSES}
 
 

@@ -1,4 +1,4 @@
-"""Where the log-probs come from that a loss takes its ratios against, and what the engine is asked for."""
+"""The source of the log-probs in a loss's ratios, and the log-probs that engines return."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ RatioSource = Literal["engine", "trainer", "on_policy"]
 
 
 def ratio_source(config: RlvrConfig) -> RatioSource:
-    """`behaviour_log_probs`; where it is not given, `engine`, or `trainer` if the engine's are of another distribution."""
+    """Return `behaviour_log_probs`; by default `engine`, or `trainer` if the engine samples from another distribution."""
     if config.behaviour_log_probs is not None:
         return config.behaviour_log_probs
     return "trainer" if truncations(config.actor_infer.generating_args) else "engine"
 
 
 def keeps_engine_log_probs(config: RlvrConfig) -> bool:
-    """Whether rollouts are asked for the log-probs of what they sample."""
+    """Whether rollouts return the log-probs of sampled tokens."""
     return ratio_source(config) == "engine" or is_corrected(config)
 
 
 def weighs_kl(config: RlvrConfig) -> bool:
-    """`kl_loss_importance`; where it is not given, whether an update learns from tokens that another policy sampled."""
+    """Return `kl_loss_importance`; by default, whether an update learns from tokens that another policy sampled."""
     if config.kl_loss_importance is not None:
         return config.kl_loss_importance
     return config.async_generation_ratio > 0 or plan_batch(config).updates_per_step > 1
@@ -37,7 +37,7 @@ WHOLE = {"top_p": 1, "top_k": -1, "repetition_penalty": 1}
 
 
 def truncations(rollout: GeneratingConfig) -> dict[str, float]:
-    """Keys, with their values, that make the engine sample from another distribution than the trainer's."""
+    """Return the keys, with their values, that make the engine sample from another distribution than the trainer's."""
     changed = {
         "top_p": (rollout.top_p, rollout.top_p < 1),
         "top_k": (rollout.top_k, rollout.top_k > 0),
@@ -47,5 +47,5 @@ def truncations(rollout: GeneratingConfig) -> dict[str, float]:
 
 
 def shown(given: Mapping[str, float]) -> str:
-    """`top_p 0.9 and top_k 50`, for a message."""
+    """Return `top_p 0.9 and top_k 50`, for a message."""
     return " and ".join(f"{key} {value:g}" for key, value in given.items())

@@ -9,29 +9,29 @@ from roll.config.schema.roles import JudgeConfig, RewardConfig, ScorerConfig, Se
 PREFIX = "rewards."
 """Prefix of the names of roles that belong to a domain."""
 TEMPLATE_TOKENS = 1024
-"""Room for what a judge is asked beside the question and the response, the reference answer included."""
+"""Number of tokens for a judge's template and the reference answer, beside the question and the response."""
 
 
 def model_reward(domain: str, reward: RewardConfig) -> str | None:
-    """`llm_judge` or `reward_model`; None for a function."""
+    """Return `llm_judge` or `reward_model`, None for a function."""
     name = reward.reward or domain
     return name if name in MODEL_REWARDS and not reward.parts else None
 
 
 def reward_role(domain: str, reward: RewardConfig) -> ServedConfig | None:
-    """The role that serves a domain's model; None for functions, and for judges behind a URL."""
+    """Return the role that serves a domain's model, None for functions and for judges behind a URL."""
     kind = model_reward(domain, reward)
     if kind is None or reward.strategy_args is None or reward.judge_model_type == "api":
         return None
     keys = {key: getattr(reward, key) for key in ("device_mapping", "max_tokens_per_microbatch", "infer_batch_size", "system_envs")}
     keys |= {"model_args": reward.model_args} if reward.model_args else {}
-    # A resolved configuration names every key, also where the devices say how many workers there are.
+    # A resolved configuration names every key, even if the devices decide the number of workers.
     keys |= {"world_size": reward.world_size} if reward.device_mapping is None or reward.world_size > 1 else {}
     return {JUDGE: JudgeConfig, SCORER: ScorerConfig}[kind](strategy_args=reward.strategy_args, **keys)
 
 
 def reward_roles(config: RlvrConfig) -> dict[str, ServedConfig]:
-    """The roles that serve models of rewards, by name: `rewards.<domain>`."""
+    """Return the roles that serve models of rewards, by name: `rewards.<domain>`."""
     roles = {f"{PREFIX}{domain}": reward_role(domain, reward) for domain, reward in config.rewards.items()}
     return {name: role for name, role in roles.items() if role is not None}
 
@@ -42,12 +42,12 @@ def names_file(judge_prompt: str) -> bool:
 
 
 def judge_sampling(reward: RewardConfig) -> JudgeSamplingConfig:
-    """How a judge's answers are sampled."""
+    """Return the sampling of a judge's answers."""
     return reward.generating_args or JudgeSamplingConfig.model_validate({})
 
 
 def judge_context(config: RlvrConfig, reward: RewardConfig, positions: int | None) -> int:
-    """Tokens of a judge's context: room for its prompt and its answer, at most the model's own `positions`."""
+    """Return the number of tokens of a judge's context, for its prompt and its answer, at most the model's own `positions`."""
     judged = config.sequence_length or config.prompt_length + config.response_length
     room = judged + TEMPLATE_TOKENS + judge_sampling(reward).max_new_tokens
     return min(room, positions) if positions else room

@@ -1,4 +1,4 @@
-"""The reward functions that a configuration names, and their properties."""
+"""The reward functions of a configuration, and their properties."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SANDBOX = "code_sandbox"
 SANDBOX_WALL_SECONDS = 60.0
 """Seconds for all test cases of a program together, if `wall_seconds` is not given."""
 SANDBOX_TIMEOUT = 90.0
-"""Seconds of a call that suit it."""
+"""Suggested deadline of a call in seconds."""
 
 
 def named_rewards(rewards: Mapping[str, RewardConfig]) -> dict[str, str]:
-    """Name of each reward function by the key, or else the block, that names it."""
+    """Return the name of each reward function, by the key or block that names it."""
     named: dict[str, str] = {}
     for domain, section in rewards.items():
         parts = {f"rewards.{domain}.parts.{name}": (name, part.reward) for name, part in section.parts.items()}
@@ -30,7 +30,7 @@ def named_rewards(rewards: Mapping[str, RewardConfig]) -> dict[str, str]:
 
 
 def sandbox_faults(rewards: Mapping[str, RewardConfig]) -> Iterator[Fault]:
-    """Faults of domains whose deadline is shorter than that of the programs in their sandbox: a sleeping program would get no verdict."""
+    """Return faults of domains with a deadline shorter than that of their sandbox's programs: a sleeping program would get no verdict."""
     for domain, section in rewards.items():
         whole = {f"rewards.{domain}": (section.reward or domain, section.reward_args)}
         parts = {f"rewards.{domain}.parts.{name}": (part.reward or name, part.reward_args) for name, part in section.parts.items()}
@@ -48,6 +48,6 @@ def is_async(reward: Callable[..., Any]) -> bool:
 
 
 def only_side_by_side(domain: str, concurrency: int, rewards: Sequence[str]) -> Fault:
-    """The fault of plain functions with a `concurrency` above 1."""
+    """Return the fault of plain functions with a `concurrency` above 1."""
     problem = f"{concurrency}, but {', '.join(rewards)} is a plain function: one process makes one call of it at a time"
     return Fault(f"rewards.{domain}.concurrency", problem, f"remove it and give world_size: {concurrency}; or write it as async def")

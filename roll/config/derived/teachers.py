@@ -1,4 +1,4 @@
-"""The teachers of on-policy distillation by the names of their roles, and the domains that each of them teaches. Pure functions."""
+"""The teachers of on-policy distillation by role, and their domains. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ TEACHERS = "teachers."
 
 
 def domain_teachers(config: RlvrConfig) -> dict[str, ReferenceConfig]:
-    """The roles of the block `teachers`, by name: `teachers.<name>`."""
+    """Return the roles of the block `teachers`, by name: `teachers.<name>`."""
     return {f"{TEACHERS}{name}": teacher for name, teacher in config.teachers.items()}
 
 
 def teacher_roles(config: RlvrConfig) -> dict[str, ReferenceConfig]:
-    """All teachers: `teacher` alone, or `teachers.<name>`; empty without distillation."""
+    """Return all teachers: `teacher`, or `teachers.<name>`. Empty without distillation."""
     return {"teacher": config.teacher} if config.teacher else domain_teachers(config)
 
 
 def taught_domains(config: RlvrConfig) -> dict[str, Collection[str]]:
-    """The domains of each teacher, by the name of its role. The role `teacher` teaches all of them."""
+    """Return the domains of each teacher, by role. The role `teacher` teaches all of them."""
     if config.teacher:
         return {"teacher": tuple(config.domains)}
     return {f"{TEACHERS}{name}": teacher.domains for name, teacher in config.teachers.items()}

@@ -1,4 +1,4 @@
-"""The trackers that a run can have, and the packages that they are made of."""
+"""The trackers of a run, and their packages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from roll.config.schema.pipelines import Config
 from roll.errors import Fault
 
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "swanlab": "swanlab", "mlflow": "mlflow", "trackio": "trackio"}
-"""For each tracker, the package that it needs; its name for pip and for `import` is the same."""
+"""Package of each tracker. Its name is the same for pip and for `import`."""
 TRACKERS = (*PACKAGES, "none")
 
 
 def chosen_trackers(config: Config) -> tuple[str, ...]:
-    """What `track_with` names, each once, as a tuple whichever way it was written; `none` included."""
+    """Return the names in `track_with` without repetition, including `none`."""
     return tuple(dict.fromkeys([config.track_with] if isinstance(config.track_with, str) else config.track_with))
 
 
@@ -24,7 +24,7 @@ def is_installed(package: str) -> bool:
 
 
 def missing_packages(config: Config) -> Iterator[Fault]:
-    """Trackers that are asked for and whose package is not there."""
+    """Return faults of requested trackers without their package."""
     for name in chosen_trackers(config):
         package = PACKAGES.get(name)
         if package and not is_installed(package):

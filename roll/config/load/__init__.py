@@ -1,1 +1,1 @@
-"""From a command line and files to a checked, frozen configuration, and what this machine holds of what it names."""
+"""Loads a checked, frozen configuration from a command line and files, and checks this machine for what it names."""

@@ -1,4 +1,4 @@
-"""From a command line to composed configurations. Hydra composes and sweeps; nothing runs inside it.
+"""Composes configurations from a command line. Hydra composes and sweeps; nothing runs inside it.
 
 `python -m roll.pipeline --config-name NAME key=value ...`: the name is looked up among the shipped experiments,
 or in `--config-path`/`--config-dir`. `key=value` sets or adds, so that an unknown key meets our own checker.
@@ -60,15 +60,15 @@ class CommandLine:
     """What the user asked for."""
 
     file: Path | None
-    """The experiment; None where Hydra only speaks of itself."""
+    """The experiment, None if Hydra only prints information."""
     flags: tuple[str, ...]
-    """Flags for Hydra, as they were given."""
+    """Flags for Hydra, unchanged."""
     overrides: tuple[str, ...]
-    """Overrides for Hydra, as they were given."""
+    """Overrides for Hydra, unchanged."""
 
 
 def parse(argv: Sequence[str]) -> CommandLine:
-    """Find the experiment, and tell flags from overrides.
+    """Find the experiment, and separate flags from overrides.
 
     Raises:
         ConfigError: no name, an unknown or ambiguous one, an unknown folder, or an unknown flag.
@@ -102,7 +102,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
 
 
 def compose(argv: Sequence[str], check: Callable[[DictConfig, set[str]], None]) -> None:
-    """Compose what the command line asks for, and hand each configuration to `check`: one, or one for each job of a sweep.
+    """Compose the configurations of the command line, one or one for each job of a sweep, and pass each to `check`.
 
     Flags such as `--cfg` and `--info` print and hand over none.
 
@@ -131,7 +131,7 @@ def compose(argv: Sequence[str], check: Callable[[DictConfig, set[str]], None]) 
 
 
 def _run_hydra(file: Path | None, words: Sequence[str], task: Callable[[DictConfig], None]) -> None:
-    """Call `hydra.main` on `words`. Hydra prints an error and exits with 1; here the error itself comes out."""
+    """Call `hydra.main` on `words`. Hydra would print an error and exit with 1; here the error is raised."""
     argv, errors = sys.argv, io.StringIO()
     path, name = (str(file.parent), file.stem) if file else (None, None)
     sys.argv = ["roll.pipeline", *words]
@@ -156,14 +156,14 @@ def _run_hydra(file: Path | None, words: Sequence[str], task: Callable[[DictConf
 
 @contextlib.contextmanager
 def _hydra_warnings() -> Iterator[None]:
-    """ROLL's files have no `_self_` in their defaults. Its place is then the last, which is what they mean."""
+    """Silence Hydra's warning about ROLL's files, which have no `_self_` in their defaults. Its default place, the last, is right."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`", category=UserWarning)
         yield
 
 
 def _search_path(line: CommandLine) -> list[str]:
-    """Lets `../config/deepspeed_zero3@_here_` find the shipped presets from a folder outside the examples."""
+    """Let `../config/deepspeed_zero3@_here_` find the shipped presets from a folder outside the examples."""
     if line.file is None or line.file.is_relative_to(examples_folder()):
         return []
     if any(word.lstrip("+").startswith("hydra.searchpath") for word in line.overrides):
@@ -190,7 +190,7 @@ def _parsed(word: str) -> Override:
 
 
 def _refuse_long_sweeps(overrides: Sequence[Override]) -> None:
-    """Hydra lists all jobs before the first.
+    """Return all jobs, which Hydra lists before the first one.
 
     Raises:
         ConfigError: there are too many.
@@ -207,7 +207,7 @@ def _refuse_long_sweeps(overrides: Sequence[Override]) -> None:
 
 
 def _add_or_override(word: str, folder: Path) -> str:
-    """`key=value` as `++key=value`, unless it is Hydra's own, a group's choice, a deletion or an addition."""
+    """Return `key=value` as `++key=value`, unless it is Hydra's own, a group's choice, a deletion or an addition."""
     override = _parsed(word)
     key = override.key_or_group
     plain = override.type is OverrideType.CHANGE and override.package is None
@@ -218,7 +218,7 @@ def _add_or_override(word: str, folder: Path) -> str:
 
 @contextlib.contextmanager
 def _files_checked() -> Iterator[None]:
-    """Within, every file is looked through before Hydra loads it, as it would not survive some. It offers no hook there."""
+    """Check every file before Hydra loads it while the block lasts, because some files would crash Hydra. Hydra has no hook for this."""
     load = ConfigRepository.load_config
 
     def check_and_load(self: ConfigRepository, config_path: str) -> ConfigResult | None:
@@ -236,9 +236,9 @@ def _files_checked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _overrides_checked() -> Iterator[None]:
-    """Within, Hydra has overrides checked when it has composed the files and before it applies the overrides to them.
+    """While the block lasts, check overrides after Hydra composed the files and before it applies the overrides.
 
-    It offers no hook there. Earlier the interpolations are not known, later those that an override replaced are gone.
+    Hydra has no hook for this. Earlier the interpolations are unknown, and later those that an override replaced are gone.
     """
     apply = ConfigLoaderImpl._apply_overrides_to_config
 
@@ -257,7 +257,7 @@ def _overrides_checked() -> Iterator[None]:
 
 
 def _refuse_partial_blocks(keys: Sequence[str], composed: DictConfig) -> None:
-    """A key set inside `strategy_config: ${deepspeed_zero3}` would replace the whole block by that one key.
+    """Refuse a key inside `strategy_config: ${deepspeed_zero3}`, which would replace the whole block by that one key.
 
     Args:
         keys: Of the overrides, in the order in which they will be applied.
@@ -281,7 +281,7 @@ def _refuse_partial_blocks(keys: Sequence[str], composed: DictConfig) -> None:
 
 
 def _refuse_deleted_items(keys: Sequence[str], composed: DictConfig) -> None:
-    """Hydra deletes keys of blocks, and fails at items of lists.
+    """Refuse to delete items of lists. Hydra only deletes keys of blocks.
 
     Raises:
         ConfigError: a deleted key is one.
@@ -302,7 +302,7 @@ def _refuse_deleted_items(keys: Sequence[str], composed: DictConfig) -> None:
 
 
 def _translated(cause: Exception) -> RollError | None:
-    """An error of composition as ours; None for an error that has nothing to do with it."""
+    """Convert an error of composition. None for an unrelated error."""
     if isinstance(cause, RollError):
         return cause
     if isinstance(cause, MarkedYAMLError):

@@ -1,4 +1,4 @@
-"""Variables for every worker: `.deepspeed_env`, in the files where DeepSpeed's own launcher looks for it, and `system_envs`."""
+"""Environment variables of workers: from `.deepspeed_env`, in the places of DeepSpeed's launcher, and from `system_envs`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roll.errors import Fault
 
 NAME = ".deepspeed_env"
 PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
-"""Variables by which a worker knows its place; of all workers one value cannot be right."""
+"""Variables of a worker's own place, which cannot have one value for all workers."""
 
 RENDEZVOUS = "each role has an address and a port of its own, which its first worker finds"
 COLLECTIVE = "deadlines.collective says how long a collective operation may take, and a wait that is longer ends in an error"
@@ -25,16 +25,16 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "NCCL_TIMEOUT": COLLECTIVE,
     "TORCH_NCCL_TIMEOUT": COLLECTIVE,
 }
-"""Variables that scripts set for other programs and nothing here reads; by name, what there is instead."""
+"""Variables for other programs that roll does not read, with their replacements."""
 
 
 def env_files() -> list[Path]:
-    """Where they may lie, the home folder first: what the working directory says of the same variable holds."""
+    """Return possible paths, the home folder first. A variable in the working directory's file takes precedence."""
     return [Path.home() / NAME, Path.cwd() / NAME]
 
 
 def read_env_files(files: Sequence[Path]) -> tuple[dict[str, str], list[Fault]]:
-    """The variables of those files that exist, and the lines that cannot be used."""
+    """Return the variables of the existing files, and faults of invalid lines."""
     variables: dict[str, str] = {}
     faults: list[Fault] = []
     for file in dict.fromkeys(files):
@@ -60,12 +60,12 @@ def read_env_files(files: Sequence[Path]) -> tuple[dict[str, str], list[Fault]]:
 
 
 def _unquoted(value: str) -> str:
-    """DeepSpeed's launcher hands the value to a shell, which takes quotes away."""
+    """Remove quotes from a value. DeepSpeed's launcher passes it to a shell, which does so."""
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
 
 
 def environment_faults(config: Config) -> list[Fault]:
-    """Names in `system_envs` that are none, or that are not for a configuration to set."""
+    """Return faults of names in `system_envs` that are invalid or must not be set in a configuration."""
     names = [(f"{where}.{name}", name) for where, variables in _sections(config).items() for name in variables]
     faults = [
         Fault(where, f"'{name}' is not a valid variable name", "write NAME: value") for where, name in names if not name.isidentifier()
@@ -74,7 +74,7 @@ def environment_faults(config: Config) -> list[Fault]:
 
 
 def _sections(config: Config) -> dict[str, Mapping[str, str]]:
-    """Every block of variables, by its place."""
+    """Return every block of variables by its place."""
     sections: dict[str, Mapping[str, str]] = {"system_envs": config.system_envs}
     sections |= {f"{name}.system_envs": role.system_envs for name, role in model_roles(config).items()}
     if isinstance(config, RlvrConfig):
@@ -84,7 +84,7 @@ def _sections(config: Config) -> dict[str, Mapping[str, str]]:
 
 
 def idle_variables(config: Config, file: Mapping[str, str], environment: Mapping[str, str]) -> list[str]:
-    """A warning for each variable that is set and read by nothing.
+    """Return a warning for each variable that is set but not read.
 
     Args:
         file: The variables of `.deepspeed_env`.
@@ -97,7 +97,7 @@ def idle_variables(config: Config, file: Mapping[str, str], environment: Mapping
 
 
 def secrets_of(config: Config, variables: Mapping[str, str]) -> Secrets:
-    """What must stand in no file of the run: of the configuration, of the variables of `.deepspeed_env`, and the keys of judges' URLs."""
+    """Return the secrets of the configuration, of `.deepspeed_env` and of judges' URLs, which no file of the run may contain."""
     rewards = config.rewards.values() if isinstance(config, RlvrConfig) else ()
     judges = [{"api_key": os.environ.get(reward.judge_api_key_env, "")} for reward in rewards if reward.judge_api_key_env]
     return Secrets.of(config.model_dump(mode="json"), variables, judges)

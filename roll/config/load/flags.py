@@ -1,4 +1,4 @@
-"""Flags of the command line: those of Hydra that work here, and what to write in place of all others."""
+"""Flags of the command line: Hydra's that work here, and replacements of all others."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from roll.errors import ConfigError, Fault
 
 PROGRAM = "python -m roll.pipeline"
 NAMES = ("--config-name", "--config-path", "--config-dir")
-"""Flags that `compose` reads itself."""
+"""Flags that `compose` itself reads."""
 FLAGS = (
     *("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--resolve", "--package", "-p"),
     *("--run", "-r", "--multirun", "-m", "--info", "-i"),
 )
-"""Hydra's, as they work here."""
+"""Hydra's flags that work here."""
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-"""What `--info` may be followed by."""
+"""Values of `--info`."""
 COMPLETION = "Hydra completes the keys of one configuration that a program has fixed, and ignores --config-name"
 REFUSED: Mapping[str, tuple[str, str]] = {
     "--shell-completion": (COMPLETION, "--help lists the experiments, and `--cfg job` prints the keys of one"),
@@ -34,9 +34,9 @@ REFUSED: Mapping[str, tuple[str, str]] = {
         "give the command of that run again; with the same output_dir it goes on from the last checkpoint",
     ),
 }
-"""Flags of Hydra's that have no meaning here: why, and what to do."""
+"""Hydra's flags that are refused, with reason and remedy."""
 LAUNCHED = ("RANK", "LOCAL_RANK")
-"""Variables that torchrun, `accelerate launch` and `deepspeed` set for each of the processes that they start."""
+"""Variables that torchrun, `accelerate launch` and `deepspeed` set for each of their processes."""
 PLUGINS = {
     "launcher": (
         "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
@@ -51,11 +51,11 @@ PLUGINS = {
         "metrics.jsonl in its output_dir",
     ),
 }
-"""For each kind of Hydra's plugins: the one that works, why others do not, and what to do."""
+"""By kind of Hydra's plugins: the one that works, the reason against others, and the remedy."""
 
 
 def checked_flags(flags: Sequence[str]) -> list[str]:
-    """The flags for Hydra, which reads what follows a bare `--info` as its value.
+    """Return the flags for Hydra, which reads the word after a bare `--info` as its value.
 
     Raises:
         ConfigError: one of them is not a flag of Hydra, or does not work here.
@@ -74,7 +74,7 @@ def version_line() -> str:
 
 
 def launcher_fault(environment: Mapping[str, str], argv: Sequence[str]) -> Fault | None:
-    """The fault of a driver that is one of several, started by a launcher of ranks; None for one that is alone."""
+    """Return the fault of a driver that a launcher started once for each rank, None for a single driver."""
     if not all(name in environment for name in LAUNCHED):
         return None
     said = ", ".join(f"{name}={environment[name]}" for name in (*LAUNCHED, "WORLD_SIZE") if name in environment)
@@ -84,7 +84,7 @@ def launcher_fault(environment: Mapping[str, str], argv: Sequence[str]) -> Fault
 
 
 def plugin_faults(hydra: Mapping[str, Mapping[str, object]]) -> Iterator[Fault]:
-    """Launchers and sweepers other than Hydra's own. `hydra` is Hydra's node of the composed configuration."""
+    """Return faults of launchers and sweepers other than Hydra's own. `hydra` is Hydra's node of the composed configuration."""
     for kind, (works, why, remedy) in PLUGINS.items():
         chosen = hydra[kind].get("_target_")
         if chosen != works:
@@ -92,7 +92,7 @@ def plugin_faults(hydra: Mapping[str, Mapping[str, object]]) -> Iterator[Fault]:
 
 
 def missing_plugin(problem: str) -> Fault | None:
-    """The fault of a plugin that Hydra does not find, from what it says."""
+    """Return the fault of a plugin that Hydra does not find, from its message."""
     for kind, (_, why, remedy) in PLUGINS.items():
         if f"hydra/{kind}/" in problem:
             return Fault(f"hydra/{kind}", f"{problem}; and {why}", remedy)
@@ -119,7 +119,7 @@ def _unknown_flag(flag: str) -> Fault:
 
 
 def _homes(name: str) -> str | None:
-    """Where the pipelines know a key of this name."""
+    """Return the places of a key with this name in the pipelines."""
     schemas: Sequence[type[BaseModel]] = tuple(PIPELINES.values())
     found = list(dict.fromkeys(place for schema in schemas for place in homes(schema, name)))
     return f"write {' or '.join(f'{place}=VALUE' for place in found[:4])}" if found else None

@@ -1,4 +1,4 @@
-"""A composed configuration to a checked, frozen one."""
+"""Turns a composed configuration into a checked, frozen one."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from roll.errors import ConfigError, Fault
 from roll.registry import nearest
 
 OWN = {"sft_train": "sft", "reward_train": "reward_model", "student": "distill", "beta": "dpo", "preference_loss": "dpo"}
-"""Root keys that tell which pipeline is meant where `pipeline` is not given."""
+"""Root keys that decide the pipeline if `pipeline` is not given."""
 
 
 class ConfigWarning(UserWarning):
-    """Something in the configuration that is accepted, but should be written differently."""
+    """Something that is accepted, but should be written differently."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A composed configuration after it was checked against the schema."""
+    """A composed configuration, checked against the schema."""
 
     config: Config | None
-    """What is left without the keys at fault; None where too much is at fault to conclude anything from the rest."""
+    """The configuration without faulty keys. None if too much is faulty to check the rest."""
     faults: list[Fault]
 
 
 def load_config(composed: DictConfig, passing: Collection[str] | None = None, imports: bool = True) -> Config:
-    """As `read_config`, for a configuration that is to have no faults.
+    """Read a configuration, as `read_config`, and raise its faults.
 
     Raises:
         ConfigError: with every fault found.
@@ -102,7 +102,7 @@ def _with_text_keys(value: Any) -> Any:
 
 
 def resolution_fault(error: OmegaConfBaseException) -> Fault:
-    """What OmegaConf found wrong while it put values in place of `${...}` and `???`."""
+    """Return OmegaConf's error about `${...}` or `???`."""
     place = str(error.full_key or error.key or "the configuration")
     message = str(error).split("\n    full_key")[0].strip()
     if isinstance(error, MissingMandatoryValue):

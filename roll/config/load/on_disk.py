@@ -32,17 +32,17 @@ DATA_ENDINGS = (".json", ".jsonl", ".parquet", ".arrow")
 
 @dataclass
 class Found:
-    """What is there and what is not."""
+    """What exists on this machine, and what is missing."""
 
     faults: list[Fault] = field(default_factory=list)
     missing: list[Fault] = field(default_factory=list)
-    """Models, data and packages that are not on this machine; faults unless it is a dry run."""
+    """Models, data and packages that are not on this machine. They are faults, except in a dry run."""
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     """Variables of `.deepspeed_env`."""
     shapes: dict[str, ModelShape] = field(default_factory=dict)
-    """Shapes by role, where the model's config.json is available."""
+    """Shapes by role, if the model's config.json is available."""
 
 
 def look(config: Config) -> Found:
@@ -73,7 +73,7 @@ def look(config: Config) -> Found:
 
 
 def _held_out(config: Config) -> dict[str, DataConfig]:
-    """The held-out rows, by the place of their block."""
+    """Return the held-out rows by the place of their block."""
     if isinstance(config, RlvrConfig):
         sets = config.validation.named_sets() if config.validation else {}
         places = config.validation.places() if config.validation else {}
@@ -87,7 +87,7 @@ def _models(config: Config, found: Found) -> None:
         own = role.model_args.model_name_or_path
         model, where = (own, f"{role_name}.model_args.model_name_or_path") if own else (config.pretrain, "pretrain")
         if model not in seen:
-            # What a reward's model reads is counted by its own tokenizer; what is too long for it gets no verdict.
+            # A reward's model has its own tokenizer, and gives no verdict on texts that are too long for it.
             longest = 0 if isinstance(role, ServedConfig) else longest_sequence(config)
             seen[model] = _model(model, where, longest, found)
         shape = seen[model]
@@ -123,12 +123,12 @@ def _model(model: str, where: str, longest: int, found: Found) -> ModelShape | N
 
 
 def _is_local(name: str) -> bool:
-    """Whether a name that does not exist was meant as a path of this machine."""
+    """Whether a name that does not exist looks like a local path."""
     return name.startswith(("/", ".", "~")) or name.count("/") > 1 or ("/" in name and Path(name).parent.is_dir())
 
 
 def _packages(name: str, role: RoleConfig) -> Iterator[Fault]:
-    """Optional packages that a role would miss. Only asks whether they are there; importing them would import torch."""
+    """Return faults of missing optional packages. Does not import them, because that would import torch."""
     model, loads_by_transformers = role.model_args, not isinstance(role.strategy_args, VllmStrategyConfig)
     if not generates(name, role) and model.attn_implementation == "fa2" and find_spec("flash_attn") is None:
         problem = "fa2, but the package flash-attn is not installed"
@@ -139,14 +139,14 @@ def _packages(name: str, role: RoleConfig) -> Iterator[Fault]:
 
 
 def _engines_packages(name: str, role: RoleConfig, shape: ModelShape | None) -> Iterator[Fault]:
-    """What vLLM's code of a hybrid imports, text model or not."""
+    """Return the fault of a package that vLLM's code of a hybrid imports, also for the text model only."""
     if shape and shape.delta and vllm_config(role) and find_spec("torchvision") is None:
         problem = "vllm, but its code for Qwen3.5 needs the package torchvision, which is not installed"
         yield Fault(f"{name}.strategy_args.strategy_name", problem, "install the build for this torch, or use hf_infer")
 
 
 def _without_delta_kernels(config: Config, shapes: Mapping[str, ModelShape]) -> list[str]:
-    """A note on roles that run a hybrid's layers without kernels for packed sequences, with the remedy."""
+    """Return a note on roles that run a hybrid's layers without kernels for packed sequences, with the remedy."""
     missing = find_spec("fla") is None
     packed = [(name, role) for name, role in model_roles(config).items() if name in shapes and not generates(name, role)]
     hybrids = [(name, role) for name, role in packed if shapes[name].delta and not vllm_config(role)]
@@ -162,7 +162,7 @@ def _files(where: str, columns: DataConfig, found: Found) -> None:
     alone = isinstance(columns.file_name, str)
     names = [columns.file_name] if isinstance(columns.file_name, str) else list(columns.file_name)
     for index, name in enumerate(names):
-        path = Path(os.path.expanduser(name))  # which leaves a user's name that there is none of as it is
+        path = Path(os.path.expanduser(name))  # leaves an unknown user's name unchanged
         place = where if alone else f"{where}[{index}]"
         if path.exists():
             if not os.access(path, os.R_OK):
@@ -175,7 +175,7 @@ def _files(where: str, columns: DataConfig, found: Found) -> None:
 
 
 def _keys_of_judges(config: RlvrConfig) -> Iterator[Fault]:
-    """Variables that are to hold the keys of judges' URLs."""
+    """Return faults of variables with the keys of judges' URLs."""
     for domain, reward in config.rewards.items():
         name = reward.judge_api_key_env
         if name and name.isidentifier() and not os.environ.get(name):
@@ -214,7 +214,7 @@ def _run_folder(config: Config, found: Found) -> None:
 
 
 def _kernel_folder(folder: Path) -> str | None:
-    """The kind of a file system in which nobody can make a file, whatever its permissions say; None for all others."""
+    """Return the kind of a file system in which nobody can create files, whatever its permissions. None for all others."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()]
     except OSError:

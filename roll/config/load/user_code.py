@@ -1,4 +1,4 @@
-"""The code that a configuration names and gives keys: looked at in a process of its own, so that a dry run imports none of it here.
+"""Checks code that a configuration names, in a process of its own, so that a dry run does not import it here.
 
 user_code.py                                user_code_child.py
   ── parts: names, and values of their keys ─▶  imports each
@@ -28,7 +28,7 @@ IMPORT_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class UserPart:
-    """Something of the user's, or a built-in reward with its keys, as a configuration names it."""
+    """The user's code, or a built-in reward with its keys, as a configuration names it."""
 
     name: str
     """`package.module:Name`"""
@@ -36,27 +36,27 @@ class UserPart:
     """The key that names it."""
     arguments_place: tuple[str, ...]
     arguments: dict[str, Any]
-    """Values of the keys of its own."""
+    """Values of its own keys."""
     kind: str | None = None
-    """The key of `KINDS`; None for a reward."""
+    """Key in `KINDS`, None for a reward."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables that its module is imported with."""
+    """Environment variables for the import of its module."""
     group: bool = False
-    """A reward that is given all responses to a prompt."""
+    """Whether it is a reward that is given all responses to a prompt."""
     concurrency: int = 1
-    """Calls of a reward that are to run side by side; 1 where it is one of several in its process."""
+    """Number of concurrent calls of a reward, 1 if it shares its process with others."""
 
 
 @dataclass(frozen=True)
 class Looked:
-    """What the process says of a part."""
+    """The process's answer about a part."""
 
     faults: tuple[Fault, ...]
     traits: Mapping[str, Any]
 
 
 def look_into(values: Mapping[str, Any]) -> tuple[dict[str, Method[Any]], list[Fault]]:
-    """Import what the plain values name, and check the values of its keys.
+    """Import the code that the plain values name, and check the values of its keys.
 
     Returns:
         By key, the methods of the user's with the traits that they declare, and all faults. A part with a fault has the usual traits.
@@ -72,7 +72,7 @@ def look_into(values: Mapping[str, Any]) -> tuple[dict[str, Method[Any]], list[F
 
 
 def user_parts(values: Mapping[str, Any]) -> Iterator[UserPart]:
-    """What the plain values, of which the schema has checked nothing, name as `package.module:Name`, and rewards that are given keys."""
+    """Return the `package.module:Name` of the unchecked plain values, and rewards with keys."""
     for kind in KINDS.values():
         if is_path(name := values.get(kind.key)):
             yield UserPart(name, (kind.key,), (kind.arguments,), _block(values.get(kind.arguments)), kind.key)
@@ -86,7 +86,7 @@ def user_parts(values: Mapping[str, Any]) -> Iterator[UserPart]:
 
 
 def _reward(name: str, block: Mapping[str, Any], place: tuple[str, ...], environment: dict[str, str], concurrency: int) -> UserPart:
-    """One that is built in is looked at where it is given keys; without, its name alone is checked until the run starts."""
+    """Return a reward's part. A built-in one without keys is only checked by name before the run starts."""
     named, arguments = block.get("reward") or name, _block(block.get("reward_args"))
     if arguments and named in known_rewards():
         named = f"roll.rewards.{named}:{named}"
@@ -103,7 +103,7 @@ def _texts(value: Any) -> dict[str, str]:
 
 
 def ask(parts: Sequence[UserPart], environment: Mapping[str, str]) -> list[Looked]:
-    """What the process says of each part. The part that it ends or hangs with is told so, and those after it are looked at anew."""
+    """Return the process's answer about each part. If the process ends or hangs, its part is at fault, and a new one continues after it."""
     command = [sys.executable, "-m", "roll.config.load.user_code_child", str(os.getpid())]
     process = subprocess.Popen(
         command,

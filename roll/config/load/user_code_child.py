@@ -29,24 +29,24 @@ from roll.registry import imported, nearest
 from roll.system.orphans import die_with
 
 REWARD = {False: ("prompt", "response", "row"), True: ("prompt", "responses", "row")}
-"""What a reward is called with, by whether it is given a group."""
+"""Arguments of a reward, by whether it is given a group."""
 
 
 class LenientConfig(StrictConfig):
-    """Keys of a function that takes any."""
+    """Stands for a function that takes any keys."""
 
     model_config = {"extra": "allow"}
 
 
 class Refused(Exception):
-    """Carries the fault of a part."""
+    """The fault of a part."""
 
     def __init__(self, place: tuple[str, ...], problem: str, remedy: str) -> None:
         self.fault = Fault(".".join(place), problem, remedy)
 
 
 def main(parent: int) -> None:
-    """Reads parts from stdin, and writes a line on each. What modules print goes to stderr."""
+    """Read parts from stdin, and write a line for each. Output of modules goes to stderr."""
     die_with(parent)
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
@@ -55,7 +55,7 @@ def main(parent: int) -> None:
 
 
 def look(part: UserPart) -> dict[str, Any]:
-    """The traits that a part declares, and what is wrong with it or with the values of its keys. JSON-able."""
+    """Return a part's declared traits, and the faults of the part and of its keys' values, as plain JSON values."""
     try:
         faults, traits = _look(part, KINDS[part.kind] if part.kind else None)
     except Refused as refused:
@@ -84,7 +84,7 @@ def _found(part: UserPart) -> Any:
             remedy = "give package.module:Name of an installed package, or of a file in the working directory"
             raise Refused(part.place, problem, remedy) from error
         raise Refused(part.place, f"'{part.name}' cannot be imported: {error}", "install what the module imports") from error
-    except BaseException as error:  # A module that calls sys.exit() must not pass for one that says nothing.
+    except BaseException as error:  # A module that calls sys.exit() must be a fault, too.
         raise Refused(part.place, f"'{part.name}' cannot be imported: {_said(error, name)}", "mend the module") from error
     if not hasattr(module, attribute):
         known = _own_names(module)
@@ -94,7 +94,7 @@ def _found(part: UserPart) -> Any:
 
 
 def _said(error: BaseException, module: str) -> str:
-    """The error in a line, with the place in the file where there is one."""
+    """Return the error in a line, with its place in the file, if any."""
     frames = traceback.extract_tb(error.__traceback__)
     last = next((frame for frame in reversed(frames) if "importlib" not in frame.filename and frame.filename != __file__), None)
     where = f" ({os.path.basename(last.filename)}, line {last.lineno})" if last else ""
@@ -158,7 +158,7 @@ def _type_of(entry: Any) -> str:
 
 
 def _keys(entry: Callable[..., Any], parameters: list[inspect.Parameter]) -> type[BaseModel]:
-    """A block of the schema with the parameters for keys. One whose type says nothing to pydantic takes any value."""
+    """Return a block of the schema with the parameters as keys. A type that pydantic cannot check takes any value."""
     fields: dict[str, Any] = {}
     for one in parameters:
         if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
@@ -198,7 +198,7 @@ def _traits(part: UserPart, kind: Kind, entry: Any) -> dict[str, Any]:
 
 
 def _wrong_values(part: UserPart, keys: type[BaseModel]) -> Iterator[Fault]:
-    """The same faults as of any block of the schema, for the block is put where it stands."""
+    """Return the faults of the block, put at its place in a schema."""
     block, *above = reversed(part.arguments_place)
     root, values = create_model("Block", **{block: (keys, ...)}), {block: part.arguments}  # type: ignore[call-overload]
     for name, blocks in zip(above[::2], above[1::2], strict=True):
@@ -211,7 +211,7 @@ def _wrong_values(part: UserPart, keys: type[BaseModel]) -> Iterator[Fault]:
 
 
 def _unmade(part: UserPart, kind: Kind | None, entry: Any) -> Iterator[Fault]:
-    """Whether the class takes the values, and what it makes of them travels to the workers."""
+    """Check that the class takes the values and that its object can be sent to workers."""
     if kind is None or kind.base is None:
         return
     try:

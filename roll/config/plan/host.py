@@ -1,4 +1,4 @@
-"""Host memory of roles that take turns on devices: what each keeps there while others work. Pure functions."""
+"""Host memory of roles that take turns on devices, while others work. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RoleConfig
 
 WHILE_IT_WORKS = ("activations", "head", "kv_cache")
-"""What a role holds during a pass, or while it generates, alone."""
+"""Memory that a role only needs during a pass or while it generates."""
 FROZEN_TOKEN = 250
-"""Bytes of a token of a request that waits in an engine, its log-prob included: measured with vLLM's containers, 200 in its front end and
+"""Bytes of a token of a waiting request in an engine, with its log-prob: measured with vLLM's containers, 200 in its front end and
 48 in its scheduler."""
 
 
@@ -34,7 +34,7 @@ def with_turns(memory: RoleMemory, plan: RolePlan, role: RoleConfig, config: Con
 
 
 def _frozen_requests(config: RlvrConfig, plan: RolePlan) -> int:
-    """Requests that an engine may have in flight when it leaves its devices; 0 in synchronous training."""
+    """Return the number of requests that may be in flight when an engine leaves its devices, 0 in synchronous training."""
     if not config.async_generation_ratio:
         return 0
     in_flight = (1 + config.async_generation_ratio) * config.rollout_batch_size * config.num_return_sequences_in_group

@@ -28,14 +28,14 @@ head's gradient, and all but one are formed twice."""
 
 @dataclass(frozen=True)
 class RoleMemory:
-    """What one role holds on each of its devices (on the CPU: each rank)."""
+    """Memory of one role on each of its devices (on the CPU: of each rank)."""
 
     device: Mapping[str, int]
     """Bytes on the device by kind: weights, gradients, optimizer, buffers, activations, head, kv_cache."""
     host: int = 0
-    """Bytes of host memory for each rank: what is offloaded, and what waits there while other roles have its devices."""
+    """Bytes of host memory of each rank: offloaded states, and those that wait while other roles use its devices."""
     reserved_fraction: float | None = None
-    """vLLM: the share of the device that the engine takes for weights and KV cache together."""
+    """vLLM: share of the device for weights and KV cache together."""
 
     @property
     def device_total(self) -> int:
@@ -43,12 +43,12 @@ class RoleMemory:
 
 
 def head_tokens(vocabulary: int) -> int:
-    """Tokens whose logits are formed at a time: whole tiles of the matrix product, whatever the vocabulary."""
+    """Return the number of tokens whose logits are formed at a time: whole tiles of the matrix product for any vocabulary."""
     return max(128, LOGITS // vocabulary // 128 * 128)
 
 
 def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) -> RoleMemory:
-    """Memory of one rank's device.
+    """Estimate the memory of one rank's device.
 
     Args:
         longest: tokens of the longest sequence; a micro-batch is never smaller than one sequence. The ranks of sequence parallelism
@@ -81,7 +81,7 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
 
 
 def _training_states(plan: RolePlan, role: LearnerConfig, shape: ModelShape) -> tuple[dict[str, int], int]:
-    """Bytes on the device by kind, and bytes moved to the host."""
+    """Return bytes on the device by kind, and bytes moved to the host."""
     settings = deepspeed_config(role)
     assert settings is not None, "a role that trains runs on DeepSpeed"
     zero, model, ranks = settings.zero_optimization, role.model_args, plan.ranks // tensor_parallel(role)
@@ -110,13 +110,13 @@ def _training_states(plan: RolePlan, role: LearnerConfig, shape: ModelShape) -> 
 
 
 def secondary(zero: ZeroOptimizationConfig, held: int) -> int:
-    """Weights in a rank's part of the second copy that the ranks of a host share (ZeRO++, hpZ)."""
+    """Return the number of weights in a rank's part of the second copy that the ranks of a host share (ZeRO++, hpZ)."""
     sharers = _or_its_own(zero, "zero_hpz_partition_size", 1)
     return held // sharers if sharers > 1 else 0
 
 
 def beside_offloaded(zero: ZeroOptimizationConfig, width: int) -> int:
-    """Bytes of host memory for each parameter whose optimizer states are offloaded, beside these.
+    """Return further bytes of host memory for each parameter with offloaded optimizer states.
 
     Gradients as they add up and, unless swapped to NVMe, in fp32 for the update; below stage 3 the new weights on their way back.
     """
@@ -125,7 +125,7 @@ def beside_offloaded(zero: ZeroOptimizationConfig, width: int) -> int:
 
 
 def gathered(zero: ZeroOptimizationConfig, shape: ModelShape, ranks: int) -> int:
-    """Parameters that a rank of stage 3 has whole at a time: as many as it may keep, or the largest, which is the embedding or the head."""
+    """Return the number of parameters that a rank of stage 3 has whole at a time: its limit, or the largest one, embedding or head."""
     if zero.stage < 3 or ranks == 1:
         return 0
     may = _or_its_own(zero, "stage3_max_live_parameters", 10**9)
@@ -133,20 +133,20 @@ def gathered(zero: ZeroOptimizationConfig, shape: ModelShape, ranks: int) -> int
 
 
 def bucketed(zero: ZeroOptimizationConfig) -> int:
-    """Gradients in the buckets that are reduced at a time; below stage 3, one more is filled meanwhile where the two overlap."""
+    """Return the number of gradients in the buckets of a reduction. Below stage 3, with overlap, another bucket is filled meanwhile."""
     if zero.stage == 0 or not _or_its_own(zero, "contiguous_gradients", True):
         return 0
     return _or_its_own(zero, "reduce_bucket_size", 5 * 10**8) * (2 if zero.stage < 3 and _or_its_own(zero, "overlap_comm", False) else 1)
 
 
 def _or_its_own(zero: ZeroOptimizationConfig, key: str, default: int) -> int:
-    """What is given, or DeepSpeed's own choice where nothing is, or `auto`."""
+    """Return the given value, or DeepSpeed's default for none or `auto`."""
     given = (zero.model_extra or {}).get(key, "auto")
     return default if given == "auto" else int(given)
 
 
 def layer_activations(shape: ModelShape, tokens: int, width: int, compiled: bool) -> int:
-    """What one layer keeps for its backward pass.
+    """Return the bytes that one layer keeps for its backward pass.
 
     Its input, two norms, q, k, v, attention's output and its projection, the gated MLP: two products, the activation
     and their product; of a mixture of experts those that a token runs through. Compiled, norms and the MLP's elementwise parts are
@@ -160,7 +160,7 @@ def layer_activations(shape: ModelShape, tokens: int, width: int, compiled: bool
 
 
 def delta_activations(shape: ModelShape) -> int:
-    """Numbers of a token that a mixer by the delta rule keeps; 0 without one.
+    """Return the count of numbers that a gated-delta mixer keeps of a token, 0 without such a mixer.
 
     Queries, keys and values before and after the convolution, the queries and keys of every value head, the gate, the rule's output and
     what the two make, and a row of each head's triangular system of a chunk of 64 tokens.
@@ -171,24 +171,24 @@ def delta_activations(shape: ModelShape) -> int:
 
 
 def activations(shape: ModelShape, tokens: int, width: int, checkpointed: int, compiled: bool) -> int:
-    """A checkpointed layer keeps its input alone, and one of them at a time is recomputed."""
+    """Return the bytes of activations. A checkpointed layer only keeps its input, and one at a time is recomputed."""
     layer = layer_activations(shape, tokens, width, compiled)
     kept = (shape.num_hidden_layers - checkpointed) * layer
     return kept + checkpointed * width * tokens * shape.hidden_size + (layer if checkpointed else 0)
 
 
 def head_bytes(shape: ModelShape, tokens: int, width: int, is_trained: bool) -> int:
-    """Logits of a chunk, their gradient, and the head's gradient in fp32 and rounded."""
+    """Return the bytes of a chunk's logits, their gradient, and the head's gradient in fp32 and rounded."""
     return logit_bytes(shape, tokens, width) + is_trained * (4 + width) * shape.vocab_size * shape.hidden_size
 
 
 def logit_bytes(shape: ModelShape, tokens: int, width: int) -> int:
-    """Bytes of the logits that exist at one time in fp32, and of their gradient."""
+    """Return the bytes of the logits that exist at a time in fp32, and of their gradient."""
     return (4 + width) * min(head_tokens(shape.vocab_size), tokens) * shape.vocab_size
 
 
 def fewest_checkpointed(spare: int, layers: int, layer: int) -> int:
-    """Layers that must be recomputed.
+    """Return the number of layers that must be recomputed.
 
     Args:
         spare: bytes that would stay free if all were; negative if they would not do.
@@ -198,7 +198,7 @@ def fewest_checkpointed(spare: int, layers: int, layer: int) -> int:
 
 
 def checkpointed_layers(wish: str | int, layers: int) -> int:
-    """Layers that `gradient_checkpointing` says; for `auto` all, which is where it starts."""
+    """Return the number of recomputed layers in `gradient_checkpointing`. `auto` starts with all."""
     return min(wish, layers) if isinstance(wish, int) else 0 if wish == "none" else layers
 
 

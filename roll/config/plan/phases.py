@@ -1,4 +1,4 @@
-"""Memory of a device by piece of work, where roles take turns on it. Pure functions."""
+"""Memory of a device by piece of work, if roles take turns on it. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Phase:
     """One piece of work on a device."""
 
     name: str
-    """`generation`, `judging`, `training`, `weight sync`, or the role that computes; `all at once` where nobody takes turns."""
+    """`generation`, `judging`, `training`, `weight sync`, or the role that computes; `all at once` without turns."""
     held: int
-    """Bytes, without what an engine reserves beyond its weights and the KV cache of one sequence."""
+    """Bytes, without an engine's reserve beyond its weights and the KV cache of one sequence."""
     reserved_fraction: float | None = None
-    """The share of the device that an engine takes, weights and KV cache together, if it generates then."""
+    """Share of the device of an engine that generates then, for weights and KV cache together."""
 
 
 def misfits(plan: Plan, gpu_memory: float) -> list[str]:
-    """Pieces of work that need more than a GPU's bytes, on the first such device.
+    """Return pieces of work that need more than a GPU's bytes, on the first such device.
 
-    Or an engine whose share has no room for one whole sequence beside its weights.
+    Or an engine whose share has no room for one whole sequence besides its weights.
     """
     for device in plan.devices:
         found = [phase for phase in phases(plan, device) if phase.held > gpu_memory * (phase.reserved_fraction or 1.0)]
@@ -37,7 +37,7 @@ def misfits(plan: Plan, gpu_memory: float) -> list[str]:
 
 
 def phases(plan: Plan, device: int) -> list[Phase]:
-    """What the roles on a device hold in each piece of work, of those roles whose model's shape is known.
+    """Return the memory of a device's roles in each piece of work, for roles with a known shape.
 
     Roles that take no turns are there in all of them.
     """
@@ -50,7 +50,7 @@ def phases(plan: Plan, device: int) -> list[Phase]:
 
 
 def _work(movers: Mapping[str, RoleMemory]) -> Iterator[tuple[str, dict[str, RoleMemory]]]:
-    """Each piece of work, with the roles that take turns and are there for it."""
+    """Return each piece of work with the roles that are onloaded for it."""
     infer, train = movers.get("actor_infer"), movers.get("actor_train")
     if infer:
         yield "generation", {"actor_infer": infer}

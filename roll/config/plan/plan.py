@@ -30,7 +30,7 @@ ReferencePlan = Literal["unused", "role", "adapter_off"]
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that follows from a configuration before anything starts."""
+    """All consequences of a configuration before anything starts."""
 
     roles: Mapping[str, RolePlan]
     """Groups of workers to start, by name: the roles with a model, then `rewards.<domain>` and `environments.<domain>`.
@@ -38,22 +38,22 @@ class Plan:
     A reference that is unused is not here."""
     batch: BatchPlan
     reference: ReferencePlan
-    """Where reference log-probs come from: nowhere, the role `reference`, or `actor_train` with its adapter off."""
+    """Source of reference log-probs: none, the role `reference`, or `actor_train` with its adapter off."""
     nodes: int
-    """Nodes that the devices span; 0 on the CPU."""
+    """Number of nodes of the devices, 0 on the CPU."""
     memory: Mapping[str, RoleMemory]
-    """Estimates by role, where the model's shape is known."""
+    """Estimates by role, if the model's shape is known."""
     turns: Mapping[str, frozenset[str]]
-    """For each role that leaves its devices to others between its pieces of work, those others."""
+    """For each role that takes turns on its devices, the other roles."""
     notes: tuple[str, ...]
-    """What the plan could not know, or decided from the configuration."""
+    """Notes on what the plan could not know or had to decide."""
     warnings: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of every worker that stand in `.deepspeed_env`."""
+    """Variables of every worker from `.deepspeed_env`."""
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Every device that a role uses, in order."""
+        """Return every device that a role uses, in order."""
         return tuple(sorted({device for role in self.roles.values() for device in role.all_devices}))
 
 

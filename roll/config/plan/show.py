@@ -22,7 +22,7 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.system.sizes import GIB
 
 WIDTH = 160
-"""Characters of a line where no terminal says otherwise."""
+"""Number of characters of a line without a terminal."""
 REFERENCE = {
     "unused": "none, no term of the loss or the reward uses them; a reference role is not started",
     "role": "the role reference",
@@ -47,7 +47,7 @@ def show_plan(config: Config, plan: Plan, console: Console) -> None:
 
 
 def steps_text(config: Config) -> str:
-    """How long the run is. How many steps an epoch has is known once the rows were read, which a plan does not."""
+    """Return the length of the run. The number of steps of an epoch is only known after reading the rows, which a plan does not do."""
     if isinstance(config, RlvrConfig):
         return f"{config.max_steps} steps"
     epochs = row_learner(config)[1].training_args.num_train_epochs
@@ -56,7 +56,7 @@ def steps_text(config: Config) -> str:
 
 
 def plan_text(config: Config, plan: Plan) -> str:
-    """The same as lines of text."""
+    """Return the same as lines of text."""
     text = StringIO()
     show_plan(config, plan, Console(file=text, width=WIDTH))
     return text.getvalue()
@@ -73,7 +73,7 @@ def _roles(plan: Plan) -> Table:
 
 
 def _table(title: str) -> Table:
-    """One that fits a narrow terminal: what is too long for its column goes on in the next line."""
+    """Return a table for narrow terminals, with wrapped columns."""
     return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
 
 
@@ -89,7 +89,7 @@ def _devices(role: RolePlan) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """`0-3, 6` for 0, 1, 2, 3, 6."""
+    """Return `0-3, 6` for 0, 1, 2, 3, 6."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:
@@ -100,7 +100,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def arithmetic_lines(config: Config, plan: Plan) -> list[str]:
-    """What a step generates and learns from."""
+    """Return what a step generates and learns from."""
     batch = plan.batch
     lines = [f"Nodes: {plan.nodes} of {config.num_gpus_per_node} devices"] if plan.nodes else []
     if isinstance(config, RlvrConfig):
@@ -130,7 +130,7 @@ def arithmetic_lines(config: Config, plan: Plan) -> list[str]:
 
 
 def _episodes(config: RlvrConfig) -> list[str]:
-    """What each environment plays, and how many episodes its processes hold."""
+    """Return a line on each environment, with the number of concurrent episodes."""
     return [
         f"Environment {domain}: {environment_of(domain, section)}{', an agent through the gateway' if section.agent else ''}, "
         f"at most {section.max_turns} turns"
@@ -140,7 +140,7 @@ def _episodes(config: RlvrConfig) -> list[str]:
 
 
 def _judging(config: RlvrConfig) -> list[str]:
-    """When models that give rewards work."""
+    """Return when models that give rewards work."""
     roles, in_turn = reward_roles(config), judged_in_turn(config)
     when = {"as responses end": sorted(set(roles) - in_turn), "once all responses of a step are there": sorted(in_turn)}
     return [f"Judging: {', '.join(names)}, {said}" for said, names in when.items() if names]
@@ -180,7 +180,7 @@ def _memory(plan: Plan) -> Table:
 
 
 def device_lines(plan: Plan) -> list[str]:
-    """Devices that hold the same, and what: by piece of work where roles take turns."""
+    """Return devices with the same memory, and that memory by piece of work, if roles take turns."""
     groups: dict[tuple[Phase, ...], list[int]] = {}
     for device in plan.devices:
         groups.setdefault(tuple(phases(plan, device)), []).append(device)
@@ -191,7 +191,7 @@ def device_lines(plan: Plan) -> list[str]:
 
 
 def verdict(plan: Plan, gpu_memory_gib: float) -> str:
-    """Whether all of it fits into GPUs of this size, by the estimate."""
+    """Return whether all of it fits into GPUs of this size, by the estimate."""
     wrong = misfits(plan, gpu_memory_gib * GIB)
     size = f"GPUs of {gpu_memory_gib:g} GiB, by the estimate"
     if not wrong:

@@ -1,4 +1,4 @@
-"""The variant of a run: the keys that decide what is learnt and how, each with its name. Pure functions."""
+"""The variant of a run: the keys that decide what is learnt and how. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roll.config.schema.secrets import redacted
 
 MODEL = ("lora_target", "lora_rank", "lora_alpha", "lora_dropout", "dtype", "gradient_checkpointing", "attn_implementation")
 ADAPTER = MODEL[1:4]
-"""Without effect where all weights learn."""
+"""Keys without an effect if all weights are trained."""
 ZERO = ("stage", "offload_optimizer", "offload_optimizer.device", "offload_param", "offload_param.device")
 TRAINING = (
     "optimizer",
@@ -33,24 +33,24 @@ RLVR: Mapping[str, Sequence[str]] = {
 OTHERS: Mapping[str, Sequence[str]] = {
     "Loss": ("loss_on", "preference_loss", "beta", "label_smoothing", "simpo_gamma", "reference_log_probs", "divergence", "temperature"),
 }
-"""Keys that are shown of pipelines that learn from given rows, where they have them."""
+"""Keys to show for pipelines that learn from given rows."""
 COMMON: Mapping[str, Sequence[str]] = {
     "Steps": ("save_steps", "eval_steps", "seed", "max_grad_norm", "resume_from_checkpoint"),
     "Trackers": ("track_with",),
 }
 ELSEWHERE = ("exp_name", "output_dir", "pipeline", "dry_run", "max_steps")
-"""Shown in the plan's first line."""
+"""Keys in the plan's first line."""
 SHOWN_AS_RANKS = ("device_mapping", "world_size", "strategy_args.strategy_name")
-"""Keys of a role that the plan's first table shows."""
+"""Keys of a role in the plan's first table."""
 NONE = "none"
 SAYS_WITHOUT = ("lora_target", "offload_optimizer", "offload_param")
-"""Keys that say something where they are not given: all weights learn, nothing is offloaded."""
+"""Keys that are also shown if they are not given: all weights are trained, nothing is offloaded."""
 ENGINE_KEYS = "strategy_args.strategy_config."
-"""Left out where a key is named: the blocks of DeepSpeed and vLLM have keys of other names than the role."""
+"""Parts of a path that are not shown, because the keys in these blocks are unique without them."""
 
 
 def variant_lines(config: Config) -> list[str]:
-    """A line for each subject, with the keys that decide it and their values; then, block by block, what else is not as by default.
+    """Return a line for each subject with its keys and their values, and then all other keys without default values, block by block.
 
     Two configurations that differ in a key differ in a line that names it, but for keys that hold secrets.
     """
@@ -85,7 +85,7 @@ def _subjects(config: Config) -> Iterator[tuple[str, str, Sequence[str]]]:
 
 
 def _rest(given: Mapping[str, str]) -> list[str]:
-    """Keys with their values, a line for each block of the file."""
+    """Return keys with their values, a line for each block of the file."""
     blocks = dict[str, list[str]]()
     for path, value in given.items():
         block, _, key = path.partition(".")
@@ -96,14 +96,14 @@ def _rest(given: Mapping[str, str]) -> list[str]:
 
 
 def flattened(tree: Any, path: str = "") -> dict[str, str]:
-    """The values of a tree of plain values as texts, by dotted path; empty blocks are left out."""
+    """Return the values of a tree of plain values as texts, by dotted path, without empty blocks."""
     if isinstance(tree, Mapping):
         return {name: text for key, value in tree.items() for name, text in flattened(value, f"{path}.{key}" if path else str(key)).items()}
     return {path: text_of(tree)}
 
 
 def text_of(value: Any) -> str:
-    """As it stands in a YAML file, without quotes."""
+    """Return a value as in a YAML file, without quotes."""
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(text_of, value)) + "]"
     if value is None or isinstance(value, bool):

@@ -11,16 +11,16 @@ LARGEST_COUNT = 2**31 - 1
 """Largest value of whole numbers whose key has no bound of its own. torch and vLLM keep many of them in 32 bits."""
 LARGEST_NUMBER = 1e12
 SMALLEST_NUMBER = 1e-30
-"""Magnitudes of other numbers, 0 aside. What is smaller is 0 in the 32 bits of the devices."""
+"""Smallest and largest magnitude of other numbers except 0. Smaller ones are 0 in 32 bits."""
 LARGEST_SIZE = 10**15
 """Bytes or elements."""
 MOST_RANKS = 1024
-"""Workers of a role, and devices of a run. Beyond it a slip of the pen is likelier than such a cluster."""
+"""Largest number of workers of a role and of devices of a run. A larger number is more likely a typing error."""
 LONGEST_PATH, LONGEST_PART = 2048, 255
-"""Bytes of a path and of one name in it. Linux takes paths of 4095 bytes, and files of the run stand below `output_dir`."""
+"""Largest number of bytes of a path and of one name in it. Linux allows 4095 bytes, and the run's files are below `output_dir`."""
 LONGEST_NAME = 128
 NAME = r"^[A-Za-z0-9_-]+$"
-"""Pattern of texts that become part of names of files, processes and metrics."""
+"""Pattern of texts that become parts of names of files, processes and metrics."""
 
 
 def _not_tiny(value: float) -> float:
@@ -34,7 +34,7 @@ def _whole(value: Any) -> Any:
 
 
 def variable_text(value: Any) -> Any:
-    """A number as the text that an environment variable holds; everything else as it is."""
+    """Return a number as the text of an environment variable, and everything else unchanged."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 

@@ -1,4 +1,4 @@
-"""The keys of DeepSpeed 0.19's configuration: those that go through to it, and those that are not taken, and why. Reads names only."""
+"""The keys of DeepSpeed 0.19's configuration: those that are passed on, and those that are refused, with the reason."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     "deepspeed_multinode_launcher": (OTHER_PROGRAM, "see docs/clusters.md"),
     "deepspeed_config": (OTHER_PROGRAM, "put DeepSpeed's own blocks here"),
 }
-"""At the top, by key: why, and what to use."""
+"""Refused keys at the top level: reason and replacement."""
 
 OLD_OFFLOAD = ("DeepSpeed has it no more", "use offload_optimizer: {device: cpu, pin_memory: true}, and offload_param alike")
 OLD_SHARDS = ("DeepSpeed 0.19 has removed it", "zero_hpz_partition_size keeps a second copy of the weights on each host")
@@ -101,7 +101,7 @@ ZERO: Mapping[str, Kind] = dict.fromkeys(
     ),
     COUNT,
 ) | {"reduce_bucket_size": SIZE, "zero_hpz_partition_size": SIZE, "leaf_module": BLOCK}  # fmt: skip
-"""Keys of `zero_optimization` beyond those of the schema (`deepspeed/runtime/zero/config.py`), and what each takes."""
+"""Keys of `zero_optimization` beyond those of the schema (`deepspeed/runtime/zero/config.py`), with their kinds."""
 BF16: Mapping[str, Kind] = {"enabled": FLAG, "immediate_grad_update": FLAG, "check_grad_overflow": FLAG}
 BF16_REFUSED: Mapping[str, tuple[str, str]] = {"bf16_master_weights_and_grads": FP32_MASTER, "bf16_optimizer_states": FP32_MASTER}
 FP16: Mapping[str, Kind] = {
@@ -137,13 +137,13 @@ BLOCKS: Mapping[str, tuple[Mapping[str, Kind], Mapping[str, tuple[str, str]]]] =
     "aio": (AIO, AIO_REFUSED),
     "data_types": (DATA_TYPES, {}),
 }
-"""For each block, what its keys take, and which keys are not taken."""
+"""For each block, the kinds of its keys, and the refused keys."""
 
 
 def block_faults(
     where: str, given: Mapping[str, Any], kinds: Mapping[str, Kind], refused: Mapping[str, tuple[str, str]]
 ) -> Iterator[Fault]:
-    """Keys of a block that DeepSpeed does not know or that are not taken, and values that are not of the key's kind.
+    """Return faults of keys that DeepSpeed does not know or that are refused, and of values of another kind.
 
     `auto` may stand for each: it means DeepSpeed's own choice.
     """

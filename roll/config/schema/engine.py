@@ -93,7 +93,7 @@ class DeepSpeedConfig(StrictConfig):
 
     @property
     def tensor_parallel_size(self) -> int:
-        """Ranks that share the model's linear layers out."""
+        """Return the number of ranks that shard the model's linear layers."""
         return max(1, self.tensor_parallel.autotp_size) if self.tensor_parallel else 1
 
 

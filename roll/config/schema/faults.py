@@ -1,4 +1,4 @@
-"""pydantic's errors as faults: place, problem with the value, remedy."""
+"""Turns pydantic's errors into faults: place, problem with the value, remedy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KINDS = {
 }
 NUMBER = re.compile(r"-?\d+\.?\d*(e[+-]?\d+)?")
 MANY = 24
-"""Keys of a block that a message still lists."""
+"""Largest number of a block's keys that a message lists."""
 BOUNDS = {
     "greater_than": ("gt", "above"),
     "greater_than_equal": ("ge", "at least"),
@@ -46,7 +46,7 @@ BOUNDS = {
 
 
 def schema_faults(error: ValidationError, root: type[BaseModel], values: Mapping[str, Any]) -> list[Fault]:
-    """Everything that pydantic found, one fault for each place.
+    """Return pydantic's errors, one fault for each place.
 
     Args:
         error: What validation of `values` raised.
@@ -56,16 +56,16 @@ def schema_faults(error: ValidationError, root: type[BaseModel], values: Mapping
     details: dict[tuple[str | int, ...], list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         details.setdefault(_place(detail, values), []).append(detail)
-    # Of a union (a text or a list of texts), the alternative that got further into the value says more.
+    # In a union (a text or a list of texts), the alternative that got further into the value is more precise.
     whole = [place for place in details if not any(len(other) > len(place) and other[: len(place)] == place for other in details)]
-    # Where the strategy itself is not taken, its settings are another program's, and say nothing more.
+    # If the strategy itself is refused, its settings are another program's and are not reported.
     foreign = {(*place[:-1], "strategy_config") for place in whole if place[-1:] == (DISCRIMINATOR,)}
     whole = [place for place in whole if not any(place[: len(block)] == block for block in foreign)]
     return list(dict.fromkeys(_fault(place, details[place], root, values) for place in whole))
 
 
 def without_unknown(values: Mapping[str, Any], error: ValidationError) -> dict[str, Any]:
-    """The values without the keys that the schema does not know, as `error` names them."""
+    """Return the values without the unknown keys that `error` names."""
     left = copy.deepcopy(dict(values))
     for detail in error.errors(include_url=False):
         if detail["type"] == "extra_forbidden":
@@ -78,9 +78,9 @@ def without_unknown(values: Mapping[str, Any], error: ValidationError) -> dict[s
 
 
 def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], values: Mapping[str, Any]) -> Fault:
-    """The fault of a key that the schema does not know, with the nearest key there, or where it is at home.
+    """Return the fault of an unknown key, with the nearest key there, or the key's place.
 
-    In the settings of a strategy that is not the chosen one it is the fault of the whole block, the same for each of its keys.
+    If the block belongs to another strategy than the chosen one, it is the fault of the whole block, the same for each of its keys.
     """
     foreign = _foreign_block(place, root, values)
     if foreign:
@@ -113,7 +113,7 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
 
 
 def _foreign_block(place: Sequence[str | int], root: type[BaseModel], values: Mapping[str, Any]) -> Fault | None:
-    """What an override of `strategy_name` leaves behind: a `strategy_config` for the strategy that the file had chosen."""
+    """Return the fault of an override of `strategy_name` that keeps the file's `strategy_config` for another strategy."""
     role = section_at(root, place[:1], values) if len(place) == 4 and place[2] == "strategy_config" else None
     if role is None:
         return None
@@ -128,7 +128,7 @@ def _foreign_block(place: Sequence[str | int], root: type[BaseModel], values: Ma
 
 
 def unread_keys(config: BaseModel, choice: str, own: Mapping[str, Sequence[str]]) -> Iterator[Fault]:
-    """Keys that are given although the chosen variant does not read them.
+    """Return faults of keys that the chosen variant does not read.
 
     Args:
         choice: the key that chooses, such as `policy_loss`.
@@ -142,19 +142,19 @@ def unread_keys(config: BaseModel, choice: str, own: Mapping[str, Sequence[str]]
 
 
 def shown(value: Any) -> str:
-    """A value for a message, as YAML would have it, cut at 120 characters, without what is secret in it."""
+    """Return a value for a message, as in YAML, cut at 120 characters, without secrets."""
     text = json.dumps(redacted(value), ensure_ascii=False, default=str)
     return text if len(text) <= 120 else text[:117] + "..."
 
 
 def shown_at(place: Sequence[str | int], value: Any) -> str:
-    """The same, of a place whose key may say that the value is secret. Of variables a number is none either, but a key without quotes."""
+    """Return the same for a place whose key may mark a secret. In variables a number is one, too: it may be a key without quotes."""
     is_text = isinstance(value, str) or "system_envs" in place and not isinstance(value, Mapping)
     return HIDDEN if is_text and is_secret(place[-1]) or place[-1] == LOGIN else shown(value)
 
 
 def _place(detail: ErrorDetails, values: Any) -> tuple[str | int, ...]:
-    """pydantic's location without the tags of union members: only steps that exist in the values, and a missing key."""
+    """Return pydantic's location without the tags of unions: only steps that exist in the values, and a missing key."""
     place: list[str | int] = []
     last = len(detail["loc"]) - 1
     for index, step in enumerate(detail["loc"]):
@@ -167,7 +167,7 @@ def _place(detail: ErrorDetails, values: Any) -> tuple[str | int, ...]:
 
 
 def _steps(values: Any) -> Iterable[str | int]:
-    """Keys of a block, or positions of a list."""
+    """Return the keys of a block, or the positions of a list."""
     if isinstance(values, Mapping):
         return values.keys()
     return range(len(values)) if isinstance(values, list) else ()
@@ -190,7 +190,7 @@ def _fault(place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: 
         return Fault(dotted((*place, DISCRIMINATOR)), problem, remedy)
     if (
         place[-1:] == (DISCRIMINATOR,) and isinstance(detail["input"], str) and detail["input"] in STRATEGIES
-    ):  # a role that knows one strategy alone
+    ):  # a role with a single strategy
         backend, instead = STRATEGIES[detail["input"]]
         remedy = f"{instead}; known strategies of this role: {detail.get('ctx', {}).get('expected', '')}"
         return Fault(dotted(place), f"{detail['input']}, but {backend} is not among the backends here", remedy)
@@ -212,7 +212,7 @@ def _fault(place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: 
 
 
 def _as_preset(named: str, place: str) -> str:
-    """How the contents of a file become a block: by Hydra, for which a JSON file under another ending is YAML."""
+    """Return how to use the contents of a file as a block: by Hydra, which reads a renamed JSON file as YAML."""
     if not named.endswith((".json", ".yaml", ".yml")):
         return f"${{{named}}} where `defaults` lists the preset of this name"
     name = PurePath(named).stem
@@ -220,7 +220,7 @@ def _as_preset(named: str, place: str) -> str:
 
 
 def _strategies(place: tuple[str | int, ...], root: type[BaseModel], values: Mapping[str, Any]) -> str:
-    """Names that the schema allows at `strategy_args`."""
+    """Return the names that the schema allows at `strategy_args`."""
     section = section_at(root, place[:-1], values)
     blocks = sections(section.model_fields[str(place[-1])].annotation) if section else ()
     names = [name for block, _ in blocks for name in get_args(block.model_fields[DISCRIMINATOR].annotation)]
@@ -256,7 +256,7 @@ def _expected(detail: ErrorDetails) -> str:
 
 
 def _quotes(details: Sequence[ErrorDetails]) -> str:
-    """The commonest cause of a wrong type: a number or a truth value in quotes."""
+    """Return the remedy for the commonest wrong type: a number or a truth value in quotes."""
     value = details[0]["input"]
     if not isinstance(value, str) or not any(one["type"] in ("int_type", "float_type", "bool_type") for one in details):
         return ""

@@ -1,4 +1,4 @@
-"""The schema as a tree: which keys a place knows, and where a key is at home."""
+"""The schema as a tree: finds the keys of a place, and the places of a key."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Key:
 
 
 def members(annotation: object) -> tuple[object, ...]:
-    """The alternatives of a type: those of a union, without None; `Annotated` is looked through."""
+    """Return the alternatives of a type: those of a union without None. `Annotated` is unwrapped."""
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:
         return members(typing.get_args(annotation)[0])
@@ -37,7 +37,7 @@ def members(annotation: object) -> tuple[object, ...]:
 
 
 def sections(annotation: object) -> tuple[tuple[type[BaseModel], bool], ...]:
-    """Blocks that a value of this type may be, each with whether it stands behind a free key (`dict[str, Block]`)."""
+    """Return the blocks of a type, each with whether it is under a free key (`dict[str, Block]`)."""
     found: list[tuple[type[BaseModel], bool]] = []
     for part in members(annotation):
         if isinstance(part, type) and issubclass(part, BaseModel):
@@ -48,7 +48,7 @@ def sections(annotation: object) -> tuple[tuple[type[BaseModel], bool], ...]:
 
 
 def walk(section: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[Key]:
-    """Every key below a block, depth first, in the order of the schema."""
+    """Yield every key below a block, depth first, in the order of the schema."""
     for name, field in section.model_fields.items():
         path = (*above, name)
         yield Key(path, field, section)
@@ -57,7 +57,7 @@ def walk(section: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[Key]
 
 
 def section_at(root: type[BaseModel], place: Sequence[str | int], values: Any) -> type[BaseModel] | None:
-    """The block that the schema has at a place of `values`; None if there is none.
+    """Return the schema's block at a place of `values`, None if there is none.
 
     Among the variants of a union, the one whose `strategy_name` stands in `values` is taken.
     """
@@ -87,7 +87,7 @@ def _variant(blocks: Sequence[type[BaseModel]], values: Any) -> type[BaseModel] 
 
 
 def homes(root: type[BaseModel], name: str) -> list[str]:
-    """Key paths under which the schema knows a key of this name."""
+    """Return the paths of keys with this name in the schema."""
     return list(dict.fromkeys(".".join(key.path) for key in walk(root) if key.path[-1] == name))
 
 

@@ -1,4 +1,4 @@
-"""Names of other programs' backends and of their keys, as files of ROLL's have them. Reads names only."""
+"""Names of other programs' backends and keys in ROLL's files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STRATEGIES: Mapping[str, tuple[str, str]] = {
     "fsdp2_infer": ("FSDP2", SCORES),
     "sglang": ("SGLang", "use vllm"),
 }
-"""For each name of a strategy, the backend that roll does not have, and what to use."""
+"""By name of a strategy, the backend that roll does not have, and its replacement."""
 
 SHARDED = "use ZeRO-3, tensor_parallel or sequence_parallel_size"
 REMOVED = "remove it; docs/deepspeed.md lists what is supported"
@@ -43,4 +43,4 @@ MEGATRON_KEYS: Mapping[str, str] = {
     "optimizer_cpu_offload": "use zero_optimization: {offload_optimizer: {device: cpu}}",
     "optimizer_offload_fraction": "use zero_optimization: {offload_optimizer: {device: cpu}}",
 }
-"""Keys of Megatron's `strategy_config`, and what to use in DeepSpeed's."""
+"""Keys of Megatron's `strategy_config`, with replacements in DeepSpeed's."""

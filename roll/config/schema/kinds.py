@@ -21,7 +21,7 @@ def _is_number(value: Any, least: float = 0.0) -> bool:
 
 
 def _is_whole(value: Any, least: float) -> bool:
-    return _is_number(value, least) and float(value).is_integer()  # 5e8 is a float in YAML, and DeepSpeed takes it
+    return _is_number(value, least) and float(value).is_integer()  # 5e8 is a float in YAML, which DeepSpeed accepts
 
 
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))

@@ -12,7 +12,7 @@ from roll.algorithms.methods.base import Method, is_path
 from roll.algorithms.methods.kinds import Kind
 
 NO_METHOD = "no_method"
-"""The type of the error of a name that is none."""
+"""Type of the error of an unknown name."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from roll.config.schema.model import GeneratingConfig, ModelConfig
 
 JUDGE, SCORER = "llm_judge", "reward_model"
 MODEL_REWARDS = (JUDGE, SCORER)
-"""Rewards that are no functions."""
+"""Rewards that are not functions."""
 ServingStrategy = Annotated[VllmStrategyConfig | HfInferStrategyConfig, Field(discriminator="strategy_name")]
 
 

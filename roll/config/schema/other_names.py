@@ -14,18 +14,18 @@ from pydantic import BaseModel
 from roll.config.schema.roles import ExperimentConfig
 
 LEARNER = "<learner>"
-"""Stands for the role that learns: `actor_train`, or what it is called in the pipeline."""
+"""Stands for the trained role: `actor_train`, or its name in the pipeline."""
 LEARNERS = ("actor_train", "sft_train", "reward_train", "student")
 
 
 @dataclass(frozen=True)
 class Counterpart:
-    """What a name of another program is here."""
+    """Counterpart of another program's name."""
 
     key: str | None
-    """Path in the schema; None where nothing has to be set."""
+    """Path in the schema, None if nothing has to be set."""
     how: str = ""
-    """How the value is written here; without a key, why none is needed."""
+    """Form of the value here; without a key, why none is needed."""
 
 
 MODEL, TRAINING, ROWS = f"{LEARNER}.model_args", f"{LEARNER}.training_args", f"{LEARNER}.data_args"
@@ -220,7 +220,7 @@ MOST_NAMED = 12
 
 
 def counterpart_of(name: str, root: type[BaseModel]) -> str | None:
-    """The key to use in place of another program's; None for a name that is not known.
+    """Return the key to use in place of another program's, None for an unknown name.
 
     Args:
         name: As it is called there.
@@ -243,7 +243,7 @@ def counterpart_of(name: str, root: type[BaseModel]) -> str | None:
 
 
 def counterparts_of_block(name: str, block: Any, root: type[BaseModel]) -> str | None:
-    """The same of a block of another program's file, key by key; None where none of them is known."""
+    """Return the same for a block of another program's file, key by key. None if none of them is known."""
     if not isinstance(block, Mapping):
         return None
     known = [f"{path}: {text}" for path, leaf in _leaves(block) if (text := counterpart_of(leaf, root))]

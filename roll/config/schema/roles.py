@@ -226,13 +226,13 @@ class ValidationConfig(StrictConfig):
     )
 
     def named_sets(self) -> dict[str, HeldOut]:
-        """The prompts of each validation set and its sampling, by name."""
+        """Return the prompts of each validation set and its sampling, by name."""
         alone = {self.name: HeldOut(self.data_args, self.rows, self.generating_args)} if self.data_args or self.rows else {}
         several = {name: HeldOut(one.data_args, one.rows, one.generating_args or self.generating_args) for name, one in self.sets.items()}
         return alone | several
 
     def places(self) -> dict[str, str]:
-        """The path of each set's block in the configuration, by name."""
+        """Return the path of each set's block in the configuration, by name."""
         return {name: f"validation.sets.{name}" if name in self.sets else "validation" for name in self.named_sets()}
 
 

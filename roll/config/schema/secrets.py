@@ -9,24 +9,24 @@ from typing import Any
 
 HIDDEN = "***"
 NAMES = re.compile(r"token(?!i[sz]|s|_level)|key|secret|password|passwd|credential", re.IGNORECASE)
-"""Keys of secrets have one of these in their name. `TOKENIZERS_PARALLELISM` and numbers of tokens are none."""
+"""Parts of the names of secret keys. `TOKENIZERS_PARALLELISM` and numbers of tokens are not secret."""
 LOGIN = "login_kwargs"
-"""A block of SwanLab's, secret as a whole."""
+"""Block of SwanLab's settings that is secret as a whole."""
 NOT_SECRET = ("judge_api_key_env",)
-"""Keys of the schema whose value is the name of a variable."""
+"""Keys of the schema whose value is a variable's name."""
 PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^/\s:@]*:)(?P<password>[^/\s@]+)@", re.IGNORECASE)
 """Matches the password in a URL, between the user and the host."""
 SHORTEST = 6
-"""Characters of a secret that is looked for in texts. A shorter one stands in many words."""
+"""Least number of characters of a secret to search for in texts. Shorter ones occur in many words."""
 
 
 def is_secret(key: object) -> bool:
-    """Whether the key of a text says that it is secret."""
+    """Whether the key of a text marks it as secret."""
     return isinstance(key, str) and key not in NOT_SECRET and NAMES.search(key) is not None
 
 
 def redacted(tree: Any) -> Any:
-    """A copy of blocks, lists and values without what is secret. Numbers stay: a number of tokens is none."""
+    """Return a copy of blocks, lists and values without secrets. Numbers stay, such as numbers of tokens."""
     if isinstance(tree, Mapping):
         return {key: HIDDEN if value and _hides(key, value) else redacted(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -40,17 +40,17 @@ def _hides(key: object, value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Secrets:
-    """Those of a run, to be taken out of texts that somebody else wrote."""
+    """The secrets of a run, for removal from texts of other programs."""
 
     values: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, *trees: Any) -> Secrets:
-        """All that stand in blocks, lists and values."""
+        """Return all secrets in blocks, lists and values."""
         return cls(frozenset(secret for tree in trees for secret in _secrets(tree) if len(secret) >= SHORTEST))
 
     def hide(self, text: str) -> str:
-        """The text without them, the longest first: one may hold another."""
+        """Remove the secrets from a text, the longest first, because one may contain another."""
         for secret in sorted(self.values, key=len, reverse=True):
             text = text.replace(secret, HIDDEN)
         return PASSWORD.sub(rf"\g<before>{HIDDEN}@", text)
