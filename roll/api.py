@@ -30,7 +30,7 @@ from roll.types import Metrics
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a training left."""
+    """The result of a training."""
 
     folder: Path
     """The run folder."""

@@ -19,7 +19,7 @@ RenderMessages = Callable[[Messages, bool], str]
 
 
 class Render(Protocol):
-    """From messages to text."""
+    """Renders messages to text."""
 
     def __call__(self, messages: Messages, generate: bool, further: Mapping[str, Any] = NOTHING) -> str:
         """Render `messages`. `generate` opens an assistant turn at the end. `further` are more arguments of the chat template."""

@@ -48,7 +48,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a row, in tokens."""
+    """Lengths of a row in tokens."""
 
     prompt: int
     response: int
@@ -66,7 +66,7 @@ class ExampleSequence:
 
 @dataclass(frozen=True)
 class Example:
-    """What one row teaches."""
+    """An example of one row."""
 
     sequences: tuple[ExampleSequence, ...]
     """One conversation, or the chosen and the rejected one of a pair."""

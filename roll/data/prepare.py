@@ -41,7 +41,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What was written."""
+    """The written files."""
 
     rows: Mapping[str, int]
     """Number of rows by file."""

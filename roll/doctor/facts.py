@@ -30,7 +30,7 @@ class Finding:
     subject: str
     verdict: Verdict
     found: str
-    """What is there."""
+    """The finding."""
     remedy: str = ""
     """The command or the change that mends it, empty if nothing is to do."""
 
@@ -92,7 +92,7 @@ class Facts:
     driver: str | None
     gpus: tuple[Gpu, ...]
     links: Mapping[tuple[int, int], str]
-    """For each pair of GPUs, the connection as `nvidia-smi topo -m` calls it: NV18, PIX, PHB, SYS, ..."""
+    """Connection of each pair of GPUs, in the words of `nvidia-smi topo -m`: NV18, PIX, PHB, SYS, ..."""
     network: Network
     shared_memory: int
     """Bytes free in /dev/shm."""
@@ -112,7 +112,7 @@ class Facts:
     extension_locks: tuple[ExtensionLock, ...]
     """Locks of running or killed compilations."""
     ops: Mapping[str, Any] | str
-    """For each DeepSpeed op, whether it is `installed` and whether it can be compiled (`compatible`)."""
+    """Whether each DeepSpeed op is `installed` and can be compiled (`compatible`)."""
     sandbox: str | None = None
     """Why no program can run in a sandbox, None if one can."""
     ray_address: str | None = None

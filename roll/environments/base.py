@@ -12,7 +12,7 @@ Message = Mapping[str, Any]
 """Message in the form of OpenAI's API: `role`, `content` (text), `tool_calls`, `tool_call_id`, `name`; a call's arguments are JSON text."""
 TOOL_ERRORS = "tool_errors"
 MalformedCalls = Literal["answer", "end", "step"]
-"""What follows tool calls that cannot be read. `answer`: the model gets an error as a tool's answer, which is a turn. `end`: the episode
+"""Treatment of unreadable tool calls. `answer`: the model gets an error as a tool's answer, which is a turn. `end`: the episode
 ends. `step`: the environment gets the message, with the texts of the calls under `malformed`."""
 
 
@@ -36,7 +36,7 @@ class Step:
     """Reward of this turn."""
     done: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What is counted, added up over an episode. TOOL_ERRORS are calls of tools that failed."""
+    """Counts of this step, summed over an episode. TOOL_ERRORS are failed calls of tools."""
     state: str | None = None
     """See `Observation.state`."""
 

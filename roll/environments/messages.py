@@ -31,7 +31,7 @@ class McpServer(NamedTuple):
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a child is for."""
+    """The work of a child."""
 
     domain: str
     environment: str

@@ -20,15 +20,15 @@ from roll.environments.base import Message
 from roll.errors import EnvironmentFailed
 
 MOST_CHARACTERS = 16384
-"""Largest length of an answer to a call; the rest is left out, and the model is told."""
+"""Largest number of characters of an answer to a call. The rest is left out, and the model is told."""
 MOST_ERROR = 500
-"""Characters of what is said of a call that failed."""
+"""Largest number of characters in the report of a failed call."""
 SECTIONS = re.compile(r"^(Args|Returns|Raises|Yields|Examples?):\s*$", re.MULTILINE)
 PARAMETER = re.compile(r"^ {4}(\w+)(?: \([^)]*\))?: (.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 
 class CallError(Exception):
-    """A call that cannot be made; `str()` tells the model why."""
+    """A call that cannot be made. `str()` tells the model why."""
 
 
 class Answered(NamedTuple):
@@ -45,16 +45,16 @@ class Tool:
     name: str
     function: Callable[..., Any]
     schema: Mapping[str, Any]
-    """JSON schema in the form of OpenAI's API."""
+    """JSON schema in the format of OpenAI's API."""
     arguments: type[BaseModel]
-    """Reads the arguments of a call."""
+    """Parses the arguments of a call."""
 
 
 class Tools:
     """The tools of a domain or of an environment, by name."""
 
     def __init__(self, functions: Iterable[Callable[..., Any]]) -> None:
-        """Raises ValueError: of a function no tool can be made, or two have one name; says which."""
+        """Raises ValueError with the reason if a function cannot be a tool, or two have the same name."""
         self._tools: dict[str, Tool] = {}
         for function in functions:
             tool = tool_of(function)
@@ -64,7 +64,7 @@ class Tools:
 
     @property
     def schemas(self) -> list[Mapping[str, Any]]:
-        """The schemas of all tools, in their order."""
+        """Return the schemas of all tools, in their order."""
         return [tool.schema for tool in self._tools.values()]
 
     @property
@@ -83,7 +83,7 @@ class Tools:
         return any(inspect.iscoroutinefunction(tool.function) for tool in self._tools.values())
 
     def answer(self, call: Mapping[str, Any]) -> Answered:
-        """The answer to a call of a plain function. What it raises is told to the model; EnvironmentFailed ends the episode."""
+        """Return the answer to a call of a plain function. Its errors are reported to the model; EnvironmentFailed ends the episode."""
         try:
             return answered(call, self._begun(call))
         except EnvironmentFailed:
@@ -92,7 +92,7 @@ class Tools:
             return refused(call, error)
 
     async def answer_awaited(self, call: Mapping[str, Any]) -> Answered:
-        """The same, of a function that may be `async def`."""
+        """Return the same for a function that may be `async def`."""
         try:
             value = self._begun(call)
             return answered(call, await value if inspect.isawaitable(value) else value)
@@ -109,7 +109,7 @@ class Tools:
 
 
 def tool_of(function: Callable[..., Any]) -> Tool:
-    """The tool of a function: its name, its docstring with the descriptions of `Args:`, and its type hints.
+    """Make a tool of a function: from its name, its docstring with the descriptions of `Args:`, and its type hints.
 
     Raises:
         ValueError: it cannot be called by name with values of JSON; says why.
@@ -125,14 +125,14 @@ def tool_of(function: Callable[..., Any]) -> Tool:
         parameters = {"type": "object", **_stripped(arguments.model_json_schema())}
     except ValueError:
         raise
-    except Exception as error:  # of pydantic and of user's hints, of no one kind
+    except Exception as error:  # errors of pydantic and of the user's hints have any type
         raise ValueError(f"'{name}' has a type hint that JSON does not have: {error}") from error
     schema = {"type": "function", "function": {"name": name, "description": said, "parameters": parameters}}
     return Tool(name, function, schema, arguments)
 
 
 def descriptions(docstring: str) -> tuple[str, dict[str, str]]:
-    """What a docstring in Google's style says of the function, and of each parameter."""
+    """Return the texts of a docstring in Google's style on the function and on each parameter."""
     marks = list(SECTIONS.finditer(docstring))
     said, described = docstring[: marks[0].start() if marks else None].strip(), dict[str, str]()
     for mark, following in pairwise([*marks, None]):
@@ -143,7 +143,7 @@ def descriptions(docstring: str) -> tuple[str, dict[str, str]]:
 
 
 def calls_for(names: frozenset[str], message: Message) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """The calls of a message: those of these tools, and the others."""
+    """Split the calls of a message into those of these tools and the others."""
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
     return [call for call in calls if call["function"]["name"] in names], [call for call in calls if call["function"]["name"] not in names]
 
@@ -159,7 +159,7 @@ def _field(function: str, parameter: inspect.Parameter, hints: Mapping[str, Any]
 
 
 def _stripped(schema: Any, are_names: bool = False) -> Any:
-    """A schema without what tells a model nothing. `are_names`: its keys are names of parameters or types."""
+    """Return a schema without what is useless for a model. `are_names`: its keys are names of parameters or types."""
     if isinstance(schema, list):
         return [_stripped(one) for one in schema]
     if not isinstance(schema, dict):
@@ -169,7 +169,7 @@ def _stripped(schema: Any, are_names: bool = False) -> Any:
 
 
 def _arguments(tool: Tool, text: Any) -> dict[str, Any]:
-    """The values to call it with. Raises CallError."""
+    """Return the arguments of the call. Raises CallError."""
     try:
         read = tool.arguments.model_validate_json(text or "{}")
     except ValidationError as error:
@@ -179,7 +179,7 @@ def _arguments(tool: Tool, text: Any) -> dict[str, Any]:
 
 
 def answered(call: Mapping[str, Any], value: Any) -> Answered:
-    """The message to the model with a value that a tool returned."""
+    """Return the message to the model with a tool's value."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     if len(text) > MOST_CHARACTERS:
         text = f"{text[:MOST_CHARACTERS]}\n... {len(text) - MOST_CHARACTERS} characters more"
@@ -187,7 +187,7 @@ def answered(call: Mapping[str, Any], value: Any) -> Answered:
 
 
 def refused(call: Mapping[str, Any], error: Exception) -> Answered:
-    """The message to the model about a call that failed."""
+    """Return the message to the model about a failed call."""
     said = str(error) if isinstance(error, CallError) else f"{type(error).__name__}: {error}"
     return Answered(_message(call, f"Error: {said}"[:MOST_ERROR]), failed=True)
 

@@ -123,7 +123,7 @@ class GridWorld(ABC):
     actions: ClassVar[Sequence[str]]
     """Their words, by number."""
     usual_symbols: ClassVar[Mapping[int, str]]
-    """Symbols of cells by their number, if none are given."""
+    """Default symbols of cells by number."""
     names: ClassVar[Mapping[int, str]]
     """The same in words."""
 
@@ -144,7 +144,7 @@ class GridWorld(ABC):
     agent_template: str = TURN
     """Text of each turn, with PLACEHOLDERS."""
     max_response_length: int | None = None
-    """What the template says of it."""
+    """Its text in the template."""
 
     def __post_init__(self) -> None:
         self._lookup = symbols(self.grid_lookup, self.usual_symbols)

@@ -39,7 +39,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the policy said."""
+    """The policy's answer."""
 
     identity: str
     """Identity of this answer within the session."""

@@ -110,7 +110,7 @@ FULL = (StopReason.MAX_TURNS, StopReason.CONTEXT_FULL, StopReason.ABORTED)
 
 
 async def _watched(run: Coroutine[Any, Any, AgentEnd], session: AgentSession) -> AgentEnd | None:
-    """How the agent ended; None if it had to be killed, as there was nothing more to be had and it did not end.
+    """Return how the agent ended. None if it was killed, because it did not end after the policy's last answer.
 
     Raises:
         RollError: the engine failed.

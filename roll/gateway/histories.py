@@ -143,7 +143,7 @@ def _next_digest(before: str, message: Message) -> str:
 
 
 def _compared(message: Message) -> dict[str, Any]:
-    """What two messages have in common if they are the same, though an agent may have written one anew: leaving out what the policy
+    """Return a message's identity, which stays the same if an agent rewrites the message: without what the policy
     thought, blanks at the ends of its words, identities of its calls."""
     if message["role"] != "assistant":
         return {key: message.get(key) for key in ("role", "content", "tool_call_id")}

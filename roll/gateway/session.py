@@ -29,7 +29,7 @@ class SessionBounds:
     """Bounds of one episode."""
 
     requests: int
-    """That are answered; those that find no room among them."""
+    """Number of answered requests, including those without room."""
     sequence: int
     """Tokens of a trajectory."""
 

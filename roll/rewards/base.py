@@ -56,7 +56,7 @@ class RewardTraits:
 
 
 def traits_of(reward: RewardFunction) -> RewardTraits:
-    """What it declares."""
+    """Its declared traits."""
     traits = declared(reward)
     return traits if isinstance(traits, RewardTraits) else RewardTraits()
 

@@ -45,7 +45,7 @@ class ApiModel:
 
     @property
     def address(self) -> str:
-        """Where requests go."""
+        """Return the address of requests."""
         base = self.url.rstrip("/")
         return base if base.endswith(COMPLETIONS) else base + COMPLETIONS
 

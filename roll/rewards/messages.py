@@ -30,7 +30,7 @@ Entry = tuple[int, int, Prompt, Sequence[str], Sequence[int]]
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a child is for."""
+    """The work of a child."""
 
     domain: str
     parts: tuple[RewardPart, ...]

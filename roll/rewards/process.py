@@ -74,7 +74,7 @@ class _Batch:
     """Whether somebody killed or stopped the child during the call. The next time the response is blamed."""
 
     def responses(self, number: int) -> Sequence[str]:
-        """Those of a call."""
+        """Return the responses of a call."""
         begin = self.begin + number - self.number
         return self.group.responses[begin : begin + (self.end - self.begin) // self.calls]
 
@@ -352,7 +352,7 @@ def _one(batch: _Batch, number: int) -> _Batch:
 
 
 def _fail(done: asyncio.Future[None], error: BaseException) -> None:
-    """Whoever waits raises it."""
+    """Raise an error in all waiters."""
     if done.done():
         return
     if isinstance(error, asyncio.CancelledError):

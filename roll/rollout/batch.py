@@ -28,14 +28,14 @@ from roll.types import (
 )
 
 BROKEN_OFF = (StopReason.ABORTED, StopReason.DEADLINE, StopReason.ENVIRONMENT_FAILED)
-"""What ends a trajectory and is not the policy's doing: such an episode has no verdict."""
+"""Ends of a trajectory that the policy did not cause. Such an episode has no verdict."""
 TRUNCATED = (StopReason.LENGTH, StopReason.MAX_TURNS, StopReason.CONTEXT_FULL)
-"""What ends an episode that the policy would have gone on with."""
+"""Ends of an episode that the policy would have continued."""
 
 
 @dataclass(frozen=True)
 class Shaping:
-    """How rewards, and the responses' weights in the loss, change before credit is assigned."""
+    """Settings for the change of rewards and loss weights before credit is assigned."""
 
     max_len_mask: bool = False
     """Truncated responses count in their group's statistics but not in the loss."""
@@ -72,7 +72,7 @@ class Experience:
     baselines: Floats | None
     """[E], shaped reward of the greedy response to the same prompt; None if there are none."""
     turns: Turns | None = None
-    """What parts of the episodes earned; None where every episode is one turn."""
+    """Rewards of the episodes' turns, None if every episode is one turn."""
 
     @property
     def episodes(self) -> Sequences:
@@ -122,7 +122,7 @@ def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
 
 
 def _means(rewards: Sequence[float], counts: np.ndarray) -> list[float]:
-    """Of each group; not a number where it has no reward. `counts` says how many rewards are whose."""
+    """Return the mean reward of each group, NaN without rewards. `counts` is the number of rewards of each group."""
     values, ends = np.array(rewards, np.float64), np.cumsum(counts)
     bounds = zip((ends - counts).tolist(), ends.tolist(), strict=True)
     return [float(values[begin:end].sum()) / (end - begin) if end > begin else np.nan for begin, end in bounds]
@@ -135,25 +135,25 @@ def _has_log_probs(segments: Sequence[Segment]) -> bool:
 
 
 def usable(group: RolloutGroup) -> list[Episode]:
-    """The group's episodes that say something of the policy; none if there is nothing to compare them with."""
+    """Return the group's episodes with a verdict, none if the baseline they are compared with has none."""
     if group.baseline is not None and not has_verdict(group.baseline):
         return []
     return [episode for episode in group.episodes if has_verdict(episode)]
 
 
 def rewards_differ(group: RolloutGroup) -> bool:
-    """Whether a comparison within the group can teach anything."""
+    """Whether a comparison within the group has a gradient."""
     return len({episode.reward.value for episode in usable(group)}) > 1
 
 
 def failure(group: RolloutGroup) -> str | None:
-    """Why an environment of the group broke in each of its attempts, if one did: such a group is replaced."""
+    """Return why an environment of the group broke in all of its attempts, if one did. Such a group is replaced."""
     broken = [episode.reward.note for episode in group.episodes if episode.stop is StopReason.ENVIRONMENT_FAILED]
     return broken[0] if broken else None
 
 
 def has_verdict(episode: Episode) -> bool:
-    """Whether its reward says something of the policy."""
+    """Whether its reward is a verdict on the policy."""
     return episode.reward.outcome not in NO_VERDICT and not any(trajectory.stop in BROKEN_OFF for trajectory in episode.trajectories)
 
 
@@ -178,7 +178,7 @@ def _learns(episode: Episode, mean_reward: float, shaping: Shaping) -> bool:
 
 
 def _laid_end_to_end(trajectories: Sequence[Trajectory], segments: Sequence[Segment], learns: np.ndarray) -> Sequences:
-    """One sequence for each trajectory, of which `segments` are all. `learns` says of each whether it enters the loss."""
+    """Build one sequence for each trajectory from all `segments`. `learns` says of each whether it enters the loss."""
     lengths = np.array([len(segment.token_ids) for segment in segments])
     counts = np.array([len(trajectory.segments) for trajectory in trajectories])
     offsets = np.concatenate([[0], np.cumsum(lengths)[np.cumsum(counts) - 1]]).astype(np.int64)
@@ -188,7 +188,7 @@ def _laid_end_to_end(trajectories: Sequence[Trajectory], segments: Sequence[Segm
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metrics:
-    """Rewards by domain, outcomes, lengths and staleness of a step's episodes."""
+    """Return metrics of a step's episodes: rewards by domain, outcomes, lengths and staleness."""
     episodes = [episode for group in groups for episode in group.episodes]
     scored = [episode for episode in episodes if has_verdict(episode)]
     rewards = np.array([episode.reward.value for episode in scored] or [np.nan])
@@ -219,6 +219,6 @@ def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metr
 
 
 def token_count(groups: Sequence[RolloutGroup]) -> int:
-    """Given and sampled tokens of every trajectory, the greedy responses' aside."""
+    """Return the number of given and sampled tokens of all trajectories, without greedy responses."""
     paths = [trajectory for group in groups for episode in group.episodes for trajectory in episode.trajectories]
     return sum(len(segment.token_ids) for trajectory in paths for segment in trajectory.segments)

@@ -65,7 +65,7 @@ class CreditAssignment:
     def __call__(
         self, step: Experience, ref_log_probs: Floats | None, proximal_log_probs: Floats | None = None, values: Floats | None = None
     ) -> tuple[TrainBatch, Metrics]:
-        """The step's batch, and what there is to say of it.
+        """Return the step's batch and its metrics.
 
         Args:
             ref_log_probs: [T]; None if no term uses it.
@@ -93,7 +93,7 @@ def train_batch(
     state: CreditState,
     values: Floats | None = None,
 ) -> tuple[TrainBatch, CreditState, Metrics]:
-    """Advantages joined to the step's sequences, the state for the next step, and metrics. Arguments as of `CreditAssignment`.
+    """Return the step's batch with advantages, the state for the next step, and metrics. Arguments as of `CreditAssignment`.
 
     Estimators see each episode as one sequence, so that what is earned at its end reaches every token of its trajectories.
     """
@@ -139,7 +139,7 @@ def train_batch(
 
 
 def value_metrics(values: Floats, returns: Floats) -> Metrics:
-    """What a critic's values were worth before its update, from [S] each of the response tokens.
+    """Return metrics of a critic's values before its update, from [S] each of the response tokens.
 
     The explained variance, 1 - Var(returns - values) / Var(returns), is 1 for values that are the returns, 0 for a constant, and below
     that where no values would have been better. It is left out of a step whose returns are all equal.

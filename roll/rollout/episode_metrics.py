@@ -11,7 +11,7 @@ from roll.types import Episode, Metrics, RolloutGroup, StopReason
 
 
 def episode_metrics(groups: Sequence[RolloutGroup]) -> Metrics:
-    """Turns, why episodes ended, tools, forks and seconds; and by domain what its environment counts. Empty without environments."""
+    """Return turns, ends, tools, forks and seconds of episodes, and the environments' metrics by domain. Empty without environments."""
     played = [(group.prompt.domain, episode) for group in groups for episode in group.episodes if in_environment(episode)]
     if not played:
         return {}
@@ -43,7 +43,7 @@ def in_environment(episode: Episode) -> bool:
 
 
 def given_and_sampled(episode: Episode) -> int:
-    """Tokens of the longest trajectory."""
+    """Return the number of tokens of the longest trajectory."""
     return max(sum(len(segment.token_ids) for segment in path.segments) for path in episode.trajectories)
 
 

@@ -32,7 +32,7 @@ ENVIRONMENT = "environment/"
 """Prefix of the names of metrics that an environment returns."""
 UNREADABLE = "Error: this tool call cannot be read, and nothing was done: {}"
 MOST_DISTURBED = 10
-"""How often an episode begins anew because its environment was lost through another one, which uses up no attempt."""
+"""Number of restarts of an episode whose environment was lost through another one. They do not count as attempts."""
 FAILURES = {"crashed": RewardOutcome.CRASHED, "timed_out": RewardOutcome.TIMED_OUT}
 
 
@@ -43,7 +43,7 @@ class EnvironmentSession(Protocol):
     malformed_calls: MalformedCalls
 
     async def step(self, message: Message) -> Step:
-        """What the environment answers to the policy's message.
+        """Return the environment's answer to the policy's message.
 
         Raises:
             EnvironmentFailed: it broke.
@@ -56,10 +56,10 @@ class EnvironmentSession(Protocol):
 
 
 class Environments(Protocol):
-    """Where environments are had."""
+    """Provides environments."""
 
     async def open(self, domain: str, row: Mapping[str, Any], seed: int) -> EnvironmentSession:
-        """A fresh environment of the domain, after its `reset`.
+        """Return a fresh environment of the domain after its `reset`.
 
         Raises:
             EnvironmentFailed: there is none.
@@ -102,7 +102,7 @@ class Player(Protocol):
     """Plays episodes of some domains."""
 
     async def play(self, prompt: Prompt, environment_seed: int, seed: int | None) -> Episode:
-        """One episode, or one that ended with ENVIRONMENT_FAILED.
+        """Play one episode. It may end with ENVIRONMENT_FAILED.
 
         Args:
             environment_seed: the same for all episodes that are compared with each other.
@@ -112,7 +112,7 @@ class Player(Protocol):
 
 
 class Episodes:
-    """Implements `Player`: a message of the policy, a step of the environment, and so on."""
+    """Implements `Player`: messages of the policy and steps of the environment alternate."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class _Turns:
         environment: EnvironmentSession,
         clock: Callable[[], float],
     ) -> None:
-        """Raises EnvironmentFailed if the first observation is longer than a prompt may be, or the chat template refuses it."""
+        """Start with the first observation. Raises EnvironmentFailed if it exceeds a prompt's length, or the chat template refuses it."""
         self._generator, self._renderer, self._sampling, self._environment = generator, renderer, sampling, environment
         self._longest, self._clock, self._session = tokens.sequence, clock, Session()
         first = environment.observation
@@ -192,7 +192,7 @@ class _Turns:
         self.transcript = Transcript(token_ids, renderer.text(token_ids))
 
     async def run(self, max_turns: int, seed: int | None) -> StopReason:
-        """All turns, and why there are no more."""
+        """Play all turns. Return why the episode ends."""
         for turn in range(max_turns):
             room = self._longest - len(self.transcript.context)
             if room < 1:
@@ -222,7 +222,7 @@ class _Turns:
         return completion
 
     async def _answer(self, parsed: Parsed) -> Step:
-        """What the environment says to a message; to tool calls that cannot be read, what it wants to be said."""
+        """Return the environment's answer to a message. Unreadable tool calls are treated as the environment wants."""
         malformed, counts = parsed.malformed, self.transcript.counts
         if malformed and self._environment.malformed_calls == "answer":
             return Step([{"role": "tool", "content": UNREADABLE.format(text)} for text in malformed])
@@ -237,7 +237,7 @@ class _Turns:
         return step
 
     def _go_on(self, sampled: Ints, messages: Sequence[Message]) -> bool:
-        """Give the policy the environment's answer; False if there is no room for it and a token more."""
+        """Append the environment's answer. Return False if there is no room for it and one more token."""
         transcript, before = self.transcript, self.transcript.context[: len(self.transcript.context) - len(sampled)]
         self._messages += messages
         bridge = self._renderer.bridge(before, sampled, messages, self._tools)
@@ -254,7 +254,7 @@ NO_TOKENS = np.zeros(0, np.int32)
 
 
 async def attempted(attempt: Callable[[], Awaitable[Episode]], attempts: int, prompt_text: str) -> Episode:
-    """The episode of the first attempt whose environment holds, or else one that ended with ENVIRONMENT_FAILED.
+    """Return the first attempt with an intact environment, or else an episode that ended with ENVIRONMENT_FAILED.
 
     Args:
         attempts: that may break, those aside that broke with a neighbour.
@@ -274,10 +274,10 @@ async def attempted(attempt: Callable[[], Awaitable[Episode]], attempts: int, pr
 
 
 def state_of(seen: Observation | Step) -> str:
-    """The state by which turns are compared: the environment's own word, or else the text of its messages."""
+    """Return the state for comparing turns: the environment's own, or else the text of its messages."""
     return seen.state if seen.state is not None else "\n".join(str(message.get("content") or "") for message in seen.messages)
 
 
 def calls_of(message: Message) -> list[dict[str, Any]]:
-    """Name and arguments of the tools that a message calls."""
+    """Return name and arguments of a message's tool calls."""
     return [{"name": call["function"]["name"], "arguments": call["function"]["arguments"]} for call in message.get("tool_calls") or ()]

@@ -11,12 +11,12 @@ from roll.rollout.batch import rewards_differ, usable
 from roll.types import RolloutGroup
 
 Keep = Callable[[RolloutGroup], bool]
-"""Whether a group is handed over."""
+"""Whether to keep a group."""
 
 
 @dataclass(frozen=True)
 class MeanBetween:
-    """Keeps a group whose mean reward lies between two bounds, neither of them included. As ROLL's `mean_filter`."""
+    """Keeps a group whose mean reward is strictly between two bounds. As ROLL's `mean_filter`."""
 
     low: float = -inf
     high: float = inf

@@ -32,7 +32,7 @@ class JudgedInTurn:
         self._changes = asyncio.Condition()
         self._generating = self._scoring = 0
         self._domain: str | None = None
-        """Whose model is on its devices; None while the engines may be."""
+        """Domain whose model is on its devices. None while the engines may be there."""
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
         """See `Generator`."""

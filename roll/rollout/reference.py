@@ -1,4 +1,4 @@
-"""Reference log-probs of a step: asked for at once when its groups are taken, or group by group as they are finished.
+"""Reference log-probs of a step: computed at once when its groups are taken, or group by group as they finish.
 
 scheduler ──group finished──▶ ReferenceAhead.finished ──▶ reference, one group at a time, while others are generated
 loop ──the step's groups──▶ ReferenceAhead.of ──▶ what is still missing is waited for
@@ -28,7 +28,7 @@ class StepReference(Protocol):
         ...
 
     async def of(self, groups: Sequence[RolloutGroup], sequences: Sequences) -> Floats:
-        """[T], for the sequences of the step that is made of these groups.
+        """Return log-probs [T] for the sequences of the step with these groups.
 
         Raises:
             RollError: the reference failed.
@@ -65,16 +65,16 @@ class _Asked:
 
 
 class ReferenceAhead:
-    """Asks about each group when it is finished, for a reference that has devices of its own.
+    """Computes each group when it is finished, for a reference with its own devices.
 
-    Groups are asked about alone, so that what comes out does not depend on which are finished first.
+    Groups are computed separately, so that results do not depend on the order in which they finish.
     """
 
     def __init__(self, log_probs: LogProbs, shaping: Shaping) -> None:
         """`shaping` is that of the steps."""
         self._log_probs, self._shaping = log_probs, shaping
         self._asked: dict[int, _Asked] = {}
-        self._turn = asyncio.Lock()  # a call's deadline begins when it is made, not when the reference comes to it
+        self._turn = asyncio.Lock()  # a call's deadline starts when it is made, not when the reference starts to work on it
 
     def finished(self, group: RolloutGroup) -> None:
         """See `StepReference`. Groups that finished earlier come first."""

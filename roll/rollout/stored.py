@@ -1,4 +1,4 @@
-"""Groups that are finished and not handed over, in a file of a checkpoint: a run that resumes does not generate them again.
+"""Stores finished groups that were not handed over in a checkpoint, so that a resumed run does not generate them again.
 
 One safetensors file holds the tokens and log-probs of all segments end to end, and a JSON text that says which are whose.
 """
@@ -28,12 +28,12 @@ class StoredGroup:
 
     prompt_id: int
     age: int
-    """Steps since its prompt was drawn."""
+    """Number of steps since its prompt was drawn."""
     episodes: Sequence[Episode]
     baseline: Episode | None
 
     def of(self, prompt: Prompt) -> RolloutGroup:
-        """The whole group.
+        """Return the whole group.
 
         Raises:
             CheckpointError: it answers another prompt.
@@ -44,7 +44,7 @@ class StoredGroup:
 
 
 def write_groups(path: Path, groups: Mapping[int, StoredGroup]) -> None:
-    """Write groups by the number under which `read_groups` gives them back."""
+    """Write groups by number, under which `read_groups` returns them."""
     tokens: list[Any] = [np.zeros(0, np.int32)]
     log_probs: list[Any] = [np.zeros(0, np.float32)]
 
@@ -79,7 +79,7 @@ def write_groups(path: Path, groups: Mapping[int, StoredGroup]) -> None:
 
 
 def read_groups(path: Path) -> dict[int, StoredGroup]:
-    """What `write_groups` wrote.
+    """Read a file of `write_groups`.
 
     Raises:
         CheckpointError: the file is something else.
@@ -120,7 +120,7 @@ class _Cut:
         self._values, self._begin = values, 0
 
     def next(self, count: int) -> Any:
-        """[count], the next values."""
+        """Return the next values, [count]."""
         begin, self._begin = self._begin, self._begin + count
         if self._begin > len(self._values):
             raise ValueError(f"{len(self._values)} values are too few")

@@ -17,26 +17,26 @@ from roll.types import Episode, Floats, Ints, Segment
 Locate = Callable[[Segment, Sequence[int]], Ints]
 """See `TurnEnds`."""
 BROKEN = "\ufffd"
-"""What a decoder writes for bytes that are no character."""
+"""A decoder's character for bytes that are not a character."""
 
 
 class TurnEnds:
-    """From characters of a response's text to its tokens."""
+    """Maps characters of a response's text to its tokens."""
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
-        """`decode` makes text of token ids as the engine did."""
+        """`decode` converts token ids to text as the engine did."""
         self._decode = decode
         self._pieces: dict[int, str] = {}
 
     def __call__(self, response: Segment, ends: Sequence[int]) -> Ints:
-        """[K]: for each number of characters the least number of tokens whose text has them.
+        """Return, for each of K numbers of characters, the least number of tokens whose text has them.
 
         At the text's end these are all tokens: the end-of-sequence token, which has no text, belongs to the last turn.
         """
         token_ids, text = response.token_ids.tolist(), response.text
         runs = self._runs(token_ids)
         if "".join(part for _, part in runs) != text:
-            runs = [(token_ids, text)]  # a token's text depends on what stands before it
+            runs = [(token_ids, text)]  # a token's text depends on the tokens before it
         characters = [0, *accumulate(len(part) for _, part in runs)]
         tokens = [0, *accumulate(len(ids) for ids, _ in runs)]
 
@@ -49,7 +49,7 @@ class TurnEnds:
         return np.array([count(end) for end in ends], np.int32)
 
     def _runs(self, token_ids: list[int]) -> list[tuple[list[int], str]]:
-        """Tokens with their text, one by one; those that hold parts of characters stay together."""
+        """Yield tokens with their text. Tokens with parts of one character stay together."""
         runs: list[tuple[list[int], str]] = []
         for is_broken, group in groupby(token_ids, lambda token_id: BROKEN in self._piece(token_id)):
             ids = list(group)
@@ -68,7 +68,7 @@ class TurnEnds:
 
 
 def divided(episode: Episode, locate: Locate) -> Episode:
-    """The episode with a segment for each turn of its response, if the reward names turns; otherwise the episode as it is.
+    """Return the episode with a segment for each turn of its response, if the reward names turns; otherwise unchanged.
 
     Turns that end in one token are one segment. What follows the last turn is a segment too.
     """
@@ -88,7 +88,7 @@ def divided(episode: Episode, locate: Locate) -> Episode:
 
 
 def joined_turns(episodes: Sequence[Episode], rewards: Floats) -> Turns | None:
-    """The turns of a step's episodes: one for each sampled segment. None if each episode is one turn.
+    """Return the turns of a step's episodes, one for each sampled segment. None if each episode is one turn.
 
     Args:
         rewards: [E], shaped. What they have beyond the turns' rewards is the last turn's.
@@ -124,7 +124,7 @@ def _states(episodes: Sequence[Episode]) -> Ints | None:
 
 
 def _turn_lengths(episode: Episode) -> list[int]:
-    """Tokens of each turn: those sampled, and those given before them; what is given after the last turn stands with it."""
+    """Return the tokens of each turn: the sampled ones and the given ones before them. Given tokens after the last turn belong to it."""
     lengths, before = [], 0
     for segment in (segment for trajectory in episode.trajectories for segment in trajectory.segments):
         before += len(segment.token_ids)

@@ -95,5 +95,5 @@ class Window:
         return {"begin": self._begin - head, "gone": gone + [ordinal - head for ordinal in sorted(self._known_gone)]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Ordinals count from the head on."""
+        """Load a state. Ordinals count from the head."""
         self._begin, self._known_gone = state["begin"], set(state["gone"])

@@ -35,7 +35,7 @@ class RouterBalance:
         self._total = total.clamp(min=1.0)
 
     def begin(self, micro_batch: MicroBatch) -> None:
-        """Its forward pass comes."""
+        """Note the start of a micro-batch's forward pass."""
         self._tokens = tokens_of_samples(micro_batch)
         # DeepSpeed averages gradients over ranks.
         weight = self._coefficient * self._tokens * self._rank.world_size / self._total

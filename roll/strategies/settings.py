@@ -148,7 +148,7 @@ class HfRewardSettings:
     model_path: str
     model_args: ModelConfig
     token_budget: int
-    """Of one forward pass."""
+    """Token budget of one forward pass."""
     deterministic: bool = False
     """See `TrainSettings.deterministic`."""
 

@@ -20,7 +20,7 @@ TRIM_THRESHOLD, MMAP_MAX = -1, -4
 """Parameters of glibc's `mallopt`."""
 KEEP: dict[int, int] = {TRIM_THRESHOLD: 2**31 - 1, MMAP_MAX: 0}
 GIVE_BACK: dict[int, int] = {TRIM_THRESHOLD: 128 << 10, MMAP_MAX: 65536}
-"""What glibc begins with."""
+"""glibc's defaults."""
 
 
 def collect_rarely() -> None:

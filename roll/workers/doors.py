@@ -17,12 +17,12 @@ from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[rep
 
 LOOPBACK = "127.0.0.1"
 OF_TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-"""Variables in which Ray looks for a token, and whether to ask for one."""
+"""Ray's variables for a token, and for whether to require one."""
 
 
 @contextmanager
 def own_token(folder: Path) -> Iterator[None]:
-    """Within, a Ray that is started asks everyone for a token that lies in `folder`, which no other user may enter.
+    """Let a Ray that starts in the block require a token, which lies in `folder`. No other user may enter the folder.
 
     The processes that Ray starts find it by the variables that they inherit; the token itself is in none of them.
     """
@@ -42,14 +42,14 @@ def own_token(folder: Path) -> Iterator[None]:
 
 
 def _read_again() -> None:
-    """Ray reads the variables once, as it is imported. The mode first: a thread of Ray's that still ends must not ask for a token anew."""
+    """Let Ray read the variables again, which it reads once at import. The mode first: a late thread of Ray must not ask for a token."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextmanager
 def loopback() -> Iterator[str]:
-    """Within, Ray may be started at the address that it yields; its servers then listen there alone.
+    """Let Ray start in the block at the yielded address. Its servers then only listen there.
 
     Elsewhere Ray puts the address of an interface in place of a loopback one, lest it is given to another host.
     """

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MOST_RESTARTS = 5
-"""Largest number of restarts of an engine in a run. It is retired if it dies once more."""
+"""Largest number of restarts of an engine in a run. An engine that dies once more is retired."""
 MOST_LATE = 3
-"""Requests in a row that miss their deadline at an engine."""
+"""Number of consecutive late requests after which an engine counts as dead."""
 
 
 class EngineState(StrEnum):
@@ -35,7 +35,7 @@ class EngineState(StrEnum):
 SERVING = (EngineState.HEALTHY, EngineState.SUSPECT)
 """May be given requests."""
 PRESENT = (*SERVING, EngineState.STALE)
-"""Has a process that answers calls."""
+"""States of an engine with a process that answers calls."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class EngineHealth:
     """The states of all engines of a role, by number."""
 
     def __init__(self, engines: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """All are healthy. `clock` gives seconds."""
+        """At first all are healthy. `clock` gives seconds."""
         self._engines, self._clock = [_Engine() for _ in range(engines)], clock
 
     def state(self, engine: int) -> EngineState:
@@ -58,16 +58,16 @@ class EngineHealth:
         return self._engines[engine].state
 
     def restarts(self, engine: int) -> int:
-        """How often an engine was restarted; tells the processes that have had its number apart."""
+        """Return the number of an engine's restarts, which identifies its process."""
         return self._engines[engine].restarts
 
     @property
     def all_restarts(self) -> int:
-        """Restarts of all engines together."""
+        """Return the number of restarts of all engines together."""
         return sum(engine.restarts for engine in self._engines)
 
     def those(self, states: Collection[EngineState]) -> list[int]:
-        """The engines in one of these states, in order."""
+        """Return the engines in one of these states, in order."""
         return [number for number, engine in enumerate(self._engines) if engine.state in states]
 
     @property
@@ -83,7 +83,7 @@ class EngineHealth:
             found.state = EngineState.HEALTHY
 
     def late(self, engine: int) -> bool:
-        """A request missed its deadline. Whether it was one too many: the engine is to be reported dead."""
+        """Note that a request missed its deadline. Return whether the engine now counts as dead."""
         found = self._engines[engine]
         found.late += 1
         if found.state is EngineState.HEALTHY:
@@ -91,7 +91,7 @@ class EngineHealth:
         return found.late >= MOST_LATE
 
     def died(self, engine: int) -> bool:
-        """It has died. False if that is known."""
+        """Note that it has died. Return False if that was known."""
         found = self._engines[engine]
         if found.state in (EngineState.DEAD, EngineState.RETIRED):
             return False
@@ -107,13 +107,13 @@ class EngineHealth:
         found.state, found.restarts, found.late = EngineState.RESTARTING, found.restarts + 1, 0
 
     def loaded(self, engine: int) -> float:
-        """Its new process is ready and waits for weights. The seconds since it died."""
+        """Note that its new process is ready and waits for weights. Return the seconds since its death."""
         found = self._engines[engine]
         assert found.state is EngineState.RESTARTING, f"engine {engine} is {found.state}"
         found.state = EngineState.STALE
         return self._clock() - found.died_at
 
     def has_weights(self, engine: int) -> None:
-        """It has the policy's weights."""
+        """Note that it has the policy's weights."""
         if self._engines[engine].state is EngineState.STALE:
             self._engines[engine].state = EngineState.HEALTHY

@@ -66,7 +66,7 @@ def held_by(pids: Collection[int], devices: ByDevice) -> int | None:
 
 
 def nvml() -> ByDevice:
-    """What NVIDIA's driver says; nothing if it cannot be asked (it, or the package nvidia-ml-py, is not there).
+    """Query NVIDIA's driver. Empty if the driver or the package nvidia-ml-py is absent.
 
     In a container with process ids of its own it may list none of them.
     """

@@ -31,21 +31,21 @@ WORK = {
     "load_bucket": "taking weights",
     "load_adapter": "taking an adapter",
 }
-"""What a call of a strategy's method is shown as; of other methods, the method's name."""
+"""Names of a strategy's calls for users. Other methods are shown by their name."""
 NO_PROCESS = "starting its process"
 READY = "ready"
 
 
 @dataclass(frozen=True)
 class RankState:
-    """What the driver knows of a rank."""
+    """The driver's knowledge of a rank."""
 
     pid: int | None
-    """None before its process has answered."""
+    """Its signs of life, None before its process has answered."""
     node_id: str | None
     log: Path
     begin: int
-    """Bytes of the log that are of earlier processes."""
+    """Number of bytes of the log from earlier processes."""
     is_built: bool
 
 
@@ -55,25 +55,25 @@ class ObservedGroup(Protocol):
     role: str
 
     def states(self) -> Sequence[RankState]:
-        """The states by rank; empty once the ranks are about to be ended."""
+        """Return the processes by rank, empty once the ranks are being ended."""
         ...
 
     @property
     def work(self) -> str | None:
-        """What they have been asked to do and have not answered; None if nothing."""
+        """Return the unanswered call of the ranks, None if there is none."""
         ...
 
 
 class Lookers(Protocol):
-    """The nodes of the cluster, by id; None is that of this process."""
+    """The nodes of the cluster by id. None is this process's node."""
 
     async def look(self, node_id: str | None, asked: Sequence[tuple[int | None, Path, int]]) -> list[Look]:
-        """See `signs.look`, of several processes of a node."""
+        """See `signs.look`, for several processes of a node."""
         ...
 
 
 class RoleSigns:
-    """Remembers how far each log was read, and the last stage that each process has entered."""
+    """Keeps how far each log was read, and the latest stage of each process."""
 
     def __init__(self, lookers: Lookers) -> None:
         self._lookers = lookers
@@ -81,7 +81,7 @@ class RoleSigns:
         self._stages: dict[Path, str] = {}
 
     async def of(self, group: ObservedGroup, progress: str) -> Sign | None:
-        """What a role does; None if it is ending. `progress` is of what it was asked to do."""
+        """Return a role's present work, None if it is ending. `progress` is that of its call."""
         states = group.states()
         if not states:
             return None
@@ -112,12 +112,12 @@ class RoleSigns:
 
 
 def work_of(method: str) -> str:
-    """What ranks do that run a method of their strategy."""
+    """Return the work of ranks that run a method of their strategy."""
     return WORK.get(method, method.replace("_", " "))
 
 
 def joined(stages: Sequence[str]) -> str:
-    """One text for all ranks: how many are in which stage, unless all are in one."""
+    """Return one text for all ranks: the number of ranks in each stage, or the common stage."""
     counts = {stage: stages.count(stage) for stage in dict.fromkeys(stages)}
     if len(counts) == 1:
         return stages[0]

@@ -1,4 +1,4 @@
-"""Which engine takes the next samples, and how many it may have. Counts alone: no clock, no tasks.
+"""Chooses the engine for the next samples, and limits its samples. Only counts: no clock, no tasks.
 
     samples that wait, in order ──▶ the engine with the most room ──▶ one leaves, and another may come
 
@@ -15,27 +15,27 @@ from dataclasses import dataclass
 from roll.strategies.base import EngineActivity
 
 FULL = 0.9
-"""Share of the KV cache in use from which on a preemption is one for lack of room. An update may preempt as well."""
+"""Share of the KV cache in use above which a preemption is for lack of room. An update may also preempt."""
 SPARE = 0.6
-"""Share of the KV cache in use below which more samples may run."""
+"""Share of the KV cache in use below which the limit is raised."""
 LOWERED, RAISED = 0.8, 1.25
-"""Factors of a limit. Lowered further than raised by one step, it settles below what makes an engine preempt."""
+"""Factors that lower and raise a limit. It is lowered further than raised, so that it settles below the preempting load."""
 
 
 @dataclass
 class RunningLimit:
-    """How many samples an engine runs at a time: at first all that it takes, then what its KV cache has held without a preemption."""
+    """Limits the concurrent samples of an engine: first to its own limit, then to what its KV cache held without a preemption."""
 
     most: int
     """Never more than these."""
     adapts: bool
-    """Whether the bound follows the engine's KV cache; otherwise it stays as it is."""
+    """Whether the limit follows the engine's KV cache. Otherwise it is constant."""
 
     def __post_init__(self) -> None:
         self.samples = self.most
 
     def heed(self, activity: EngineActivity, most_running: int) -> None:
-        """Adapt to what the engine did in a step in which at most so many samples ran at a time."""
+        """Adapt to the engine's activity in a step with at most so many concurrent samples."""
         if not self.adapts or activity.preemptions is None:
             return
         use = activity.kv_cache_use or 0.0
@@ -46,7 +46,7 @@ class RunningLimit:
 
 
 def running_limits(engines: int, most: int | None, engine_takes: int | None) -> list[RunningLimit] | None:
-    """The limit of each engine.
+    """Return the limit of each engine.
 
     Args:
         most: samples that all engines together may run, at least one for each; None adapts to the KV caches.
@@ -58,10 +58,10 @@ def running_limits(engines: int, most: int | None, engine_takes: int | None) -> 
 
 
 class Running:
-    """Samples that each engine runs, and the room that is left."""
+    """The samples that each engine runs, and the room that is left."""
 
     def __init__(self, limits: list[RunningLimit] | None, engines: int) -> None:
-        """Without limits an engine takes whatever comes."""
+        """Without limits an engine takes any number of samples."""
         assert limits is None or len(limits) == engines
         self._limits = limits
         self._serving, self._suspect = list(range(engines)), frozenset[int]()
@@ -69,11 +69,11 @@ class Running:
         self._most = [0] * engines
 
     def serve(self, engines: Sequence[int], suspect: Collection[int]) -> None:
-        """These engines alone take samples from now on; of them, `suspect` ones only where others have less room."""
+        """Let only these engines take samples from now on; `suspect` ones only if others have less room."""
         self._serving, self._suspect = list(engines), frozenset(suspect)
 
     def place(self, samples: int, home: int | None = None) -> tuple[int, int]:
-        """The engine that takes samples of one prompt, and how many of them: 0 if no engine may take one.
+        """Return the engine for samples of one prompt, and how many of them it takes: 0 if no engine may take one.
 
         Args:
             home: takes them if it may, since it holds what they begin with.
@@ -92,11 +92,11 @@ class Running:
         return max(self._serving, key=lambda one: (self._room(one, samples), one not in self._suspect, -self._running[one]))
 
     def leave(self, engine: int, samples: int) -> None:
-        """So many samples have ended."""
+        """Note that so many samples have ended."""
         self._running[engine] -= samples
 
     def heed(self, activities: Mapping[int, EngineActivity]) -> None:
-        """Adapt the limits to what engines did since the last call."""
+        """Adapt the limits to the engines' activity since the last call."""
         limits = self._limits or ()
         for engine, limit in enumerate(limits):
             if engine in activities:
@@ -105,11 +105,11 @@ class Running:
 
     @property
     def limit(self) -> int | None:
-        """Samples that all engines together may run at a time."""
+        """Return the largest number of concurrent samples of all engines together."""
         return None if self._limits is None else sum(self._limits[engine].samples for engine in self._serving)
 
     def _room(self, engine: int, samples: int) -> int:
-        """For how many of the samples an engine has room."""
+        """Return how many of the samples an engine has room for."""
         if self._limits is None:
             return samples
         return max(0, min(samples, self._limits[engine].samples - self._running[engine]))

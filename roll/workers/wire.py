@@ -1,4 +1,4 @@
-"""Values as they travel where calls are batched: by pickle, but for completions, of which there are many.
+"""Encodes values of batched calls: by pickle, except completions, of which there are many.
 
 Token ids and log-probs of a completion travel as bytes, and its versions as one number where all tokens have the same one. Arrays that have
 travelled are read-only, as those that Ray brings.
@@ -18,7 +18,7 @@ REASONS = {reason.value: reason for reason in FinishReason}
 
 
 def encoded(value: Any) -> bytes:
-    """What `decoded` makes the same value of. Raises what pickle raises, of no one kind, for a value that it does not take."""
+    """Encode a value for `decoded`. Raises pickle's errors, of any type, for a value that cannot be encoded."""
     stream = BytesIO()
     pickler = pickle.Pickler(stream, pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = {Completion: _taken_apart}
@@ -27,7 +27,7 @@ def encoded(value: Any) -> bytes:
 
 
 def decoded(travelled: bytes) -> Any:
-    """The value that travelled."""
+    """Decode a value."""
     return pickle.loads(travelled)
 
 

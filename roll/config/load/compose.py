@@ -57,7 +57,7 @@ Experiments:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What the user asked for."""
+    """The user's request."""
 
     file: Path | None
     """The experiment, None if Hydra only prints information."""

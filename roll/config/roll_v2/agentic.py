@@ -32,33 +32,33 @@ AGENTIC: Mapping[str, str] = {
     "adv_estimator: agentic_reinforce": "read as `step_reinforce`",
     "actor_train.data_args without file_name": "ignored; the tokenizer's own template is taken",
 }
-"""How keys of agentic files are read, by place; for the reference of keys."""
+"""Translation of agentic files' keys by place, for the reference of keys."""
 TYPES = ("frozen_lake", "sokoban")
 """Values of `env_type` that are names of environments here."""
 WHOLE_EPISODES = "TrajEnvManager"
 NO_MEANING = ("use_thread_lock", "max_env_step_concurrent", "agent_runner_cls", "env_manager_cls")
-"""Keys of a definition that say nothing here."""
+"""Keys of a definition without a meaning here."""
 TEMPLATES = ("agent_system_template", "agent_template")
 METHODS = {"mean_std": ("mean", "std"), "mean": ("mean",), "identity": ()}
 """Values of `reward_normalization.method`: the operations over the scope."""
 SCOPES = {"traj_group_id": "group", "tags": "domain", "batch": "batch"}
 """Values of `reward_normalization.grouping`, and ours: a tag is a domain here."""
 COMPARES = {("mean", "std"): "grpo", ("mean",): "dr_grpo"}
-"""The estimator that does it within a group by itself."""
+"""The estimator with this operation within a group."""
 
 
 class Agentic:
-    """Brings the values of one file, in place, into the schema's form."""
+    """Brings the values of a file, in place, into the schema's form."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
         self.keys: list[str] = []
-        """Those of ROLL's that stood there."""
+        """Places of ROLL's keys in the file."""
         self.warnings: list[str] = []
         self.faults: list[Fault] = []
 
     def translate(self) -> None:
-        """Do so, where the file is one of agents."""
+        """Translate the file, if it is an agentic one."""
         train, val = (self._block(name) for name in MANAGERS)
         definitions = self._block(DEFINITIONS)
         if train is None and val is None:
@@ -114,7 +114,7 @@ class Agentic:
         return read
 
     def _lengths(self, definitions: Mapping[str, Any], tags: list[str]) -> None:
-        """`response_length` is that of a turn, and what is left of an episode's length bounds the first observation."""
+        """Set `response_length` to a turn's, and `prompt_length`, which bounds the first observation, to the rest of an episode's."""
         values, found = (
             self._values,
             [definitions[tag].get("max_tokens_per_step") for tag in tags if isinstance(definitions.get(tag), dict)],
@@ -180,7 +180,7 @@ class Agentic:
             block["generating_args"] = {**(block.get("generating_args") or {}), **given}
 
     def _normalisation(self) -> None:
-        """What an estimator does by itself is not said again; `reinforce` and `step_reinforce` are told by two keys."""
+        """Set the normalisation's keys, unless the estimator has this normalisation itself."""
         values = self._values
         if values.get("adv_estimator") == "agentic_reinforce":
             values["adv_estimator"] = "step_reinforce"
@@ -227,7 +227,7 @@ def _tags(manager: Mapping[str, Any] | None) -> list[str]:
 
 
 def _partition(manager: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Each tag with its number of groups; without a partition all are the only tag's."""
+    """Return the number of groups of each tag. Without a partition the only tag has all."""
     tags, counts = _tags(manager), manager.get("num_groups_partition") or [manager.get("num_env_groups", 1)]
     yield from ((tag, count) for tag, count in zip(tags, counts, strict=False) if isinstance(count, int) and count > 0)
 

@@ -1,4 +1,4 @@
-"""Where a file of ROLL's leaves a key out, or means another number by it: what ROLL would do, said or taken."""
+"""Reports or applies ROLL's defaults and meanings of keys, where they differ from ours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roll.config.schema.fields import section_at
 from roll.config.schema.pipelines import PIPELINES
 
 ENOUGH = 3
-"""Keys of ROLL's that make a file one of ROLL's; fewer may stand in a file of ours that a snippet was copied into."""
+"""Number of ROLL's keys that make a file one of ROLL's. A file of ours may have fewer, from a copied snippet."""
 SWITCH = "roll_defaults"
 DEFAULTS: Mapping[str, Any] = {
     "adv_estimator": "gae",
@@ -32,9 +32,9 @@ DEFAULTS: Mapping[str, Any] = {
     "<role>.training_args.learning_rate": 5e-5,
     "<role>.training_args.per_device_train_batch_size": 8,
 }
-"""For each place, the default of ROLL v0.2.1 that differs here. `<role>` stands for every role that learns."""
+"""Defaults of ROLL v0.2.1 that differ here, by place. `<role>` stands for every trained role."""
 NEEDED = {"eval_steps": "validation", "validation": "validation", "init_kl_coef": "add_token_level_kl"}
-"""For each first step of a place, the root key without which it has no effect."""
+"""Root keys without which these blocks have no effect, by the first step of the place."""
 LEARNERS = ("actor_train", "critic", "sft_train", "student")
 CISPO_CLIP = 0.1
 
@@ -42,7 +42,7 @@ Place = tuple[str, ...]
 
 
 def settle_defaults(done: Translation) -> None:
-    """Say what differs from ROLL where a file is one of ROLL's, or with `roll_defaults` take what ROLL would."""
+    """Warn about differences from ROLL in a file of ROLL's, or apply ROLL's defaults with `roll_defaults`."""
     takes = done.values.get(SWITCH) is True
     if not takes and len(done.roll_keys) < ENOUGH:
         return
@@ -61,7 +61,7 @@ def settle_defaults(done: Translation) -> None:
 
 
 def _roll_defaults(values: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
-    """ROLL's default of each key that differs from ours, where the block that holds the key is in use."""
+    """Return ROLL's defaults that differ from ours, for blocks in use."""
     for pattern, value in DEFAULTS.items():
         first, *below = pattern.split(".")
         for step in [role for role in LEARNERS if role in values] if first == ROLE else [first]:
@@ -71,7 +71,7 @@ def _roll_defaults(values: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
 
 
 def _left_out(values: Any, place: Place) -> bool:
-    """Whether a key is not given, though a block above it may be."""
+    """Whether a key is not given. A block above it may be given."""
     for step in place:
         if not isinstance(values, dict):
             return False  # The schema reports a value that is not a block.
@@ -89,7 +89,7 @@ def _put(values: dict[str, Any], place: Place, value: Any) -> None:
 
 
 def _field(values: Mapping[str, Any], place: Place) -> FieldInfo | None:
-    """The key of the pipeline's schema at a place; None if it has none there."""
+    """Return the key of the pipeline's schema at a place, None if it has none there."""
     schema = PIPELINES.get(str(values.get("pipeline", "rlvr")), PIPELINES["rlvr"])
     section = section_at(schema, place[:-1], values)
     return section.model_fields.get(place[-1]) if section else None
@@ -135,7 +135,7 @@ def _reward_clip(done: Translation) -> None:
 
 
 def _unused_kl(done: Translation) -> None:
-    """ROLL computes a KL of this weight for its metrics even where no term has it."""
+    """Drop the KL's weight that ROLL uses for metrics only, if no term has it."""
     if done.values.get("init_kl_coef") and done.values.get("add_token_level_kl", False) is False:
         value = done.values.pop("init_kl_coef")
         done.warnings.append(f"init_kl_coef: {value} is ignored; without add_token_level_kl no reward has that term, in ROLL neither")

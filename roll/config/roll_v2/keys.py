@@ -139,7 +139,7 @@ IGNORED = {
     "<role>.data_args.eval_file_name": "use validation.data_args.file_name",
     "<role>.strategy_args.strategy_config.checkpoint": "checkpoints are verified by roll's own manifest; remove the key",
 }
-"""Without them the run learns the same; by place, what to use."""
+"""Keys that do not affect what the run learns, with replacements, by place."""
 
 LOGIN = "log in before the run (`wandb login`, `swanlab login`), or set the key in its environment, where no file holds it"
 ON_POLICY = "on-policy distillation is pipeline: rlvr with a teacher; see docs/post_training.md"
@@ -176,9 +176,9 @@ REFUSED = {
     "<role>.model_args.model_config_kwargs": "change the model's config.json",
     "<role>.model_args.freeze_module_prefix": "use lora_target to train a part of the model",
 }
-"""Without them the run would learn something else, so they are faults; by place, what to use."""
+"""Keys that affect what the run learns, so they are faults, with replacements, by place."""
 HOLDS = {"ratio_type": "token", "whiten_rewards": False, "rl_loss_coef": 1, "distill_on_prompt": False, "teacher_temperature": 1}
-"""Values that ask for what roll does already; with one of these the key is not a fault."""
+"""Values that request what roll always does. With one of these the key is not a fault."""
 
 READ_AS = {
     "max_ckpt_to_keep": "keep_checkpoints",
@@ -212,20 +212,20 @@ MEANINGS: dict[str, dict[Any, Any]] = {
     "ipo": {False: None, True: "ipo"},
     "<role>.model_args.disable_gradient_checkpointing": {True: "none", False: "auto"},
 }
-"""For places in `READ_AS`, what each value becomes. None: roll does that already. Any other value has no counterpart."""
+"""Translations of values, for places in `READ_AS`. None: roll always does that. Other values have no counterpart."""
 
 DIFFERS = {
     ("actor_train.pg_variant", "topr"): "in ROLL a reward above 0 tells good responses from bad ones, whose ratio tapers token by token; "
     "here the advantage's sign does, and the ratio is the whole response's",
     ("ipo", True): "ROLL compares sums over a response's tokens, and here means are compared: choose beta anew",
 }
-"""For places in `MEANINGS` and values there, how the counterpart here differs."""
+"""Differences of the counterparts here, for places and values in `MEANINGS`."""
 UNREAD = {
     "topr": ("dual_clip_loss", "pg_clip", "pg_clip_low", "pg_clip_high"),
     "vanilla": ("dual_clip_loss", "pg_clip", "pg_clip_low", "pg_clip_high"),
     "cispo": ("dual_clip_loss",),
 }
-"""For each value of `actor_train.pg_variant`, root keys that neither ROLL nor its counterpart here reads with it."""
+"""Root keys that neither ROLL nor its counterpart here reads, by value of `actor_train.pg_variant`."""
 
 VALUES: dict[str, dict[Any, Any]] = {
     "resume_from_checkpoint": {True: "auto", False: "never", None: "never"},

@@ -1,4 +1,4 @@
-"""ROLL's keys of the domains that a model scores, which are those of a role; and what they say of domains that a function scores."""
+"""Translates ROLL's keys of domains that a model scores, and the same keys of domains that a function scores."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ OF_MODELS = {
     "judge_api_url": FUNCTION,
     "judge_api_key": FUNCTION,
 }
-"""Keys of a domain that a function does not read, and why: they are ignored there with a warning."""
+"""Keys of a domain that a function does not read, with the reason. They are ignored with a warning."""
 NEUTRAL = {"infer_batch_size": 1}
-"""What such a key has in a resolved configuration, which names every key; null if it is not here."""
+"""Values of these keys in a resolved configuration, which names every key; null if not listed."""
 AS_A_ROLE = ("model_args", "generating_args", "strategy_args", "device_mapping", "infer_batch_size")
-"""Of these, those that a domain with a model has as a role has them."""
+"""Those of these keys that a domain with a model has, as a role does."""
 STAND_IN = "actor_infer"
-"""The role as which they are read."""
+"""The role whose translation they get."""
 PROMPTS = {"Qwen2.5-7B-Instruct-RLVR-prompt": "same_answer"}
-"""ROLL's `judge_prompt` to the shipped template of the same purpose."""
+"""Shipped templates by ROLL's `judge_prompt`."""
 KEY = "export it in an environment variable where the run is started, and give the variable's name as judge_api_key_env"
 
 Translated = Callable[[dict[str, Any]], tuple[dict[str, Any], list[str], list[Fault]]]
@@ -39,7 +39,7 @@ Translated = Callable[[dict[str, Any]], tuple[dict[str, Any], list[str], list[Fa
 
 
 def translate_model_rewards(rewards: Any, translated: Translated) -> tuple[list[str], list[Fault]]:
-    """Bring the domains, in place, into the schema's form; warnings and faults."""
+    """Bring the domains, in place, into the schema's form. Return warnings and faults."""
     warnings: list[str] = []
     faults: list[Fault] = []
     for domain, block in rewards.items() if isinstance(rewards, dict) else ():
@@ -71,7 +71,7 @@ def _prompt(where: str, block: dict[str, Any]) -> list[str]:
 
 
 def _template(where: str, block: dict[str, Any]) -> list[str]:
-    """`data_args` of a model says its chat template; it has no rows of its own."""
+    """Read a model's chat template from its `data_args`. It has no rows."""
     given = block.pop("data_args", None)
     if not isinstance(given, Mapping):
         return []

@@ -1,4 +1,4 @@
-"""ROLL's keys of the domains that a function scores: to `reward_args` of the functions here, or to nothing, which is said."""
+"""Translates ROLL's keys of domains that a function scores to `reward_args`, or drops them with a warning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roll.config.schema.faults import shown
 USE_LOCAL, CODE_URL, REWARD_TYPE, LENGTH = "use_local", "code_url", "reward_type", "response_length_penalty_coef"
 KEYS = (USE_LOCAL, CODE_URL, REWARD_TYPE, LENGTH)
 SANDBOX = "sandbox"
-"""The argument of `code_sandbox` that says where programs run; the address of a server, among others."""
+"""Argument of `code_sandbox` for the place where programs run, such as a server's address."""
 SANDBOXED = "programs run on this machine, in a sandbox, which ROLL's do not; remove the key"
 MEANT = {
     USE_LOCAL: "ignored; `code_sandbox` runs programs on this machine in a sandbox, or on a server",
@@ -19,27 +19,27 @@ MEANT = {
     REWARD_TYPE: f"read as `reward_args.{REWARD_TYPE}` of `crossthinkqa`; else ignored",
     LENGTH: f"read as `reward_args.{LENGTH}` of `crossthinkqa`, unless it is 0; else ignored",
 }
-"""How each key is treated, for the reference of keys."""
+"""Treatment of each key, for the reference of keys."""
 WITHOUT = {
     USE_LOCAL: "the reward runs no programs; remove the key",
     CODE_URL: "the reward runs no programs; remove the key",
     REWARD_TYPE: "use failed_value and the reward function's own value",
     LENGTH: "use overlong_buffer, or reward_args",
 }
-"""For rewards that do not read a key, what to use instead."""
+"""Replacements of a key, for rewards that do not read it."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """How a key is treated."""
+    """Treatment of a key."""
 
     argument: str | None
-    """Name in `reward_args`; None where the key is left out."""
+    """Name in `reward_args`, None if the key is left out."""
     said: str
 
 
 def translate_reward_functions(rewards: Any) -> list[str]:
-    """Bring the domains, in place, into the schema's form. A warning for each key."""
+    """Bring the domains, in place, into the schema's form. Return a warning for each key."""
     warnings: list[str] = []
     for domain, block in rewards.items() if isinstance(rewards, dict) else ():
         if not isinstance(block, dict):

@@ -180,7 +180,7 @@ def _values(done: Translation) -> None:
 
 
 def _held_out_columns(done: Translation) -> None:
-    """Held-out rows without columns of their own get the columns and the template of the training rows."""
+    """Give held-out rows without their own columns the columns and the template of the training rows."""
     learnt = [(name, block["data_args"]) for (name, _), block in _matches(done.values, (ROLE, "data_args"))]
     if not learnt or not isinstance(learnt[0][1], dict):
         return

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Kind:
-    """What a key takes."""
+    """The values that a key accepts."""
 
     said: str
     holds: Callable[[Any], bool]

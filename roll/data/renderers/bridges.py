@@ -33,7 +33,7 @@ class Ending:
     mark: str
     """Special token that the policy samples last."""
     after: str
-    """What follows it: blanks."""
+    """Blanks after it."""
 
 
 class TemplateRenderer:

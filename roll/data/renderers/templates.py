@@ -50,7 +50,7 @@ OWN = {"chatml": CHATML_TOOLS.replace("SYSTEM", "''"), "qwen2_5": CHATML_TOOLS.r
 
 
 class RenderTurns(Protocol):
-    """From messages to text."""
+    """Renders messages to text."""
 
     def __call__(self, messages: Messages, tools: Tools, generate: bool) -> str:
         """Render `messages`. `generate` opens an assistant turn at the end.

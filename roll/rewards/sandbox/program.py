@@ -62,7 +62,7 @@ class Outcome:
     ending: Ending
     cpu_seconds: float
     output: bytes
-    """What a script wrote."""
+    """Output of a script."""
     note: str
     """Last line of its stderr, or of the test's."""
 

@@ -1,1 +1,1 @@
-"""Runs beside each other: what was set differently, and what came of it."""
+"""Compares runs: their different settings and their results."""

@@ -1,4 +1,4 @@
-"""What several runs have in common and what not. Pure functions over their records."""
+"""Compares several runs by their records. Pure functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ABSENT = "—"
 """Shown for a key that a run does not have."""
 COUNTERS = ("step", "epoch")
 MEDIANS = ("time/", "throughput/")
-"""Metrics of a single step, of which the last says little."""
+"""Metrics that vary from step to step, so that the last value is not informative."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,17 @@ class Cell:
     """A metric of one run."""
 
     value: float
-    """The last, or the median for `MEDIANS`. Of training's metrics, which are noisy, the smoothed curve's, as `best` is."""
+    """The last value, or the median for `MEDIANS`. For noisy metrics of training, values are those of the smoothed curve, as in `best`."""
     best: float | None
-    """None where the metric has no better way."""
+    """None for a metric without a better direction."""
     best_step: int | None
     is_best: bool = False
-    """No other run has a better best value."""
+    """Whether no other run has a better best value."""
 
 
 @dataclass(frozen=True)
 class MetricRow:
-    """A metric of all runs; None for one that has not measured it."""
+    """A metric of all runs, None for a run without it."""
 
     name: str
     cells: Sequence[Cell | None]
@@ -48,20 +48,20 @@ class MetricRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs beside each other, in the order in which they were named."""
+    """Compared runs in the given order."""
 
     runs: Sequence[RunRecord]
     labels: Sequence[str]
     keys: Mapping[str, Sequence[str]]
     """The configuration keys that differ, with the value of each run."""
     same_keys: int
-    """How many do not."""
+    """Number of keys without a difference."""
     metrics: Sequence[MetricRow]
-    """Those that at least two runs have."""
+    """Metrics that at least two runs have."""
 
     @property
     def results(self) -> list[MetricRow]:
-        """What runs are judged by: validation, rewards, losses, and their speed."""
+        """Return the main metrics: validation, rewards, losses and speed."""
         return [row for row in self.metrics if is_result(row.name)]
 
 
@@ -83,7 +83,7 @@ def compare(runs: Sequence[RunRecord], labels: Sequence[str]) -> Comparison:
 
 
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Key paths with their values as JSON; texts stand without quotes. A list is one value."""
+    """Return key paths with their values as JSON, texts without quotes. A list is one value."""
     found: dict[str, str] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
@@ -94,7 +94,7 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def comparable(flat: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:
-    """The keys that are compared: of runs of one pipeline all, of different pipelines those that every run has."""
+    """Return the compared keys: all for runs of one pipeline, otherwise those that every run has."""
     if len({one.get(PIPELINE) for one in flat}) == 1:
         return flat
     common = set[str].intersection(*(set(one) for one in flat))
@@ -102,20 +102,20 @@ def comparable(flat: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]
 
 
 def differing(flat: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
-    """Keys that do not have one value in all runs, sorted, with the value of each; `ABSENT` where a run has no such key."""
+    """Return sorted keys with different values, with each run's value, `ABSENT` if a run has no such key."""
     keys = sorted({key for one in flat for key in one} - set(NAMES_OF_THE_RUN))
     values = {key: [one.get(key, ABSENT) for one in flat] for key in keys}
     return {key: each for key, each in values.items() if len(set(each)) > 1}
 
 
 def is_result(name: str) -> bool:
-    """Whether a run is judged by the metric."""
+    """Whether it is a main metric."""
     known = ("reward/mean", "time/step", "throughput/tokens_per_second", *LOSSES)
     return name in known or (name.startswith("val/") and best_of(name) is not None)
 
 
 def is_exact(name: str) -> bool:
-    """Whether single values count: what was measured now and then, on the same prompts."""
+    """Whether single values count, because they were measured on the same prompts."""
     return name.startswith("val/") or name in EXACT
 
 
@@ -125,7 +125,7 @@ def is_median(name: str) -> bool:
 
 
 def _place(name: str) -> tuple[int, str]:
-    """Validation first, then rewards and losses, then the rest by name."""
+    """Return a sort key: validation first, then rewards and losses, then the rest by name."""
     first = ("val/", "reward/", *LOSSES)
     return next((place for place, prefix in enumerate(first) if name.startswith(prefix)), len(first)), name
 
@@ -146,7 +146,7 @@ def _cell(name: str, run: RunRecord) -> Cell | None:
     if not values:
         return None
     best = best_of(name)
-    if is_median(name):  # the best step's time is that of the shortest batch
+    if is_median(name):  # the fastest step is only the one with the shortest batch
         median = statistics.median(values)
         return Cell(median, None if best is None else median, None)
     if not is_exact(name) and (half := half_width(len(values))):

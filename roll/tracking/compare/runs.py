@@ -1,4 +1,4 @@
-"""From the folders that a person names to the runs to be compared."""
+"""Finds the runs to compare in the given folders."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from roll.errors import DataError, Fault
 from roll.tracking.jsonl import METRICS_FILE
 
 DEPTHS = ("*", "*/*")
-"""Where the runs of a folder of runs are looked for."""
+"""Patterns of run folders in a folder of runs."""
 
 
 def find_runs(places: Sequence[Path]) -> list[Path]:
-    """The run folders, each once: those named, and for a folder that is no run those below it, as a multirun leaves them.
+    """Return the run folders without repetition: the given ones, and those in a folder that is not a run, as after a multirun.
 
     Raises:
         DataError: a place is no run and holds none, or there are fewer than two runs in all.
@@ -46,12 +46,12 @@ def _runs_of(place: Path) -> list[Path]:
 
 
 def _natural(text: str) -> list[tuple[int, str]]:
-    """`seed_10` stands behind `seed_9`."""
+    """Return a sort key that puts `seed_10` after `seed_9`."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
 def labels(folders: Sequence[Path]) -> list[str]:
-    """A name for each: its path below the folder that holds them all."""
+    """Return a name for each run: its path below their common folder."""
     paths = [str(folder.resolve()) for folder in folders]
     common = os.path.commonpath(paths)
     return [os.path.relpath(path, common) if path != common else os.path.basename(path) for path in paths]

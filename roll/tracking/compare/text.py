@@ -14,13 +14,13 @@ from roll.tracking.console import duration
 from roll.tracking.report.records import number
 
 WIDEST_CELL = 20
-"""Characters; a longer value goes on in the next line."""
+"""Number of characters of a value in a line. A longer one is wrapped."""
 GAP = 2
 """Blanks between columns."""
 
 
 def comparison_text(comparison: Comparison, width: int) -> str:
-    """Tables of at most `width` characters: the runs by number, the keys that differ, and what runs are judged by."""
+    """Return tables of at most `width` characters: the runs by number, the keys that differ, and the main metrics."""
     parts = [_runs(comparison)]
     if comparison.keys:
         parts += _by_run("differs", [(key, values) for key, values in comparison.keys.items()], comparison, width)
@@ -61,7 +61,7 @@ def _best(cell: Cell | None) -> str:
 
 
 def _by_run(title: str, rows: Sequence[tuple[str, Sequence[str]]], comparison: Comparison, width: int) -> list[Table]:
-    """A column for each run, in as many tables as the width asks for."""
+    """Return tables with a column for each run, in as many tables as the width requires."""
     first = min(max(len(name) for name, _ in rows), width // 2)
     column = min(max(len(cell) for _, cells in rows for cell in cells), WIDEST_CELL) + GAP
     at_a_time = max(1, (width - first) // column)

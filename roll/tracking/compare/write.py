@@ -45,7 +45,7 @@ LEARNING = "Learning"
 
 
 def compare_runs(places: Sequence[Path]) -> Comparison:
-    """Read the runs that lie at the places; see `find_runs`.
+    """Read the runs at the places; see `find_runs`.
 
     Raises:
         DataError: a place is no run, a record cannot be read, or the runs have nothing in common.
@@ -55,7 +55,7 @@ def compare_runs(places: Sequence[Path]) -> Comparison:
 
 
 def write_comparison(places: Sequence[Path], output: Path) -> Path:
-    """Write the page, and give its path. It needs no network to be read.
+    """Write the page and return its path. The page works without a network.
 
     Raises:
         DataError: as `compare_runs`.
@@ -97,7 +97,7 @@ def _run(run: RunRecord, label: str, place: int) -> dict[str, str]:
 
 
 def _metric(row: MetricRow) -> dict[str, Any]:
-    """Cells as the template shows them: value, best and its step as texts, and whether it is the best of all runs."""
+    """Return the template's cells: value, best and its step as texts, and whether it is the best of all runs."""
     cells = [
         None
         if cell is None
@@ -113,7 +113,7 @@ def _metric(row: MetricRow) -> dict[str, Any]:
 
 
 def _sections(comparison: Comparison) -> list[Section]:
-    """A chart for each metric that two runs have, all runs in it."""
+    """Return a chart with all runs for each metric that at least two have."""
     buckets = max(FEWEST_BUCKETS, min(BUCKETS, POINTS // (4 * len(comparison.metrics) * len(comparison.runs))))
     found: dict[str, list[Chart]] = {}
     for row in comparison.metrics:
@@ -136,7 +136,7 @@ def _chart(name: str, comparison: Comparison, buckets: int) -> Chart:
 
 
 def clocks(runs: Sequence[RunRecord]) -> list[Mapping[str, list[float]]]:
-    """For each run, steps and the hours after which they ended; empty where a run did not measure them."""
+    """Return the steps of each run and the hours after which they ended, empty for a run without these times."""
     found = []
     for run in runs:
         steps, seconds = series(run.rows, "time/step")

@@ -11,7 +11,7 @@ from roll.tracking.report.write import write_report
 
 
 def main() -> int:
-    """Write the report of the run folder that the command line names; 0, or 2 if there is nothing to report on."""
+    """Write the report of the given run folder. Return 0, or 2 if there is nothing to report on."""
     parser = argparse.ArgumentParser(prog="python -m roll.tracking.report", description=__doc__)
     parser.add_argument("run_dir", type=Path, help="the run folder (`output_dir`)")
     try:

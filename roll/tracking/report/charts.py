@@ -13,18 +13,18 @@ from roll.tracking.report.records import Row, names_like, series
 
 PARTS = ("rollout", "log_probs", "reference", "teacher", "values", "train", "weight_sync", "evaluate", "checkpoint", "onload", "pause")
 WAITING, IDLE, OTHER = "waits for rollouts", "#b4bac4", "#77808e"
-"""What `time/rollout` is to the loop, the colour of whoever does nothing, and that of what no part accounts for."""
+"""Name of `time/rollout` for the loop, the colour of idle time, and the colour of time that no part accounts for."""
 TALL = 360
-"""Pixels of a figure with two lanes, as the page has it too."""
+"""Height in pixels of a figure with two lanes, which the page uses, too."""
 BARS = 120
 """Largest number of bars of a figure; those of a longer run are means of several steps."""
 STEPS_TICKED_EACH = 12
-"""A run of at most so many steps has a tick at each, for there is no step 1.5."""
+"""Number of steps up to which each step has a tick, because there is no step 1.5."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One figure and the words around it."""
+    """One figure and its texts."""
 
     title: str
     note: str
@@ -42,7 +42,7 @@ class Section:
 
 
 def sections(rows: Sequence[Row]) -> list[Section]:
-    """All charts for the rows of `metrics.jsonl`; sections without any are left out."""
+    """Return all charts for the rows of `metrics.jsonl`, without empty sections."""
     named = [
         ("Learning", [_reward(rows), _by_domain(rows), *_validation(rows), *_given(rows)]),
         ("Responses", [_one(rows, "Response length", "mean, tokens", "response/length_mean"), _truncated(rows)]),
@@ -70,7 +70,7 @@ def _reward(rows: Sequence[Row]) -> Chart | None:
     steps = [band[index]["step"] for index in at]
     means = smoothed([row["reward/mean"] for row in band], at, half)
     widths = smoothed([row["reward/std"] for row in band], at, half)
-    # There and back again: one closed outline, filled.
+    # forwards and backwards: one closed, filled outline
     outline_x = steps + steps[::-1]
     low = [short(mean - width) for mean, width in zip(means, widths, strict=True)]
     high = [short(mean + width) for mean, width in zip(means, widths, strict=True)]
@@ -231,7 +231,7 @@ def _engines(rows: Sequence[Row]) -> list[Chart | None]:
 
 
 def _where_any(rows: Sequence[Row], name: str) -> Sequence[Row]:
-    """The rows, if the metric is ever anything but 0: synchronous training has nothing in flight, and most runs preempt nothing."""
+    """Return the rows if the metric is ever not 0: synchronous training has nothing in flight, and most runs preempt nothing."""
     return rows if any(row.get(name) for row in rows) else ()
 
 
@@ -263,7 +263,7 @@ def _one(rows: Sequence[Row], title: str, note: str, name: str, markers: bool = 
 
 
 def _lines(rows: Sequence[Row], title: str, note: str, lines: dict[str, str], markers: bool = False) -> Chart | None:
-    """One line for each metric of `lines` (label to name) that the run has; None if it has none."""
+    """Return a chart with a line for each metric of `lines` (label to name) that the run has, None if it has none."""
     drawn = [(label, *series(rows, name)) for label, name in lines.items()]
     drawn = [(label, steps, values) for label, steps, values in drawn if steps]
     if not drawn:

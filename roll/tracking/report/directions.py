@@ -1,4 +1,4 @@
-"""Which way a metric is better. Most have no such way: neither a low entropy nor a long response is good by itself."""
+"""The better direction of metrics. Most have none: neither a low entropy nor a long response is good by itself."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LOWER = re.compile(r"(sft|dpo|reward_model|distill)/loss|distill/divergence|val/
 
 
 def direction(name: str) -> Direction | None:
-    """None where neither way is better, or nobody knows. A policy's loss has none: it is no measure of the policy."""
+    """Return the better direction, None if there is none or it is unknown. A policy's loss has none: it does not measure the policy."""
     if HIGHER.fullmatch(name):
         return "higher"
     return "lower" if LOWER.fullmatch(name) else None
 
 
 def best_of(name: str) -> Callable[[Iterable[float]], float] | None:
-    """What picks the best of a metric's values, `max` or `min`; None where there is no best."""
+    """Return `max` or `min`, which picks the best of a metric's values. None if there is no best."""
     ways: dict[Direction | None, Callable[[Iterable[float]], float] | None] = {"higher": max, "lower": min, None: None}
     return ways[direction(name)]

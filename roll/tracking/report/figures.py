@@ -14,26 +14,26 @@ PALETTE = ("#4f83e0", "#e8833a", "#2fa37c", "#9467d6", "#d9534f", "#3aa9c4", "#b
 DASHES = ("solid", "dash", "dot", "dashdot")
 """Styles of lines. Lines beyond the eighth repeat the colours in the next style."""
 VERTICAL = {"automargin": True, "zeroline": False, "nticks": 6, "exponentformat": "e"}
-"""What all vertical axes have."""
+"""Settings of all vertical axes."""
 FAINT = 0.38
 EXACT = ("policy/lr", "critic/lr", "staleness/min", "staleness/max", "epoch")
-"""Metrics without noise: a mean would show values that they never had."""
+"""Metrics without noise, which are not smoothed, because a mean would show values that they never had."""
 SHORTEST_LINE = 3
-"""Fewer points are drawn as markers, too."""
+"""Number of points below which points are also drawn as markers."""
 
 
 @dataclass(frozen=True)
 class Style:
-    """How a curve looks."""
+    """Style of a curve."""
 
     label: str
     number: int
     """Index of the line in its figure, from 0. It determines colour and dashes, and is the `meta` of the traces."""
     markers: bool = False
-    """Each point is drawn and none is smoothed: what was measured now and then."""
+    """Whether each point is drawn unsmoothed, for sparse measurements."""
     buckets: int = BUCKETS
     points: int = SMOOTHED_POINTS
-    """Points of the smoothed curve."""
+    """Number of points of the smoothed curve."""
 
     @property
     def colour(self) -> str:
@@ -45,7 +45,7 @@ class Style:
 
 
 def add_curve(figure: go.Figure, name: str, steps: Sequence[int], values: Sequence[float], style: Style) -> None:
-    """Draw the metric `name`. A long series is a smoothed curve over its extremes, which stand faint behind it."""
+    """Draw the metric `name`. A long series is a smoothed curve over its faint extremes."""
     half = 0 if style.markers or name in EXACT or min(values) == max(values) else half_width(len(values))
     raw = extremes(values, style.buckets)
     raw_x, raw_y = [steps[index] for index in raw], [short(values[index]) for index in raw]
@@ -64,7 +64,7 @@ def add_curve(figure: go.Figure, name: str, steps: Sequence[int], values: Sequen
 
 
 def blank(height: int = 240) -> go.Figure:
-    """A figure with the axis of steps and nothing in it."""
+    """Return an empty figure with the axis of steps."""
     figure = go.Figure()
     figure.update_layout(
         template={},

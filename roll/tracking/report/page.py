@@ -30,7 +30,7 @@ class PageChart:
 
     @property
     def description(self) -> str:
-        """In words, for who does not see it: where each line begins and ends."""
+        """Description for screen readers: start and end of each line."""
         lines = [trace for trace in self.chart.figure.data if isinstance(trace, go.Scatter) and trace.hoverinfo != "skip"]
         spans = [_span(line) for line in lines[:NAMED_LINES]]
         more = [f"{len(lines) - NAMED_LINES} more lines"] if len(lines) > NAMED_LINES else []
@@ -52,7 +52,7 @@ class PageSection:
 
 
 def render(template: str, page: Mapping[str, Any], sections: Sequence[PageSection], scripts: Sequence[str]) -> str:
-    """Fill a template of `parts/`. Its scripts find the figures as JSON by the element's id, and samples if the page has any."""
+    """Fill a template of `parts/`. Its scripts find the figures, and samples if any, as JSON by the element's id."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, loader=FileSystemLoader(PARTS), trim_blocks=True)
     environment.filters["anchor"] = anchor
     figures = {chart.id: json.loads(chart.chart.figure.to_json() or "") for section in sections for chart in section.charts}
@@ -68,7 +68,7 @@ def render(template: str, page: Mapping[str, Any], sections: Sequence[PageSectio
 
 
 def in_script(value: object) -> str:
-    """JSON in which no text can end the script element: `<` is escaped."""
+    """Encode JSON with `<` escaped, so that no text can end the script element."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 

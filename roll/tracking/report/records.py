@@ -1,4 +1,4 @@
-"""A run folder, read for a page."""
+"""Reads a run folder for a page."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ FINISHED_A_STEP = "name the run folder (`output_dir`) of a run that finished a s
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run has left."""
+    """The records of a run."""
 
     folder: Path
     rows: Sequence[Row]
     """Rows of `metrics.jsonl`; at least one."""
     unreadable: int
-    """Lines of it that hold no record."""
+    """Number of its lines without a record."""
     config: str
-    """The text of `config.yaml`; empty where there is none."""
+    """The text of `config.yaml`, empty if there is none."""
     keys: Mapping[str, Any]
     end: RunEnd | None
     starts: Sequence[RunStart]
@@ -43,7 +43,7 @@ class RunRecord:
 
     @property
     def seconds(self) -> float:
-        """Of all steps; step 0, the validation before the first, included."""
+        """Return all steps, including step 0, the validation before the first."""
         return sum(row.get("time/step") or 0.0 for row in self.rows)
 
 
@@ -63,7 +63,7 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def _configuration(path: Path) -> tuple[str, Mapping[str, Any]]:
-    """Its text and its keys; none where the file is not there."""
+    """Return its text and its keys, empty if the file does not exist."""
     if not path.is_file():
         return "", {}
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -77,18 +77,18 @@ def _configuration(path: Path) -> tuple[str, Mapping[str, Any]]:
 
 
 def series(rows: Sequence[Row], name: str) -> tuple[list[int], list[float]]:
-    """Steps and values of a metric, without the steps at which it is absent or was not finite."""
+    """Return steps and values of a metric, without steps at which it is absent or not finite."""
     found = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
     return [step for step, _ in found], [value for _, value in found]
 
 
 def names_like(rows: Sequence[Row], prefix: str, suffix: str) -> list[str]:
-    """Metrics that begin and end so, sorted."""
+    """Return the sorted metrics with this prefix and suffix."""
     return sorted({name for row in rows for name in row if name.startswith(prefix) and name.endswith(suffix)})
 
 
 def number(value: float) -> str:
-    """As the pages and tables show it."""
+    """Return a number as pages and tables show it."""
     if value == 0 or 0.001 <= abs(value) < 1000:
         return f"{value:.3f}".rstrip("0").rstrip(".")
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.2e}"

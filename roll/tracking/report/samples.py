@@ -1,4 +1,4 @@
-"""The kept responses of a run for its page: as many as the page can hold, chosen evenly over the steps."""
+"""Selects the kept responses of a run for its page: as many as the page can hold, evenly over the steps."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from roll.tracking.jsonl import SAMPLES_FILE, VALIDATION_SAMPLES_FILE, places, r
 from roll.tracking.report.records import Row, number
 
 BUDGET = 2_000_000
-"""Characters of prompts and responses that a page holds of each file."""
+"""Largest number of characters of prompts and responses from each file on a page."""
 LONGEST = 12_000
-"""Characters of one text; of a longer one the page has beginning and end."""
+"""Largest number of characters of one text. A longer one is reduced to beginning and end."""
 
 
 @dataclass(frozen=True)
@@ -21,34 +21,34 @@ class Kept:
     """A line of the file, without its texts."""
 
     begin: int
-    """Where it begins, in bytes."""
+    """Byte offset of its start."""
     step: int
     characters: int
-    """Characters that it takes on the page."""
+    """Number of its characters on the page."""
     responses: int
     set: str = ""
-    """The held-out set; empty for a step of training."""
+    """The held-out set, empty for a step of training."""
     responses_of_step: int | None = None
-    """Responses of the whole step and set; None in files of an earlier version."""
+    """Number of responses of the whole step and set. None in files of an earlier version."""
 
 
 @dataclass(frozen=True)
 class PageSamples:
-    """What a page shows of one file."""
+    """The part of a file on a page."""
 
     groups: Sequence[Mapping[str, Any]]
-    """One for each prompt, as the page's script reads them."""
+    """Records for the page's script, one for each prompt."""
     shown: int
     """Responses among them."""
     kept: int
     """Responses in the file."""
     sampled: int | None
-    """Responses that the run sampled in those steps; None where the file does not say."""
+    """Number of responses that the run sampled in those steps, None if the file does not contain it."""
     unreadable: int
 
 
 def page_samples(folder: Path) -> tuple[PageSamples, PageSamples]:
-    """Of training and of validation."""
+    """Return the samples of training and of validation."""
     return _read(folder / SAMPLES_FILE), _read(folder / VALIDATION_SAMPLES_FILE)
 
 
@@ -80,14 +80,14 @@ def _kept(begin: int, record: Row) -> Kept:
 
 
 def sampled(lines: Iterable[Kept]) -> int | None:
-    """Responses of all steps and sets of the lines; None where one of them does not say."""
+    """Return the number of responses of all steps and sets of the lines, None if one of them lacks it."""
     of_step = {(line.step, line.set): line.responses_of_step for line in lines}
     counts = [count for count in of_step.values() if count is not None]
     return sum(counts) if len(counts) == len(of_step) else None
 
 
 def choose(lines: Sequence[Kept], budget: int) -> list[Kept]:
-    """The lines that a page shows, in the order of the file: all of a step, or none of it.
+    """Return the lines for a page, in the order of the file: all of a step, or none of it.
 
     Steps are taken in the order of `halving` until the next does not fit: first the first and the last, then those between. At least one
     line is taken, however large.
@@ -109,7 +109,7 @@ def choose(lines: Sequence[Kept], budget: int) -> list[Kept]:
 
 
 def halving(count: int) -> Iterator[int]:
-    """0 to count - 1, each once: the ends, then the middle of the widest gap, and so on. Any beginning of it is spread about evenly."""
+    """Yield 0 to count - 1: the ends, then the middle of the widest gap, and so on. Any prefix is spread about evenly."""
     if count:
         yield 0
     if count > 1:
@@ -126,7 +126,7 @@ def halving(count: int) -> Iterator[int]:
 
 
 def page_group(record: Row) -> dict[str, Any]:
-    """One line as the page's script reads it."""
+    """Return a line's record for the page's script."""
     return {
         "set": record.get("set", ""),
         "step": record["step"],
@@ -159,7 +159,7 @@ def _flags(response: Mapping[str, Any]) -> list[str]:
 
 
 def _turns(trajectories: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """The segments of an episode but the first, which is the prompt."""
+    """Return the segments of an episode without the first, which is the prompt."""
     turns = []
     for count, trajectory in enumerate(trajectories, 1):
         for segment in trajectory["segments"]:
@@ -172,7 +172,7 @@ def _turns(trajectories: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def shortened(text: str) -> str:
-    """Beginning and end of a text that is longer than `LONGEST`, with the number of characters between them."""
+    """Reduce a text longer than `LONGEST` to beginning and end, with the number of omitted characters."""
     if len(text) <= LONGEST:
         return text
     half = LONGEST // 2

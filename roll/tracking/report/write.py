@@ -1,4 +1,4 @@
-"""The report of a run, on one page: what was started, how it went, what it sampled."""
+"""Writes the report of a run on one page: its start, its course and its samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from roll.tracking.start import RunStart
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write `report.html` from what lies in the run folder, and give its path. It needs no network to be read.
+    """Write `report.html` from the run folder's files and return its path. The page works without a network.
 
     Raises:
         DataError: the folder holds no metrics, or its configuration cannot be read.
@@ -67,7 +67,7 @@ def _page(run: RunRecord, training: PageSamples, validation: PageSamples) -> str
 
 
 def page_sections(found: Sequence[Section]) -> list[PageSection]:
-    """Each chart with its name on the page."""
+    """Yield each chart with its name on the page."""
     return [
         PageSection(section.title, [PageChart(f"chart-{i}-{j}", chart) for j, chart in enumerate(section.charts)])
         for i, section in enumerate(found)
@@ -75,7 +75,7 @@ def page_sections(found: Sequence[Section]) -> list[PageSection]:
 
 
 def _ending(end: RunEnd | None, step: int) -> list[str]:
-    """Lines about a run that did not come to its end; none of one that did, or goes on."""
+    """Return lines about a run that ended early, none for a complete or running one."""
     if end is None or end.outcome == "done":
         return []
     return [
@@ -108,7 +108,7 @@ def _tiles(run: RunRecord, max_steps: int | None) -> list[dict[str, str]]:
 
 
 def _metric_row(rows: Sequence[Row], name: str) -> dict[str, str]:
-    """Numbers of a metric; `best` and its step are empty where the metric has no better way."""
+    """Return a metric's numbers. `best` and its step are empty for a metric without a better direction."""
     steps, values = series(rows, name)
     numbers = {"first": values[0], "last": values[-1], "least": min(values), "most": max(values)}
     row = {"name": name, "best": "", "best_step": ""} | {column: number(value) for column, value in numbers.items()}
@@ -118,7 +118,7 @@ def _metric_row(rows: Sequence[Row], name: str) -> dict[str, str]:
 
 
 def provenance(starts: Sequence[RunStart]) -> list[tuple[str, str]]:
-    """Of the last start, by label; empty where none is recorded."""
+    """Return facts of the last start by label, empty without a record."""
     if not starts:
         return []
     last = starts[-1]
@@ -136,7 +136,7 @@ def provenance(starts: Sequence[RunStart]) -> list[tuple[str, str]]:
 
 
 def samples_block(training: PageSamples, validation: PageSamples) -> dict[str, Any] | None:
-    """The groups for the page's script, and how many there are of how many; None where none were kept."""
+    """Return the groups for the page's script, with their number of all. None without kept samples."""
     if not training.kept and not validation.kept:
         return None
     counts = [_count(kind, samples) for kind, samples in (("training", training), ("validation", validation)) if samples.kept]

@@ -1,4 +1,4 @@
-"""The process of the candidate's program. Nothing that it does or says is a verdict."""
+"""The process of the candidate's program. It has no influence on the verdict."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FILE = "solution.py"
 
 
 def run_program(source: str) -> NoReturn:
-    """Runs it as a script, and ends the process as Python ends one."""
+    """Run the program as a script, and end the process as Python does."""
     os._exit(_status_of(lambda: _execute(source, "__main__")))
 
 
 def serve_program(source: str, connection: socket.socket) -> NoReturn:
-    """Runs it as a module, and then does what the test asks of it."""
+    """Run the program as a module, and then serve the test's requests."""
 
     def load_and_serve() -> None:
         module = _execute(source, "solution")
@@ -69,7 +69,7 @@ def _execute(source: str, name: str) -> types.ModuleType:
 
 
 def _status_of(work: Callable[[], Any]) -> int:
-    """The exit status that Python gives a process with this work, and what Python does before its end."""
+    """Run the work as Python runs a program, up to its end. Return the exit status."""
     status = 0
     try:
         work()

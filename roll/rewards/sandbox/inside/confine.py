@@ -18,16 +18,16 @@ SECCOMP_MODE_FILTER = 2
 CLONE_NEWUSER = 0x10000000
 CAPABILITY_VERSION = 0x20080522
 UNPRIVILEGED = 65533
-"""Whom root becomes: limits of processes do not bind root. Below 65536, which is all that a container may have."""
+"""User that root changes to, because limits do not bind root. Below 65536, because a container may have no others."""
 ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
-"""What a filter answers; the error's number is in the lower half."""
+"""Answers of a filter. The lower half has the error's number."""
 LOAD, JUMP_EQUAL, JUMP_SET, JUMP_AT_LEAST, RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 """Operations of BPF: load a word, jump if it is equal, if it has one of these bits, if it is not below; return."""
 NUMBER, ARCHITECTURE, ARGUMENT = 0, 4, 16
-"""Offsets in what a filter sees of a call: its number, the architecture, the lower half of its first argument."""
+"""Offsets in a filter's input: the call's number, the architecture, the lower half of the first argument."""
 X86_64 = 0xC000003E
 X32 = 0x40000000
-"""Set in the numbers of the calls of another ABI, which has the same calls under these numbers."""
+"""Bit in the numbers of calls of another ABI, which has the same calls."""
 CLONE, CLONE3, PRLIMIT = 56, 435, 302
 CLONE_THREAD = 0x00010000
 SIGNALS = (62, 200, 234, 129, 297)
@@ -44,7 +44,7 @@ FORBIDDEN = (
 
 
 def confine(limits: Mapping[str, Any]) -> None:
-    """Binds this process and its threads for good.
+    """Restrict this process and its threads permanently.
 
     Args:
         limits: `cpu_seconds`, `memory_bytes`, `file_bytes`, `open_files`, `threads`, `stack_bytes`.
@@ -64,7 +64,7 @@ def confine(limits: Mapping[str, Any]) -> None:
 
 
 def leave_root() -> None:
-    """Makes of root a user without rights, in a user namespace that maps nobody; the limits of others of this user then do not count here.
+    """Change root to a user without rights, in a user namespace that maps nobody. Other processes of this user then do not count here.
 
     Raises:
         OSError: the kernel allows no user namespaces, or root has no right to become another user.
@@ -73,17 +73,17 @@ def leave_root() -> None:
     os.setresgid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)
     os.setresuid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)
     library = ctypes.CDLL(None, use_errno=True)
-    _check(library.unshare(CLONE_NEWUSER), "unshare")  # brings all rights within the new namespace, which go at once
+    _check(library.unshare(CLONE_NEWUSER), "unshare")  # gives all rights in the new namespace, which are dropped at once
     _check(library.capset(struct.pack("=II", CAPABILITY_VERSION, 0), bytes(24)), "capset")
 
 
 def end_with_parent() -> None:
-    """Linux ends this process when its parent ends: needed where no process namespace sees to it."""
+    """Let Linux end this process with its parent, which is needed without a process namespace."""
     _control(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def hide_memory() -> None:
-    """No other process of the same user may look into this one."""
+    """Forbid other processes of the same user to inspect this one."""
     _control(PR_SET_DUMPABLE, 0)
 
 
@@ -94,11 +94,11 @@ def _limit(which: int, most: int) -> None:
 
 
 def _program(own: int) -> bytes:
-    """The filter, as BPF. Each rule but the first two loads the call's number, or its first argument, and jumps over one answer."""
+    """Return the filter as BPF. Each rule but the first two loads the call's number or first argument, and jumps over one answer."""
     rules = [
         *(_step(LOAD, ARCHITECTURE), _step(JUMP_EQUAL, X86_64, 1, 0), _step(RETURN, KILL)),
         *(_step(LOAD, NUMBER), _step(JUMP_AT_LEAST, X32, 0, 1), _step(RETURN, EPERM)),
-        *(_step(JUMP_EQUAL, CLONE3, 0, 1), _step(RETURN, ENOSYS)),  # its flags lie in memory; glibc then asks for clone
+        *(_step(JUMP_EQUAL, CLONE3, 0, 1), _step(RETURN, ENOSYS)),  # its flags are in memory; glibc then uses clone
         *(_step(JUMP_EQUAL, CLONE, 0, 4), _step(LOAD, ARGUMENT), _step(JUMP_SET, CLONE_THREAD, 1, 0), _step(RETURN, EPERM)),
         _step(RETURN, ALLOW),
     ]

@@ -1,4 +1,4 @@
-"""The process of a test. It has the test's text, and the candidate's objects only as mirrors; only this process gives the verdict."""
+"""The process of a test, which alone gives the verdict. It has the test's text, and the candidate's objects only as mirrors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESPONSE = "response"
 
 
 def judge(test: Mapping[str, Any], channel: Channel) -> tuple[bytes, str]:
-    """PASSED or FAILED, and why.
+    """Return PASSED or FAILED, and the reason.
 
     Args:
         test: `kind` (`assert`, `check` or `text`), `code`, `source` of the candidate, `entry` that a `check` is called with, `response`.
@@ -63,7 +63,7 @@ def _run(test: Mapping[str, Any], channel: Channel) -> None:
 
 
 def _run_tests(namespace: dict[str, Any]) -> None:
-    """The test functions, the methods of test classes and the unittests that were defined, in their order."""
+    """Return the defined test functions, methods of test classes and unittests, in order."""
     own = {name: value for name, value in namespace.items() if getattr(value, "__module__", None) == "__main__"}
     fixtures = {name: value for name, value in own.items() if isinstance(value, pytest_like.Fixture)}
     for name, value in own.items():
@@ -97,7 +97,7 @@ def _run_test(function: Callable[..., Any], fixtures: Mapping[str, Any]) -> None
 
 
 class _Response(ast.NodeTransformer):
-    """Puts the response's text in place of `{response}`, as a value and never as code: within a text, or in place of one."""
+    """Replaces `{response}` by the response's text, as a value and never as code: within a text, or in place of one."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -113,5 +113,5 @@ class _Response(ast.NodeTransformer):
 
 
 def report(descriptor: int, verdict: bytes, note: str) -> None:
-    """What the supervisor reads."""
+    """Encode the verdict for the supervisor."""
     os.write(descriptor, verdict + b"\n" + note.encode("utf-8", "replace")[:2000])

@@ -23,12 +23,12 @@ from roll.rewards.sandbox.inside.values import MUTABLE, decode_plain, encode_pla
 from roll.rewards.sandbox.inside.wire import Broken, Channel
 
 READABLE = ("__name__", "__qualname__", "__doc__", "__module__")
-"""Names with an underscore that a guarded process may hand out."""
+"""Names with an underscore that a guarded process may expose."""
 KEPT = (types.ModuleType, types.FrameType, types.CodeType, types.TracebackType)
 
 
 class Letter:
-    """The containers that one request and its answer have in common, by number."""
+    """Containers that a request and its answer share, by number."""
 
     def __init__(self) -> None:
         self.containers: list[Any] = []
@@ -49,7 +49,7 @@ class Link:
     def __init__(self, channel: Channel, guarded: bool, others: Callable[[str, Any], Any] | None = None) -> None:
         """
         Args:
-            others: answers requests of other kinds; raises ValueError for what it does not know.
+            others: answers requests of other kinds; raises ValueError for unknown ones.
         """
         self._channel, self._guarded, self._others = channel, guarded, others
         self._exported: list[Any] = []
@@ -57,7 +57,7 @@ class Link:
         self._mirrors: dict[int, Any] = {}
 
     def request(self, kind: str, *parts: Any) -> Any:
-        """What the other process makes of it. Raises what it raised there, or Broken."""
+        """Return the other process's answer. Raises the error that was raised there, or Broken."""
         letter = Letter()
         self._channel.send(["ask", kind, [self._write(part, letter) for part in parts]])
         while (message := self._channel.receive())[0] == "ask":
@@ -79,7 +79,7 @@ class Link:
         return result
 
     def serve(self) -> None:
-        """Answers until the other end closes."""
+        """Answer requests until the other end closes."""
         while True:
             try:
                 self._answer(self._channel.receive())
@@ -113,7 +113,9 @@ class Link:
 
     def _do(self, kind: str, parts: list[Any]) -> Any:
         if self._guarded and (not parts or id(parts[0]) not in self._handles):
-            raise ValueError("not handed out")  # no calls of classes: with `type` a candidate would build an answer that equals anything
+            raise ValueError(
+                "not handed out"
+            )  # classes cannot be called: with `type` a candidate could build an answer that equals anything
         match kind, parts:
             case "call", [target, list() as args, dict() as kwargs]:
                 return target(*args, **kwargs)
@@ -245,10 +247,10 @@ class Link:
         return self.request("await", known)
 
     def exported(self, handle: int) -> Any:
-        """The object that was handed out under this number."""
+        """Return the exposed object with this number."""
         return self._exported[handle]
 
 
 def handle(mirror: Any) -> int:
-    """The number of an object in its own process."""
+    """Return the number of an object in its own process."""
     return mirror.__dict__["_handle"]

@@ -26,7 +26,7 @@ def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
 
 REFLECTED = {f"__r{name[2:]}": _reflected(function) for name, function in BINARY.items()}
 JUDGED = BINARY | REFLECTED | COMPARED
-"""Operators whose other side may be the value that a test expects."""
+"""Operators whose other operand may be a test's expected value."""
 ASKED: dict[str, Callable[..., Any]] = {
     "__len__": len,
     "__iter__": iter,
@@ -54,26 +54,26 @@ ASKED: dict[str, Callable[..., Any]] = {
 }
 OPERATIONS: dict[str, Callable[..., Any]] = {**JUDGED, **ASKED, "__eq__": operator.eq, "__ne__": operator.ne}
 ALWAYS = ("__hash__", "__str__", "__repr__")
-"""Passed on by every mirror: each object has them."""
+"""Operations of every object, which every mirror passes on."""
 OF_RAISED = ("__traceback__", "__context__", "__cause__", "__suppress_context__", "__notes__")
-"""Attributes of an exception that change where it is raised."""
+"""Attributes of an exception that change when it is raised."""
 PLAIN = (bool, int, float, str, bytes, tuple, list, dict, set, frozenset)
 
 
 def operators_of(kind: type) -> list[str]:
-    """The operators that a class has of its own, which its mirror passes on."""
+    """Return the operators that a class defines, which its mirror passes on."""
     own = [name for name in (*JUDGED, *ASKED) if name not in ALWAYS and getattr(kind, name, None) is not None]
     compared = [name for name in COMPARED if getattr(kind, name, None) is getattr(object, name)]
     return [name for name in own if name not in compared] + (["__call__"] if hasattr(kind, "__call__") else [])  # noqa: B004
 
 
 def plain_base(kind: type) -> type | None:
-    """The plain type that a class derives from."""
+    """Return the plain type that a class derives from."""
     return next((base for base in PLAIN if issubclass(kind, base)), None)
 
 
 class MirrorClass(type):
-    """The class of mirrors of one class. To call it, to read it and to walk through it is passed on."""
+    """The class of mirrors of one class. Calls, attribute reads and iteration are passed on."""
 
     _link: Any
     _handle: int
@@ -111,7 +111,7 @@ class Mirror(metaclass=MirrorClass):
     _link: Any = None
     _handle: int = 0
     _base: bool = False
-    """Whether it derives from a plain type."""
+    """Whether the object derives from a plain type."""
 
     def __getattr__(self, name: str) -> Any:
         return self._link.request("get", self, name)
@@ -146,12 +146,12 @@ class Mirror(metaclass=MirrorClass):
 
 
 def is_mirror(value: Any) -> bool:
-    """Whether it stands for an object, or a class, of the other process."""
+    """Whether a value stands for an object or a class of the other process."""
     return isinstance(type(value), MirrorClass) or isinstance(value, MirrorClass)
 
 
 def make_class(link: Any, handle: int, name: str, bases: tuple[type, ...], operators: list[str], base: bool) -> type:
-    """The class of the mirrors of a class's objects."""
+    """Return the class of mirrors of a class's objects."""
     namespace: dict[str, Any] = {"_link": link, "_handle": handle, "_base": base, "__module__": "solution"}
     for operation in operators:
         if operation == "__call__":
@@ -164,7 +164,7 @@ def make_class(link: Any, handle: int, name: str, bases: tuple[type, ...], opera
         bases = (*(parent for parent in bases if parent is not object), Mirror)
     try:
         return MirrorClass(name, bases, namespace)
-    except TypeError:  # no order of the bases, or two layouts
+    except TypeError:  # inconsistent bases, or two layouts
         return MirrorClass(name, (Mirror,), namespace)
 
 
@@ -175,7 +175,7 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
 def _asked(operation: str) -> Callable[..., Any]:
     def ask(self: Any, *args: Any) -> Any:
         if operation == "__exit__":
-            args = (args[0], args[1])  # a traceback stays where it is
+            args = (args[0], args[1])  # tracebacks are not sent
         return self._link.request("operate", operation, self, *args)
 
     return ask

@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Skipped(Exception):
-    """The test need not be run."""
+    """The test is skipped."""
 
 
 def skip(reason: str = "", **_: Any) -> None:
@@ -27,7 +27,7 @@ def fail(reason: str = "", **_: Any) -> None:
 
 
 class Raised:
-    """What `raises` caught."""
+    """The exception that `raises` caught."""
 
     value: Any = None
     type: Any = None
@@ -54,7 +54,7 @@ def _raising(expected: Any, match: str | None) -> Iterator[Raised]:
 
 
 def raises(expected: Any, function: Callable[..., Any] | None = None, *args: Any, match: str | None = None, **kwargs: Any) -> Any:
-    """A context that passes if one of these exceptions leaves it; with a function, whether calling it raises one."""
+    """A context that passes if one of these exceptions is raised in it. With a function, check that its call raises one."""
     if function is None:
         return _raising(expected, match)
     with _raising(expected, match) as raised:
@@ -100,7 +100,7 @@ class approx:
 
 
 class Fixture:
-    """A function whose result a test takes as the argument of its name."""
+    """A function whose result is a test's argument of that name."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function, self.__module__, self.__name__ = function, function.__module__, function.__name__
@@ -146,14 +146,14 @@ def _values(value: Any, count: int) -> Any:
 
 
 def parametrised(function: Any) -> Iterator[dict[str, Any]]:
-    """The arguments of each call that its marks ask for."""
+    """Return the arguments of each call of its marks."""
     for rows in product(*getattr(function, "parameters", [])):
         yield {name: value for row in rows for name, value in row.items()}
 
 
 @contextmanager
 def fixtures_for(function: Any, given: Mapping[str, Any], fixtures: Mapping[str, Fixture]) -> Iterator[dict[str, Any]]:
-    """The values of the fixtures that a test names. Raises LookupError for one that there is not."""
+    """Return the values of a test's fixtures. Raises LookupError for an unknown one."""
     with ExitStack() as stack:
         yield {name: _value(name, fixtures, stack) for name in _needed(function) if name not in given}
 

@@ -33,22 +33,22 @@ from roll.rewards.sandbox.inside.wire import Channel
 JOB, OUTCOMES, TESTS = 0, 1, 3
 FRAME = struct.Struct("<Q")
 OUTCOME = struct.Struct("<BdII")
-"""How a case ended, CPU seconds, bytes of its output, bytes of the note; both follow."""
+"""Outcome of a case: how it ended, CPU seconds, bytes of its output, bytes of the note. Both texts follow."""
 OK, FAILED, COMPILE_ERROR, CPU_TIME, WALL_TIME, OUTPUT_SIZE = range(6)
 NOTE_BYTES = 400
 CERTAINLY = 0.5
-"""Share of its CPU time from which on a process that Linux killed was killed for it: what is counted may lag by some ticks."""
+"""Share of the CPU limit above which a killed process was killed for it. The kernel's count may lag by some ticks."""
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 @dataclass
 class Watched:
-    """A process and what it writes."""
+    """A process and its output."""
 
     pid: int
     pidfd: int
     outputs: dict[int, bytearray]
-    """For each reading end of a pipe, by its descriptor, what was received."""
+    """Received bytes of each pipe, by the descriptor of its reading end."""
     status: int | None = None
     cpu: float = 0.0
     ended: str = ""
@@ -56,11 +56,11 @@ class Watched:
 
 
 def main() -> None:
-    """Runs all cases, one after another."""
+    """Run all cases, one after another."""
     os.dup2(int(sys.argv[1]), TESTS)
     os.closerange(TESTS + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     if os.geteuid() == 0 and os.getpid() == 1:
-        leave_root()  # without a sandbox the interpreter's files may be root's alone
+        leave_root()  # without a sandbox the interpreter's files may be readable for root only
     hide_memory()
     job = marshal.loads(read_frame(JOB))
     limits = job["limits"]
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def read_frame(descriptor: int) -> bytes:
-    """The next frame; a file is read so that the next process goes on behind it."""
+    """Read the next frame. A file's position is kept, so that the next process continues after it."""
     (size,) = FRAME.unpack(os.read(descriptor, FRAME.size))
     frame = bytearray()
     while len(frame) < size:
@@ -115,7 +115,7 @@ def _run_test(source: str, has_candidate: bool, limits: Mapping[str, Any], deadl
         theirs.close()
         hide_memory()
         for target, descriptor in enumerate((null, null, null, said_end, ours.fileno())):
-            os.dup2(descriptor, target + 100)  # out of the way first: the sources may lie among the targets
+            os.dup2(descriptor, target + 100)  # moved away first, because sources may be among the targets
         for target in range(5):
             os.dup2(target + 100, target)
         os.closerange(5, limits["open_files"] + 64)
@@ -161,7 +161,7 @@ def _run_test(source: str, has_candidate: bool, limits: Mapping[str, Any], deadl
 
 
 def _sealed(content: bytes) -> int:
-    """A file in memory that nobody can change."""
+    """Return a sealed file in memory."""
     descriptor = os.memfd_create("input", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
     view = memoryview(content)
     while view:
@@ -172,7 +172,7 @@ def _sealed(content: bytes) -> int:
 
 
 def _renew_streams() -> None:
-    """Python's own streams read from and write to what the descriptors are now."""
+    """Let Python's streams use the present descriptors."""
     sys.stdin = os.fdopen(0, encoding="utf-8", errors="surrogateescape", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)
@@ -195,7 +195,7 @@ def _start(work: Callable[[], NoReturn | None], outputs: dict[int, bytearray]) -
 
 
 def _watch(processes: list[Watched], first: Watched, most: int, deadline: float) -> None:
-    """Until `first` has ended; then the others are killed. All are reaped and their descriptors closed."""
+    """Wait until `first` has ended, and kill the others. Reap all and close their descriptors."""
     with selectors.DefaultSelector() as selector:
         for process in processes:
             selector.register(process.pidfd, selectors.EVENT_READ, (process, None))
@@ -210,7 +210,7 @@ def _watch(processes: list[Watched], first: Watched, most: int, deadline: float)
             for key, _ in selector.select(max(remaining, 0)):
                 process, descriptor = key.data
                 if process is None:
-                    os._exit(1)  # Nobody waits for an outcome. Whom root has become, a dying bubblewrap may not signal.
+                    os._exit(1)  # Nobody waits for an outcome. A dying bubblewrap may not signal the user that root changed to.
                 if descriptor is None:
                     selector.unregister(process.pidfd)
                     _reap(process)
@@ -240,7 +240,7 @@ def _reap(process: Watched) -> None:
 
 
 def _drain(process: Watched, descriptor: int, most: int) -> bool:
-    """Takes what is there; False once there will be no more."""
+    """Read the available bytes. Return False at the end."""
     while True:
         try:
             chunk = os.read(descriptor, 1 << 16)

@@ -31,12 +31,12 @@ OF_MODULES = {
     "datetime": "timedelta",
 }
 NOT_FOR_PROGRAMS = ("unittest", "doctest", "test", "ctypes")
-"""What tests are made of."""
+"""Modules that tests consist of."""
 MODULE_OF = {name: module for module, names in OF_MODULES.items() for name in names.split()}
 
 
 def provide(tree: ast.AST, namespace: dict[str, Any], here: Iterable[str] = ()) -> None:
-    """Puts those of the names that the program reads into its namespace; `here` are names that it must not get."""
+    """Add the usual names that the program reads to its namespace, without the names `here`."""
     read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - namespace.keys() - set(here)
     for name in read:
         if name in MODULE_OF:
@@ -46,7 +46,7 @@ def provide(tree: ast.AST, namespace: dict[str, Any], here: Iterable[str] = ()) 
 
 
 def imported_by(tree: ast.Module) -> dict[str, Any]:
-    """What the imports of the standard library at the top of a program bind: made here and not asked for in the program's process."""
+    """Return the names that a program's top-level imports of the standard library bind, imported in this process."""
     bound: dict[str, Any] = {}
     for node in tree.body:
         if isinstance(node, ast.Import):
@@ -61,7 +61,7 @@ def imported_by(tree: ast.Module) -> dict[str, Any]:
 
 
 def _is_harmless(value: Any) -> bool:
-    """No object that would answer for the program, such as `unittest.mock.ANY`, which equals everything."""
+    """Whether an object is no answer by itself. `unittest.mock.ANY`, for example, equals everything."""
     if (getattr(value, "__module__", "") or getattr(value, "__name__", "")).partition(".")[0] in NOT_FOR_PROGRAMS:
         return False
     return callable(value) or isinstance(value, types.ModuleType | int | float | str) or type(value).__module__ == "typing"

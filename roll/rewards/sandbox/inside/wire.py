@@ -15,11 +15,11 @@ LENGTH = struct.Struct(">I")
 LARGEST = 16 << 20
 """Bytes of a message."""
 DIGITS = 50_000
-"""Digits of the longest integer; Python's time to read a longer one grows with the square of its length."""
+"""Largest number of digits of an integer. Python's time to parse one grows with the square of its length."""
 
 
 class Broken(BaseException):
-    """The other process is gone, or does not speak the protocol. Not an Exception: a test that catches those must not go on."""
+    """The other process has ended or violated the protocol. Not an Exception, because a test must not catch it."""
 
 
 class Channel:
@@ -32,7 +32,7 @@ class Channel:
         self.broken = False
 
     def send(self, message: Any) -> None:
-        """Raises Broken, or ValueError for what is too large or cannot be written."""
+        """Send a message. Raises Broken, or ValueError for a message that is too large or cannot be encoded."""
         body = self._dumps(message).encode("ascii")
         if len(body) > LARGEST:
             raise ValueError(f"a value of {len(body)} bytes is too large to be passed between test and candidate")
