@@ -1,4 +1,4 @@
-"""How long engines wait for environments, renderer and driver: rollouts of several turns, and the engine alone with the same tokens.
+"""Measures how long engines wait for environments, renderer and driver: rollouts of several turns against the engine alone.
 
     python benchmarks/agents.py [--model tiny|0.5b|1.5b] [--devices 0] [--groups 4] [--samples 64] [--turns 8] [--mean 128]
         [--seconds 0] [--steps 5] [--json FILE] [KEY=VALUE ...]
@@ -26,15 +26,15 @@ from benchmarks.work import TEMPLATE_TOKENS, AgentWork
 
 WARM_UP = 1
 MOST_WAITING = 0.1
-"""Of the rollout's time. It is shown, not enforced."""
+"""Target share of the rollout's time. It is shown, not enforced."""
 RECORDED = 4
-"""Groups of a step that `samples.jsonl` keeps; the engine alone gets their episodes."""
+"""Number of a step's groups in `samples.jsonl`. The engine alone gets their episodes."""
 LEARNING_RATE = 1e-7
-"""Small enough that all tokens keep about the same probability, and turns their lengths."""
+"""Learning rate. So small that all tokens keep about the same probability, and turns their lengths."""
 
 
 def main() -> int:
-    """Measure, print a table, and write JSON where asked."""
+    """Measure, print a table, and write JSON on request."""
     launch.heed_sigterm()
     options = parse()
     with tempfile.TemporaryDirectory(prefix="roll-benchmark-", dir=options.scratch) as folder:
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def figures_of(lines: list[dict[str, Any]], alone: list[float]) -> dict[str, float]:
-    """Sums and means of the steps that count.
+    """Return sums and means of the measured steps.
 
     Args:
         lines: metrics of each step.
@@ -90,7 +90,7 @@ def show(work: AgentWork, figures: dict[str, float]) -> None:
 
 
 def overrides(work: AgentWork, options: argparse.Namespace) -> dict[str, Any]:
-    """The keys of the experiment that the options decide."""
+    """Return the experiment's keys from the options."""
     worlds = "environments.benchmark"
     keys = rlvr.overrides(work, options.steps)
     without_reference = {key: value for key, value in keys.items() if not key.startswith("reference.")}
@@ -104,7 +104,7 @@ def overrides(work: AgentWork, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line (`sys.argv` if None); what depends on the model is filled in.
+    """Parse the command line (`sys.argv` if None) and fill in defaults of the model.
 
     Raises:
         SystemExit: options that do not go together.
@@ -132,7 +132,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def work_of(options: argparse.Namespace, scratch: Path) -> AgentWork:
-    """What the options ask for: turns of at most eight times the mean length."""
+    """Return the work of the options: turns of at most eight times the mean length."""
     work = rlvr.work_of(
         options,
         scratch,

@@ -25,12 +25,12 @@ class Letters:
         self._taken, self._drawn = 0, random.Random()
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        """The row's prompt as the user's message."""
+        """Return the row's prompt as the user's message."""
         self._taken, self._drawn = 0, random.Random(seed)
         return Observation([{"role": "user", "content": row["prompt"]}])
 
     async def step(self, message: Message) -> Step:
-        """The next letters. It earns the share of `a` in the policy's message, so that episodes differ."""
+        """Return the next letters. The reward is the share of `a` in the policy's message, so that episodes differ."""
         if self._seconds:
             await asyncio.sleep(self._seconds)
         self._taken += 1

@@ -1,4 +1,4 @@
-"""Every recipe of examples/algorithms on the tiny task, for the same number of samples, over several seeds; and the table of it.
+"""Runs every recipe of examples/algorithms on the tiny task, with the same number of samples, over several seeds, and makes a table.
 
     python benchmarks/algorithms.py [--recipes grpo rloo ...] [--seeds 3] [--steps 30] [--seconds N] [--write docs/algorithms.md]
 
@@ -33,7 +33,7 @@ QUIET = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore",
 
 @dataclass(frozen=True)
 class Run:
-    """What a finished run says."""
+    """Result of a finished run."""
 
     recipe: str
     seed: int
@@ -41,11 +41,11 @@ class Run:
     """Accuracy on the held-out problems before the first step, 0 to 1."""
     end: float
     seconds: float
-    """Of all its steps, without the start of the roles."""
+    """Seconds of all its steps, without the start of the roles."""
 
 
 def main() -> int:
-    """Run what is left, print the table. Returns 0, or the exit status of the command that failed."""
+    """Run the remaining recipes, and print the table. Return 0, or the exit status of the failed command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--recipes", nargs="+", choices=recipes(), default=recipes(), metavar="NAME")
     parser.add_argument("--seeds", type=int, default=3)
@@ -79,13 +79,13 @@ def main() -> int:
 
 
 def recipes() -> list[str]:
-    """Names of the recipes that reward answers: without, as where a teacher is followed, nothing says how many are right."""
+    """Return the names of the recipes with rewards. Others, such as those that follow a teacher, have no accuracy."""
     files = (EXAMPLES / "algorithms").glob("*.yaml")
     return sorted(file.stem for file in files if OmegaConf.select(OmegaConf.load(file), "rewards.arithmetic.reward") != "no_reward")
 
 
 def preparation(folder: Path) -> list[list[str]]:
-    """Arguments of the interpreter that make what is missing of model, problems and warmed-up policy."""
+    """Yield arguments of the interpreter that create what is missing of model, problems and warmed-up policy."""
     commands = []
     for script, name in (("make_model.py", "model"), ("make_problems.py", "problems")):
         if not (folder / name).exists():
@@ -102,12 +102,12 @@ def preparation(folder: Path) -> list[list[str]]:
 
 
 def arguments(recipe: str, seed: int, steps: int, folder: Path, world: Path) -> list[str]:
-    """Arguments of the interpreter that run a recipe: what all runs share, and their seed."""
+    """Return arguments of the interpreter that run a recipe with a seed."""
     return pipeline(f"algorithms/{recipe}", tiny_keys(seed, steps, steps, folder, world))
 
 
 def tiny_keys(seed: int, steps: int, eval_steps: int, folder: Path, world: Path) -> dict[str, object]:
-    """The keys of a run on the tiny task, from the warmed-up policy in `world`."""
+    """Return the keys of a run on the tiny task, from the warmed-up policy in `world`."""
     return {
         "output_dir": folder,
         "pretrain": world / "warm-up" / "export",
@@ -123,18 +123,18 @@ def tiny_keys(seed: int, steps: int, eval_steps: int, folder: Path, world: Path)
 
 
 def pipeline(name: str, overrides: dict[str, object]) -> list[str]:
-    """Arguments of the interpreter that run an experiment."""
+    """Return arguments of the interpreter that run an experiment."""
     return ["-m", "roll.pipeline", "--config-name", name, *(f"{key}={value}" for key, value in overrides.items())]
 
 
 def finished(folder: Path, steps: int) -> tuple[float, float, float] | None:
-    """Accuracy before and after, and seconds, of a run that took all its steps; None of another."""
+    """Return accuracy before and after, and seconds, of a complete run, None for another."""
     lines = whole_run(folder, steps)
     return None if lines is None else (lines[0][ACCURACY], lines[-1][ACCURACY], sum(line["time/step"] for line in lines[1:]))
 
 
 def whole_run(folder: Path, steps: int) -> list[dict[str, Any]] | None:
-    """The metrics of a run that took all its steps, by step; None of another."""
+    """Return the metrics of a complete run by step, None for another."""
     file = folder / "metrics.jsonl"
     if not file.exists():
         return None
@@ -143,7 +143,7 @@ def whole_run(folder: Path, steps: int) -> list[dict[str, Any]] | None:
 
 
 def table_of(runs: Sequence[Run], steps: int) -> str:
-    """Markdown: a line for each recipe, best first, with mean and sample standard deviation over its seeds."""
+    """Return Markdown with a line for each recipe, best first, with mean and sample standard deviation over its seeds."""
     by_recipe = {name: [run for run in runs if run.recipe == name] for name in sorted({run.recipe for run in runs})}
     order = sorted(by_recipe, key=lambda name: -statistics.mean(run.end for run in by_recipe[name]))
     lines = [f"| recipe | before | after {steps} steps | gain | seeds | seconds a run |", "|---|---|---|---|---|---|"]
@@ -157,7 +157,7 @@ def table_of(runs: Sequence[Run], steps: int) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and sample standard deviation, in points."""
+    """Return mean and sample standard deviation, in points."""
     return f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
 
 

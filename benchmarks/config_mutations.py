@@ -36,7 +36,7 @@ from roll.pipeline.__main__ import main as command
 
 EXPERIMENTS = ("tiny_rlvr_lora_zero3", "tiny_warm_up", "rlvr_zero3", "tiny_dpo", "tiny_distill", "tiny_judge", "rlvr_async_8gpus")
 DEADLINE = 20
-"""Seconds; a second is usual."""
+"""Deadline of a case in seconds. A second is usual."""
 VALUES: Sequence[Any] = (
     None, True, False, 0, 1, -1, 2, 3, 7, 64, 10**6, 2**31, 2**63, 2**64, 10**18, 10**30, 10**400,
     0.0, -0.0, 0.5, 1.5, -1.0, 1e-300, 5e-324, 1e300, 4.6e18, float("inf"), float("-inf"), float("nan"),
@@ -49,12 +49,12 @@ VALUES: Sequence[Any] = (
 
 
 class TooLate(BaseException):
-    """Raised by the alarm. No handler of errors takes it."""
+    """Raised by the alarm. No handler of errors catches it."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What was done to a configuration, and what came of it."""
+    """A mutation of a configuration, and its outcome."""
 
     done: str
     came: str
@@ -63,7 +63,7 @@ class Case:
 
 
 def main() -> int:
-    """Run both campaigns and print their counts, and each case that must not be."""
+    """Run both campaigns and print their counts and all defects."""
     options = parse()
     chance = random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder, warnings.catch_warnings():
@@ -87,7 +87,7 @@ def parse() -> argparse.Namespace:
 
 
 def composition(name: str) -> tuple[DictConfig, set[str]]:
-    """What Hydra makes of an experiment, and the root keys that only `${...}` uses."""
+    """Return Hydra's composition of an experiment, and the root keys that only `${...}` uses."""
     found: list[tuple[DictConfig, set[str]]] = []
     compose(["--config-name", name, "dry_run=true"], lambda composed, passing: found.append((composed, passing)))
     return found[0]
@@ -107,10 +107,10 @@ def mutations(chance: random.Random, count: int) -> Iterator[Case]:
 
 
 def checked(tree: Any, passing: set[str]) -> str:
-    """What differs between a configuration and what it was checked to; nothing, if all is well. Refusals pass."""
+    """Return the difference between a configuration and its checked form, empty if there is none. Refusals pass."""
     try:
         composed = cast(DictConfig, OmegaConf.create(copy.deepcopy(tree)))
-    except OmegaConfBaseException as error:  # as Hydra would say while it composes
+    except OmegaConfBaseException as error:  # Hydra reports it during composition
         raise ConfigError([Fault("YAML", str(error), "")]) from None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -125,7 +125,7 @@ def checked(tree: Any, passing: set[str]) -> str:
 
 
 def differences(given: Any, taken: Any, said: str, place: str = "") -> Iterator[str]:
-    """Values that are others now, and whose place no warning names."""
+    """Return changed values whose place no warning names."""
     if place and place in said:
         return
     if isinstance(given, dict) and isinstance(taken, dict):
@@ -140,12 +140,12 @@ def differences(given: Any, taken: Any, said: str, place: str = "") -> Iterator[
 
 
 def _as_text(given: Any, taken: Any, place: str) -> bool:
-    """Whether a number among environment variables was taken as its text."""
+    """Whether a number among environment variables became its text."""
     return "system_envs." in place and isinstance(given, int | float) and str(given) == taken
 
 
 def spoil(tree: dict[Any, Any], chance: random.Random) -> str:
-    """Change one place of a tree; what was done."""
+    """Change one place of a tree, and return a description."""
     places = list(every_place(tree))
     block, key, name = chance.choice(places)
     match chance.choice(("value", "value", "value", "drop", "rename", "key", "swap")):
@@ -169,7 +169,7 @@ def spoil(tree: dict[Any, Any], chance: random.Random) -> str:
 
 
 def every_place(node: Any, name: str = "") -> Iterator[tuple[Any, Any, str]]:
-    """Block or list, key or number, and path of everything in a tree."""
+    """Return block or list, key or number, and path of everything in a tree."""
     items = list(node.items()) if isinstance(node, dict) else list(enumerate(node)) if isinstance(node, list) else []
     for key, below in items:
         path = f"{name}.{key}" if name else str(key)
@@ -178,7 +178,7 @@ def every_place(node: Any, name: str = "") -> Iterator[tuple[Any, Any, str]]:
 
 
 def commands(chance: random.Random, count: int) -> Iterator[Case]:
-    """Words of the command line, most of them overrides of keys that are there."""
+    """Return words of the command line, mostly overrides of existing keys."""
     for _ in range(count):
         name = chance.choice(EXPERIMENTS)
         tree = OmegaConf.to_container(composition(name)[0], resolve=False)
@@ -208,7 +208,7 @@ def word(tree: Any, chance: random.Random) -> str:
 
 
 def commanded(words: Sequence[str]) -> str:
-    """Nothing, or how the command ended where it should not so. Refusals pass as errors of configuration."""
+    """Return an empty text, or the wrong end of the command. Refusals pass as errors of configuration."""
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
         status = command(list(words))
@@ -221,7 +221,7 @@ def commanded(words: Sequence[str]) -> str:
 
 
 def watched(done: str, judge: Callable[[], str]) -> Case:
-    """What comes of a case, with the deadline."""
+    """Return the outcome of a case, with the deadline."""
 
     def late(*_: object) -> None:
         raise TooLate

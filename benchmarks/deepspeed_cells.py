@@ -31,7 +31,7 @@ SKIPPED = "skipped_updates"
 
 
 def trained(cell: Cell, folders: Folders, rank: Rank) -> tuple[list[float], int]:
-    """The curve by DeepSpeed, the same on every rank, and how many updates fp16 skipped. The process group stays for the next cell.
+    """Return DeepSpeed's curve, the same on every rank, and the number of updates that fp16 skipped. The process group stays open.
 
     Raises:
         ConfigError: this machine lacks what the cell needs.
@@ -66,7 +66,7 @@ def trained(cell: Cell, folders: Folders, rank: Rank) -> tuple[list[float], int]
 
 
 def update(strategy: DeepSpeedTrain, cell: Cell, batch: TrainBatch, rank: Rank, number: int) -> tuple[Metrics, int]:
-    """What there is to say of one update, and how often it was tried before. fp16 skips until its loss scale is low enough."""
+    """Return the metrics of one update, and the number of skipped tries. fp16 skips until its loss scale is low enough."""
     task = TASKS[cell.pipeline]
     shape = TrainShape(1, 1, TOKEN_BUDGET, task.loss_agg_mode, temperature=1.0)
     mine, tries = micro_batches_of(batch, range(len(batch)), rank.world_size, shape)[rank.rank], 0
@@ -80,7 +80,7 @@ def update(strategy: DeepSpeedTrain, cell: Cell, batch: TrainBatch, rank: Rank, 
 
 
 def machine(device: str) -> str:
-    """What it ran on."""
+    """Return the device."""
     name = f"two {torch.cuda.get_device_name(0)}" if device == "cuda" else "two ranks of one CPU"
     return f"{name}, torch {torch.__version__}, DeepSpeed {deepspeed.__version__}"
 
@@ -101,19 +101,19 @@ def deepspeed_keys(cell: Cell, folders: Folders) -> DeepSpeedConfig:
 
 
 def loader(cell: Cell, folders: Folders) -> Callable[[str, ModelConfig, int], PackedModel]:
-    """What makes the model of a pipeline."""
+    """Return the function that builds the model of a pipeline."""
     if cell.pipeline == "distill":
         return student_loader(str(folders.teacher), teacher_args(cell), Divergence())
     return {"critic": load_values, "reward_model": load_scores}.get(cell.pipeline, load_policy)
 
 
 def teacher_args(cell: Cell) -> ModelConfig:
-    """The teacher has the student's precision."""
+    """Return the teacher, in the student's precision."""
     return ModelConfig.model_validate({"dtype": cell.dtype, "compile_layers": False})
 
 
 def with_teacher_states(given: list[TrainBatch], cell: Cell, folders: Folders, rank: Rank) -> list[TrainBatch]:
-    """The batches with the teacher's states."""
+    """Return the batches with the teacher's states."""
     alone = replace(rank, role="teacher", rank=0, world_size=1)
     teacher = HfScore(HfScoreSettings(str(folders.teacher), teacher_args(cell), PackedTeacher), alone)
     out = [replace(batch, teacher_states=teacher.states([batch.sequences])[0]) for batch in given]

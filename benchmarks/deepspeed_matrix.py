@@ -40,23 +40,23 @@ PLACES = {
 }
 RANKS = 2
 COLLECTIVE_SECONDS = {"cpu": 300.0, "cuda": 120.0}
-"""After which a rank gives the other one up; DeepSpeed may compile an operation meanwhile."""
+"""Deadline in seconds of a collective. DeepSpeed may compile an operation meanwhile."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What the ranks need to know."""
+    """Settings of the ranks."""
 
     device: str
     folder: Path
-    """For as long as the command runs: the two models, and what is swapped."""
+    """Temporary folder of the command, with the two models and swap files."""
     record: Path
     deadline: float
-    """Of `time.monotonic`."""
+    """Deadline by `time.monotonic`."""
 
 
 def main() -> int:
-    """Run what is left, print the tables."""
+    """Run the remaining cells, and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=PLACES, default="cpu")
     parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT")
@@ -84,7 +84,7 @@ def main() -> int:
 
 
 def said_of(record: Path) -> dict[Cell, Said]:
-    """What came of the cells; the last line of a cell holds. A line that was not finished is none."""
+    """Return the outcomes of the cells. The last line of a cell counts. Unfinished lines are skipped."""
     if not record.exists():
         return {}
     lines = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
@@ -95,20 +95,20 @@ def said_of(record: Path) -> dict[Cell, Said]:
 
 
 def forget(record: Path, left: Sequence[Cell]) -> None:
-    """Cells that are tried again; and a line that was not finished."""
+    """Drop cells to try again, and an unfinished line."""
     if record.exists():
         lines = [line for line in record.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
         record.write_text("".join(line for line in lines if Cell(*json.loads(line)["cell"]) not in left), encoding="utf-8")
 
 
 def run_all(left: Sequence[Cell], bench: Bench, pairs: int) -> None:
-    """Make the models and train the cells, some at the same time."""
+    """Make the models and train the cells, some of them concurrently."""
     for name, seed in (("model", 0), ("teacher", 1)):
         command = [sys.executable, str(ROOT / "examples/tiny/make_model.py"), str(bench.folder / name), "--seed", str(seed)]
         subprocess.run(command, check=True, stdout=sys.stderr)
     (bench.folder / "swap").mkdir()
     os.environ |= {"DS_ACCELERATOR": bench.device, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(RANKS), "LOCAL_RANK": "0"}
-    # ZeRO++ leaves process groups behind in DeepSpeed: each of its cells has processes of its own.
+    # ZeRO++ leaves process groups behind in DeepSpeed, so each of its cells has its own processes.
     queues = [[[cell] for cell in left if cell.zeropp]]
     queues += [[[cell for cell in left if not cell.zeropp][start::pairs]] for start in range(pairs)]
     with ThreadPoolExecutor(len(queues)) as pool:
@@ -116,13 +116,13 @@ def run_all(left: Sequence[Cell], bench: Bench, pairs: int) -> None:
 
 
 def run_queue(queue: Sequence[Sequence[Cell]], bench: Bench) -> None:
-    """Groups of cells, one after another."""
+    """Train groups of cells, one after another."""
     for group in queue:
         run_group(group, bench)
 
 
 def run_group(group: Sequence[Cell], bench: Bench) -> None:
-    """Train cells until the deadline. Where one fails, its processes end with it, and the cells after it get new ones."""
+    """Train cells until the deadline. A failed cell ends its processes, and the next cells get new ones."""
     left = list(group)
     while left and time.monotonic() < bench.deadline:
         codes = run_pair(left, bench)
@@ -130,14 +130,14 @@ def run_group(group: Sequence[Cell], bench: Bench) -> None:
             return
         known = said_of(bench.record)
         ahead = [cell for cell in left if cell not in known]
-        if not any(cell in known and is_failed(known[cell]) for cell in left):  # a rank that died said nothing
+        if not any(cell in known and is_failed(known[cell]) for cell in left):  # a dead rank sent nothing
             write_line(bench.record, {"cell": ahead[0], "machine": bench.device, "trouble": f"the ranks ended with {codes}"})
             ahead = ahead[1:]
         left = ahead
 
 
 def run_pair(group: Sequence[Cell], bench: Bench) -> list[int]:
-    """Two processes that are gone afterwards; their exit codes, which are 0 at the deadline, too."""
+    """Run two processes to their end. Return their exit codes, which are 0 at the deadline, too."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -158,7 +158,7 @@ def run_pair(group: Sequence[Cell], bench: Bench) -> list[int]:
 
 
 def on_rank(rank: int, port: int, group: Sequence[Cell], bench: Bench) -> None:
-    """A process of a pair; a line for each cell is written."""
+    """Run a process of a pair, which writes a line for each cell."""
     os.environ["RANK"] = str(rank)
     if bench.device == "cuda":
         given = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -179,7 +179,7 @@ def on_rank(rank: int, port: int, group: Sequence[Cell], bench: Bench) -> None:
         line: dict[str, Any] = {"cell": cell, "machine": machine(bench.device)}
         try:
             curve, skipped = trained(cell, folders, here)
-        except ConfigError as error:  # on every rank alike, before anything is sent
+        except ConfigError as error:  # the same on every rank, before any communication
             line |= {"trouble": error.faults[0].problem, "lacks": True}
         except Exception as error:
             write_line(bench.record, line | {"trouble": f"rank {rank}: {error!r}"[:500]})
@@ -196,7 +196,7 @@ def on_rank(rank: int, port: int, group: Sequence[Cell], bench: Bench) -> None:
 
 
 def write_line(record: Path, line: dict[str, Any]) -> None:
-    """At the end of the file, whole, whoever else writes."""
+    """Append a whole line, also with concurrent writers."""
     with record.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 

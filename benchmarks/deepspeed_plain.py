@@ -1,4 +1,4 @@
-"""What every cell of the DeepSpeed matrix must come to: one process, plain PyTorch in float64, transformers' own outputs."""
+"""Oracle of the DeepSpeed matrix: one process, plain PyTorch in float64, transformers' own outputs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OWN = ("lion", "adagrad", "muon")
 
 
 def oracle(cell: Cell, folders: Folders, known: dict[Cell, list[float]]) -> list[float]:
-    """The curve, computed once for all cells that must come to the same; `known` is added to. AdamW is AdamW in 8 bits, too."""
+    """Return the curve, computed once for all cells with the same one, and kept in `known`. 8-bit AdamW has AdamW's curve."""
     optimizer = cell.optimizer if cell.optimizer in OWN else "adamw"
     same = Cell(cell.pipeline, 0, "none", "fp32", cell.lora, optimizer)
     if same not in known:
@@ -43,7 +43,7 @@ def oracle(cell: Cell, folders: Folders, known: dict[Cell, list[float]]) -> list
 
 
 def plain(cell: Cell, folders: Folders) -> list[float]:
-    """The curve. ZeRO, offload and precision of the cell play no part."""
+    """Compute the curve. ZeRO, offload and precision of the cell do not matter."""
     task, learns = TASKS[cell.pipeline], _scorer(cell, folders) if cell.pipeline in ("critic", "reward_model") else _policy(cell, folders)
     given = batches(cell.pipeline)
     if cell.pipeline == "dpo":
@@ -68,18 +68,18 @@ def plain(cell: Cell, folders: Folders) -> list[float]:
 
 @dataclass
 class PlainPolicy:
-    """A language model; with a teacher, one that is compared with it."""
+    """A language model, compared with a teacher if there is one."""
 
     model: Any
     teacher: Any = None
 
     @property
     def trains(self) -> list[nn.Parameter]:
-        """What learns."""
+        """Return the trained parameters."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def outputs(self, batch: TrainBatch) -> tuple[Tensor, ...]:
-        """Log-probs and entropies [S] of the response tokens, and the KL of the student from its teacher; a sequence at a time."""
+        """Return log-probs and entropies [S] of the response tokens, and the KL of the student from its teacher, by sequence."""
         said: list[tuple[Tensor, ...]] = []
         for ids, where in _sequences(batch):
             log_q = self.model(input_ids=ids[None]).logits[0].log_softmax(-1)[where - 1]
@@ -93,20 +93,20 @@ class PlainPolicy:
 
 @dataclass
 class PlainScorer:
-    """A transformer and a head of one number [1, H] that begins at 0."""
+    """A transformer and a scalar head [1, H] that starts at 0."""
 
     model: Any
     head: nn.Parameter
     back: int
-    """The head reads so many tokens before the one that is scored: 1 for a critic's values, 0 for a reward model's scores."""
+    """Distance in tokens from the scored token back to the read state: 1 for a critic's values, 0 for a reward model's scores."""
 
     @property
     def trains(self) -> list[nn.Parameter]:
-        """What learns."""
+        """Return the trained parameters."""
         return [*(parameter for parameter in self.model.parameters() if parameter.requires_grad), self.head]
 
     def outputs(self, batch: TrainBatch) -> tuple[Tensor]:
-        """[S]"""
+        """Return values or scores [S]."""
         causal = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         return (
             torch.cat(
@@ -137,7 +137,7 @@ def _scorer(cell: Cell, folders: Folders) -> PlainScorer:
 
 
 def _optimizer(cell: Cell, learns: PlainPolicy | PlainScorer) -> torch.optim.Optimizer:
-    """torch's AdamW with its groups written out; the others as roll makes them, alone and without ZeRO."""
+    """Build torch's AdamW with its groups written out, and other optimizers as roll does, without ZeRO."""
     if cell.optimizer in OWN:
         assert isinstance(learns, PlainPolicy)
         place = Place(Rank("oracle", 0, 1, "", 0, "cpu", 1.0), stage=0, offloaded=False)
@@ -150,7 +150,7 @@ def _optimizer(cell: Cell, learns: PlainPolicy | PlainScorer) -> torch.optim.Opt
 
 
 def _with_reference(batch: TrainBatch, learns: PlainPolicy | PlainScorer) -> TrainBatch:
-    """With the log-probs of the policy before training."""
+    """Add the log-probs of the policy before training."""
     ref = np.zeros(len(batch.sequences.token_ids), np.float32)
     with torch.no_grad():
         ref[batch.sequences.response_mask] = learns.outputs(batch)[0].numpy()
@@ -158,7 +158,7 @@ def _with_reference(batch: TrainBatch, learns: PlainPolicy | PlainScorer) -> Tra
 
 
 def _sequences(batch: TrainBatch) -> list[tuple[Tensor, Tensor]]:
-    """Of each its tokens and the positions that are learnt."""
+    """Yield the tokens of each sequence, and the positions to learn."""
     sequences, out = batch.sequences, []
     for begin, end in zip(sequences.offsets[:-1], sequences.offsets[1:], strict=True):
         where = torch.from_numpy(np.flatnonzero(sequences.response_mask[begin:end]))
@@ -184,7 +184,7 @@ def _inputs(batch: TrainBatch) -> LossInputs:
 
 
 def _mean(losses: Tensor, lengths: Tensor, mode: str) -> Tensor:
-    """Over tokens, or over tokens and then over sequences."""
+    """Average over tokens, or over tokens and then over sequences."""
     if mode == "token-mean":
         return losses.mean()
     parts: Sequence[Tensor] = losses.split(lengths.tolist())

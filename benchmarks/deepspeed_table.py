@@ -1,4 +1,4 @@
-"""The cells of the DeepSpeed matrix, and the tables that are made of what they said."""
+"""The cells of the DeepSpeed matrix, and the tables of their results."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 PIPELINES = ("rlvr", "critic", "sft", "dpo", "reward_model", "distill")
 OFFLOADS = {0: ("none",), 1: ("none", "optimizer"), 2: ("none", "optimizer"), 3: ("none", "optimizer", "all")}
 DTYPES = {"cpu": ("fp32", "bf16"), "cuda": ("fp16",)}
-"""By device, those that the matrix is made for on it: on a GPU what no CPU can run."""
+"""Precisions of the matrix by device: on a GPU those that a CPU cannot run."""
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 5e-3}
 """Largest difference of a loss: nats, of the objective for `rlvr`, half a squared reward for `critic`."""
 QUANTISED_TOLERANCE = 3e-1
 MUON_TOLERANCE = 1e-3
-"""It makes matrices orthogonal in bf16, whatever it is given."""
+"""Tolerance of Muon, which orthogonalises matrices in bf16."""
 ZEROPP: dict[str, dict[str, Any]] = {
     "int8 weights": {"zero_quantized_weights": True},
     "int4 gradients": {"zero_quantized_gradients": True},
     "hpZ": {"zero_hpz_partition_size": 2},
     "ZeRO++": {"zero_quantized_weights": True, "zero_quantized_gradients": True, "zero_hpz_partition_size": 2},
 }
-"""Keys of ZeRO++ by name; what leaves process groups behind comes last."""
+"""Keys of ZeRO++ by name. Those that leave process groups behind come last."""
 
 
 class Cell(NamedTuple):
@@ -31,7 +31,7 @@ class Cell(NamedTuple):
     """One of `PIPELINES`; `critic` is the value model of `rlvr` with `adv_estimator: gae`."""
     stage: int
     offload: str
-    """`none`; `optimizer`; `all`, parameters too; `nvme`, both to a file system."""
+    """`none`; `optimizer`; `all`, with parameters; `nvme`, both to a file system."""
     dtype: str
     lora: bool
     optimizer: str = "adamw"
@@ -40,13 +40,13 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """`sft, ZeRO-3, offload none, fp32, LoRA, adamw`."""
+        """Return a name such as `sft, ZeRO-3, offload none, fp32, LoRA, adamw`."""
         zero = f"ZeRO-{self.stage}" + (f" with {self.zeropp}" if self.zeropp else "")
         return f"{self.pipeline}, {zero}, offload {self.offload}, {self.dtype}, {'LoRA' if self.lora else 'full'}, {self.optimizer}"
 
     @property
     def tolerance(self) -> float:
-        """What its difference may be."""
+        """Return the tolerance of its difference."""
         if self.optimizer == "adamw_8bit" or self.zeropp not in ("", "hpZ"):
             return QUANTISED_TOLERANCE
         return max(TOLERANCE[self.dtype], MUON_TOLERANCE if self.optimizer == "muon" else 0.0)
@@ -54,16 +54,16 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Said:
-    """What came of a cell."""
+    """Outcome of a cell."""
 
     machine: str
     """Device and versions."""
     difference: float | None
-    """Largest one between the two loss curves; None if there is no curve."""
+    """Largest difference of the two loss curves, None without a curve."""
     trouble: str = ""
     """Why there is none."""
     lacks: bool = False
-    """The trouble is that this machine has not what the cell needs."""
+    """Whether the cell failed because this machine lacks what it needs."""
 
 
 def cells(device: str) -> list[Cell]:
@@ -80,7 +80,7 @@ def cells(device: str) -> list[Cell]:
 
 
 def special(device: str) -> list[Cell]:
-    """Those outside the matrix: other optimizers, NVMe, ZeRO++; all of `sft`."""
+    """Return the cells outside the matrix: other optimizers, NVMe, ZeRO++, all of `sft`."""
     swapped = [Cell("sft", 3, "nvme", dtype, lora) for dtype in ("fp32", "bf16") for lora in (False, True)]
     if device == "cpu":
         out = [Cell("sft", stage, "none", "fp32", False, optimizer) for optimizer in ("lion", "adagrad") for stage in OFFLOADS]
@@ -95,7 +95,7 @@ def special(device: str) -> list[Cell]:
 
 
 def tables_of(found: Mapping[Cell, Said], device: str) -> str:
-    """Markdown: the matrix, the cells outside it, what did not run and why, and on what machine it was."""
+    """Return Markdown: the matrix, the cells outside it, those that did not run with the reasons, and the machine."""
     if not found:
         return "None of these cells has been run."
     columns = [(dtype, lora) for dtype in DTYPES[device] for lora in (False, True)]
@@ -117,7 +117,7 @@ def tables_of(found: Mapping[Cell, Said], device: str) -> str:
 
 
 def figures(found: Mapping[Cell, Said], row: Sequence[Cell]) -> Iterator[str]:
-    """A difference, in bold where it is above its tolerance; a word where there is no curve, a dash where nothing was run."""
+    """Return a difference, in bold above its tolerance; a word without a curve, a dash for a cell that was not run."""
     for cell in row:
         said = found.get(cell)
         if said is None:
@@ -129,7 +129,7 @@ def figures(found: Mapping[Cell, Said], row: Sequence[Cell]) -> Iterator[str]:
 
 
 def troubles(found: Mapping[Cell, Said]) -> Iterator[str]:
-    """A line for each reason why cells have no curve."""
+    """Return a line for each reason why cells have no curve."""
     reasons: dict[str, list[Cell]] = {}
     for cell, said in found.items():
         if said.difference is None:
@@ -143,10 +143,10 @@ def troubles(found: Mapping[Cell, Said]) -> Iterator[str]:
 
 
 def is_failed(said: Said) -> bool:
-    """Whether there should be a curve and is none."""
+    """Whether a curve is missing."""
     return said.difference is None and not said.lacks
 
 
 def is_bad(cell: Cell, said: Said) -> bool:
-    """Whether it failed, or is above its tolerance, a NaN too."""
+    """Whether it failed, or exceeds its tolerance, also by NaN."""
     return is_failed(said) or (said.difference is not None and not said.difference <= cell.tolerance)

@@ -1,4 +1,4 @@
-"""What the cells of the DeepSpeed matrix learn: by pipeline the loss, the curve's metric, the model, and the batches."""
+"""Tasks of the DeepSpeed matrix: loss, the curve's metric, model and batches by pipeline."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from roll.types import TrainBatch
 
 UPDATES = 6
 EXAMPLES, TOKEN_BUDGET = 4, 24
-"""Of an update: responses or pairs; tokens of a micro-batch."""
+"""Number of responses or pairs of an update; number of tokens of a micro-batch."""
 SEED, LEARNING_RATE, WEIGHT_DECAY, MAX_GRAD_NORM = 3, 2e-3, 0.1, 0.5
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a pipeline lowers."""
+    """The loss of a pipeline."""
 
     loss: Loss
     metric: str
     """Makes the curve."""
     loss_agg_mode: str
     sequences_per_example: int = 1
-    """Sequences that are compared: 2 for pairs."""
+    """Number of compared sequences: 2 for pairs."""
 
 
 TASKS = {
@@ -48,17 +48,17 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Folders:
-    """What lies where."""
+    """Folders of the models."""
 
     model: Path
     teacher: Path
-    """Of `distill`: the same model with other random weights."""
+    """Teacher of `distill`: the same model with other random weights."""
     swap: Path
     """For NVMe."""
 
 
 def batches(pipeline: str) -> list[TrainBatch]:
-    """Two that take turns. A reference's log-probs of `dpo` and a teacher's states are yet to be asked for."""
+    """Return two alternating batches, without the reference's log-probs of `dpo` and the teacher's states."""
     sequences_per_example, out = TASKS[pipeline].sequences_per_example, []
     for seed in (0, 1):
         generator = np.random.default_rng(seed)
@@ -88,7 +88,7 @@ def batches(pipeline: str) -> list[TrainBatch]:
 
 
 def model_args(cell: Cell) -> ModelConfig:
-    """Of what learns. Layers are not compiled, which would take longer than to train them."""
+    """Return the keys of the trained model. Layers are not compiled, which would take longer than the training."""
     keys = {
         "dtype": cell.dtype,
         "lora_target": "all-linear" if cell.lora else None,
@@ -100,6 +100,6 @@ def model_args(cell: Cell) -> ModelConfig:
 
 
 def training_args(cell: Cell) -> TrainingConfig:
-    """The optimizer and its schedule."""
+    """Return the keys of the optimizer and its schedule."""
     keys = {"learning_rate": LEARNING_RATE, "weight_decay": WEIGHT_DECAY, "optimizer": cell.optimizer, "lr_scheduler_type": "cosine"}
     return TrainingConfig.model_validate(keys | {"warmup_steps": 1, "adam_epsilon": 1e-6})

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over the DevTools protocol."""
+"""Controls a headless Chromium by the DevTools protocol."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Page:
     socket: aiohttp.ClientWebSocketResponse
     session: str = ""
     problems: list[str] = field(default_factory=list)
-    """Errors in the page's scripts, and whatever it asked the network for."""
+    """Errors in the page's scripts, and its network requests."""
     numbers: count[int] = field(default_factory=count)
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """One call of the protocol.
+        """Make one call of the protocol.
 
         Raises:
             RuntimeError: it failed.
@@ -61,7 +61,7 @@ class Page:
         return answer["result"]
 
     async def evaluate(self, script: str) -> Any:
-        """The value of an expression, awaited if it is a promise.
+        """Return the value of an expression, awaited if it is a promise.
 
         Raises:
             RuntimeError: it threw.
@@ -72,7 +72,7 @@ class Page:
         return answer["result"].get("value")
 
     async def press(self, key: str, code: int) -> None:
-        """Press a key and let it go."""
+        """Press and release a key."""
         for kind in ("keyDown", "keyUp"):
             await self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
 
@@ -87,7 +87,7 @@ class Page:
 
 @asynccontextmanager
 async def chromium(program: Path) -> AsyncIterator[Page]:
-    """A browser with a profile of its own, which is gone afterwards, and an empty tab.
+    """Yield an empty tab of a browser with a temporary profile.
 
     Raises:
         TimeoutError: it does not start within `START_SECONDS`.
@@ -117,7 +117,7 @@ async def chromium(program: Path) -> AsyncIterator[Page]:
 
 
 async def _listening(file: Path) -> tuple[str, str]:
-    """Port and path that the browser has written."""
+    """Return port and path that the browser has written."""
     async with asyncio.timeout(START_SECONDS):
         while True:
             lines = file.read_text().splitlines() if file.is_file() else []

@@ -1,4 +1,4 @@
-"""What the driver itself computes between a rollout and a train step, in CPU microseconds a sample, by the size of the step.
+"""Measures the driver's work between a rollout and a train step, in CPU microseconds a sample, by the size of the step.
 
     python benchmarks/driver.py [--samples 4096,32768] [--mean-length 256] [--json FILE]
 
@@ -37,7 +37,7 @@ CREDITS: Mapping[str, Credit] = {
 
 
 def main() -> int:
-    """Measure each size and print a line a part."""
+    """Measure each size and print a line for each part."""
     options = parse()
     sizes = [int(size) for size in options.samples.split(",")]
     found = {size: measure(size, options.mean_length) for size in sizes}
@@ -60,7 +60,7 @@ def parse() -> argparse.Namespace:
 
 
 def measure(samples: int, mean_length: int) -> dict[str, float]:
-    """Microseconds a sample, by part."""
+    """Return microseconds a sample by part."""
     groups = make_groups(samples // GROUP, mean_length)
     step = experience(groups, Shaping())
     parts: dict[str, Callable[[], Any]] = {
@@ -80,7 +80,7 @@ def seconds(part: Callable[[], Any]) -> float:
 
 
 def make_groups(count: int, mean_length: int) -> list[RolloutGroup]:
-    """Finished and scored, all of one version."""
+    """Return finished and scored groups, all of one version."""
     numbers = np.random.default_rng(0)
 
     def completion() -> Completion:

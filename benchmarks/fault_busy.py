@@ -1,4 +1,4 @@
-"""A tiny training beside processes that never rest: what is slow is not dead."""
+"""Trains the tiny task beside busy processes, to check that slow processes are not taken for dead."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from benchmarks.fault_watch import Course
 LOOPS_PER_CORE = 2
 LOOP = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 END = 600.0
-"""Seconds for the step under way, the checkpoint and the end."""
+"""Seconds for the current step, the checkpoint and the end."""
 
 
 @contextmanager
 def busy() -> Iterator[int]:
-    """So many processes never rest, on each core that this one may use the same number."""
+    """Run so many busy processes while the block lasts, the same number on each core."""
     cores = sorted(os.sched_getaffinity(0)) * LOOPS_PER_CORE
     loops = [subprocess.Popen([sys.executable, "-c", LOOP, str(core)]) for core in cores]
     try:
@@ -35,7 +35,7 @@ def busy() -> Iterator[int]:
 
 
 def train(world: World, minutes: float) -> int:
-    """Train for so long, tell what was taken for dead; 0 if nothing was and the run ended in order."""
+    """Train for so long, and report false alarms. Return 0 if there were none and the run ended in order."""
     name = "busy"
     extensions = world.folder / f"{name}.extensions"
     world = replace(world, steps=1_000_000)

@@ -1,4 +1,4 @@
-"""Which faults a campaign injects: a function of the seed alone, so that a run of it can be taken again by itself."""
+"""Plans the faults of a campaign from the seed alone, so that each of its runs can be repeated by itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Kind(StrEnum):
 
 
 class Phase(StrEnum):
-    """What the run does at that moment."""
+    """Phase of the run for the fault."""
 
     START = "start"
     GENERATE = "generate"
@@ -34,11 +34,11 @@ class Phase(StrEnum):
 
 
 ENDS_RUN = (Kind.DRIVER, Kind.RAYLET, Kind.GCS)
-"""Without them there is no run: the same command resumes it."""
+"""Processes whose loss ends the run. The same command resumes it."""
 TRAINER_SIDE = (Kind.TRAINER, Kind.REFERENCE)
-"""Their group starts anew from the last checkpoint."""
+"""Roles whose group restarts from the last checkpoint."""
 STEPS = 24
-"""Of each run; enough for its faults, most of which wait for a phase of a step."""
+"""Number of steps of each run, enough for its faults, most of which wait for a phase of a step."""
 PER_RUN = 12
 WORK = (Phase.GENERATE, Phase.SYNC, Phase.TRAIN, Phase.SAVE)
 PHASES = {
@@ -54,15 +54,15 @@ PHASES = {
     Kind.GCS: WORK,
 }
 CHEAP = (Kind.REWARD, Kind.CHILD, Kind.JUDGE)
-"""They cost no start of an engine or of the trainer: a run has as many of them in turn as its other faults leave room."""
+"""Processes without a costly start. A run has as many of these faults as its others leave room for."""
 ENDS = (
     ((Kind.RAYLET, False), (Kind.GCS, True)),
     ((Kind.DRIVER, True), (Kind.RAYLET, True)),
     ((Kind.GCS, False), (Kind.DRIVER, False)),
 )
-"""What ends runs with even numbers, in turn, and whether it is stopped. Those with odd ones begin with a driver that is killed."""
+"""Faults that end runs with even numbers, in turn, and whether the process is stopped. Runs with odd numbers start with a killed driver."""
 TOGETHER = 0.4
-"""Share of the faults that come at once with the one before."""
+"""Share of the faults that are injected together with the previous one."""
 STOPPED = 0.4
 """Share of SIGSTOP; the others are SIGKILL."""
 
@@ -73,12 +73,12 @@ class PlannedFault:
 
     kind: Kind
     is_stop: bool
-    """SIGSTOP; otherwise SIGKILL."""
+    """Whether the signal is SIGSTOP, not SIGKILL."""
     phase: Phase
     rank: int
     """If its role has so many."""
     at_once: bool
-    """Not when the fault before has healed, but together with it."""
+    """Whether it is injected together with the previous fault, not after that has healed."""
 
     @property
     def name(self) -> str:
@@ -87,14 +87,14 @@ class PlannedFault:
 
 
 def planned(seed: int, faults: int) -> list[list[PlannedFault]]:
-    """By run, its faults in their order. Runs with even numbers have another placement than those with odd ones."""
+    """Return the faults of each run in order. Even and odd runs have different placements."""
     runs = [_run(random.Random(f"{seed} {number}"), number) for number in range(-(-faults // PER_RUN))]
     kept = faults - PER_RUN * (len(runs) - 1)
     return [*runs[:-1], runs[-1][:kept]]
 
 
 def _run(draw: random.Random, number: int) -> list[PlannedFault]:
-    """One run: what ends it, two faults of the trainer's side, three of engines, the others of what gives rewards."""
+    """Return the faults of a run: one that ends it, two of the trainer's side, three of engines, the others of reward processes."""
     starts = [PlannedFault(Kind.DRIVER, False, Phase.START, 0, at_once=False)] if number % 2 else []
     ends = [] if starts else [_fault(draw, kind, is_stop) for kind, is_stop in ENDS[number // 2 % len(ENDS)]]
     engines = [_fault(draw, Kind.ENGINE), _fault(draw, Kind.CORE)]

@@ -1,4 +1,4 @@
-"""Runs of the tiny world in which a campaign injects its faults, and the outcome of each."""
+"""Runs the tiny world, injects a campaign's faults, and records their outcomes."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ from roll.pipeline.restarts import BACK_OFF_SECONDS
 
 PLACEMENTS = ("one engine, adapter, judge behind a URL", "two engines, whole weights, judge in the run")
 ROLES = {Kind.ENGINE: "actor_infer", Kind.CORE: "actor_infer", Kind.REWARD: "rewards.arithmetic", Kind.JUDGE: "rewards.judged"}
-"""Of those that heal by themselves."""
+"""Deadline in seconds for faults that heal by themselves."""
 ENGINES = (Kind.ENGINE, Kind.CORE)
 TIMED = ("time/", "throughput/", "memory/", "engine/", "run/", "judge/")
-"""Metrics that depend on time, on restarts, or on what a judge remembers."""
+"""Metrics that depend on time, on restarts, or on a judge's memory."""
 SUSPENDED = 20.0
-"""Seconds in which a driver is stopped; then it is let go on, as by `fg`."""
+"""Seconds for which a driver is stopped. Then it continues, as by `fg`."""
 PATIENCE = 4
-"""Steps in which a phase is waited for; then any moment will do."""
+"""Number of steps to wait for a phase. Afterwards the fault is injected at any moment."""
 UNNOTICED = 3
-"""Steps that an engine's death cannot go unnoticed."""
+"""Largest number of steps in which an engine's death can go unnoticed."""
 LONGEST = 1200.0
-"""Seconds of an attempt; a run that takes longer hangs."""
+"""Deadline of an attempt in seconds. A longer run hangs."""
 ALARM = re.compile(r"rank \d+ (died:|is replaced)|restart \d+ of \d+:|is stopped \(SIGSTOP\)|: its process \w+ on this host")
 ECHO = 120.0
-"""Seconds after a fault in which what the run says may be about it."""
+"""Seconds after a fault in which messages of the run may be about it."""
 
 
 @dataclass(frozen=True)
 class Injected:
-    """A fault that was injected, and its outcome. Times are seconds since the epoch."""
+    """An injected fault and its outcome. Times are seconds since the epoch."""
 
     fault: PlannedFault
     at: float
     attempt: int
     step: int
-    """The last that was logged."""
+    """Last logged step."""
     phases: tuple[str, ...]
-    """What the run did."""
+    """Phase of the run."""
     pid: int
     actor: int
-    """Of an engine, Ray's process; where vLLM's is hit, that is another one."""
+    """Process id; of an engine that of Ray's process, also if vLLM's is hit."""
     rank: int
     noticed: float | None = None
     healed: float | None = None
@@ -61,7 +61,7 @@ class Injected:
     back_off: float = 0.0
     """Seconds that the run waited before the restart."""
     caught_up: float | None = None
-    """When the step that was under way was logged."""
+    """Time at which the current step was logged."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ class RunOutcome:
     placement: str
     injected: tuple[Injected, ...]
     left: int
-    """Faults for which there was no moment."""
+    """Number of faults without a suitable moment."""
     statuses: tuple[int, ...]
-    """Of its attempts."""
+    """Exit statuses of its attempts."""
     restarts: int
-    """Of the trainer's side."""
+    """Number of restarts of the trainer's side."""
     false_alarms: tuple[str, ...]
     unequal: tuple[str, ...]
     """Metrics that differ from the undisturbed run's, with their steps."""
@@ -100,7 +100,7 @@ class World:
     steps: int = STEPS
 
     def command(self, name: str, placement: int) -> list[str]:
-        """Of a run into the folder `name`."""
+        """Return the command of a run into the folder `name`."""
         given = {
             "output_dir": name,
             "pretrain": "warm/export",
@@ -122,7 +122,7 @@ class World:
         return [sys.executable, "-m", "roll.pipeline", "--config-name", "tiny/tiny_rlvr_lora_zero3", *keys]
 
     def _judge(self, placement: int) -> str:
-        """A section: one behind a URL says yes to the right answer; the policy as it was warmed up says a digit."""
+        """Return a judge's section: one behind a URL approves the right answer; the warmed-up policy answers with a digit."""
         if not placement:
             asked = (
                 f"judge_model_type: api, judge_model_name: equality, judge_api_url: '{self.judge}', judge_prompt: {self.folder}/asked.txt"
@@ -134,17 +134,17 @@ class World:
         return f"{{reward: llm_judge, template: raw, {asked}, {model}, {sampling}, world_size: 1}}"
 
     def start(self, name: str, placement: int, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """In a session of its own, with further variables; what it prints is kept beside its folder."""
+        """Start a run in its own session, with further variables. Its output is kept beside its folder."""
         env, command = os.environ | dict(environment or {}), self.command(name, placement)
         with (self.folder / f"{name}.out").open("ab") as out:
             return subprocess.Popen(command, cwd=self.folder, stdout=out, stderr=out, start_new_session=True, env=env)
 
     def metrics(self, name: str) -> list[dict[str, Any]]:
-        """The lines of a run's metrics.jsonl."""
+        """Return the lines of a run's metrics.jsonl."""
         return [json.loads(line) for line in (self.folder / name / "metrics.jsonl").read_text().splitlines()]
 
     def still(self, placement: int) -> str:
-        """The name of a run in which nothing is injected; it is made once.
+        """Return the name of the undisturbed run, which is made once.
 
         Raises:
             RuntimeError: it failed.
@@ -156,7 +156,7 @@ class World:
 
 
 class Campaign:
-    """One run and the faults that are injected into it."""
+    """One run and its injected faults."""
 
     def __init__(self, world: World, number: int, faults: Sequence[PlannedFault]) -> None:
         self._world, self._number, self._placement = world, number, number % len(PLACEMENTS)
@@ -169,7 +169,7 @@ class Campaign:
         """The last logged step when the next fault became due."""
 
     def run(self) -> RunOutcome:
-        """Start the command again until it has taken all its steps, or does not get on."""
+        """Start the command again until the run has taken all its steps or makes no progress."""
         began, statuses = time.time(), list[int]()
         while not statuses or (statuses[-1] and len(statuses) < 6):
             statuses.append(self._one_attempt())
@@ -190,7 +190,7 @@ class Campaign:
         )
 
     def _one_attempt(self) -> int:
-        """The command's exit status."""
+        """Return the command's exit status."""
         process = self._world.start(self._name, self._placement)
         watch = Watch(process.pid, self._world.folder / self._name)
         try:
@@ -229,7 +229,7 @@ class Campaign:
             return self._is_starting(fault, watch, victims)
         if ill and not (fault.at_once and ill[-1] is self._injected[-1]):
             return False
-        if len(self._steps_of(watch)) < 2:  # the first step of an attempt is not usual
+        if len(self._steps_of(watch)) < 2:  # the first step of an attempt takes unusually long
             return False
         before = next((one.step for one in reversed(self._injected) if one.fault.kind in TRAINER_SIDE), -2)
         if fault.kind in TRAINER_SIDE and self._course.step < before + 2:
@@ -243,17 +243,17 @@ class Campaign:
         return rank if rank in victims else min(victims)
 
     def _is_starting(self, fault: PlannedFault, watch: Watch, victims: Mapping[int, int]) -> bool:
-        """Whether the process that is to be hit is amid its start."""
+        """Whether the target process is starting."""
         if fault.kind is Kind.DRIVER:
             here = [line.text for line in self._course.lines if line.at > watch.began]
             return any("roles start" in text for text in here) and not any("actor_infer has started" in text for text in here)
         hurt = next((one for one in reversed(self._injected) if one.fault.kind in ENGINES), None)
-        if hurt is None or hurt.healed:  # too late: it is hit while it works
+        if hurt is None or hurt.healed:  # too late: it has started, and is hit during its work
             return len(self._steps_of(watch)) > 1
         return hurt.attempt == self._attempt and victims.get(hurt.rank, hurt.actor) != hurt.actor
 
     def _steps_of(self, watch: Watch) -> list[Said]:
-        """Lines of the steps that this attempt has taken."""
+        """Return the lines of this attempt's steps."""
         return [line for line in self._course.lines if line.at > watch.began and STEP.match(line.text)]
 
     def _inject(self, fault: PlannedFault, watch: Watch, phases: set[Phase]) -> None:
@@ -270,7 +270,7 @@ class Campaign:
         print(f"{self._name}: {fault.name} {rank} ({pid}) after step {self._course.step}, amid {', '.join(found) or '?'}", flush=True)
 
     def _settle(self, watch: Watch, process: subprocess.Popen[bytes]) -> None:
-        """Look whether the faults have healed that had not."""
+        """Check whether open faults have healed."""
         for place, one in enumerate(self._injected):
             if one.healed is None or one.caught_up is None:
                 self._injected[place] = self._settled(one, watch, process)
@@ -296,7 +296,9 @@ class Campaign:
             noticed = found.at if found else None
             back = found and since(found.at, rf"{re.escape(role)} rank {one.rank} is back after")
             healed = back.at if back else None
-            if noticed is None and len(steps) > UNNOTICED and not is_running(one.pid):  # replaced with all that was amid a sync
+            if (
+                noticed is None and len(steps) > UNNOTICED and not is_running(one.pid)
+            ):  # replaced together with all engines of the interrupted sync
                 healed = steps[UNNOTICED][1]
         elif kind in (Kind.RAYLET, Kind.GCS):
             found = since(one.at, r"Ray: its process|the run ended: failed")
@@ -310,13 +312,13 @@ class Campaign:
         return replace(one, noticed=noticed, healed=healed, caught_up=caught_up, steps_lost=self._steps_lost(one), back_off=back_off)
 
     def _back_off(self, one: Injected) -> float:
-        """Seconds before the restart that followed it; runs are short, so all restarts of an attempt are recent."""
+        """Return the seconds before the restart that followed it. Runs are short, so all restarts of an attempt are recent."""
         found = self._course.since(one.at, r"restart \d+ of")
         number = int(re.findall(r"restart (\d+) of", found.text)[0]) if found else 1
         return BACK_OFF_SECONDS[min(number, len(BACK_OFF_SECONDS)) - 1]
 
     def _steps_lost(self, one: Injected) -> int:
-        """Logged steps that were taken again because of it."""
+        """Return the number of logged steps that were repeated because of it."""
         if one.fault.kind not in (*TRAINER_SIDE, *ENDS_RUN):
             return 0
         found = self._course.since(one.at, r"the run goes on from|roles start, to go on after step")
@@ -327,12 +329,12 @@ class Campaign:
 
 
 def false_alarms(lines: Sequence[tuple[float, str]], faults: Sequence[float]) -> tuple[str, ...]:
-    """What a run said of deaths and restarts before which nothing was injected for a long while."""
+    """Return a run's messages about deaths and restarts without a recent injected fault."""
     return tuple(text for at, text in lines if ALARM.search(text) and not any(0 <= at - fault <= ECHO for fault in faults))
 
 
 def differences(expected: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Metrics of steps that are not the same but for rounding."""
+    """Return metrics of steps that differ by more than rounding."""
     if (steps := [line["step"] for line in found]) != (wanted := [line["step"] for line in expected]):
         return (f"steps {steps} and not {wanted}",)
     different = []
@@ -346,7 +348,7 @@ def differences(expected: Sequence[Mapping[str, Any]], found: Sequence[Mapping[s
 
 
 def cold_start(folder: Path) -> float:
-    """Seconds from the start of a run's roles until the last of them has started."""
+    """Return the seconds from the start of a run's roles until the last has started."""
     course = Course(folder)
     course.look()
     begin = course.since(0.0, "roles start")
@@ -355,6 +357,6 @@ def cold_start(folder: Path) -> float:
 
 
 def usual_step(lines: Sequence[Mapping[str, Any]]) -> float:
-    """Median seconds of a step, the first aside."""
+    """Return the median seconds of a step, without the first."""
     times = sorted(line["time/step"] for line in lines if line["step"] > 1)
     return times[len(times) // 2]

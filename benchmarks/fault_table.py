@@ -11,24 +11,24 @@ from benchmarks.fault_plan import ENDS_RUN, TRAINER_SIDE, Kind
 from roll.pipeline.restarts import BACK_OFF_SECONDS
 
 FAILURE_EVERY = 3600.0
-"""Seconds from failure to failure of a cluster of 64 GPUs."""
+"""Seconds between two failures of a cluster of 64 GPUs."""
 STEP = 60.0
 """Seconds of a step there."""
 ENGINES = 32
-"""Engines there, one on each of 32 GPUs; the trainer has the other 32."""
+"""Number of engines, one on each of 32 GPUs. The trainer has the other 32."""
 ENGINE_SHARE = 0.5
-"""Of the failures that hit an engine's GPU."""
+"""Share of the failures that hit an engine's GPU."""
 STARTS = {"engine": 120.0, "trainer": 180.0}
-"""Seconds of a cold start there: an engine of 7B with CUDA graphs, a trainer with its checkpoint."""
+"""Assumed seconds of a cold start: an engine of 7B with CUDA graphs, a trainer with its checkpoint."""
 SAVE_STEPS = 10
-"""Steps between two checkpoints there."""
+"""Assumed number of steps between two checkpoints."""
 COSTLY = (Kind.ENGINE, Kind.CORE, *TRAINER_SIDE, *ENDS_RUN)
 SLACK = 10.0
-"""Seconds beyond a cold start that a failure may cost: to notice it, and to back off."""
+"""Allowed seconds of a failure beyond a cold start, to notice it and to back off."""
 
 
 def is_good(outcome: Mapping[str, Any]) -> bool:
-    """Whether a run took all its steps, equals the undisturbed one, and took nothing for dead that was not."""
+    """Whether a run took all its steps, equals the undisturbed one, and had no false alarms."""
     return outcome["statuses"][-1] == 0 and not outcome["unequal"] and not outcome["false_alarms"]
 
 
@@ -40,7 +40,7 @@ def markdown(outcomes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def by_kind(faults: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each kind of fault."""
+    """Return a line for each kind of fault."""
     lines = [
         "| fault | injected | noticed, s: median, most | healed, s: median, most | steps taken again: mean, most | run ended first |",
         "|---|---|---|---|---|---|",
@@ -70,7 +70,7 @@ def spread(seconds: Sequence[float]) -> str:
 
 
 def by_phase(faults: Sequence[Mapping[str, Any]]) -> str:
-    """How many faults met each phase. One that came together with another counts where it was found."""
+    """Return the number of faults in each phase. A fault together with another counts in its actual phase."""
     counts: dict[str, int] = defaultdict(int)
     for one in faults:
         for phase in one["phases"] or ["between two"]:
@@ -94,20 +94,20 @@ def of_runs(outcomes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def cost(one: Mapping[str, Any]) -> float | None:
-    """Seconds that a fault cost beside which nothing else was started: until the step under way was logged, beyond a usual step."""
+    """Return the seconds that a separate fault cost: until the current step was logged, beyond a usual step."""
     if one["caught_up"] is None or any(overlap(one, other) for other in one["outcome"]["injected"] if other["at"] != one["at"]):
         return None
     return one["caught_up"] - one["at"] - one["outcome"]["usual_step"]
 
 
 def overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether an engine, the trainer's side or the run was started for another fault while this one cost time."""
+    """Whether another fault caused a start of an engine, the trainer's side or the run at the same time."""
     end = other["healed"] or float("inf")
     return other["fault"]["kind"] in COSTLY and other["at"] < one["caught_up"] and end > one["at"]
 
 
 def costs(faults: Sequence[Mapping[str, Any]]) -> str:
-    """What failures cost that came apart from others, beside what they may."""
+    """Return the cost of separate failures beside the allowed cost."""
     lines = ["| failure | seconds: median, most | may cost | more than that |", "|---|---|---|---|"]
     groups = {
         "engine": ((Kind.ENGINE, Kind.CORE), "cold start + 10 s + the rest of the trainer's step"),
@@ -122,14 +122,14 @@ def costs(faults: Sequence[Mapping[str, Any]]) -> str:
 
 
 def allowed(one: Mapping[str, Any]) -> float:
-    """Seconds that a failure may cost; a campaign waits longer before a restart than a run that is hit once an hour."""
+    """Return the allowed seconds of a failure. A campaign waits longer before a restart than a run with a failure an hour."""
     outcome = one["outcome"]
     repeated = max(0.0, one["back_off"] - BACK_OFF_SECONDS[0])
     return outcome["cold_start"] + SLACK + repeated + (1 + one["steps_lost"]) * outcome["usual_step"]
 
 
 def effective(faults: Sequence[Mapping[str, Any]]) -> str:
-    """The share of time that trains on 64 GPUs, from what was measured here and what is assumed of them."""
+    """Return the share of effective training time on 64 GPUs, from measurements here and assumptions about them."""
     notice = {
         name: statistics.mean([one["noticed"] - one["at"] for one in faults if one["fault"]["kind"] in kinds and one["noticed"]] or [SLACK])
         for name, kinds in {"engine": (Kind.ENGINE, Kind.CORE), "trainer": TRAINER_SIDE}.items()

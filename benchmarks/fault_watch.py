@@ -1,4 +1,4 @@
-"""A run, seen from outside: its processes, what it does at the moment, and what it says."""
+"""Observes a run from outside: its processes, its phase and its log."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from benchmarks.fault_plan import Kind, Phase
 
 PROC, SHARED = Path("/proc"), Path("/dev/shm")  # noqa: S108
 LONG_CALL = 0.12
-"""Seconds of a trainer's call that is an update or a pass over a model; the calls of a sync of the tiny model are shorter."""
+"""Least seconds of a trainer's call that is an update or a pass over a model. A sync's calls of the tiny model are shorter."""
 TICKS = 3
-"""Of CPU time, 10 ms each, that an engine takes between two looks while it generates."""
+"""Least CPU ticks of 10 ms that an engine uses between two checks while it generates."""
 LOOK = 0.03
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (\w+) [\w.]+: (.*)")
 STEP = re.compile(r"step (\d+)/\d+ ")
 
@@ -31,7 +31,7 @@ class Seen:
     parent: int
     command: str
     log: str
-    """Stem of the file that it writes to, `actor_train-1`, say."""
+    """Stem of its log file, such as `actor_train-1`."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,18 @@ VICTIMS: Mapping[Kind, tuple[str, Callable[[Seen], bool]]] = {
     Kind.RAYLET: ("", lambda one: one.command.split(" ")[0].endswith("/raylet")),
     Kind.GCS: ("", lambda one: one.command.split(" ")[0].endswith("/gcs_server")),
 }
-"""Beginning of the name of its log, if it has one of its own, and what tells it from others that write there."""
+"""Prefix of the name of its log, if it has its own, and what distinguishes it from others that write there."""
 
 
 class Course:
-    """`driver.log`, read as it grows."""
+    """Reads `driver.log` as it grows."""
 
     def __init__(self, folder: Path) -> None:
         self._path, self._read = folder / "logs" / "driver.log", 0
         self.lines: list[Said] = []
 
     def look(self) -> list[Said]:
-        """The lines that have come since the last look."""
+        """Return the lines since the last check."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as stream:
@@ -86,12 +86,12 @@ class Course:
         return new
 
     def since(self, at: float, pattern: str) -> Said | None:
-        """The first line from a time on in which a regular expression is found."""
+        """Return the first line after a time that matches a regular expression."""
         return next((line for line in self.lines if line.at >= at - 0.001 and re.search(pattern, line.text)), None)
 
     @property
     def step(self) -> int:
-        """The last that was logged, -1 before the first."""
+        """Return the last logged step, -1 before the first."""
         return next((int(match[1]) for line in reversed(self.lines) if (match := STEP.match(line.text))), -1)
 
 
@@ -108,13 +108,13 @@ class Watch:
         self._written = self._shared_times()
 
     def processes(self) -> list[Seen]:
-        """All that the driver started, looked up at most five times a second."""
+        """Return the driver's descendants, queried at most five times a second."""
         if time.monotonic() - self._looked > 0.2:
             self._seen, self._looked = list(_descendants(self.driver)), time.monotonic()
         return self._seen
 
     def victims(self, kind: Kind) -> dict[int, int]:
-        """Process ids of a kind, by rank."""
+        """Return the process ids of a kind by rank."""
         if kind is Kind.DRIVER:
             return {0: self.driver}
         prefix, is_one = VICTIMS[kind]
@@ -124,11 +124,11 @@ class Watch:
         return {rank: one.pid for rank, one in enumerate(sorted(found, key=lambda one: one.pid))}
 
     def _is_fork(self, one: Seen) -> bool:
-        """Whether a worker has forked it and it still looks like the worker."""
+        """Whether it is a fresh fork of a worker that still has the worker's name."""
         return any(other.pid == one.parent and other.log == one.log and other.command == one.command for other in self._seen)
 
     def phases(self) -> set[Phase]:
-        """What the run does now, as files and the kernel show; nothing where that is not clear."""
+        """Return the run's present phase by files and the kernel, empty if it is unclear."""
         found = set()
         if any((self._folder / "checkpoints").glob(".step_*")):
             found.add(Phase.SAVE)
@@ -142,7 +142,7 @@ class Watch:
         return found
 
     def _shared_times(self) -> dict[str, int]:
-        """Of the files that a sync brings weights in, of this run."""
+        """Return the modification times of this run's weight-sync files."""
         times = {}
         for path in SHARED.glob(f"roll-{self.driver}-*/*"):
             if path.suffix == ".safetensors":
@@ -151,7 +151,7 @@ class Watch:
         return times
 
     def _is_training(self) -> bool:
-        """Whether a rank of the trainer is amid a long call."""
+        """Whether a rank of the trainer runs a long call."""
         now, working = time.monotonic(), False
         for pid in self.victims(Kind.TRAINER).values():
             if _command(pid).startswith("ray::Process.call"):
@@ -161,7 +161,7 @@ class Watch:
         return working
 
     def _is_generating(self) -> bool:
-        """Whether an engine computes while no rank of the trainer is amid a call."""
+        """Whether an engine computes while no rank of the trainer runs a call."""
         working = False
         for one in self.processes():
             if one.log.startswith("actor_infer-") and "VLLM::" in one.command:
@@ -205,7 +205,7 @@ def _cpu_ticks(pid: int) -> int:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and neither stopped nor ended."""
+    """Whether a process exists and is neither stopped nor ended."""
     with suppress(OSError):
         return (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"T", b"Z", b"X")
     return False

@@ -44,7 +44,7 @@ TINY = ROOT / "examples" / "tiny"
 
 
 class JudgeHandler(BaseHTTPRequestHandler):
-    """Says yes to `question response reference` where the last two are the same."""
+    """A judge that approves `question response reference` if the last two are equal."""
 
     def do_POST(self) -> None:
         """Answer a chat completion."""
@@ -79,7 +79,7 @@ def judging() -> Iterator[str]:
 
 
 def prepare(folder: Path) -> None:
-    """Model, problems of two domains, the warmed-up policy, and what the judges are asked; each once."""
+    """Create model, problems of two domains, the warmed-up policy and the judges' templates, each once."""
     folder.mkdir(parents=True, exist_ok=True)
     for script, name in (("make_model.py", "model"), ("make_problems.py", "problems")):
         if not (folder / "output/tiny" / name).exists():
@@ -109,7 +109,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Inject what is left, print the tables. Returns 0 if every run took all its steps and equals the undisturbed one."""
+    """Inject the remaining faults, and print the tables. Return 0 if every run took all its steps and equals the undisturbed one."""
     options = parse()
     runs = planned(options.seed, options.faults)
     if options.plan:
@@ -131,7 +131,7 @@ def main() -> int:
 
 
 def report(outcomes: Sequence[dict[str, Any]], options: argparse.Namespace) -> int:
-    """Print and write the tables; the exit status."""
+    """Print and write the tables. Return the exit status."""
     text = fault_table.markdown(outcomes)
     print(text)
     if options.json:

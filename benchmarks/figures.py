@@ -1,4 +1,4 @@
-"""From what was measured to what is said of it: ratios, MFU, throughput, and the tables that show them."""
+"""Derives figures from measurements: ratios, MFU, throughput, and their tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.work import parameters
 from roll.models.flops import TrainingFlops
 
 PEAK = 790e12
-"""FLOP/s of an H200: a measured bf16 product of 8192-cubes. MFU is given against it."""
+"""FLOP/s of an H200 for a measured bf16 product of 8192-cubes, the reference of MFU."""
 PARTS = {"rollout": "generate", "log_probs": "forward", "reference": "forward", "train": "train", "weight_sync": "copy"}
 """Parts of a step and their floors."""
 SUMMED = ("rollout", "log_probs", "reference", "train")
@@ -22,12 +22,12 @@ SUMMED = ("rollout", "log_probs", "reference", "train")
 
 
 def medians(figures: dict[str, list[float]]) -> dict[str, float]:
-    """The median of each figure's repetitions."""
+    """Return the median of each figure's repetitions."""
     return {name: statistics.median(seconds) for name, seconds in figures.items()}
 
 
 def mfu(shape: Mapping[str, Any], adapter: bool, tokens: int, seconds: float, devices: int) -> float:
-    """Share of the GPUs' peak that training on so many tokens in so many seconds reaches.
+    """Return the share of the GPUs' peak for training on so many tokens in so many seconds.
 
     Counted is what `TrainingFlops` says, without attention; of an adapter's training, the frozen weights beneath it alone.
     """
@@ -47,22 +47,22 @@ class Result:
     floors: dict[str, float]
     """Seconds."""
     warm_up: int
-    """Steps at the start that are not counted."""
+    """Number of first steps that are not counted."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Medians over the steps that count."""
+        """Return medians over the counted steps."""
         counted = self.lines[self.warm_up :]
         names = {name for line in counted for name in line}
         return {name: statistics.median(line[name] for line in counted if line.get(name) is not None) for name in sorted(names)}
 
     @property
     def step(self) -> dict[str, float]:
-        """Seconds of the step and of its parts."""
+        """Return the seconds of the step and of its parts."""
         return {name.removeprefix("time/"): value for name, value in self.metrics.items() if name.startswith("time/")}
 
     def floor(self, part: str) -> float | None:
-        """Seconds of a part's floor; None where it was not measured."""
+        """Return the seconds of a part's floor, None if it was not measured."""
         name = PARTS[part]
         if part == "log_probs" and self.work["lora_rank"]:
             name = "forward_adapter"
@@ -73,27 +73,27 @@ class Result:
 
     @property
     def floor_of_step(self) -> float | None:
-        """The sum of the floors of the parts that the step has; None if one was not measured."""
+        """Return the sum of the floors of the step's parts, None if one was not measured."""
         needed = [self.floor(part) for part in SUMMED if part in self.step]
         return None if None in needed else sum(floor for floor in needed if floor is not None)
 
     @property
     def ratio(self) -> float | None:
-        """Step to the sum of its floors."""
+        """Return the ratio of the step to the sum of its floors."""
         return self.step["step"] / self.floor_of_step if self.floor_of_step else None
 
     @property
     def tokens(self) -> int:
-        """Prompt and response tokens of a step."""
+        """Return the number of prompt and response tokens of a step."""
         return self.work["prompts"] * self.work["samples"] * (self.work["prompt_tokens"] + self.work["response_tokens"])
 
     def mfu(self, seconds: float) -> float:
-        """Share of the GPUs' peak that training in so many seconds reaches."""
+        """Return the share of the GPUs' peak for training in so many seconds."""
         return mfu(self.work["shape"], self.work["lora_rank"] > 0, self.tokens, seconds, max(1, len(self.work["devices"])))
 
     @property
     def figures(self) -> dict[str, float]:
-        """What else there is to say, by name."""
+        """Return further figures by name."""
         metrics = self.metrics
         said = {name: value for name, value in metrics.items() if name.startswith(("throughput/", "engine/", "mismatch/", "memory/"))}
         said["mismatch/logprob_abs_diff_mean/worst"] = max(line.get("mismatch/logprob_abs_diff_mean", 0.0) for line in self.lines)
@@ -110,7 +110,7 @@ class Result:
 
 
 def show(result: Result) -> None:
-    """One table of the parts beside their floors, one of the other figures."""
+    """Return one table of the parts beside their floors, and one of the other figures."""
     work, console = result.work, Console(width=90)
     size = f"{work['prompts']} prompts x {work['samples']} samples x {work['response_tokens']} tokens"
     table = Table(title=f"{size}, seconds")

@@ -1,4 +1,4 @@
-"""How long a person who starts a run looks at a screen on which nothing changes, until the first step.
+"""Measures the silences on the screen from the start of a run to its first step.
 
     python benchmarks/first_hour.py [--terminal] [--busy 2] [--json FILE] [KEY=VALUE ...]
 
@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "examples" / "tiny"
 FIRST_SECONDS, SILENT_SECONDS = 2.0, 5.0
-"""What the first sign may take, and what may pass between two."""
+"""Largest seconds to the first sign, and between two signs."""
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 SIGN = re.compile(r"^(driver|actor_\w+|reference|critic|teacher|student|\w+_train|(?:rewards|environments)\.\w+): (\S.*)")
 FIRST_STEP = re.compile(r"\bstep 1/")
@@ -38,16 +38,16 @@ SPIN = "while True: pass"
 
 @dataclass(frozen=True)
 class Sign:
-    """A line, or the change of one on the screen."""
+    """A line, or its change on the screen."""
 
     second: float
-    """Since the command was started."""
+    """Seconds since the command's start."""
     text: str
 
 
 @dataclass(frozen=True)
 class Course:
-    """What a run showed until its first step."""
+    """The signs of a run until its first step."""
 
     first_output: float
     signs: Sequence[Sign]
@@ -55,7 +55,7 @@ class Course:
 
     @property
     def silences(self) -> list[tuple[float, float, str]]:
-        """Seconds without a sign, when they began, and the sign before; the longest first."""
+        """Return silences in seconds, their starts, and the signs before them; the longest first."""
         moments = [*((sign.second, sign.text) for sign in self.signs), (self.first_step, "")]
         if not self.signs:
             moments.insert(0, (self.first_output, "no sign at all"))
@@ -64,7 +64,7 @@ class Course:
 
 
 def main() -> int:
-    """Run, print what was found, and judge it."""
+    """Run, print the findings, and judge them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--terminal", action="store_true")
     parser.add_argument("--columns", type=int, default=80, help="of the terminal")
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def prepared(folder: Path, overrides: Sequence[str]) -> list[str]:
-    """Make the tiny world; the command of a run of one step in it."""
+    """Create the tiny world. Return the command of a run of one step in it."""
     for script, name in (("make_model.py", "model"), ("make_problems.py", "problems")):
         subprocess.run([sys.executable, str(TINY / script), f"output/tiny/{name}"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
     usual = ["output_dir=run", "pretrain=output/tiny/model", "max_steps=2", "save_at_end=false"]
@@ -99,7 +99,7 @@ def prepared(folder: Path, overrides: Sequence[str]) -> list[str]:
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """Processes that compute, for as long as the block lasts."""
+    """Run busy processes while the block lasts."""
     with ExitStack() as stack:
         for _ in range(processes):
             process = subprocess.Popen([sys.executable, "-c", SPIN])
@@ -139,7 +139,7 @@ def run(command: Sequence[str], folder: Path, columns: int | None) -> tuple[Cour
 
 
 def course_of(chunks: Sequence[tuple[float, str]]) -> Course | None:
-    """What was shown until the first step; None if there was none. Each chunk has the second at which it came."""
+    """Return the signs until the first step, None if there was no step. Each chunk has the second of its arrival."""
     signs, latest = list[Sign](), dict[str, str]()
     rest = ""
     for second, chunk in chunks:

@@ -1,4 +1,4 @@
-"""What the bare engines need for one step's work, each measured alone in a process of its own, without roll around them.
+"""Measures the bare engines on one step's work, each alone in its own process, without roll.
 
     python -m benchmarks.floors WORK.json KIND
 
@@ -34,11 +34,11 @@ from roll.config.derived.devices import visible_devices
 Figures = dict[str, list[float]]
 """Seconds of each repetition, by name of the figure."""
 LOG_PROBS: dict[str, Any] = {"logprobs": 0, "flat_logprobs": True}
-"""What an engine is asked for to keep the log-probs of sampled tokens."""
+"""Sampling option that keeps the log-probs of sampled tokens."""
 
 
 def generate(work: Work, rank: int, device: str, timer: Any) -> Figures:
-    """Every sample of the step at once: `generate` as it is fastest, `generate_log_probs` with what a step keeps."""
+    """Generate every sample of the step at once: `generate` the fastest way, `generate_log_probs` with the log-probs of a step."""
     from vllm import SamplingParams
 
     engine = bare_engine(work, device)
@@ -76,7 +76,7 @@ def bare_engine(work: Work, device: str) -> Any:
 
 
 def own_prompts(work: Work, rank: int, engine: Any) -> list[Any]:
-    """Of all prompts of the model's folder those of this engine, as vLLM takes them."""
+    """Return this engine's prompts of the model's folder in vLLM's format."""
     from vllm.inputs import TokensPrompt
 
     rows = [json.loads(line) for line in (Path(work.model) / "prompts.jsonl").read_text().splitlines()]
@@ -85,14 +85,14 @@ def own_prompts(work: Work, rank: int, engine: Any) -> list[Any]:
 
 
 def adapter_request(work: Work, rank: int) -> Any:
-    """The adapter that a request names; None where the engines have merged weights."""
+    """Return the adapter of requests, None if the engines have merged weights."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest("policy", 1, write_adapter(work, rank)) if work.adapter else None
 
 
 def write_adapter(work: Work, rank: int) -> str:
-    """The folder of a random adapter on every linear layer, as PEFT writes one."""
+    """Write a random adapter on every linear layer as PEFT's folder."""
     import torch
     from peft import LoraConfig, get_peft_model
     from peft.utils.save_and_load import get_peft_model_state_dict
@@ -112,7 +112,7 @@ def write_adapter(work: Work, rank: int) -> str:
 
 
 def copy(work: Work, rank: int, device: str, timer: Any) -> Figures:
-    """One copy of all bytes that a sync carries: `copy` within a device, `copy_peer` to a second one, where there is one."""
+    """Measure one copy of all bytes of a sync: `copy` within a device, `copy_peer` to a second one, if there is one."""
     import torch
 
     count = adapter_parameters(work.shape, work.lora_rank) if work.adapter else parameters(work.shape)
@@ -126,7 +126,7 @@ def copy(work: Work, rank: int, device: str, timer: Any) -> Figures:
 
 
 def run_rank(rank: int, kind: str, work: TrainingWork, ranks: int, barrier: Any, queue: Any) -> None:
-    """One process of a floor; rank 0 reports."""
+    """Run one process of a floor. Rank 0 reports."""
     infer_devices = work.infer_devices if isinstance(work, Work) else ()
     devices = infer_devices if kind.startswith("generate") else work.devices
     if devices:
@@ -136,7 +136,7 @@ def run_rank(rank: int, kind: str, work: TrainingWork, ranks: int, barrier: Any,
         os.environ["DS_ACCELERATOR"] = "cpu"
     if kind == "generate_in_process":
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    # Imported now: what is imported may look for GPUs, and must see those of this rank.
+    # Imported now, because an import may search for GPUs and must see those of this rank.
     import torch
 
     measure = measure_of(kind)
@@ -161,7 +161,7 @@ def run_rank(rank: int, kind: str, work: TrainingWork, ranks: int, barrier: Any,
 
 
 def measure_of(kind: str) -> Callable[[Any, int, str, Any], Figures]:
-    """What measures a floor."""
+    """Measures a floor."""
     if kind.startswith("sft_"):
         from benchmarks import plain_sft
 
@@ -187,7 +187,7 @@ def ranks_of(work: TrainingWork, kind: str) -> int:
 
 
 def main(work: TrainingWork, kind: str) -> Figures:
-    """Runs the ranks of a floor, and returns what rank 0 measured."""
+    """Run the ranks of a floor. Return rank 0's figures."""
     import torch.multiprocessing
 
     context = torch.multiprocessing.get_context("spawn")
@@ -201,7 +201,7 @@ def main(work: TrainingWork, kind: str) -> Figures:
 
 
 def kind_of_work(kind: str) -> type[TrainingWork]:
-    """What a floor is given."""
+    """Return the work of a floor."""
     if kind.startswith("sft_"):
         return SftWork
     return {"generate_saturated": LongTailWork, "generate_turns": AgentWork}.get(kind, Work)

@@ -1,4 +1,4 @@
-"""What the gateway adds to an answer: many sessions at a time against an engine that only waits.
+"""Measures the gateway's part of an answer: many concurrent sessions against an engine that only waits.
 
     python benchmarks/gateway.py [--sessions 1000] [--turns 4] [--seconds 10] [--tokens 128] [--json FILE]
 
@@ -54,7 +54,7 @@ ANSWER = "The document says that it is so. " * 8
 
 
 class WaitingEngine:
-    """Answers after so many seconds with a call of the tool and filling before it, so many tokens in all."""
+    """Answers after so many seconds with so many tokens: filling text and a call of the tool."""
 
     def __init__(self, renderer: ChatRenderer, tokenizer: Any, seconds: float, tokens: int) -> None:
         call = '<tool_call>\n{"name": "search", "arguments": {"query": "it"}}\n</tool_call>'
@@ -75,7 +75,7 @@ class WaitingEngine:
 
 
 async def serve(options: argparse.Namespace) -> dict[str, float]:
-    """Have all sessions ask the gateway, and then a plain server."""
+    """Let all sessions call the gateway, and then a plain server."""
     tokenizer = build_tokenizer()
     renderer = chat_renderer(tokenizer, "tiny", "chatml")
     engine = WaitingEngine(renderer, tokenizer, options.seconds, options.tokens)
@@ -94,7 +94,7 @@ async def serve(options: argparse.Namespace) -> dict[str, float]:
 
 @asynccontextmanager
 async def plain_server(seconds: float) -> AsyncGenerator[str, None]:
-    """A server that waits and sends one answer to all; the value is its base URL."""
+    """Run a server that waits and sends the same answer to all. Yields its base URL."""
 
     async def answer(request: web.Request) -> web.Response:
         await request.read()
@@ -113,7 +113,7 @@ async def plain_server(seconds: float) -> AsyncGenerator[str, None]:
 
 
 async def measured(base_url: str, keys: Sequence[str], options: argparse.Namespace) -> dict[str, float]:
-    """Run the agents in a process of their own."""
+    """Run the agents in their own process."""
     command = (sys.executable, "-m", "benchmarks.gateway", "--agents", base_url)
     told = json.dumps({"keys": keys, "turns": options.turns, "seconds": options.seconds}).encode()
     agents = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
@@ -129,7 +129,7 @@ async def measured(base_url: str, keys: Sequence[str], options: argparse.Namespa
 
 
 async def ask(base_url: str, keys: Sequence[str], turns: int, seconds: float) -> list[list[float]]:
-    """Of each session, the seconds that each answer took."""
+    """Return the seconds of each answer, by session."""
     connector, limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=REQUEST_SECONDS)
     async with aiohttp.ClientSession(connector=connector, timeout=limit) as client:
 
@@ -153,7 +153,7 @@ async def ask(base_url: str, keys: Sequence[str], turns: int, seconds: float) ->
 
 
 def figures(taken: Sequence[Sequence[float]], cpu_seconds: float, options: argparse.Namespace) -> dict[str, float]:
-    """Milliseconds that the gateway adds to an answer, and what a request costs it."""
+    """Return the milliseconds that the gateway adds to an answer, and the cost of a request."""
     added = 1000 * (np.array([times[1:] for times in taken]).ravel() - options.seconds)
     requests = sum(map(len, taken))
     return {
@@ -166,7 +166,7 @@ def figures(taken: Sequence[Sequence[float]], cpu_seconds: float, options: argpa
 
 
 def main() -> int:
-    """Measure, print, and write JSON where asked."""
+    """Measure, print, and write JSON on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=4)

@@ -1,4 +1,4 @@
-"""What a step costs the host without its models: CPU microseconds a sample of every process of a run, by the size of the step.
+"""Measures a step's cost on the host without its models: CPU microseconds a sample of every process, by the size of the step.
 
     python benchmarks/host.py [--samples 4096,32768] [--mean-length 512] [--apart] [--json FILE]
 
@@ -52,26 +52,26 @@ from roll.workers.running import Running
 
 GROUP = 8
 RANKS = 2
-"""Of each role."""
+"""Number of ranks of each role."""
 PROMPT_TOKENS = 128
 PROMPT_TEXT = "What is the sum of these numbers, and why? " * 12
 CHARACTERS = 4
-"""Of a token."""
+"""Characters of a token."""
 SECONDS = 3600.0
-"""Every deadline: a bound on hangs."""
+"""Seconds of every deadline, against hangs."""
 DOMAIN = "exact_match"
 SHAPE = TrainShape(updates=4, epochs=1, token_budget=32768, loss_agg_mode="token-mean", temperature=1.0)
 CHECKED = 0
-"""The version of the policy in the step whose numbers are digested."""
+"""Policy version of the step whose numbers are digested."""
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Of `Engine`."""
+    """Settings of `Engine`."""
 
     mean_length: int
     apart: bool
-    """Each sample ends by itself; otherwise all of a prompt end together."""
+    """Whether each sample ends by itself. Otherwise all of a prompt end together."""
 
     def build(self, rank: Rank) -> Engine:
         """See `Settings`."""
@@ -79,7 +79,7 @@ class EngineSettings:
 
 
 class Engine:
-    """Answers at once. What it answers depends on the seed alone."""
+    """Answers at once. The answer only depends on the seed."""
 
     def __init__(self, settings: EngineSettings) -> None:
         numbers, longest = np.random.default_rng(0), 4 * settings.mean_length
@@ -93,7 +93,7 @@ class Engine:
         """See `GenerateStrategy`."""
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int) -> AsyncGenerator[NumberedCompletions, None]:
-        """See `GenerateStrategy`. Arrays and texts are new ones, as an engine's are."""
+        """See `GenerateStrategy`. Arrays and texts are new, as an engine's are."""
         completions = [(number, self._completion(seed + number)) for number in range(sampling.samples)]
         for one in completions if self._apart else ():
             yield [one]
@@ -114,7 +114,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """Of `Trainer`."""
+    """Settings of `Trainer`."""
 
     def build(self, rank: Rank) -> Trainer:
         """See `Settings`."""
@@ -122,13 +122,13 @@ class TrainerSettings:
 
 
 class Trainer:
-    """Takes what it is to learn."""
+    """Accepts batches without training."""
 
     def __init__(self, rank: Rank) -> None:
         self._name = f"digest/trainer_{rank.rank}"
 
     def train_step(self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int) -> TrainResult:
-        """See `TrainStrategy`; in the step that is checked, with a digest for a metric."""
+        """See `TrainStrategy`. In the checked step a metric is a digest."""
         batches = [one for update in updates for one in update]
         tokens = sum(len(one.batch.sequences.token_ids) for one in batches)
         # A metric is a sum over tokens; 24 bits of a digest stay exact.
@@ -140,7 +140,7 @@ class Trainer:
 
 
 def digest(micro_batches: Sequence[MicroBatch]) -> int:
-    """Of all arrays and sequence numbers, in their order."""
+    """Return a digest of all arrays and sequence numbers, in order."""
     found = 0
     for one in micro_batches:
         batch, sequences = one.batch, one.batch.sequences
@@ -152,7 +152,7 @@ def digest(micro_batches: Sequence[MicroBatch]) -> int:
 
 
 class Source:
-    """Implements `PromptSource`: as many prompts as are asked for."""
+    """Implements `PromptSource` with any number of prompts."""
 
     def __init__(self) -> None:
         self._drawn = 0
@@ -178,7 +178,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Roles:
-    """The parts of a run that work in other processes."""
+    """The parts of a run in other processes."""
 
     actor_infer: ActorInfer
     rewards: Rewards
@@ -187,7 +187,7 @@ class Roles:
 
 @asynccontextmanager
 async def started(session: ClusterSession, engine: EngineSettings) -> AsyncIterator[Roles]:
-    """All roles, and their end."""
+    """Start all roles while the block lasts."""
     async with AsyncExitStack() as stack:
 
         async def start(role: str, settings: Any, blocking: bool) -> WorkerGroup[Any]:
@@ -209,7 +209,7 @@ async def started(session: ClusterSession, engine: EngineSettings) -> AsyncItera
 
 
 def main() -> int:
-    """Measure each size, and print a line a kind of process."""
+    """Measure each size, and print a line for each kind of process."""
     options = parse()
     sizes = [int(size) for size in options.samples.split(",")]
     with ExitStack() as stack:
@@ -241,7 +241,7 @@ def parse() -> argparse.Namespace:
 async def measure(
     session: ClusterSession, sizes: Sequence[int], engine: EngineSettings
 ) -> tuple[dict[int, dict[str, float]], dict[int, Metrics]]:
-    """By size, microseconds a sample of each kind of process, and the metrics of the step that is checked."""
+    """Return, by size, microseconds a sample of each kind of process, and the metrics of the checked step."""
     found: dict[int, dict[str, float]] = {}
     checked: dict[int, Metrics] = {}
     async with started(session, engine) as roles:
@@ -261,7 +261,7 @@ async def measure(
 
 
 async def step(scheduler: RolloutScheduler, actor_train: ActorTrain, credit: CreditAssignment, version: int) -> Metrics:
-    """As `rlvr.train` takes one, without reference, critic and weight sync."""
+    """Build a loop for `rlvr.train`, without reference, critic and weight sync."""
     groups = await scheduler.take()
     batch, metrics = credit(experience(groups, Shaping()), None)
     metrics |= rollout_metrics(groups, version)
@@ -270,7 +270,7 @@ async def step(scheduler: RolloutScheduler, actor_train: ActorTrain, credit: Cre
 
 
 def seconds(logs: Path) -> dict[str, float]:
-    """CPU time so far of this process and all beneath it, by kind."""
+    """Return the CPU time so far of this process and its descendants, by kind."""
     spent: dict[str, float] = defaultdict(float)
     own = psutil.Process()
     for process in (own, *own.children(recursive=True)):
@@ -280,7 +280,7 @@ def seconds(logs: Path) -> dict[str, float]:
 
 
 def kind_of(process: psutil.Process, logs: Path) -> str:
-    """A worker is known by the log that it writes."""
+    """Return the kind of a process. A worker is identified by its log."""
     if "roll.rewards.child" in process.cmdline():
         return "reward functions"
     log = Path(os.readlink(f"/proc/{process.pid}/fd/1"))

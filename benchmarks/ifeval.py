@@ -68,7 +68,7 @@ WORDS = ("river", "sea", "apples", "the", "and", "dog")
 
 
 def generated(count: int, seed: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Names of checks in turn, texts and arguments; some texts are made so that they are likely to pass."""
+    """Yield names of checks in turn, texts and arguments. Some texts are likely to pass."""
     draw = random.Random(seed)
     names = sorted(CHECKS)
     for index in range(count):
@@ -101,7 +101,7 @@ def _arguments(name: str, draw: random.Random) -> dict[str, Any]:
 
 
 def _bent(name: str, text: str, arguments: dict[str, Any], draw: random.Random) -> str:
-    """Half of the texts of some checks, changed towards what the check asks for."""
+    """Change half of the texts of some checks towards the instruction."""
     if draw.random() < 0.5:
         return text
     changes: dict[str, Callable[[], str]] = {
@@ -122,12 +122,12 @@ def _bent(name: str, text: str, arguments: dict[str, Any], draw: random.Random) 
 
 
 def peer_checks(folder: Path) -> dict[str, Callable[..., bool]]:
-    """By our names, lm-eval's checks with our arguments."""
+    """Return lm-eval's checks with our arguments, by our names."""
     sys.path.insert(0, str(folder))
     punkt = importlib.import_module("punkt")
     nltk = importlib.import_module("nltk")
-    nltk.data.find = lambda *_: None  # the model's files are not there, and not asked for
-    package = types.ModuleType("lm_eval.tasks.ifeval")  # the package itself would import all of lm-eval
+    nltk.data.find = lambda *_: None  # the model's files are absent and not needed
+    package = types.ModuleType("lm_eval.tasks.ifeval")  # importing the package would import all of lm-eval
     package.__path__ = [str(folder / "lm_eval" / "tasks" / "ifeval")]
     for name in ("lm_eval", "lm_eval.tasks"):
         sys.modules[name] = types.ModuleType(name)

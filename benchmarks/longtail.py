@@ -33,18 +33,18 @@ from benchmarks.work import LongTailWork
 
 VARIANTS = (SATURATED, "synchronous", "partial", "turns", "asynchronous")
 LEARNING_RATE = 1e-7
-"""Small enough that all tokens keep about the same probability, and responses their lengths."""
+"""Learning rate. So small that all tokens keep about the same probability, and responses their lengths."""
 
 
 def main() -> int:
-    """Measure, print what was measured, and write JSON where asked: after each variant."""
+    """Measure, print the figures, and write JSON on request after each variant."""
     launch.heed_sigterm()
     options = parse()
     with tempfile.TemporaryDirectory(prefix="roll-benchmark-", dir=options.scratch) as folder:
         work = work_of(options, Path(folder))
         settings = {"ratio": options.ratio, "window": options.window, "ahead": options.ahead, "overrides": options.overrides}
         result = Comparison(work, settings, launch.versions())
-        # No prompt comes twice, not even of those that are in flight at the end.
+        # No prompt is repeated, not even among those in flight at the end.
         rlvr.write_model(work, options, 2 * work.prompts * options.steps, work.end_tokens)
         try:
             for variant in options.variants:
@@ -68,12 +68,12 @@ def measured(result: Comparison, variant: str, options: argparse.Namespace) -> C
 
 
 def places(variant: str, work: LongTailWork) -> tuple[int, ...]:
-    """GPUs of a variant's engines."""
+    """Return the GPUs of a variant's engines."""
     return work.infer_devices if variant == "asynchronous" else work.devices
 
 
 def overrides(variant: str, work: LongTailWork, options: argparse.Namespace) -> dict[str, Any]:
-    """The keys of a variant's experiment."""
+    """Return the keys of a variant's experiment."""
     keys = rlvr.overrides(work, options.steps)
     keys |= {"actor_infer.generating_args.ignore_eos": "false", "actor_train.training_args.learning_rate": LEARNING_RATE}
     if variant != "synchronous":
@@ -83,7 +83,7 @@ def overrides(variant: str, work: LongTailWork, options: argparse.Namespace) -> 
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
+    """Build the parser of the command line."""
     out = rlvr.parser(__doc__)
     out.add_argument("--variants", default="saturated,synchronous,partial", help=f"which to measure, of {','.join(VARIANTS)}")
     out.add_argument("--prompts", type=int, default=32, help="of a step")
@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line (`sys.argv` if None); what depends on the model is filled in.
+    """Parse the command line (`sys.argv` if None) and fill in defaults of the model.
 
     Raises:
         SystemExit: options that do not go together.
@@ -128,7 +128,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def work_of(options: argparse.Namespace, scratch: Path) -> LongTailWork:
-    """What the options ask for. Its engines are those of `asynchronous`, where the options give them devices."""
+    """Return the work of the options. Its engines are those of `asynchronous`, if the options give them devices."""
     work = rlvr.work_of(
         options,
         scratch,

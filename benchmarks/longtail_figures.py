@@ -1,4 +1,4 @@
-"""From the metrics of runs with long-tailed lengths to the figures and ratios that compare them, and their table."""
+"""Derives figures, ratios and tables from the metrics of runs with long-tailed lengths."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rich.table import Table
 from benchmarks.work import LongTailWork
 
 WARM_UP = 3
-"""Steps that are not counted: kernels are compiled, memory is settled, groups in flight get their usual ages."""
+"""Number of first steps that are not counted: kernels compile, memory settles, groups in flight get their usual ages."""
 ENGINE = ("running", "idle_fraction", "prefilled_tokens", "preemptions")
-"""What a run reports of its engines, if it does: sequences in a forward pass, idle share, tokens prefilled and requests preempted."""
+"""A run's metrics of its engines, if any: sequences in a forward pass, idle share, prefilled tokens and preempted requests."""
 SATURATED = "saturated"
 TARGETS = {
     ("step", "partial"): 0.85,
     ("rollout", "partial"): 1.2,
     ("slower_side", "asynchronous"): 1.1,
 }
-"""What a ratio of a variant is to be at most. They are shown, not enforced."""
+"""Largest intended ratios of a variant. They are shown, not enforced."""
 RATIOS = {
     "step": "step to the synchronous step",
     "token": "the same for each token",
@@ -33,7 +33,7 @@ RATIOS = {
 
 @dataclass(frozen=True)
 class Saturated:
-    """One engine that never lacks requests, by stretch."""
+    """Figures of one saturated engine, by stretch."""
 
     seconds: list[float]
     tokens: list[float]
@@ -42,17 +42,17 @@ class Saturated:
 
     @property
     def tokens_per_second(self) -> float:
-        """Median over the stretches."""
+        """Return the median over the stretches."""
         return statistics.median(self._speeds)
 
     @property
     def spread(self) -> float:
-        """Of the stretches' tokens/s, least to most, in medians."""
+        """Return the spread of the stretches' tokens/s, relative to the median."""
         return (max(self._speeds) - min(self._speeds)) / self.tokens_per_second
 
     @property
     def length(self) -> float | None:
-        """Tokens for each response that ended: the mean length where starts and ends are mixed. None if none ended."""
+        """Return the tokens for each ended response, which is the mean length in a steady state. None if none ended."""
         return sum(self.tokens) / sum(self.ended) if sum(self.ended) else None
 
     @property
@@ -62,26 +62,26 @@ class Saturated:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the pipeline. Figures are of the steps after the warm-up."""
+    """Figures of a run, without its warm-up steps."""
 
     sequences: int
     """Responses of a step."""
     engines: int
     in_flight: int
-    """Responses that may be unfinished at a weight sync, at most."""
+    """Largest number of unfinished responses at a weight sync."""
     lines: list[dict[str, Any]]
     """The metrics of every step."""
 
     def values(self, name: str) -> list[float]:
-        """A metric of each step; empty where there is none."""
+        """Return a metric of each step, empty if there is none."""
         return [line[name] for line in self.lines[WARM_UP:] if line.get(name) is not None]
 
     def median(self, name: str) -> float | None:
-        """None where there is no such metric."""
+        """Return the median of a metric, None if there is no such metric."""
         return statistics.median(values) if (values := self.values(name)) else None
 
     def most(self, name: str) -> float | None:
-        """None where there is no such metric."""
+        """Return the largest value of a metric, None if there is no such metric."""
         return max(self.values(name), default=None)
 
     @property
@@ -91,18 +91,18 @@ class Run:
 
     @property
     def rollout(self) -> float:
-        """Seconds in which the step waits for its groups."""
+        """Return the seconds in which the step waits for its groups."""
         return statistics.median(self.values("time/rollout"))
 
     @property
     def spread(self) -> float:
-        """Of the steps' seconds, least to most, in medians."""
+        """Return the spread of the steps' seconds, relative to the median."""
         steps = self.values("time/step")
         return (max(steps) - min(steps)) / self.step
 
     @property
     def trainer(self) -> float:
-        """Seconds of everything in a step but its rollout."""
+        """Return the seconds of a step without its rollout."""
         steps = zip(self.values("time/step"), self.values("time/rollout"), strict=True)
         return statistics.median(step - rollout for step, rollout in steps)
 
@@ -113,12 +113,12 @@ class Run:
 
     @property
     def tokens(self) -> float:
-        """Sampled tokens of a step."""
+        """Return the number of sampled tokens of a step."""
         return self.sequences * self.length
 
     @property
     def tokens_per_second(self) -> float:
-        """Sampled tokens of all steps that count, over their seconds."""
+        """Return the sampled tokens of all counted steps over their seconds."""
         steps = self.values("time/step")
         return self.tokens * len(steps) / sum(steps)
 
@@ -145,7 +145,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was measured so far."""
+    """The measurements so far."""
 
     work: LongTailWork
     settings: dict[str, Any]
@@ -156,11 +156,11 @@ class Comparison:
     """By variant."""
 
     def alone(self, run: Run) -> float | None:
-        """Seconds in which the run's engines would sample the tokens of its step if they never lacked requests."""
+        """Return the seconds in which the run's engines would sample a step's tokens if they were saturated."""
         return run.tokens / (self.saturated.tokens_per_second * run.engines) if self.saturated else None
 
     def ratios(self, variant: str) -> dict[str, float]:
-        """Those of `RATIOS` for which everything was measured."""
+        """Return the `RATIOS` with complete measurements."""
         run, synchronous, found = self.runs[variant], self.runs.get("synchronous"), {}
         alone = self.alone(run)
         if synchronous and run is not synchronous:
@@ -213,11 +213,11 @@ ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
     "prefilled_tokens": ("tokens prefilled, prompts and again", "{:,.0f}".format),
     "preemptions": ("preemptions", "{:,.0f}".format),
 }
-"""Figures as the table has them: what stands before them, and how each is written."""
+"""Figures of the table, with label and format."""
 
 
 def show(result: Comparison) -> None:
-    """One table, a column for each variant."""
+    """Return a table with a column for each variant."""
     work, settings = result.work, result.settings
     size = f"{work.prompts} prompts x {work.samples} samples of at most {work.response_tokens:,} tokens"
     expected = f"expected: {work.mean_length:,.0f} tokens, {work.truncated_fraction:.1%} truncated"

@@ -44,9 +44,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True}
     | {"intermediate_size": 6144, "vocab_size": 151936, "tie_word_embeddings": False},
 }
-"""Of the configs of Qwen2.5-0.5B, 1.5B and 7B, and of Qwen3-30B-A3B with 4 of its 48 layers."""
+"""Shapes of Qwen2.5-0.5B, 1.5B and 7B, and of Qwen3-30B-A3B with 4 of its 48 layers."""
 DENSE = tuple(name for name, shape in SHAPES.items() if "num_experts" not in shape)
-"""Those without experts, whose floors are known."""
+"""Shapes without experts, which have floors."""
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 PAD_ID, START_ID, END_ID = 256, 257, 258
 STANDARD_DEVIATION = 0.02
@@ -84,14 +84,14 @@ def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerBase:
 
 @torch.no_grad()
 def build_model(shape: str, seed: int, dtype: str = "bfloat16", end_tokens: int = 1) -> torch.nn.Module:
-    """Normal weights, biases of zero, norms of one; on the GPU where there is one."""
+    """Build a model with normal weights, zero biases and norms of one; on the GPU if there is one."""
     config = build_config(shape, dtype)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     generator = torch.Generator(device).manual_seed(seed)
     model = model.to_empty(device=device)
-    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)  # Its buffer is in no checkpoint.
+    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)  # Its buffer is not in checkpoints.
     model.tie_weights()
     draw_weights(model, generator)
     ends = draw_end_tokens(SHAPES[shape]["vocab_size"], end_tokens, seed)
@@ -100,13 +100,13 @@ def build_model(shape: str, seed: int, dtype: str = "bfloat16", end_tokens: int 
 
 
 def draw_end_tokens(vocabulary: int, count: int, seed: int) -> list[int]:
-    """Ids that end a response: `END`, and random words that no prompt is split into."""
+    """Return ids that end a response: `END`, and random words that occur in no prompt."""
     return [END_ID, *random.Random(seed).sample(range(END_ID + 1, vocabulary), count - 1)]
 
 
 @torch.no_grad()
 def draw_weights(module: torch.nn.Module, generator: torch.Generator | None = None) -> None:
-    """Fills all parameters in place: matrices as normal draws, biases with zeros, norms with ones."""
+    """Fill all parameters in place: matrices with normal draws, biases with zeros, norms with ones."""
     for name, parameter in module.named_parameters():
         if parameter.ndim == 1:
             parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
@@ -115,7 +115,7 @@ def draw_weights(module: torch.nn.Module, generator: torch.Generator | None = No
 
 
 def draw_prompts(count: int, tokens: int, seed: int) -> list[dict[str, str]]:
-    """Rows of the RLVR pipeline: `tokens` random letters each. No response is ever right."""
+    """Return rows of the RLVR pipeline: `tokens` random letters each. No response is ever right."""
     generator = random.Random(seed)
     texts = ["".join(generator.choices(string.ascii_lowercase, k=tokens)) for _ in range(count)]
     return [{"prompt": text, "ground_truth": "0", "tag": "benchmark"} for text in texts]
@@ -124,7 +124,7 @@ def draw_prompts(count: int, tokens: int, seed: int) -> list[dict[str, str]]:
 def write(
     folder: Path, shape: str, prompts: int = 64, prompt_tokens: int = 128, seed: int = 0, dtype: str = "bfloat16", end_tokens: int = 1
 ) -> None:
-    """Writes model, tokenizer and prompts. The folder appears when it is whole; what stood there before is replaced."""
+    """Write model, tokenizer and prompts. The folder is renamed when it is complete, and replaces an earlier one."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

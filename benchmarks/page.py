@@ -1,4 +1,4 @@
-"""A page of the documents into which a benchmark writes its tables."""
+"""Writes a benchmark's tables into a page of the documents."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Place:
-    """What stands between two marks on a page."""
+    """The text between two marks of a page."""
 
     begin: str
     end: str
 
     def write(self, page: Path, tables: str) -> None:
-        """Put the tables there, in place of what was.
+        """Replace the text by the tables.
 
         Raises:
             ValueError: the page does not have both marks.
@@ -27,5 +27,5 @@ class Place:
         page.write_text(between.sub(lambda _: f"{self.begin}\n{tables}\n{self.end}", text), encoding="utf-8")
 
     def read(self, page: Path) -> str:
-        """What stands there; empty where a mark is missing."""
+        """Return the text, empty if a mark is missing."""
         return page.read_text(encoding="utf-8").partition(self.begin)[2].partition(self.end)[0]

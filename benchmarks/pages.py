@@ -80,13 +80,13 @@ AXE = """axe.run(document).then(result => result.violations.map(
 
 @dataclass(frozen=True)
 class Look:
-    """What one page is in one way."""
+    """Findings of one page in one look."""
 
     page: str
     way: str
     bytes: int
     load_ms: float
-    """From the start of the navigation until what is on the screen first is drawn."""
+    """Milliseconds from the start of the navigation until the first screen is drawn."""
     overflows: Sequence[str]
     unreadable: Sequence[str]
     axe: Sequence[str]
@@ -99,7 +99,7 @@ class Look:
 
 
 def write_pages(folder: Path, steps: int) -> dict[str, Path]:
-    """The report of a run of so many steps, and the comparison of three."""
+    """Write the report of a run of so many steps, and the comparison of three."""
     runs = [folder / f"learning_rate_{rate:.0e}" for rate in RATES]
     for number, (run, rate) in enumerate(zip(runs, RATES, strict=True)):
         write_run(run, steps, rate, with_samples=number == 0)
@@ -137,19 +137,19 @@ async def look(tab: Page, name: str, path: Path, axe: str, shots: Path | None) -
 
 
 def steps_of(name: str) -> str:
-    """The number in `report, 80 steps`."""
+    """Return the number in `report, 80 steps`."""
     return name.split()[-2]
 
 
 async def shoot(tab: Page, path: Path) -> None:
-    """A picture of the whole page."""
+    """Take a picture of the whole page."""
     await tab.evaluate('document.querySelectorAll("details").forEach(one => { one.open = false; })')
     shot = await tab.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
     path.write_bytes(base64.b64decode(shot["data"]))
 
 
 async def by_keyboard(tab: Page, report: Path) -> list[str]:
-    """Faults of the search, used without a mouse; how many responses it finds is compared with the samples themselves."""
+    """Return faults of the search, used without a mouse. Its number of results is compared with the samples themselves."""
     await tab.call("Page.navigate", url=report.as_uri())
     await tab.evaluate('new Promise(done => document.readyState === "complete" ? done() : addEventListener("load", done))')
     for _ in range(MOST_TABS):
@@ -182,7 +182,7 @@ async def measure(program: Path, axe: str, steps: Sequence[int], shots: Path | N
 
 
 def table(looks: Sequence[Look]) -> Table:
-    """A row for each page and way."""
+    """Return a row for each page and look."""
     shown = Table(box=None)
     for column in ("page", "way", "MB", "load, ms", "overflow", "unreadable", "axe: serious or critical", "axe: other", "problems"):
         shown.add_column(column)
@@ -194,7 +194,7 @@ def table(looks: Sequence[Look]) -> Table:
 
 
 def main() -> int:
-    """Status 1 where a page has a fault."""
+    """Return 1 if a page has a fault."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chromium", type=Path, default=Path("/usr/bin/chromium"))
     parser.add_argument("--axe", type=Path, required=True, help="axe.min.js")

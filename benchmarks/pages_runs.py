@@ -46,7 +46,7 @@ START = RunStart(
 
 
 def write_run(folder: Path, steps: int, rate: float, with_samples: bool) -> None:
-    """The folder of a finished run of so many steps. Equal arguments give equal runs."""
+    """Write the folder of a finished run of so many steps. Equal arguments give equal runs."""
     rng = random.Random(f"{steps} {rate}")
     every = max(1, steps // 20)
     tracker = JsonlTracker(folder)

@@ -1,4 +1,4 @@
-"""Forward passes and training by the transformers model itself: packed rows, plain torch, nothing of roll but its attention kernel.
+"""Forward passes and training of the transformers model itself: packed rows, plain torch, and of roll only its attention kernel.
 
 On a GPU every decoder layer is compiled by itself and, in training, recomputed in the backward pass. On one rank the
 optimizer is torch's AdamW on the model's own weights; on several, and for ZeRO-3, it is DeepSpeed by hand.
@@ -22,23 +22,23 @@ from benchmarks.work import TrainingWork, Work
 from roll.models.attention import register
 
 HEAD_CHUNK = 4096
-"""Tokens whose logits exist at a time."""
+"""Number of tokens whose logits exist at a time."""
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 LEARNING_RATE = 1e-6
-"""Of the experiments in `config`, too."""
+"""Learning rate, also of the experiments in `config`."""
 Timer = Callable[[Callable[[], object]], list[float]]
-"""Seconds of each repetition of a function, all ranks together."""
+"""Return the seconds of each repetition of a function, with all ranks together."""
 
 
 class LogProbs(nn.Module):
-    """Log-probs of all tokens of a packed row but the first."""
+    """Return the log-probs of all tokens of a packed row but the first."""
 
     def __init__(self, causal: Any) -> None:
         super().__init__()
         self.causal = causal
 
     def forward(self, row: dict[str, Any]) -> Tensor:
-        """fp32 [T - 1]. Logits are recomputed in the backward pass, chunk by chunk."""
+        """Return fp32 [T - 1]. Logits are recomputed in the backward pass, chunk by chunk."""
         hidden = self.causal.model(**row).last_hidden_state[0, :-1]
         targets = row["input_ids"][0, 1:]
         chunks = zip(hidden.split(HEAD_CHUNK), targets.split(HEAD_CHUNK), strict=True)
@@ -47,13 +47,13 @@ class LogProbs(nn.Module):
         return torch.cat([self.score(*chunk) for chunk in chunks])
 
     def score(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """fp32 [C] of the targets after hidden states [C, H]."""
+        """Return fp32 [C] of the targets after hidden states [C, H]."""
         logits = self.causal.lm_head(hidden).float()
         return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(1)
 
 
 def load(work: TrainingWork, lora: bool) -> Any:
-    """The transformers model, with an adapter on every linear layer if asked."""
+    """Load the transformers model, optionally with an adapter on every linear layer."""
     causal: Any = AutoModelForCausalLM.from_pretrained(work.model, dtype=DTYPES[work.dtype], attn_implementation=register())
     if lora:
         from peft import LoraConfig, get_peft_model
@@ -64,7 +64,7 @@ def load(work: TrainingWork, lora: bool) -> Any:
 
 
 def compile_layers(causal: Any, dynamic: bool | None = None) -> None:
-    """Each decoder layer by itself, one code for all: compiled one after another they would soon reach dynamo's limit."""
+    """Compile the decoder layers with common code. Compiled separately they would soon reach dynamo's limit."""
     layers = causal.model.layers
     forward = torch.compile(type(layers[0]).forward, dynamic=dynamic)
     for layer in layers:
@@ -72,7 +72,7 @@ def compile_layers(causal: Any, dynamic: bool | None = None) -> None:
 
 
 def trainable(work: TrainingWork, checkpointed: int, compiled: bool, dynamic: bool | None = None) -> Any:
-    """The transformers model as it trains; its first `checkpointed` layers are recomputed in the backward pass.
+    """Return the transformers model for training. Its first `checkpointed` layers are recomputed in the backward pass.
 
     `dynamic` is `torch.compile`'s: one code for rows of any number of tokens.
     """
@@ -93,7 +93,7 @@ def trainable(work: TrainingWork, checkpointed: int, compiled: bool, dynamic: bo
 
 
 def packed_rows(work: Work, rank: int, ranks: int, device: str) -> list[dict[str, Any]]:
-    """This rank's sequences in rows of at most the token budget, as keyword arguments of a transformers model.
+    """Return this rank's sequences in rows of at most the token budget, as keyword arguments of a transformers model.
 
     The rows hold as many sequences each, or one less.
     """
@@ -120,7 +120,7 @@ def packed_rows(work: Work, rank: int, ranks: int, device: str) -> list[dict[str
 
 
 def forward(work: Work, rank: int, device: str, timer: Timer) -> dict[str, list[float]]:
-    """A pass without gradients over the rank's sequences: `forward`, and `forward_adapter` if a step runs one with its adapter."""
+    """Measure passes without gradients over the rank's sequences: `forward`, and `forward_adapter` if a step runs one with its adapter."""
     rows = packed_rows(work, rank, work.score_ranks, device)
     figures = {}
     adapter = work.lora_rank > 0 and work.behaviour == "trainer"
@@ -134,7 +134,7 @@ def forward(work: Work, rank: int, device: str, timer: Timer) -> dict[str, list[
 
 
 def train(work: Work, rank: int, device: str, timer: Timer) -> dict[str, list[float]]:
-    """One optimizer step on the rank's sequences."""
+    """Run one optimizer step on the rank's sequences."""
     rows = packed_rows(work, rank, work.train_ranks, device)
     on_gpu = device == "cuda"
 
@@ -154,7 +154,7 @@ def train(work: Work, rank: int, device: str, timer: Timer) -> dict[str, list[fl
 
 @dataclass(frozen=True)
 class Trainer:
-    """What both ways of training have in common."""
+    """Common parts of both ways of training."""
 
     model: Callable[..., Any]
     backward: Callable[[Tensor], object]
@@ -176,7 +176,7 @@ def bare_trainer(model: nn.Module, device: str) -> Iterator[Trainer]:
 
 @contextmanager
 def deepspeed_trainer(work: TrainingWork, rank: int, device: str, build: Callable[[], nn.Module]) -> Iterator[Trainer]:
-    """DeepSpeed by hand, around what `build` makes."""
+    """Train the model of `build` with DeepSpeed by hand."""
     os.environ |= {"LOCAL_RANK": "0", "RANK": str(rank), "WORLD_SIZE": str(work.train_ranks)}
     import deepspeed
     from transformers.integrations.deepspeed import HfDeepSpeedConfig
@@ -191,7 +191,7 @@ def deepspeed_trainer(work: TrainingWork, rank: int, device: str, build: Callabl
         "steps_per_print": 10**9,
     }
     if device == "cuda" and work.stage == 3:
-        # DeepSpeed's own linear function asks each weight for its number, which dynamo compiles every layer anew for.
+        # DeepSpeed's own linear function reads an id of each weight, so dynamo would compile every layer anew.
         config["zero_optimization"]["memory_efficient_linear"] = False
     place = {"init_method": f"file://{work.scratch}/rendezvous", "rank": rank, "world_size": work.train_ranks}
     deepspeed.init_distributed("nccl" if device == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False, **place)

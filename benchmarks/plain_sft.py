@@ -1,4 +1,4 @@
-"""Supervised fine-tuning without roll, on the very batches that a run of it learnt, packed as it packs them.
+"""Supervised fine-tuning without roll, on the batches of a run of roll, packed in the same way.
 
 `deepspeed` is the loop that one would write by hand: the transformers model with its own loss, DeepSpeed, one backward
 pass a packed row. `train` is torch alone, with logits in chunks, as the floor of RLVR's training. Both start from the
@@ -35,7 +35,7 @@ from roll.types import Sequences
 from roll.workers.actor_train import TrainShape, micro_batches_of
 
 UNLEARNT = -100
-"""The label of a token that enters no loss; transformers' convention."""
+"""Label of a token without a loss, by transformers' convention."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Update:
-    """What a rank learns in one step."""
+    """The data of a rank in one step."""
 
     rows: list[Row]
     learnt: int
-    """Tokens that enter the loss, of all ranks."""
+    """Number of tokens in the loss, of all ranks."""
 
 
 def batches(config: SftConfig, ranks: int) -> Iterator[list[list[MicroBatch]]]:
-    """By step, what the run gave each of its ranks to learn."""
+    """Return the data of each rank in the run, by step."""
     rows = prepare_rows(config, "responses", learn_all=config.loss_on == "all").training
     sampler = ExampleSampler(len(rows), config.seed)
     budget = config.sft_train.max_tokens_per_microbatch
@@ -71,20 +71,20 @@ def batches(config: SftConfig, ranks: int) -> Iterator[list[list[MicroBatch]]]:
 
 
 def run_config(work: SftWork) -> SftConfig:
-    """Of the run, as it wrote it down."""
+    """Return the run's own configuration."""
     config = load_config(OmegaConf.create(OmegaConf.load(Path(work.scratch) / "run" / "config.yaml")))  # pyright: ignore[reportArgumentType]
     assert isinstance(config, SftConfig)
     return config
 
 
 def model_of(work: SftWork, config: SftConfig, device: str) -> Any:
-    """The model as the run trained it."""
+    """Build the model as in the run."""
     compiled = compiles(config.sft_train.model_args, on_gpu=device == "cuda")
     return plain.trainable(work, work.checkpointed, compiled, dynamic=True)
 
 
 def updates(work: SftWork, config: SftConfig, rank: int, device: str) -> list[Update]:
-    """As many steps as a floor takes, on the device."""
+    """Return the steps of a floor, on the device."""
     steps = batches(config, work.train_ranks)
     found = []
     for _ in range(work.repetitions + 1):
@@ -112,7 +112,7 @@ def row_of(sequences: Sequences, device: str) -> Row:
 
 
 def deepspeed(work: SftWork, rank: int, device: str, timer: Timer) -> dict[str, list[float]]:
-    """Seconds of each step after the first, and the loss of each step."""
+    """Return the seconds of each step after the first, and the loss of each step."""
     config = run_config(work)
     with plain.deepspeed_trainer(work, rank, device, partial(model_of, work, config, device)) as trainer:
 
@@ -126,7 +126,7 @@ def deepspeed(work: SftWork, rank: int, device: str, timer: Timer) -> dict[str, 
 
 
 def train(work: SftWork, rank: int, device: str, timer: Timer) -> dict[str, list[float]]:
-    """Seconds of each step after the first, and the loss of each step."""
+    """Return the seconds of each step after the first, and the loss of each step."""
     config = run_config(work)
     with plain.bare_trainer(LogProbs(model_of(work, config, device)), device) as trainer:
 
@@ -140,7 +140,7 @@ def train(work: SftWork, rank: int, device: str, timer: Timer) -> dict[str, list
 def learn(
     trainer: Trainer, given: list[Update], loss_of: Callable[[Row, int], Tensor], ranks: int, timer: Timer
 ) -> tuple[list[float], Tensor]:
-    """Take every step once. Seconds as the timer has them, and [steps] this rank's part of each step's loss."""
+    """Take every step once. Return the timer's seconds, and [steps] this rank's part of each step's loss."""
     steps, losses = iter(given), []
 
     def update() -> None:

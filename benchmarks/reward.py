@@ -1,4 +1,4 @@
-"""A reward that costs nothing, and that differs between the random responses of a random model, so that weights move."""
+"""A cheap reward that differs between the random responses of a random model, so that weights change."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from roll.types import Prompt, RewardResult
 
 
 def letter_share(prompt: Prompt, response: str, row: Mapping[str, Any], *, letter: str = "a") -> RewardResult:
-    """Share of the response's characters that are `letter`."""
+    """Return the share of `letter` in the response's characters."""
     return RewardResult(response.count(letter) / max(len(response), 1))

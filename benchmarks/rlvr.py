@@ -1,4 +1,4 @@
-"""What benchmarks of RLVR runs share: their options, the work that these ask for, and the keys of the experiment that it decides."""
+"""Common parts of RLVR benchmarks: options, their work, and the experiment's keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_NUM_SEQS = 512
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Of a command line, with what every benchmark of an RLVR run takes."""
+    """Return the parser of a command line, with the options of all RLVR benchmarks."""
     out = launch.parser(description)
     out.add_argument("--infer-devices", help="GPUs that generate, one engine each (default: those that train)")
     out.add_argument("--lora-rank", type=int, help="0 trains all parameters (default: 0, for tiny 16)")
@@ -27,7 +27,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def fill(options: argparse.Namespace) -> None:
-    """What depends on the model and the devices."""
+    """Return defaults that depend on the model and the devices."""
     tiny = options.model == "tiny"
     launch.fill(options, {"lora_rank": 16 if tiny else 0, "stage": 3 if tiny else 1, "token_budget": 8192 if tiny else 20480})
     options.dtype = "bfloat16" if options.devices else "float32"
@@ -36,7 +36,7 @@ def fill(options: argparse.Namespace) -> None:
 def work_of(
     options: argparse.Namespace, scratch: Path, *, prompts: int, samples: int, prompt_tokens: int, response_tokens: int, max_num_seqs: int
 ) -> Work:
-    """What the options ask for, at these sizes."""
+    """Return the work of the options, at these sizes."""
     devices = launch.device_list(options.devices)
     return Work(
         model=str(scratch / "model"),
@@ -62,14 +62,14 @@ def work_of(
 
 
 def write_model(work: Work, options: argparse.Namespace, rows: int, end_tokens: int = 1) -> None:
-    """The model's folder with so many prompts, in a process of its own: this one must hold no memory of a GPU."""
+    """Write the model's folder with so many prompts in another process, because this one must hold no GPU memory."""
     sizes = {"--prompts": rows, "--prompt-tokens": work.prompt_tokens, "--end-tokens": end_tokens, "--dtype": options.dtype}
     words = [str(word) for pair in sizes.items() for word in pair]
     launch.run(["-m", "benchmarks.models", options.model, work.model, *words], work.scratch, options.logs, "models")
 
 
 def overrides(work: Work, steps: int) -> dict[str, Any]:
-    """The keys of the experiment that the work decides."""
+    """Return the experiment's keys for the work."""
     engine = "actor_infer.strategy_args.strategy_config"
     keys: dict[str, Any] = {
         "output_dir": f"{work.scratch}/run",
@@ -102,6 +102,6 @@ def overrides(work: Work, steps: int) -> dict[str, Any]:
 
 
 def measure(work: Work, keys: dict[str, Any], options: argparse.Namespace, logs: Path | None) -> list[dict[str, Any]]:
-    """The metrics of every step of a run; keys of the command line come last."""
+    """Run, and return the metrics of every step. Keys of the command line come last."""
     name = "step_lora" if work.lora_rank else "step_full"
     return launch.pipeline(name, keys, options.overrides, work, logs, "step")

@@ -1,4 +1,4 @@
-"""What bf16 alone does to the log-probs of a model of random weights, through nothing but transformers' layers.
+"""Measures the effect of bf16 alone on the log-probs of a random model, with transformers' layers only.
 
     python benchmarks/rounding.py [--model tiny|0.5b|1.5b|7b] [--tokens 256]
 
@@ -24,7 +24,7 @@ WAYS = {"fp32": (torch.float32, "sdpa"), "bf16": (torch.bfloat16, "sdpa"), "bf16
 
 
 def main() -> None:
-    """Print a line for each two of the ways."""
+    """Print a line for each pair of ways."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=DENSE, default="tiny")
     parser.add_argument("--tokens", type=int, default=256, help="of the row")
@@ -35,7 +35,7 @@ def main() -> None:
 
 @torch.no_grad()
 def differences(model: str, tokens: int, seed: int) -> dict[tuple[str, str], float]:
-    """Mean absolute differences of the log-probs, nats, for each two of `WAYS`. `model`: one of `DENSE`."""
+    """Return mean absolute differences of the log-probs in nats, for each pair of `WAYS`. `model`: one of `DENSE`."""
     config = build_config(model)
     assert isinstance(config, Qwen2Config), model
     torch.manual_seed(seed)
@@ -62,7 +62,7 @@ def drawn(config: Qwen2Config) -> torch.Tensor:
 
 
 def one_layer(config: Qwen2Config, number: int, states: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The states, each [1, T, width], behind a layer that is drawn here."""
+    """Return the states, each [1, T, width], after a layer with random weights."""
     with torch.device("meta"):
         layer = Qwen2DecoderLayer(config, number).to(torch.bfloat16)
     layer = layer.to_empty(device="cpu")
@@ -72,14 +72,14 @@ def one_layer(config: Qwen2Config, number: int, states: dict[str, torch.Tensor])
     angles = Qwen2RotaryEmbedding(config)(torch.empty(0, dtype=torch.float32), torch.arange(tokens)[None])
     behind = {}
     for way, (dtype, kernel) in WAYS.items():
-        config._attn_implementation = kernel  # The layer reads it as it runs.
+        config._attn_implementation = kernel  # The layer reads it when it runs.
         cos_sin = tuple(angle.to(dtype) for angle in angles)
         behind[way] = layer.to(dtype)(states[way], attention_mask=causal.to(dtype), position_embeddings=cos_sin)
     return behind
 
 
 def logits_of(config: Qwen2Config, output: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """[T, vocabulary], formed in the state's precision, in fp32."""
+    """Return logits [T, vocabulary], computed in the state's precision, in fp32."""
     norm = Qwen2RMSNorm(config.hidden_size, eps=config.rms_norm_eps).to(state.dtype)
     return (norm(state)[0] @ output.to(state.dtype).T).float()
 

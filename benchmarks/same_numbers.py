@@ -26,9 +26,9 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ("time/", "throughput/", "memory/", "engine/")
 TOLERANCE = 1e-6
-"""Of the difference, relative to values above 1."""
+"""Largest difference, relative for values above 1."""
 LIMIT = 3600.0
-"""Seconds that one run may take: a bound on hangs."""
+"""Deadline of one run in seconds, against hangs."""
 WARM = "pretrain=warm/export"
 SEEDED = (WARM, "actor_infer.generating_args.seeded=true", "rollout_batch_size=16", "rewards.arithmetic.world_size=1", "eval_steps=5")
 OFFLINE = ("data_split=[9,1,0]", "eval_steps=5")
@@ -50,7 +50,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
 
 
 def main() -> int:
-    """Run both checkouts, compare them, and print a line a run."""
+    """Run both checkouts, compare them, and print a line for each run."""
     options = parse()
     names = options.only.split(",") if options.only else list(RUNS)
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
@@ -91,7 +91,7 @@ def make_world(checkout: Path, world: Path) -> None:
 
 
 def metrics(checkout: Path, world: Path, folder: str, experiment: tuple[str, ...], steps: int) -> list[dict[str, Any]]:
-    """The metrics of every step of a run, step 0 included, without times and memory."""
+    """Return the metrics of every step of a run, including step 0, without times and memory."""
     name, *overrides = experiment
     run(checkout, world, "-m", "roll.pipeline", "--config-name", name, *overrides, f"max_steps={steps}", f"output_dir={folder}")
     lines = [json.loads(line) for line in (world / folder / "metrics.jsonl").read_text().splitlines()]
@@ -99,7 +99,7 @@ def metrics(checkout: Path, world: Path, folder: str, experiment: tuple[str, ...
 
 
 def run(checkout: Path, world: Path, *words: str) -> None:
-    """A Python process of a checkout, in the folder that both share; what it printed is shown if it fails."""
+    """Run a Python process of a checkout in the common folder. Its output is shown after a failure."""
     environment = os.environ | {"PYTHONPATH": str(checkout)}
     done = subprocess.run([sys.executable, *words], cwd=world, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
     if done.returncode:
@@ -107,7 +107,7 @@ def run(checkout: Path, world: Path, *words: str) -> None:
 
 
 def largest(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> tuple[float, str, int]:
-    """The largest difference, the metric and step that has it, and how many values were compared."""
+    """Return the largest difference with its metric and step, and the number of compared values."""
     worst, where, count = 0.0, "", 0
     for difference, name in differences(before, after):
         count += 1
@@ -117,7 +117,7 @@ def largest(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> tuple[
 
 
 def differences(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Iterator[tuple[float, str]]:
-    """Each metric of each step: its difference, infinite where one side lacks it."""
+    """Yield the difference of each metric of each step, infinite if one side lacks it."""
     if len(before) != len(after):
         yield math.inf, f"{len(before)} and {len(after)} lines"
     for one, other in zip(before, after, strict=False):
@@ -126,7 +126,7 @@ def differences(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> It
 
 
 def distance(one: float | None, other: float | None) -> float:
-    """Of two values of a metric; null is a value that is not finite."""
+    """Return the difference of two values of a metric. null is a non-finite value."""
     if one is None or other is None or math.inf in (one, other):
         return 0.0 if one is other else math.inf
     return abs(one - other) / max(1.0, abs(one))

@@ -1,4 +1,4 @@
-"""How many programs a machine judges in the sandbox of `code_sandbox`, and whether anything of them is left.
+"""Measures how many programs a machine judges in the sandbox of `code_sandbox`, and whether anything is left behind.
 
     python benchmarks/sandbox.py --programs 1000 --workers 2
 
@@ -30,7 +30,7 @@ INPUTS = (1, 2, 30)
 
 
 def case(index: int) -> tuple[str, dict[str, Any], float]:
-    """A response, its row, and the reward that it must get."""
+    """A response, its row, and its right reward."""
     kind, script = index % 4, index // 4 % 2 == 0
     factor = 3 if kind == 1 else 2
     response = (SCRIPT if script else FUNCTION).format(SPOILT[kind], factor)
@@ -42,14 +42,14 @@ def case(index: int) -> tuple[str, dict[str, Any], float]:
 
 
 def judge(index: int) -> bool:
-    """Whether the verdict on a program is what it must be."""
+    """Whether the verdict on a program is right."""
     response, row, expected = case(index)
     result = code_sandbox(Prompt(index, None, "", "code", row), response, row)  # type: ignore[arg-type]  # the tokens are not looked at
     return result.outcome is RewardOutcome.SCORED and result.value == expected
 
 
 def left(temporary: Path) -> dict[str, set[str]]:
-    """What a sandbox could leave behind: files in this command's own temporary folder, groups below its own control groups."""
+    """Return what sandboxes left behind: files in this command's temporary folder, and groups below its control groups."""
     return {
         "processes": {str(process.pid) for process in psutil.process_iter() if START in _command(process)},
         "mounts": set(Path("/proc/self/mounts").read_text().splitlines()),
@@ -59,7 +59,7 @@ def left(temporary: Path) -> dict[str, set[str]]:
 
 
 def _control_groups() -> list[Path]:
-    """Of this process, of either version."""
+    """Return the control groups of this process, of either version."""
     root, own = Path("/sys/fs/cgroup"), []
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

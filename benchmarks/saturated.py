@@ -1,4 +1,4 @@
-"""The tokens/s of vLLM's own `LLM` that never lacks requests: what generation costs where no sequence waits for another."""
+"""Measures the tokens/s of a saturated vLLM `LLM`, in which no sequence waits for another."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from benchmarks.work import LongTailWork
 WARM_UP = 2.0
 """Before the first stretch every running sequence has had so many times the mean length, so that starts and ends are mixed."""
 STRETCH = 0.25
-"""Tokens of each running sequence in a stretch, in mean lengths."""
+"""Length of a stretch: tokens of each running sequence, in mean lengths."""
 QUEUED = 2
-"""Unfinished sequences, in multiples of those that run: an ended one is replaced at the next engine step."""
+"""Number of unfinished sequences, in multiples of the running ones. An ended one is replaced at the next engine step."""
 
 
 class Counted:
@@ -28,7 +28,7 @@ class Counted:
         self.tokens = self.ended = 0
 
     def __call__(self) -> Any:
-        """The outputs of one engine step."""
+        """Return the outputs of one engine step."""
         outputs = self._get_output()
         self.tokens += sum(len(one.new_token_ids) for one in outputs.outputs)
         self.ended += sum(one.finish_reason is not None for one in outputs.outputs)
@@ -36,7 +36,7 @@ class Counted:
 
 
 def saturated(work: LongTailWork, rank: int, device: str, timer: Any) -> Figures:
-    """Of each stretch after the warm-up its seconds, its tokens and the responses that ended in it.
+    """Return seconds, tokens and ended responses of each stretch after the warm-up.
 
     Requests are those of a run: so many samples of a prompt, with log-probs where the run takes the engine's. `timer` is not used:
     engines that wait for each other would idle.

@@ -34,7 +34,7 @@ from roll.data.packing import split
 from roll.system.sizes import GIB
 
 WARM_UP = 3
-"""Steps that are not counted: layers are compiled, and what is recomputed is settled."""
+"""Number of first steps that are not counted: layers compile, and recomputation settles."""
 TEXTS_A_ROW = 4
 FLOORS = {"deepspeed": "DeepSpeed by hand", "train": "torch alone"}
 
@@ -47,30 +47,30 @@ class SftResult:
     versions: dict[str, str]
     texts: int
     micro_batches: int
-    """Packed rows of a step, of all ranks together."""
+    """Number of packed rows of a step, of all ranks together."""
     lines: list[dict[str, Any]]
     """The metrics of every step."""
     floors: dict[str, list[float]]
-    """By floor, seconds of each step that counts; and as `<floor>_loss`, the loss of every step."""
+    """Seconds of each counted step by floor, and as `<floor>_loss` the loss of every step."""
 
     def metric(self, name: str) -> float:
-        """Median over the steps that count."""
+        """Return the median over the counted steps."""
         return statistics.median(line[name] for line in self.lines[WARM_UP:])
 
     @property
     def tokens(self) -> int:
-        """Of a step, as the run counted them; every step learns all the texts."""
+        """Return the number of tokens of a step by the run's own count. Every step learns all the texts."""
         return round(self.lines[-1]["throughput/tokens_per_second"] * self.lines[-1]["time/step"])
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Medians of a step: roll's, the part of it that trains, and each floor's."""
+        """Return medians of a step: roll's, its training part, and each floor's."""
         measured = {kind: statistics.median(self.floors[f"sft_{kind}"]) for kind in FLOORS if f"sft_{kind}" in self.floors}
         return {"step": self.metric("time/step"), "step_train": self.metric("time/train"), **measured}
 
     @property
     def ratio(self) -> float | None:
-        """Roll's step to DeepSpeed's by hand; None if that was not measured."""
+        """Return the ratio of roll's step to DeepSpeed's by hand, None if that was not measured."""
         seconds = self.seconds
         return seconds["step"] / seconds["deepspeed"] if "deepspeed" in seconds else None
 
@@ -80,12 +80,12 @@ class SftResult:
         return mfu(work.shape, work.lora_rank > 0, self.tokens, seconds, len(work.devices)) if work.devices else None
 
     def speed(self, seconds: float) -> float:
-        """Tokens per second and GPU; on the CPU, process."""
+        """Return tokens per second and GPU, or process on the CPU."""
         return self.tokens / seconds / self.work.train_ranks
 
     @property
     def loss_difference(self) -> dict[str, float]:
-        """By floor, the most by which its loss differs from roll's in the same step, nats a token."""
+        """Return, by floor, the largest difference of its loss from roll's in the same step, in nats a token."""
         own = [line["sft/loss"] for line in self.lines]
         losses = {kind: self.floors.get(f"sft_{kind}_loss", []) for kind in FLOORS}
         return {kind: max(abs(a - b) for a, b in zip(own, found, strict=False)) for kind, found in losses.items() if found}
@@ -110,12 +110,12 @@ class SftResult:
 
 
 def main() -> int:
-    """Measure, print, and write JSON where asked: once the run is measured, and again with the floors."""
+    """Measure, print, and write JSON on request: after the run, and again with the floors."""
     launch.heed_sigterm()
     options = parse()
     with tempfile.TemporaryDirectory(prefix="roll-benchmark-", dir=options.scratch) as folder:
         work = work_of(options, folder)
-        # In a process of its own: this one must hold no memory of a GPU.
+        # In another process, because this one must hold no GPU memory.
         dtype = "float32" if work.dtype == "fp32" else "bfloat16"
         launch.run(["-m", "benchmarks.models", options.model, work.model, "--dtype", dtype], folder, options.logs, "models")
         texts = draw_texts(options.rows, work.token_budget, seed=0)
@@ -134,7 +134,7 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    """The command line; what depends on the model is filled in."""
+    """Parse the command line and fill in defaults of the model."""
     parser = launch.parser(__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="on the CPU: processes that train")
     parser.add_argument("--stage", type=int, choices=(0, 1, 2, 3), default=1, help="of ZeRO")
@@ -156,7 +156,7 @@ def parse() -> argparse.Namespace:
 
 
 def work_of(options: argparse.Namespace, scratch: str) -> SftWork:
-    """What the options ask for. What is recomputed is the run's own choice, and not known yet."""
+    """Return the work of the options. The run itself chooses recomputation, which is not known yet."""
     devices = launch.device_list(options.devices)
     return SftWork(
         model=f"{scratch}/model",
@@ -174,7 +174,7 @@ def work_of(options: argparse.Namespace, scratch: str) -> SftWork:
 
 
 def draw_texts(rows: int, row_tokens: int, seed: int) -> list[str]:
-    """Random letters, each a token, in texts of about 0.06 to 0.44 of a row. With an end each they are so many rows' tokens."""
+    """Return texts of random letters, a token each, of about 0.06 to 0.44 of a row. With their ends they fill so many rows."""
     generator = random.Random(seed)
     shares = list(accumulate(generator.uniform(0.25, 1.75) for _ in range(rows * TEXTS_A_ROW)))
     ends = [0] + [round(share / shares[-1] * rows * row_tokens) for share in shares]
@@ -182,14 +182,14 @@ def draw_texts(rows: int, row_tokens: int, seed: int) -> list[str]:
 
 
 def packed_rows(work: SftWork, texts: list[str]) -> int:
-    """Micro-batches of a step. The order of the texts makes no difference: the longest are packed first."""
+    """Return the number of micro-batches of a step. The order of the texts does not matter: the longest are packed first."""
     shape = read_shape(Path(work.model) / "config.json")
     assert shape, "a benchmark's model has a shape that is known"
     return split([len(text) + 1 for text in texts], work.train_ranks, work.token_budget, shape.attention_cost).forwards * work.train_ranks
 
 
 def overrides(work: SftWork, steps: int, texts: int) -> dict[str, Any]:
-    """The keys of the experiment that the work decides. A step is an epoch: all steps learn the same texts, shuffled."""
+    """Return the experiment's keys for the work. A step is an epoch: all steps learn the same texts, shuffled."""
     keys: dict[str, Any] = {
         "output_dir": f"{work.scratch}/run",
         "pretrain": work.model,
@@ -213,14 +213,14 @@ def overrides(work: SftWork, steps: int, texts: int) -> dict[str, Any]:
 
 
 def floors_of(options: argparse.Namespace, work: SftWork) -> list[str]:
-    """Which floors to measure: torch alone has one process and whole weights."""
+    """Return the floors to measure. torch alone needs one process and whole weights."""
     if options.floors is not None:
         return options.floors.split(",") if options.floors else []
     return list(FLOORS) if work.train_ranks == 1 and work.stage < 3 else ["deepspeed"]
 
 
 def check_budget(result: SftResult) -> None:
-    """That the run's micro-batches stayed what the floors' are.
+    """Check that the run kept the floors' micro-batches.
 
     Raises:
         SystemExit: memory was short, and they became smaller.
@@ -231,7 +231,7 @@ def check_budget(result: SftResult) -> None:
 
 
 def show(result: SftResult) -> None:
-    """One table of the step beside its floors, one of the other figures."""
+    """Return one table of the step beside its floors, and one of the other figures."""
     work, seconds, console = result.work, result.seconds, Console(width=100)
     size = f"{result.texts} texts, {result.tokens:,} tokens in {result.micro_batches} rows of at most {work.token_budget:,}"
     table = Table(title=f"{size}, {work.train_ranks} rank(s), ZeRO-{work.stage}")

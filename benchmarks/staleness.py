@@ -1,4 +1,4 @@
-"""What the tiny task learns where generation runs ahead of training, against synchronous training, over several seeds.
+"""Compares the tiny task's accuracy with generation ahead of training to synchronous training, over several seeds.
 
     python benchmarks/staleness.py [--variants synchronous ratio_1 ...] [--seeds 3] [--steps 30] [--device 0] [--folder FOLDER]
 
@@ -37,11 +37,11 @@ VARIANTS: Mapping[str, Mapping[str, object]] = {
 }
 ON_GPU = ("partial", "partial_turns")
 EVERY, LAST = 5, 3
-"""Steps between two validations, and how many of the last make a run's figure."""
+"""Steps between two validations, and the number of last validations in a run's figure."""
 
 
 def main() -> int:
-    """Run what is left, print the table. Returns 0, or the exit status of the command that failed."""
+    """Run the remaining variants, and print the table. Return 0, or the exit status of the failed command."""
     options = parse()
     for command in preparation(options.folder):
         if status := subprocess.run([sys.executable, *command], env=QUIET, check=False).returncode:
@@ -78,18 +78,18 @@ def parse() -> argparse.Namespace:
 
 
 def run_folder(folder: Path, name: str, seed: int, device: int | None) -> Path:
-    """Of one run; runs on a GPU are kept apart from those on the CPU."""
+    """Return the folder of a run, separate for GPU and CPU."""
     return folder / ("cpu" if device is None else "gpu") / f"{name}-{seed}"
 
 
 def arguments(name: str, seed: int, steps: int, folder: Path, world: Path, device: int | None) -> list[str]:
-    """Arguments of the interpreter that run a variant."""
+    """Return arguments of the interpreter that run a variant."""
     keys = tiny_keys(seed, steps, EVERY, folder, world)
     return pipeline("tiny/tiny_rlvr_lora_zero3", {**keys, **VARIANTS[name], **({} if device is None else placed(device))})
 
 
 def placed(device: int) -> dict[str, object]:
-    """The keys that bring all roles onto one GPU; the sequences of an update stay the same."""
+    """Return the keys that place all roles on one GPU, with the same sequences of an update."""
     roles = ("actor_train", "actor_infer", "reference")
     mappings = {f"{role}.device_mapping": f"[{device}]" for role in roles}
     sizes = {f"{role}.world_size": "null" for role in roles}
@@ -102,13 +102,13 @@ def placed(device: int) -> dict[str, object]:
 
 
 def figure(folder: Path, steps: int) -> float | None:
-    """Mean accuracy of the last validations, in points; None if the run did not take all its steps."""
+    """Return the mean accuracy of the last validations, in points, None for an incomplete run."""
     lines = whole_run(folder, steps)
     return None if lines is None else 100 * statistics.mean([line[ACCURACY] for line in lines if ACCURACY in line][-LAST:])
 
 
 def figures(folder: Path, steps: int, device: int | None) -> dict[str, list[float]]:
-    """Of every finished run, by variant; the seeds in their order."""
+    """Return the accuracy of every finished run by variant, in the order of seeds."""
     found: dict[str, list[float]] = {}
     for name in VARIANTS:
         folders = sorted(run_folder(folder, name, 0, device).parent.glob(f"{name}-[0-9]"))
@@ -118,7 +118,7 @@ def figures(folder: Path, steps: int, device: int | None) -> dict[str, list[floa
 
 
 def table_of(found: Mapping[str, Sequence[float]]) -> str:
-    """Markdown: a line for each variant, and whether it lies within the spread of the synchronous seeds or above."""
+    """Return Markdown with a line for each variant, and whether it is within the spread of the synchronous seeds or above."""
     lines = ["| variant | accuracy | seeds | least synchronous |", "|---|---|---|---|"]
     least = min(found[SYNCHRONOUS]) if SYNCHRONOUS in found else None
     for name, values in found.items():

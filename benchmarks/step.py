@@ -1,4 +1,4 @@
-"""A whole step against the floors of its parts, all measured in this run on this machine.
+"""Compares a whole step to the floors of its parts, all measured in this run on this machine.
 
     python benchmarks/step.py [--model tiny|0.5b|1.5b|7b] [--devices 0] [--lora-rank 32] [--json FILE] [KEY=VALUE ...]
 
@@ -20,12 +20,12 @@ from benchmarks.figures import Result, medians, show
 from benchmarks.work import Work
 
 WARM_UP = 2
-"""Steps that are not counted: kernels are compiled, caches filled."""
+"""Number of first steps that are not counted: kernels compile, caches fill."""
 FLOORS = ("generate", "forward", "train", "copy")
 
 
 def main() -> int:
-    """Measure, print, and write JSON where asked: once the step is measured, and again with the floors."""
+    """Measure, print, and write JSON on request: after the step, and again with the floors."""
     launch.heed_sigterm()
     options = parse()
     with tempfile.TemporaryDirectory(prefix="roll-benchmark-", dir=options.scratch) as folder:
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    """The command line; what depends on the model is filled in."""
+    """Parse the command line and fill in defaults of the model."""
     parser = rlvr.parser(__doc__)
     parser.add_argument("--steps", type=int, default=5, help=f"of which the first {WARM_UP} are not counted")
     parser.add_argument("--repetitions", type=int, default=2, help="of each floor, after one to warm up")
@@ -54,7 +54,7 @@ def parse() -> argparse.Namespace:
 
 
 def work_of(options: argparse.Namespace, scratch: Path) -> Work:
-    """What the options ask for."""
+    """Return the work of the options."""
     tiny, devices = options.model == "tiny", launch.device_list(options.devices)
     return rlvr.work_of(
         options,

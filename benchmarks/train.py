@@ -35,7 +35,7 @@ SHAPES = ("tiny", "0.5b", "1.5b", "7b", "tiny-moe", "30b-a3b-4")
 
 
 def main() -> int:
-    """Measure and print one line."""
+    """Measure, and print one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--lora-rank", type=int, default=0, help="0 trains all parameters")
@@ -53,7 +53,7 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=4)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    # Before torch and DeepSpeed are imported, which read them.
+    # Set before torch and DeepSpeed are imported, which read them.
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(options.model)
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
-    """Medians over the repetitions after the warm-up."""
+    """Return medians over the repetitions after the warm-up."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -116,7 +116,7 @@ def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
 
 
 def build(options: argparse.Namespace, model: Path, device: str) -> Any:
-    """The trainer, alone in its group."""
+    """Build the trainer, alone in its group."""
     from roll.config.schema.engine import DeepSpeedConfig
     from roll.config.schema.model import ModelConfig, TrainingConfig
     from roll.models.load import load_policy
@@ -153,7 +153,7 @@ def build(options: argparse.Namespace, model: Path, device: str) -> Any:
 
 
 def work(options: argparse.Namespace, vocabulary: int) -> tuple[Any, list[Any]]:
-    """Random sequences, and the micro-batches of one update over them."""
+    """Return random sequences, and the micro-batches of one update over them."""
     from roll.algorithms.aggregation import loss_weights
     from roll.data import packing
     from roll.strategies.base import MicroBatch
@@ -167,7 +167,7 @@ def work(options: argparse.Namespace, vocabulary: int) -> tuple[Any, list[Any]]:
     )
     mask = sequences.response_mask
     advantages = np.where(mask, generator.normal(size=len(mask)), 0).astype(np.float32)
-    # Near the log-prob of a token under a policy that knows nothing.
+    # Near the log-prob of a token under a uniform policy.
     behaviour = np.where(mask, -np.log(vocabulary), 0).astype(np.float32)
     batch = TrainBatch(sequences, advantages, behaviour, np.zeros(len(mask), np.int32), None)
     weights = loss_weights(sequences, "token-mean")

@@ -1,4 +1,4 @@
-"""The seconds of vLLM's own `LLM` with the episodes of a run, turn by turn: what generation costs where nothing answers between turns."""
+"""Measures vLLM's own `LLM` with the episodes of a run, turn by turn, without an environment between turns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.work import AgentWork
 
 @dataclass(frozen=True)
 class Turn:
-    """Tokens that are given, and tokens that are sampled after them."""
+    """Given tokens, and the sampled tokens after them."""
 
     given: int
     sampled: int
@@ -29,7 +29,7 @@ Recorded = Sequence[Turn]
 
 
 def recorded(file: Path) -> list[list[list[Recorded]]]:
-    """The episodes of `samples.jsonl` by step and group.
+    """Return the episodes of `samples.jsonl` by step and group.
 
     Raises:
         ValueError: an episode has several trajectories.
@@ -55,7 +55,7 @@ def _turns(trajectories: Sequence[dict[str, Any]]) -> Recorded:
 
 
 def turns(work: AgentWork, rank: int, device: str, timer: Any) -> Figures:
-    """The seconds of each step of the run. `timer` is not used: a step is played once, as in the run."""
+    """Return the seconds of each step of the run. `timer` is not used: a step is played once, as in the run."""
     llm = bare_engine(work, device)
     adapter = adapter_request(work, rank)
     steps = recorded(Path(work.scratch) / "run" / "samples.jsonl")
@@ -72,7 +72,7 @@ def turns(work: AgentWork, rank: int, device: str, timer: Any) -> Figures:
 
 
 def _play(llm: Any, episodes: Sequence[tuple[int, Recorded]], step: int, kept: dict[str, Any], adapter: Any) -> None:
-    """Each turn is asked for when the one before has ended; what is given are random tokens, in a group the same at first."""
+    """Request each turn when the previous one has ended. Given tokens are random; the first ones of a group are the same."""
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 

@@ -1,4 +1,4 @@
-"""What one step of a benchmark does: model, tokens, precision and places. The step and its floors are given the same."""
+"""The work of a benchmark's step: model, tokens, precision and devices. The step and its floors get the same work."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Any, Self
 
 GIB = 1 << 30
 BLOCK = 16
-"""Tokens by which the KV cache of a sequence grows."""
+"""Number of tokens of a KV-cache block."""
 
 
 @dataclass(frozen=True)
 class TrainingWork:
-    """What every training has."""
+    """Common settings of all trainings."""
 
     model: str
     """Folder of the model, with its rows."""
     shape: dict[str, Any]
-    """The model's config as `models.SHAPES` has it."""
+    """The model's config in `models.SHAPES`."""
     dtype: str
     """`bf16` or `fp32`."""
     devices: tuple[int, ...]
-    """GPUs that train and score; none on the CPU."""
+    """GPUs that train and score, none on the CPU."""
     train_ranks: int
     token_budget: int
-    """Tokens of one packed row: of a micro-batch."""
+    """Number of tokens of one packed row, a micro-batch."""
     lora_rank: int
     """0 trains all parameters."""
     stage: int
-    """Of ZeRO."""
+    """Stage of ZeRO."""
     repetitions: int
-    """Measured repetitions of a floor, after one to warm up."""
+    """Number of measured repetitions of a floor, after one warm-up."""
     scratch: str
-    """Folder for what the run and the floors write."""
+    """Folder for files of the run and the floors."""
 
     def write(self, file: Path) -> None:
         """As JSON."""
@@ -42,7 +42,7 @@ class TrainingWork:
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """What `write` wrote."""
+        """Read a file of `write`."""
         values: dict[str, Any] = json.loads(file.read_text())
         for key in values.keys() & {"devices", "infer_devices"}:
             values[key] = tuple(values[key])
@@ -54,7 +54,7 @@ class SftWork(TrainingWork):
     """One step of supervised fine-tuning, whose rows are those of the run in `scratch`/run."""
 
     checkpointed: int
-    """Decoder layers that the run recomputed in the backward pass."""
+    """Number of decoder layers that the run recomputed in the backward pass."""
 
 
 @dataclass(frozen=True)
@@ -62,19 +62,19 @@ class Work(TrainingWork):
     """One step of RLVR. A sequence is a prompt with one sample."""
 
     infer_devices: tuple[int, ...]
-    """GPUs that generate, one engine each; none on the CPU."""
+    """GPUs that generate, one engine each, none on the CPU."""
     score_ranks: int
     prompts: int
     samples: int
-    """Responses to each prompt."""
+    """Number of responses to each prompt."""
     prompt_tokens: int
     response_tokens: int
     sync: str
-    """`adapter` or `merged`: what the engines take of a LoRA policy."""
+    """`adapter` or `merged`: the form in which engines load a LoRA policy."""
     behaviour: str
-    """`engine` or `trainer`: who computes the behaviour policy's log-probs."""
+    """`engine` or `trainer`: the source of the behaviour policy's log-probs."""
     max_num_seqs: int
-    """Sequences that an engine runs at once."""
+    """Number of concurrent sequences of an engine."""
 
     @property
     def length(self) -> int:
@@ -87,7 +87,7 @@ class Work(TrainingWork):
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step, prompts counted with every sample."""
+        """Return the number of tokens of a step. Prompts count with every sample."""
         return self.sequences * self.length
 
     @property
@@ -101,11 +101,11 @@ class Work(TrainingWork):
 
     @property
     def kv_cache_bytes(self) -> int:
-        """Room for all sequences of one engine at once, and a tenth more."""
+        """Return the bytes for all sequences of one engine at once, and a tenth more."""
         return self._kv_cache_of(1.1 * self.sequences / self.engines * (self.length + BLOCK))
 
     def _kv_cache_of(self, tokens: float) -> int:
-        """Bytes that keep the keys and values of so many tokens, and a little more."""
+        """Return the bytes for keys and values of so many tokens, and a little more."""
         shape, width = self.shape, 4 if self.dtype == "fp32" else 2
         head = shape["hidden_size"] // shape["num_attention_heads"]
         return int(tokens * 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head * width) + GIB // 4
@@ -116,33 +116,33 @@ class LongTailWork(Work):
     """One step of RLVR whose responses end with the same probability at each token: `response_tokens` is only their limit."""
 
     mean: int
-    """Tokens of a response, on average, if there were no limit."""
+    """Mean number of tokens of a response without a limit."""
     kv_cache_gib: float | None
-    """Of each engine; None for as much as its sequences need on average."""
+    """KV-cache bytes of each engine, None for the mean need of its sequences."""
 
     @property
     def end_tokens(self) -> int:
-        """Ids that end a response, so that a policy that gives all tokens the same probability has this mean."""
+        """Return the number of ids that end a response, with which a uniform policy has this mean."""
         return round(self.shape["vocab_size"] / self.mean)
 
     @property
     def end_probability(self) -> float:
-        """At each token."""
+        """Return the probability of an end at each token."""
         return self.end_tokens / self.shape["vocab_size"]
 
     @property
     def truncated_fraction(self) -> float:
-        """Of responses that reach the limit without an end, as expected."""
+        """Return the expected share of responses that reach the limit without an end."""
         return (1.0 - self.end_probability) ** self.response_tokens
 
     @property
     def mean_length(self) -> float:
-        """Tokens of a response with the limit, as expected: the sum over positions of the probability that it gets there."""
+        """Return the expected number of tokens of a response with the limit: the sum of the probabilities of reaching each position."""
         return (1.0 - self.truncated_fraction) / self.end_probability
 
     @property
     def kv_cache_bytes(self) -> int:
-        """Room for as many sequences as an engine runs, each of the average length, and a quarter more.
+        """Return the bytes for an engine's concurrent sequences of the average length, and a quarter more.
 
         A running response has had `mean` tokens so far on average, as its end is as likely at each. One sequence of the greatest
         length always fits.
@@ -154,7 +154,7 @@ class LongTailWork(Work):
 
 
 TEMPLATE_TOKENS = 32
-"""That a chat template writes about a message and the turn that follows it, at most."""
+"""Largest number of tokens of a chat template around a message and the next turn."""
 
 
 @dataclass(frozen=True)
@@ -163,21 +163,21 @@ class AgentWork(LongTailWork):
 
     turns: int
     answer_tokens: int
-    """Of what the environment says between two turns."""
+    """Number of tokens of the environment's answer between two turns."""
 
     @property
     def length(self) -> int:
-        """Tokens that an episode may have: its turns twice the mean length on average. One in a hundred of eight turns is longer."""
+        """Return the limit of an episode's tokens: turns of twice the mean length on average. One in a hundred of eight turns is longer."""
         return self.prompt_tokens + TEMPLATE_TOKENS + self.turns * (2 * self.mean + self.answer_tokens + TEMPLATE_TOKENS)
 
     @property
     def kv_cache_bytes(self) -> int:
-        """Room for every episode at its greatest length."""
+        """Return the bytes for every episode at its greatest length."""
         return self._kv_cache_of(self.sequences / self.engines * (self.length + BLOCK))
 
 
 def parameters(shape: dict[str, Any]) -> int:
-    """All parameters of a Qwen2 of this shape, tied ones counted once."""
+    """Return the number of parameters of a Qwen2 of this shape. Tied ones count once."""
     hidden, inner, vocabulary = shape["hidden_size"], shape["intermediate_size"], shape["vocab_size"]
     narrow = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
     attention = 2 * hidden * hidden + 2 * hidden * narrow + hidden + 2 * narrow
@@ -187,7 +187,7 @@ def parameters(shape: dict[str, Any]) -> int:
 
 
 def adapter_parameters(shape: dict[str, Any], rank: int) -> int:
-    """Parameters of a LoRA adapter on every linear layer."""
+    """Return the number of parameters of a LoRA adapter on every linear layer."""
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
     narrow = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
     sides = 2 * (hidden + hidden) + 2 * (hidden + narrow) + 3 * (hidden + inner)

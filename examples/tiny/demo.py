@@ -35,13 +35,13 @@ class Step:
 
     title: str
     arguments: Sequence[str]
-    """Of the Python interpreter."""
+    """Arguments of the Python interpreter."""
     done: bool
-    """Whether its result is there already."""
+    """Whether its result already exists."""
 
 
 def main(agent: bool = False) -> int:
-    """Takes the steps that are left, and tells what came of them. Returns the exit status of the step that failed, or 0."""
+    """Take the remaining steps, and report the results. Return the exit status of the failed step, or 0."""
     for step in agent_steps() if agent else steps():
         if step.done:
             print(f"== {step.title}: done before", flush=True)
@@ -56,7 +56,7 @@ def main(agent: bool = False) -> int:
 
 
 def steps() -> list[Step]:
-    """Of a policy that answers at once."""
+    """Return the steps for a policy that answers at once."""
     return [
         Step("a model of random weights", (str(HERE / "make_model.py"), str(MODEL)), MODEL.exists()),
         Step("arithmetic problems", (str(HERE / "make_problems.py"), str(PROBLEMS)), PROBLEMS.exists()),
@@ -66,7 +66,7 @@ def steps() -> list[Step]:
 
 
 def agent_steps() -> list[Step]:
-    """Of one that calls a tool first."""
+    """Return the steps for a policy that first calls a tool."""
     make_model, make_conversations = str(HERE / "make_model.py"), str(HERE / "make_conversations.py")
     return [
         Step("a model of random weights", (make_model, str(AGENT_MODEL), "--agent"), AGENT_MODEL.exists()),
@@ -77,12 +77,12 @@ def agent_steps() -> list[Step]:
 
 
 def pipeline(experiment: Path) -> tuple[str, ...]:
-    """Arguments of the interpreter that run an experiment of this folder."""
+    """Return arguments of the interpreter that run an experiment of this folder."""
     return "-m", "roll.pipeline", "--config-name", f"{HERE.name}/{experiment.stem}"
 
 
 def run_folder(experiment: Path) -> Path:
-    """Where the experiment writes."""
+    """Return the run folder of the experiment."""
     return Path(read_experiment(experiment)["output_dir"])
 
 
@@ -94,12 +94,12 @@ def finished(experiment: Path) -> bool:
 
 
 def read_experiment(experiment: Path) -> dict[str, Any]:
-    """The experiment's own keys, its presets left out."""
+    """Return the experiment's own keys, without its presets."""
     return yaml.safe_load(experiment.read_text(encoding="utf-8"))
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """One mapping for each whole line of the run's metrics; none if it did not start."""
+    """Return the whole lines of the run's metrics, empty if it did not start."""
     file = folder / "metrics.jsonl"
     if not file.exists():
         return []
@@ -107,7 +107,7 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs Python with these arguments to its end and returns its exit status; 128 + n for one that signal n ended.
+    """Run Python with these arguments. Return its exit status, or 128 + n after signal n.
 
     Ctrl-C reaches the step itself, which saves a checkpoint and ends; it must not be cut short. SIGTERM is passed on.
     """
@@ -125,7 +125,7 @@ def run(arguments: Sequence[str]) -> int:
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         step = subprocess.Popen([sys.executable, *arguments])
-        if early:  # it came while the step was starting
+        if early:  # the signal arrived during the step's start
             step.send_signal(signal.SIGTERM)
         status = step.wait()
     finally:
@@ -135,7 +135,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def summary(folder: Path) -> str:
-    """Accuracy on the held-out problems before and after, and where to look on.
+    """Return a report of the accuracy on held-out problems before and after, and of further files.
 
     Raises:
         ValueError: the run has not validated twice.

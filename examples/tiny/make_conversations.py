@@ -23,13 +23,13 @@ WITH_TOOL = 0.4
 """Share of the conversations in which the tool is called."""
 WRONG = "0"
 FIRST_SEED = 1 << 20
-"""Of the tasks: others than those of training and of validation."""
+"""First seed of the tasks, which differ from those of training and validation."""
 PROBLEMS = {"digits": 3, "operators": "*"}
-"""As `environment_args` of tiny_agent.yaml."""
+"""Settings of the tasks, as in `environment_args` of tiny_agent.yaml."""
 
 
 def conversation(seed: int, draw: random.Random) -> list[dict[str, Any]]:
-    """The messages of one episode."""
+    """Return the messages of one episode."""
     said = [dict(message) for message in Calculator(**PROBLEMS).reset({}, seed).messages]
     if draw.random() > WITH_TOOL:
         return [*said, {"role": "assistant", "content": WRONG}]
@@ -41,7 +41,7 @@ def conversation(seed: int, draw: random.Random) -> list[dict[str, Any]]:
 
 
 def write_conversations(folder: Path, seed: int) -> None:
-    """Writes the file. The folder appears when it is whole; what stood there before is replaced."""
+    """Write the file. The folder is renamed when it is complete, and replaces an earlier one."""
     draw = random.Random(seed)
     rows = [{"messages": conversation(FIRST_SEED + number, draw)} for number in range(CONVERSATIONS)]
     partial = folder.with_name(f"{folder.name}.partial")

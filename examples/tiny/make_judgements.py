@@ -1,4 +1,4 @@
-"""Writes what those learn who judge the tiny world: `22=22?` -> `yes`, `22=23?` -> `no`; and right sums beside wrong ones.
+"""Writes the training rows of the tiny world's judges: `22=22?` -> `yes`, `22=23?` -> `no`; and right sums beside wrong ones.
 
     python examples/tiny/make_judgements.py PROBLEMS FOLDER [--seed 0]
 
@@ -17,11 +17,11 @@ from pathlib import Path
 
 TEMPLATE = "{reference}={response}?"
 EACH = 4
-"""Judgements of each problem, half of them of the right answer."""
+"""Number of judgements of each problem, half of them of the right answer."""
 
 
 def wrong_response(answer: str, draw: random.Random) -> str:
-    """Something else than the right answer: a number near it, its digits changed, any digits, or another character.
+    """Return a wrong answer: a number near the right one, changed digits, any digits, or another character.
 
     Numbers near it are mostly wrong by 1 or 2, as the policy's wrong answers are.
     """
@@ -54,7 +54,7 @@ def pairs(problems: list[dict[str, str]], seed: int) -> list[dict[str, str]]:
 
 
 def write_judgements(problems: Path, folder: Path, seed: int) -> None:
-    """Writes the files. The folder appears when they are whole; what stood there before is replaced."""
+    """Write the files. The folder is renamed when it is complete, and replaces an earlier one."""
     rows = [json.loads(line) for line in problems.read_text(encoding="utf-8").splitlines()]
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

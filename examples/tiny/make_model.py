@@ -19,7 +19,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config,
 from transformers.utils.logging import disable_progress_bar
 
 VOCABULARY = 320
-"""Rows of the embedding and of the head: 256 bytes and three special tokens, padded to a multiple of 64."""
+"""Number of rows of embedding and head: 256 bytes and three special tokens, padded to a multiple of 64."""
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 PAD_ID, START_ID, END_ID = 256, 257, 258
 TOOL_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -59,7 +59,7 @@ def build_tokenizer(agent: bool = False) -> PreTrainedTokenizerBase:
 
 
 def build_model(seed: int, agent: bool = False) -> Qwen2ForCausalLM:
-    """Random weights, in fp32. The same seed gives the same weights."""
+    """Build the model with random fp32 weights. The same seed gives the same weights."""
     config = Qwen2Config(
         vocab_size=VOCABULARY,
         hidden_size=128,
@@ -68,7 +68,7 @@ def build_model(seed: int, agent: bool = False) -> Qwen2ForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=AGENT_POSITIONS if agent else POSITIONS,
-        # Wider than the usual 0.02: the head is frozen under LoRA, and a small one bounds how sure the policy can become.
+        # Wider than the usual 0.02: the head is frozen under LoRA, and small weights would limit the policy's confidence.
         initializer_range=0.05,
         tie_word_embeddings=False,
         bos_token_id=None,
@@ -84,7 +84,7 @@ def build_model(seed: int, agent: bool = False) -> Qwen2ForCausalLM:
 
 
 def write_model(folder: Path, seed: int, agent: bool = False) -> None:
-    """Writes model and tokenizer. The folder appears when it is whole; what stood there before is replaced."""
+    """Write model and tokenizer. The folder is renamed when it is complete, and replaces an earlier one."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -30,14 +30,14 @@ def problem(digits: str) -> dict[str, str]:
 
 
 def draw_problems(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """(TRAIN rows, HELDOUT rows), drawn without replacement from the 10,000 problems there are."""
+    """Return (TRAIN rows, HELDOUT rows), drawn without replacement from all 10,000 problems."""
     drawn = random.Random(seed).sample(range(10**DIGITS), TRAIN + HELDOUT)
     rows = [problem(f"{number:0{DIGITS}d}") for number in drawn]
     return rows[:TRAIN], rows[TRAIN:]
 
 
 def write_problems(folder: Path, seed: int) -> None:
-    """Writes both files. The folder appears when they are whole; what stood there before is replaced."""
+    """Write both files. The folder is renamed when it is complete, and replaces an earlier one."""
     train, heldout = draw_problems(seed)
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Writes walks over frozen lakes, from which the tiny world's agent learns to read a map, and hardly where to go.
+"""Writes walks over frozen lakes, from which the tiny world's agent learns to read a map, but hardly to find the goal.
 
     python examples/tiny/make_walks.py FOLDER [--seed 0]
 
@@ -23,11 +23,11 @@ from roll.environments.frozen_lake import ACTIONS, Cell, FrozenLake
 
 WALKS = 8000
 SENSIBLE = 0.2
-"""Share of the moves that are towards the goal; of the others some are by chance."""
+"""Share of deliberate moves towards the goal. Some of the others are so by chance."""
 FIRST_SEED = 1 << 20
-"""Of their maps: others than those of training and of validation."""
+"""First seed of the maps, which differ from those of training and validation."""
 HELD_OUT = 128
-"""As `validation.rows` of tiny_frozen_lake.yaml. There are few maps of this size, so that seeds share some: those held out are left out."""
+"""Number of held-out seeds, `validation.rows` of tiny_frozen_lake.yaml. Few maps of this size exist, so walks avoid held-out maps."""
 LAKE = {
     "size": 4,
     "p": 0.8,
@@ -39,18 +39,18 @@ LAKE = {
     "agent_system_template": "",
     "agent_template": "{observation}",
 }
-"""As `environment_args` of tiny_frozen_lake.yaml."""
+"""As in `environment_args` of tiny_frozen_lake.yaml."""
 
 
 def seen(player: Cell, goal: Cell) -> str:
-    """Where the player and the goal are, and the first letters of the moves that lead nearer to it if no hole is in the way."""
+    """Return the places of player and goal, and the first letters of moves that lead nearer to the goal, ignoring holes."""
     down, right = goal[0] - player[0], goal[1] - player[1]
     letters = "L" * (right < 0) + "D" * (down > 0) + "R" * (right > 0) + "U" * (down < 0)
     return f"{player[0]}{player[1]}>{goal[0]}{goal[1]} {letters}"
 
 
 def walk(seed: int, draw: random.Random) -> list[dict[str, Any]]:
-    """The messages of one episode, whose last one is the policy's."""
+    """Return the messages of one episode. The last one is the policy's."""
     world = FrozenLake(**LAKE)
     said = [dict(message) for message in world.reset({}, seed).messages]
     while True:
@@ -65,14 +65,14 @@ def walk(seed: int, draw: random.Random) -> list[dict[str, Any]]:
 
 
 def drawing(seed: int) -> str:
-    """The map of a seed, as the policy sees it first."""
+    """Return the first observation of a seed's map."""
     world = FrozenLake(**LAKE)
     world.reset({}, seed)
     return world.drawing()
 
 
 def write_walks(folder: Path, seed: int) -> None:
-    """Writes the file. The folder appears when it is whole; what stood there before is replaced."""
+    """Write the file. The folder is renamed when it is complete, and replaces an earlier one."""
     draw = random.Random(seed)
     held_out = {drawing(FIRST_HELD_OUT + number) for number in range(HELD_OUT)}
     seeds = (seed for seed in itertools.count(FIRST_SEED) if drawing(seed) not in held_out)

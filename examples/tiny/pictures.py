@@ -27,13 +27,13 @@ EXPERIMENT = f"{HERE.name}/tiny_rlvr_lora_zero3"
 ACCURACY, REWARD = "val/heldout/pass@1", "reward/mean"
 WIDTH, HEIGHT = 760, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 150, 24, 48
-"""Pixels beside the plot: the left and the lower axis, and the names of the lines."""
+"""Pixels beside the plot for the left and lower axis and the lines' names."""
 COLUMNS = 80
-"""Of the terminal."""
+"""Number of columns of the terminal."""
 REST_OF_PLAN = "Learns:"
-"""The variant's keys begin here, too many for a picture."""
+"""First text of the variant's keys, which are too many for a picture."""
 SECONDS_SINCE = 1.2
-"""Of the step that the live view is in."""
+"""Number of the step in the live view."""
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #4b5563 }
 .grid { stroke: #d1d5db } .reward { stroke: #60a5fa } .accuracy { stroke: #16a34a } .dot { fill: #16a34a }
@@ -46,7 +46,7 @@ text { fill: #9ca3af } .grid { stroke: #374151 } .named-reward { fill: #93c5fd }
 
 @dataclass(frozen=True)
 class Plot:
-    """From steps and shares to pixels."""
+    """Converts steps and shares to pixels."""
 
     last_step: int
 
@@ -55,11 +55,11 @@ class Plot:
         return round(LEFT + step / self.last_step * (WIDTH - LEFT - RIGHT), 1)
 
     def y(self, share: float) -> float:
-        """Pixels from above, of 0 to 1."""
+        """Return pixels from the top for 0 to 1."""
         return round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1)
 
     def path(self, points: Sequence[tuple[int, float]]) -> str:
-        """A line through (step, share)."""
+        """Return a line through (step, share)."""
         return "M" + " L".join(f"{self.x(step)} {self.y(share)}" for step, share in points)
 
 
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def curve(rows: Sequence[Mapping[str, float]]) -> str:
-    """SVG of the accuracy on held-out problems and the mean reward of each step, for light and dark pages."""
+    """Return an SVG of the accuracy on held-out problems and the mean reward of each step, for light and dark pages."""
     accuracy, reward = (points(rows, name) for name in (ACCURACY, REWARD))
     plot = Plot(max(step for step, _ in (*accuracy, *reward)))
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><style>{STYLE}</style>']
@@ -100,18 +100,18 @@ def curve(rows: Sequence[Mapping[str, float]]) -> str:
 
 
 def points(rows: Sequence[Mapping[str, float]], name: str) -> list[tuple[int, float]]:
-    """(step, value) of each row that has the metric."""
+    """Return (step, value) of each row that has the metric."""
     return [(int(row["step"]), row[name]) for row in rows if name in row]
 
 
 def caption(accuracy: Sequence[tuple[int, float]]) -> str:
-    """What the curve shows, in words."""
+    """Return a description of the curve."""
     (_, first), (step, last) = accuracy[0], accuracy[-1]
     return f"Share of right answers to held-out problems: {first:.0%} before the first step, {last:.0%} after step {step}"
 
 
 def console(rows: Sequence[Mapping[str, float]]) -> str:
-    """SVG of the beginning of the plan and of the live view during the run, as a terminal shows them."""
+    """Return an SVG of the start of the plan and of the live view during the run, as in a terminal."""
     config = load_config(EXPERIMENT, ["dry_run=true"])
     printed = Console(width=COLUMNS, file=io.StringIO(), force_terminal=True)
     with printed.capture() as plan:
@@ -129,7 +129,7 @@ def console(rows: Sequence[Mapping[str, float]]) -> str:
 
 
 def without_fonts(svg: str) -> str:
-    """The picture without the fonts that rich asks a server for: the reader's own monospaced font is stretched to the same widths."""
+    """Remove the fonts that rich loads from a server. The reader's own monospaced font is stretched to the same widths."""
     return re.sub(r"font-family: [^;]*;", "font-family: monospace;", re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))
 
 
