@@ -160,7 +160,7 @@ def _anchors(turns: Turns, groups: Ints) -> Ints:
 def reinforce_plus_plus(scores: Scores, norm: Normalisation) -> Doubles:
     """REINFORCE++: discounted returns, whitened over all response tokens of the step. No groups are needed.
 
-    Source: Hu et al., arXiv 2501.03262; its KL stands in the reward.
+    Source: Hu et al., arXiv 2501.03262, with the KL in the reward.
     """
     return whiten(to_tokens(scores.rewards, scores, norm.gamma), scores.sequences.response_mask)
 
@@ -169,7 +169,7 @@ def reinforce_plus_plus(scores: Scores, norm: Normalisation) -> Doubles:
 def reinforce_plus_plus_baseline(scores: Scores, norm: Normalisation) -> Doubles:
     """REINFORCE++ with a baseline: r - mean, whitened over all response tokens of the step.
 
-    Source: Hu et al., arXiv 2501.03262; its KL stands in the loss, estimated by k2.
+    Source: Hu et al., arXiv 2501.03262, with the KL in the loss, estimated by k2.
     """
     return whiten(to_tokens(_centred(scores), scores), scores.sequences.response_mask)
 
@@ -223,10 +223,10 @@ def maxrl(scores: Scores, norm: Normalisation) -> Doubles:
 
 @ADVANTAGES.register("pass_at_k")
 def pass_at_k(scores: Scores, norm: Normalisation, pass_k: int = 4) -> Doubles:
-    """Pass@k policy optimisation: k times what the response adds to the best of k - 1 others of its group, over all choices of these.
+    """Pass@k policy optimisation: k times the response's mean addition to the best of k - 1 others of its group, over all choices of them.
 
-    With it REINFORCE has the gradient of the expected largest of k rewards, without bias; with rewards of 0 and 1 that is pass@k. A right
-    response is paid by how seldom others are right, a wrong one gets 0. A group of fewer than k responses is taken with as many as it has.
+    REINFORCE then has the unbiased gradient of the expected largest of k rewards, which is pass@k for rewards of 0 and 1. A right
+    response gets more if fewer others are right, and a wrong one gets 0. In a group of fewer than k responses, k is their number.
 
     Source: Walder and Karkhanis, arXiv 2505.15201 (loo-1), for a loss that is a mean over the n responses: n times the paper's.
     """

@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
 def prepare(wish: Wish) -> Prepared:
     """Write `wish.output` completely or not at all. The same source and seed give the same files.
 
-    The test split comes first: a row of the training split that asks what one of the test split asks is left out.
+    The test split has priority: rows of the training split with a question of the test split are left out.
 
     Raises:
         DataError: the source cannot be read or has another layout, too few rows are left, or the folder exists or cannot be made.

@@ -41,7 +41,7 @@ class Assignment:
     step_timeout: float
     """Deadline in seconds of each call. The child enforces it for asynchronous calls, the parent for all."""
     memory_bytes: int
-    """Memory that a process may allocate."""
+    """Bytes that a process may allocate."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Ready:
     faults: tuple[Fault, ...]
     """Faults. If there are any, the process ends."""
     side_by_side: bool = False
-    """Calls run side by side, and the child ends late ones itself as long as its event loop runs. Otherwise it makes one at a time."""
+    """Whether calls run concurrently and the child ends late ones while its event loop runs. Otherwise it makes one call at a time."""
     malformed_calls: MalformedCalls = "answer"
 
 
@@ -71,7 +71,7 @@ class Reply(NamedTuple):
     number: int
     seal: int
     returned: Any
-    """Return value of the method, of its type; see `observation_from`, `step_from`."""
+    """Encoded return value of the method; see `observation_from`, `step_from`."""
     failed: EnvironmentFailed | None
 
 

@@ -1,9 +1,9 @@
 """Log-probs and entropy from hidden states, without a tokens-by-vocabulary tensor.
 
-The head's product is formed for a fixed number of logits at a time, reduced to two numbers a token, and dropped; the
-backward pass forms it again, but for the last, with which it begins. Memory grows with neither the micro-batch nor the
-vocabulary. Logits are accumulated and reduced in fp32 even where weights are bf16: the difference between trainer and
-engine is made here. On CUDA the passes over the logits are compiled: two reads in the forward pass, one read and one
+The head's product is formed for a fixed number of logits at a time, reduced to two numbers a token, and dropped. The
+backward pass forms it again, except the last part, with which it starts. Memory grows with neither micro-batch nor
+vocabulary. Logits are accumulated and reduced in fp32 even if weights are bf16, because this decides the difference between
+trainer and engine. On CUDA the passes over the logits are compiled: two reads in the forward pass, one read and one
 bf16 write in the backward pass.
 """
 
@@ -43,16 +43,16 @@ class LogProbHead(nn.Module):
     ) -> Any:
         """Return logits [..., V] of hidden [..., H], as `nn.Linear` does; with targets the pair (log_probs, entropy).
 
-        Without targets, but with `more`, what `more` says alone.
+        With `more` and without targets, only the value of `more`.
 
         Args:
             hidden: [T, H] when targets are given.
-            targets: [T] token ids whose log-probs are wanted.
+            targets: [T] token ids for log-probs.
             temperature: logits are divided by it.
-            more: what else is wanted of hidden states and weight, while the weight is whole.
+            more: another function of hidden states and weight, called while the weight is whole.
 
         Returns:
-            fp32 [T] natural-log probability of each target, fp32 [T] entropy in nats, and what `more` says.
+            fp32 [T] natural-log probability of each target, fp32 [T] entropy in nats, and the value of `more`.
         """
         if targets is None:
             return nn.functional.linear(hidden, self.weight) if more is None else more(hidden, self.weight)

@@ -12,7 +12,7 @@ from roll.models.sequence_parallel import ATTENTION, BY_LENGTH
 LOGIT_KEYS = ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 """Configuration keys of models that change logits, of the output or of attention, after their matrix product."""
 NEUTRAL = (None, 1.0)
-OWN_ATTENTION = "it computes its attention itself, and lets no kernel for packed sequences in"
+OWN_ATTENTION = "it has its own attention, which takes no kernel for packed sequences"
 
 
 def not_packable(model: PreTrainedModel) -> str | None:
@@ -32,7 +32,7 @@ def not_packable(model: PreTrainedModel) -> str | None:
     known = {id(module) for layer in delta_layers(model) for module in layer.modules()} if is_hybrid else set()
     if others or any(isinstance(module, nn.Conv1d) and id(module) not in known for module in model.modules()):
         kinds = f" ({', '.join(sorted(others))})" if others else ""
-        return f"it has layers{kinds} to which packed sequences are one"
+        return f"it has layers{kinds} that treat packed sequences as one"
     return None
 
 

@@ -1,8 +1,8 @@
 """Sequence parallelism: splits the tokens of a packed row over the ranks of a replica (Jacobs et al., DeepSpeed-Ulysses, 2023).
 
 Each of P ranks runs its share of the tokens through the layers. Around attention heads are exchanged for tokens: every rank attends
-with its share of the heads over the whole row. What the heads of the model say of each token is put together again, so that every rank
-has the loss of the whole micro-batch, and the gradients of its own tokens: summed over the ranks they are the gradient.
+with its share of the heads over the whole row. The outputs of the model's head are gathered again, so that every rank
+has the loss of the whole micro-batch. A rank has the gradients of its own tokens, whose sum over the ranks is the gradient.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def to_tokens(out: Tensor, over: SequenceGroup) -> Tensor:
 def gather(values: Sequence[Tensor], counts: Sequence[int], over: SequenceGroup) -> tuple[Tensor, ...]:
     """Gather each rank's fp32 [K] values into [S] on every rank, where K is the rank's number in `counts`. Differentiable.
 
-    Every rank goes on to compute the same loss, and of its gradient keeps what is of its own values.
+    Every rank then computes the same loss, and keeps the gradient of its own values.
     """
     if not sum(counts):
         return tuple(values)

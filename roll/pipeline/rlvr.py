@@ -26,7 +26,7 @@ from roll.types import Floats, Metrics, RolloutGroup, Sequences, TrainBatch
 
 @dataclass(frozen=True)
 class Rlvr:
-    """The wired parts of a run. `wire_rlvr` makes them; what is due when is decided there."""
+    """The wired parts of a run. `wire_rlvr` builds them and decides when validation and checkpoints are due."""
 
     phases: DevicePhases
     take: Callable[[], Awaitable[list[RolloutGroup]]]
@@ -35,25 +35,25 @@ class Rlvr:
     ref_log_probs: Callable[[Sequence[RolloutGroup], Sequences], Awaitable[Floats]] | None
     """Log-probs of the reference, for the step's groups and the sequences that they make."""
     reference_role: str
-    """The role that computes them: `reference`, or `actor_train` with its adapter off."""
+    """Role that computes them: `reference`, or `actor_train` with its adapter off."""
     values: Callable[[Sequences], Awaitable[Floats]] | None
     """Values of the critic, before the step's first update."""
     teacher_states: Callable[[Sequence[RolloutGroup], Experience], Awaitable[Floats]] | None
-    """[S, W] for the S response tokens, of the teachers whose distributions the policy learns. Each is brought onto its devices there."""
+    """[S, W] for the S response tokens, of the teachers whose distributions the policy learns. Onloads each teacher."""
     learn: Callable[[TrainBatch, Position], Awaitable[tuple[Metrics, Position]]]
-    """The step's updates; the position after them. Each learner is brought onto its devices there."""
+    """Runs the step's updates, and returns the position after them. Onloads each learner."""
     sync: Callable[[int], Awaitable[None]]
     evaluate: Callable[[int], Awaitable[Metrics]]
-    """Validation metrics after a step; none where validation is not due. The engine is brought onto its devices there."""
+    """Validation metrics after a step, empty if validation is not due. Onloads the engine."""
     measure: Callable[[Sequence[RolloutGroup]], Awaitable[Metrics]]
     """Times of the step's parts, throughput, memory."""
     save: Callable[[Position], Awaitable[None]]
-    """Write a checkpoint, where one is due."""
+    """Writes a checkpoint, if one is due."""
     interrupted: Callable[[], bool]
     tracker: Tracker
     shaping: Shaping
     credit: Callable[[Experience, Floats | None, Floats | None, Floats | None], tuple[TrainBatch, Metrics]]
-    """Advantages joined to a step's experience, and what there is to say of them; see `CreditAssignment`."""
+    """Returns a step's batch with advantages, and metrics; see `CreditAssignment`."""
     max_steps: int
 
 

@@ -66,7 +66,7 @@ S = TypeVar("S")
 class Roles:
     """Starts a run's groups, and ends them when the run ends for any reason.
 
-    A role that is asked for again, by a loop that begins again, keeps its group unless that was ended meanwhile.
+    A role that a restarted loop requests again keeps its group, unless the group was ended.
     """
 
     def __init__(self, config: Config, plan: Plan, session: ClusterSession, stack: AsyncExitStack) -> None:

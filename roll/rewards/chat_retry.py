@@ -33,8 +33,8 @@ class Refusal:
 def wait_seconds(attempt: int, after: float | None, random: Random) -> float:
     """Return the seconds before the next attempt, after `attempt` failed ones (1 or more).
 
-    Doubles each time, up to `LONGEST_WAIT`, of which a random half to whole is taken, so that requests that failed together do not come
-    back together. At least what the server asks for, within the same bound.
+    The wait doubles each time, up to `LONGEST_WAIT`. A random factor of 0.5 to 1 spreads requests that failed together.
+    It is at least what the server asks for, within the same bound.
     """
     longest = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(attempt - 1, 30))
     return min(LONGEST_WAIT, max(longest * random.uniform(0.5, 1.0), after or 0.0))

@@ -38,7 +38,7 @@ class Assignment:
     timeout: float
     """Deadline in seconds of each call. The child enforces it for asynchronous calls, the parent for all."""
     memory_bytes: int
-    """Memory that a process may allocate."""
+    """Bytes that a process may allocate."""
 
 
 @dataclass(frozen=True)

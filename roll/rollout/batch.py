@@ -38,35 +38,35 @@ class Shaping:
     """Settings for the change of rewards and loss weights before credit is assigned."""
 
     max_len_mask: bool = False
-    """Truncated responses count in their group's statistics but not in the loss."""
+    """Whether to leave truncated responses out of the loss. They still count in their group's statistics."""
     longest_wrong: int | None = None
-    """Nor do wrong responses, those with a reward not above 0, of so many tokens or more."""
+    """Least number of tokens of wrong responses (reward not above 0) to leave out of the loss."""
     difficulty: tuple[float, float] | None = None
-    """Nor do the responses of a group whose mean reward is not between these two."""
+    """Bounds of a group's mean reward. Responses of other groups are left out of the loss."""
     overlong: Overlong | None = None
-    """Long responses lose some of their reward."""
+    """Penalty of long responses."""
 
 
 @dataclass(frozen=True)
 class Experience:
-    """A step's episodes that can be learnt from: their trajectories laid end to end, those of an episode next to each other."""
+    """A step's episodes with a verdict: their concatenated trajectories, those of an episode next to each other."""
 
     sequences: Sequences
-    """N, one for each trajectory."""
+    """N sequences, one for each trajectory."""
     episode_of_sequence: Ints
-    """[N], index of the episode; not falling, and every episode has a sequence."""
+    """[N], index of the episode, not decreasing. Every episode has a sequence."""
     rewards: Floats
-    """[E], shaped."""
+    """[E], shaped rewards."""
     groups: Ints
     """[E], index of the group."""
     domains: Ints
     """[E], index of the prompt's domain among those of the step."""
     behaviour_log_probs: Floats | None
-    """[T]; None where the engine was not asked for them."""
+    """[T], None if the engine did not return them."""
     policy_versions: Ints
     """[T]"""
     lengths: Ints
-    """[E], sampled tokens, in the loss or not."""
+    """[E], number of sampled tokens, in the loss or not."""
     difficulties: Floats
     """[E], 1 less the mean of the group's rewards before shaping."""
     baselines: Floats | None
@@ -76,18 +76,18 @@ class Experience:
 
     @property
     def episodes(self) -> Sequences:
-        """E, each episode's sequences as one: what estimators sum over."""
+        """Return E sequences, each episode's joined, which estimators sum over."""
         firsts = np.searchsorted(self.episode_of_sequence, np.arange(len(self.rewards) + 1))
         return replace(self.sequences, offsets=self.sequences.offsets[firsts])
 
 
 def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
-    """Lay the segments of every trajectory end to end. An episode without a verdict is left out: its reward says nothing of the policy.
+    """Concatenate the segments of every trajectory. Episodes without a verdict are left out.
 
-    So is every response to a prompt whose greedy response got none.
+    So are all responses to a prompt whose greedy response has no verdict.
 
     Raises:
-        RollError: no response got a verdict.
+        RollError: no response has a verdict.
     """
     compared = [usable(group) for group in groups]
     kept = [(index, episode) for index, episodes in enumerate(compared) for episode in episodes]

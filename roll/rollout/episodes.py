@@ -257,7 +257,7 @@ async def attempted(attempt: Callable[[], Awaitable[Episode]], attempts: int, pr
     """Return the first attempt with an intact environment, or else an episode that ended with ENVIRONMENT_FAILED.
 
     Args:
-        attempts: that may break, those aside that broke with a neighbour.
+        attempts: number of attempts. Those lost through a neighbour do not count.
     """
     failed = disturbed = 0
     while True:

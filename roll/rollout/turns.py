@@ -1,4 +1,4 @@
-"""The turns of episodes: where a reward divides a response, and what each turn earned."""
+"""The turns of episodes: splits responses at a reward's turns, and assigns the turns' rewards."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TurnEnds:
         return runs
 
     def _within(self, token_ids: list[int], text: str, end: int) -> int:
-        """The same in one run. A prefix's own text is exact but for a character that is not whole yet."""
+        """Return the same within one run. A prefix's own text is exact, except for an incomplete character at its end."""
         counts = range(1, len(token_ids))
         return bisect_left(counts, end, key=lambda n: len(commonprefix([self._decode(token_ids[:n]), text]))) + 1
 
@@ -111,7 +111,7 @@ def joined_turns(episodes: Sequence[Episode], rewards: Floats) -> Turns | None:
 
 
 def _states(episodes: Sequence[Episode]) -> Ints | None:
-    """[K], numbers of the states in which turns were taken. A turn of which none is known has one of its own."""
+    """Return the numbers [K] of the turns' states. A turn without a known state gets a number of its own."""
     if not any(episode.turn_states for episode in episodes):
         return None
     numbers: dict[str | tuple[int, int], int] = {}

@@ -1,8 +1,8 @@
 """Tensor parallelism by DeepSpeed's AutoTP: the linear layers of a model are sharded over the neighbouring ranks of a replica.
 
-What is shared out is what the model's own plan names (`base_model_tp_plan` of its transformers configuration): the columns of what
-leads into attention's heads and into the MLP, the rows of what leads out of them. Embedding, norms and head stay whole, and each rank
-has their whole gradient, for what it computes them from is whole again after each row-parallel layer.
+The model's own plan (`base_model_tp_plan` of its transformers configuration) names what is sharded: the columns of the projections
+into attention's heads and into the MLP, and the rows of the projections out of them. Embedding, norms and head stay whole. Each rank
+has their whole gradient, because activations are whole again after each row-parallel layer.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def whole_weights(engine: Any, model: PreTrainedModel | PeftModel, rank: Rank) -
 def shared_inputs(wait_on_host: bool) -> saved_tensors_hooks:
     """Keep only a part of the inputs of recomputed layers on each rank of a replica (`partition_activations`).
 
-    To have it whole again is a collective of the ranks.
+    Gathering them is a collective of the ranks.
     """
     group: Any = groups.get_tensor_model_parallel_group()
     host = on_host()

@@ -95,16 +95,16 @@ class Child:
             raise await self._died() from error
 
     async def receive(self, timeout: float, linger: float = 0.0) -> list[bytes]:
-        """The messages that have come, not yet read, in their order: at least one, unless `wake` is called.
+        """Return the unread messages in order: at least one, unless `wake` is called.
 
-        If there is none yet, they are left for `linger` seconds more once one has come: others may be there by then.
+        If none has arrived yet, wait for `linger` seconds after the first one, so that others may arrive.
 
-        What lies in the socket counts as come, however late this process gets to look at it.
+        Messages in the socket count as arrived, however late this process reads it.
 
         Raises:
-            TimeoutError: none has come in `timeout` seconds.
-            ChildDied: none will.
-            Garbled: what has come is larger than a message may be.
+            TimeoutError: none arrived within `timeout` seconds.
+            ChildDied: the child closed its end, so none will arrive.
+            Garbled: a message is too large.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout

@@ -1,6 +1,6 @@
 """Messages between a process and its child that runs the user's code, each preceded by its length.
 
-The parent sends pickles. What the child says is JSON, which is read as plain values: nothing that is written to its socket runs in the
+The parent sends pickles. The child sends JSON, which is read as plain values: nothing that is written to its socket runs in the
 parent. Each call has a seal, a number that cannot be guessed; an answer counts once, and only with the seal of a call that is under way.
 """
 

@@ -88,9 +88,9 @@ def read_starts(folder: Path) -> list[RunStart]:
 
 
 def commit_of(folder: Path, tracked: str) -> str:
-    """The commit of the repository that holds `folder`, with `-dirty` where tracked files differ from it.
+    """Return the commit of `folder`'s repository, with `-dirty` if tracked files differ from it.
 
-    Empty where there is no git or no commit, or where `tracked`, a path in the folder, is not of the repository: an environment may lie
+    Empty without git or a commit, or if the repository does not track `tracked`, a path in the folder: an environment may lie
     in somebody else's.
     """
     if not _git(folder, "ls-files", "--", tracked):

@@ -221,7 +221,7 @@ def joined(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
 def micro_batches_of(batch: TrainBatch, update: Sequence[int], replicas: int, shape: TrainShape) -> list[list[MicroBatch]]:
     """Return the micro-batches of one update, by replica. Examples are not split. Loss weights are fixed here, before anything is split.
 
-    An update that got no sequence, for a step has fewer than updates, runs the filler everywhere.
+    An update without sequences, in a step with fewer sequences than updates, runs the filler on all replicas.
     """
     chosen = packing.take(batch, update)
     if not len(update):

@@ -1,6 +1,6 @@
 """Finds dead and stopped ranks that no caller has noticed, and bounds how long a call may stay unanswered.
 
-Ray tells a caller of a process that died. It reports neither a process that is stopped (SIGSTOP) nor the death of one that nobody calls.
+Ray only reports a dead process to its callers. It reports neither a stopped process (SIGSTOP) nor the death of one that nobody calls.
 So every process of a role is observed from its own node, by its state in the kernel. One that stays stopped is killed, so that
 its calls fail at once and nothing of it is left.
 """
@@ -257,7 +257,7 @@ class CallTimes:
     def limit(self, method: str, deadline: float) -> float:
         """Return the seconds after which a call is stuck: three times the longest before, at least `FLOOR_SECONDS`, at most the deadline.
 
-        The first call of a method may take as long as its deadline: it compiles what it needs.
+        The first call of a method, which may compile, may take as long as its deadline.
         """
         longest = self._longest.get(method)
         return deadline if longest is None else min(deadline, max(FLOOR_SECONDS, LONGEST_TIMES * longest))

@@ -68,7 +68,7 @@ def held_by(pids: Collection[int], devices: ByDevice) -> int | None:
 def nvml() -> ByDevice:
     """Query NVIDIA's driver. Empty if the driver or the package nvidia-ml-py is absent.
 
-    In a container with process ids of its own it may list none of them.
+    In a container with its own process ids the driver may list none of them.
     """
     try:
         import pynvml  # pyright: ignore[reportMissingImports]  # of the GPU's environment alone

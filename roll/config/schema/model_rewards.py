@@ -67,6 +67,6 @@ class ModelRewardKeys(StrictConfig):
     judge_concurrency: PositiveInt = Field(32, le=65536, description="`api`: concurrent requests.")
     judge_max_calls: PositiveInt | None = Field(
         None,
-        description="`api`: requests until the run ends or is resumed, or the process that asks is replaced; retries count. "
-        "What would need more gets no verdict.",
+        description="`api`: most requests, with retries, until the run ends or resumes or the calling process is replaced. "
+        "Further responses get no verdict.",
     )

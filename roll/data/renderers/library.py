@@ -1,6 +1,6 @@
 """Renders families of models that the library `renderers` supports: ends of turns, continuations and tool calls.
 
-The library follows published chat templates by hand. Whether it follows this model's is tried: some conversations must give the same tokens
+The library reimplements published chat templates. To check that it matches this model's, some conversations must give the same tokens
 by the template and by the library. Whole conversations are rendered by the template; the library continues and reads them.
 """
 

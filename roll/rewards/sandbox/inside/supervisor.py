@@ -1,11 +1,11 @@
-"""The first process of the sandbox: it starts the others, measures them and ends them. It never learns what a test expects.
+"""The first process of the sandbox: it starts, measures and ends the others. It never gets a test's expected values.
 
     descriptor   what
     0            the job and then, for each case of a script, its input; a sealed file
     1            an outcome for each case; a socket, whose other end closes when the process that made the sandbox ends
-    3            the tests, read by the processes of tests alone; a sealed file
+    3            the tests, which only the processes of tests read; a sealed file
 
-It is process 1 of its process namespace: Linux delivers no signal to it from within, and when it ends, all others end.
+It is process 1 of its process namespace: Linux delivers no signal from within to it, and ends all others with it.
 """
 
 from __future__ import annotations
