@@ -32,10 +32,10 @@ class RowFault(Exception):
 def read_row(row: Mapping[str, Any], data_args: DataConfig) -> dict[str, Any]:
     """Return the row with its JSON texts parsed, as in ROLL's files.
 
-    These are the messages, `test_cases`, and a `ground_truth` that is an object: any other text there is an answer as it is written.
+    These are the messages, `test_cases`, and a `ground_truth` that is an object. Any other text in `ground_truth` is the answer itself.
 
     Raises:
-        RowFault: `test_cases` is a text that is not JSON, or the messages are one that is not JSON of messages.
+        RowFault: `test_cases` is a text that is not JSON, or the messages are a text that is not JSON of messages.
     """
     done = dict(row)
     if isinstance(done.get(TEST_CASES), str) and done[TEST_CASES].strip():
@@ -105,7 +105,7 @@ def pair_conversations(row: Mapping[str, Any], data_args: DataConfig) -> tuple[C
     conversations that differ in that message alone.
 
     Raises:
-        RowFault: as `prompt_conversation`, or a response is none.
+        RowFault: as `prompt_conversation`, or a response is invalid.
     """
     assert data_args.chosen is not None and data_args.rejected is not None, "the configuration was checked"
     columns = (data_args.chosen, data_args.rejected)

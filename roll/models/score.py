@@ -32,7 +32,7 @@ def load_reward_model(path: str, model_args: ModelConfig) -> PackedScores:
     """Load a trained reward model.
 
     Raises:
-        DataError: as `load_causal_model`, or it is none: it has no head, or several labels.
+        DataError: as `load_causal_model`, or it is not a reward model: it has no head, or several labels.
     """
     check_reward_model(path, model_args)
     return PackedScores(load_value_model(path, model_args, new_head=False))
@@ -64,7 +64,7 @@ def pad_token(path: str, model_args: ModelConfig) -> int | None:
 def scored_token(token_ids: Ints, pad: int | None) -> Bools:
     """Mark [T] the token at which transformers' sequence classification reads the score: the last one that is not padding.
 
-    Where the end of a response is written with the padding token, that is the token before it.
+    If the padding token also ends responses, that is the token before the end.
     """
     found = np.flatnonzero(token_ids != pad) if pad is not None else np.arange(len(token_ids))
     where = int(found[-1]) if len(found) else len(token_ids) - 1

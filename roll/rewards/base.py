@@ -18,8 +18,8 @@ from roll.rewards.parts import RewardPart
 RewardFunction = Callable[..., Any]
 """Called as `reward(prompt: Prompt, response: str, row: Mapping[str, Any], **reward_args)`; returns a `RewardResult`, or a number.
 
-Where `rewards.<domain>.group` is true it is given the sequence of a prompt's responses in place of one, and returns a sequence of those,
-one for each. `def` and `async def` are both rewards. It may raise, hang or crash: it runs in a process of its own (see process.py) and
+If `rewards.<domain>.group` is true, it gets the sequence of a prompt's responses in place of one, and returns a sequence with a result
+for each. `def` and `async def` are both allowed. It may raise, hang or crash: it runs in a process of its own (see process.py), and
 the outcome is recorded.
 """
 

@@ -32,9 +32,9 @@ class Cases:
 
 
 def program_of(text: str) -> str | None:
-    """The last fenced block of Python; if no block names a language, the last one; without blocks, the text if it is short.
+    """Return the last fenced block of Python; if no block names a language, the last one; without blocks, a short text itself.
 
-    None: there is no program, or one in another language alone.
+    Return None if there is no program, or only one in another language.
     """
     fences = FENCE.findall(text)
     python = [body for language, body in fences if language.lower() in PYTHON]
@@ -48,10 +48,10 @@ def program_of(text: str) -> str | None:
 
 
 def cases_of(row: Mapping[str, Any]) -> Cases:
-    """The cases of a row.
+    """Return the cases of a row.
 
     Raises:
-        ValueError: they cannot be read; says which column, and what is wrong.
+        ValueError: they cannot be read. The message names the column and the fault.
     """
     kind = row.get("case_type")
     if kind not in KINDS:

@@ -59,7 +59,7 @@ class Leftovers:
 
 
 def _shared_files() -> Iterator[tuple[Path, os.stat_result]]:
-    """Shared memory lies in the folder itself."""
+    """Yield the files of shared memory, which are directly in the folder."""
     for file in SHARED_MEMORY.iterdir() if SHARED_MEMORY.is_dir() else ():
         with contextlib.suppress(FileNotFoundError):
             yield file, file.stat()
@@ -68,7 +68,7 @@ def _shared_files() -> Iterator[tuple[Path, os.stat_result]]:
 def _mapped(pid: int) -> set[int]:
     """Return the inodes of a process's shared memory. A semaphore is mapped under another name than it has in the folder.
 
-    Not psutil's `memory_maps`, for which the kernel adds sizes up: 10 s for each TiB.
+    psutil's `memory_maps` would let the kernel add up sizes, which takes 10 s for each TiB.
     """
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()

@@ -67,7 +67,7 @@ class ClusterSession:
     async def watched(self) -> AsyncIterator[None]:
         """While the block lasts, end the work if one of Ray's own processes dies or stays stopped. A stopped one is killed.
 
-        Without its head Ray ends this process, and puts nothing in order.
+        After the loss of its head, Ray would end this process without any cleanup.
 
         Raises:
             ClusterUnavailable: one has died or was stopped.

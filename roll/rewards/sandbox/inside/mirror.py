@@ -1,9 +1,9 @@
 """Proxies in one process for objects of the other: they pass operations on.
 
-An object never answers a question that contains its answer: compared with a plain value it is equal to it only if it derives from a
-plain type and its value, which is fetched, is equal; and an operator that has a plain value on its other side may not yield a plain one.
-So a candidate cannot pass `f(x) == 5` or `abs(f(x) - 5) < 0.1` with an object that says yes to everything. Functions and methods of the
-candidate are asked, for they are what is tested; so are `len`, `in`, truth and iteration.
+The other process cannot simply claim that a test's expectation holds. An object equals a plain value only if it derives from a
+plain type and its fetched value is equal. An operator with a plain value as its other operand may not return a plain value.
+So a candidate cannot pass `f(x) == 5` or `abs(f(x) - 5) < 0.1` with an object that equals everything. Functions and methods of the
+candidate, which are tested, run in its process, and so do `len`, `in`, truth and iteration.
 """
 
 from __future__ import annotations
