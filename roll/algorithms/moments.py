@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from roll.types import Bools, Ints
 
 EPSILON = 1e-6
-"""Added to every standard deviation that divides. A standard deviation of rewards up to this counts as 0."""
+"""Added to every standard deviation in a denominator. A standard deviation of rewards of at most this counts as 0."""
 Doubles = NDArray[np.float64]
 Scope = Literal["batch", "group", "domain", "running"] | None
 
@@ -27,7 +27,7 @@ class RunningMoments:
     """Sum of squared deviations from `mean`."""
 
     def joined(self, values: np.ndarray) -> RunningMoments:
-        """Return the moments with more values. Source: Chan, Golub and LeVeque, "Updating Formulae", 1979."""
+        """Return the moments after more values. Source: Chan, Golub and LeVeque, "Updating Formulae", 1979."""
         if not len(values):
             return self
         new = values.astype(np.float64)

@@ -143,7 +143,7 @@ def labelled_conversation(row: Mapping[str, Any], data_args: DataConfig) -> tupl
 def number(row: Mapping[str, Any], column: str) -> float:
     """Return a column's number. Raises RowFault if there is none that fp32 can hold."""
     value = _column(row, column)
-    # Beyond what fp32 holds it would be infinite in the loss.
+    # A number that fp32 cannot hold would become infinite in the loss.
     if isinstance(value, bool) or not isinstance(value, int | float) or not -FP32_MAX <= value <= FP32_MAX:
         raise RowFault(f"'{column}' is not a number", f"'{column}' is {_shown(value)}", f"make '{column}' a number that fp32 can hold")
     return float(value)
@@ -157,7 +157,9 @@ def _answer(row: Mapping[str, Any], column: str) -> dict[str, Any]:
     messages = _messages(row, column, may_be_empty=True)
     if len(messages) != 1 or messages[0]["role"] != "assistant":
         problem = f"'{column}' holds {len(messages)} messages, the last of the role '{messages[-1]['role']}'"
-        remedy = "make it a text, or a list of one message of the assistant; for pairs of whole conversations name no column of the prompt"
+        remedy = (
+            "make it a text, or a list of one message of the assistant; if the pairs are whole conversations, name no column of the prompt"
+        )
         raise RowFault("a response of other messages", problem, remedy)
     return messages[0]
 
@@ -169,7 +171,7 @@ def _prompt(row: Mapping[str, Any], data_args: DataConfig) -> Conversation:
 
 
 def _messages(row: Mapping[str, Any], column: str, may_be_empty: bool = False) -> Conversation:
-    """Return the messages of a column. `may_be_empty` allows an answer without text, which ends at once."""
+    """Return the messages of a column. `may_be_empty` allows an answer without text, for a turn that ends at once."""
     messages = _column(row, column)
     if isinstance(messages, str):
         messages = _from_json(messages, column)
@@ -191,7 +193,7 @@ def _message(message: Any, place: str, remedy: str, may_be_empty: bool) -> dict[
     if role not in ROLES:
         raise RowFault("malformed message", f"{place} has the role {_shown(role)}", remedy)
     if isinstance(content, list) and (seen := _pictures(content)):
-        problem = f"{place} has a part of the type '{seen[0]}': images and video are not learnt from here"
+        problem = f"{place} has a part of the type '{seen[0]}': training on images and video is not supported"
         raise RowFault("images or video", problem, "leave such rows out, or say in words what is shown")
     if not isinstance(content, str):
         raise RowFault("malformed message", f"{place} has a {type(content).__name__} as content: {_shown(content)}", remedy)
@@ -216,7 +218,7 @@ def _from_json(text: str, column: str) -> Any:
 
 
 def _object_or_text(text: str) -> dict[str, Any] | str:
-    """Parse a text of a JSON object with keys. `{}` and `{1, 2}` stay texts: they are answers, sets in mathematics."""
+    """Parse a text that is a JSON object with keys. `{}` and `{1, 2}` stay texts, because they are answers: sets in mathematics."""
     try:
         found = parsed(text)
     except (ValueError, RecursionError):

@@ -21,7 +21,7 @@ SIGNS = "+-"
 
 @ENVIRONMENTS.register("calculator")
 class Calculator:
-    """A sum to calculate, from the row's question and answer or else from the seed, and the tool `calc`. A right last answer earns 1."""
+    """A sum to calculate, from the row's question and answer or else from the seed, and the tool `calc`. A correct final answer earns 1."""
 
     def __init__(self, digits: int = 3, operators: str = "+-*", system: str | None = None) -> None:
         """
@@ -118,6 +118,6 @@ def _terms(written: str) -> list[str]:
 
 
 def _is(said: str, answer: str) -> bool:
-    """Whether the last word is the answer, with `=`, a point or a sign of money about it at most."""
+    """Whether the last word is the answer, with at most `=`, a full stop or a currency sign around it."""
     words = said.replace(",", "").replace("=", " ").split()
     return bool(words) and words[-1].strip("$.") == answer.strip()

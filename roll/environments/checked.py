@@ -1,4 +1,4 @@
-"""Checks and bounds the values that an environment returns. Pure functions, called where it returns and again where it is read."""
+"""Checks and bounds the values that an environment returns. Pure functions, called by the child and again by the reader of a value."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def step_of(returned: Any) -> Step:
         raise BadReturn(f"step returned a {type(returned).__name__}, not a Step")
     metrics = returned.metrics
     if not isinstance(metrics, Mapping) or len(metrics) > MOST_METRICS or any(not _is_name(name) for name in metrics):
-        raise BadReturn(f"the Step's metrics are not at most {MOST_METRICS} values by names of {MOST_NAME} characters")
+        raise BadReturn(f"the Step's metrics have to be at most {MOST_METRICS} values by names of {MOST_NAME} characters")
     counted = {str(name): _number(f"its metric '{name}'", value) for name, value in metrics.items()}
     reward = _number("its reward", returned.reward)
     if not isinstance(returned.done, bool):
@@ -55,17 +55,17 @@ def json_of(checked: Observation | Step) -> str:
     """Encode a checked value as JSON. Raise BadReturn if it is too large."""
     text = json.dumps(asdict(checked))
     if len(text) > MOST_REPLY:
-        raise BadReturn(f"the {type(checked).__name__} has {len(text)} bytes as JSON; {MOST_REPLY} are the most")
+        raise BadReturn(f"the {type(checked).__name__} has {len(text)} bytes as JSON; at most {MOST_REPLY} are allowed")
     return text
 
 
 def observation_from(said: Any) -> Observation:
-    """Return the observation of the decoded text of `json_of`, checked again. Raise BadReturn or TypeError if it is invalid."""
+    """Return the observation from the decoded JSON of `json_of`, checked again. Raise BadReturn or TypeError if it is invalid."""
     return observation_of(Observation(**said))
 
 
 def step_from(said: Any) -> Step:
-    """Return the step of the decoded text of `json_of`, checked again. Raise BadReturn or TypeError if it is invalid."""
+    """Return the step from the decoded JSON of `json_of`, checked again. Raise BadReturn or TypeError if it is invalid."""
     return step_of(Step(**said))
 
 
@@ -75,9 +75,9 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
 
 def _message(message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping) or message.get("role") not in ROLES:
-        raise BadReturn(f"a message has to be a mapping with a role of {', '.join(ROLES)}, and is {message!r:.80}")
+        raise BadReturn(f"a message has to be a mapping whose role is one of {', '.join(ROLES)}, but is {message!r:.80}")
     if not isinstance(message.get("content"), str | None):
-        raise BadReturn(f"the content of a message has to be text, and is {message['content']!r:.80}")
+        raise BadReturn(f"the content of a message has to be text, but is {message['content']!r:.80}")
     return _plain("a message", message)
 
 
@@ -85,7 +85,7 @@ def _tools(tools: Any) -> list[dict[str, Any]]:
     found = [_plain("a tool", tool) for tool in _listed("tools", tools, MOST_TOOLS)]
     for tool in found:
         if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
-            raise BadReturn(f'a tool has to be {{"type": "function", "function": {{...}}}}, and is {tool!r:.80}')
+            raise BadReturn(f'a tool has to be {{"type": "function", "function": {{...}}}}, but is {tool!r:.80}')
         if not isinstance(tool["function"].get("name"), str):
             raise BadReturn(f"a tool's function has no name: {tool!r:.80}")
     return found
@@ -95,7 +95,7 @@ def _listed(what: str, values: Any, most: int) -> Sequence[Any]:
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise BadReturn(f"its {what} are a {type(values).__name__}, not a list")
     if len(values) > most:
-        raise BadReturn(f"it has {len(values)} {what}; {most} are the most")
+        raise BadReturn(f"it has {len(values)} {what}; at most {most} are allowed")
     return values
 
 
@@ -109,7 +109,7 @@ def _plain(what: str, value: Any) -> Any:
 
 def _state(state: Any) -> str | None:
     if state is not None and (not isinstance(state, str) or len(state) > MOST_STATE):
-        raise BadReturn(f"its state has to be a text of {MOST_STATE} characters at most, and is {state!r:.80}")
+        raise BadReturn(f"its state has to be a text of at most {MOST_STATE} characters, but is {state!r:.80}")
     return state
 
 

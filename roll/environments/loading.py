@@ -27,7 +27,7 @@ class Loaded(NamedTuple):
     tools: Tools
     side_by_side: bool
     is_plain: bool
-    """Whether nothing of it is `async def`."""
+    """Whether none of its methods and tools is `async def`."""
     malformed_calls: MalformedCalls
 
 
@@ -35,7 +35,7 @@ def loaded(domain: str, environment: str, environment_args: Mapping[str, Any], t
     """Import the class and the tools.
 
     Raises:
-        ConfigError: a name is not found, a module cannot be imported, the class does not take its `environment_args`, or has not the
+        ConfigError: a name is not found, a module cannot be imported, the class does not take its `environment_args`, or lacks the
             methods of an environment.
     """
     place = f"environments.{domain}"
@@ -106,4 +106,4 @@ def _tools(names: tuple[str, ...], key: str) -> Tools:
     try:
         return Tools(functions)
     except ValueError as error:
-        raise ConfigError([Fault(key, str(error), "give every parameter a name and a type hint that JSON has")]) from error
+        raise ConfigError([Fault(key, str(error), "give every parameter a name, and a type hint that JSON can express")]) from error

@@ -19,7 +19,7 @@ RewardFunction = Callable[..., Any]
 """Called as `reward(prompt: Prompt, response: str, row: Mapping[str, Any], **reward_args)`; returns a `RewardResult`, or a number.
 
 If `rewards.<domain>.group` is true, it gets the sequence of a prompt's responses in place of one, and returns a sequence with a result
-for each. `def` and `async def` are both allowed. It may raise, hang or crash: it runs in a process of its own (see process.py), and
+for each. It may be a `def` or an `async def`. It may raise, hang or crash: it runs in a process of its own (see process.py), and
 the outcome is recorded.
 """
 
@@ -52,7 +52,7 @@ class RewardTraits:
     """Traits of a reward, set by `declares` of `roll.algorithms.methods.base`."""
 
     needs_service: bool = False
-    """Whether it calls a model or a server, which may not run yet. It is then not called on a row before the run starts."""
+    """Whether it calls a model or a server, which might not be running yet. It is then not called on a row before the run starts."""
 
 
 def traits_of(reward: RewardFunction) -> RewardTraits:
@@ -80,7 +80,7 @@ def rewards_of(domain: str, parts: tuple[RewardPart, ...], concurrency: int) -> 
     """Return the functions of a domain.
 
     Raises:
-        ConfigError: one of them cannot be used, or none can run side by side and `concurrency` is above 1.
+        ConfigError: one of them cannot be used, or `concurrency` is above 1 and none of them can run concurrently.
     """
     rewards = [reward_of(part) for part in parts]
     if concurrency > 1 and not any(map(is_async, rewards)):

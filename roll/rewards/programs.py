@@ -125,7 +125,7 @@ def _listed(value: Any) -> list[Any]:
         try:
             value = json.loads(value) if value.strip() else []
         except ValueError as error:
-            raise ValueError(f"the row's 'test_cases' is no JSON: {error}") from error
+            raise ValueError(f"the row's 'test_cases' is not JSON: {error}") from error
     if value is None or isinstance(value, list):
         return value or []
     raise ValueError(f"the row's 'test_cases' is a {type(value).__name__}, not a list")

@@ -35,7 +35,7 @@ class Leftovers:
                     if any(known.pid == pid and known != process for known in self._processes):
                         continue  # it has ended, and another process has its number
                     self._processes |= {process, *process.children(recursive=True)}
-            # Files older than the first of these processes are not theirs, such as a model that somebody keeps in memory.
+            # Files older than the first of these processes, such as a model that somebody keeps in memory, are not theirs.
             began = min((process.create_time() for process in self._processes), default=math.inf) - CLOCK_SLACK
             there = {facts.st_ino: file for file, facts in _shared_files() if facts.st_ctime >= began}
             for process in filter(psutil.Process.is_running, self._processes):

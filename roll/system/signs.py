@@ -1,4 +1,4 @@
-"""Signs of life of a process: the stage in its log, and the kernel's CPU time and memory of it and its children."""
+"""Signs of life of a process: the stage in its log, and the CPU time and memory that the kernel reports for it and its children."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ LOG = logging.getLogger(__name__)
 RECORD = ".held"
 """Suffix of files in a run's folder of shared memory that list its processes' other shared memory."""
 GRACE = 5.0
-"""Seconds that Ray's processes have to end by themselves."""
+"""Seconds that Ray's processes get to end by themselves."""
 HEADS = ("gcs_server", "raylet")
 """Names of the processes that Ray cannot work without."""
 LOOK_EVERY = 1.0
@@ -52,7 +52,7 @@ class ClusterUnavailable(RollError):
 
 @dataclass(frozen=True)
 class ClusterSession:
-    """A connection to Ray and the folders that exist as long as it."""
+    """A connection to Ray, and folders that exist as long as the connection."""
 
     shared_memory: Path
     """Folder in memory shared by the processes of this host."""
@@ -96,7 +96,7 @@ class ClusterSession:
                     )
                 if not is_alive(head):
                     raise _head_lost(
-                        head, "died", "logs/ray has what it said; if nothing, it was killed: the host's memory may have run out"
+                        head, "died", "its output is in logs/ray; without output it was killed: the host's memory may have run out"
                     )
 
 
@@ -120,7 +120,7 @@ def _head_lost(process: psutil.Process, how: str, remedy: str) -> ClusterUnavail
 def cluster(run_folder: Path, gpus: int, gpus_per_node: int, hide: Callable[[str], str] = str) -> Iterator[ClusterSession]:
     """Join the cluster that `RAY_ADDRESS` names, as Ray itself does, or start one on this host.
 
-    `hide` takes secrets out of Ray's logs, which name the environment of its workers.
+    `hide` removes secrets from Ray's logs, which contain the environment of its workers.
 
     Raises:
         ClusterUnavailable: it cannot be joined or started, or has fewer GPUs than the plan's roles are mapped to.
@@ -165,7 +165,7 @@ def _connect(scratch: Path, gpus: int, leftovers: Leftovers) -> list[psutil.Proc
 
 @contextmanager
 def hangups_blocked() -> Iterator[None]:
-    """Keep processes that start within the block alive when the terminal ends and sends SIGHUP: the driver saves first."""
+    """Let processes that start in this block ignore the SIGHUP of a closed terminal, because the driver saves first."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield
@@ -174,7 +174,7 @@ def hangups_blocked() -> Iterator[None]:
 
 
 def temporary() -> Path:
-    """Return the parent of a run's temporary folder: the system's, or /tmp if socket names there would be too long for Linux."""
+    """Return the parent of a run's temporary folder: the system's, or /tmp if the system's makes socket names too long for Linux."""
     system = Path(tempfile.gettempdir())
     return system if len(str(system)) <= LONGEST_TEMPORARY else Path("/tmp")  # noqa: S108
 
@@ -201,7 +201,7 @@ def start(scratch: Path, gpus: int) -> None:
             )
     except Exception as error:  # Ray's errors here have no common class
         problem = f"did not start on this host: {' '.join(str(error).split())}"
-        remedy = "logs/ray of the run's folder has what it said; on a host that is busy with other work, try again"
+        remedy = "Ray's output is in logs/ray of the run's folder; on a host that is busy with other work, try again"
         raise ClusterUnavailable(str(Fault("Ray", problem, remedy))) from error
 
 
@@ -215,7 +215,7 @@ def join() -> None:
     if "://" in address:
         remedy = "give the address of the head, as HEAD:6379, or leave the run to the cluster with `ray job submit`"
         raise ClusterUnavailable(
-            str(Fault("RAY_ADDRESS", f"'{address}' is of Ray's client or its dashboard; no run can join there", remedy))
+            str(Fault("RAY_ADDRESS", f"'{address}' is an address of Ray's client or dashboard, where no run can join", remedy))
         )
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)

@@ -51,7 +51,7 @@ def _groups_of_one(config: RlvrConfig) -> Iterator[Fault]:
 def _best_of(config: RlvrConfig) -> Iterator[Fault]:
     samples = config.num_return_sequences_in_group
     if "pass_k" in config.adv_estimator.keys and 1 < samples < config.pass_k:
-        problem = f"{config.pass_k}, but num_return_sequences_in_group is {samples}: a prompt has no {config.pass_k} samples"
+        problem = f"{config.pass_k}, but num_return_sequences_in_group is {samples}: a prompt has fewer than {config.pass_k} samples"
         yield Fault("pass_k", problem, f"give at most {samples} (fewer than the samples: less variance), or more samples")
 
 
@@ -70,7 +70,7 @@ def _normalised_parts(config: RlvrConfig) -> Iterator[Fault]:
         f"adv_estimator {config.adv_estimator} credits turns, which are not normalised": traits.needs_turns,
         "difficulty_mask looks at the mean reward of a group, which would be 0": config.difficulty_mask,
         "difficulty_loss_weight looks at the mean reward of a group, which would be 0": config.difficulty_loss_weight,
-        "error_max_len_clip takes rewards not above 0 for wrong responses": config.error_max_len_clip,
+        "error_max_len_clip treats responses with a reward not above 0 as wrong": config.error_max_len_clip,
     }
     for domain, reward in config.rewards.items():
         if reward.normalise == "group":
@@ -94,15 +94,15 @@ def _estimator(config: RlvrConfig) -> Iterator[Fault]:
         yield Fault("gamma", problem, f"remove it, or set adv_estimator to one of: {others}")
     if traits.needs_states and not config.environments:
         problem = f"'{estimator}' compares turns taken in the same state of an environment, and this run has no environments"
-        yield Fault("adv_estimator", problem, "add an environments block, or use grpo, which is what is left without one")
+        yield Fault("adv_estimator", problem, "add an environments block, or use grpo, to which it reduces without one")
     if traits.needs_turns and not config.environments and not any(map(_may_name_turns, named_rewards(config.rewards).values())):
-        problem = f"'{estimator}', but no reward of this run names turns: every response would be one"
+        problem = f"'{estimator}', but no reward of this run names turns: every response would be a single turn"
         known = ", ".join(rewards_with_turns())
         yield Fault("adv_estimator", problem, f"set rewards.<domain>.reward to {known} or to your own function, or use reinforce")
 
 
 def _estimators(wanted: Callable[[EstimatorTraits], bool]) -> str:
-    """Return the names of the built-in estimators with some traits, those that credit turns last."""
+    """Return the names of the built-in estimators with some traits. Those that credit turns come last."""
     found = [method for method in ESTIMATORS.values() if wanted(method.traits)]
     return ", ".join(method.name for method in sorted(found, key=lambda method: method.traits.needs_turns))
 
@@ -117,7 +117,7 @@ def _critic(config: RlvrConfig) -> Iterator[Fault]:
             yield Fault("critic", problem, "remove the block (~critic), or set adv_estimator=gae")
         return
     if config.critic is None:
-        problem = f"missing, and adv_estimator {estimator} takes advantages against its values"
+        problem = f"missing, and adv_estimator {estimator} takes advantages against a critic's values"
         yield Fault("critic", problem, "add a critic block (strategy_name: deepspeed_train), or choose another adv_estimator")
     if config.critic_warmup >= config.max_steps:
         problem = f"{config.critic_warmup} of max_steps {config.max_steps}: the policy would never learn"

@@ -48,7 +48,9 @@ def column_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault
             meaning = {"response": "the response to learn", "label": "true or false", "chosen": "the better response"}
             yield Fault(f"{where}.{key}", f"missing{given}", f"name the column that holds {meaning.get(key, 'the other response')}")
     if columns.chosen and columns.chosen == columns.rejected:
-        yield Fault(f"{where}.rejected", f"'{columns.rejected}', which is the column of chosen too", "name that of the other response")
+        yield Fault(
+            f"{where}.rejected", f"'{columns.rejected}', which is also the column of chosen", "name the column of the other response"
+        )
     if columns.messages and columns.system:
         yield Fault(f"{where}.system", f"'{columns.system}', but messages bring their own system message", "remove it, or use prompt")
     if not columns.file_name:
@@ -107,7 +109,7 @@ def _held_out(config: OfflineConfig) -> Iterator[Fault]:
 def _preferences(config: DpoConfig) -> Iterator[Fault]:
     loss, learning = config.preference_loss, config.actor_train
     if learning.data_args.margin:
-        problem = f"'{learning.data_args.margin}', but no preference loss reads a margin of the data's"
+        problem = f"'{learning.data_args.margin}', but no preference loss reads a margin from the data"
         yield Fault("actor_train.data_args.margin", problem, "remove it")
     asked, of_rows = compares(config), loss.traits.compares_rows
     yield from _added(config)
@@ -141,7 +143,7 @@ def _added(config: DpoConfig) -> Iterator[Fault]:
             why = "is preference_loss itself" if name == loss.name else "is not a loss of pairs"
             yield Fault("added_preference_losses", f"'{name}: {weight:g}' {why}", f"give some of: {', '.join(others)}")
     if config.added_preference_losses and loss.traits.rows != "pairs":
-        problem = f"given, but preference_loss {loss} learns from single responses, and what is added from pairs"
+        problem = f"given, but preference_loss {loss} learns from single responses, and added losses learn from pairs"
         yield Fault("added_preference_losses", problem, "remove it")
 
 

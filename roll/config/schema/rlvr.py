@@ -39,7 +39,7 @@ from roll.config.schema.roles import (
 class OverlongBufferConfig(StrictConfig):
     """Soft punishment of long responses (DAPO). Names as in verl."""
 
-    len: PositiveInt = Field(description="Over this many tokens before the limit the reward falls linearly.")
+    len: PositiveInt = Field(description="The reward falls linearly over this many tokens before the limit.")
     penalty_factor: PositiveFloat = Field(1.0, description="How much lower the reward is at the limit.")
 
 
@@ -47,7 +47,8 @@ class DynamicSamplingConfig(StrictConfig):
     """Groups whose rewards are all equal are dropped, and others are drawn in their place (DAPO)."""
 
     max_num_gen_batches: PositiveInt = Field(
-        3, description="Most groups drawn for one step, in multiples of `rollout_batch_size`; after that, dropped groups fill up the step."
+        3,
+        description="Largest number of groups drawn for a step, in multiples of `rollout_batch_size`; then dropped ones fill up the step.",
     )
 
 
@@ -166,7 +167,7 @@ class RlvrConfig(ExperimentConfig):
     dppo_threshold: PositiveFloat | None = Field(
         None,
         description="A token that has moved further than this in the direction of its advantage is left out of the loss. "
-        "If not given: 0.15 of `tv`, 0.05 of `kl`.",
+        "If not given: 0.15 for `tv`, 0.05 for `kl`.",
     )
     topr_positive_weight: NonNegativeFloat = Field(1.0, description="Weight of tokens with an advantage of at least 0.")
     topr_negative_weight: NonNegativeFloat = Field(1.0, description="Weight of tokens with a negative advantage.")
@@ -208,7 +209,7 @@ class RlvrConfig(ExperimentConfig):
         None, description="Ratios above this are rejected; the correction's own default if not given."
     )
 
-    use_kl_loss: bool = Field(False, description="Add the KL to the reference to the loss.")
+    use_kl_loss: bool = Field(False, description="Add the KL from the reference as a term of the loss.")
     kl_loss_coef: NonNegativeFloat = Field(0.0, description="Its weight.")
     kl_loss_type: Literal["k1", "k2", "k3", "k1+", "k3+"] = Field(
         "k3", description="Its estimator (Schulman, 2020); with `+` it has the gradient of k2, which is the KL's own."

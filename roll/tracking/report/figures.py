@@ -1,4 +1,4 @@
-"""Plotly figures of the pages, without colours for text and grid: they take those from the page, light or dark."""
+"""Plotly figures of the pages. They set no colours for text and grid, which follow the page's light or dark theme."""
 
 from __future__ import annotations
 

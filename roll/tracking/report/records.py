@@ -63,7 +63,7 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def _configuration(path: Path) -> tuple[str, Mapping[str, Any]]:
-    """Return its text and its keys, empty if the file does not exist."""
+    """Return the configuration's text and keys, empty if the file does not exist."""
     if not path.is_file():
         return "", {}
     text = path.read_text(encoding="utf-8", errors="replace")

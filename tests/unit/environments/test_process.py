@@ -23,11 +23,11 @@ MIB = 1 << 20
 RETURNS = {
     "no step": "step returned a str, not a Step",
     "nan": "its reward is nan, not a finite number",
-    "large": "bytes as JSON; 4194304 are the most",
-    "many": "it has 300 messages; 256 are the most",
-    "no role": "a message has to be a mapping with a role of",
+    "large": "bytes as JSON; at most 4194304 are allowed",
+    "many": "it has 300 messages; at most 256 are allowed",
+    "no role": "a message has to be a mapping whose role is one of",
     "object": "is not JSON serializable",
-    "state": "its state has to be a text of 65536 characters at most",
+    "state": "its state has to be a text of at most 65536 characters",
     "metric": "its metric 'm' is 'high', not a finite number",
 }
 
