@@ -102,7 +102,7 @@ DPO_FAULTS = [
     ([*KTO, "actor_train.data_args.response=response"], "actor_train.data_args.label", "missing", "true or false"),
     ([LORA, "preference_loss=kto", *LABELLED], "actor_train.data_args.chosen", "nothing here reads such a column", "remove it"),
     ([LORA, "~actor_train.data_args.rejected"], "actor_train.data_args.rejected", "missing", "the other response"),
-    ([LORA, "actor_train.data_args.rejected=chosen"], "actor_train.data_args.rejected", "'chosen', which is the column of chosen", "other"),
+    ([LORA, "actor_train.data_args.rejected=chosen"], "actor_train.data_args.rejected", "which is also the column of chosen", "other"),
     ([LORA, "actor_train.data_args.margin=by"], "actor_train.data_args.margin", "no preference loss reads a margin", "remove it"),
     ([LORA, "+added_preference_losses={stf: 1}"], "added_preference_losses", "'stf: 1' is not a loss of pairs", "ipo, dpo_norm"),
     ([LORA, "+added_preference_losses={kto: 1}"], "added_preference_losses", "'kto: 1' is not a loss of pairs", "give some of"),

@@ -172,7 +172,7 @@ def test_endings_can_be_told_apart() -> None:
     ("row", "fault"),
     [
         ({"case_type": "java"}, "'case_type' is 'java'"),
-        ({"case_type": "input", "test_cases": "[{"}, "no JSON"),
+        ({"case_type": "input", "test_cases": "[{"}, "not JSON"),
         ({"case_type": "input", "test_cases": 3}, "is a int"),
         ({"case_type": "input", "test_cases": [{"stdin": ""}]}, "case 0 .* no text 'expected_stdout'"),
         ({"case_type": "assert", "test_cases": []}, "no 'test_cases'"),
