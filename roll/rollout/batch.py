@@ -1,4 +1,4 @@
-"""Turns finished groups into experience, laid end to end, and computes metrics of them. Pure functions."""
+"""Concatenates finished groups into the experience of a step, and computes their metrics. Pure functions."""
 
 from __future__ import annotations
 
@@ -28,63 +28,63 @@ from roll.types import (
 )
 
 BROKEN_OFF = (StopReason.ABORTED, StopReason.DEADLINE, StopReason.ENVIRONMENT_FAILED)
-"""Ends of a trajectory that the policy did not cause. Such an episode has no verdict."""
+"""Stop reasons that the policy did not cause. An episode with one of them has no verdict."""
 TRUNCATED = (StopReason.LENGTH, StopReason.MAX_TURNS, StopReason.CONTEXT_FULL)
-"""Ends of an episode that the policy would have continued."""
+"""Stop reasons of episodes that a limit cut off."""
 
 
 @dataclass(frozen=True)
 class Shaping:
-    """Settings for the change of rewards and loss weights before credit is assigned."""
+    """Settings that change rewards and the loss mask before credit is assigned."""
 
     max_len_mask: bool = False
     """Whether to leave truncated responses out of the loss. They still count in their group's statistics."""
     longest_wrong: int | None = None
-    """Least number of tokens of wrong responses (reward not above 0) to leave out of the loss."""
+    """Wrong responses (reward at most 0) of at least this many tokens are left out of the loss."""
     difficulty: tuple[float, float] | None = None
-    """Bounds of a group's mean reward. Responses of other groups are left out of the loss."""
+    """Exclusive bounds of a group's mean reward. Groups outside them are left out of the loss."""
     overlong: Overlong | None = None
-    """Penalty of long responses."""
+    """Penalty for long responses."""
 
 
 @dataclass(frozen=True)
 class Experience:
-    """A step's episodes with a verdict: their concatenated trajectories, those of an episode next to each other."""
+    """All episodes of a step that have a verdict. The trajectories of one episode are adjacent."""
 
     sequences: Sequences
     """N sequences, one for each trajectory."""
     episode_of_sequence: Ints
-    """[N], index of the episode, not decreasing. Every episode has a sequence."""
+    """[N], index of each sequence's episode, not decreasing. Every episode has at least one sequence."""
     rewards: Floats
     """[E], shaped rewards."""
     groups: Ints
-    """[E], index of the group."""
+    """[E], index of each episode's group."""
     domains: Ints
-    """[E], index of the prompt's domain among those of the step."""
+    """[E], index of the prompt's domain among the domains of the step."""
     behaviour_log_probs: Floats | None
-    """[T], None if the engine did not return them."""
+    """[T], log-probs from the engine; None if it did not return them."""
     policy_versions: Ints
-    """[T]"""
+    """[T], policy version that sampled each token; 0 for given tokens."""
     lengths: Ints
-    """[E], number of sampled tokens, in the loss or not."""
+    """[E], number of sampled tokens, whether or not they are in the loss."""
     difficulties: Floats
-    """[E], 1 less the mean of the group's rewards before shaping."""
+    """[E], 1 minus the mean reward of the group before shaping."""
     baselines: Floats | None
-    """[E], shaped reward of the greedy response to the same prompt; None if there are none."""
+    """[E], shaped reward of the greedy response to the same prompt; None without greedy responses."""
     turns: Turns | None = None
-    """Rewards of the episodes' turns, None if every episode is one turn."""
+    """Rewards of the episodes' turns; None if every episode is one turn."""
 
     @property
     def episodes(self) -> Sequences:
-        """Return E sequences, each episode's joined, which estimators sum over."""
+        """Return one sequence per episode, [E]: its trajectories joined. Advantage estimators sum over these."""
         firsts = np.searchsorted(self.episode_of_sequence, np.arange(len(self.rewards) + 1))
         return replace(self.sequences, offsets=self.sequences.offsets[firsts])
 
 
 def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
-    """Concatenate the segments of every trajectory. Episodes without a verdict are left out.
+    """Return the experience of a step.
 
-    So are all responses to a prompt whose greedy response has no verdict.
+    Episodes without a verdict are left out, and so are all responses to a prompt if its greedy response has no verdict.
 
     Raises:
         RollError: no response has a verdict.
@@ -93,14 +93,14 @@ def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
     kept = [(index, episode) for index, episodes in enumerate(compared) for episode in episodes]
     if not kept:
         notes = {episode.reward.note for group in groups for episode in group.episodes}
-        raise RollError(f"no response of this step could be scored; the rewards said: {'; '.join(sorted(notes)[:3])}")
+        raise RollError(f"no response of this step could be scored; the rewards reported: {'; '.join(sorted(notes)[:3])}")
     episodes = [episode for _, episode in kept]
     counts = np.array([len(episodes) for episodes in compared])
     means = _means([episode.reward.value for episode in episodes], counts)
     trajectories = [trajectory for episode in episodes for trajectory in episode.trajectories]
     for trajectory in trajectories:
         first = trajectory.segments[0]
-        assert len(first.token_ids) and not first.sampled, "a trajectory begins with given tokens: nothing predicts its first"
+        assert len(first.token_ids) and not first.sampled, "a trajectory must begin with given tokens: nothing predicts its first one"
     segments = [segment for trajectory in trajectories for segment in trajectory.segments]
     episode_of_sequence = np.repeat(np.arange(len(episodes), dtype=np.int32), [len(episode.trajectories) for episode in episodes])
     learns = [_learns(episode, means[index], shaping) for index, episode in kept]
@@ -122,7 +122,7 @@ def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
 
 
 def _means(rewards: Sequence[float], counts: np.ndarray) -> list[float]:
-    """Return the mean reward of each group, NaN without rewards. `counts` is the number of rewards of each group."""
+    """Return the mean reward of each group, NaN for an empty group. `counts` holds the number of rewards of each group."""
     values, ends = np.array(rewards, np.float64), np.cumsum(counts)
     bounds = zip((ends - counts).tolist(), ends.tolist(), strict=True)
     return [float(values[begin:end].sum()) / (end - begin) if end > begin else np.nan for begin, end in bounds]
@@ -130,30 +130,33 @@ def _means(rewards: Sequence[float], counts: np.ndarray) -> list[float]:
 
 def _has_log_probs(segments: Sequence[Segment]) -> bool:
     has = {segment.log_probs is not None for segment in segments if segment.sampled}
-    assert len(has) == 1, "the engine was asked for the log-probs of some responses and not of others"
+    assert len(has) == 1, "the engine returned log-probs of some responses but not of others"
     return has.pop()
 
 
 def usable(group: RolloutGroup) -> list[Episode]:
-    """Return the group's episodes with a verdict, none if the baseline they are compared with has none."""
+    """Return the group's episodes that have a verdict; no episodes if the group has a baseline without a verdict."""
     if group.baseline is not None and not has_verdict(group.baseline):
         return []
     return [episode for episode in group.episodes if has_verdict(episode)]
 
 
 def rewards_differ(group: RolloutGroup) -> bool:
-    """Whether a comparison within the group has a gradient."""
+    """Whether the rewards of the group differ. If they are equal, a comparison within the group has no gradient."""
     return len({episode.reward.value for episode in usable(group)}) > 1
 
 
 def failure(group: RolloutGroup) -> str | None:
-    """Return why an environment of the group broke in all of its attempts, if one did. Such a group is replaced."""
+    """Return the error of the first episode whose environment broke in every attempt; None if there is no such episode.
+
+    A group with such an episode is replaced.
+    """
     broken = [episode.reward.note for episode in group.episodes if episode.stop is StopReason.ENVIRONMENT_FAILED]
     return broken[0] if broken else None
 
 
 def has_verdict(episode: Episode) -> bool:
-    """Whether its reward is a verdict on the policy."""
+    """Whether the episode's reward is a verdict on the policy."""
     return episode.reward.outcome not in NO_VERDICT and not any(trajectory.stop in BROKEN_OFF for trajectory in episode.trajectories)
 
 
@@ -167,7 +170,7 @@ def _lengths(episodes: Sequence[Episode]) -> Ints:
 
 
 def _learns(episode: Episode, mean_reward: float, shaping: Shaping) -> bool:
-    """Whether its sampled tokens enter the loss."""
+    """Whether the episode's sampled tokens enter the loss."""
     learns = not (shaping.max_len_mask and episode.stop in TRUNCATED)
     if shaping.longest_wrong is not None:
         learns = learns and not is_long_and_wrong(episode.reward.value, episode.length, shaping.longest_wrong)
@@ -178,7 +181,12 @@ def _learns(episode: Episode, mean_reward: float, shaping: Shaping) -> bool:
 
 
 def _laid_end_to_end(trajectories: Sequence[Trajectory], segments: Sequence[Segment], learns: np.ndarray) -> Sequences:
-    """Build one sequence for each trajectory from all `segments`. `learns` says of each whether it enters the loss."""
+    """Return one sequence for each trajectory.
+
+    Args:
+        segments: the segments of all trajectories, in order.
+        learns: for each trajectory, whether its sampled tokens enter the loss.
+    """
     lengths = np.array([len(segment.token_ids) for segment in segments])
     counts = np.array([len(trajectory.segments) for trajectory in trajectories])
     offsets = np.concatenate([[0], np.cumsum(lengths)[np.cumsum(counts) - 1]]).astype(np.int64)
@@ -188,7 +196,7 @@ def _laid_end_to_end(trajectories: Sequence[Trajectory], segments: Sequence[Segm
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metrics:
-    """Return metrics of a step's episodes: rewards by domain, outcomes, lengths and staleness."""
+    """Return metrics of a step's episodes: rewards by domain, reward outcomes, lengths and staleness."""
     episodes = [episode for group in groups for episode in group.episodes]
     scored = [episode for episode in episodes if has_verdict(episode)]
     rewards = np.array([episode.reward.value for episode in scored] or [np.nan])
@@ -219,6 +227,6 @@ def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metr
 
 
 def token_count(groups: Sequence[RolloutGroup]) -> int:
-    """Return the number of given and sampled tokens of all trajectories, without greedy responses."""
+    """Return the number of given and sampled tokens of all trajectories. Greedy responses do not count."""
     paths = [trajectory for group in groups for episode in group.episodes for trajectory in episode.trajectories]
     return sum(len(segment.token_ids) for trajectory in paths for segment in trajectory.segments)

@@ -1,7 +1,7 @@
-"""Credit assignment: from a step's experience to the batch that the trainer learns from.
+"""Credit assignment: turns a step's experience into the batch for the trainer.
 
-Most of it is a pure function of the step. What is carried from step to step, the weight of the KL in the reward and the running
-moments of rewards, is one small state that goes into the checkpoints.
+Apart from a small state, this is a pure function of the step. The state holds the adaptive KL coefficient and the running moments of
+the rewards, and is saved in checkpoints.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class Credit:
     """Name in `ADVANTAGES`, or `package.module:Name`."""
     normalisation: Normalisation
     kl_coef: float = 0.0
-    """Weight of the KL to the reference that is subtracted from the reward, token by token; the first one, if it adapts."""
+    """Weight of the per-token KL to the reference, which is subtracted from the reward. The initial weight if it adapts."""
     kl_estimator: str = "k1"
     target_kl: float | None = None
-    """Target KL in nats per token to which the weight adapts; None keeps the weight."""
+    """Target KL, in nats per token, that `kl_coef` is adapted to reach. None keeps the weight constant."""
     kl_horizon: int = 10000
     """Number of responses over which the weight adapts."""
     weigh_difficulty: bool = False
-    """Whether hard prompts weigh more in the loss."""
+    """Whether hard prompts get a larger weight in the loss."""
     weigh_length: bool = False
-    """Whether long responses weigh less in the loss."""
+    """Whether long responses get a smaller weight in the loss."""
     estimator_args: Mapping[str, Any] = field(default_factory=dict)
-    """The estimator's own keys, without the normalisation."""
+    """Arguments of the estimator, other than the normalisation."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,16 @@ class CreditState:
     """State that one step passes to the next."""
 
     kl_coef: float
+    """KL coefficient of the next step."""
     rewards: RunningMoments = field(default_factory=RunningMoments)
+    """Moments of the rewards of all steps so far."""
 
 
 _STATE = TypeAdapter(CreditState)
 
 
 class CreditAssignment:
-    """Assigns credit step by step and keeps the state between steps."""
+    """Assigns credit to each step in turn and keeps the state between steps."""
 
     def __init__(self, credit: Credit) -> None:
         self._credit = credit
@@ -68,19 +70,19 @@ class CreditAssignment:
         """Return the step's batch and its metrics.
 
         Args:
-            ref_log_probs: [T]; None if no term uses it.
-            proximal_log_probs: [T], the trainer's before the step's first update; None if that pass was not run.
-            values: [T], the critic's before its first update of the step; None without a critic.
+            ref_log_probs: [T], log-probs of the reference; None if no term uses them.
+            proximal_log_probs: [T], log-probs of the trainer's policy before the step's first update; None if they were not computed.
+            values: [T], values of the critic before its first update of the step; None without a critic.
         """
         batch, self._state, metrics = train_batch(step, ref_log_probs, proximal_log_probs, self._credit, self._state, values)
         return batch, metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, JSON-able."""
+        """Return the state as JSON-serialisable values."""
         return _STATE.dump_python(self._state, mode="json")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a saved state. A weight that does not adapt is taken from the configuration instead."""
+        """Load a saved state. Without `target_kl`, the KL coefficient is taken from the configuration instead."""
         saved = _STATE.validate_python(state)
         self._state = saved if self._credit.target_kl else replace(saved, kl_coef=self._credit.kl_coef)
 
@@ -93,9 +95,10 @@ def train_batch(
     state: CreditState,
     values: Floats | None = None,
 ) -> tuple[TrainBatch, CreditState, Metrics]:
-    """Return the step's batch with advantages, the state for the next step, and metrics. Arguments as of `CreditAssignment`.
+    """Return the step's batch with advantages, the state for the next step, and metrics.
 
-    Estimators see each episode as one sequence, so that what is earned at its end reaches every token of its trajectories.
+    Estimators see each episode as one sequence, so that a reward at its end reaches the tokens of all its trajectories.
+    For the arguments see `CreditAssignment`.
     """
     penalties, kl_coef = None, state.kl_coef
     mask = step.sequences.response_mask
@@ -139,10 +142,10 @@ def train_batch(
 
 
 def value_metrics(values: Floats, returns: Floats) -> Metrics:
-    """Return metrics of a critic's values before its update, from [S] each of the response tokens.
+    """Return metrics of a critic's values before its update. Both arrays hold the S response tokens, [S].
 
-    The explained variance, 1 - Var(returns - values) / Var(returns), is 1 for values that are the returns, 0 for a constant, and below
-    that where no values would have been better. It is left out of a step whose returns are all equal.
+    The explained variance, 1 - Var(returns - values) / Var(returns), is 1 for a perfect critic, 0 for a constant one, and negative
+    for a critic worse than a constant. It is left out if all returns of the step are equal.
     """
     if not len(values):
         return {}
@@ -153,7 +156,7 @@ def value_metrics(values: Floats, returns: Floats) -> Metrics:
 
 
 def sequence_weights(step: Experience, credit: Credit) -> Floats | None:
-    """Return loss weights [N] with a mean of 1 over the episodes in the loss; None if all are equal."""
+    """Return loss weights [N] with a mean of 1 over the episodes in the loss; None if neither kind of weighting is on."""
     if not (credit.weigh_difficulty or credit.weigh_length):
         return None
     weights = np.ones(len(step.rewards), np.float32)
@@ -165,7 +168,7 @@ def sequence_weights(step: Experience, credit: Credit) -> Floats | None:
 
 
 def _in_loss(step: Experience) -> np.ndarray:
-    """[E]"""
+    """Return which episodes have a token in the loss, [E]."""
     episodes = step.episodes
     return np.logical_or.reduceat(episodes.response_mask, episodes.offsets[:-1])
 

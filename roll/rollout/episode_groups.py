@@ -1,4 +1,4 @@
-"""Samples groups of episodes: all attempts at one task, played concurrently, with their rewards."""
+"""Samples groups of episodes: all attempts at one task are played concurrently and get their rewards."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from roll.types import Episode, Prompt, RewardOutcome, RewardResult, RolloutGrou
 TRAINING, HELD_OUT = 2, 3
 """Seed streams of environments, for rows without a seed."""
 IN_ENVIRONMENT = "environment"
-"""Name of the part of a reward that the environment gave, if a reward of the responses is added."""
+"""Name of the reward part that came from the environment, if a reward function adds to it."""
 
 
 @dataclass(frozen=True)
 class EpisodeGroups:
-    """Implements `GroupSampler`: episodes that begin in the same environment, with the same row and the same seed."""
+    """Implements `GroupSampler`. All episodes of a group start from the same environment state: the same row and the same seed."""
 
     episodes: Player
     sampling: Sampling
@@ -30,10 +30,10 @@ class EpisodeGroups:
     """Seed stream of environments, for rows without a seed."""
     scorer: Scorer
     judged: frozenset[str]
-    """Domains that have a reward in addition to the environment. It scores the joined text of the policy's turns."""
+    """Domains that have a reward function in addition to the environment. It scores the concatenated text of the policy's turns."""
 
     async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
-        """See `GroupSampler`. The prompt of the group has the first observation's tokens."""
+        """See `GroupSampler`. The group's prompt holds the tokens and the text of the first observation."""
         given = prompt.row.get(SEED)
         of_world = given if isinstance(given, int) else prompt_seed(self.seed, self.stream, prompt.prompt_id)
         seeds = [None if seed is None else sample_seed(seed, number) for number in range(self.sampling.samples)]
@@ -56,7 +56,7 @@ class EpisodeGroups:
 
 @dataclass(frozen=True)
 class SampledByDomain:
-    """Implements `GroupSampler`: episodes for prompts of domains that have an environment, single turns for all others."""
+    """Implements `GroupSampler`: samples episodes in domains that have an environment, and single turns in all others."""
 
     episodes: Mapping[str, GroupSampler]
     """Samplers of episodes by domain."""
@@ -75,7 +75,7 @@ class SampledByDomain:
 
 
 def with_verdict(earned: RewardResult, verdict: RewardResult) -> RewardResult:
-    """Combine the result of the environment and that of the reward. If either has no verdict, the combination has none."""
+    """Return the sum of the environment's result and the reward function's. If either has no verdict, the sum has none."""
     if earned.outcome is not RewardOutcome.SCORED:
         return earned
     parts = {IN_ENVIRONMENT: earned.value, **verdict.parts}

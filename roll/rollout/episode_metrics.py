@@ -11,7 +11,10 @@ from roll.types import Episode, Metrics, RolloutGroup, StopReason
 
 
 def episode_metrics(groups: Sequence[RolloutGroup]) -> Metrics:
-    """Return turns, ends, tools, forks and seconds of episodes, and the environments' metrics by domain. Empty without environments."""
+    """Return metrics of the episodes played in environments, and the environments' own metrics by domain. Empty without environments.
+
+    They cover turns, tokens, stop reasons, tool calls, forks, retries and the time spent in the environment.
+    """
     played = [(group.prompt.domain, episode) for group in groups for episode in group.episodes if in_environment(episode)]
     if not played:
         return {}
@@ -38,12 +41,12 @@ def episode_metrics(groups: Sequence[RolloutGroup]) -> Metrics:
 
 
 def in_environment(episode: Episode) -> bool:
-    """Whether the episode was played in an environment. A response to a prompt has no states."""
+    """Whether the episode was played in an environment. Single-turn episodes have no `turn_states`."""
     return bool(episode.turn_states)
 
 
 def given_and_sampled(episode: Episode) -> int:
-    """Return the number of tokens of the longest trajectory."""
+    """Return the number of given and sampled tokens of the longest trajectory."""
     return max(sum(len(segment.token_ids) for segment in path.segments) for path in episode.trajectories)
 
 

@@ -4,8 +4,8 @@
                                  ▲                                       │
                                  └──── what was sampled stays as it is ◀─┘
 
-The engine goes on from exactly the tokens that it saw and sampled: the renderer says which tokens the environment's answer adds to them,
-and nothing is rendered twice.
+The engine always continues from exactly the tokens that it saw and sampled. The renderer converts only the environment's new messages
+into tokens to append; it does not render earlier turns again. If that is not possible, the context forks (`Transcript`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from roll.types import Completion, Episode, FinishReason, Ints, NumberedCompleti
 ENVIRONMENT = "environment/"
 """Prefix of the names of metrics that an environment returns."""
 UNREADABLE = "Error: this tool call cannot be read, and nothing was done: {}"
+"""Answer to the policy's malformed tool calls. The placeholder is the call."""
 MOST_DISTURBED = 10
-"""Number of restarts of an episode whose environment was lost through another one. They do not count as attempts."""
+"""Largest number of restarts of an episode because another environment took down its process. They do not count as attempts."""
 FAILURES = {"crashed": RewardOutcome.CRASHED, "timed_out": RewardOutcome.TIMED_OUT}
+"""Reward outcome by the `reason` of `EnvironmentFailed`."""
 
 
 class EnvironmentSession(Protocol):
@@ -46,12 +48,12 @@ class EnvironmentSession(Protocol):
         """Return the environment's answer to the policy's message.
 
         Raises:
-            EnvironmentFailed: it broke.
+            EnvironmentFailed: the environment broke.
         """
         ...
 
     async def close(self) -> None:
-        """End it. Never raises."""
+        """Close the environment. Never raises."""
         ...
 
 
@@ -62,51 +64,51 @@ class Environments(Protocol):
         """Return a fresh environment of the domain after its `reset`.
 
         Raises:
-            EnvironmentFailed: there is none.
+            EnvironmentFailed: no environment could be opened.
         """
         ...
 
 
 class SessionGenerator(Protocol):
-    """A `Generator` that knows which requests belong to one episode."""
+    """A `Generator` that is told which requests belong to the same episode."""
 
     def generate(
         self, token_ids: Ints, sampling: Sampling, seed: int | None = None, session: Session | None = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
-        """See `Generator`. Requests of one session go to one engine as long as it has room."""
+        """See `Generator`. Requests of one session go to the same engine as long as it has room."""
         ...
 
 
 @dataclass(frozen=True)
 class EpisodeLimits:
-    """Bounds of the episodes of a domain."""
+    """Limits of the episodes of a domain."""
 
     max_turns: int
     seconds: float
-    """Deadline of a whole attempt from the first observation on, generation included."""
+    """Deadline of a whole attempt, from the first observation on, including generation."""
     attempts: int
-    """Attempts at an episode whose environment breaks."""
+    """Largest number of attempts at an episode if its environment breaks."""
 
 
 @dataclass(frozen=True)
 class TokenLimits:
-    """Bounds of a trajectory, in tokens."""
+    """Limits of a trajectory, in tokens."""
 
     prompt: int
-    """The first observation."""
+    """Limit of the first observation."""
     sequence: int
-    """All of it."""
+    """Limit of the whole trajectory."""
 
 
 class Player(Protocol):
     """Plays episodes of some domains."""
 
     async def play(self, prompt: Prompt, environment_seed: int, seed: int | None) -> Episode:
-        """Play one episode. It may end with ENVIRONMENT_FAILED.
+        """Play one episode. Its stop reason may be ENVIRONMENT_FAILED.
 
         Args:
-            environment_seed: the same for all episodes that are compared with each other.
-            seed: of the sampled tokens; None leaves randomness to the engine.
+            environment_seed: seed of the environment, the same for all episodes that are compared with each other.
+            seed: seed of the sampled tokens; with None the engine chooses.
         """
         ...
 
@@ -126,8 +128,10 @@ class Episodes:
     ) -> None:
         """
         Args:
-            sampling: of one turn.
-            limits: by domain.
+            sampling: sampling parameters of one turn.
+            limits: limits of the episodes, by domain.
+            tokens: limits of each trajectory.
+            clock: returns the time in seconds.
         """
         self._environments, self._generator, self._renderer = environments, generator, renderer
         stops = tuple(sorted({*sampling.stop_token_ids, *renderer.stop_token_ids}))
@@ -159,7 +163,7 @@ class Episodes:
             async with asyncio.timeout(limits.seconds) as deadline:
                 return await turns.run(limits.max_turns, seed)
         except TemplateFault as fault:
-            raise EnvironmentFailed(f"the chat template refuses what it says: {fault}") from fault
+            raise EnvironmentFailed(f"the chat template rejects the environment's messages: {fault}") from fault
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -178,7 +182,11 @@ class _Turns:
         environment: EnvironmentSession,
         clock: Callable[[], float],
     ) -> None:
-        """Start with the first observation. Raises EnvironmentFailed if it exceeds a prompt's length, or the chat template refuses it."""
+        """Start with the first observation.
+
+        Raises:
+            EnvironmentFailed: the observation is longer than a prompt may be, or the chat template rejects it.
+        """
         self._generator, self._renderer, self._sampling, self._environment = generator, renderer, sampling, environment
         self._longest, self._clock, self._session = tokens.sequence, clock, Session()
         first = environment.observation
@@ -186,13 +194,14 @@ class _Turns:
         try:
             token_ids = renderer.render(self._messages, self._tools)
         except TemplateFault as fault:
-            raise EnvironmentFailed(f"the chat template refuses its first observation: {fault}") from fault
+            raise EnvironmentFailed(f"the chat template rejects the environment's first observation: {fault}") from fault
         if len(token_ids) > tokens.prompt:
-            raise EnvironmentFailed(f"its first observation has {len(token_ids)} tokens, and prompt_length is {tokens.prompt}")
+            long = f"the environment's first observation has {len(token_ids)} tokens"
+            raise EnvironmentFailed(f"{long}, more than prompt_length, which is {tokens.prompt}")
         self.transcript = Transcript(token_ids, renderer.text(token_ids))
 
     async def run(self, max_turns: int, seed: int | None) -> StopReason:
-        """Play all turns. Return why the episode ends."""
+        """Play all turns. Return the reason why the episode ended."""
         for turn in range(max_turns):
             room = self._longest - len(self.transcript.context)
             if room < 1:
@@ -222,7 +231,7 @@ class _Turns:
         return completion
 
     async def _answer(self, parsed: Parsed) -> Step:
-        """Return the environment's answer to a message. Unreadable tool calls are treated as the environment wants."""
+        """Return the environment's answer to a message. Malformed tool calls are handled as its `malformed_calls` specifies."""
         malformed, counts = parsed.malformed, self.transcript.counts
         if malformed and self._environment.malformed_calls == "answer":
             return Step([{"role": "tool", "content": UNREADABLE.format(text)} for text in malformed])
@@ -237,7 +246,7 @@ class _Turns:
         return step
 
     def _go_on(self, sampled: Ints, messages: Sequence[Message]) -> bool:
-        """Append the environment's answer. Return False if there is no room for it and one more token."""
+        """Append the environment's answer to the context. Return False if the context has no room for it and one more token."""
         transcript, before = self.transcript, self.transcript.context[: len(self.transcript.context) - len(sampled)]
         self._messages += messages
         bridge = self._renderer.bridge(before, sampled, messages, self._tools)
@@ -254,10 +263,12 @@ NO_TOKENS = np.zeros(0, np.int32)
 
 
 async def attempted(attempt: Callable[[], Awaitable[Episode]], attempts: int, prompt_text: str) -> Episode:
-    """Return the first attempt with an intact environment, or else an episode that ended with ENVIRONMENT_FAILED.
+    """Return the first attempt whose environment did not break, or else an episode with the stop reason ENVIRONMENT_FAILED.
 
     Args:
-        attempts: number of attempts. Those lost through a neighbour do not count.
+        attempt: plays the episode once.
+        attempts: largest number of attempts. An attempt that fails because of another environment does not count.
+        prompt_text: text of the prompt, for the record of a failed episode.
     """
     failed = disturbed = 0
     while True:
@@ -274,10 +285,10 @@ async def attempted(attempt: Callable[[], Awaitable[Episode]], attempts: int, pr
 
 
 def state_of(seen: Observation | Step) -> str:
-    """Return the state for comparing turns: the environment's own, or else the text of its messages."""
+    """Return the state by which turns are compared: the one that the environment declares, or else the text of its messages."""
     return seen.state if seen.state is not None else "\n".join(str(message.get("content") or "") for message in seen.messages)
 
 
 def calls_of(message: Message) -> list[dict[str, Any]]:
-    """Return name and arguments of a message's tool calls."""
+    """Return the name and the arguments of each of a message's tool calls."""
     return [{"name": call["function"]["name"], "arguments": call["function"]["arguments"]} for call in message.get("tool_calls") or ()]

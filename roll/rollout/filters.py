@@ -1,4 +1,4 @@
-"""Filters: which groups are kept, and which are dropped and replaced. Pure functions."""
+"""Filters for dynamic sampling: decide which groups are kept, and which are dropped and replaced. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from roll.rollout.batch import rewards_differ, usable
 from roll.types import RolloutGroup
 
 Keep = Callable[[RolloutGroup], bool]
-"""Whether to keep a group."""
+"""Returns whether to keep a group."""
 
 
 @dataclass(frozen=True)
 class MeanBetween:
-    """Keeps a group whose mean reward is strictly between two bounds. As ROLL's `mean_filter`."""
+    """Keeps a group if its mean reward is strictly between two bounds, like ROLL's `mean_filter`."""
 
     low: float = -inf
     high: float = inf
@@ -28,7 +28,7 @@ class MeanBetween:
 
 @dataclass(frozen=True)
 class StdAbove:
-    """Keeps a group whose rewards have a standard deviation (of the sample, n - 1) above a bound. As ROLL's `std_filter`."""
+    """Keeps a group if the sample standard deviation (n - 1) of its rewards is above a bound, like ROLL's `std_filter`."""
 
     low: float
 
@@ -44,11 +44,12 @@ def everything(group: RolloutGroup) -> bool:
 
 @dataclass(frozen=True)
 class ByDomain:
-    """Keeps a group as the filter of its domain says, or else as dynamic sampling does."""
+    """Applies the filter of the group's domain."""
 
     filters: Mapping[str, Keep]
+    """Filters by domain."""
     others: Keep = rewards_differ
-    """Filter of domains without one of their own."""
+    """Filter of all other domains."""
 
     def __call__(self, group: RolloutGroup) -> bool:
         return self.filters.get(group.prompt.domain, self.others)(group)

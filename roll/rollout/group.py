@@ -1,4 +1,4 @@
-"""Turns one prompt into one scored group. The protocols here are what the rollout side requires of other parts."""
+"""Turns one prompt into one scored group. The protocols here state what rollouts require of generation and rewards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Generator(Protocol):
     """Samples responses to prompts from the current policy."""
 
     def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
-        """Yield `sampling.samples` completions as they end. A seed makes them reproducible."""
+        """Yield completions as they end, `sampling.samples` in all. A seed makes them reproducible."""
         ...
 
 
@@ -29,18 +29,21 @@ class Scorer(Protocol):
     """Computes rewards of responses."""
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
-        """Return one result for each response, also if its reward function fails.
+        """Return one result for each response, even if its reward function fails.
 
-        If the reward `compares` responses, all responses to the prompt are given at once; otherwise any number of them.
+        If the reward `compares` responses, pass all responses to the prompt in one call; otherwise pass any number of them.
         """
         ...
 
     def compares(self, prompt: Prompt) -> bool:
-        """Whether the prompt's reward needs all responses at once."""
+        """Whether the prompt's reward needs all responses in one call."""
         ...
 
     def combined(self, prompt: Prompt, results: Sequence[RewardResult]) -> Sequence[RewardResult]:
-        """Combine the results of a whole group once all are known. Without a comparison they stay the same."""
+        """Return the final results of a whole group, given the results of its members.
+
+        They differ from the given ones only if the reward compares the members.
+        """
         ...
 
 
@@ -52,7 +55,10 @@ class GroupSampler(Protocol):
         ...
 
     def yields(self, prompt: Prompt, episodes: Sequence[Episode], baseline: Episode | None) -> bool:
-        """Whether stored attempts match what `sample` would return now: the same number, and with log-probs or without."""
+        """Whether stored attempts have the form of those that `sample` would return now.
+
+        The number of attempts, the presence of a baseline and the presence of log-probs must match.
+        """
         ...
 
 
@@ -64,12 +70,12 @@ class SingleTurns:
     scorer: Scorer
     sampling: Sampling
     greedy_baseline: bool = False
-    """Also sample one greedy response, the group's `baseline`."""
+    """Whether to sample one greedy response too, as the group's `baseline`."""
     locate: Locate | None = None
-    """Finds the token at which each turn ends, so that turns become segments; with None a response is one segment."""
+    """Finds the token at which each turn ends, so that each turn becomes a segment. With None a response is one segment."""
 
     async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
-        """See `GroupSampler`. Other prompts are sampled at the same time."""
+        """See `GroupSampler`. Several prompts may be sampled at the same time."""
         sampling, locate = self.sampling, self.locate
         drawing = [self.generator.generate(prompt.token_ids, sampling, seed)]
         if self.greedy_baseline:
@@ -89,13 +95,13 @@ class SingleTurns:
 
 
 def sampled_so(episodes: Sequence[Episode], sampling: Sampling) -> bool:
-    """Whether the number of episodes and the presence of log-probs match the sampling parameters."""
+    """Whether the number of episodes, and the presence of log-probs, match the sampling parameters."""
     log_probs = {segment.log_probs is not None for one in episodes for segment in one.sampled if len(segment.token_ids)}
     return len(episodes) == sampling.samples and log_probs <= {sampling.log_probs}
 
 
 class _Scored:
-    """Collects the responses to one prompt by sample number, with their rewards. Responses that end together are scored together."""
+    """Collects the responses to one prompt and their rewards, by sample number. Responses that end together are scored together."""
 
     def __init__(self, prompt: Prompt, scorer: Scorer) -> None:
         self._prompt, self._scorer, self._compares = prompt, scorer, scorer.compares(prompt)
@@ -103,7 +109,7 @@ class _Scored:
         self._scorings: list[tuple[list[int], asyncio.Task[Sequence[RewardResult]]]] = []
 
     async def draw(self, answer: AsyncGenerator[NumberedCompletions, None], first: int) -> None:
-        """Collect completions as they end. `first` is the sample number of the first one."""
+        """Collect completions as they end. `first` is the sample number of the first completion of `answer`."""
         async with aclosing(answer):
             async for ended in answer:
                 numbers = [first + number for number, _ in ended]
@@ -116,7 +122,7 @@ class _Scored:
         self._scorings.append((numbers, asyncio.ensure_future(scoring)))
 
     async def group(self) -> tuple[list[Completion], Sequence[RewardResult]]:
-        """Return all completions and results in the order of their sample numbers, once all have ended."""
+        """Return all completions and results in the order of their sample numbers. Call it once all completions have ended."""
         order = sorted(self._completions)
         if self._compares:
             self._score(order)
@@ -145,7 +151,7 @@ async def gathered(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def prompt_seed(seed: int, stream: int, prompt_id: int) -> int:
-    """Return a 31-bit seed for one prompt, independent of when and where it is sampled. `stream` separates training and validation."""
+    """Return a 31-bit seed for one prompt, whenever and wherever it is sampled. `stream` separates training from validation."""
     return _derived(seed, stream, prompt_id)
 
 

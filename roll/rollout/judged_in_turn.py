@@ -1,4 +1,4 @@
-"""Generation and judging on the same devices: responses are judged once all requested ones are generated."""
+"""Generation and judging on the same devices, in turn: judging starts once all requested responses are generated."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from roll.types import Ints, NumberedCompletions, Prompt, RewardResult, Sampling
 
 
 class JudgedInTurn:
-    """Implements `Generator` and `Scorer`, around those that do the work. For use from one asyncio event loop.
+    """Implements `Generator` and `Scorer` by delegating to a given pair. For use from one asyncio event loop.
 
-    Domains whose models share devices are judged one after the other. Responses requested meanwhile are generated afterwards.
+    Domains whose judge models share devices are judged one after the other. Responses requested meanwhile are generated afterwards.
     """
 
     def __init__(
@@ -25,14 +25,15 @@ class JudgedInTurn:
     ) -> None:
         """
         Args:
-            judging: by domain, what brings its model onto its devices. Other domains are scored at once.
-            generation: brings the engines back.
+            judging: for each domain with a judge model on shared devices, a function that loads the model onto them. Responses
+                of other domains are scored at once.
+            generation: loads the engines back onto the devices.
         """
         self._generator, self._scorer, self._judging, self._generation = generator, scorer, judging, generation
         self._changes = asyncio.Condition()
         self._generating = self._scoring = 0
         self._domain: str | None = None
-        """Domain whose model is on its devices. None while the engines may be there."""
+        """Domain whose judge model is on the devices; None while the engines may be on them."""
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
         """See `Generator`."""

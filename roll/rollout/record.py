@@ -1,4 +1,4 @@
-"""Builds the record of an episode from the output of an engine, and arrays from its segments. Pure functions."""
+"""Builds the record of an episode from the output of an engine, and arrays from the record's segments. Pure functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def single_turn(prompt: Prompt, completion: Completion, result: RewardResult) ->
 
 
 def single_turns(prompt: Prompt, completions: Sequence[Completion], results: Sequence[RewardResult]) -> list[Episode]:
-    """Return one episode for each response to a prompt. They share the segment that holds the prompt."""
+    """Return one episode for each response to a prompt. The episodes share the segment that holds the prompt."""
     asked = given(prompt.token_ids, prompt.text)
     return [
         Episode([Trajectory([asked, sampled(completion)], STOPPED[completion.finish_reason])], result)
@@ -33,7 +33,7 @@ def single_turns(prompt: Prompt, completions: Sequence[Completion], results: Seq
 
 
 def sampled(one: Completion, calls: Sequence[Mapping[str, Any]] = ()) -> Segment:
-    """Return a segment that the policy sampled, with the tools that it calls."""
+    """Return a segment that the policy sampled, with its tool calls."""
     return Segment(one.token_ids, True, one.log_probs, version_runs(one.policy_versions), one.text, calls)
 
 
@@ -43,7 +43,10 @@ def given(token_ids: Ints, text: str) -> Segment:
 
 
 def observed(prompt: Prompt, episodes: Sequence[Episode]) -> Prompt:
-    """Return the prompt with the tokens and the text of the environment's first observation."""
+    """Return the prompt with the tokens and the text of the environment's first observation.
+
+    An episode whose environment failed may lack the tokens, so the longest first segment of the episodes is taken.
+    """
     first = max((episode.trajectories[0].segments[0] for episode in episodes), key=lambda segment: len(segment.token_ids))
     return replace(prompt, token_ids=first.token_ids, text=first.text)
 
@@ -81,8 +84,8 @@ def cut(segment: Segment, tokens: Sequence[int], characters: Sequence[int]) -> l
     """Divide a sampled segment into parts.
 
     Args:
-        tokens: where each part ends; not falling, and the last is the segment's length.
-        characters: the same in its text.
+        tokens: position in the tokens at which each part ends, not decreasing. The last is the segment's length.
+        characters: position in the text at which each part ends.
     """
     versions = token_versions([segment])
     parts = []

@@ -1,7 +1,7 @@
-"""Reference log-probs of a step: computed at once when its groups are taken, or group by group as they finish.
+"""Reference log-probs of a step: computed in one call once the step has all its groups, or group by group as they finish.
 
-scheduler ──group finished──▶ ReferenceAhead.finished ──▶ reference, one group at a time, while others are generated
-loop ──the step's groups──▶ ReferenceAhead.of ──▶ what is still missing is waited for
+scheduler ──group finished──▶ ReferenceAhead.finished ──▶ reference computes one group at a time, while others are generated
+loop ──groups of the step──▶ ReferenceAhead.of ──▶ waits for the groups that are not computed yet
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from roll.rollout.batch import Shaping, experience, usable
 from roll.types import Floats, RolloutGroup, Sequences
 
 LogProbs = Callable[[Sequences], Awaitable[Floats]]
-"""Computes the reference's log-probs: [T] for sequences of T tokens, 0 where no token is learnt."""
+"""Computes the reference's log-probs: [T] for sequences of T tokens, 0 for tokens outside the loss."""
 
 
 class StepReference(Protocol):
-    """Reference log-probs of steps."""
+    """Provides the reference log-probs of each step."""
 
     def finished(self, group: RolloutGroup) -> None:
-        """Note that a group of a later step is finished."""
+        """Announce a finished group that a later step will use."""
         ...
 
     async def of(self, groups: Sequence[RolloutGroup], sequences: Sequences) -> Floats:
-        """Return log-probs [T] for the sequences of the step with these groups.
+        """Return the reference's log-probs [T] for the sequences of a step, which were built from these groups.
 
         Raises:
             RollError: the reference failed.
@@ -65,19 +65,19 @@ class _Asked:
 
 
 class ReferenceAhead:
-    """Computes each group when it is finished, for a reference with its own devices.
+    """Computes each group as soon as it is finished. For a reference that has its own devices.
 
-    Groups are computed separately, so that results do not depend on the order in which they finish.
+    Each group is computed in a separate call, so that results do not depend on the order in which groups finish.
     """
 
     def __init__(self, log_probs: LogProbs, shaping: Shaping) -> None:
-        """`shaping` is that of the steps."""
+        """`shaping` must be the one that the steps use."""
         self._log_probs, self._shaping = log_probs, shaping
         self._asked: dict[int, _Asked] = {}
-        self._turn = asyncio.Lock()  # a call's deadline starts when it is made, not when the reference starts to work on it
+        self._turn = asyncio.Lock()  # one call at a time: a call that waits in the reference's queue would use up its deadline there
 
     def finished(self, group: RolloutGroup) -> None:
-        """See `StepReference`. Groups that finished earlier come first."""
+        """See `StepReference`. Groups are computed in the order in which they finish."""
         self._asked[id(group)] = _Asked(group, asyncio.create_task(self._of_one(group)))
 
     async def of(self, groups: Sequence[RolloutGroup], sequences: Sequences) -> Floats:

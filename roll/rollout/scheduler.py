@@ -2,11 +2,13 @@
 
     sampler ──draw──▶ prompts in flight (at most (1 + async_generation_ratio) x batch) ──take──▶ loop
 
-With ratio 0 all of a step's groups are drawn, finished and handed over before the trainer moves: synchronous
-training. With ratio r, r batches go on generating while the trainer works. By default groups leave in the order in which
-they were drawn, so a run can be repeated. A wider window hands over what is finished first (`Window`); no group waits
-longer than its limit. None is thrown away, but with dynamic sampling those that `keep` refuses, such as groups whose rewards
-are all equal: others are drawn in their place, up to a bound.
+With ratio 0, all groups of a step are drawn, finished and handed over before the trainer starts: synchronous training. With ratio r,
+r batches are still being generated while the trainer works. By default groups are handed over in the order in which they were drawn,
+so that a run is reproducible. With a wider window, groups that finish first are handed over first (`Window`), but no group waits longer
+than the window's age limit.
+
+No group is discarded, except with dynamic sampling: groups that `keep` rejects, such as those whose rewards are all equal, are replaced
+by others, up to a limit.
 """
 
 from __future__ import annotations
@@ -37,15 +39,15 @@ class PromptSource(Protocol):
     """A source of prompts whose position can be saved."""
 
     def draw(self, count: int) -> list[Prompt]:
-        """The next prompts."""
+        """Return the next `count` prompts."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, JSON-able."""
+        """Return the position as JSON-serialisable values."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a position."""
+        """Move to a saved position."""
         ...
 
 
@@ -57,7 +59,10 @@ class _InFlight:
 
 
 class RolloutScheduler:
-    """The rollout side of the loop. Must be used inside one event loop, and closed."""
+    """Draws prompts, keeps them in flight, and hands finished groups to the training loop.
+
+    Must be used inside one event loop, and closed.
+    """
 
     def __init__(
         self,
@@ -71,35 +76,35 @@ class RolloutScheduler:
         keep: Keep = rewards_differ,
         finished: Callable[[RolloutGroup], None] | None = None,
     ) -> None:
-        """`seed` gives every prompt's samples a seed of their own; None leaves randomness to the engine.
-
+        """
         Args:
-            window: groups among which a take chooses, a multiple of `batch_size`; None is one batch.
-            most_batches: dynamic sampling: groups that `keep` refuses are replaced, until so many batches are drawn for one step.
-                None hands over every group.
-            keep: of dynamic sampling.
-            finished: called with each group as soon as it is finished and scored, before a step takes it; not with a group that is
-                replaced because an environment of it broke.
+            batch_size: number of groups of a step.
+            seed: seed from which the seed of every prompt is derived; with None the engine chooses.
+            window: number of groups that a take chooses from, a multiple of `batch_size`; None means one batch.
+            most_batches: limit of dynamic sampling: groups that `keep` rejects are replaced until this many batches are drawn for
+                one step. None turns dynamic sampling off.
+            keep: filter of dynamic sampling.
+            finished: called with each group as soon as it is finished and scored, before a step takes it. It is not called with a
+                group that will be replaced because one of its environments broke.
         """
         self._source, self._sampler = source, sampler
         self._batch_size = batch_size
         self._window = Window(batch_size, async_generation_ratio, window or batch_size)
         self._seed = seed
         self._most_batches, self._keep, self._finished_one = most_batches, keep, finished
-        self._in_flight: dict[int, _InFlight] = {}  # groups in flight by ordinal, the oldest first
-        self._stored: dict[int, StoredGroup] = {}  # by ordinal, finished before a resume and not drawn again yet
+        self._in_flight: dict[int, _InFlight] = {}  # by ordinal, the oldest first
+        self._stored: dict[int, StoredGroup] = {}  # by ordinal: groups from the checkpoint whose prompts are not drawn again yet
         self._metrics: Metrics = {}
-        self._failed_groups = 0  # counts of this step
+        self._failed_groups = 0  # number in this step
 
     async def take(self) -> list[RolloutGroup]:
-        """`batch_size` groups, finished and scored, the oldest first; with dynamic sampling, of those that it keeps.
+        """Return `batch_size` groups, finished and scored, the oldest first.
 
-        Where the bound of dynamic sampling comes first, the batch is filled up with the oldest that were dropped.
-
-        A group of which an environment broke, in each of its attempts, is replaced by another.
+        With dynamic sampling these are groups that `keep` accepts. If the limit of drawn batches is reached first, the step is filled
+        up with the oldest rejected groups. A group is replaced by another if one of its environments broke in every attempt.
 
         Raises:
-            RollError: what answering a prompt raised; the others are cancelled when it is closed. Or too many environments break.
+            RollError: sampling or scoring a prompt failed, or too many environments broke. `aclose` cancels the other groups.
         """
         self._failed_groups = 0
         if self._most_batches is None:
@@ -116,7 +121,7 @@ class RolloutScheduler:
                 (kept if self._keep(group) else dropped).append(group)
         missing = self._batch_size - len(kept)
         if missing:
-            message = "dynamic_sampling keeps %d of %d drawn groups, and the step has room for %d; the oldest of the others fill it up"
+            message = "dynamic_sampling kept %d of %d drawn groups, but a step has %d: it is filled up with the oldest dropped groups"
             LOG.warning(message, len(kept), len(kept) + len(dropped), self._batch_size)
         thrown_away = dropped[missing:]
         self._metrics = {
@@ -128,11 +133,14 @@ class RolloutScheduler:
         return kept + dropped[:missing]
 
     def metrics(self) -> Metrics:
-        """With dynamic sampling: the groups that the last step drew and dropped. Also the number of replaced groups, if there are any."""
+        """Return metrics of the last step: with dynamic sampling, the numbers of drawn and dropped groups and of dropped tokens.
+
+        If environments failed, the number of groups that were replaced is included.
+        """
         return self._metrics | ({"episode/failed_groups": float(self._failed_groups)} if self._failed_groups else {})
 
     async def _whole(self, count: int) -> list[RolloutGroup]:
-        """Finished groups without a failed environment."""
+        """Return the next `count` finished groups none of whose environments failed."""
         groups: list[RolloutGroup] = []
         while len(groups) < count:
             for group in await self._finished(count - len(groups)):
@@ -140,10 +148,11 @@ class RolloutScheduler:
                     groups.append(group)
                     continue
                 self._failed_groups += 1
-                LOG.warning("prompt %d of %s is replaced by another: %s", group.prompt.prompt_id, group.prompt.domain, why)
+                broke = "prompt %d of domain %s is replaced by another because its environment failed: %s"
+                LOG.warning(broke, group.prompt.prompt_id, group.prompt.domain, why)
                 if self._failed_groups > MOST_FAILED * self._batch_size:
                     many = f"{self._failed_groups} groups of one step were discarded because their environments failed"
-                    raise RollError(f"{many}; the last of {group.prompt.domain}: {why}")
+                    raise RollError(f"{many}; the last one, of domain {group.prompt.domain}: {why}")
         return groups
 
     async def _finished(self, count: int) -> list[RolloutGroup]:
@@ -158,7 +167,7 @@ class RolloutScheduler:
         return [groups[ordinal] for ordinal in sorted(groups)]
 
     async def _chosen(self, choice: Choice) -> list[int]:
-        """Wait until enough groups are finished; return those that are due and the oldest others."""
+        """Wait until enough groups are finished. Return the ordinals of all groups that are due and of the oldest others."""
         finished: set[int] = set()
         news: asyncio.Queue[int] = asyncio.Queue()
         for ordinal in choice.pool:
@@ -184,7 +193,7 @@ class RolloutScheduler:
             self._in_flight[ordinal] = _InFlight(position, finished)
             return
         if stored:
-            LOG.warning("prompt %d, which the checkpoint has finished, is answered again: sampling has changed", prompt.prompt_id)
+            LOG.warning("prompt %d is sampled again: its group in the checkpoint was sampled with other settings", prompt.prompt_id)
         seed = None if self._seed is None else prompt_seed(self._seed, TRAINING, prompt.prompt_id)
         self._in_flight[ordinal] = _InFlight(position, asyncio.create_task(self._sample(prompt, seed)))
 
@@ -197,20 +206,20 @@ class RolloutScheduler:
         return group
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position to resume at: the oldest prompt that was drawn but not handed over, and the later ones already consumed."""
+        """Return the position to resume from: the oldest prompt not handed over yet, and which of the later ones were handed over."""
         head = self._window.head
         source = self._source.state_dict() if head is None else self._in_flight[head].position
         return {**source, "window": self._window.state_dict()} if self._window.slack else source
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved position. No group may be in flight."""
+        """Move to a saved position. No group may be in flight."""
         assert not self._in_flight, "the scheduler is already running"
         self._source.load_state_dict({key: value for key, value in state.items() if key != "window"})
         if "window" in state:
             self._window.load_state_dict(state["window"])
 
     async def save(self, folder: Path) -> None:
-        """Write the groups that are finished but not handed over, if there are any."""
+        """Write the groups that are finished but not handed over yet. Without any, write no file."""
         head = self._window.head or 0
         tasks = {ordinal: flight.task for ordinal, flight in self._in_flight.items() if flight.task.done()}
         finished = {ordinal: task.result() for ordinal, task in tasks.items() if not task.cancelled() and not task.exception()}
@@ -222,7 +231,7 @@ class RolloutScheduler:
             await asyncio.to_thread(write_groups, folder / FILE, groups)
 
     async def load(self, folder: Path) -> None:
-        """Read what `save` wrote; nothing may be in flight.
+        """Read the groups that `save` wrote, if any. No group may be in flight.
 
         Raises:
             CheckpointError: the file cannot be read.

@@ -1,6 +1,7 @@
-"""Stores finished groups that were not handed over in a checkpoint, so that a resumed run does not generate them again.
+"""Saves finished groups that no step has used yet, so that a resumed run does not generate them again.
 
-One safetensors file holds the tokens and log-probs of all segments end to end, and a JSON text that says which are whose.
+They are part of a checkpoint: one safetensors file with the concatenated tokens and log-probs of all segments, and a JSON text with the
+structure of groups, episodes and segments.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from roll.rollout.record import observed
 from roll.types import Episode, Prompt, RewardOutcome, RewardResult, RolloutGroup, Segment, StopReason, Trajectory, TurnReward, VersionRun
 
 FILE = "rollouts.safetensors"
+"""Name of the file in the checkpoint's folder."""
 
 
 @dataclass(frozen=True)
 class StoredGroup:
-    """One finished group, without its prompt: the source draws that again."""
+    """One finished group without its prompt, which the resumed run draws again."""
 
     prompt_id: int
     age: int
@@ -33,18 +35,19 @@ class StoredGroup:
     baseline: Episode | None
 
     def of(self, prompt: Prompt) -> RolloutGroup:
-        """Return the whole group.
+        """Return the group with its prompt.
 
         Raises:
-            CheckpointError: it answers another prompt.
+            CheckpointError: the group belongs to another prompt.
         """
         if prompt.prompt_id != self.prompt_id:
-            raise CheckpointError(f"the checkpoint holds a group of prompt {self.prompt_id}, where prompt {prompt.prompt_id} is drawn")
+            found = f"the checkpoint holds a group of prompt {self.prompt_id}, but prompt {prompt.prompt_id} was drawn in its place"
+            raise CheckpointError(f"{found}; resume from another checkpoint")
         return RolloutGroup(observed(prompt, self.episodes), self.episodes, self.baseline)
 
 
 def write_groups(path: Path, groups: Mapping[int, StoredGroup]) -> None:
-    """Write groups by number, under which `read_groups` returns them."""
+    """Write groups to a file. `groups` maps the number of each group to it, as `read_groups` returns them."""
     tokens: list[Any] = [np.zeros(0, np.int32)]
     log_probs: list[Any] = [np.zeros(0, np.float32)]
 
@@ -79,15 +82,15 @@ def write_groups(path: Path, groups: Mapping[int, StoredGroup]) -> None:
 
 
 def read_groups(path: Path) -> dict[int, StoredGroup]:
-    """Read a file of `write_groups`.
+    """Return the groups of a file that `write_groups` wrote, by number.
 
     Raises:
-        CheckpointError: the file is something else.
+        CheckpointError: the file cannot be read, or has another format.
     """
     try:
         return _read(load_file(path))
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: no groups can be read from it: {error}; take another checkpoint") from error
+        raise CheckpointError(f"{path}: cannot read the finished groups: {error}; resume from another checkpoint") from error
 
 
 def _read(arrays: Mapping[str, Any]) -> dict[int, StoredGroup]:
@@ -114,14 +117,14 @@ def _read(arrays: Mapping[str, Any]) -> dict[int, StoredGroup]:
 
 
 class _Cut:
-    """Takes an array apart from the front."""
+    """Cuts successive pieces off the front of an array."""
 
     def __init__(self, values: Any) -> None:
         self._values, self._begin = values, 0
 
     def next(self, count: int) -> Any:
-        """Return the next values, [count]."""
+        """Return the next `count` values."""
         begin, self._begin = self._begin, self._begin + count
         if self._begin > len(self._values):
-            raise ValueError(f"{len(self._values)} values are too few")
+            raise ValueError(f"an array of {len(self._values)} values is too short")
         return self._values[begin : self._begin]

@@ -1,4 +1,4 @@
-"""An episode in progress: the segments of each party, and their rewards."""
+"""An episode in progress: its sampled and given segments, and the rewards of its turns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ NOTHING_SAMPLED = Completion(np.zeros(0, np.int32), None, np.zeros(0, np.int32),
 
 
 class Transcript:
-    """The tokens of both parties end to end, exactly as the engine saw and sampled them.
+    """The tokens of policy and environment in one sequence, exactly as the engine saw and sampled them.
 
-    If new messages cannot be appended to the sampled tokens, the context forks: it is rendered again as another trajectory.
+    If new messages cannot be appended to the sampled tokens, the context forks: the whole conversation is rendered again and starts
+    another trajectory.
     """
 
     def __init__(self, token_ids: Ints, text: str) -> None:
@@ -31,14 +32,14 @@ class Transcript:
         """Counters of the episode."""
 
     def act(self, completion: Completion, calls: Sequence[Mapping[str, Any]], state: str) -> None:
-        """Append the policy's turn, taken in a state of the environment. Its reward follows."""
+        """Append the policy's turn, with the state of the environment before it. Its reward is 0 until `earn` adds to it."""
         self._paths[-1].append(sampled(completion, calls))
         self._earned.append(0.0)
         self._states.append(state)
         self.context = np.concatenate([self.context, completion.token_ids], dtype=np.int32)
 
     def earn(self, reward: float) -> None:
-        """Set the reward of the last turn."""
+        """Add to the reward of the last turn."""
         self._earned[-1] += reward
 
     def go_on(self, token_ids: Ints, text: str) -> None:
@@ -47,12 +48,12 @@ class Transcript:
         self.context = np.concatenate([self.context, token_ids], dtype=np.int32)
 
     def fork(self, token_ids: Ints, text: str) -> None:
-        """Start another trajectory with the whole conversation."""
+        """Start another trajectory with the tokens of the whole conversation."""
         self._paths.append([given(token_ids, text)])
         self.context = token_ids
 
     def episode(self, stop: StopReason) -> Episode:
-        """Return the episode. Its reward is the sum of the rewards of its turns."""
+        """Return the episode, with the sum of its turns' rewards as its reward."""
         self._check()
         if not self._earned:
             self.act(NOTHING_SAMPLED, (), "")
@@ -67,6 +68,7 @@ class Transcript:
 
 
 def without_verdict(token_ids: Ints, text: str, stop: StopReason, note: str, outcome: RewardOutcome) -> Episode:
-    """Return an episode without a verdict: the environment broke, or the deadline passed, before the first turn."""
+    """Return an episode without sampled tokens, with reward 0: it ended before the policy's first turn."""
+
     path = Trajectory([given(token_ids, text), sampled(NOTHING_SAMPLED, ())], stop)
     return Episode([path], RewardResult(0.0, outcome, note=note), (0.0,), ("",))

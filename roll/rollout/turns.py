@@ -1,4 +1,4 @@
-"""The turns of episodes: splits responses at a reward's turns, and assigns the turns' rewards."""
+"""The turns of episodes: splits responses into the turns that a reward names, and assigns rewards to turns."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from roll.rollout.record import cut
 from roll.types import Episode, Floats, Ints, Segment
 
 Locate = Callable[[Segment, Sequence[int]], Ints]
-"""See `TurnEnds`."""
+"""Converts positions in a response's text to positions in its tokens. See `TurnEnds`."""
 BROKEN = "\ufffd"
-"""A decoder's character for bytes that are not a character."""
+"""Replacement character: a decoder returns it for bytes that are no complete character."""
 
 
 class TurnEnds:
-    """Maps characters of a response's text to its tokens."""
+    """Converts positions in a response's text to positions in its tokens."""
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
-        """`decode` converts token ids to text as the engine did."""
+        """`decode` must convert token ids to text in the same way as the engine."""
         self._decode = decode
         self._pieces: dict[int, str] = {}
 
     def __call__(self, response: Segment, ends: Sequence[int]) -> Ints:
-        """Return, for each of K numbers of characters, the least number of tokens whose text has them.
+        """Return [K], for each of the K text positions in `ends`, the smallest number of tokens whose text reaches it.
 
-        At the text's end these are all tokens: the end-of-sequence token, which has no text, belongs to the last turn.
+        For the end of the text this is the number of all tokens, so that the end-of-sequence token, which has no text, belongs to the
+        last turn.
         """
         token_ids, text = response.token_ids.tolist(), response.text
         runs = self._runs(token_ids)
@@ -49,7 +50,7 @@ class TurnEnds:
         return np.array([count(end) for end in ends], np.int32)
 
     def _runs(self, token_ids: list[int]) -> list[tuple[list[int], str]]:
-        """Yield tokens with their text. Tokens with parts of one character stay together."""
+        """Return runs of tokens, each with its text. A run is one token, or several that share a character."""
         runs: list[tuple[list[int], str]] = []
         for is_broken, group in groupby(token_ids, lambda token_id: BROKEN in self._piece(token_id)):
             ids = list(group)
@@ -57,7 +58,10 @@ class TurnEnds:
         return runs
 
     def _within(self, token_ids: list[int], text: str, end: int) -> int:
-        """Return the same within one run. A prefix's own text is exact, except for an incomplete character at its end."""
+        """Return the number of the run's tokens whose text reaches `end` characters of the run's text.
+
+        The decoded text of a prefix of the run is exact, except for an incomplete character at its end.
+        """
         counts = range(1, len(token_ids))
         return bisect_left(counts, end, key=lambda n: len(commonprefix([self._decode(token_ids[:n]), text]))) + 1
 
@@ -68,9 +72,9 @@ class TurnEnds:
 
 
 def divided(episode: Episode, locate: Locate) -> Episode:
-    """Return the episode with a segment for each turn of its response, if the reward names turns; otherwise unchanged.
+    """Return the episode with one segment for each turn of its response. If the reward names no turns, return it unchanged.
 
-    Turns that end in one token are one segment. What follows the last turn is a segment too.
+    Turns that end within the same token share a segment. Tokens after the last turn form another segment.
     """
     turns = episode.reward.turns
     if not turns:
@@ -88,10 +92,11 @@ def divided(episode: Episode, locate: Locate) -> Episode:
 
 
 def joined_turns(episodes: Sequence[Episode], rewards: Floats) -> Turns | None:
-    """Return the turns of a step's episodes, one for each sampled segment. None if each episode is one turn.
+    """Return the turns of a step's episodes, one for each sampled segment; None if every episode is one turn.
 
     Args:
-        rewards: [E], shaped. What they have beyond the turns' rewards is the last turn's.
+        episodes: the E episodes.
+        rewards: [E], shaped rewards. The excess of an episode's reward over the sum of its turns' rewards is added to the last turn.
     """
     if all(not episode.turn_rewards and len(episode.sampled) == 1 for episode in episodes):
         return None
@@ -111,7 +116,7 @@ def joined_turns(episodes: Sequence[Episode], rewards: Floats) -> Turns | None:
 
 
 def _states(episodes: Sequence[Episode]) -> Ints | None:
-    """Return the numbers [K] of the turns' states. A turn without a known state gets a number of its own."""
+    """Return [K], a number for the state before each turn. Equal states get equal numbers; every unknown state gets a unique one."""
     if not any(episode.turn_states for episode in episodes):
         return None
     numbers: dict[str | tuple[int, int], int] = {}
@@ -124,7 +129,10 @@ def _states(episodes: Sequence[Episode]) -> Ints | None:
 
 
 def _turn_lengths(episode: Episode) -> list[int]:
-    """Return the tokens of each turn: the sampled ones and the given ones before them. Given tokens after the last turn belong to it."""
+    """Return the number of tokens of each turn, including the given tokens before it.
+
+    Given tokens after the last turn count as part of it.
+    """
     lengths, before = [], 0
     for segment in (segment for trajectory in episode.trajectories for segment in trajectory.segments):
         before += len(segment.token_ids)

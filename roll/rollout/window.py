@@ -1,10 +1,10 @@
-"""Which groups in flight a take may hand over. Counts alone: no clock, no tasks.
+"""Decides which groups in flight a take may hand over. Works on counts alone, without clocks and tasks.
 
     ordinals   0 1 2 3 | 4 5 6 7 | 8 9 ...       in the order in which prompts were drawn
                window of two batches |
 
-A take chooses among the ordinals of the window, which stays where it is until all of them are gone: consumed or dropped. A window of
-one batch is first in, first out. A wider one lets a take leave slow groups for a later one, but none for longer than `limit` steps.
+A take chooses among the ordinals of the window. The window moves on only when all of its groups have been handed over. A window of one
+batch is first in, first out. With a wider one, a take may leave slow groups to a later take, but none for longer than `limit` steps.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ class Window:
         assert width % batch == 0, f"a window of {width} is not divisible by the batch size, {batch}"
         self._ahead, self._width = round(ratio * batch), width
         self.slack = width - batch
-        """Number of groups in flight that may be older than one that is handed over."""
+        """Largest number of older groups that may still be in flight when a group is handed over."""
         self.limit = age_limit(ratio, width // batch)
+        """Largest age of a group that is handed over, in steps."""
         self._begin = self._next = self._step = 0
-        self._drawn_at: dict[int, int] = {}  # step in which it was drawn, by ordinal
-        self._known_gone: set[int] = set()  # after a resume: ordinals to draw again, and to skip
+        self._drawn_at: dict[int, int] = {}  # step in which each group was drawn, by ordinal
+        self._known_gone: set[int] = set()  # after a resume: ordinals that were handed over before it, to be skipped
 
     def has_room(self, wanted: int) -> bool:
-        """Whether another group may be drawn while a take wants this many."""
+        """Whether another group may be drawn while a take wants `wanted` groups."""
         return len(self._drawn_at) < wanted + self._ahead
 
     def draw(self) -> int | None:
-        """Draw a group; return its ordinal, or None if it was consumed or dropped before a resume."""
+        """Draw a group. Return its ordinal, or None if the group was handed over before a resume."""
         ordinal, self._next = self._next, self._next + 1
         if ordinal in self._known_gone:
             self._known_gone.remove(ordinal)
@@ -65,7 +66,7 @@ class Window:
         self._drawn_at[ordinal] = self._step - steps
 
     def choice(self, wanted: int) -> Choice:
-        """Return the groups to choose from for a take of this many; fewer if the window ends before."""
+        """Return the groups that a take of `wanted` groups may choose from. Its count is smaller if the window has fewer groups left."""
         assert self.head is not None, "nothing is in flight"
         while self.head >= self._begin + self._width:
             self._begin += self._width
@@ -75,25 +76,26 @@ class Window:
         return Choice(pool, min(wanted, len(pool)), due)
 
     def remove(self, ordinals: Iterable[int]) -> None:
-        """Note that groups are consumed or dropped."""
+        """Record that groups were handed over."""
         for ordinal in ordinals:
             del self._drawn_at[ordinal]
 
     def next_step(self) -> None:
-        """A take is complete."""
+        """Record that a step has all its groups."""
         self._step += 1
 
     @property
     def head(self) -> int | None:
-        """Return the oldest ordinal in flight; None if there is none."""
+        """Return the oldest ordinal in flight; None if nothing is in flight."""
         return next(iter(self._drawn_at), None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for `load_state_dict`, for a resume that draws from the head on; JSON-able."""
+        """Return the state as JSON-serialisable values. A resumed run draws from the head on, so ordinals are relative to it."""
         head = self._next if self.head is None else self.head
         gone = [ordinal - head for ordinal in range(head, self._next) if ordinal not in self._drawn_at]
         return {"begin": self._begin - head, "gone": gone + [ordinal - head for ordinal in sorted(self._known_gone)]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state. Ordinals count from the head."""
+        """Load a state of `state_dict`. The head becomes ordinal 0."""
+
         self._begin, self._known_gone = state["begin"], set(state["gone"])

@@ -207,7 +207,7 @@ def test_an_observation_longer_than_a_prompt_may_be_is_a_failure() -> None:
         return await episodes(worlds, Engine(counting())).play(task(), 5, 11)
 
     episode = run(play)
-    assert episode.stop is StopReason.ENVIRONMENT_FAILED and "216 tokens, and prompt_length is 100" in episode.reward.note
+    assert episode.stop is StopReason.ENVIRONMENT_FAILED and "216 tokens, more than prompt_length, which is 100" in episode.reward.note
     assert [world.closed for world in worlds.opened] == [1, 1]
 
 

@@ -183,9 +183,9 @@ def test_an_episode_weighs_as_one_sequence_however_it_is_split(replicas: int, bu
 
 
 def test_a_trajectory_begins_with_what_is_given() -> None:
-    with pytest.raises(AssertionError, match="begins with given tokens"):
+    with pytest.raises(AssertionError, match="must begin with given tokens"):
         step_of(make_episode([5]))
-    with pytest.raises(AssertionError, match="log-probs of some responses and not of others"):
+    with pytest.raises(AssertionError, match="log-probs of some responses but not of others"):
         step_of(one_turn(1.0), Episode([make_trajectory(ASKED, replace(sampled([5]), log_probs=None))], RewardResult(0.0)))
 
 
