@@ -321,7 +321,7 @@ class Campaign:
         """Return the number of logged steps that were repeated because of it."""
         if one.fault.kind not in (*TRAINER_SIDE, *ENDS_RUN):
             return 0
-        found = self._course.since(one.at, r"the run goes on from|roles start, to go on after step")
+        found = self._course.since(one.at, r"the run continues from|roles, to continue after step")
         if found is None or one.step < 0:
             return 0
         match = re.search(r"after step (\d+)$|checkpoint of step (\d+)$", found.text)

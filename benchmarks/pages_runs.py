@@ -63,7 +63,7 @@ def write_run(folder: Path, steps: int, rate: float, with_samples: bool) -> None
     config |= {"output_dir": str(folder), "actor_train": {"training_args": {"learning_rate": rate, "weight_decay": 0.0}}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / STARTS_FILE).write_text(json.dumps(asdict(START)) + "\n")
-    write_end(folder, RunEnd("done", "", f"the last one is of step {steps}", steps))
+    write_end(folder, RunEnd("done", "", f"the last checkpoint is of step {steps}", steps))
 
 
 def _validation(learnt: float, rng: random.Random) -> Metrics:

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     try:
         return run_command(lambda: _run_all(words))
-    except SystemExit as stop:  # flags of Hydra itself
+    except SystemExit as stop:  # raised by Hydra's own flags, such as --help
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else PART_FAILED
 
 
@@ -48,13 +48,13 @@ def _run(config: Config, plan: Plan) -> None:
 
     with Life(Console()) as life:
         life.driver("loading libraries")
-        from roll.pipeline.assemble import run  # Here, so that a dry run imports neither torch nor ray.
+        from roll.pipeline.assemble import run  # Imported here, so that a dry run imports neither torch nor ray.
 
         run(config, plan, life)
 
 
 def _compare(folders: Sequence[Path]) -> None:
-    """Show the runs of a multirun as `python -m roll.compare` does. If they cannot be compared, print the reason."""
+    """Compare the runs of a multirun as `python -m roll.compare` does. If that is impossible, print the reason."""
     from roll.tracking.compare.text import comparison_text
     from roll.tracking.compare.write import PAGE, compare_runs, comparison_page
     from roll.tracking.report.write import write_page
@@ -65,7 +65,7 @@ def _compare(folders: Sequence[Path]) -> None:
         common = Path(os.path.commonpath([folder.resolve() for folder in folders]))
         print(f"\npage: {write_page(common / PAGE, comparison_page(comparison))}")
     except (DataError, OSError) as error:
-        print(f"the runs are not compared: {error}", file=sys.stderr)
+        print(f"the runs could not be compared: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs a checked configuration: checks model and data, opens the run folder, starts the roles, runs the loop."""
+"""Runs an experiment from its checked configuration: checks models and data, opens the run folder, starts the roles and runs the loop."""
 
 from __future__ import annotations
 
@@ -48,44 +48,44 @@ from roll.workers.guarded import guarded
 
 LOG = logging.getLogger(__name__)
 BEFORE_FIRST = -1
-"""Number of the step before step 0. Step 0 holds the metrics before any training."""
+"""Step number that precedes step 0, the step of the metrics before any training."""
 
 
 def run(config: Config, plan: Plan, life: Life) -> None:
-    """Run an experiment. Model and data are looked through first: nothing starts for a run that cannot go on.
+    """Run an experiment. Check models and data first, so that no role starts for a run that cannot work.
 
-    `life` shows what the driver and the roles are doing.
+    `life` shows the activity of the driver and the roles.
 
     Raises:
-        BadInput: the data or the model cannot be used.
-        RollError: a part failed.
-        KeyboardInterrupt: the run was interrupted; its checkpoint is written.
+        BadInput: the configuration, the data or a model cannot be used.
+        RollError: a role or another part of the run failed.
+        KeyboardInterrupt: the run was interrupted.
     """
     folder = _run_folder(config)
     secrets = secrets_of(config, plan.environment)
     with Interrupt() as interrupt, ExitStack() as stack:
         store = CheckpointStore(folder / "checkpoints", config.keep_checkpoints)
-        stack.enter_context(store.held())  # Locked first: a second run would write into the files of this one.
+        stack.enter_context(store.held())  # Locked first, because a second run would write into the files of this one.
         stack.enter_context(RunLog(folder, secrets.hide))
         ending = stack.enter_context(Ending(folder, secrets.hide))
         LOG.info("the plan:\n%s", plan_text(config, plan))
         checkpointer = Checkpointer(config, store)
         if config.max_steps is not None and _was_finished(config, checkpointer, config.max_steps):
             return
-        checkpointer.agree(resume_fingerprint.of_keys(config), "set it to what it was")
-        checkpointer.agree(resume_fingerprint.of_weights(config), "name the model that the adapter was trained on")
+        checkpointer.agree(resume_fingerprint.of_keys(config), "set it to the checkpoint's value")
+        checkpointer.agree(resume_fingerprint.of_weights(config), "set it to the model that the adapter was trained on")
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
         life.driver("checking model and data")
         prepared = prepare(config)
         checkpointer.agree(
-            resume_fingerprint.of_rows(config, prepared), "the files, columns, template, lengths and data_split must be what they were"
+            resume_fingerprint.of_rows(config, prepared), "use the same files, columns, template, lengths and data_split as before"
         )
         steps = last_step(config, plan, prepared)
         if _was_finished(config, checkpointer, steps):
             return
         if prepared.rows is not None:
-            print(f"{prepared.rows} rows, {plan.batch.sequences_per_step} a step: {steps} steps", flush=True)
+            print(f"{prepared.rows} rows, {plan.batch.sequences_per_step} per step: {steps} steps", flush=True)
         ending.begin(checkpointer, steps)
         write_config(config, folder)
         write_start(folder, secrets.hide)
@@ -109,25 +109,25 @@ def run(config: Config, plan: Plan, life: Life) -> None:
 
 
 def last_step(config: Config, plan: Plan, prepared: Prepared) -> int:
-    """The last step of the run: `max_steps`, or the step that ends the last epoch."""
+    """Return the last step of the run: `max_steps`, or the step that ends the last epoch."""
     if not isinstance(config, OfflineConfig) or prepared.rows is None:
-        assert config.max_steps is not None, "only a run over given rows has none"
+        assert config.max_steps is not None, "only offline pipelines may leave max_steps unset"
         return config.max_steps
     return steps_of(config, prepared.rows, plan.batch.sequences_per_step)
 
 
 def _was_finished(config: Config, checkpointer: Checkpointer, steps: int) -> bool:
-    """Whether an earlier run took all steps. If so, print that; the run folder stays as it is."""
+    """Return whether an earlier run completed all steps. If so, print that. The run folder is not changed."""
     if finished := checkpointer.is_finished(steps):
-        print(f"{config.exp_name} has taken its {steps} steps before; its run folder is {config.output_dir}")
+        print(f"{config.exp_name} has already completed its {steps} steps; its run folder is {config.output_dir}")
     return finished
 
 
 def prepare(config: Config) -> Prepared:
-    """Check models and data.
+    """Check models and data, and return the loop, ready to run.
 
     Raises:
-        BadInput: models or data cannot be used.
+        BadInput: a model or the data cannot be used.
     """
     match config:
         case RlvrConfig():
@@ -143,20 +143,21 @@ def prepare(config: Config) -> Prepared:
 
 
 def write_config(config: Config, folder: Path) -> None:
-    """Write `config.yaml` without secrets."""
+    """Write the configuration to `config.yaml`, without secrets."""
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(redacted(config.model_dump(mode="json")))))
 
 
 def _run_folder(config: Config) -> Path:
-    """
+    """Create the run folder if it does not exist, and return it.
+
     Raises:
-        ConfigError: it cannot be made.
+        ConfigError: the folder cannot be created.
     """
     folder = Path(config.output_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError([Fault("output_dir", f"'{folder}' cannot be made: {error.strerror}", "give another folder")]) from None
+        raise ConfigError([Fault("output_dir", f"'{folder}' cannot be created: {error.strerror}", "choose another folder")]) from None
     return folder
 
 
@@ -169,7 +170,7 @@ async def _run(
     life: Life,
     reopen: Callable[[int | None], Tracking],
 ) -> None:
-    """Run the loop to its end. Restart it if the trainer's side loses a process; see `Restarts`."""
+    """Run the loop to completion. Restart it if the trainer's side loses a process; see `Restarts`."""
     restarts = Restarts(config.max_restarts)
     async with AsyncExitStack() as stack:
         with interrupt.working():
@@ -187,7 +188,11 @@ async def _run(
 
 
 async def _attempt(roles: Roles, loop: Loop, context: RunContext, interrupt: Interrupt, life: Life) -> WorkerFailed | None:
-    """Run the loop; return the failure that ended it after all roles had started, or None."""
+    """Run the loop. Return the failure that ended it, or None if it completed.
+
+    Raises:
+        WorkerFailed: a worker failed before all roles had started for the first time.
+    """
     try:
         async with roles.liveness.watched(is_trainer_side), guarded(tell_signs(roles, life)):
             position = await loop(roles, context, interrupt)
@@ -200,19 +205,19 @@ async def _attempt(roles: Roles, loop: Loop, context: RunContext, interrupt: Int
 
 
 def _tell_restart(lost: WorkerFailed, which: str, step: int | None) -> None:
-    """Log which process died, how, and the step that the run continues from."""
+    """Log the failure, the number of the restart, and the step that the run continues from."""
     origin = "its start" if step is None else f"the checkpoint of step {step}"
-    LOG.warning("%s; %s: the run goes on from %s", lost, which, origin)
+    LOG.warning("%s; %s: the run continues from %s", lost, which, origin)
     LOG.info("%s\n%s", lost, lost.traceback)
 
 
 def _reopened(stack: ExitStack, config: Config, steps: int, life: Life, step: int | None) -> Tracking:
-    """Open the trackers after the step that the run continues from, or at its start. Lines of later steps are removed."""
+    """Reopen the trackers to continue after `step`, or from the start if it is None. Remove the records of later steps."""
     return stack.enter_context(open_trackers(config, BEFORE_FIRST if step is None else step, steps, life))
 
 
 def open_trackers(config: Config, resumed_step: int | None, steps: int, life: Life) -> Tracking:
-    """Return the trackers: the metrics file, the console with `steps` in total, and those of `track_with`."""
+    """Open the metrics file, the console tracker for a run of `steps` steps, and the trackers of `track_with`."""
     folder = Path(config.output_dir)
     facts = RunFacts(folder, config.exp_name, redacted(config.model_dump(mode="json")), resumed_step)
     record = JsonlTracker(folder, resumed_step)

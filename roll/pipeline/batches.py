@@ -1,4 +1,4 @@
-"""Turns rows into batches, with the outputs of a reference or teacher for them."""
+"""Turns rows into training batches, including the outputs of a reference or teacher model."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from roll.data.examples import Example, ExampleSet
 from roll.types import Floats, Sequences, TrainBatch
 
 Ask = Callable[[Sequences], Awaitable[Floats]]
-"""Computes the output of a model for sequences: log-probs of the response tokens [T], or a teacher's states [S, H]."""
+"""Computes the output of a model for sequences: log-probs [T] of the response tokens (0 elsewhere), or a teacher's states [S, H]."""
 
 
 @dataclass(frozen=True)
 class Models:
-    """The models that may process a batch before the learner does."""
+    """Models whose outputs a batch may need before it is trained on."""
 
     log_probs: Ask
-    """The learner as it is."""
+    """The learner with its current weights."""
     other: Ask | None = None
     """The reference or the teacher; None for a pipeline without one."""
 
 
 MakeBatch = Callable[[Sequence[Example], Models], Awaitable[tuple[TrainBatch, Loss]]]
-"""Makes the batch of rows, and returns it with its loss."""
+"""Builds the training batch of some rows, and returns it with its loss."""
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Makes batches from rows."""
+    """Builds training batches from the rows of a data set."""
 
     rows: ExampleSet
     make_batch: MakeBatch
@@ -48,13 +48,13 @@ class Batches:
 
         async def recall(sequences: Sequences) -> Floats:
             log_probs = np.concatenate([self.recorded[number] for number in numbers])
-            assert len(log_probs) == len(sequences.token_ids), "asked about sequences that were not recorded"
+            assert len(log_probs) == len(sequences.token_ids), "no log-probs were recorded for these sequences"
             return log_probs
 
         return await self.make_batch(examples, replace(self.models, other=recall))
 
     async def record(self, numbers: Sequence[int], chunk: int, ask: Ask) -> Batches:
-        """Return a copy for which `ask` was called beforehand, once for each row, `chunk` rows at a time."""
+        """Call `ask` once for each distinct row, `chunk` rows at a time. Return a copy that uses the recorded results."""
         once, recorded = sorted(set(numbers)), {}
         for start in range(0, len(once), chunk):
             asked = once[start : start + chunk]

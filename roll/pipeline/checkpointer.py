@@ -1,4 +1,4 @@
-"""Writes and restores checkpoints, and exports the policy at the end."""
+"""Writes and restores checkpoints, and exports the policy at the end of the run."""
 
 from __future__ import annotations
 
@@ -21,55 +21,55 @@ EXPORT = "export"
 
 
 class Resumable(Protocol):
-    """A part of a loop whose state is in checkpoints: the position of its input, or what it carries from step to step."""
+    """A part of the loop with state in checkpoints: a position in the data, or values that carry over between steps."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, JSON-able."""
+        """Return the state as JSON-serialisable values."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go there."""
+        """Restore a state that `state_dict` returned."""
         ...
 
 
 class Unconsumed(Protocol):
-    """Stores the results for coming steps, so that a resumed run does not compute them again."""
+    """Holder of results for future steps. They are saved in checkpoints, so that a resumed run does not compute them again."""
 
     async def save(self, folder: Path) -> None:
-        """Write the stored results, if there are any."""
+        """Write the results, if there are any."""
         ...
 
     async def load(self, folder: Path) -> None:
-        """Read what `save` wrote, if it wrote any."""
+        """Read the results that `save` wrote, if any."""
         ...
 
 
 class Trainer(Protocol):
-    """The learner, as checkpoints see it."""
+    """The operations of a learner that checkpoints need."""
 
     @property
     def save(self) -> Callable[[Path], Awaitable[None]]:
-        """Write the states to a folder, so that `load` continues exactly."""
+        """Write the training state to a folder, so that training continues exactly after `load`."""
         ...
 
     @property
     def load(self) -> Callable[[Path], Awaitable[None]]:
-        """Restore what `save` wrote."""
+        """Restore the training state that `save` wrote."""
         ...
 
     @property
     def export(self) -> Callable[[Path], Awaitable[None]]:
-        """Export the policy as a Hugging Face or PEFT folder."""
+        """Export the policy to a Hugging Face or PEFT folder."""
         ...
 
 
 class Checkpointer:
-    """Decides what to resume from and when a checkpoint is due, and writes and reads checkpoints."""
+    """Chooses the checkpoint to resume from, decides when the next one is due, and reads and writes checkpoints."""
 
     last: tuple[int, Path] | None
     """Step and folder of the newest checkpoint that the run has written or resumed from."""
     is_at_end: bool
-    """Whether the newest checkpoint is that of the last step."""
+    """Whether the newest checkpoint contains the last step that the run took."""
     exported: Path | None
     """Folder of the exported policy; None until this run has exported it."""
 
@@ -77,7 +77,7 @@ class Checkpointer:
         """Find the checkpoint of `resume_from_checkpoint`.
 
         Raises:
-            ConfigError, CheckpointError: it is not there, or not whole.
+            ConfigError, CheckpointError: the checkpoint does not exist or is incomplete.
         """
         self._config, self._store = config, store
         self._began = time.monotonic()
@@ -95,14 +95,14 @@ class Checkpointer:
         return self._state.step if self._state else None
 
     def is_finished(self, last_step: int) -> bool:
-        """Whether an earlier run has taken the last step and exported the policy."""
+        """Return whether an earlier run completed the last step and exported the policy."""
         return (self.resumed_step or 0) >= last_step and self._final.is_dir()
 
     def agree(self, fingerprint: Mapping[str, str], remedy: str) -> None:
-        """Compare the run with the fingerprint in its checkpoint (`LoopState.basis`), and use it for new checkpoints.
+        """Check that the run's fingerprint agrees with the one in its checkpoint (`LoopState.basis`), and store it in new checkpoints.
 
         Raises:
-            ConfigError: with `remedy` and every key that is not what it was.
+            ConfigError: values have changed. The error lists each of their keys, with `remedy`.
         """
         written = self._state.basis if self._state else {}
         remedy = f"{remedy}; or start a new run: resume_from_checkpoint=never, or another output_dir"
@@ -121,13 +121,13 @@ class Checkpointer:
         last_step: int | None = None,
         epochs: Epochs | None = None,
     ) -> Position:
-        """Bring every part to where the checkpoint was written; the start of the run if there is none.
+        """Restore every part from the checkpoint and return its position. Without a checkpoint, return the start of the run.
 
-        `last_step` and `epochs` are given where the run passes over given rows, and may end before `max_steps`.
+        Offline pipelines pass `last_step` and `epochs`, because they may end before `max_steps`.
         """
         self._trainer, self._source, self._credit, self._unconsumed = trainer, source, credit, unconsumed
         last_step = last_step or self._config.max_steps
-        assert last_step is not None, "only a run over given rows has no max_steps"
+        assert last_step is not None, "only offline pipelines may leave max_steps unset"
         self._last_step, self._epochs = last_step, epochs
         if self._folder is None or self._state is None:
             return Position(0, 0)
@@ -140,9 +140,9 @@ class Checkpointer:
         return Position(self._state.step, self._state.policy_version)
 
     def go_back(self) -> int | None:
-        """Let the next `restore` read the last checkpoint of this run, or the one that it resumed from. Return its step.
+        """Make the next `restore` read this run's newest checkpoint, or else the one that it resumed from.
 
-        None is the start of the run.
+        Return the step of that checkpoint; None means the start of the run.
         """
         if self.last is not None and self.last[1] != self._folder:
             self._folder, self._began = self.last[1], time.monotonic()
@@ -150,7 +150,7 @@ class Checkpointer:
         return self.resumed_step
 
     async def save_if_due(self, position: Position) -> None:
-        """Write a checkpoint every `save_steps`, or at the end of an epoch."""
+        """Write a checkpoint if one is due: every `save_steps` steps, or at the end of each epoch."""
         every = self._config.save_steps
         if every == "epoch":
             is_due = self._epochs is not None and self._epochs.end_in(position.step)
@@ -160,7 +160,10 @@ class Checkpointer:
             await self._save(position)
 
     async def finish(self, position: Position) -> None:
-        """Write the last checkpoint if it is missing, and export the policy at the end of the run, unless `save_at_end` is false."""
+        """Write a checkpoint of `position` if it is missing, and export the policy if all steps are done.
+
+        Do neither if `save_at_end` is false.
+        """
         if not self._config.save_at_end:
             return
         if self.last is None or position.step != self.last[0]:
@@ -173,7 +176,7 @@ class Checkpointer:
         spent = time.monotonic() - self._began + (self._state.seconds if self._state else 0.0)
         credit = {} if self._credit is None else self._credit.state_dict()
         if self._config.save_at_end and position.step >= self._last_step:
-            # With the last checkpoint, the export of an earlier and shorter run would pass for this one's, were this one killed next.
+            # Remove the export of an earlier, shorter run: if this run is killed after its last checkpoint, it would pass for finished.
             shutil.rmtree(self._final, ignore_errors=True)
         state = LoopState(position.step, position.policy_version, self._source.state_dict(), self._fingerprint, spent, credit)
         with self._store.writing(position.step, required=[LOOP_FILE]) as folder:

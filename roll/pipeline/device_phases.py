@@ -1,6 +1,6 @@
-"""Brings onto the devices the roles that each phase of a step needs.
+"""Brings the roles that each phase of a step needs onto the devices.
 
-    piece of work      on the devices                          who is offloaded, if it shares devices with one that is onloaded
+    phase              on the devices                          offloaded, if it shares devices with an onloaded role
     rollout, evaluate  actor_infer, whole                      actor_train, critic, reference
     judging            rewards.<domain>                        actor_infer, actor_train, critic, reference
     reference, teacher reference, or actor_train; teacher      actor_infer (discards its weights), actor_train, critic
@@ -10,14 +10,14 @@
     weight sync        actor_train, actor_infer's weights      critic, reference
     checkpoint         actor_train, then critic                actor_infer, reference
 
-Distillation trains and keeps a student where others have actor_train, and pipelines without an engine evaluate held-out rows by
-what learns.
+Offline pipelines have `sft_train`, `reward_train` or `student` in the place of actor_train, unless they train a policy by preferences.
+They have no engine, and evaluate held-out rows with the learner.
 
-A sync follows every train step before anything is generated, so an engine that is offloaded for the reference, for values or for
-training need not keep its weights. One that is offloaded for a checkpoint must: it generates next.
+A sync follows every train step before anything is generated. An engine that is offloaded for the reference, for values or for training
+therefore need not keep its weights. An engine that is offloaded for a checkpoint must keep them, because it generates next.
 
-Where generation runs ahead of training on devices that roles share, it stops for their work and goes on after the sync. An engine
-that is offloaded freezes its responses; one that stays on its devices (`time_sharing: false`) is paused.
+With asynchronous generation on shared devices, generation stops while other roles use the devices, and continues after the sync. An
+engine that is offloaded freezes its unfinished responses. An engine that stays on its devices (`time_sharing: false`) is paused.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ Bring = Callable[[Mapping[str, Level], Collection[str]], Awaitable[None]]
 
 @dataclass(frozen=True)
 class DevicePhases:
-    """Brings the roles of a phase onto their devices. Await the phase before the work."""
+    """Brings the roles of a phase onto their devices. Await the phase's method before its work starts."""
 
     bring: Bring
     """`DeviceSharing.bring`."""
     pausing_for: Collection[str] = ()
-    """Roles that work on the devices of resident engines, for which generation is paused. The sync resumes it."""
+    """Roles that use the devices of resident engines. Generation is paused for them until the next sync."""
     pause: Callable[[], Awaitable[None]] | None = None
     """Pauses generation in the middle of responses, for the roles of `pausing_for`."""
 
     async def generation(self) -> None:
-        """The engine generates."""
+        """Prepare for generation by the engine."""
         await self.bring({"actor_infer": Level.WHOLE}, ())
 
     async def judging(self, role: str) -> None:
-        """A role computes rewards. Generation may continue before a sync."""
+        """Prepare for rewards computed by `role`. Generation may continue afterwards without a sync."""
         await self.bring({role: Level.WHOLE}, ())
 
     async def scoring(self, role: str) -> None:
-        """A role computes log-probs, values or a teacher's states. A sync precedes the next generation."""
+        """Prepare for log-probs, values or teacher states computed by `role`. A sync must precede the next generation."""
         await self._pause_for(role)
         await self.bring({role: Level.WHOLE}, ("actor_infer",))
 
     async def training(self, *roles: str) -> None:
-        """Roles learn, concurrently if there are several. A sync precedes the next generation."""
+        """Prepare for training `roles` concurrently. A sync must precede the next generation."""
         await self._pause_for(*roles)
         await self.bring(dict.fromkeys(roles, Level.WHOLE), ("actor_infer",))
 
     async def sync(self) -> None:
-        """The trainer sends weights. The engine's KV cache is allocated again afterwards, when the trainer is offloaded."""
+        """Prepare for a weight sync. The engine's KV cache is allocated again later, when the trainer is offloaded."""
         await self.bring({"actor_train": Level.WHOLE, "actor_infer": Level.WEIGHTS}, ())
 
     async def _pause_for(self, *roles: str) -> None:
@@ -68,5 +68,5 @@ class DevicePhases:
             await self.pause()
 
     async def checkpoint(self, role: str) -> None:
-        """A role writes its states to a checkpoint, or reads them."""
+        """Prepare for `role` to write its state to a checkpoint, or to read it."""
         await self.bring({role: Level.WHOLE}, ())

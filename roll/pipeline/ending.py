@@ -1,4 +1,4 @@
-"""Reports the end of a run in the log, on the terminal, in the run folder and in the report."""
+"""Reports how a run ended: in the log, on the terminal, in the run folder and in the report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Ending:
-    """Records the end of a run. It is entered at the start, and left last except for the log and the lock of the folder."""
+    """A context that spans a run and reports how it ended. Only the log and the lock of the run folder outlive it."""
 
     def __init__(self, folder: Path, hide: Callable[[str], str]) -> None:
         """`hide` removes secrets from a text."""
@@ -30,7 +30,7 @@ class Ending:
         self._last_step: int | None = None
 
     def begin(self, checkpointer: Checkpointer, last_step: int) -> None:
-        """Record the end in the run folder from now on. The run is to take steps up to `last_step`."""
+        """From now on, record the end in the run folder. `last_step` is the last step of the complete run."""
         self._last_step = last_step
         (self._folder / END_FILE).unlink(missing_ok=True)
         self._checkpointer = checkpointer
@@ -50,7 +50,7 @@ class Ending:
             return
         if error is not None and not isinstance(error, BadInput) and not self._checkpointer.is_at_end:
             with suppress(OSError):
-                print(f"this end wrote no checkpoint: {checkpoint}", file=sys.stderr, flush=True)
+                print(f"no checkpoint was written when the run ended; {checkpoint}", file=sys.stderr, flush=True)
         try:
             write_end(self._folder, end)
         except OSError as failure:
@@ -64,7 +64,7 @@ class Ending:
 
 
 def loading_call(export: Path) -> str:
-    """The Python code that loads an exported folder: an adapter with its base, a reward model, or a policy."""
+    """Return Python code that loads an exported folder: an adapter with its base model, a reward model, or a policy."""
     package, prefix, kind = "transformers", "Auto", "CausalLM"
     if (export / "adapter_config.json").is_file():
         package, prefix = "peft", "AutoPeft"
@@ -77,27 +77,27 @@ def loading_call(export: Path) -> str:
 
 
 def outcome(error: BaseException | None) -> Literal["done", "interrupted", "failed"]:
-    """Return the kind of the end in one word, as in `RunEnd`."""
+    """Return the `outcome` of `RunEnd` for the error that ended the run, or for None."""
     return "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
 
 
 def cause(error: BaseException) -> str:
-    """Return the reason of the end as one text, without a traceback."""
+    """Return the reason why the run ended, without a traceback."""
     if isinstance(error, KeyboardInterrupt):
-        return "a signal asked for it"
+        return "stopped by a signal"
     return str(error) if isinstance(error, RollError) else f"{type(error).__name__}: {error}"
 
 
 def checkpoint_line(checkpointer: Checkpointer) -> str:
-    """Return the checkpoint that the same command continues from, as text."""
+    """Describe the checkpoint from which the same command would continue."""
     if checkpointer.last is None:
-        return "there is none, and the same command starts from the beginning"
+        return "there is no checkpoint, and the same command starts from the beginning"
     step, folder = checkpointer.last
-    return f"the last one is of step {step}, {folder}"
+    return f"the last checkpoint is of step {step}, {folder}"
 
 
 def report(folder: Path) -> None:
-    """Write the report, also of a failed run, if there is a line of metrics. An error in it does not hide how the run ended."""
+    """Write the report if any metrics were recorded, also after a failure. Only log errors, so that they do not hide how the run ended."""
     metrics = folder / METRICS_FILE
     if not metrics.is_file() or not metrics.stat().st_size:
         return
@@ -105,4 +105,4 @@ def report(folder: Path) -> None:
         print(f"report: {write_report(folder)}")
     except Exception as error:
         LOG.warning("the report could not be written: %s: %s", type(error).__name__, error)
-        LOG.info("where the report failed", exc_info=error)
+        LOG.info("traceback of the failed report:", exc_info=error)

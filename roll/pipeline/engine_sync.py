@@ -1,8 +1,7 @@
-"""The weight sync of a run whose engines may die.
+"""Weight sync for a run in which engines may die.
 
-an engine dies        it is left out until its restart is done
-it is back            the next sync brings it all weights
-none serves any more  and samples wait: the sync comes at once, the trainer has nothing else to do
+A dead engine is left out until it has restarted. The next sync sends all weights to a restarted engine. If samples are waiting and no
+engine serves any more, the sync takes place as soon as an engine has restarted, because the trainer is idle.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ class EngineSync:
     def __init__(
         self, sync: WeightSync, engines: ActorInfer, phases: DevicePhases, in_hands: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """`in_hands` is a context that is held while engines have parts of two models."""
+        """`in_hands` returns a context that is held while engines may have a mixture of old and new weights."""
         self._sync, self._engines, self._pool, self._phases = sync, engines, engines.pool, phases
         self._in_hands, self._version = in_hands, 0
 
     async def push(self, policy_version: int) -> None:
-        """Make every engine that is there generate with the trainer's present weights; at least one.
+        """Send the trainer's current weights to every live engine. Without one, wait until an engine has restarted.
 
         Raises:
-            RollError: as `WeightSync.push`; or why no engine will come back.
+            RollError: the sync failed (see `WeightSync.push`), or no engine will serve again.
         """
         self._version, took = policy_version, []
         while not took:
@@ -44,7 +43,7 @@ class EngineSync:
             self._pool.have_weights(took)
 
     async def _wait_for_one(self) -> None:
-        """If no engine is live, offload the trainer until one has started."""
+        """While no engine is live, offload the trainer and wait for one to restart."""
         while not self._pool.present:
             await self._phases.generation()
             await self._pool.until(lambda: bool(self._pool.present))
@@ -52,7 +51,7 @@ class EngineSync:
             await self._phases.sync()
 
     async def generating(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Await work of the engines while the trainer is idle. If no engine serves, the first restarted one gets the weights at once."""
+        """Await `work` of the engines while the trainer is idle. If no engine serves, sync the first restarted one at once."""
         working = asyncio.ensure_future(work())
         try:
             while True:

@@ -1,4 +1,4 @@
-"""Validation: the current policy answers held-out prompts, and the answers are scored as in training."""
+"""Validation: samples responses to held-out prompts from the current policy, and scores them as in training."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from roll.types import NO_VERDICT, Episode, Metrics, Prompt, RewardOutcome, Rewa
 LOG = logging.getLogger(__name__)
 
 VALIDATION = 1
-"""Seed stream of validation prompts."""
+"""Stream of seeds for validation prompts."""
 
 
 @dataclass(frozen=True)
 class ByItself:
-    """Scores each response alone: its parts are summed without normalisation over a group."""
+    """Scores each response independently: the parts of its reward are summed without normalisation over the group."""
 
     scorer: Scorer
 
@@ -42,25 +42,25 @@ class ByItself:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Answers every held-out prompt and reports how many answers pass."""
+    """Samples responses to every prompt of one held-out set, and reports how many of them pass."""
 
     name: str
     prompts: Sequence[Prompt]
     sampler: GroupSampler
-    """Score each answer with `ByItself`."""
+    """The scorer of the sampler should be a `ByItself`."""
     samples: int
-    """Samples of each prompt."""
+    """Number of responses to each prompt."""
     seed: int
-    """Every prompt keeps its own seed, so two evaluations of one policy give the same answers."""
+    """Each prompt derives a constant seed from this one, so that evaluations of the same policy sample the same responses."""
 
     async def run(self, keep: Callable[[str, Sequence[RolloutGroup]], None]) -> Metrics:
-        """The set's `validation_metrics`; `keep` is called with the set's name and its answers. Warns of rewards without a verdict."""
+        """Return the set's `validation_metrics`. Call `keep` with the set's name and its groups of scored responses."""
         groups = await self.answers()
         keep(self.name, groups)
         return validation_metrics(self.name, groups, self.samples)
 
     async def answers(self) -> list[RolloutGroup]:
-        """Return every prompt with its scored answers. Warn about rewards without a verdict."""
+        """Return a group of scored responses for every prompt. Warn about rewards without a verdict."""
         groups = await asyncio.gather(
             *(self.sampler.sample(prompt, prompt_seed(self.seed, VALIDATION, prompt.prompt_id)) for prompt in self.prompts)
         )
@@ -72,10 +72,10 @@ class Evaluator:
 
 
 def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int) -> Metrics:
-    """Passes, votes, rewards and lengths of one set. A response passes if it was scored and its reward is above 0.
+    """Return pass rates, majority votes, rewards and lengths of one set. A response passes if it was scored with a reward above 0.
 
     Args:
-        samples: responses to each prompt.
+        samples: number of responses to each prompt.
     """
     episodes = [episode for group in groups for episode in group.episodes]
     passes = [[passed(episode.reward) for episode in group.episodes] for group in groups]
@@ -102,7 +102,7 @@ def sizes(samples: int) -> list[int]:
 
 
 def passed(reward: RewardResult) -> bool:
-    """Whether a response was scored with a reward above 0."""
+    """Return whether a response was scored with a reward above 0."""
     return reward.outcome is RewardOutcome.SCORED and reward.value > 0
 
 
@@ -112,9 +112,9 @@ def earned(reward: RewardResult) -> float:
 
 
 def _answer(episode: Episode) -> str:
-    """The final answer of a response: the last box after its thinking, or else the last line. Empty where there is neither.
+    """Return the final answer of a response: the last box after the thinking, or else the last line. Return "" if there is neither.
 
-    It is read from the text alone, without the reference answer. Blanks are ignored.
+    The answer is read from the text alone, without the reference answer. All whitespace is removed.
     """
     text = final_text("".join(segment.text for segment in episode.sampled))
     answer = last_boxed(text) or (text.splitlines() or [""])[-1]
@@ -122,7 +122,7 @@ def _answer(episode: Episode) -> str:
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """Unbiased estimate of the probability that at least one of k samples passes, from `passed` of `samples`.
+    """Return an unbiased estimate of the probability that at least one of k samples passes, if c = `passed` of n = `samples` do.
 
     1 - C(n - c, k) / C(n, k). Source: Chen et al., arXiv 2107.03374, eq. 1.
     """
@@ -130,19 +130,19 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def majority_at_k(answers: Sequence[str], passes: Sequence[bool], k: int) -> float:
-    """Unbiased estimate of the probability that the most frequent answer of k samples passes: the mean over consecutive blocks.
+    """Return an unbiased estimate of the probability that the most frequent answer of k samples passes.
 
-    A remainder of fewer than k samples is left out.
+    The estimate is the mean over consecutive blocks of k samples. A remainder of fewer than k samples is left out.
     """
     starts = range(0, len(answers) - k + 1, k)
     return fmean(majority(answers[start : start + k], passes[start : start + k]) for start in starts)
 
 
 def majority(answers: Sequence[str], passes: Sequence[bool]) -> float:
-    """Probability that the most frequent answer passes.
+    """Return the probability that the most frequent answer passes.
 
-    An empty answer has no vote, and without a vote nothing passes. Equally frequent answers win with the same
-    probability. If an answer passes in some samples only, the share of these counts.
+    Empty answers do not vote, and without any vote the result is 0. A tie is broken at random. If only some samples with the same
+    answer pass, their share counts.
     """
     votes = Counter(answer for answer in answers if answer)
     most = max(votes.values(), default=0)

@@ -1,8 +1,8 @@
 """Handles Ctrl-C, SIGTERM and SIGHUP from the start of a run to its end.
 
-until the steps begin   the run ends at once: there is nothing to save
-during the steps        the first ends the run after its step, with a checkpoint; the second ends it at once
-at the end              processes are ended, folders removed, records closed: that has deadlines, and is not cut short
+before the first step   a signal ends the run at once, because there is nothing to save
+during the steps        the first signal ends the run after the current step, with a checkpoint; a second one ends it at once
+during the shutdown     signals are ignored: ending processes, removing folders and closing records have deadlines of their own
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from types import FrameType, TracebackType
 LOG = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_SECONDS = 1.0
-"""Seconds within which signals count as one, because a terminal, a launcher and a queue may each send it."""
+"""Period in seconds in which several signals count as one, because a terminal, a launcher and a batch system may each send one."""
 
 
 class Interrupt:
-    """Handles the signals in the main thread while entered."""
+    """A context in which the signals are handled in the main thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` is in seconds."""
+        """`clock` returns seconds."""
         self._clock, self._first = clock, 0.0
         self._terminals = [number for number in (1, 2) if os.isatty(number)]
         self._happened = self._has_begun = self._is_ending = False
         self._work: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
 
     def happened(self) -> bool:
-        """Whether the run should end. Called before each step. After the first call, signals wait for the end of a step."""
+        """Return whether the run should end. Call it before each step. From the first call on, a signal waits for the end of the step."""
         self._has_begun = True
         return self._happened
 
     def __enter__(self) -> Interrupt:
         self._before = {number: signal.getsignal(number) for number in SIGNALS}
-        if self._before[signal.SIGHUP] is signal.SIG_IGN:  # ignored, as nohup wants it
+        if self._before[signal.SIGHUP] is signal.SIG_IGN:  # ignored by nohup
             del self._before[signal.SIGHUP]
         self.take()
         return self
@@ -56,10 +56,10 @@ class Interrupt:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Let signals act on the running task while the block lasts. Afterwards, at the run's end, they have no effect.
+        """A context in which signals act on the current task. After it, while the run shuts down, they have no effect.
 
         Raises:
-            KeyboardInterrupt: the run was asked to end.
+            KeyboardInterrupt: a signal ended the run.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -83,7 +83,7 @@ class Interrupt:
             raise KeyboardInterrupt
 
     def _tell(self, name: str, now: float) -> None:
-        """Handle a signal, with its time, in the event loop."""
+        """Handle a signal that arrived at the time `now`. Runs in the event loop."""
         if self._work is None or self._happened and now - self._first < SAME_SECONDS:
             return
         if self._happened or not self._has_begun:
@@ -92,10 +92,10 @@ class Interrupt:
         else:
             self._happened, self._first = True, now
             LOG.info("%s: the run ends after the current step", name)
-            print("\ninterrupted: the step is finished and saved first; interrupt again to end at once", file=sys.stderr, flush=True)
+            print("\ninterrupted: the run ends after the current step; interrupt again to end it at once", file=sys.stderr, flush=True)
 
     def _leave_terminals(self) -> None:
-        """Drop output to a terminal that is gone, because a write error would hide how the run ends."""
+        """Discard output to a terminal that was closed, because a write error would hide how the run ends."""
         with open(os.devnull, "w") as nowhere:
             for number in self._terminals:
                 if not os.isatty(number):

@@ -1,4 +1,4 @@
-"""Makes checked and planned jobs from a command line."""
+"""Turns a command line into checked and planned jobs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Job = tuple[Config, Plan]
 
 
 def jobs_of(argv: Sequence[str]) -> list[Job]:
-    """Check and plan every job of the command line before the first one starts. Warnings go to stderr.
+    """Return all jobs of the command line, checked and planned. Print warnings to stderr.
 
     Raises:
-        ConfigError: with every fault found.
-        SystemExit: after help, or for a wrong flag.
+        ConfigError: a job has faults. The error lists all faults of that job.
+        SystemExit: Hydra printed its help, or refused a flag.
     """
     jobs: list[Job] = []
 

@@ -1,4 +1,4 @@
-"""The updates of a step: of the policy and, with `adv_estimator: gae`, of the critic."""
+"""The optimizer updates of a step: of the policy and, with `adv_estimator: gae`, of the critic."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from roll.types import Metrics, TrainBatch
 from roll.workers.device_sharing import together
 
 Update = Callable[[TrainBatch, Loss, int], Awaitable[Metrics]]
-"""Makes all updates of a step. It is given the batch, the loss and the policy version before the updates."""
+"""Runs all optimizer updates of a step. The arguments are the batch, the loss and the policy version before the updates."""
 CRITIC_FOLDER = "critic"
 
 
 @dataclass(frozen=True)
 class CriticLearning:
-    """Settings of the critic's updates beside those of the policy."""
+    """Settings of the critic's updates."""
 
     update: Update
     loss: Loss
     warmup: int
-    """Number of first steps in which the critic learns alone. The policy version stays the same and is synced again."""
+    """Number of initial steps in which only the critic learns. The policy version stays the same, and its weights are synced again."""
     at_once: bool
-    """Whether the critic has devices of its own, so that both learn concurrently. Otherwise it learns first: it is still onloaded."""
+    """Whether policy and critic learn concurrently, on separate devices. Otherwise the critic learns first, as it is still onloaded."""
 
 
 @dataclass(frozen=True)
 class Learning:
-    """The updates of a step."""
+    """Runs the updates of a step."""
 
     phases: DevicePhases
     update: Update
-    """Makes the policy's updates."""
+    """Runs the policy's updates."""
     loss: Loss
     updates_per_step: int
     critic: CriticLearning | None = None
 
     async def __call__(self, batch: TrainBatch, position: Position) -> tuple[Metrics, Position]:
-        """Make the updates; return their metrics and the position after the step."""
+        """Run the updates. Return their metrics and the position after the step."""
         version, critic = position.policy_version, self.critic
         policy_learns = critic is None or position.step >= critic.warmup
         parts: list[Metrics] = []
@@ -63,22 +63,22 @@ class Learning:
 
 
 class Restorable(Protocol):
-    """A role whose states are in checkpoints."""
+    """A role with state in checkpoints."""
 
     async def save(self, folder: Path) -> None:
-        """Write the states, so that `load` continues exactly."""
+        """Write the training state, so that training continues exactly after `load`."""
         ...
 
     async def load(self, folder: Path) -> None:
-        """Restore what `save` wrote."""
+        """Restore the training state that `save` wrote."""
         ...
 
 
 @dataclass(frozen=True)
 class OnloadedTrainer:
-    """Implements `Trainer`: brings each role onto its devices before its states are written or read.
+    """Implements `Trainer`: brings each role onto its devices before its state is written or read.
 
-    A critic's states lie in a folder of their own. The policy alone is exported.
+    The critic's state is in a subfolder. Only the policy is exported.
     """
 
     phases: DevicePhases

@@ -20,15 +20,15 @@ T = TypeVar("T")
 
 
 class Meter:
-    """Times the parts that it wraps, and computes the metrics of a step."""
+    """Times the functions that it wraps, and computes the metrics of each step."""
 
     def __init__(self, groups: Mapping[str, WorkerGroup], devices: int, resident: Mapping[str, int], restarts: int = 0) -> None:
-        """Watch these groups.
-
+        """
         Args:
-            devices: GPUs of the run, or worker processes on the CPU, that throughput is shared over.
-            resident: by role, the bytes that stayed when it last left its devices; read at every step.
-            restarts: of the trainer's side, before.
+            groups: groups whose memory is measured, by role.
+            devices: number of GPUs of the run, or of its worker processes on the CPU, for the throughput per device.
+            resident: bytes that stayed on a device when the role was last offloaded, by role; read at every step.
+            restarts: number of earlier restarts of the trainer's side.
         """
         self._groups, self._devices, self._resident, self._restarts = groups, devices, resident, restarts
         self._watch = Stopwatch()
@@ -44,11 +44,11 @@ class Meter:
         return wrapped
 
     async def step(self, tokens: int, samples: int) -> Metrics:
-        """Return the metrics of the step that ends now. Without tokens there is no throughput.
+        """Return the metrics of the step that ends now. Throughput is left out if `tokens` is 0.
 
         Args:
-            tokens: of prompts and responses that were learnt from.
-            samples: those responses or episodes, or the rows of given data.
+            tokens: number of prompt and response tokens in the step.
+            samples: number of responses, episodes or rows in the step.
         """
         now = time.perf_counter()
         seconds, self._step_began = now - self._step_began, now
@@ -75,7 +75,7 @@ def meter_of(roles: Roles, context: RunContext, sharing: DeviceSharing) -> Meter
 def engine_metrics(engines: Sequence[EngineActivity], seconds: float) -> Metrics:
     """Return the metrics of the engines' activity in a step of this duration. Values that no engine reports are left out."""
     metrics = {
-        # An engine is asked a moment after the step's time was taken.
+        # Engines report slightly after the step's time was measured, so busy_seconds may exceed it.
         "engine/idle_fraction": mean(max(0.0, 1 - engine.busy_seconds / seconds) for engine in engines),
         "engine/generated_tokens": float(sum(engine.generated_tokens for engine in engines)),
         "engine/prefilled_tokens": float(sum(engine.prefilled_tokens for engine in engines)),

@@ -1,6 +1,6 @@
-"""Learning from given rows: the loop of supervised fine-tuning, of preferences, and of everything else that generates nothing.
+"""The offline loop, which learns from rows of data and generates nothing: SFT, preferences, reward models and distillation.
 
-rows ──▶ take (what others say of them joined: reference log-probs) ──▶ train ──▶ evaluate ──▶ log ──▶ save
+rows ──▶ take (adds outputs of a reference or teacher) ──▶ train ──▶ evaluate ──▶ log ──▶ save
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Offline:
     role: str
     """The role that learns."""
     take: Callable[[], Awaitable[tuple[TrainBatch, Loss]]]
-    """Returns the batch of the next update and its loss. A model that is asked about the rows is onloaded there."""
+    """Returns the batch of the next update and its loss. Onloads any other model that has to process the rows."""
     train: Callable[[TrainBatch, Loss, int], Awaitable[Metrics]]
     evaluate: Callable[[int], Awaitable[Metrics]]
-    """Returns validation metrics after a step; empty if validation is not due. The learner is onloaded there."""
+    """Returns validation metrics after a step, empty if validation is not due. Onloads the learner."""
     measure: Callable[[int, int], Awaitable[Metrics]]
     """Returns times, throughput and memory of a step with this number of tokens and rows."""
     save: Callable[[Position], Awaitable[None]]
@@ -41,7 +41,7 @@ class Offline:
 async def train(run: Offline, position: Position) -> Position:
     """Run the loop from `position` to the last step, or to the end of the step in which the run is interrupted."""
     metrics = await run.evaluate(0) if position.step == 0 else {}
-    before = await run.measure(0, 0)  # the seconds until here are not the next step's
+    before = await run.measure(0, 0)  # keeps the time spent so far out of the next step
     if metrics:
         run.tracker.log(0, metrics | before)
     while position.step < run.max_steps and not run.interrupted():

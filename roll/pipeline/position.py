@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run has come."""
+    """Progress of a run."""
 
     step: int
-    """Steps completed."""
+    """Number of completed steps."""
     policy_version: int
-    """Number of optimizer updates that the policy's weights have had."""
+    """Number of optimizer updates that were applied to the policy's weights."""

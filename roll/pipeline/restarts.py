@@ -1,4 +1,4 @@
-"""Decides whether lost processes are restarted, or the run ends."""
+"""Decides whether a run restarts its trainer's side after the loss of a process, or ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roll.errors import WorkerAbandoned, WorkerDied, WorkerFailed, WorkerLate
 from roll.pipeline.roles import is_trainer_side
 
 BACK_OFF_SECONDS = (5.0, 30.0, 120.0)
-"""Seconds before the first, the second and every further restart within `RECENT_SECONDS`, because a fault may last for a while."""
+"""Delays in seconds before the first, the second and each later restart within `RECENT_SECONDS`, because a fault may last for a while."""
 RECENT_SECONDS = 3600.0
 
 
@@ -18,28 +18,28 @@ class Restarts:
     """Counts the restarts of a run's trainer side."""
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` gives seconds."""
+        """`most` is the largest number of restarts. `clock` returns seconds."""
         self._most, self._clock = most, clock
         self._recent: deque[float] = deque()
         self._failed_step: int | None = None
         self.count = 0
 
     def wait_after(self, failure: WorkerFailed, step: int | None) -> float:
-        """Count a restart after a failure in this step. Return the seconds to wait before it.
+        """Count a restart after a failure in `step`, and return the seconds to wait before it.
 
-        The step is None during a restart: then any role may have lost a process that is about to be started again.
+        `step` is None if the failure happened while roles were being restarted. Then the lost process may be of any role.
 
         Raises:
-            WorkerFailed: the failure, if a restart would not help: a process raised an exception (bad input, memory or disk that ran out),
-                the role is not trained, the step failed before, or there were `most` restarts.
+            WorkerFailed: the failure, because a restart would not help. Its process raised an exception (such as bad input or memory that
+                ran out), its role is not on the trainer's side, the same step failed before, or there were already `most` restarts.
         """
         is_loss = isinstance(failure, WorkerDied | WorkerLate | WorkerAbandoned) and (step is None or is_trainer_side(failure.role))
         if not is_loss or not self._most:
             raise failure
         if step is not None and step == self._failed_step:
-            raise ended(failure, f"step {step} failed before in the same way, and was taken again")
+            raise ended(failure, f"step {step} failed again after a restart")
         if self.count >= self._most:
-            raise ended(failure, f"the roles were restarted {self.count} times before, and max_restarts is {self._most}")
+            raise ended(failure, f"the roles were already restarted {self.count} times, and max_restarts is {self._most}")
         self.count += 1
         if step is not None:
             self._failed_step = step
@@ -51,5 +51,5 @@ class Restarts:
 
 
 def ended(failure: WorkerFailed, why: str) -> WorkerFailed:
-    """Return the failure with the reason why it ends the run."""
+    """Return a copy of the failure that also tells why it ends the run."""
     return type(failure)(failure.role, failure.rank, f"{failure.cause}; {why}", failure.traceback)

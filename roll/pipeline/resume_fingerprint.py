@@ -1,6 +1,7 @@
 """Values that must not change when a run resumes.
 
-They are the units of the run's position, without which rows would be missed, repeated or reordered, and state that checkpoints do not hold.
+Some of them give the stored position its meaning: if they changed, rows would be skipped, repeated or reordered. The others identify
+state that checkpoints do not contain.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from roll.pipeline.run_context import Prepared
 
 
 def of_keys(config: Config) -> dict[str, str]:
-    """Return the values that the configuration decides: the rows, their order, and their number in a step."""
+    """Return the values that the configuration determines: the rows, their order, and their number per step."""
     name, role = learner(config)
     learnt = "pairs" if has_pairs(config) else "sequences"
     found = {"pipeline": config.pipeline, "seed": str(config.seed)}
     found[f"{name}.training_args"] = f"{sequences_per_update(role)} {learnt} an update"
-    # DeepSpeed puts it into the file names of a checkpoint.
+    # DeepSpeed puts the dtype into the file names of a checkpoint.
     learners = {place: one for place, one in model_roles(config).items() if isinstance(one, LearnerConfig)}
     found |= {f"{place}.model_args.dtype": f"'{one.model_args.dtype}'" for place, one in learners.items()}
     columns = role.data_args.model_dump(include=COLUMNS - {"id"}) if role.data_args else {}  # without keys that only affect reports
@@ -36,11 +37,11 @@ def of_keys(config: Config) -> dict[str, str]:
 
 
 SAMPLE = 1 << 16
-"""Number of bytes of a weight file that represent it."""
+"""Number of bytes from the middle of a weight file that are hashed."""
 
 
 def of_weights(config: Config) -> dict[str, str]:
-    """Return the digest of the base model of an adapter, which checkpoints do not contain."""
+    """Return the identity of an adapter's base model, which checkpoints do not contain. Without an adapter, return an empty dict."""
     name, role = learner(config)
     if role.model_args.lora_target is None:
         return {}
@@ -49,7 +50,7 @@ def of_weights(config: Config) -> dict[str, str]:
 
 
 def weights(model: str) -> str:
-    """Identify a model's weights independently of their folder, by size and middle of the files. A Hub name identifies itself."""
+    """Return text that identifies a model's weights: a digest of the files' names, sizes and middles, or the model's Hub name."""
     if not Path(model).is_dir():
         return f"'{model}'"
     digest = sha256()
@@ -62,5 +63,5 @@ def weights(model: str) -> str:
 
 
 def of_rows(config: Config, prepared: Prepared) -> dict[str, str]:
-    """The rows themselves."""
+    """Return the fingerprint of the training rows."""
     return {f"{learner(config)[0]}.data_args.file_name": prepared.identity}

@@ -1,4 +1,4 @@
-"""Tries the rewards and environments of a run on its own rows."""
+"""Tries the rewards and environments of a run on its rows before anything starts."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from roll.types import Prompt
 
 
 def try_rewards(config: RlvrConfig, *sets: Prompts) -> None:
-    """Call every reward function on the first row of its domain in the first of these sets that has one.
+    """Call every reward function on the first row of its domain, from the first of these sets that contains the domain.
 
-    For a judge, check that the row has the reference answer that its template needs.
+    For a judge, check that the row has a reference answer if its template needs one.
 
     Raises:
-        ConfigError: with what is wrong with any of them.
+        ConfigError: rewards cannot be used. The error lists all faults.
     """
     firsts = first_prompts(*sets)
     sections = {
@@ -43,10 +43,12 @@ def try_rewards(config: RlvrConfig, *sets: Prompts) -> None:
 
 
 def try_environments(config: RlvrConfig, renderer: ChatRenderer | None, *sets: Prompts) -> None:
-    """Reset every environment on the first row of its domain in the first of these sets that has one, and render its observation.
+    """Reset every environment on the first row of its domain, and render its first observation.
+
+    The row is from the first of these sets that contains the domain.
 
     Raises:
-        ConfigError: with what is wrong with any of them.
+        ConfigError: environments cannot be used. The error lists all faults.
     """
     if renderer is None:
         return
@@ -62,7 +64,7 @@ def try_environments(config: RlvrConfig, renderer: ChatRenderer | None, *sets: P
 
 
 def _problem(renderer: ChatRenderer, most: int, first: Observation) -> str:
-    """Return what is wrong with a first observation for this renderer and number of tokens, empty if nothing is."""
+    """Return the problem with a first observation: it cannot be rendered, or has more than `most` tokens. "" if there is none."""
     try:
         tokens = len(renderer.render(first.messages, first.tools))
     except TemplateFault as fault:
@@ -71,7 +73,7 @@ def _problem(renderer: ChatRenderer, most: int, first: Observation) -> str:
 
 
 def first_prompts(*sets: Prompts) -> dict[str, Prompt]:
-    """Return the first prompt of each domain, from the first of the sets that has one."""
+    """Return the first prompt of each domain, from the first of the sets that contains the domain."""
     firsts: dict[str, Prompt] = {}
     for prompts in sets:
         for index, domain in enumerate(prompts.domains):
@@ -92,6 +94,6 @@ def _without_reference(config: RlvrConfig, firsts: Mapping[str, Prompt]) -> Iter
         try:
             ground_truth(prompt.row)
         except ValueError as error:
-            problem = f"it needs a reference answer, and of the first row of the domain {error}"
-            remedy = "give the rows a column ground_truth or answer, or a judge_prompt without {reference}"
+            problem = f"it needs a reference answer, but in the first row of the domain: {error}"
+            remedy = "add a column ground_truth or answer to the data, or use a judge_prompt without {reference}"
             yield Fault(f"rewards.{domain}.judge_prompt", problem, remedy)

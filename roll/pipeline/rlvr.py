@@ -4,10 +4,16 @@
           ▲                                                                       │
           └────────────── actor_infer ◀────── weight_sync ◀────── version n + 1 ──┘
 
-The loop waits for: the step's groups; the trainer's own log-probs, if ratios are taken against them; the reference, if
-a term of the loss or the reward uses it; the critic's values and a teacher's states, if there are such roles; the updates;
-the sync, after which the engines generate at the new version.
-Generation goes on while the trainer works if `async_generation_ratio` is above 0. Every part keeps its own time and its
+Each step awaits, in this order:
+
+- the step's groups
+- the reference's log-probs, if the loss or the reward uses them
+- the trainer's own log-probs, if ratios are taken against them
+- the critic's values and the teachers' states, if there are such roles
+- the optimizer updates
+- the weight sync, after which the engines generate with the new version
+
+With `async_generation_ratio` above 0, generation continues while the trainer works. Every part measures its own time and has its
 own deadlines.
 """
 
@@ -33,27 +39,28 @@ class Rlvr:
     log_probs: Callable[[Sequences], Awaitable[Floats]] | None
     """Log-probs of the trainer's policy before the step's first update."""
     ref_log_probs: Callable[[Sequence[RolloutGroup], Sequences], Awaitable[Floats]] | None
-    """Log-probs of the reference, for the step's groups and the sequences that they make."""
+    """Log-probs of the reference, for the step's groups and their sequences."""
     reference_role: str
-    """Role that computes them: `reference`, or `actor_train` with its adapter off."""
+    """Role that computes the reference's log-probs: `reference`, or `actor_train` with its adapter off."""
     values: Callable[[Sequences], Awaitable[Floats]] | None
-    """Values of the critic, before the step's first update."""
+    """Values of the critic before the step's first update."""
     teacher_states: Callable[[Sequence[RolloutGroup], Experience], Awaitable[Floats]] | None
-    """[S, W] for the S response tokens, of the teachers whose distributions the policy learns. Onloads each teacher."""
+    """Outputs [S, W] of the teachers for the S response tokens of the step. Onloads each teacher."""
     learn: Callable[[TrainBatch, Position], Awaitable[tuple[Metrics, Position]]]
-    """Runs the step's updates, and returns the position after them. Onloads each learner."""
+    """Runs the step's updates, and returns their metrics and the position after them. Onloads each learner."""
     sync: Callable[[int], Awaitable[None]]
+    """Sends the weights of this policy version to the engines."""
     evaluate: Callable[[int], Awaitable[Metrics]]
     """Validation metrics after a step, empty if validation is not due. Onloads the engine."""
     measure: Callable[[Sequence[RolloutGroup]], Awaitable[Metrics]]
-    """Times of the step's parts, throughput, memory."""
+    """Durations of the step's parts, throughput and memory."""
     save: Callable[[Position], Awaitable[None]]
-    """Writes a checkpoint, if one is due."""
+    """Writes a checkpoint if one is due."""
     interrupted: Callable[[], bool]
     tracker: Tracker
     shaping: Shaping
     credit: Callable[[Experience, Floats | None, Floats | None, Floats | None], tuple[TrainBatch, Metrics]]
-    """Returns a step's batch with advantages, and metrics; see `CreditAssignment`."""
+    """Returns the step's training batch with advantages, and metrics; see `CreditAssignment`."""
     max_steps: int
 
 
@@ -64,7 +71,7 @@ async def train(run: Rlvr, position: Position) -> Position:
     if position.step == 0:
         run.tracker.log(0, await run.evaluate(0) | await run.measure([]))
     else:
-        await run.measure([])  # the seconds of loading a checkpoint are not the next step's
+        await run.measure([])  # keeps the time of loading a checkpoint out of the next step
     while position.step < run.max_steps and not run.interrupted():
         await run.phases.generation()
         groups = await run.take()

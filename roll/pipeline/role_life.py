@@ -1,4 +1,4 @@
-"""Shows the stages of the roles' processes on the console."""
+"""Shows the states of the roles' processes on the console."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roll.workers.role_signs import RoleSigns
 
 
 async def tell_signs(roles: Roles, life: Life) -> None:
-    """Update the console until it is cancelled, as long as its output is visible."""
+    """Update the console until cancelled. Skip updates while its output is not visible."""
     asked = RoleSigns(RayNodes())
     while True:
         if life.is_seen:

@@ -1,4 +1,4 @@
-"""Facts about a role's model before it is loaded: its location, its vocabulary, its shape, and the FLOPs of training."""
+"""Properties of a role's model, known before it is loaded: its location, vocabulary and shape, and the FLOPs of training."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from roll.strategies.settings import ModelLoader
 
 
 def model_path(config: ExperimentConfig, model_args: ModelConfig) -> str:
-    """Return the Hub name or the folder of a role's model. The folder is absolute, because workers may have another working directory."""
+    """Return the Hub name or the absolute folder of a role's model. It is absolute because workers may have another working directory."""
     name = model_args.model_name_or_path or config.pretrain
     return str(Path(name).absolute()) if Path(name).exists() else name
 
 
 def check_same_tokens(config: Config, ours: ModelConfig, other: ModelConfig, role: str) -> None:
-    """Check that the model of `role` has the vocabulary of the model that learns.
+    """Check that the model of `role` has the same vocabulary as the learner.
 
     Raises:
-        DataError: a tokenizer cannot be read, or the two give other numbers to the same tokens.
+        DataError: a tokenizer cannot be read, or the two tokenizers assign different ids to the same tokens.
     """
     learner, asked = (load_tokenizer(model_path(config, one), one.trust_remote_code) for one in (ours, other))
     check_same_vocabulary(learner, asked, f"{role}.model_args.model_name_or_path")
 
 
 def model_shape(model: str) -> ModelShape | None:
-    """Return the shape of a model by folder or Hub name; None if it is not on this machine."""
+    """Return the shape of a model, given its folder or Hub name; None if the model is not on this machine."""
     file = config_file(model)
     return read_shape(file) if file else None
 
 
 def training_flops(model: ModelShape, model_args: ModelConfig, load: ModelLoader) -> TrainingFlops | None:
-    """Return the model FLOPs of training; None in fp32, which cannot be compared with a bf16 peak."""
+    """Return the model FLOPs of training; None for fp32, because utilisation is relative to the bf16 peak."""
     if model_args.dtype == "fp32":
         return None
     whole = model.valuing_parameters if load is load_scores else model.parameters

@@ -1,4 +1,4 @@
-"""Starts groups of workers from the roles' keys, and returns their facades."""
+"""Starts the worker groups of a run's roles, and returns facades for calling them."""
 
 from __future__ import annotations
 
@@ -64,9 +64,10 @@ S = TypeVar("S")
 
 
 class Roles:
-    """Starts a run's groups, and ends them when the run ends for any reason.
+    """Starts a run's worker groups, and ends them when the run ends for any reason.
 
-    A role that a restarted loop requests again keeps its group, unless the group was ended.
+    Roles are first requested, and then started together by `start`. If a restarted loop requests a role again, the role keeps its
+    group unless that group was ended.
     """
 
     def __init__(self, config: Config, plan: Plan, session: ClusterSession, stack: AsyncExitStack) -> None:
@@ -80,13 +81,13 @@ class Roles:
         self.have_started = False
         """Whether all roles have started at least once."""
         self.are_running = False
-        """Whether all roles have started, including those that were ended for a restart."""
+        """Whether all roles are running; False during a restart."""
         self.groups: dict[str, WorkerGroup[object]] = {}
         self.liveness = Liveness(RayNodes())
 
     @property
     def all_groups(self) -> Mapping[str, WorkerGroup[Any]]:
-        """Groups that start or run, by role, including rewards and environments."""
+        """Groups that are starting or running, by role, including rewards and environments."""
         return dict(self._all)
 
     @property
@@ -95,7 +96,7 @@ class Roles:
         return self._colocated
 
     def actor_train(self, name: str, role: ActorTrainConfig, steps: int, temperature: float, load: ModelLoader = load_policy) -> ActorTrain:
-        """Request a trained and exported model, a policy or that of `load`, with so many updates."""
+        """Request the role that is trained for `steps` steps and exported. `load` loads its model, by default a policy."""
         config = self._config
         group, shape = self._learner(name, role, load, steps)
         scale = isinstance(config, RlvrConfig) and config.loss_scale_factor or config.response_length
@@ -107,14 +108,14 @@ class Roles:
         return actor_train
 
     def critic(self, role: CriticConfig, steps: int) -> Critic:
-        """Request the value function, which is trained in each of so many steps."""
+        """Request the value function, which is trained for `steps` steps."""
         group, shape = self._learner("critic", role, load_values, steps)
         limits = self._config.deadlines
         critic = self._colocated["critic"] = Critic(group, shape, limits.train, limits.weight_sync, limits.checkpoint)
         return critic
 
     def _learner(self, name: str, role: LearnerConfig, load: ModelLoader, steps: int) -> tuple[WorkerGroup[TrainStrategy], TrainShape]:
-        """Request a group that is trained in so many steps, and return how a step's sequences are split into updates."""
+        """Request a group that is trained for `steps` steps. Return it, and how a step's sequences are split into updates."""
         config = self._config
         strategy, path = role.strategy_args, model_path(config, role.model_args)
         model = model_shape(path)
@@ -143,7 +144,7 @@ class Roles:
         return self._group(name, role, settings, blocking=True), shape
 
     def actor_infer(self, config: RlvrConfig) -> ActorInfer:
-        """Request the group that generates. Its facade exists as long as its processes, because it tracks their work."""
+        """Request the group that generates. Its facade is kept as long as its processes run, because it tracks their requests."""
         if known := self._colocated.get("actor_infer"):
             return cast(ActorInfer, known)
         settings = self._generating("actor_infer", config.actor_infer, longest_sequence(config))
@@ -163,7 +164,7 @@ class Roles:
     def fixed_engines(self, name: str, role: RoleConfig, context: int) -> tuple[JudgeEngines, int]:
         """Request the engines of a model with constant weights: a judge, or a policy that is evaluated.
 
-        Return them with the most tokens of a message and its answer: `context`, unless the engine's keys set another number.
+        Return them with their context length in tokens: `context`, unless the engine's keys set another one.
         """
         settings = self._generating(name, role, context)
         context = settings.max_model_len if isinstance(settings, VllmSettings) else context
@@ -177,7 +178,7 @@ class Roles:
         return engines, context
 
     def _generating(self, name: str, role: RoleConfig, context: int) -> VllmSettings | HfGenerateSettings:
-        """Build an engine with constant weights."""
+        """Return the settings of engines with constant weights."""
         path = model_path(self._config, role.model_args)
         if not isinstance(role.strategy_args, VllmStrategyConfig):
             return HfGenerateSettings(path, role.model_args)
@@ -194,7 +195,7 @@ class Roles:
         )
 
     def reward_model(self, name: str, role: ServedConfig, positions: int) -> tuple[ScorerEngines, int]:
-        """Request the group that serves a reward model. Return it with its context: `positions`, unless the engine's keys set less."""
+        """Request the engines of a reward model. Return them with their context length: the engine's `max_model_len`, or `positions`."""
         path, limits, settings = model_path(self._config, role.model_args), self._config.deadlines, None
         if isinstance(role.strategy_args, VllmStrategyConfig):
             engine = role.strategy_args.strategy_config
@@ -211,7 +212,7 @@ class Roles:
         return engines, positions
 
     def api_judge(self, name: str, model: ApiModel, system_envs: Mapping[str, str]) -> ApiJudge:
-        """Request the process that calls a judge behind a URL."""
+        """Request the process that sends requests to a judge's URL."""
         group: WorkerGroup[ApiChat] = self._known_group(name, system_envs, ApiSettings(model), blocking=False)
         return ApiJudge(group, model, self._config.deadlines.start)
 
@@ -221,13 +222,13 @@ class Roles:
         return self.score("reference", config.reference, temperature)
 
     def teacher(self, name: str, role: ReferenceConfig, wrap: ModelWrapper) -> Teacher:
-        """Request the teacher's group. `wrap` decides what it sends."""
+        """Request a teacher's group. `wrap` wraps its model and determines its output."""
         group, limits = self._group(name, role, self._score_settings(role, wrap), blocking=True), self._config.deadlines
         teacher = self._colocated[name] = Teacher(group, self._token_budget(name), limits.train, limits.weight_sync)
         return teacher
 
     def score(self, name: str, role: ReferenceConfig, temperature: float) -> Reference:
-        """Request a group that scores sequences with a constant model."""
+        """Request a group that computes log-probs of sequences with constant weights."""
         group, limits = self._group(name, role, self._score_settings(role, PackedPolicy), blocking=True), self._config.deadlines
         scorer = self._colocated[name] = Reference(group, self._token_budget(name), temperature, limits.train, limits.weight_sync)
         return scorer
@@ -239,7 +240,7 @@ class Roles:
         return HfScoreSettings(path, role.model_args, wrap, self._config.deterministic)
 
     async def end(self, name: str, seconds: float | None = None) -> None:
-        """End a group that is no longer needed. Without `seconds` it has `deadlines.shutdown` to close."""
+        """End a group that is no longer needed. It has `seconds` to close, by default `deadlines.shutdown`."""
         self.groups.pop(name, None)
         facade = self._colocated.pop(name, None)
         if isinstance(facade, ActorInfer):
@@ -250,14 +251,14 @@ class Roles:
         await self._all.pop(name).stop(self._config.deadlines.shutdown if seconds is None else seconds)
 
     async def end_trainer_side(self) -> None:
-        """Kill all groups except those that generate or give rewards. Of these, kill any that is `unsettled` or still starting."""
+        """Kill the groups of the trainer's side, and any other group that is `unsettled` or has not finished starting."""
         self.are_running = False
         ending = [name for name in self._all if is_trainer_side(name) or name in self._unsettled or name not in self._started]
         await asyncio.gather(*(self.end(name, seconds=0.0) for name in ending))
 
     @contextmanager
     def unsettled(self, name: str) -> Iterator[None]:
-        """A context in which the trainer changes a role's state. After a failure in it the role must restart, too."""
+        """A context in which the trainer changes a role's state. After a failure in it, the role must be restarted as well."""
         self._unsettled.add(name)
         yield
         self._unsettled.discard(name)
@@ -281,10 +282,10 @@ class Roles:
         return EnvironmentWorkers(groups, config.environments, seconds)
 
     async def start(self) -> DeviceSharing:
-        """Start every requested group that does not run. The first failure ends all groups.
+        """Start every requested group that is not running. The first failure cancels the other starts.
 
-        Groups that share devices start one after the other, engines first: vLLM plans with the memory that is free when it
-        starts. Those that take turns are offloaded before the next one starts.
+        Groups that share devices start one after the other, with engines first, because vLLM plans with the memory that is free
+        when it starts. Groups that take turns on the devices are offloaded before the next one starts.
         """
         await self._sharing.make_room(self._starts, discard=("actor_infer",))  # a sync follows
         engines = [name for name, role in self._plan.roles.items() if role.strategy == "vllm"]
@@ -311,14 +312,14 @@ class Roles:
 
     def _group(self, name: str, role: RoleConfig, settings: Settings[S], blocking: bool) -> WorkerGroup[S]:
         deepspeed = deepspeed_config(role)
-        for path in swap_paths(deepspeed).values() if deepspeed else ():  # called after the group's end, when a rank may have been killed
+        for path in swap_paths(deepspeed).values() if deepspeed else ():  # called after the group's end, as a killed rank leaves its files
             self._stack.callback(remove_ownerless, path)
         group = self.groups[name] = self._known_group(name, role.system_envs, settings, blocking)
         self.liveness.watch(group, with_children=True)
         return group
 
     def _known_group(self, name: str, system_envs: Mapping[str, str], settings: Settings[S], blocking: bool) -> WorkerGroup[S]:
-        """Return the role's group if it runs, otherwise a new one for `start`."""
+        """Return the role's group if it exists, otherwise a new one for `start`."""
         if name in self._all:
             return self._all[name]
         environment = {"TMPDIR": str(self._session.scratch)} | worker_environment(self._plan, self._config, system_envs)
@@ -328,7 +329,7 @@ class Roles:
         limits = self._config.deadlines
         self._stack.push_async_callback(group.stop, limits.shutdown)
         self._starts[name] = partial(group.start, settings, limits.collective or limits.train / 2, limits.start)
-        self.liveness.watch(group, with_children=False)  # a reward's child processes are the programs that it judges
+        self.liveness.watch(group, with_children=False)  # child processes of a reward are the programs that it scores
         return group
 
     def _token_budget(self, name: str) -> int:
@@ -338,28 +339,31 @@ class Roles:
 
 
 def is_trainer_side(role: str) -> bool:
-    """Whether a role is trained or serves training. The others generate, give rewards and hold environments."""
+    """Return whether a role is trained or serves training. The other roles are for generation, rewards and environments."""
     return role != "actor_infer" and not role.startswith((PREFIX, ENVIRONMENTS))
 
 
 def running(engines: int, settings: VllmSettings | HfGenerateSettings, most: int | None = None) -> Running:
-    """Return the number of concurrent samples in the engines: `most`, or the engines' own limits."""
+    """Return the tracker of the engines' running samples. Its limit is `most` in total, or the engines' own limits."""
     takes = settings.engine.max_num_seqs if isinstance(settings, VllmSettings) else None
     return Running(running_limits(engines, most, takes), engines)
 
 
 CUBLAS_WORKSPACE = ":4096:8"
-"""Workspace of deterministic cuBLAS, which torch requires."""
+"""Workspace configuration that torch requires for deterministic cuBLAS."""
 
 
 def worker_environment(plan: Plan, config: ExperimentConfig, own: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a role's process. The role's own `system_envs` take precedence, then the root's, then `.deepspeed_env`."""
+    """Return the environment variables of a role's processes.
+
+    `own`, the role's `system_envs`, takes precedence over the root's `system_envs`, and these over `.deepspeed_env`.
+    """
     chosen = {"CUBLAS_WORKSPACE_CONFIG": CUBLAS_WORKSPACE} if config.deterministic else {}
     return {**chosen, **plan.environment, **config.system_envs, **own}
 
 
 def aggregation(config: Config) -> str:
-    """Return how token losses are aggregated: likelihoods by token, comparisons by sequence."""
+    """Return the `loss_agg_mode` of a pipeline: configured for RLVR, by token for SFT and distillation, by sequence for comparisons."""
     if isinstance(config, RlvrConfig):
         return config.loss_agg_mode
     return "token-mean" if isinstance(config, SftConfig | DistillConfig) else "seq-mean-token-mean"

@@ -1,4 +1,4 @@
-"""The interface of a loop, and the objects that it is given."""
+"""The interface of a pipeline's loop, and the objects that it receives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roll.workers.cluster import ClusterSession
 
 @dataclass(frozen=True)
 class RunContext:
-    """The surroundings of a run, the same for every pipeline."""
+    """Objects that every pipeline's loop needs."""
 
     plan: Plan
     session: ClusterSession
@@ -31,11 +31,11 @@ Loop = Callable[[Roles, RunContext, Interrupt], Awaitable[Position]]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A pipeline whose models and data are checked."""
+    """A pipeline whose models and data have been checked."""
 
     loop: Loop
-    """Runs the loop in the given surroundings."""
+    """Runs the loop with the given roles and context."""
     identity: str
-    """Fingerprint of the rows to train on, which also depends on their order."""
+    """Fingerprint of the training rows and their order."""
     rows: int | None = None
-    """Number of rows to train on, if the run ends after `num_train_epochs` passes over them; None if `max_steps` alone ends it."""
+    """Number of training rows if the run ends after `num_train_epochs` epochs; None if only `max_steps` ends it."""

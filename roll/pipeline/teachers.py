@@ -1,4 +1,4 @@
-"""Calls the teachers of on-policy distillation on a step's sequences, each on those of its domains."""
+"""Calls the teachers of on-policy distillation. Each of them processes the step's sequences of its domains."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class DomainTeacher:
     role: str
     domains: Collection[str]
     states: Callable[[Sequences], Awaitable[Floats]]
-    """Return the teacher's output [S, W] for the S response tokens of sequences."""
+    """Returns the teacher's output [S, W] for the S response tokens of sequences."""
 
 
 @dataclass(frozen=True)
 class StepTeachers:
-    """All teachers of a run, called one after the other. Every domain has exactly one of them."""
+    """All teachers of a run, called one after the other. Every domain has exactly one teacher."""
 
     teachers: Sequence[DomainTeacher]
     onload: Callable[[str], Awaitable[None]]
     """Onloads a role before its call."""
 
     async def __call__(self, groups: Sequence[RolloutGroup], step: Experience) -> Floats:
-        """Return [S, W] for the S response tokens of the step's sequences, in their order."""
+        """Return the teachers' outputs [S, W] for the S response tokens of the step, in the order of its sequences."""
         domains = np.array([group.prompt.domain for group in groups])[step.groups][step.episode_of_sequence]
         parts = list[tuple[np.ndarray, Floats]]()
         for teacher in self.teachers:

@@ -13,7 +13,7 @@ from roll.workers.critic import Critic
 
 
 def learning(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, critic: Critic | None, phases: DevicePhases) -> Learning:
-    """The updates of a step."""
+    """Return the runner of a step's updates."""
     beside = None
     if critic:
         beside = CriticLearning(critic.train_step, ValueLoss(config.value_clip), config.critic_warmup, at_once=are_apart(plan))
@@ -21,6 +21,6 @@ def learning(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, critic: Cr
 
 
 def are_apart(plan: Plan) -> bool:
-    """Whether policy and critic share no device. Roles on the CPU share it."""
+    """Return whether policy and critic share no device. Two roles on the CPU share it."""
     policy, critic = plan.roles["actor_train"], plan.roles["critic"]
     return not (policy.on_cpu and critic.on_cpu) and policy.all_devices.isdisjoint(critic.all_devices)

@@ -1,4 +1,4 @@
-"""Wires distillation into the loop over given rows."""
+"""Wires distillation into the offline loop."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from roll.workers.actor_train import ActorTrain
 
 
 def prepare(config: DistillConfig) -> Prepared:
-    """Check the models' files, compare their vocabularies and prepare all examples; the loop, ready to be given its surroundings.
+    """Check the models' files, compare their vocabularies and prepare all examples. Return the loop, ready to run.
 
     Raises:
-        BadInput: models or data cannot be used.
+        BadInput: a model or the data cannot be used.
     """
     check_same_tokens(config, config.student.model_args, config.teacher.model_args, "teacher")
     ends = teaching(config, config.student.model_args, [config.teacher.model_args])
@@ -40,12 +40,12 @@ def prepare(config: DistillConfig) -> Prepared:
 
 
 async def make_batch(loss: Distillation, examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
-    """Return the batch of the rows with the teacher's states for their responses, and its loss."""
-    assert models.other is not None, "a student without a teacher"
+    """Return the batch of the rows, including the teacher's states for the responses, and its loss."""
+    assert models.other is not None, "distillation needs a teacher"
     batch = given_batch(examples)
     return replace(batch, teacher_states=await models.other(batch.sequences)), loss
 
 
 def held_out_metrics(name: str, metrics: Metrics) -> Metrics:
-    """Return the validation metrics: the loss, and the divergence alone."""
+    """Return the validation metrics: the whole loss, and the divergence alone."""
     return {f"val/{name}/loss": metrics["distill/loss"], f"val/{name}/divergence": metrics["distill/divergence"]}

@@ -1,4 +1,4 @@
-"""Wires preference optimisation into the loop over given rows."""
+"""Wires preference optimisation into the offline loop."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from roll.workers.actor_train import ActorTrain
 
 
 def prepare(config: DpoConfig) -> Prepared:
-    """Check the models' files and prepare all rows; the loop, ready to be given its surroundings.
+    """Check the models' files and prepare all rows. Return the loop, ready to run.
 
     Raises:
-        BadInput: model or data cannot be used.
+        BadInput: a model or the data cannot be used.
     """
     if config.reference:
         check_same_tokens(config, config.actor_train.model_args, config.reference.model_args, "reference")
@@ -38,7 +38,7 @@ def prepare(config: DpoConfig) -> Prepared:
 
 
 def reference(config: DpoConfig, plan: Plan, roles: Roles, actor_train: ActorTrain) -> OtherModel | None:
-    """Return the reference: a role of its own, or the policy with its adapter off; None if the loss uses none."""
+    """Return the reference: a separate role, or the policy with its adapter off. Return None if the loss does not use a reference."""
     beforehand = config.reference_log_probs == "precomputed"
     match plan.reference:
         case "role":
@@ -52,7 +52,7 @@ def reference(config: DpoConfig, plan: Plan, roles: Roles, actor_train: ActorTra
 
 
 async def make_batch(loss: Loss, examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
-    """Return the batch with the reference's log-probs if the loss uses them, and the loss, for KTO with its estimate of the KL."""
+    """Return the batch and its loss. Add the reference's log-probs if the loss uses them, and the estimate of the KL for KTO."""
     batch = given_batch(examples)
     if isinstance(loss, Kto):
         loss = replace(loss, kl=await kl_estimate(mismatched(examples), models))
@@ -63,13 +63,13 @@ async def make_batch(loss: Loss, examples: Sequence[Example], models: Models) ->
 
 async def kl_estimate(sequences: Sequences, models: Models) -> float:
     """Return KTO's estimate of the KL, at least 0: the mean log-ratio of policy to reference on mismatched responses, in nats."""
-    assert models.other is not None, "KTO without a reference"
+    assert models.other is not None, "KTO needs a reference"
     log_ratio = await models.log_probs(sequences) - await models.other(sequences)
     return max(0.0, float(log_ratio.sum(dtype=np.float64)) / len(sequences))
 
 
 def preference_loss(config: DpoConfig) -> Loss:
-    """Return the loss of the configuration."""
+    """Return the loss that the configuration names, with its arguments."""
     method = config.preference_loss
     if method.traits.rows == "labelled":
         return LABELLED_LOSSES[method.name](**method.arguments(config))
@@ -80,7 +80,7 @@ def preference_loss(config: DpoConfig) -> Loss:
 
 
 def held_out_metrics(name: str, metrics: Metrics) -> Metrics:
-    """Return the validation metrics: the loss, and for pairs the accuracy and the margin of the chosen response."""
+    """Return the validation metrics: the loss, and for pairs also the accuracy and the reward margin of the chosen response."""
     found = {f"val/{name}/loss": metrics["dpo/loss"]}
     if "dpo/accuracy" in metrics:
         found |= {f"val/{name}/accuracy": metrics["dpo/accuracy"], f"val/{name}/reward_margin": metrics["dpo/reward_margin"]}

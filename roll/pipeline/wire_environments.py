@@ -1,4 +1,4 @@
-"""Wires environments: the rows of a run, and the players of episodes."""
+"""Wires environments: the prompts of a run, and the samplers of episodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from roll.workers.environments import EnvironmentWorkers
 def prompts_of(
     config: RlvrConfig, tokenizer: PreTrainedTokenizerBase, rows: DataConfig | None, tasks: Mapping[str, int], first: int
 ) -> Prompts:
-    """The rows of data files, and the tasks that environments make themselves, from a first seed on.
+    """Return the prompts from data files, and the tasks that environments generate from the seeds `first`, `first` + 1, ...
 
     Raises:
         DataError: rows cannot be used.
@@ -41,7 +41,7 @@ def prompts_of(
     sets: list[Prompts] = []
     if rows is not None:
         prompts = prepare_prompts(rows, tokenizer, config.prompt_length, config.domains)
-        remark(prompts.too_long, f"left out: the prompt is longer than prompt_length {config.prompt_length}")
+        remark(prompts.too_long, f"were left out: the prompt is longer than prompt_length {config.prompt_length}")
         remark_routes(prompts)
         sets.append(prompts)
     if tasks:
@@ -50,10 +50,10 @@ def prompts_of(
 
 
 def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatRenderer | None:
-    """Return the renderer of conversations; None without environments.
+    """Return the renderer of conversations, or None without environments.
 
     Raises:
-        BadInput: the format of the model's chat cannot be used for several turns.
+        BadInput: the model's chat format does not support conversations of several turns.
     """
     if not config.environments:
         return None
@@ -63,7 +63,7 @@ def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatR
 
 @dataclass(frozen=True)
 class Playing:
-    """The parts that play episodes beside the engines: environments, renderer, and the gateway of external agents."""
+    """The parts that episodes need besides the engines: environments, renderer, and the gateway for external agents."""
 
     environments: EnvironmentWorkers
     renderer: ChatRenderer
@@ -81,12 +81,12 @@ def group_sampler(
     locate: Locate | None = None,
     greedy_baseline: bool = False,
 ) -> GroupSampler:
-    """Return the sampler of all domains: single turns, or episodes for domains with an environment.
+    """Return the sampler for all domains: episodes for domains with an environment, single turns for the others.
 
     Args:
-        engines: generate the turns of episodes.
+        engines: engines that generate the turns of episodes.
         playing: None without environments.
-        stream: of the seeds of environments whose rows name none.
+        stream: seed stream for environments whose rows do not specify a seed.
     """
     single = SingleTurns(generator, scorer, sampling, greedy_baseline, locate)
     if playing is None:
@@ -108,7 +108,7 @@ def group_sampler(
 
 
 def gateway_of(config: RlvrConfig) -> Gateway:
-    """Return the gateway of the configuration. It does not listen yet."""
+    """Return the configured gateway. It does not listen yet."""
     return Gateway(GatewayBounds(config.gateway.body_mib << 20, config.gateway.sessions))
 
 
@@ -117,7 +117,7 @@ async def listening(config: RlvrConfig, playing: Playing | None) -> AsyncGenerat
     """A context in which the gateway listens, if there are external agents.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: the gateway cannot listen at the configured address.
     """
     if playing is None or all(one.agent is None for one in config.environments.values()):
         yield

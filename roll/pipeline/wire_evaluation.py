@@ -1,4 +1,4 @@
-"""Wires the evaluation of a fixed policy: answers to held-out sets, made by the parts of a run."""
+"""Wires the evaluation of a fixed policy on held-out sets, without a trainer."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ from roll.workers.rewards import ModelReward
 
 @dataclass(frozen=True)
 class HeldOutInputs:
-    """Data and models that are checked before anything starts."""
+    """Data and models, checked before anything starts."""
 
     held_out: Mapping[str, Prompts]
     """Held-out sets by name."""
     renderer: ChatRenderer | None
     """None without environments."""
     models_of: Callable[[Roles], dict[str, ModelReward]]
+    """Requests the models that score responses, and returns their rewards by domain."""
 
 
 @dataclass(frozen=True)
 class Heard:
-    """Implements `GroupSampler`: also passes every finished group to a listener."""
+    """Implements `GroupSampler`: wraps a sampler, and passes every finished group to a callback."""
 
     sampler: GroupSampler
     name: str
@@ -57,17 +58,17 @@ class Heard:
 
 
 def inference_plan(config: RlvrConfig, plan: Plan) -> Plan:
-    """Return the plan with engines, rewards and environments only, without the trainer's side."""
+    """Return the part of the plan for engines, rewards and environments, without the trainer's side."""
     roles = {name: role for name, role in plan.roles.items() if not is_trainer_side(name)}
     memory = {name: one for name, one in plan.memory.items() if name in roles}
     return replace(plan, roles=roles, memory=memory, turns=turns(config, roles), reference="unused")
 
 
 def prepare(config: RlvrConfig) -> HeldOutInputs:
-    """Check the models' files, prepare the held-out prompts and try rewards and environments on them.
+    """Check the models' files, prepare the held-out prompts, and try rewards and environments on them.
 
     Raises:
-        BadInput: model, data, rewards or environments cannot be used.
+        BadInput: a model, the data, a reward or an environment cannot be used.
     """
     for name, role in model_roles(config).items():
         if not is_trainer_side(name):
@@ -84,11 +85,11 @@ def prepare(config: RlvrConfig) -> HeldOutInputs:
 async def answers(
     config: RlvrConfig, inputs: HeldOutInputs, roles: Roles, most: int | None, finished: Callable[[str, RolloutGroup], None]
 ) -> dict[str, list[RolloutGroup]]:
-    """Start the roles and answer every set; return the groups of each set in the order of its prompts.
+    """Start the roles, and sample and score responses for every set. Return the groups of each set in the order of its prompts.
 
     Args:
-        most: prompts of each set, the first ones; None for all.
-        finished: called with the name of the set and each group that is answered and scored.
+        most: number of prompts to use from the start of each set; None for all.
+        finished: called with the name of the set and each group when it has been scored.
     """
     actor_infer, _ = roles.fixed_engines("actor_infer", config.actor_infer, longest_sequence(config))
     rewards = roles.rewards(config, inputs.models_of(roles))

@@ -1,4 +1,4 @@
-"""Wires the filters of groups: the scheduler asks them whether to keep a group."""
+"""Builds the group filters, which tell the scheduler whether to keep a group."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roll.rollout.filters import ByDomain, Keep, MeanBetween, StdAbove, everythi
 
 
 def most_batches(config: RlvrConfig) -> int | None:
-    """Return the largest number of batches that are drawn for a step; None if no group is replaced."""
+    """Return the largest number of batches that may be generated for a step; None if groups are never replaced."""
     bound = config.dynamic_sampling
     if bound is None and any(_replaces(reward.query_filter_config) for reward in config.rewards.values()):
         bound = DynamicSamplingConfig.model_validate({})
@@ -19,7 +19,7 @@ def most_batches(config: RlvrConfig) -> int | None:
 
 
 def kept_groups(config: RlvrConfig) -> Keep:
-    """Return the filter of groups: that of the group's domain, or else dynamic sampling if it is on."""
+    """Return the group filter: the filter of the group's domain, or else the one of dynamic sampling if that is on."""
     filters = {domain: _filter(reward.query_filter_config) for domain, reward in config.rewards.items() if reward.query_filter_config}
     return ByDomain(filters, rewards_differ if config.dynamic_sampling else everything)
 

@@ -15,13 +15,13 @@ from roll.registry import imported
 
 
 def learner_loss(config: RlvrConfig) -> Loss:
-    """Return the loss of the policy, with teachers including the divergence from them."""
+    """Return the policy loss, plus the divergence from the teachers if there are any."""
     loss = policy_loss(config)
     return DistilledPolicy(loss, config.distill_loss_coef) if teacher_roles(config) else loss
 
 
 def policy_loss(config: RlvrConfig) -> PolicyLoss:
-    """Return the policy loss of the configuration."""
+    """Return the policy loss with all configured terms."""
     return PolicyLoss(
         objective=objective(config),
         correction=correction(config),
@@ -41,7 +41,7 @@ def objective(config: RlvrConfig) -> Objective:
 
 
 def correction(config: RlvrConfig) -> MismatchCorrection | None:
-    """Return the correction that `mismatch_correction` names, with its bounds; None without one."""
+    """Return the correction that `mismatch_correction` names, with its bounds, or None if there is none."""
     if config.mismatch_correction.is_users:
         return imported(config.mismatch_correction.name)(**config.mismatch_correction_args)
     settings = correction_of(config)

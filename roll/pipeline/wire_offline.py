@@ -1,4 +1,4 @@
-"""Wires the pipelines that learn from given rows: the shared loop, and the parts that each pipeline adds."""
+"""Wires the offline pipelines: their shared loop, and the parts that each pipeline adds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from roll.types import Floats, Metrics, Sequences
 from roll.workers.actor_train import ActorTrain, merge
 
 Report = Callable[[str, Metrics], Metrics]
-"""Turns the name of a held-out set and the metrics of the loss on it into validation metrics."""
+"""Turns the name of a held-out set and the loss's metrics on it into validation metrics."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,13 @@ class GivenRows:
 
 
 def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> GivenRows:
-    """Check the files of every role's model and prepare all rows.
+    """Check the model files of every role, and prepare all rows.
+
+    Args:
+        learn_all: whether to learn from the prompts as well.
 
     Raises:
-        BadInput: model or data cannot be used.
+        BadInput: a model or the data cannot be used.
     """
     for role in model_roles(config).values():
         check_readable(model_path(config, role.model_args))
@@ -62,9 +65,9 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
         part = Part(config.data_split, number, config.seed) if config.data_split else None
         rows = prepare_examples(data_args, tokenizer, limits, kind, learn_all, part)
         longer = f"the prompt is longer than prompt_length {limits.prompt} or a response than response_length {limits.response}"
-        remark(rows.too_long, f"left out: {longer}")
-        remark(rows.wordless, f"left out: {WORDLESS}")
-        remark(rows.alike, "teach no preference: the chosen response is the rejected one")
+        remark(rows.too_long, f"were left out: {longer}")
+        remark(rows.wordless, f"were left out: {WORDLESS}")
+        remark(rows.alike, "teach no preference: the chosen and the rejected response are the same")
         return rows
 
     training = prepare(learning.data_args, 0)
@@ -75,7 +78,7 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
 
 
 def steps_of(config: OfflineConfig, rows: int, batch_size: int) -> int:
-    """Return the steps of the run: those of its epochs, or `max_steps` if that is less."""
+    """Return the number of steps of the run: those of its epochs, or `max_steps` if that is less."""
     _, learning = row_learner(config)
     return Epochs(rows, batch_size).steps(learning.training_args.num_train_epochs, config.max_steps)
 
@@ -85,16 +88,16 @@ class OtherModel:
     """The reference or the teacher."""
 
     role: str
-    """The role that computes the outputs. It is the learner if the reference is the learner with its adapter off."""
+    """The role that computes the outputs. This is the learner's role if the reference is the learner with its adapter off."""
     part: str
-    """Name of its part in `time/<part>`."""
+    """Name in the metric `time/<part>`."""
     ask: Ask
     beforehand: bool = False
-    """Whether it processes all rows before the first step; its role ends then."""
+    """Whether the model processes all rows before the first step. A separate role ends afterwards."""
 
 
 def no_other_model(plan: Plan, roles: Roles, learner: ActorTrain) -> OtherModel | None:
-    """Returns None: for a pipeline that uses no model but its learner."""
+    """Return None, for a pipeline whose only model is its learner."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +108,9 @@ class OfflinePipeline:
     make_batch: MakeBatch
     report: Report
     load: ModelLoader = load_policy
-    """Loads what learns."""
+    """Loads the learner's model."""
     other_model: Callable[[Plan, Roles, ActorTrain], OtherModel | None] = no_other_model
-    """Adds the other model of the pipeline, if there is one."""
+    """Requests and returns the reference or the teacher, if the pipeline has one."""
 
     def prepared(self, config: OfflineConfig) -> Prepared:
         """Return the loop, ready to run."""
@@ -116,7 +119,7 @@ class OfflinePipeline:
 
 @dataclass(frozen=True)
 class StartedRoles:
-    """The roles of a run."""
+    """The roles of a run, started, and their phases on the devices."""
 
     phases: DevicePhases
     role: str
@@ -125,18 +128,18 @@ class StartedRoles:
     other: OtherModel | None
 
     async def log_probs(self, sequences: Sequences) -> Floats:
-        """Return log-probs of the learner with its present weights."""
+        """Return the log-probs of the learner with its current weights."""
         await self.phases.scoring(self.role)
         return await self.trainer.log_probs(sequences)
 
     async def ask(self, sequences: Sequences) -> Floats:
-        """The other model."""
+        """Return the output of the other model."""
         assert self.other is not None
         await self.phases.scoring(self.other.role)
         return await self.other.ask(sequences)
 
     async def evaluate(self, held_out: Batches, chunk: int) -> Metrics:
-        """Return the metrics of the loss on all held-out rows, `chunk` rows at a time."""
+        """Return the loss's metrics on all held-out rows, computed `chunk` rows at a time."""
         results: list[TrainResult] = []
         for numbers in np.array_split(np.arange(len(held_out.rows)), -(-len(held_out.rows) // chunk)):
             batch, loss = await held_out.of(numbers.tolist())
@@ -161,7 +164,7 @@ async def _loop(config: OfflineConfig, pipeline: OfflinePipeline, roles: Roles, 
     position = await context.checkpointer.restore(OnloadedTrainer(phases, role, trainer), sampler, last_step=steps, epochs=epochs)
     ask = meter.timed(other.part, started.ask) if other else None
     training = Batches(rows.training, pipeline.make_batch, Models(meter.timed("log_probs", started.log_probs), ask))
-    # Evaluation is timed as a whole, including the other model.
+    # Evaluation is timed as a whole, including calls of these models.
     untimed = Models(started.log_probs, started.ask if other else None)
     held_out = Batches(rows.held_out, pipeline.make_batch, untimed) if rows.held_out else None
     if other and other.beforehand and ask:

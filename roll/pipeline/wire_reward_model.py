@@ -1,4 +1,4 @@
-"""Wires the training of reward models into the loop over given rows."""
+"""Wires the training of reward models into the offline loop."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from roll.types import Metrics, TrainBatch
 
 
 def prepare(config: RewardModelConfig) -> Prepared:
-    """Check the model's files and prepare all pairs; the loop, ready to be given its surroundings.
+    """Check the model's files and prepare all pairs. Return the loop, ready to run.
 
     Raises:
-        BadInput: model or data cannot be used.
+        BadInput: the model or the data cannot be used.
     """
     rows = prepare_rows(config, "pairs")
     model_args = config.reward_train.model_args
@@ -32,7 +32,7 @@ def prepare(config: RewardModelConfig) -> Prepared:
 
 
 async def make_batch(pad: int | None, examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
-    """Return the pairs, with the token of each sequence at which its score is read."""
+    """Return the batch of the pairs and its loss. The batch marks the token of each sequence at which its score is read."""
     scored = [replace(example, sequences=tuple(_scored(sequence, pad) for sequence in example.sequences)) for example in examples]
     return given_batch(scored), BradleyTerry()
 
@@ -42,7 +42,7 @@ def _scored(sequence: ExampleSequence, pad: int | None) -> ExampleSequence:
 
 
 def held_out_metrics(name: str, metrics: Metrics) -> Metrics:
-    """Return the validation metrics: the loss, and the accuracy and margin of the chosen response."""
+    """Return the validation metrics: the loss, and the accuracy and the reward margin of the chosen response."""
     return {
         f"val/{name}/loss": metrics["reward_model/loss"],
         f"val/{name}/accuracy": metrics["reward_model/accuracy"],

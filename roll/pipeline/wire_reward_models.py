@@ -1,4 +1,4 @@
-"""Wires rewards that are computed by a model: a judge or a reward model for a domain."""
+"""Wires rewards that a model computes: the judge or the reward model of each such domain."""
 
 from __future__ import annotations
 
@@ -40,10 +40,12 @@ DEFAULT_TEMPLATE = "score"
 
 
 def prepare_reward_models(config: RlvrConfig) -> Callable[[Roles], dict[str, ModelReward]]:
-    """Read the templates and tokenizers of every such domain; then, from the roles, what scores each domain.
+    """Read the templates and tokenizers of every domain that a model scores.
+
+    Return a function that requests these models from the roles, and returns their rewards by domain.
 
     Raises:
-        DataError: a tokenizer cannot be read, or its template refuses a user's message.
+        DataError: a tokenizer cannot be read, or its template refuses a user message.
     """
     prepare = {JUDGE: prepare_judge, SCORER: prepare_scorer}
     makers: dict[str, Callable[[Roles], ModelReward]] = {
@@ -55,7 +57,11 @@ def prepare_reward_models(config: RlvrConfig) -> Callable[[Roles], dict[str, Mod
 
 
 def prepare_judge(config: RlvrConfig, domain: str, reward: RewardConfig) -> Callable[[Roles], Judge]:
-    """Prepare a domain that a judge scores."""
+    """Prepare a domain that a judge scores. Return a function that requests the judge from the roles.
+
+    Raises:
+        DataError: the judge's tokenizer cannot be read, or its template refuses a user message.
+    """
     template = judge_template(reward.judge_prompt)
     pattern = answer_pattern(reward.judge_pattern, reward.judge_max_score, reward.judge_prompt is not None)
     role = reward_role(domain, reward)
@@ -69,10 +75,10 @@ def prepare_judge(config: RlvrConfig, domain: str, reward: RewardConfig) -> Call
 
 
 def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Callable[[Roles], Scorer]:
-    """Prepare a domain that a reward model scores.
+    """Prepare a domain that a reward model scores. Return a function that requests the model from the roles.
 
     Raises:
-        DataError: tokenizer or configuration cannot be read, or the model is not a reward model.
+        DataError: the tokenizer or the model's configuration cannot be read, or the model is not a reward model.
     """
     role = reward_role(domain, reward)
     assert role is not None, "the configuration was checked"
@@ -96,35 +102,35 @@ def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Cal
 
 
 def positions_of(path: str, config: RlvrConfig) -> int:
-    """Return the most tokens that a reward model reads: room for prompt and response in its own tokens, within its positions."""
+    """Return the context length of a reward model: room for prompt and response in its tokens, limited by its position embeddings."""
     shape = model_shape(path)
     room = 2 * longest_sequence(config) + TEMPLATE_TOKENS
     return min(room, shape.max_position_embeddings) if shape and shape.max_position_embeddings else room
 
 
 def judge_template(name: str | None) -> JudgeTemplate:
-    """Return a shipped template, or the text of a file."""
+    """Return the shipped template of this name, or else the template in the file of this name."""
     file = Path(judge_templates().get(name or DEFAULT_TEMPLATE, name or ""))
     return JudgeTemplate(file.read_text(encoding="utf-8").rstrip("\n"))
 
 
 def row_sources(config: RlvrConfig) -> list[DataConfig]:
-    """Return the columns of all data sets whose rows are scored."""
+    """Return the data keys of all data sets whose rows are scored."""
     held_out = config.validation.named_sets() if config.validation else {}
     sources = [config.actor_train.data_args, *(one.data_args for one in held_out.values())]
     return [columns for columns in sources if columns is not None]
 
 
 def question_of(sources: Sequence[DataConfig]) -> Callable[[Prompt], str]:
-    """Return the user's question as text."""
+    """Return a function that returns the user's question of a prompt as text."""
     return lambda prompt: question_text(conversation_of(prompt.row, sources))
 
 
 def judge_encoder(config: RlvrConfig, domain: str, role: ServedConfig) -> Callable[[str], Ints]:
-    """Return the function that encodes a user's message as the judge's tokens.
+    """Return a function that encodes a user message as the judge's tokens.
 
     Raises:
-        DataError: the tokenizer cannot be read, or the template refuses a user's message.
+        DataError: the tokenizer cannot be read, or the template refuses a user message.
     """
     encode = checked(config, domain, role, message_encoder)
     with refused(domain, config.rewards[domain].template):
@@ -133,10 +139,10 @@ def judge_encoder(config: RlvrConfig, domain: str, role: ServedConfig) -> Callab
 
 
 def checked(config: RlvrConfig, domain: str, role: ServedConfig, make: Callable[[Render, PreTrainedTokenizerBase, bool], E]) -> E:
-    """Return `make` of the chat template and the tokenizer of a domain's model.
+    """Call `make` with the chat template and the tokenizer of a domain's model, and return the result.
 
     Raises:
-        DataError: the tokenizer cannot be read, or has no template of its own.
+        DataError: the tokenizer cannot be read, or its chat template is needed and missing.
     """
     template = config.rewards[domain].template
     tokenizer = load_tokenizer(model_path(config, role.model_args), role.model_args.trust_remote_code)
@@ -146,7 +152,11 @@ def checked(config: RlvrConfig, domain: str, role: ServedConfig, make: Callable[
 
 @contextmanager
 def refused(domain: str, template: str) -> Iterator[None]:
-    """Return an unusable template as a fault of its key."""
+    """A context that turns a ValueError about a domain's template into a fault of the key `template`.
+
+    Raises:
+        DataError: the template cannot be used.
+    """
     try:
         yield
     except ValueError as error:
@@ -161,7 +171,7 @@ def sampling_of_judge(reward: RewardConfig) -> Sampling:
 
 
 def api_model(config: RlvrConfig, reward: RewardConfig) -> ApiModel:
-    """Return the model behind a URL. Its API key is read from this process's environment."""
+    """Return the judge model behind a URL. Its API key is read from the environment of this process."""
     assert reward.judge_api_url is not None and reward.judge_model_name is not None, "the configuration was checked"
     return ApiModel(
         url=reward.judge_api_url,
@@ -177,12 +187,12 @@ def api_model(config: RlvrConfig, reward: RewardConfig) -> ApiModel:
 
 
 def api_chat(model: ApiModel, name: str, reward: RewardConfig, roles: Roles) -> Chat:
-    """Return the process that sends requests to the URL."""
+    """Request the process that sends requests to the judge's URL."""
     return roles.api_judge(name, model, reward.system_envs)
 
 
 def engine_chat(config: RlvrConfig, domain: str, role: ServedConfig, encode: Callable[[str], Ints], roles: Roles) -> Chat:
-    """Return the engines of a judge that the run serves."""
+    """Request the engines of a judge that the run itself serves."""
     reward = config.rewards[domain]
     shape = model_shape(model_path(config, role.model_args))
     context = judge_context(config, reward, shape.max_position_embeddings if shape else None)

@@ -1,4 +1,4 @@
-"""Wires RLVR: builds the parts of its loop from the configuration."""
+"""Wires RLVR: builds the parts of the loop from the configuration."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class Inputs:
-    """Data and models that are checked before anything starts."""
+    """Data and models, checked before anything starts."""
 
     training: Prompts
     held_out: Mapping[str, Prompts]
@@ -73,15 +73,16 @@ class Inputs:
     renderer: ChatRenderer | None
     """None without environments."""
     locate: TurnEnds | None
-    """None if the estimator does not credit turns of a response."""
+    """Finds the ends of turns. None if the advantage estimator does not credit single turns of a response."""
     models_of: Callable[[Roles], dict[str, ModelReward]]
+    """Requests the models that score responses, and returns their rewards by domain."""
 
 
 def prepare(config: RlvrConfig) -> Prepared:
-    """Check the model's files, prepare all prompts and try the rewards. Return the loop, ready to run.
+    """Check the models' files, prepare all prompts, and try rewards and environments on them. Return the loop, ready to run.
 
     Raises:
-        BadInput: model, data, rewards or environments cannot be used.
+        BadInput: a model, the data, a reward or an environment cannot be used.
     """
     for role in model_roles(config).values():
         check_readable(model_path(config, role.model_args))
@@ -146,7 +147,7 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
         position = await context.checkpointer.restore(trainer, scheduler, assignment, scheduler)
         weights = sync_of(config, plan, actor_train, actor_infer)
         if context.restarts:
-            await actor_infer.activity()  # what its engines did before is no part of the next step
+            await actor_infer.activity()  # discards the engines' counters from before the restart
         else:
             await engine_in_hands(roles, weights.open_routes)()
         sync = EngineSync(weights, actor_infer, phases, partial(roles.unsettled, "actor_infer"))
@@ -175,28 +176,28 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
 def teacher_states(
     config: RlvrConfig, phases: DevicePhases, meter: Meter, asked: Mapping[str, Callable[[Sequences], Awaitable[Floats]]]
 ) -> StepTeachers:
-    """Return all teachers with their domains. Their time counts as `time/teacher`, without the onloads."""
+    """Return all teachers with their domains. Their calls are timed as `time/teacher`, without onloading."""
     domains = taught_domains(config)
     teachers = [DomainTeacher(role, domains[role], meter.timed("teacher", states)) for role, states in asked.items()]
     return StepTeachers(teachers, phases.scoring)
 
 
 def phases_of(config: RlvrConfig, roles: Roles, meter: Meter, sharing: DeviceSharing, actor_infer: ActorInfer) -> DevicePhases:
-    """Return the phases of a step on the devices, timed. The configuration decides for which of them generation pauses."""
+    """Return the timed device phases of a step. The configuration determines the roles for which generation is paused."""
     pausing_for = frozenset() if config.time_sharing else interrupting(config)
     bring = meter.timed("onload", engine_in_hands(roles, sharing.bring))
     return DevicePhases(bring, pausing_for, meter.timed("pause", actor_infer.pause))
 
 
 def sync_of(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, actor_infer: ActorInfer) -> WeightSync:
-    """Return the weight sync of the configuration, with the routes that the plan allows."""
+    """Return the configured weight sync, with the routes that the plan allows."""
     paths = partial(find_routes, plan.roles["actor_train"], plan.roles["actor_infer"], config.num_gpus_per_node)
     bucket_bytes, seconds = config.weight_sync.bucket_mib << 20, config.deadlines.weight_sync
     return WeightSync(actor_train, actor_infer.engines, paths, sends_adapter(config), bucket_bytes, seconds)
 
 
 def engine_in_hands(roles: Roles, work: Callable[P, Awaitable[None]]) -> Callable[P, Awaitable[None]]:
-    """Wrap work that changes the engines' weights. If it fails, their state is undefined, and a restart replaces them as well."""
+    """Wrap work that changes the engines' state. If it fails, that state is undefined, so a restart replaces the engines as well."""
 
     async def wrapped(*arguments: P.args, **keywords: P.kwargs) -> None:
         with roles.unsettled("actor_infer"):
@@ -206,14 +207,17 @@ def engine_in_hands(roles: Roles, work: Callable[P, Awaitable[None]]) -> Callabl
 
 
 def reference_of(config: RlvrConfig, plan: Plan, reference: Reference | ActorTrain, shaped: Shaping) -> StepReference:
-    """Compute reference log-probs group by group if the reference has devices of its own and every finished group is used."""
+    """Return the computation of a step's reference log-probs.
+
+    It runs group by group if the reference shares no devices and every finished group is used, and otherwise at once for a step.
+    """
     is_ahead = plan.reference == "role" and "reference" not in neighbours(plan.roles) and most_batches(config) is None
     ask = reference.ref_log_probs
     return ReferenceAhead(ask, shaped) if is_ahead else ReferenceAtOnce(ask)
 
 
 def in_turn(config: RlvrConfig, phases: DevicePhases, actor_infer: ActorInfer, rewards: Rewards) -> tuple[Generator, Scorer]:
-    """Return generator and scorer; they take turns if reward models share devices with the engines."""
+    """Return the generator and the scorer. They take turns if reward models share devices with the engines."""
     judging = {role.removeprefix(PREFIX): partial(phases.judging, role) for role in judged_in_turn(config)}
     if not judging:
         return actor_infer, rewards
@@ -230,7 +234,7 @@ def samplers(
     sampling: Sampling,
     inputs: Inputs,
 ) -> tuple[GroupSampler, list[Evaluator]]:
-    """Return the sampler of training prompts, and an evaluator for every held-out set with its own sampling."""
+    """Return the sampler of training prompts, and an evaluator for each held-out set with the set's sampling parameters."""
     generator, scorer = in_turn(config, phases, actor_infer, rewards)
     greedy = config.adv_estimator.traits.needs_greedy
     sampler = group_sampler(config, generator, scorer, sampling, actor_infer, playing, TRAINING, inputs.locate, greedy)
@@ -246,7 +250,7 @@ def evaluators(
     held_out: Mapping[str, Prompts],
     most: int | None = None,
 ) -> list[Evaluator]:
-    """Return an evaluator for each held-out set with the set's sampling: for all of its prompts, or the first `most`."""
+    """Return an evaluator for each held-out set with the set's sampling parameters, for its first `most` prompts or for all."""
     found = []
     for name, one in (config.validation.named_sets() if config.validation else {}).items():
         own = sampling_of(one.generating_args, config.response_length, samples=1, log_probs=False)
@@ -260,7 +264,7 @@ def evaluators(
 def scheduler_of(
     config: RlvrConfig, source: PromptSampler, sampler: GroupSampler, finished: Callable[[RolloutGroup], None]
 ) -> RolloutScheduler:
-    """Return the rollout scheduler of the configuration."""
+    """Return the configured rollout scheduler."""
     return RolloutScheduler(
         source,
         sampler,
@@ -277,7 +281,7 @@ def scheduler_of(
 def measurement(
     meter: Meter, scheduler: RolloutScheduler, actor_infer: ActorInfer, models: Mapping[str, ModelReward], playing: Playing | None
 ) -> Callable[[Sequence[RolloutGroup]], Awaitable[Metrics]]:
-    """Return a function for the metrics of a step: times, throughput, activity of engines, judges and environments, and dropped groups."""
+    """Return a function that measures a step: times, throughput, dropped groups, and activity of engines, judges and environments."""
 
     async def measure(groups: Sequence[RolloutGroup]) -> Metrics:
         samples = sum(len(group.episodes) for group in groups)
@@ -292,7 +296,10 @@ def measurement(
 def evaluation(
     config: RlvrConfig, phases: DevicePhases, sync: EngineSync, sets: Sequence[Evaluator], record: Record
 ) -> Callable[[int], Awaitable[Metrics]]:
-    """Return a function that validates before the first step, every `eval_steps` and after the last; otherwise it returns no metrics."""
+    """Return a function that validates before the first step, every `eval_steps` steps and after the last step.
+
+    After all other steps it returns no metrics.
+    """
 
     async def evaluate(step: int) -> Metrics:
         if not config.eval_steps or (step % config.eval_steps and step != config.max_steps):
@@ -304,8 +311,8 @@ def evaluation(
 
 
 async def validation(sets: Sequence[Evaluator], keep: Callable[[str, Sequence[RolloutGroup]], None]) -> Metrics:
-    """Answer every held-out prompt of every set and score the answers. `keep` is given each set's name and answers."""
-    assert sets, "eval_steps without a validation block is a fault"
+    """Evaluate all held-out sets and return their metrics. Call `keep` with each set's name and its groups of scored responses."""
+    assert sets, "eval_steps requires a validation block"
     found = await asyncio.gather(*(one.run(keep) for one in sets))
     return {name: value for metrics in found for name, value in metrics.items()}
 

@@ -1,4 +1,4 @@
-"""Wires SFT into the loop over given rows."""
+"""Wires SFT into the offline loop."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from roll.types import Metrics, TrainBatch
 
 
 def prepare(config: SftConfig) -> Prepared:
-    """Check the model's files and prepare all examples; the loop, ready to be given its surroundings.
+    """Check the model's files and prepare all examples. Return the loop, ready to run.
 
     Raises:
-        BadInput: model or data cannot be used.
+        BadInput: the model or the data cannot be used.
     """
     kind = "turns" if config.loss_on == "assistant" else "responses"
     rows = prepare_rows(config, kind, learn_all=config.loss_on == "all")
@@ -28,7 +28,7 @@ def prepare(config: SftConfig) -> Prepared:
 
 
 async def make_batch(examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
-    """Return the batch of the rows and its loss; no other model is needed."""
+    """Return the batch of the rows and its loss, without using other models."""
     return given_batch(examples), NegativeLogLikelihood()
 
 

@@ -1,4 +1,4 @@
-"""Wires distillation: the output that a teacher sends, and the loader of the student."""
+"""Wires both ends of distillation: the output of the teacher's model, and the student's loader, whose model uses it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roll.strategies.settings import ModelLoader, ModelWrapper
 
 @dataclass(frozen=True)
 class Teaching:
-    """The sender and the receiver of a teacher's states or top k."""
+    """The sending and the receiving model of a teacher's hidden states or top-k distribution."""
 
     load: ModelLoader
     """Loads the student."""
@@ -27,9 +27,9 @@ class Teaching:
 
 
 def teaching(config: DistillConfig | RlvrConfig, student: ModelConfig, teachers: Sequence[ModelConfig]) -> Teaching:
-    """Hidden states, which whole distributions are made of, or with `distill_top_k` a teacher's top k.
+    """Return the models for hidden states, from which the student computes whole distributions, or with `distill_top_k` for top k.
 
-    Several teachers send their top k, all of them of the same width: over the tokens that every model has.
+    Several teachers require `distill_top_k`. All of them send tensors of the same width, over the tokens that every model has.
 
     Raises:
         DataError: the configuration of a model cannot be read.

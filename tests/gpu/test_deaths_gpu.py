@@ -196,5 +196,5 @@ def test_a_rank_of_the_trainer_is_killed_where_roles_take_turns(
     deaths.world.working_rank(name, process, "actor_train", 1).kill()
     outcome = ended(name, process)
     deaths.check(name, outcome, still)
-    assert "restart 1 of 3: the run goes on from the checkpoint of step 2" in deaths.course(name)
+    assert "restart 1 of 3: the run continues from the checkpoint of step 2" in deaths.course(name)
     assert [line["run/restarts"] for line in deaths.world.metrics(name)] == [0, 0, 0, 1, 1, 1]

@@ -138,7 +138,7 @@ def test_what_dies_in_a_run_changes_none_of_its_metrics(world: World, uninterrup
     assert outcome.status == 0, outcome.output
     course = log.read_text()
     assert "actor_infer rank 0 died: the process died" in course and "actor_infer rank 0 is back after" in course
-    assert "restart 1 of 3: the run goes on from the checkpoint of step" in course
+    assert "restart 1 of 3: the run continues from the checkpoint of step" in course
     world.took_the_same_steps("killed", uninterrupted)
 
 
@@ -175,7 +175,7 @@ def test_a_rank_of_the_trainer_is_stopped_and_its_group_starts_anew(
     assert outcome.status == 0, outcome.output
     (line,) = (line for line in outcome.output.splitlines() if "restart 1 of 3" in line)
     assert "actor_train rank 1: " in line and "is stopped (SIGSTOP)" in line, outcome.output
-    assert "restart 1 of 3: the run goes on from the checkpoint of step " in line
+    assert "restart 1 of 3: the run continues from the checkpoint of step " in line
     step = int(line.rpartition(" ")[2])
     assert step in (2, 4) and [line["run/restarts"] for line in world.metrics(run)] == [float(later > step) for later in range(7)]
     world.took_the_same_steps(run, uninterrupted)
@@ -187,7 +187,7 @@ def test_a_rank_of_the_trainer_is_stopped_and_its_group_starts_anew(
 def test_finished_run_is_not_run_again(world: World, uninterrupted: str) -> None:
     outcome = world.run(*world.rlvr(uninterrupted, "max_steps=6", "save_steps=2", "eval_steps=3"))
     assert outcome.status == 0
-    assert "has taken its 6 steps before" in outcome.last_line
+    assert "has already completed its 6 steps" in outcome.last_line
 
 
 @pytest.mark.full
@@ -267,7 +267,7 @@ def test_engine_that_cannot_start_ends_the_run_with_its_cause(world: World, leav
     outcome = world.run(*world.rlvr("unstartable", "max_steps=2", nonsense))
     assert outcome.status == 3, outcome.output
     assert "actor_infer rank 0" in outcome.last_line and "nonsense" in outcome.last_line, outcome.output
-    assert "this end wrote no checkpoint: there is none, and the same command starts from the beginning" in outcome.output
+    assert "no checkpoint was written when the run ended; there is no checkpoint, and the same command starts" in outcome.output
     leaves_nothing()
 
 

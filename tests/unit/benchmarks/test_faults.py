@@ -95,7 +95,7 @@ def test_metrics_differ_or_do_not() -> None:
 def test_what_no_fault_explains_is_a_false_alarm() -> None:
     lines = [
         (10.0, "actor_infer rank 0 died: the process died"),
-        (500.0, "reference rank 0: late; restart 1 of 3: the run goes on from its start"),
+        (500.0, "reference rank 0: late; restart 1 of 3: the run continues from its start"),
         (600.0, "step 4/24"),
     ]
     assert false_alarms(lines, [9.0]) == (lines[1][1],)

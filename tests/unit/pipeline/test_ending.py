@@ -52,7 +52,7 @@ def run(folder: Path, error: BaseException | None, stands: Checkpointer | None) 
         (WorkerFailed("reference", 1, "the process died"), LAST, "failed", "reference rank 1: the process died"),
         (WorkerFailed("reference", 1, "the process died"), None, "failed", "reference rank 1: the process died"),
         (ZeroDivisionError("hunter2"), LAST, "failed", "ZeroDivisionError: ***"),
-        (KeyboardInterrupt(), LAST, "interrupted", "a signal asked for it"),
+        (KeyboardInterrupt(), LAST, "interrupted", "stopped by a signal"),
     ],
 )
 def test_an_end_without_a_checkpoint_names_the_last_one(
@@ -65,11 +65,11 @@ def test_an_end_without_a_checkpoint_names_the_last_one(
 ) -> None:
     log = run(tmp_path, error, checkpointer(last))
     named = (
-        "the last one is of step 20, output/a/checkpoints/step_20"
+        "the last checkpoint is of step 20, output/a/checkpoints/step_20"
         if last
-        else "there is none, and the same command starts from the beginning"
+        else "there is no checkpoint, and the same command starts from the beginning"
     )
-    assert f"this end wrote no checkpoint: {named}\n" in capsys.readouterr().err
+    assert f"no checkpoint was written when the run ended; {named}\n" in capsys.readouterr().err
     assert f"the run ended: {outcome}; {cause}; {named}" in log and "hunter2" not in log
     assert read_end(tmp_path) == RunEnd(outcome, cause, named, 20)  # pyright: ignore[reportArgumentType]
     page = (tmp_path / "report.html").read_text()
@@ -88,7 +88,7 @@ def test_an_interrupt_that_wrote_its_checkpoint_tells_how_to_continue(tmp_path: 
 def test_a_run_that_is_done_has_a_report_without_a_word_of_its_end(tmp_path: Path) -> None:
     run(tmp_path, WorkerFailed("reference", 1, "the process died"), checkpointer(None))
     log = run(tmp_path, None, checkpointer(LAST, is_at_end=True))
-    assert "the run ended: done; the last one is of step 20, output/a/checkpoints/step_20" in log
+    assert "the run ended: done; the last checkpoint is of step 20, output/a/checkpoints/step_20" in log
     page = (tmp_path / "report.html").read_text()
     assert "the process died" not in page and "The run failed" not in page
 

@@ -78,7 +78,7 @@ def test_the_first_ends_the_run_after_its_step(number: int, capsys: pytest.Captu
     with pytest.raises(KeyboardInterrupt):
         run(work, ended)
     assert done == ["step", "checkpoint"] and ended == ["role", "cluster"]
-    assert "the step is finished and saved first" in capsys.readouterr().err
+    assert "interrupted: the run ends after the current step; interrupt again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -175,7 +175,7 @@ def test_one_is_enough_before_the_first_step(capsys: pytest.CaptureFixture[str])
 
     with pytest.raises(KeyboardInterrupt):
         run(work, ended)
-    assert ended == ["role", "cluster"] and "the step is finished" not in capsys.readouterr().err
+    assert ended == ["role", "cluster"] and "the run ends after the current step" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -81,10 +81,10 @@ def test_an_engine_that_dies_amid_a_restart_is_started_with_the_others() -> None
 def test_a_step_that_fails_twice_and_one_loss_too_many_end_the_run() -> None:
     counted = Restarts(2)
     counted.wait_after(LOST, 4)
-    with pytest.raises(WorkerDied, match=r"^actor_train rank 1: its process 7 is stopped .*; step 4 failed before in the same way"):
+    with pytest.raises(WorkerDied, match=r"^actor_train rank 1: its process 7 is stopped .*; step 4 failed again after a restart"):
         counted.wait_after(LOST, 4)
     counted.wait_after(LOST, 3)
-    with pytest.raises(WorkerDied, match="the roles were restarted 2 times before, and max_restarts is 2$"):
+    with pytest.raises(WorkerDied, match="the roles were already restarted 2 times, and max_restarts is 2$"):
         counted.wait_after(LOST, 5)
     with pytest.raises(WorkerDied) as raised:
         Restarts(0).wait_after(LOST, 1)
@@ -156,8 +156,8 @@ def test_a_run_goes_on_from_its_last_checkpoint_and_logs_each_step_once(
     assert finished(tmp_path, run, monkeypatch) == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (6, 2)]
     assert run.taken == {0: 2, 1: 2, 2: 1, 3: 1, 4: 1, 5: 2, 6: 1} and run.restarts == 2
     assert run.roles is not None and run.roles.ended == 2
-    assert caplog.messages[:1] == [f"{LOST}; restart 1 of 3: the run goes on from its start"]
-    assert f"{LOST}; restart 2 of 3: the run goes on from the checkpoint of step 4" in caplog.messages
+    assert caplog.messages[:1] == [f"{LOST}; restart 1 of 3: the run continues from its start"]
+    assert f"{LOST}; restart 2 of 3: the run continues from the checkpoint of step 4" in caplog.messages
     assert (tmp_path / "export" / "weights").read_text() == "6"
 
 
@@ -177,14 +177,14 @@ def test_a_loss_amid_a_restart_is_none_of_the_step_that_was_to_be_taken(tmp_path
 
     run = Anew({(3, 1): LOST})
     assert finished(tmp_path, run, monkeypatch)[2:4] == [(2, 0), (3, 2)]
-    with pytest.raises(WorkerDied, match="step 3 failed before"):
+    with pytest.raises(WorkerDied, match="step 3 failed again after a restart"):
         finished(tmp_path / "again", Anew({(3, 1): LOST, (3, 2): LOST}), monkeypatch)
 
 
 @pytest.mark.parametrize(
     ("failures", "keys", "said"),
     [
-        ({(3, 1): LOST, (3, 2): LOST}, (), "step 3 failed before"),
+        ({(3, 1): LOST, (3, 2): LOST}, (), "step 3 failed again after a restart"),
         ({(3, 1): LOST}, ("max_restarts=0",), "is stopped"),
         ({(3, 1): BadInput([Fault("pretrain", "is gone", "bring it back")])}, (), "is gone"),
     ],

@@ -32,15 +32,15 @@ def test_another_precision_is_refused_before_anything_starts(tmp_path: Path) -> 
     config = composed(f"output_dir={tmp_path}", "resume_from_checkpoint=auto")
     with store.writing(1) as folder:
         LoopState(1, 1, {}, of_keys(config), 0.0, {}).write(folder)
-    Checkpointer(config, store).agree(of_keys(config), "set it to what it was")
+    Checkpointer(config, store).agree(of_keys(config), "set it to the checkpoint's value")
     other = composed(
         f"output_dir={tmp_path}", "resume_from_checkpoint=auto", "actor_train.model_args.dtype=fp16", "critic.model_args.dtype=fp16"
     )
     with pytest.raises(ConfigError) as raised:
-        Checkpointer(other, store).agree(of_keys(other), "set it to what it was")
+        Checkpointer(other, store).agree(of_keys(other), "set it to the checkpoint's value")
     assert [fault.place for fault in raised.value.faults] == ["actor_train.model_args.dtype", "critic.model_args.dtype"]
     assert "'fp16', but" in raised.value.faults[0].problem and "was written with 'fp32'" in raised.value.faults[0].problem
-    assert "set it to what it was; or start a new run" in raised.value.faults[0].remedy
+    assert "set it to the checkpoint's value; or start a new run" in raised.value.faults[0].remedy
 
 
 def write_model(folder: Path, second: bytes) -> str:

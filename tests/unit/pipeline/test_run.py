@@ -102,7 +102,7 @@ def test_the_jobs_of_a_multirun_are_compared_at_its_end(
     monkeypatch.setattr(program, "_run", lambda config, plan: None)
     (tmp_path / "seed_1" / "metrics.jsonl").unlink()
     assert program.main(words) == 0, "the runs have ended well"
-    assert "the runs are not compared: 1 fault in the data" in capsys.readouterr().err
+    assert "the runs could not be compared: 1 fault in the data" in capsys.readouterr().err
 
 
 def test_a_run_that_comes_to_its_end(run: Callable[[BaseException | None], str], tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_a_run_that_fails_and_goes_on(
     with pytest.raises(WorkerFailed):
         run(WorkerFailed("sft_train", 0, "the process died, with of-mine-alone"))
     printed = capsys.readouterr()
-    assert "this end wrote no checkpoint: the last one is of step 1, " in printed.err
-    assert "4 rows, 128 a step: 2 steps\n" in printed.out and "resumed" not in printed.out
+    assert "no checkpoint was written when the run ended; the last checkpoint is of step 1, " in printed.err
+    assert "4 rows, 128 per step: 2 steps\n" in printed.out and "resumed" not in printed.out
     end = read_end(tmp_path / "run")
     assert end and (end.outcome, end.cause, end.last_step) == ("failed", "sft_train rank 0: the process died, with ***", 2)
     assert "The run failed after step 1." in (tmp_path / "run" / "report.html").read_text()

@@ -332,7 +332,7 @@ def test_a_run_that_its_epochs_ended_is_not_begun_again(
     before = files()
     assert before
     start("sft", *keys[:-1], f"{keys[-1]}1")
-    assert "has taken its 29 steps before" in capsys.readouterr().out
+    assert "has already completed its 29 steps" in capsys.readouterr().out
     assert files() == before
     with pytest.raises(Started):  # more epochs make a longer run of it
         start("sft", *keys[:-1], f"{keys[-1]}2")

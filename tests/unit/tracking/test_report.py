@@ -223,7 +223,7 @@ def test_the_steps_of_the_page_are_those_that_the_run_was_to_take(tmp_path: Path
     tracker.close()
     (tmp_path / "config.yaml").write_text("max_steps: 1000\n")
     assert "of 1,000" in Page(write_report(tmp_path).read_text()).text
-    write_end(tmp_path, RunEnd("interrupted", "a signal asked for it", "", last_step=29))
+    write_end(tmp_path, RunEnd("interrupted", "stopped by a signal", "", last_step=29))
     page = Page(write_report(tmp_path).read_text()).text
     assert "of 29" in page and "of 1,000" not in page
 
