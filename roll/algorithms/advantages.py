@@ -1,8 +1,8 @@
 """Computes advantages of response tokens from the rewards of a step. Pure functions of numpy arrays.
 
-Every estimator maps `Scores` to [T] advantages and stands in `ADVANTAGES` under its `adv_estimator` name. r is a response's
-reward, the means run over the responses to the same prompt. Except where a discount is named, every token of a response gets the
-same advantage, less the penalties from it to the end.
+Every estimator maps `Scores` to advantages [T] and is registered in `ADVANTAGES` under its `adv_estimator` name. In the formulas, r is
+the reward of a response, and means are taken over the responses to the same prompt. Unless an estimator discounts rewards, every token
+of a response gets the same advantage, minus the sum of the penalties from that token to the end of the response.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Scores:
     """The rewards of one step's responses."""
 
     sequences: Sequences
-    """N responses, as sequences with their prompts."""
+    """N sequences, each a prompt and its response."""
     rewards: Floats
     """[N]"""
     groups: Ints
@@ -33,15 +33,15 @@ class Scores:
     token_penalties: Floats | None = None
     """[T], subtracted from the reward of each token (KL in the reward), or None."""
     lengths: Ints | None = None
-    """[N], number of response tokens, in the loss or not, which are the weights of `opo`. None counts the response mask."""
+    """[N], number of response tokens, including those outside the loss. `opo` uses them as weights. None: count the response mask."""
     baselines: Floats | None = None
-    """[N], reward of the greedy response to the same prompt, which `remax` requires."""
+    """[N], reward of the greedy response to the same prompt. Required by `remax`."""
     running: RunningMoments | None = None
     """Moments of all rewards so far, including these. Required if a scope is `running`."""
     turns: Turns | None = None
-    """`step_reinforce`, `gigpo`: rewards of the responses' turns. None if every response is one turn."""
+    """Rewards of the turns of each response, for `step_reinforce` and `gigpo`. None if every response is one turn."""
     values: Floats | None = None
-    """[T], the critic's value before each token, which `gae` requires."""
+    """[T], the critic's value before each token. Required by `gae`."""
     domains: Ints | None = None
     """[N], the domain of each response's prompt. Required if a scope is `domain`."""
 
@@ -51,28 +51,31 @@ class Normalisation:
     """Processing of rewards and advantages around the estimator's own formula."""
 
     mean: Scope = None
-    """Scope of the subtracted mean: of rewards (`reinforce`), of turns' returns (`step_reinforce`)."""
+    """Scope of the mean that is subtracted from rewards (`reinforce`) or from the returns of turns (`step_reinforce`)."""
     std: Scope = None
-    """Scope of the dividing standard deviation, likewise."""
+    """Scope of the standard deviation by which the same values are divided."""
     gamma: float = 1.0
-    """`reinforce`, `reinforce_plus_plus`, `remax`, `gae`: discount of later tokens' rewards; `step_reinforce`: of later turns'."""
+    """Discount of the rewards of later tokens (`reinforce`, `reinforce_plus_plus`, `remax`, `gae`) or later turns (`step_reinforce`)."""
     lambd: float = 0.95
-    """`gae`: weight of the errors of later values."""
+    """Lambda of `gae`: the decay of the temporal-difference errors of later tokens."""
     whiten: bool = False
+    """Whether to whiten advantages over the response tokens of the step."""
     reward_clip: float | None = None
+    """Largest magnitude of a reward. None: no clipping."""
     advantage_clip: float | None = None
+    """Largest magnitude of an advantage. None: no clipping."""
 
 
 Estimator = Callable[..., Doubles]
-"""Called as `estimator(scores: Scores, norm: Normalisation, **own)`, with the keys of the user's own."""
+"""Called as `estimator(scores: Scores, norm: Normalisation, **own)`, where `own` are the estimator's own arguments."""
 ADVANTAGES: Registry[Estimator] = Registry("advantage estimator")
 
 
 @ADVANTAGES.register("grpo")
 def grpo(scores: Scores, norm: Normalisation) -> Doubles:
-    """Group relative policy optimisation: (r - mean) / (std + 1e-6), with the sample's standard deviation (n - 1).
+    """Group relative policy optimisation: (r - mean) / (std + 1e-6), with the sample standard deviation (n - 1).
 
-    In a group whose standard deviation is at most 1e-6 it is r - mean; see `standardise`.
+    If the standard deviation of a group is at most 1e-6, its advantages are r - mean; see `standardise`.
 
     Source: DeepSeekMath, arXiv 2402.03300, section 4.1.2.
     """
@@ -81,16 +84,16 @@ def grpo(scores: Scores, norm: Normalisation) -> Doubles:
 
 @ADVANTAGES.register("dr_grpo")
 def dr_grpo(scores: Scores, norm: Normalisation) -> Doubles:
-    """GRPO done right: r - mean. Without the division, questions that are almost solved or almost hopeless weigh no more than others.
+    """GRPO done right: r - mean. Without the division, very easy and very hard questions weigh no more than the others.
 
-    Source: Liu et al., arXiv 2503.20783, section 3.2; its aggregation is `seq-mean-token-sum-norm`.
+    Source: Liu et al., arXiv 2503.20783, section 3.2. The paper aggregates losses as `seq-mean-token-sum-norm` does.
     """
     return to_tokens(_centred(scores), scores)
 
 
 @ADVANTAGES.register("rloo")
 def rloo(scores: Scores, norm: Normalisation) -> Doubles:
-    """REINFORCE leave-one-out: r less the mean of the group's other rewards, which is (r - mean) n / (n - 1). 0 in a group of one.
+    """REINFORCE leave-one-out: r minus the mean of the group's other rewards, which is (r - mean) n / (n - 1). 0 in a group of one.
 
     Source: Ahmadian et al., arXiv 2402.14740.
     """
@@ -100,16 +103,16 @@ def rloo(scores: Scores, norm: Normalisation) -> Doubles:
 
 @ADVANTAGES.register("reinforce")
 def reinforce(scores: Scores, norm: Normalisation) -> Doubles:
-    """REINFORCE: the discounted sum of rewards from each token on (Williams, 1992), optionally normalised first."""
+    """REINFORCE: the discounted sum of rewards from each token on (Williams, 1992). The rewards may be normalised first."""
     rewards = standardise(scores.rewards, scores.groups, norm.mean, norm.std, scores.running, scores.domains)
     return to_tokens(rewards, scores, norm.gamma)
 
 
 @ADVANTAGES.register("step_reinforce")
 def step_reinforce(scores: Scores, norm: Normalisation) -> Doubles:
-    """REINFORCE with rewards for turns: each token gets the return of its turn, optionally normalised over turns first.
+    """REINFORCE with rewards for turns: each token gets the return of its turn. The returns may be normalised over turns first.
 
-    As ROLL's estimator of this name. Penalties are summed over a turn and discounted as its reward is.
+    Equivalent to ROLL's estimator of this name. Penalties are summed over each turn and discounted like the turn's reward.
     """
     mask, turns = scores.sequences.response_mask, scores.turns or undivided(scores.sequences, scores.rewards)
     domains = None if scores.domains is None else scores.domains[turns.rows]
@@ -130,16 +133,18 @@ def gigpo(
     step_reward_gamma: float = 0.95,
     gigpo_std: bool = True,
 ) -> Doubles:
-    """Group-in-group policy optimisation: an episode is compared with its group, and each turn with those taken in the same state.
+    """Group-in-group policy optimisation: compare each episode with its group, and each turn with turns taken in the same state.
 
-    A = w_E (r - mean) / F + w_S (G_k - mean) / F. The first mean runs over the group's rewards, the second over the returns G_k of all
-    turns of the group that were taken in the turn's state. A turn whose state no other turn has seen gets the first term alone.
+    A = w_E (r - mean) / F + w_S (G_k - mean) / F. The first mean is over the rewards of the group. The second mean is over the returns G_k
+    of all turns of the group that started in the same state. For a turn with a unique state, the second term is 0.
 
     Source: Feng et al., arXiv 2505.10978, eq. 3 to 8.
 
     Args:
-        step_reward_gamma: discount of later turns' rewards in G_k.
-        gigpo_std: F is the standard deviation of what is compared, as in `grpo`; otherwise it is 1.
+        episode_reward_weight: w_E.
+        step_reward_weight: w_S.
+        step_reward_gamma: Discount of later turns' rewards in G_k.
+        gigpo_std: If true, F is the standard deviation of the compared values, as in `grpo`. Otherwise F is 1.
     """
     turns, std = scores.turns or undivided(scores.sequences, scores.rewards), "group" if gigpo_std else None
     by_episode = to_tokens(episode_reward_weight * standardise(scores.rewards, scores.groups, "group", std), scores)
@@ -149,7 +154,7 @@ def gigpo(
 
 
 def _anchors(turns: Turns, groups: Ints) -> Ints:
-    """Return [K] numbers, equal for turns of a group in the same state."""
+    """Return one integer for each of the K turns. Turns of a group that started in the same state have equal integers."""
     if turns.states is None:
         return np.arange(len(turns.rows), dtype=np.int32)
     pairs = np.stack([groups[turns.rows], turns.states])
@@ -176,7 +181,7 @@ def reinforce_plus_plus_baseline(scores: Scores, norm: Normalisation) -> Doubles
 
 @ADVANTAGES.register("remax")
 def remax(scores: Scores, norm: Normalisation) -> Doubles:
-    """ReMax: the discounted sum of rewards from each token on, less the reward of the greedy response to the same prompt.
+    """ReMax: the discounted sum of rewards from each token on, minus the reward of the greedy response to the same prompt.
 
     Source: Li et al., arXiv 2310.10505.
     """
@@ -188,9 +193,9 @@ def remax(scores: Scores, norm: Normalisation) -> Doubles:
 
 @ADVANTAGES.register("opo")
 def opo(scores: Scores, norm: Normalisation) -> Doubles:
-    """On-policy RL with the optimal baseline: r less the group's mean reward weighted by length, sum(l r) / sum(l).
+    """On-policy RL with the optimal baseline: r minus the group's length-weighted mean reward, sum(l r) / sum(l).
 
-    The baseline of least variance where a response's gradient grows as the square root of its length l in tokens.
+    This baseline minimises variance if the norm of a response's gradient grows with the square root of its length l in tokens.
     Source: Hao et al., arXiv 2505.23585.
     """
     lengths = response_lengths(scores).astype(np.float64)
@@ -201,9 +206,9 @@ def opo(scores: Scores, norm: Normalisation) -> Doubles:
 
 @ADVANTAGES.register("gpg")
 def gpg(scores: Scores, norm: Normalisation) -> Doubles:
-    """Group policy gradient: alpha (r - mean) with alpha = N / (N - M), M the responses of groups whose rewards are all equal.
+    """Group policy gradient: alpha (r - mean) with alpha = N / (N - M). M responses belong to groups in which all rewards are equal.
 
-    Such groups have no gradient; alpha makes the mean that of the other responses alone.
+    Such groups have no gradient. alpha turns the mean over all N responses into the mean over the other N - M.
     Source: Chu et al., arXiv 2504.02546.
     """
     differ = by_group(scores.rewards, scores.groups, np.ptp) > 0
@@ -212,10 +217,10 @@ def gpg(scores: Scores, norm: Normalisation) -> Doubles:
 
 @ADVANTAGES.register("maxrl")
 def maxrl(scores: Scores, norm: Normalisation) -> Doubles:
-    """Maximum likelihood RL: (r - mean) / mean. 0 in a group whose mean is not above 1e-6, which has no success.
+    """Maximum likelihood RL: (r - mean) / mean. 0 in a group without success, that is, with a mean of at most 1e-6.
 
-    With rewards of 0 and 1, a success rate p and n responses its expected gradient is that of the first n - 1 terms of
-    log p = -sum_k (1 - p)^k / k, of which the first alone is what the other estimators raise. Source: Tajwar et al., arXiv 2602.02710.
+    With rewards of 0 and 1, a success rate p and n responses, its expected gradient is the gradient of the first n - 1 terms of
+    log p = -sum_k (1 - p)^k / k. The other estimators maximise only the first term. Source: Tajwar et al., arXiv 2602.02710.
     """
     mean = by_group(scores.rewards, scores.groups, np.mean)
     return to_tokens(np.where(mean > EPSILON, _centred(scores) / np.maximum(mean, EPSILON), 0.0), scores)
@@ -223,12 +228,13 @@ def maxrl(scores: Scores, norm: Normalisation) -> Doubles:
 
 @ADVANTAGES.register("pass_at_k")
 def pass_at_k(scores: Scores, norm: Normalisation, pass_k: int = 4) -> Doubles:
-    """Pass@k policy optimisation: k times the response's mean addition to the best of k - 1 others of its group, over all choices of them.
+    """Pass@k policy optimisation: k times the mean gain of the best reward when the response joins k - 1 others of its group.
 
-    REINFORCE then has the unbiased gradient of the expected largest of k rewards, which is pass@k for rewards of 0 and 1. A right
-    response gets more if fewer others are right, and a wrong one gets 0. In a group of fewer than k responses, k is their number.
+    The mean is over all choices of the others. With these advantages, REINFORCE estimates the gradient of the expected best of k rewards
+    without bias; for rewards of 0 and 1 this is pass@k. A correct response gets more if fewer others are correct, and a wrong response
+    gets 0. In a group of fewer than k responses, k is the size of the group.
 
-    Source: Walder and Karkhanis, arXiv 2505.15201 (loo-1), for a loss that is a mean over the n responses: n times the paper's.
+    Source: Walder and Karkhanis, arXiv 2505.15201 (loo-1). The values are n times the paper's, because the loss averages over n responses.
     """
     added = np.zeros(len(scores.rewards))
     for group in np.unique(scores.groups):
@@ -241,20 +247,20 @@ def pass_at_k(scores: Scores, norm: Normalisation, pass_k: int = 4) -> Doubles:
 
 @ADVANTAGES.register("gae")
 def generalised(scores: Scores, norm: Normalisation) -> Doubles:
-    """Generalised advantage estimation: sums of the errors of the critic's values, weighted by (gamma lambda)^distance.
+    """Generalised advantage estimation: sums of the critic's temporal-difference errors, weighted by (gamma lambda)^distance.
 
-    Nothing follows a response's last token, whether the model ended it or it was truncated: the value behind it is 0.
-    Source: Schulman et al., arXiv 1506.02438, eq. 16; as PPO, arXiv 1707.06347, section 5, uses it.
+    The value after a response's last token is 0, whether the response ended or was truncated.
+    Sources: Schulman et al., arXiv 1506.02438, eq. 16; PPO, arXiv 1707.06347, section 5.
     """
     return _gae(scores, norm)[0]
 
 
 def advantages(estimator: str, scores: Scores, norm: Normalisation, own: Mapping[str, Any] | None = None) -> Floats:
-    """Return advantages [T] by the named estimator, with clipping and whitening; 0 outside the response mask.
+    """Return advantages [T] by the named estimator, clipped and whitened as `norm` specifies; 0 outside the response mask.
 
     Args:
         estimator: A name in `ADVANTAGES`, or `package.module:Name`.
-        own: Values of the keys of the estimator alone.
+        own: The estimator's own arguments.
     """
     result = ADVANTAGES.find(estimator)(clipped(scores, norm), norm, **(own or {}))
     if norm.whiten:
@@ -265,7 +271,7 @@ def advantages(estimator: str, scores: Scores, norm: Normalisation, own: Mapping
 
 
 def value_targets(scores: Scores, norm: Normalisation) -> Floats:
-    """Return the critic's targets [T] for `gae`: its values plus the advantages before whitening and clipping. 0 outside the mask."""
+    """Return the critic's targets [T] for `gae`: values plus advantages, before whitening and clipping; 0 outside the response mask."""
     return _gae(clipped(scores, norm), norm)[1].astype(np.float32)
 
 
@@ -275,7 +281,7 @@ def _gae(scores: Scores, norm: Normalisation) -> tuple[Doubles, Doubles]:
 
 
 def clipped(scores: Scores, norm: Normalisation) -> Scores:
-    """Clip the scores' rewards to `reward_clip`."""
+    """Return the scores with the rewards of responses, baselines and turns clipped to [-reward_clip, reward_clip]."""
     if norm.reward_clip is None:
         return scores
     bound = norm.reward_clip
@@ -285,14 +291,14 @@ def clipped(scores: Scores, norm: Normalisation) -> Scores:
 
 
 def to_tokens(rewards: np.ndarray, scores: Scores, gamma: float = 1.0) -> Doubles:
-    """Return the discounted sum [T] of `token_rewards` from each token to the end of its response."""
+    """Return [T]: for each token, the discounted sum of `token_rewards` from the token to the end of its response."""
     if scores.token_penalties is None:
         return discounted_end(rewards, scores.sequences, gamma)
     return discounted(token_rewards(rewards, scores), scores.sequences, gamma)
 
 
 def token_rewards(rewards: np.ndarray, scores: Scores) -> Doubles:
-    """Return rewards [T]: each response's reward [N] at its last token, less the penalties of every token; 0 outside the response mask."""
+    """Return rewards [T]: each response's reward [N] at its last token, minus each token's penalty; 0 outside the response mask."""
     sequences = scores.sequences
     mask = sequences.response_mask
     immediate = np.zeros(len(mask)) if scores.token_penalties is None else np.where(mask, -scores.token_penalties.astype(np.float64), 0.0)

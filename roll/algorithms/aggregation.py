@@ -1,7 +1,7 @@
-"""Aggregates token losses by a weight for each token, which is fixed before the batch is split.
+"""Computes the weight of each token in the loss, before the batch is split.
 
-The loss of an update is `sum(weight * token loss)` over all its tokens, whatever rank or micro-batch they fall in.
-The weights of an update's tokens are normalised by the update's own totals, so no split can change the result.
+The loss of an update is `sum(weight * token loss)` over all its tokens, on all ranks and in all micro-batches.
+The weights are normalised by totals over the whole update, so the split into ranks and micro-batches does not change the result.
 """
 
 from __future__ import annotations
@@ -18,15 +18,20 @@ def loss_weights(
 ) -> Floats:
     """Return the weight of each token, [T]; 0 outside the response mask.
 
-    `token-mean` averages over tokens, `seq-mean-token-sum` sums tokens and averages over sequences,
-    `seq-mean-token-mean` averages over a sequence's tokens and then over sequences, `seq-mean-token-sum-norm` divides the sum of
-    a sequence's tokens by the same number for all and averages over sequences (Dr. GRPO, arXiv 2503.20783, section 3.2).
-    A sequence whose mask is empty counts in none. The sequences of one episode count as one sequence in all of them.
+    - `token-mean`: the mean over all tokens.
+    - `seq-mean-token-sum`: the sum over the tokens of a sequence, then the mean over sequences.
+    - `seq-mean-token-mean`: the mean over the tokens of a sequence, then the mean over sequences.
+    - `seq-mean-token-sum-norm`: as `seq-mean-token-sum`, divided by the constant `scale` (Dr. GRPO, arXiv 2503.20783, section 3.2).
+
+    Sequences with an empty mask do not count. All modes treat the sequences of one episode as one sequence.
 
     Args:
-        scale: the divisor of `seq-mean-token-sum-norm`, in tokens.
-        sequence_weights: [N], factors of the sequences' losses; the denominators do not change. None weighs all alike.
-        episode_of_sequence: [N]; None if each is an episode of its own.
+        scale: Divisor of `seq-mean-token-sum-norm`, in tokens.
+        sequence_weights: [N], factor of each sequence's loss. The denominators do not change. None: a factor of 1.
+        episode_of_sequence: [N], episode of each sequence. None: each sequence is its own episode.
+
+    Raises:
+        ValueError: `mode` is unknown.
     """
     of_sequence = np.arange(len(sequences)) if episode_of_sequence is None else np.unique(episode_of_sequence, return_inverse=True)[1]
     tokens = np.bincount(of_sequence, sequences.response_lengths).astype(np.int64)  # by episode; integer sums are exact

@@ -1,4 +1,4 @@
-"""Contributions of responses to the best of k rewards, which is pass@k for rewards of 0 and 1. Pure functions."""
+"""Computes how much each response contributes to the best of k rewards (pass@k if rewards are 0 or 1). Pure functions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from roll.types import Floats
 
 
 def added_to_best(rewards: Floats | Doubles, k: int) -> Doubles:
-    """Return [n], how much each response raises the largest reward of k - 1 others, averaged over all choices of these others.
+    """Return [n]: how much each response raises the largest reward of k - 1 other responses, averaged over all choices of the others.
 
-    The response of rank i by reward, from the lowest, finds rank j < i as the best of others in comb(j - 1, k - 2) of
-    comb(n - 1, k - 1) choices.
+    Rank the responses by reward, lowest first. For the response of rank i, the best of the others has rank j < i in comb(j - 1, k - 2) of
+    the comb(n - 1, k - 1) choices.
 
     Source: Walder and Karkhanis, arXiv 2505.15201, the estimator with the baseline of k - 1 samples (loo-1), without its factor of k / n.
 
     Args:
-        rewards: [n], of the responses to one prompt; n of at least 2.
+        rewards: [n], rewards of the responses to one prompt; n is at least 2.
         k: From 2 to n.
     """
     n = len(rewards)

@@ -1,4 +1,4 @@
-"""Divergences of two policies over two outcomes: the sampled token, and any other."""
+"""Divergences between two policies, computed over two outcomes: the sampled token, and any other token."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def binary_divergence(log_probs: Tensor, old_log_probs: Tensor, kind: Literal["tv", "kl"]) -> Tensor:
-    """Return the binary divergence [S] of probabilities p and q of the sampled tokens: `tv` is |p - q|, `kl` is KL(q || p) in nats.
+    """Return the binary divergence [S] of the sampled tokens' probabilities p and q: `tv` is |p - q|, `kl` is KL(q || p) in nats.
 
-    Never above the divergence of the whole distributions. Where p is 1 in the arithmetic of the tensors, 1 - p is taken for their smallest
-    positive number.
+    It is a lower bound of the divergence of the whole distributions. If p or q rounds to 1, its complement is replaced by the smallest
+    positive normal number of the dtype.
 
     Source: Qi et al., arXiv 2602.04879.
 

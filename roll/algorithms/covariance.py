@@ -1,4 +1,4 @@
-"""Selects tokens by the covariance of log-prob and advantage, over a whole step before it is split, in numpy.
+"""Selects tokens by the covariance of log-prob and advantage. Works in numpy on the whole step, before it is split.
 
 Source: "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models", Cui et al., arXiv 2505.22617.
 """
@@ -13,7 +13,7 @@ from roll.types import Bools, TrainBatch
 
 
 def token_covariances(batch: TrainBatch) -> np.ndarray:
-    """Return float64 [T], (log old - mean)(A - mean), with means over the response tokens. Other tokens' values are meaningless."""
+    """Return float64 [T], (log old - mean)(A - mean), with means over the response tokens. Values of other tokens are undefined."""
     old = batch.behaviour_log_probs if batch.proximal_log_probs is None else batch.proximal_log_probs
     assert old is not None, "covariances need log-probs from before the update"
     mask = batch.sequences.response_mask
@@ -24,16 +24,17 @@ def token_covariances(batch: TrainBatch) -> np.ndarray:
 
 
 def largest(covariances: np.ndarray, batch: TrainBatch, ratio: float) -> Bools:
-    """Select [T] the share `ratio` of the response tokens, at least one, with the largest covariances. Of equal ones the first count."""
+    """Mark [T] the response tokens with the largest covariances: a fraction `ratio` of them, at least one. Ties go to the first token."""
     where = np.flatnonzero(batch.sequences.response_mask)
     order = np.argsort(-covariances[where], kind="stable")
     return _chosen(where[order[: _count(len(where), ratio)]], len(covariances))
 
 
 def some_between(covariances: np.ndarray, batch: TrainBatch, ratio: float, low: float, high: float) -> Bools:
-    """Draw [T] tokens with a covariance in (low, high): a share `ratio` of all response tokens, or as many as there are.
+    """Mark [T] random response tokens with a covariance in (low, high).
 
-    The draw is seeded by the step's own tokens, so a resumed run draws the same.
+    Their number is a fraction `ratio` of all response tokens, at least one, or all tokens in the interval if there are fewer. The token
+    ids of the step seed the draw, so a resumed run draws the same tokens.
     """
     sequences = batch.sequences
     where = np.flatnonzero(sequences.response_mask & (covariances > low) & (covariances < high))

@@ -1,6 +1,6 @@
-"""Divergences of a student's next-token distributions from a teacher's, and losses of distillation. Pure tensor functions.
+"""Divergences between the next-token distributions of student and teacher, and distillation losses. Pure tensor functions.
 
-P is the teacher's distribution over the vocabulary and Q the student's, both softmax(logits / temperature).
+P is the teacher's distribution over the vocabulary and Q the student's. Both are softmax(logits / temperature).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from roll.types import Bools, TrainBatch
 
 @dataclass(frozen=True)
 class Divergence:
-    """The divergence of Q from P at each token.
+    """The divergence between P and Q at each token.
 
     `forward_kl` is KL(P || Q) = sum P (log P - log Q) (Hinton et al., arXiv 1503.02531, without its factor of temperature squared);
     `reverse_kl` is KL(Q || P) (MiniLLM, arXiv 2306.08543, eq. 1); `jsd` is beta KL(P || M) + (1 - beta) KL(Q || M) with
@@ -27,15 +27,15 @@ class Divergence:
 
     kind: Literal["forward_kl", "reverse_kl", "jsd"] = "forward_kl"
     beta: float = 0.5
-    """`jsd`: weight of the teacher in the mixture, between 0 and 1."""
+    """Weight of the teacher in the mixture of `jsd`, between 0 and 1."""
     temperature: float = 1.0
 
     def __call__(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return nats [K] for logits [K, V]."""
+        """Return the divergences [K], in nats, for logits [K, V]."""
         return self.between((student / self.temperature).log_softmax(-1), (teacher / self.temperature).log_softmax(-1))
 
     def between(self, q: Tensor, p: Tensor) -> Tensor:
-        """Return nats [K] for the student's and the teacher's log-probs [K, C] over the same C categories."""
+        """Return the divergences [K], in nats, for log-probs [K, C] of the student (q) and the teacher (p) over the same C categories."""
         if self.kind == "forward_kl":
             return _kl(p, q)
         if self.kind == "reverse_kl":
@@ -45,18 +45,18 @@ class Divergence:
 
 
 def _kl(p: Tensor, q: Tensor) -> Tensor:
-    """Return the KL of distributions given as log-probs."""
+    """Return KL(P || Q) from the log-probs p and q."""
     return (p.exp() * (p - q)).sum(-1)
 
 
 @dataclass(frozen=True)
 class Distillation(Loss):
-    """weight * divergence - (1 - weight) * log pi: the teacher's distribution, and the tokens themselves."""
+    """weight * divergence - (1 - weight) * log pi: learn from the teacher's distribution and from the tokens themselves."""
 
     weight: float = 1.0
 
     def __call__(self, log_probs: Tensor, entropy: Tensor, divergence: Tensor, inputs: LossInputs) -> TokenLosses:
-        """See `Loss`. A student also outputs the divergence [S]."""
+        """See `Loss`. A student model also returns the divergence [S]."""
         losses = self.weight * divergence - (1 - self.weight) * log_probs
         metrics = {"distill/loss": losses, "distill/divergence": divergence, "distill/nll": -log_probs, "distill/entropy": entropy}
         return TokenLosses(losses, {name: values.detach() for name, values in metrics.items()})
@@ -64,10 +64,10 @@ class Distillation(Loss):
 
 @dataclass(frozen=True)
 class DistilledPolicy(Loss):
-    """The loss of reinforcement learning + coef * divergence from a teacher, on responses that the policy sampled itself.
+    """The RL loss + coef * divergence from a teacher, on responses sampled by the policy itself.
 
-    No gradient passes through the sampling. Source: generalised knowledge distillation (GKD), arXiv 2306.13649, on the student's own
-    responses, with reinforcement learning beside it.
+    No gradient passes through the sampling. Source: generalised knowledge distillation (GKD), arXiv 2306.13649, in its on-policy form
+    combined with reinforcement learning.
     """
 
     policy: PolicyLoss
@@ -78,7 +78,7 @@ class DistilledPolicy(Loss):
         return self.policy.token_selection(batch)
 
     def __call__(self, log_probs: Tensor, entropy: Tensor, divergence: Tensor, inputs: LossInputs) -> TokenLosses:
-        """See `Loss`. A student also outputs the divergence [S]."""
+        """See `Loss`. A student model also returns the divergence [S]."""
         said = self.policy(log_probs, entropy, inputs)
         metrics = {**said.metrics, "distill/divergence": divergence.detach()}
         return TokenLosses(said.losses + self.coef * divergence, metrics, said.counted)

@@ -13,20 +13,20 @@ from roll.types import Bools, TrainBatch
 
 @dataclass(frozen=True)
 class LossInputs:
-    """The response tokens of one micro-batch: S tokens of N whole sequences laid end to end. fp32, natural logs."""
+    """The response tokens of one micro-batch: S tokens of N whole sequences, concatenated. fp32, natural logs."""
 
     advantages: Tensor
     """[S]"""
     lengths: Tensor
-    """int64 [N], number of response tokens of each sequence, with the sum S."""
+    """int64 [N], number of response tokens of each sequence. They sum to S."""
     behaviour_log_probs: Tensor | None = None
-    """[S], log-probs of the engine that sampled the token. None if not requested."""
+    """[S], log-probs of the sampling engine. None if not requested."""
     proximal_log_probs: Tensor | None = None
-    """[S], log-probs of the trainer's policy before the step's first update. None if that pass was not run."""
+    """[S], log-probs of the trainer's policy before the step's first update. None if they were not computed."""
     ref_log_probs: Tensor | None = None
-    """[S], log-probs of the reference policy. None if no term uses them."""
+    """[S], log-probs of the reference policy. None if the loss does not use them."""
     token_selection: Tensor | None = None
-    """bool [S], tokens that `Loss.token_selection` selected. None without a selection."""
+    """bool [S], tokens selected by `Loss.token_selection`. None without a selection."""
     values: Tensor | None = None
     """[S], the critic's values before the step's first update. None without a critic."""
     returns: Tensor | None = None
@@ -36,7 +36,7 @@ class LossInputs:
 
 
 Counted = tuple[Tensor, Tensor]
-"""Values of sequences or pairs, and booleans that mark those that count. Reported as their mean."""
+"""Values of sequences or pairs, and booleans that mark the values to average. The mean is reported."""
 
 
 @dataclass(frozen=True)
@@ -46,31 +46,31 @@ class TokenLosses:
     losses: Tensor
     """[S], with a gradient."""
     metrics: Mapping[str, Tensor]
-    """[S] each, without a gradient; reported as means over the response tokens of a step."""
+    """Token metrics by name, [S] each, without a gradient. Reported as means over the response tokens of a step."""
     counted: Mapping[str, Counted] = field(default_factory=dict)
-    """Metrics of sequences or pairs, without a gradient."""
+    """Metrics of sequences or pairs by name, without a gradient."""
 
 
 class Loss(Protocol):
     """A loss over response tokens. Implementations are frozen and picklable, because they are sent to the workers."""
 
     metric_prefix: ClassVar[str] = "policy"
-    """Name of the trained model, which prefixes its metrics."""
+    """Prefix of the model's own metrics, such as its learning rate."""
 
     __call__: Callable[..., TokenLosses]
-    """Return the losses of the S response tokens from the model's outputs, [S] each, and `LossInputs`.
+    """Return the losses of the S response tokens, given the model's outputs, [S] each, and `LossInputs`.
 
-    A policy puts out log-probs and entropies, a critic values.
+    A policy returns log-probs and entropies; a critic returns values.
     """
 
     def token_selection(self, batch: TrainBatch) -> Bools | None:
-        """Select [T] tokens that the loss treats differently, over a whole step before it is split. None without a selection."""
+        """Mark [T] the tokens that the loss treats differently. Called on the whole step before it is split. None without a selection."""
         return None
 
 
 @dataclass(frozen=True)
 class NegativeLogLikelihood(Loss):
-    """Supervised fine-tuning: -log p of each token of the response."""
+    """Supervised fine-tuning: -log p of each response token."""
 
     def __call__(self, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> TokenLosses:
         """See `Loss`."""

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from roll.types import Bools, Ints
 
 EPSILON = 1e-6
-"""Added to every standard deviation in a denominator. A standard deviation of rewards of at most this counts as 0."""
+"""Constant added to a standard deviation in a denominator. A standard deviation of rewards up to this value counts as 0."""
 Doubles = NDArray[np.float64]
 Scope = Literal["batch", "group", "domain", "running"] | None
 
 
 @dataclass(frozen=True)
 class RunningMoments:
-    """Running mean and spread of all rewards so far."""
+    """Running mean and variance of all rewards so far."""
 
     count: int = 0
     mean: float = 0.0
@@ -27,7 +27,7 @@ class RunningMoments:
     """Sum of squared deviations from `mean`."""
 
     def joined(self, values: np.ndarray) -> RunningMoments:
-        """Return the moments after more values. Source: Chan, Golub and LeVeque, "Updating Formulae", 1979."""
+        """Return the moments of all earlier values and the new ones. Source: Chan, Golub and LeVeque, "Updating Formulae", 1979."""
         if not len(values):
             return self
         new = values.astype(np.float64)
@@ -37,22 +37,24 @@ class RunningMoments:
 
     @property
     def std(self) -> float:
-        """Return the sample's standard deviation (n - 1), 0 for fewer than two values."""
+        """Return the sample standard deviation (n - 1); 0 for fewer than two values."""
         return (self.squares / (self.count - 1)) ** 0.5 if self.count > 1 else 0.0
 
 
 def standardise(
     rewards: np.ndarray, groups: Ints, mean: Scope, std: Scope, running: RunningMoments | None = None, domains: Ints | None = None
 ) -> Doubles:
-    """Return (r - mean) / (std + 1e-6), [N], each over its scope or left out. The standard deviation is the sample's (n - 1).
+    """Return (r - mean) / (std + 1e-6), [N], with the sample standard deviation (n - 1). A scope of None leaves its part out.
 
-    A standard deviation of at most 1e-6 counts as 0, and rewards whose standard deviation counts as 0 are not divided: the result is
-    r - mean. Where no mean is subtracted, rewards that are equal up to rounding would otherwise grow a million-fold.
+    Rewards whose standard deviation is at most 1e-6 are not divided, so the result is r - mean. Otherwise, without a mean to subtract,
+    rewards that are equal up to rounding would be multiplied by up to a million.
 
     Args:
         rewards, groups: [N] each.
-        running: moments of all steps, this one included; needed where a scope is `running`.
-        domains: [N], the domain of each reward; needed where a scope is `domain`.
+        mean: Scope of the mean.
+        std: Scope of the standard deviation.
+        running: Moments of the rewards of all steps, including this one. Required if a scope is `running`.
+        domains: [N], the domain of each reward. Required if a scope is `domain`.
     """
     values = rewards.astype(np.float64)
     members = {"group": groups, "domain": domains}
@@ -62,7 +64,7 @@ def standardise(
 
 
 def by_group(values: np.ndarray, groups: Ints, reduce: Callable[[np.ndarray], float]) -> Doubles:
-    """Return [N], `reduce` of each value's group."""
+    """Return [N]: for each value, the result of `reduce` on the values of its group."""
     out = np.empty(len(values), np.float64)
     order = np.argsort(groups, kind="stable")
     for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
@@ -71,7 +73,7 @@ def by_group(values: np.ndarray, groups: Ints, reduce: Callable[[np.ndarray], fl
 
 
 def whiten(values: np.ndarray, mask: Bools) -> Doubles:
-    """Return (v - mean) / (std + 1e-6), [T], over the tokens of the mask, 0 elsewhere. The standard deviation is the population's."""
+    """Return (v - mean) / (std + 1e-6), [T], over the tokens in the mask; 0 elsewhere. Uses the population standard deviation."""
     out = np.zeros(len(values), np.float64)
     if mask.any():
         chosen = values[mask].astype(np.float64)
@@ -85,10 +87,10 @@ def _moment(
     match scope:
         case "group" | "domain":
             of = members[scope]
-            assert of is not None, f"a scope is {scope}, but nothing tells each reward's {scope}"
+            assert of is not None, f"a scope is '{scope}', but the {scope} of each reward was not given"
             return by_group(values, of, reduce)
         case "running":
-            assert running is not None, "running moments are asked for and not given"
+            assert running is not None, "a scope is 'running', but no running moments were given"
             return np.full(len(values), running)
         case _:
             return np.full(len(values), reduce(values))

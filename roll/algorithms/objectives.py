@@ -1,8 +1,8 @@
-"""The policy terms of a loss, one class for each method: token losses from log-probs and advantages. Pure tensor functions.
+"""The policy terms of the loss, one class per method: token losses from log-probs and advantages. Pure tensor functions.
 
-In all formulas d = log pi - log old is the log-ratio of the current policy to the one that ratios are taken against, r = exp(d),
-A the token's advantage, sg(.) stops the gradient, and mean_y and sum_y run over the response tokens of the token's sequence.
-Where a logarithm is above 20 its exponential is that of 20; see `ratio_of`.
+In all formulas, d = log pi - log old is the log-ratio of the current policy to the old policy, r = exp(d), A is the token's advantage,
+sg(.) stops the gradient, and mean_y and sum_y are over the response tokens of the token's sequence.
+Log-ratios are clamped to at most 20 before exponentiation; see `ratio_of`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class PolicyTokens:
     log_probs: Tensor
     """[S], log-probs of the current policy."""
     old_log_probs: Tensor
-    """[S], log-probs of the policy in the denominator of ratios."""
+    """[S], log-probs of the old policy, the denominator of ratios."""
     advantages: Tensor
     """[S]"""
     lengths: Tensor
-    """int64 [N]"""
+    """int64 [N], number of response tokens of each sequence."""
     token_selection: Tensor | None = None
-    """bool [S]"""
+    """bool [S], tokens selected by `Objective.token_selection`. None without a selection."""
 
     @property
     def log_ratio(self) -> Tensor:
-        """[S]"""
+        """Return d [S]."""
         return self.log_probs - self.old_log_probs
 
 
@@ -48,27 +48,27 @@ class Surrogate:
     """An objective's result for each token, [S] each."""
 
     losses: Tensor
-    """Losses with a gradient."""
+    """Losses, with a gradient."""
     ratio: Tensor
-    """The ratio that the loss used: of the token, or of its sequence."""
+    """Ratio of the token or of its sequence, whichever the loss uses."""
     clipped: Tensor
-    """bool, tokens without a gradient because of a clip or a selection."""
+    """bool, tokens that the objective clips, caps, masks or penalises, for the metric `policy/clip_fraction`."""
 
 
 class Objective(Protocol):
     """A policy term. Implementations are frozen and picklable."""
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
-        """Losses of the tokens."""
+        """Return the losses of the tokens."""
         ...
 
     def token_selection(self, batch: TrainBatch) -> Bools | None:
-        """Select [T] tokens that the objective treats differently, over a whole step. None without a selection."""
+        """Mark [T] the tokens that the objective treats differently, chosen over the whole step. None without a selection."""
         return None
 
 
 OBJECTIVES: Registry[Callable[..., Objective]] = Registry("policy loss")
-"""By name, the function that builds the objective from the arguments that `POLICY_LOSSES` reads from the keys."""
+"""Constructors of objectives by name. `POLICY_LOSSES` maps configuration keys to their arguments."""
 
 
 @OBJECTIVES.register("ppo")
@@ -76,8 +76,9 @@ OBJECTIVES: Registry[Callable[..., Objective]] = Registry("policy loss")
 class Ppo(Objective):
     """Proximal policy optimisation: max(-A r, -A clip(r, 1 - low, 1 + high)).
 
-    Sources: PPO, arXiv 1707.06347, eq. 7; separate bounds: DAPO, arXiv 2503.14476, eq. 10; dual clip, which bounds
-    the loss of tokens with A < 0 at -A dual_clip: Ye et al., arXiv 1912.09729.
+    With `dual_clip`, the loss of a token with A < 0 is at most -A dual_clip.
+
+    Sources: PPO, arXiv 1707.06347, eq. 7; separate bounds: DAPO, arXiv 2503.14476, eq. 10; dual clip: Ye et al., arXiv 1912.09729.
     """
 
     clip_low: float = 0.2
@@ -107,11 +108,11 @@ class PolicyGradient(Objective):
 @OBJECTIVES.register("gspo")
 @dataclass(frozen=True)
 class Gspo(Objective):
-    """Group sequence policy optimisation by token: PPO's clip of sg(s) pi / sg(pi) with the sequence's ratio s = exp(mean_y d).
+    """Group sequence policy optimisation: PPO's clip with the ratio sg(s) pi / sg(pi), where s = exp(mean_y d) is the sequence ratio.
 
-    Its value is s at each token. A token's own log-prob carries the gradient, so that each token is paid its own advantage; with
-    advantages that are equal throughout a sequence the gradient is that of s. Source: GSPO-token, arXiv 2507.18071, section 4.3
-    (eq. 5 and 7 for s). With `seq-mean-token-mean` the aggregate is the paper's.
+    The ratio has the value s at each token, and its gradient flows through the token's own log-prob, so each token is weighted by its own
+    advantage. If all advantages of a sequence are equal, the gradient equals that of s. Source: GSPO-token, arXiv 2507.18071, section 4.3
+    (eq. 5 and 7 for s). With `seq-mean-token-mean`, the aggregated loss is the paper's.
     """
 
     clip_low: float = 3e-4
@@ -127,10 +128,10 @@ class Gspo(Objective):
 @OBJECTIVES.register("gmpo")
 @dataclass(frozen=True)
 class Gmpo(Objective):
-    """Geometric-mean policy optimisation: -A exp(mean_y c), where c is d clipped, token by token, on PPO's side of it.
+    """Geometric-mean policy optimisation: -A exp(mean_y c), where c is d clipped for each token in the direction that PPO clips.
 
-    c = sign(A) min(sign(A) d, sign(A) clip(d, -low, high)): the bounds are of the log-ratio. Source: Zhao et al.,
-    arXiv 2507.20673, with (exp(-0.4), exp(0.4)). With `seq-mean-token-mean` the aggregate is the paper's.
+    c = sign(A) min(sign(A) d, sign(A) clip(d, -low, high)), so the bounds apply to the log-ratio. Source: Zhao et al.,
+    arXiv 2507.20673, with the bounds (exp(-0.4), exp(0.4)). With `seq-mean-token-mean`, the aggregated loss is the paper's.
     """
 
     clip_low: float = 0.4
@@ -150,8 +151,8 @@ class Gmpo(Objective):
 class Cispo(Objective):
     """Clipped importance-sampling policy optimisation: -sg(clip(r, 1 - low, 1 + high)) A log pi.
 
-    The weight is clipped and not the loss, so no token's gradient is cut off. Source: MiniMax-M1, arXiv 2506.13585;
-    the paper has no lower bound, which is `clip_low` 1.
+    The weight is clipped instead of the loss, so every token keeps a gradient. Source: MiniMax-M1, arXiv 2506.13585.
+    The paper has no lower bound, which corresponds to `clip_low=1`.
     """
 
     clip_low: float = 0.2
@@ -167,10 +168,10 @@ class Cispo(Objective):
 @OBJECTIVES.register("sapo")
 @dataclass(frozen=True)
 class Sapo(Objective):
-    """Soft adaptive policy optimisation: -A (4 / tau) s(tau (r - 1)), with s the logistic function in place of a clip.
+    """Soft adaptive policy optimisation: -A (4 / tau) s(tau (r - 1)), where s is the logistic function. It replaces the clip.
 
-    A token's gradient falls smoothly as r leaves 1, where it is that of -A r. tau is `positive` for A > 0, otherwise `negative`.
-    Source: Gao et al., arXiv 2511.20347; its temperatures are 1 and 1.05.
+    At r = 1 the gradient is that of -A r, and it decays smoothly as r moves away from 1. tau is `positive` for A > 0, otherwise `negative`.
+    Source: Gao et al., arXiv 2511.20347, with temperatures of 1 and 1.05.
     """
 
     positive: float = 1.0
@@ -187,11 +188,11 @@ class Sapo(Objective):
 @OBJECTIVES.register("dppo")
 @dataclass(frozen=True)
 class Dppo(Objective):
-    """Divergence proximal policy optimisation: -A r, without the tokens whose policy has moved too far in the direction of A.
+    """Divergence proximal policy optimisation: -A r, without tokens at which the policy has moved too far in the direction of A.
 
-    A token is left out where r is above 1 and A > 0, or below 1 and A < 0, and the divergence of pi from old is above `threshold`. It
-    is that of two distributions over two outcomes, the sampled token and any other: `tv` is |pi - old|, `kl` is KL(old || pi).
-    Source: Qi et al., arXiv 2602.04879, with its binary approximation of divergences; the thresholds are the authors'.
+    A token is left out if the divergence between pi and old is above `threshold`, and either r > 1 and A > 0, or r < 1 and A < 0.
+    The divergence is over two outcomes, the sampled token and any other token: `tv` is |pi - old|, `kl` is KL(old || pi).
+    Source: Qi et al., arXiv 2602.04879, with the paper's binary approximation of divergences and its thresholds.
     """
 
     divergence: Literal["tv", "kl"] = "tv"
@@ -209,10 +210,10 @@ class Dppo(Objective):
 @OBJECTIVES.register("topr")
 @dataclass(frozen=True)
 class Topr(Objective):
-    """Tapered off-policy REINFORCE: -w A log pi, with w fixed for A >= 0 and tapered by the sequence's ratio for A < 0.
+    """Tapered off-policy REINFORCE: -w A log pi, where w is constant for A >= 0 and tapered by the sequence ratio for A < 0.
 
-    w = positive where A >= 0, else negative sg(min(1, exp(sum_y d))): good responses are learnt as they are, bad ones only
-    as far as the policy still gives them. Source: Le Roux et al., arXiv 2503.14286.
+    w = positive if A >= 0, and negative * sg(min(1, exp(sum_y d))) otherwise. Good responses always have full weight, and bad responses
+    lose weight as they become less likely under the policy. Source: Le Roux et al., arXiv 2503.14286.
     """
 
     positive: float = 1.0
@@ -229,12 +230,12 @@ class Topr(Objective):
 @OBJECTIVES.register("clip_cov")
 @dataclass(frozen=True)
 class ClipCov(Objective):
-    """PPO without the gradient of some tokens whose log-prob and advantage vary together most: those end exploration.
+    """PPO with a loss of 0 for a few random tokens of high covariance, because learning from these tokens reduces entropy most.
 
-    The covariance of a token is (log old - mean)(A - mean), the means over the step's response tokens. Of those between
-    `low` and `high`, a share `ratio` of all tokens is drawn and has loss 0. Source: Cui et al., arXiv 2505.22617. It is drawn
-    over the step from `old`, so that a split into updates, ranks and micro-batches changes nothing; the paper draws in each
-    mini-batch from the current policy, which is the same in a step's first update.
+    The covariance of a token is (log old - mean)(A - mean), with means over the response tokens of the step. Among tokens with a covariance
+    between `low` and `high`, random tokens are drawn; their number is a fraction `ratio` of all response tokens. Source: Cui et al.,
+    arXiv 2505.22617. The draw covers the whole step and uses `old`, so it does not depend on the split into updates, ranks and
+    micro-batches. The paper draws in each mini-batch with the current policy, which equals `old` in a step's first update.
     """
 
     clip_low: float = 0.2
@@ -249,7 +250,7 @@ class ClipCov(Objective):
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
         """See `Objective`."""
-        assert tokens.token_selection is not None, "no tokens were chosen"
+        assert tokens.token_selection is not None, "the token selection is missing"
         surrogate = _clipped(ratio_of(tokens.log_ratio), tokens.advantages, self.clip_low, self.clip_high)
         losses = torch.where(tokens.token_selection, 0.0, surrogate.losses)
         return Surrogate(losses, surrogate.ratio, surrogate.clipped | tokens.token_selection)
@@ -258,10 +259,10 @@ class ClipCov(Objective):
 @OBJECTIVES.register("kl_cov")
 @dataclass(frozen=True)
 class KlCov(Objective):
-    """-A r, and |d| times `coef` more for the share `ratio` of tokens with the largest covariance (see `ClipCov`).
+    """-A r, plus coef * |d| for the tokens with the largest covariance, a fraction `ratio` of all response tokens (see `ClipCov`).
 
-    Source: Cui et al., arXiv 2505.22617, with the authors' |d| for the KL, which has no gradient at d = 0: the penalty acts
-    from a step's second update on.
+    Source: Cui et al., arXiv 2505.22617, with |d| as the authors' estimate of the KL. It has no gradient at d = 0, so the penalty has
+    no effect before the second update of a step.
     """
 
     ratio: float = 2e-4
@@ -273,7 +274,7 @@ class KlCov(Objective):
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
         """See `Objective`."""
-        assert tokens.token_selection is not None, "no tokens were chosen"
+        assert tokens.token_selection is not None, "the token selection is missing"
         ratio = ratio_of(tokens.log_ratio)
         penalty = torch.where(tokens.token_selection, self.coef * tokens.log_ratio.abs(), 0.0)
         return Surrogate(penalty - tokens.advantages * ratio, ratio.detach(), tokens.token_selection)

@@ -20,23 +20,23 @@ from roll.types import Bools, TrainBatch
 class PolicyLoss(Loss):
     """loss = weight * objective + kl_coef * KL(policy || reference) - entropy_coef * entropy.
 
-    Ratios are taken against the trainer's policy before the step's first update where its log-probs are given, otherwise
-    against the behaviour policy. The weight is the correction's, 1 without one; see `Correction`. With `kl_importance` the KL is weighted
-    by the ratio to the behaviour policy where its log-probs are given, otherwise to the one that ratios are taken against. With
-    `mask_threshold` the objective has no term at tokens of `is_far_and_bad`, which is judged by the same policy.
+    The old policy in the objective's ratios is the trainer's policy before the step's first update if its log-probs are given, otherwise
+    the behaviour policy. The weight comes from the correction, and is 1 without one; see `Correction`. `kl_importance` and `mask_threshold`
+    compare the policy with the behaviour policy if its log-probs are given, otherwise with the old policy. With `mask_threshold`, the
+    objective's term is 0 at the tokens that `is_far_and_bad` marks.
     """
 
     objective: Objective = field(default_factory=Ppo)
     correction: MismatchCorrection | None = None
     on_policy: bool = False
-    """Whether a step makes only one update. Ratios are then exactly 1, and need no pass for old log-probs."""
+    """Whether a step makes only one update. Ratios are then exactly 1, so no pass for old log-probs is needed."""
     kl_coef: float = 0.0
     kl_estimator: str = "k3"
     kl_importance: bool = False
-    """Whether to weight a token's KL by the ratio of the policy to the one that sampled the token."""
+    """Whether to weight the KL of each token by the ratio of the policy to the policy that sampled the token."""
     entropy_coef: float = 0.0
     mask_threshold: float | None = None
-    """Threshold in nats a token. None masks nothing."""
+    """Threshold of `is_far_and_bad`, in nats per token. None: no token is masked."""
 
     def token_selection(self, batch: TrainBatch) -> Bools | None:
         """See `Loss`."""
@@ -51,12 +51,12 @@ class PolicyLoss(Loss):
             "policy/loss": losses.detach(),
             "policy/ratio": said.ratio,
             "policy/clip_fraction": said.clipped.float(),
-            "policy/kl_behaviour": kl_estimate(old, log_probs, "k3").detach(),  # of the policy that sampled: so k3 is unbiased
+            "policy/kl_behaviour": kl_estimate(old, log_probs, "k3").detach(),  # KL(old || policy); k3 is unbiased over samples of `old`
             "policy/entropy": entropy.detach(),
         }
         clamped = is_clamped(log_probs - old)
         if self.correction is not None:
-            assert inputs.behaviour_log_probs is not None, "a correction without the engine's log-probs"
+            assert inputs.behaviour_log_probs is not None, "a correction needs the engine's log-probs"
             corrected = self.correction(old - inputs.behaviour_log_probs, inputs.lengths)
             losses = losses * corrected.weights
             metrics |= corrected.metrics
@@ -84,18 +84,19 @@ class PolicyLoss(Loss):
         if self.on_policy:
             return log_probs.detach()
         old = inputs.behaviour_log_probs if inputs.proximal_log_probs is None else inputs.proximal_log_probs
-        assert old is not None, "a ratio without log-probs to take it against"
+        assert old is not None, "ratios need the log-probs of an old policy"
         return old
 
 
 def is_far_and_bad(log_ratio: Tensor, advantages: Tensor, lengths: Tensor, threshold: float) -> Tensor:
-    """Mark bool [S] tokens with A < 0 of sequences whose mean of log(mu / pi) is above `threshold`, mu being the policy that sampled.
+    """Mark, bool [S], the tokens with A < 0 in sequences in which the mean of log(mu / pi) is above `threshold`.
 
     Source: off-policy sequence masking, DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
 
     Args:
-        log_ratio: [S], log(pi / mu).
+        log_ratio: [S], log(pi / mu), where mu is the policy that sampled.
         advantages: [S], A.
-        lengths: int64 [N], response tokens of each sequence.
+        lengths: int64 [N], number of response tokens of each sequence.
+        threshold: In nats per token.
     """
     return (advantages < 0) & (sequence_mean(-log_ratio.detach(), lengths) > threshold)

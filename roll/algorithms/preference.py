@@ -1,8 +1,8 @@
-"""Losses of preferences: of pairs of responses to one prompt, and of responses with a label. Pure tensor functions.
+"""Preference losses on pairs of responses to one prompt, and on single responses with a label. Pure tensor functions.
 
-In all formulas y is a response, c the chosen and r the rejected one of a pair, l(y) = log pi(y|x) the sum over its tokens, |y| their
-number, m(y) = l(y) / |y|, ref the same under the reference policy, and s the logistic function. A pair's loss stands at each of its
-tokens: averaged over tokens and then over sequences (`seq-mean-token-mean`) it is the mean over pairs.
+In all formulas, y is a response, c and r are the chosen and the rejected response of a pair, l(y) = log pi(y|x) is summed over tokens,
+|y| is the number of tokens, m(y) = l(y) / |y|, `ref` marks the same quantity under the reference policy, and s is the logistic function.
+Every token of a pair has the loss of the pair, so the mean over tokens and then sequences (`seq-mean-token-mean`) is the mean over pairs.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from roll.algorithms.segments import sums
 from roll.registry import Registry
 
 NEAREST = 1e-6
-"""Bound of mean log-probs, which are at most -NEAREST: a certain response would have infinite odds."""
+"""Mean log-probs are clamped to at most -NEAREST, because the odds of a response of probability 1 are infinite."""
 
 
 @dataclass(frozen=True)
 class Responses:
-    """One response of each of P pairs, [P] each. Sums are fp64: margins are small differences of large sums."""
+    """The chosen or the rejected response of each of P pairs, [P] each. Sums are fp64: margins are small differences of large sums."""
 
     log_probs: Tensor
     """l, with a gradient."""
     ref_log_probs: Tensor | None
-    """l under the reference, None without a reference."""
+    """l under the reference policy. None without a reference."""
     lengths: Tensor
     """|y|"""
 
     @property
     def mean(self) -> Tensor:
-        """m"""
+        """Return m."""
         return self.log_probs / self.lengths
 
     @property
     def log_ratio(self) -> Tensor:
-        """l - ref l"""
-        assert self.ref_log_probs is not None, "a loss against a reference without its log-probs"
+        """Return l - ref l."""
+        assert self.ref_log_probs is not None, "the loss needs the log-probs of the reference policy"
         return self.log_probs - self.ref_log_probs
 
 
@@ -51,33 +51,33 @@ class PairLosses:
     """An objective's result for each pair, [P] each."""
 
     losses: Tensor
-    """Losses with a gradient."""
+    """Losses, with a gradient."""
     chosen_rewards: Tensor
-    """Implicit reward of the chosen response."""
+    """Implicit rewards of the chosen responses."""
     rejected_rewards: Tensor
+    """Implicit rewards of the rejected responses."""
 
 
 class PairObjective(Protocol):
-    """A loss of pairs. Implementations are frozen and picklable."""
+    """A loss on preference pairs. Implementations are frozen and picklable."""
 
     def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
-        """Losses of the pairs."""
+        """Return the losses of the pairs."""
         ...
 
 
 PAIR_OBJECTIVES: Registry[Callable[..., PairObjective]] = Registry("loss of pairs")
-"""By name, the function that builds the objective from the arguments that `PREFERENCE_LOSSES` reads from the keys."""
+"""Constructors of losses on pairs by name. `PREFERENCE_LOSSES` maps configuration keys to their arguments."""
 LABELLED_LOSSES: Registry[Callable[..., Loss]] = Registry("loss of labelled responses")
-"""The same for responses with a label."""
+"""Constructors of losses on labelled responses by name, with arguments as for `PAIR_OBJECTIVES`."""
 
 
 @PAIR_OBJECTIVES.register("dpo")
 @dataclass(frozen=True)
 class Dpo(PairObjective):
-    """-(1 - e) log s(h) - e log s(-h) with h = beta (l(c) - ref l(c) - l(r) + ref l(r)).
+    """DPO: -(1 - e) log s(h) - e log s(-h) with h = beta (l(c) - ref l(c) - l(r) + ref l(r)) and the label smoothing e.
 
-    Sources: DPO, arXiv 2305.18290, eq. 7; with label smoothing e > 0 it is cDPO (Mitchell, 2023, "A note on DPO with noisy
-    preferences", eq. 3).
+    Sources: DPO, arXiv 2305.18290, eq. 7. With e > 0 it is cDPO (Mitchell, 2023, "A note on DPO with noisy preferences", eq. 3).
     """
 
     beta: float = 0.1
@@ -93,9 +93,9 @@ class Dpo(PairObjective):
 @PAIR_OBJECTIVES.register("ipo")
 @dataclass(frozen=True)
 class Ipo(PairObjective):
-    """(m(c) - ref m(c) - m(r) + ref m(r) - 1 / (2 beta))^2.
+    """IPO: (m(c) - ref m(c) - m(r) + ref m(r) - 1 / (2 beta))^2.
 
-    Source: arXiv 2310.12036, eq. 17, with log-probs averaged over a response's tokens, as its authors do and TRL does.
+    Source: arXiv 2310.12036, eq. 17. Log-probs are averaged over a response's tokens, as in the authors' code and in TRL.
     """
 
     beta: float = 0.1
@@ -109,9 +109,9 @@ class Ipo(PairObjective):
 @PAIR_OBJECTIVES.register("dpo_norm")
 @dataclass(frozen=True)
 class DpoNorm(PairObjective):
-    """Length-normalised DPO: DPO's loss with h = beta (m(c) - ref m(c) - m(r) + ref m(r)), means in place of sums.
+    """Length-normalised DPO: the loss of `Dpo` with h = beta (m(c) - ref m(c) - m(r) + ref m(r)), with means in place of sums.
 
-    Source: Tulu 3, arXiv 2411.15124, with beta 5.
+    Source: Tulu 3, arXiv 2411.15124, with a beta of 5.
     """
 
     beta: float = 5.0
@@ -127,7 +127,7 @@ class DpoNorm(PairObjective):
 @PAIR_OBJECTIVES.register("simpo")
 @dataclass(frozen=True)
 class SimPo(PairObjective):
-    """-log s(beta m(c) - beta m(r) - gamma). No reference. Source: SimPO, arXiv 2405.14734, eq. 6."""
+    """SimPO: -log s(beta m(c) - beta m(r) - gamma). Needs no reference. Source: SimPO, arXiv 2405.14734, eq. 6."""
 
     beta: float = 2.0
     gamma: float = 0.5
@@ -141,9 +141,9 @@ class SimPo(PairObjective):
 @PAIR_OBJECTIVES.register("orpo")
 @dataclass(frozen=True)
 class OrPo(PairObjective):
-    """-m(c) - beta log s(log odds(c) - log odds(r)) with odds(y) = p / (1 - p) and p = exp(m(y)). No reference.
+    """ORPO: -m(c) - beta log s(log odds(c) - log odds(r)) with odds(y) = p / (1 - p) and p = exp(m(y)). Needs no reference.
 
-    Source: ORPO, arXiv 2403.07691, eq. 6 and 7; beta is its lambda.
+    Source: ORPO, arXiv 2403.07691, eq. 6 and 7. beta is the paper's lambda.
     """
 
     beta: float = 0.1
@@ -158,7 +158,7 @@ class OrPo(PairObjective):
 @PAIR_OBJECTIVES.register("sft")
 @dataclass(frozen=True)
 class ChosenLikelihood(PairObjective):
-    """-m(c): the chosen responses are learnt. No reference. Beside `Dpo` it is RPO's term, arXiv 2404.19733."""
+    """Supervised fine-tuning on the chosen responses: -m(c). Needs no reference. Added to `Dpo`, it is RPO's term, arXiv 2404.19733."""
 
     def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
         """See `PairObjective`."""
@@ -167,11 +167,11 @@ class ChosenLikelihood(PairObjective):
 
 @dataclass(frozen=True)
 class Mixture(PairObjective):
-    """first + sum w other. The implicit rewards are those of the first. Source: MPO, arXiv 2411.10442, mixes three."""
+    """A weighted sum of losses: first + sum w * other. Implicit rewards come from the first. MPO, arXiv 2411.10442, mixes three."""
 
     first: PairObjective
     others: tuple[tuple[float, PairObjective], ...]
-    """Weights and the losses added with them."""
+    """The other losses, each with its weight w."""
 
     def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
         """See `PairObjective`."""
@@ -189,13 +189,13 @@ def _log_odds(log_p: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PreferenceLoss(Loss):
-    """A loss of pairs at each of their tokens. Sequences 2i and 2i + 1 are a chosen response and the rejected one."""
+    """Applies a loss on pairs and assigns it to each of their tokens. Sequences 2i and 2i + 1 are the chosen and the rejected response."""
 
     objective: PairObjective
 
     def __call__(self, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> TokenLosses:
         """See `Loss`."""
-        if not len(log_probs):  # the filler, which is no pair
+        if not len(log_probs):  # a filler micro-batch without sequences
             return TokenLosses(log_probs, {})
         chosen, rejected = (_responses(log_probs, inputs, number) for number in (0, 1))
         said = self.objective(chosen, rejected)
@@ -216,7 +216,7 @@ class PreferenceLoss(Loss):
 
 
 def _responses(log_probs: Tensor, inputs: LossInputs, number: int) -> Responses:
-    """Select the first (0) or the second (1) response of every pair."""
+    """Return the chosen (number 0) or the rejected (number 1) response of every pair."""
     ref = inputs.ref_log_probs
     ref_sums = None if ref is None else sums(ref, inputs.lengths)[number::2]
     return Responses(sums(log_probs, inputs.lengths)[number::2], ref_sums, inputs.lengths[number::2])
@@ -225,10 +225,10 @@ def _responses(log_probs: Tensor, inputs: LossInputs, number: int) -> Responses:
 @LABELLED_LOSSES.register("kto")
 @dataclass(frozen=True)
 class Kto(Loss):
-    """w (1 - s(z - kl)) of a desirable response and w (1 - s(kl - z)) of another, with z = beta (l(y) - ref l(y)).
+    """KTO: w (1 - s(z - k)) for desirable and w (1 - s(k - z)) for undesirable responses, with z = beta (l(y) - ref l(y)).
 
-    kl is beta times the KL of policy against reference, estimated before the update from responses to other prompts and not below
-    0; it carries no gradient. Source: KTO, arXiv 2402.01306, eq. 8, with its section 4.1 for the estimate.
+    k is beta times `kl`, an estimate of KL(policy || reference) that has no gradient. It is made before the update from mismatched
+    prompts and responses, and is at least 0. Source: KTO, arXiv 2402.01306, eq. 8, and section 4.1 for the estimate.
     """
 
     beta: float = 0.1
@@ -239,9 +239,9 @@ class Kto(Loss):
 
     def __call__(self, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> TokenLosses:
         """See `Loss`."""
-        if not len(log_probs):  # the filler, which has no label
+        if not len(log_probs):  # a filler micro-batch without sequences
             return TokenLosses(log_probs, {})
-        assert inputs.ref_log_probs is not None and inputs.labels is not None, "KTO without reference or labels"
+        assert inputs.ref_log_probs is not None and inputs.labels is not None, "KTO needs reference log-probs and labels"
         log_ratio = sums(log_probs.double() - inputs.ref_log_probs.double(), inputs.lengths).to(log_probs.dtype)
         desirable = inputs.labels > 0.5
         sign = torch.where(desirable, 1.0, -1.0).to(log_ratio.dtype)

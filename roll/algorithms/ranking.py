@@ -1,4 +1,4 @@
-"""The loss of a reward model: the preferred response should score higher. Pure tensor functions."""
+"""The loss of a reward model, which learns to score the preferred response higher. Pure tensor functions."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from roll.algorithms.losses import Loss, LossInputs, TokenLosses
 
 @dataclass(frozen=True)
 class BradleyTerry(Loss):
-    """-log s(r(c) - r(r) - m) for each pair of scores r of a chosen and a rejected response, with the pair's margin m.
+    """Bradley-Terry loss: -log s(c - r - m) for the scores c and r of a pair's chosen and rejected response, with the pair's margin m.
 
-    Sources: Ouyang et al., arXiv 2203.02155, eq. 1; with the margin Llama 2, arXiv 2307.09288, eq. 2. Both scores of
-    a pair carry its loss, so that the mean over sequences is the mean over pairs.
+    s is the logistic function. Sources: Ouyang et al., arXiv 2203.02155, eq. 1; with the margin: Llama 2, arXiv 2307.09288, eq. 2. The loss
+    of a pair is assigned to both of its sequences, so the mean over sequences is the mean over pairs.
     """
 
     def __call__(self, scores: Tensor, inputs: LossInputs) -> TokenLosses:
-        """See `Loss`. The model outputs one score [S = N] for each sequence, the chosen response's first."""
-        if not len(scores):  # the filler, which is no pair
+        """See `Loss`. The model outputs one score per sequence, [S = N]; the chosen response of a pair comes before the rejected one."""
+        if not len(scores):  # a filler micro-batch without sequences
             return TokenLosses(scores, {})
         chosen, rejected = scores[0::2], scores[1::2]
-        assert inputs.labels is not None, "pairs without their margins"
+        assert inputs.labels is not None, "the margins of the pairs are missing"
         losses = -logsigmoid(chosen - rejected - inputs.labels[0::2])
         up, down, all_count = chosen.detach(), rejected.detach(), torch.ones_like(chosen, dtype=torch.bool)
         metrics = {

@@ -1,7 +1,7 @@
 """Sums over later rewards: discounted returns, generalised advantages, returns of turns.
 
-Pure functions of ragged sequences, in float64. A sum runs over the response tokens of one sequence; tokens outside the
-response mask have no part in it.
+Pure functions of ragged sequences, in float64. All sums are over the response tokens of one sequence and ignore tokens outside the
+response mask.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from roll.types import Floats, Ints, Sequences
 
 @dataclass(frozen=True)
 class Turns:
-    """The turns of E episodes, K in all, one episode after another."""
+    """The K turns of E episodes, ordered by episode."""
 
     rewards: Floats
     """[K], reward of each turn."""
     rows: Ints
-    """[K], episode of each turn, not decreasing."""
+    """[K], index of each turn's episode, non-decreasing."""
     of_token: Ints
-    """[T], the turn of each token. Given tokens belong to the next turn, and after the last turn to that one."""
+    """[T], index of each token's turn. Tokens not sampled by the model belong to the next turn, or to the last turn if none follows."""
     states: Ints | None = None
-    """[K], the environment's state before each turn: equal numbers are equal states. None if unknown."""
+    """[K], id of the environment's state before each turn. Equal ids mean equal states. None if states are unknown."""
 
 
 def discounted(rewards: np.ndarray, sequences: Sequences, gamma: float) -> Doubles:
-    """Return [T] G_t = sum over u >= t of gamma^(u - t) r_u, over the response tokens of a sequence."""
+    """Return G [T], where G_t is the sum of gamma^(u - t) r_u over the response tokens u >= t of the sequence."""
     where, rows = _response_tokens(sequences)
     return _spread(_backward(rewards[where], rows, gamma), where, sequences)
 
 
 def discounted_end(rewards: np.ndarray, sequences: Sequences, gamma: float) -> Doubles:
-    """Return `discounted` [T] of responses with all their reward [N] at the last token: gamma^(distance to it) times the reward."""
+    """Return `discounted` [T] if each response has its whole reward [N] at its last token: gamma^(distance to the last token) * reward."""
     if gamma == 1:
-        # One large array: in a step of ten million tokens, allocating more would cost more than the computation.
+        # Allocate only one large array: for ten million tokens, allocations cost more than the computation.
         out = np.repeat(rewards.astype(np.float64), sequences.lengths)
         out[~sequences.response_mask] = 0.0
         return out
@@ -56,8 +56,8 @@ def gae(rewards: np.ndarray, values: np.ndarray, sequences: Sequences, gamma: fl
 
     Args:
         rewards: [T], reward of each token.
-        values: [T], what the critic expects before each token.
-        lam: 1 gives the return less the value, 0 the one-step error.
+        values: [T], the critic's value before each token.
+        lam: lambda. With 1, the advantage is the return minus the value; with 0, it is the one-step error.
     """
     where, rows = _response_tokens(sequences)
     now = values[where].astype(np.float64)
@@ -69,32 +69,32 @@ def gae(rewards: np.ndarray, values: np.ndarray, sequences: Sequences, gamma: fl
 
 
 def turn_returns(rewards: np.ndarray, rows: np.ndarray, gamma: float) -> Doubles:
-    """Return [K] G_k = sum over j >= k of gamma^(j - k) R_j, over the turns of a response. The discount is by turn, not by token.
+    """Return G [K], where G_k is the sum of gamma^(j - k) R_j over the turns j >= k of a response. The discount is per turn, not per token.
 
     Args:
-        rewards, rows: [K], as of `Turns`.
+        rewards, rows: [K], see `Turns`.
     """
     return _backward(rewards.astype(np.float64), rows, gamma)
 
 
 def undivided(sequences: Sequences, rewards: Floats) -> Turns:
-    """Return each response as one turn."""
+    """Return turns in which each response is a single turn."""
     rows = np.arange(len(sequences), dtype=np.int32)
     return Turns(rewards, rows, np.repeat(rows, sequences.lengths))
 
 
 def _response_tokens(sequences: Sequences) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of the response tokens, and the sequence of each."""
+    """Return the positions of the response tokens, and the index of each token's sequence."""
     where = np.flatnonzero(sequences.response_mask)
     return where, np.repeat(np.arange(len(sequences)), sequences.lengths)[where]
 
 
 def _backward(values: np.ndarray, rows: np.ndarray, decay: float) -> Doubles:
-    """Return [K] each value plus `decay` times the sum after it in its row. All rows are processed together, from their ends.
+    """Return out [K] with out_i = values_i + decay * out_(i + 1) within each row. All rows are processed together, from their ends.
 
     Args:
-        values: [K], laid out row after row.
-        rows: [K], not falling.
+        values: [K], ordered by row.
+        rows: [K], row of each value, non-decreasing.
     """
     if not len(values):
         return np.zeros(0)

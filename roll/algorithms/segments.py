@@ -1,4 +1,4 @@
-"""Sums and means over the sequences of a micro-batch. A sequence is never split over micro-batches, so these are exact."""
+"""Sums and means over the tokens of each sequence. They are exact, because a sequence is never split over micro-batches."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from torch import Tensor
 
 
 def sums(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return the sum over each sequence's tokens, fp64 [N]. Arguments as of `sequence_sum`."""
+    """Return the sum over each sequence's tokens, fp64 [N]. See `sequence_sum` for the arguments."""
     return torch.segment_reduce(values.double(), "sum", lengths=lengths, unsafe=True)
 
 
 def sequence_sum(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return the sum over each sequence's tokens, at every one of them. Computed in fp64: in fp32 32,768 tokens are off by tenths.
+    """Return [S]: for each token, the sum over its sequence. Computed in fp64, because a sum of 32,768 tokens in fp32 is off by tenths.
 
     Args:
-        values: [S], tokens of N sequences laid end to end.
-        lengths: int64 [N], tokens of each; they sum to S. A sequence may have none.
+        values: [S], values of the tokens of N concatenated sequences.
+        lengths: int64 [N], number of tokens of each sequence, possibly 0. They sum to S.
     """
     return torch.repeat_interleave(sums(values, lengths).to(values.dtype), lengths, output_size=len(values))
 
 
 def sequence_mean(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return the mean over each sequence's tokens, at every one of them. Arguments as of `sequence_sum`."""
+    """Return [S]: for each token, the mean over its sequence. See `sequence_sum` for the arguments."""
     counts = torch.repeat_interleave(lengths, lengths, output_size=len(values))
     return sequence_sum(values, lengths) / counts

@@ -1,4 +1,4 @@
-"""The loss of a critic: the distance of its values from the returns. Pure tensor functions."""
+"""The loss of a critic: the squared error of its values against the returns. Pure tensor functions."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from roll.algorithms.losses import Loss, LossInputs, TokenLosses
 
 @dataclass(frozen=True)
 class ValueLoss(Loss):
-    """1/2 max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2); without a clip 1/2 (V - R)^2.
+    """Value loss: 1/2 max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2), or 1/2 (V - R)^2 without a clip.
 
-    V_old is the value before the step's first update, R the return. Where the clipped value is the one further from the return
-    there is no gradient. Source: OpenAI Baselines, ppo2; Huang et al., "The 37 Implementation Details of Proximal Policy
+    V_old is the value before the step's first update, and R is the return. If the clipped value is further from the return, the token
+    has no gradient. Source: OpenAI Baselines, ppo2; Huang et al., "The 37 Implementation Details of Proximal Policy
     Optimization", 2022, detail 9.
     """
 
     clip: float | None = None
+    """c. None: no clipping."""
 
     metric_prefix: ClassVar[str] = "critic"
 
     def __call__(self, values: Tensor, inputs: LossInputs) -> TokenLosses:
-        """Return the losses of S tokens with values [S]."""
+        """See `Loss`. `values` are the critic's values [S]."""
         old, returns = inputs.values, inputs.returns
-        assert old is not None and returns is not None, "a critic's loss without values and returns"
+        assert old is not None and returns is not None, "the critic's loss needs old values and returns"
         free = (values - returns).square()
         if self.clip is None:
             larger, clipped = free, torch.zeros_like(free)
         else:
-            # Not old + clip(V - old): within the bounds this is V itself, where a sum would round.
+            # Equals old + clip(V - old), but without a rounding error if V is within the bounds.
             held = (values.clamp(old - self.clip, old + self.clip) - returns).square()
             larger, clipped = torch.maximum(free, held), (held > free).float()
         losses = 0.5 * larger

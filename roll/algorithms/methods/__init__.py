@@ -1,4 +1,4 @@
-"""The declarations of estimators, losses and corrections: their keys and traits.
+"""The declarations of estimators, losses and corrections: their configuration keys and traits.
 
-No module of this folder imports torch or numpy, because the configuration reads them.
+The configuration imports these modules, so none of them imports torch or numpy.
 """

@@ -1,7 +1,7 @@
-"""The bound of the adaptive KL controller, which its function in `roll/algorithms/kl.py` and the checks share."""
+"""The bound of the adaptive KL controller, shared by `roll/algorithms/kl.py` and the configuration checks."""
 
 from __future__ import annotations
 
 LARGEST_ERROR = 0.2
-"""A step's proportional error is clipped to this magnitude, so that a step changes the weight by at most
-this x responses / kl_horizon."""
+"""Largest magnitude of a step's proportional error. A step changes the coefficient by at most the fraction
+LARGEST_ERROR * responses / kl_horizon."""

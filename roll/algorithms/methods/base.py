@@ -1,4 +1,4 @@
-"""A method that a configuration key names: its name, its keys, and its traits, which the checks use."""
+"""A method selected by a configuration key: its name, its own keys, and its traits, which the configuration checks use."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ DECLARED = "declared_traits"
 
 
 def is_path(name: object) -> TypeGuard[str]:
-    """Whether a name is the user's: `package.module:Name`."""
+    """Return whether a name refers to user code, in the form `package.module:Name`."""
     return isinstance(name, str) and PATH.fullmatch(name) is not None
 
 
 def declares(traits: object) -> Callable[[Entry], Entry]:
-    """Decorator that records the traits of a user's estimator, loss or correction, and returns it unchanged."""
+    """Return a decorator that records the traits of a user-defined estimator, loss or correction, and returns it unchanged."""
 
     def mark(entry: Entry) -> Entry:
         setattr(entry, DECLARED, traits)
@@ -32,36 +32,36 @@ def declares(traits: object) -> Callable[[Entry], Entry]:
 
 
 def declared(entry: object) -> object | None:
-    """Return the traits of `declares`, None if it was not called."""
+    """Return the traits recorded by `declares`, or None if there are none."""
     return getattr(entry, DECLARED, None)
 
 
 def same_names(keys: Fields) -> Fields:
-    """Return an implementation's fields with the keys' names."""
+    """Return the values unchanged, for implementations whose arguments have the names of the keys."""
     return keys
 
 
 @dataclass(frozen=True)
 class Method(Generic[Traits]):
-    """One estimator, loss or correction. Its implementation is registered under the same name in `roll/algorithms/`, or is the user's."""
+    """One estimator, loss or correction. Its implementation is registered under the same name in `roll/algorithms/`, or is user code."""
 
     name: str
     traits: Traits
     keys: tuple[str, ...] = ()
-    """Root keys of the configuration that this method reads and others of its kind may not."""
+    """Root keys of the configuration that this method reads, but not every method of its kind."""
     fields: Callable[[Fields], Fields] = same_names
-    """Maps the values of `keys` to the arguments of the implementation."""
+    """Function that maps the values of `keys` to the arguments of the implementation."""
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def is_users(self) -> bool:
-        """Whether its name is `package.module:Name`. It then reads no root keys."""
+        """Return whether the method is user code, named `package.module:Name`. It then reads no root keys."""
         return is_path(self.name)
 
     def arguments(self, config: object) -> Fields:
-        """Return the implementation's arguments from a configuration with the method's keys."""
+        """Return the implementation's arguments, read from a configuration that has the method's keys."""
         return self.fields({key: getattr(config, key) for key in self.keys})
 
 
@@ -69,7 +69,7 @@ Methods = Mapping[str, Method[Traits]]
 
 
 def table(*methods: Method[Traits]) -> Methods[Traits]:
-    """Methods by name, in the order of messages and of the reference of keys."""
+    """Return the methods by name. Messages and the configuration reference list them in this order."""
     return MappingProxyType({method.name: method for method in methods})
 
 

@@ -11,16 +11,16 @@ from roll.algorithms.methods.base import Fields, Method, same_names, table
 
 @dataclass(frozen=True)
 class EstimatorTraits:
-    """Traits of an estimator for the checks and the loop."""
+    """Traits of an estimator, used by the configuration checks and the training loop."""
 
     compares_groups: bool = True
-    """Whether it compares the responses to one prompt, so that a single response teaches nothing."""
+    """Whether it compares the responses to one prompt, so that a single response has an advantage of 0."""
     discounts: Literal["tokens", "turns"] | None = None
-    """The later rewards that `gamma` discounts. None gives every token of a response the same advantage."""
+    """Whether `gamma` discounts by token or by turn. None if it does not read `gamma`."""
     normalises: bool = False
     """Whether it reads `norm_mean_type` and `norm_std_type`."""
     own_scope: Literal["group"] | None = None
-    """The scope of its own normalisation, which these two keys may also name."""
+    """Scope of its built-in normalisation. The two keys above may also be set to this scope."""
     whitens: bool = False
     """Whether it whitens its advantages itself."""
     credits_tokens: bool = False
@@ -28,11 +28,11 @@ class EstimatorTraits:
     needs_values: bool = False
     """Whether it uses a critic's values."""
     needs_turns: bool = False
-    """Whether it credits turns of a response, which the reward names."""
+    """Whether it credits the turns of a response separately, so that the reward must supply turns."""
     needs_states: bool = False
-    """Whether it compares turns in the same state of an environment."""
+    """Whether it compares turns that started in the same state of an environment."""
     needs_greedy: bool = False
-    """Whether it compares with the greedy response to each prompt."""
+    """Whether it uses the reward of the greedy response to each prompt."""
 
 
 NORM_KEYS = ("norm_mean_type", "norm_std_type")
@@ -40,12 +40,12 @@ GIGPO_KEYS = ("episode_reward_weight", "step_reward_weight", "step_reward_gamma"
 
 
 def _none(keys: Fields) -> Fields:
-    """Most estimators get their keys in `Normalisation`."""
+    """Return no arguments: most estimators read their keys from `Normalisation`."""
     return {}
 
 
 def _method(name: str, traits: EstimatorTraits, *own: str, fields: Callable[[Fields], Fields] = _none) -> Method[EstimatorTraits]:
-    """Return an estimator that reads the keys of its traits, and its own."""
+    """Return an estimator that reads the keys implied by its traits, and its own keys."""
     return Method(name, traits, (*["gamma"] * bool(traits.discounts), *NORM_KEYS * traits.normalises, *own), fields)
 
 

@@ -1,4 +1,4 @@
-"""The keys that name a method, with the built-in methods, and the requirements of the user's own."""
+"""The configuration keys that select a method, their built-in methods, and the requirements for user-defined methods."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES, Prefere
 
 @dataclass(frozen=True)
 class Kind:
-    """One such key."""
+    """A configuration key that selects a method."""
 
     key: str
     noun: str
+    """Noun for such a method in messages, with its article."""
     known: Methods[Any]
+    """Built-in methods by name."""
     traits: Any
-    """Traits of a user's method without a declaration."""
+    """Traits of a user-defined method that declares none."""
     call: tuple[str, ...]
-    """Arguments of its call."""
+    """Names of the arguments with which the method is called."""
     base: str | None = None
-    """`module:Name` of the protocol that the user's frozen dataclass derives from. None means a function."""
+    """`module:Name` of the protocol from which a user-defined frozen dataclass derives. None: the user defines a function."""
 
     @property
     def arguments(self) -> str:
-        """The key with the arguments of the user's own method."""
+        """Return the key for the arguments of a user-defined method."""
         return f"{self.key}_args"
 
 

@@ -10,25 +10,25 @@ from roll.algorithms.methods.base import Fields, Method, table
 CLIP = ("pg_clip", "pg_clip_low", "pg_clip_high")
 USUAL_DUAL_CLIP = 3.0
 DPPO_THRESHOLDS = {"tv": 0.15, "kl": 0.05}
-"""Threshold of DPPO's authors by divergence."""
+"""Thresholds of DPPO's authors, by divergence."""
 
 
 @dataclass(frozen=True)
 class PolicyLossTraits:
-    """Traits of a policy term for the checks."""
+    """Traits of a policy term, used by the configuration checks."""
 
     ratio: Literal["token", "sequence"] | None = "token"
-    """Unit of its ratio, None without a ratio."""
+    """Level of its probability ratio. None if it has no ratio."""
     carries_token_credit: bool = True
-    """Whether a token's gradient has the token's own advantage. Otherwise a sequence's tokens share theirs."""
+    """Whether the gradient of a token uses the token's own advantage. Otherwise the tokens of a sequence share their advantages."""
     selects_tokens: bool = False
-    """Whether it selects tokens of the whole step by log-probs from before the update."""
+    """Whether it selects tokens of the whole step by their log-probs before the first update."""
     acts_on_change: bool = False
-    """Whether it penalises the policy's change, which is zero in a step's first update."""
+    """Whether it penalises the change of the policy, which is zero in a step's first update."""
     usual_clip: tuple[float, float] | None = None
-    """Usual bounds of the method, if they differ from `pg_clip` in size."""
+    """Usual lower and upper clip of the method, if they differ from `pg_clip` by orders of magnitude."""
     largest_clip: float = float("inf")
-    """Clip above which clipping is rare."""
+    """Largest reasonable clip. Above it, almost nothing is clipped."""
 
 
 def _clip(keys: Fields) -> Fields:

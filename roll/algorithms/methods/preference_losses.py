@@ -10,20 +10,20 @@ from roll.algorithms.methods.base import Fields, Method, table
 
 @dataclass(frozen=True)
 class PreferenceTraits:
-    """Traits of a loss of pairs for the checks and the loop."""
+    """Traits of a loss on preference pairs, used by the configuration checks and the training loop."""
 
     needs_reference: bool = True
-    """Whether it compares with a reference policy."""
+    """Whether it uses the log-probs of a reference policy."""
 
     rows: ClassVar[Literal["pairs", "labelled"]] = "pairs"
-    """Kind of its rows."""
+    """Kind of data rows on which it trains."""
     compares_rows: ClassVar[bool] = False
-    """Whether it compares rows of an update, and needs the reference's log-probs of other pairs of prompt and response in every step."""
+    """Whether it compares the rows of an update, and needs reference log-probs of mismatched prompts and responses in every step."""
 
 
 @dataclass(frozen=True)
 class LabelledTraits(PreferenceTraits):
-    """Traits of a loss of single responses with a label."""
+    """Traits of a loss on single responses with a label."""
 
     rows: ClassVar[Literal["pairs", "labelled"]] = "labelled"
     compares_rows: ClassVar[bool] = True
